@@ -1,0 +1,105 @@
+"""Records that cross a boundary: between capture, the guard tree in C++, and the back end."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from primtorch.schemas import UserFrame
+
+from torchdynamo.sources import Source
+
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[Any]]]
+Dump = Callable[[str, str], None]
+
+
+class GuardKind(enum.Enum):
+    """What a guard checks of the object at its source. The comment gives the payload."""
+
+    TYPE = "type"  # the exact type
+    IDENTITY = "identity"  # the object itself (held weakly where it can be)
+    EQUALS = "equals"  # a constant: same exact type and equal (nan equals nan; 0.0 is not -0.0)
+    LENGTH = "length"  # int: len() of an exact or subclassed list, tuple, dict, set, deque
+    DICT_KEYS = "dict_keys"  # tuple of the keys in order
+    SET_ITEMS = "set_items"  # frozenset of constants
+    INSTANCE_HAS = "instance_has"  # name: it is in the instance's __dict__
+    INSTANCE_LACKS = "instance_lacks"  # name: it is not in the instance's __dict__ (or there is no __dict__)
+    KEY_ABSENT = "key_absent"  # constant key: not in the dict
+    BOOL = "bool"  # truth value of a container, None or number
+    TENSOR = "tensor"  # TensorGuard
+    SAME_OBJECT = "same_object"  # Source: the object is that one
+    DISTINCT_STORAGE = "distinct_storage"  # tuple of Sources: no two tensors overlap in memory (source itself is the first)
+    SHAPE = "shape"  # ShapeProgram: relation between sizes of inputs; the guard's own source is None
+    GLOBAL_STATE = "global_state"  # GlobalState; the guard's own source is None
+    PREDICATE = "predicate"  # a Python callable object -> bool; the slow last resort
+
+
+@dataclass(frozen=True, slots=True)
+class TensorGuard:
+    """Metadata of a tensor; None in `sizes` or `strides` marks a dynamic entry (a SHAPE guard speaks of it)."""
+
+    type: type
+    dtype: torch.dtype
+    device: torch.device
+    requires_grad: bool
+    sizes: tuple[int | None, ...]
+    strides: tuple[int | None, ...]
+    is_leaf: bool | None = None
+    has_grad: bool | None = None
+    dispatch_keys: int | None = None  # raw repr of the key set, None: not compared
+    is_parameter: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeProgram:
+    """A boolean expression over integers, as a postfix program (see `primtorch.symbolic.BoolExpr.program`)."""
+
+    program: tuple[tuple[str, Any], ...]  # ("sym", name) reads symbols[name]
+    symbols: Mapping[str, Source]  # where each symbol is read: TensorSize, TensorStride, or the source of an int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class GlobalState:
+    """Ambient state that capture read; compared as a whole on each call."""
+
+    grad_enabled: bool
+    inference_mode: bool
+    autocast: tuple[tuple[str, bool, torch.dtype], ...]  # (device type, enabled, dtype) for each device type known
+    autocast_cache: bool
+    default_dtype: torch.dtype
+    deterministic: bool
+    torch_function_modes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Guard:
+    """One check. `user_frames` tells where the program read what is checked."""
+
+    source: Source | None
+    kind: GuardKind
+    payload: Any
+    user_frames: tuple[UserFrame, ...] = field(default=(), compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphBreak:
+    """Why capture stopped, and where."""
+
+    reason: str  # id in `torchdynamo.reasons.REASONS`
+    detail: str
+    user_frames: tuple[UserFrame, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CaptureOptions:
+    """Options of `optimize`. Built once at the API and passed down."""
+
+    fullgraph: bool = False
+    dynamic: bool | None = None  # True: sizes symbolic from the start; None: after the first change; False: never
+    recompile_limit: int = 8
+    on_recompile: str = "continue"  # "continue" | "warn" | "error" | "eager"
+    strict: bool = False  # an internal error in capture raises instead of running the frame eagerly

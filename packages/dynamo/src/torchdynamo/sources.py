@@ -1,0 +1,168 @@
+"""Where a value came from: a path from the call's arguments, globals or closure to an object.
+
+A source is a frozen record. `expression()` prints it as Python over the names that the generated
+code has in scope (`args`, `G` for the function's globals, `C` for its closure cells), and the C++
+guard tree walks the same records, so that guards and generated code read the same object.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Union
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """Slot `index` of the flat argument vector (positional, keyword-only, *args tuple, **kwargs dict)."""
+
+    index: int
+    name: str
+
+    def expression(self) -> str:
+        return self.name
+
+
+@dataclass(frozen=True, slots=True)
+class Global:
+    """`globals()[name]` of the captured function; `module` names another module's globals."""
+
+    name: str
+    module: str | None = None
+
+    def expression(self) -> str:
+        return f"G[{self.name!r}]" if self.module is None else f"sys.modules[{self.module!r}].__dict__[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class ClosureCell:
+    """Contents of closure cell `index` of the captured function."""
+
+    index: int
+    name: str
+
+    def expression(self) -> str:
+        return f"C[{self.index}].cell_contents"
+
+
+@dataclass(frozen=True, slots=True)
+class Pinned:
+    """An object that the compiled code holds by reference: a class, a function, a module object, a cell."""
+
+    key: int
+    label: str
+
+    def expression(self) -> str:
+        return f"P[{self.key}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Attribute:
+    """`getattr(base, name)` by the full attribute protocol."""
+
+    base: Source
+    name: str
+
+    def expression(self) -> str:
+        return f"{self.base.expression()}.{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceAttribute:
+    """`base.__dict__[name]`: no class attribute, descriptor or `__getattr__` is asked."""
+
+    base: Source
+    name: str
+
+    def expression(self) -> str:
+        return f"{self.base.expression()}.__dict__[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """`base[key]` of an exact or subclassed list, tuple or dict, by the base class's own lookup; `key` is a constant."""
+
+    base: Source
+    key: object
+
+    def expression(self) -> str:
+        return f"{self.base.expression()}[{self.key!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class DictKeyAt:
+    """The `index`-th key of a dict, for keys that are not constants."""
+
+    base: Source
+    index: int
+
+    def expression(self) -> str:
+        return f"list({self.base.expression()})[{self.index}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TypeOf:
+    """`type(base)`."""
+
+    base: Source
+
+    def expression(self) -> str:
+        return f"type({self.base.expression()})"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSize:
+    """`base.shape[dim]` (int64)."""
+
+    base: Source
+    dim: int
+
+    def expression(self) -> str:
+        return f"{self.base.expression()}.shape[{self.dim}]"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorStride:
+    """`base.stride(dim)` in elements."""
+
+    base: Source
+    dim: int
+
+    def expression(self) -> str:
+        return f"{self.base.expression()}.stride({self.dim})"
+
+
+@dataclass(frozen=True, slots=True)
+class TensorOffset:
+    """`base.storage_offset()` in elements."""
+
+    base: Source
+
+    def expression(self) -> str:
+        return f"{self.base.expression()}.storage_offset()"
+
+
+Source = Union[
+    Argument,
+    Global,
+    ClosureCell,
+    Pinned,
+    Attribute,
+    InstanceAttribute,
+    Item,
+    DictKeyAt,
+    TypeOf,
+    TensorSize,
+    TensorStride,
+    TensorOffset,
+]
+
+
+def base_of(source: Source) -> Source | None:
+    """The source that this one is reached through, or None for a root."""
+    return getattr(source, "base", None)
+
+
+def root_of(source: Source) -> Source:
+    while (base := base_of(source)) is not None:
+        source = base
+    return source
