@@ -1,0 +1,145 @@
+"""Import contracts of packages/: who may import whom, what nobody may import, no cycles, no first-party import in a function.
+
+python tools/check/contracts.py       (exit status 1 and one line a finding when a contract is broken)
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import networkx
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# package -> the first-party packages that it may import
+MAY_IMPORT: dict[str, frozenset[str]] = {
+    "primtorch": frozenset(),
+    "aotautograd": frozenset({"primtorch"}),
+    "torchdynamo": frozenset({"primtorch"}),
+    "torchinductor": frozenset({"primtorch"}),
+    "torchdistributed": frozenset({"torchdynamo", "aotautograd"}),
+    "torchcompile": frozenset({"primtorch", "aotautograd", "torchdynamo", "torchinductor", "torchdistributed"}),
+}
+
+# The incumbent's compiler: modules that nothing under packages/ imports or calls.
+FORBIDDEN: tuple[str, ...] = (
+    "functorch",
+    "torch._decomp",
+    "torch._dynamo",
+    "torch._functorch",
+    "torch._inductor",
+    "torch._meta_registrations",
+    "torch._prims",
+    "torch._prims_common",
+    "torch._refs",
+    "torch._subclasses",
+    "torch.compile",
+    "torch.export",
+    "torch.fx.experimental.proxy_tensor",
+    "torch.fx.experimental.sym_node",
+    "torch.fx.experimental.symbolic_shapes",
+    "torch.jit",
+)
+
+
+@dataclass(frozen=True)
+class Import:
+    """One imported dotted name. `in_function`: not at module top; `typing_only`: under `if TYPE_CHECKING`."""
+
+    name: str
+    line: int
+    in_function: bool
+    typing_only: bool
+
+
+def module_name(path: Path) -> str:
+    parts = path.with_suffix("").parts
+    parts = parts[parts.index("src") + 1 :]
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def imports_of(tree: ast.AST, module: str, is_package: bool) -> Iterator[Import]:
+    """Every import statement below `tree`, relative ones made absolute."""
+
+    def absolute(node: ast.ImportFrom) -> str:
+        if not node.level:
+            return node.module or ""
+        drop = node.level - 1 if is_package else node.level
+        base = module.split(".")[: len(module.split(".")) - drop]
+        return ".".join([*base, *([node.module] if node.module else [])])
+
+    def walk(node: ast.AST, in_function: bool, typing_only: bool) -> Iterator[Import]:
+        for child in ast.iter_child_nodes(node):
+            inside = in_function or isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+            typing = typing_only or (isinstance(child, ast.If) and "TYPE_CHECKING" in ast.dump(child.test))
+            if isinstance(child, ast.Import):
+                yield from (Import(alias.name, child.lineno, in_function, typing_only) for alias in child.names)
+            elif isinstance(child, ast.ImportFrom):
+                base = absolute(child)
+                yield from (
+                    Import(f"{base}.{alias.name}", child.lineno, in_function, typing_only) for alias in child.names
+                )
+            yield from walk(child, inside, typing)
+
+    return walk(tree, False, False)
+
+
+def dotted_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
+    """Dotted names such as `torch._dynamo.reset` that occur as attribute chains, with their lines."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            parts: list[str] = []
+            base: ast.expr = node
+            while isinstance(base, ast.Attribute):
+                parts.append(base.attr)
+                base = base.value
+            if isinstance(base, ast.Name):
+                yield ".".join([base.id, *reversed(parts)]), node.lineno
+
+
+def is_forbidden(name: str) -> bool:
+    return any(name == banned or name.startswith(banned + ".") for banned in FORBIDDEN)
+
+
+def findings(root: Path) -> Iterator[str]:
+    files = sorted((root / "packages").glob("*/src/**/*.py"))
+    modules = {module_name(path): path for path in files}
+    graph: networkx.DiGraph = networkx.DiGraph()
+    for module, path in modules.items():
+        package = module.split(".")[0]
+        where = path.relative_to(root)
+        tree = ast.parse(path.read_text(), str(path))
+        for found in imports_of(tree, module, path.name == "__init__.py"):
+            first = found.name.split(".")[0]
+            if is_forbidden(found.name):
+                yield f"{where}:{found.line}: forbidden import of {found.name}"
+            if first in MAY_IMPORT:
+                if first != package and first not in MAY_IMPORT[package]:
+                    yield f"{where}:{found.line}: {package} may not import {first}"
+                if found.in_function and not found.typing_only:
+                    yield f"{where}:{found.line}: first-party import inside a function: {found.name}"
+            if first == package and not found.typing_only:
+                target = found.name if found.name in modules else found.name.rpartition(".")[0]
+                if target in modules and target != module:
+                    graph.add_edge(module, target)
+        # Names that a table compares with are strings or sit in `sys.modules`; an attribute chain is a use.
+        for name, line in dotted_uses(tree):
+            if is_forbidden(name) and package != "torchdynamo":
+                yield f"{where}:{line}: use of {name}"
+    for component in networkx.strongly_connected_components(graph):
+        if len(component) > 1:
+            yield f"import cycle: {' <-> '.join(sorted(component))}"
+
+
+def main() -> int:
+    found = list(findings(ROOT))
+    print("\n".join(found) if found else "import contracts hold")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
