@@ -1,0 +1,129 @@
+"""The table of graph-break reasons: what stops capture, why, and what the user can do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from primtorch.schemas import UserFrame
+
+from torchdynamo.schemas import GraphBreak
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """One way in which a program leaves the graph."""
+
+    id: str
+    explanation: str
+    remedy: str
+
+
+_TABLE = (
+    Reason(
+        "print",
+        "printing is an effect that has to happen at every call",
+        "remove the call, or move it outside of the compiled function",
+    ),
+    Reason(
+        "tensor_to_number",
+        "the program needs a tensor's value as a Python number (item, int, float, tolist, numpy)",
+        "keep the value in a tensor, or compute it outside of the compiled function",
+    ),
+    Reason(
+        "tensor_repr",
+        "the program formats a tensor's values as text",
+        "format the tensor outside of the compiled function",
+    ),
+    Reason(
+        "data_dependent_branch",
+        "a branch depends on a tensor's value",
+        "use torch.where or torch.cond, or branch outside of the compiled function",
+    ),
+    Reason(
+        "data_dependent_shape",
+        "the operator's output size depends on a tensor's values",
+        "use an operator with a fixed output size (a mask with torch.where instead of boolean indexing)",
+    ),
+    Reason(
+        "numpy",
+        "NumPy works outside of the graph",
+        "use the torch function of the same meaning",
+    ),
+    Reason(
+        "c_function",
+        "a C function that capture does not know to be pure",
+        "use a Python or torch function instead, or name it with torchdynamo.allow_in_graph if it works on tensors alone",
+    ),
+    Reason(
+        "operator_without_meta",
+        "the operator has no shape rule for tensors without data",
+        "register a fake implementation for the operator",
+    ),
+    Reason(
+        "generator",
+        "the frame is a generator or coroutine that is still running where its state would be needed",
+        "exhaust the generator inside of the compiled function, or return a list",
+    ),
+    Reason("disabled", "the function was marked with torchdynamo.disable", "remove the mark to capture the function"),
+    Reason("graph_break", "torchdynamo.graph_break() asks for a break here", "remove the call"),
+    Reason("backward", "autograd's engine is run inside of the compiled function", "call backward outside of the compiled function"),
+    Reason(
+        "tensor_metadata_write",
+        "the program changes a tensor's storage or metadata in place",
+        "make a new tensor instead of changing `.data`, `.grad` or the size of this one",
+    ),
+    Reason(
+        "tensor_subclass",
+        "a tensor subclass with its own behaviour enters the graph",
+        "pass plain tensors, or unwrap the subclass outside of the compiled function",
+    ),
+    Reason("random_state", "the program reads or writes a random generator's state", "seed outside of the compiled function"),
+    Reason(
+        "rebuild",
+        "a value made during capture has to outlive the graph, and generated code cannot make it again",
+        "return plain containers, dataclasses or tensors",
+    ),
+    Reason(
+        "external_write",
+        "the program writes to an object in a way that cannot be replayed",
+        "write plain attributes or items",
+    ),
+    Reason("opcode", "the interpreter has no handler for this instruction", "rewrite the statement"),
+    Reason("ambient_state", "the program changes process-wide state", "change it outside of the compiled function"),
+    Reason("unsupported_read", "the object cannot be read in a way that a guard can check", "pass plain Python data"),
+)
+
+REASONS: dict[str, Reason] = {reason.id: reason for reason in _TABLE}
+
+
+class BreakGraph(BaseException):
+    """Capture cannot continue past the current instruction.
+
+    It is no `Exception`, so that no handler of the captured program can catch it.
+    """
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        if reason not in REASONS:
+            raise KeyError(f"unknown break reason {reason!r}; known: {', '.join(REASONS)}")
+        self.reason = reason
+        self.detail = detail
+
+
+def describe(graph_break: GraphBreak) -> str:
+    """The reason, its detail, where it happened and the remedy, as text for a person."""
+    reason = REASONS[graph_break.reason]
+    return "\n".join(
+        (
+            f"graph break [{reason.id}]: {graph_break.detail}",
+            f"  why: {reason.explanation}",
+            f"  what to do: {reason.remedy}",
+            "  where (outermost first):",
+            format_stack(graph_break.user_frames),
+        )
+    )
+
+
+def format_stack(frames: Sequence[UserFrame]) -> str:
+    return "\n".join(f'    File "{f.file}", line {f.line}, in {f.function}' for f in frames)
