@@ -1,0 +1,201 @@
+"""The flat program that a compiled graph is: instructions over slots, run by `executor.py` (Python) and `_C` (C++).
+
+A slot holds one tensor. The first slots are the graph's tensor inputs in order, then constants, then intermediates.
+Sizes are integers or `IntExpr`s over the program's symbols; the symbols' values come from the graph's int inputs and,
+for data-dependent ones, from `ReadScalar`. The executors evaluate them by their postfix programs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from primtorch.symbolic import IntExpr
+
+Size: TypeAlias = int | IntExpr
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A reference to the tensor in a slot, inside an `AtenCall`'s arguments or an `Output`."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class TensorInput:
+    """A graph input that is a tensor: its strides are those that the kernels were generated for."""
+
+    name: str
+    slot: int
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolInput:
+    """A graph input that is an int: the value of `symbol`, or unused if it has no symbol."""
+
+    name: str
+    symbol: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Alloc:
+    """slots[dst] = empty_strided(shape, strides, dtype, device)."""
+
+    dst: int
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class Free:
+    """Drops the tensor in `slot`."""
+
+    slot: int
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """slots[dst] = a strided view over the memory of slots[src].
+
+    `offset` counts elements of `dtype` (or of src's dtype when None) from src's own first element, so the reuse of a
+    dead buffer is `View(dst, src, ...)` followed by `Free(src)`.
+    """
+
+    dst: int
+    src: int
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    offset: Size = 0
+    dtype: torch.dtype | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """Calls `Program.kernels[kernel]` as `void(void* const* buffers, const int64_t* symbols)`."""
+
+    kernel: int
+    buffers: tuple[int, ...]
+    symbols: tuple[Size, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class TritonCall:
+    """Launches `Program.launchers[kernel]` on a grid; its arguments are the buffers' pointers, then the symbols."""
+
+    kernel: int
+    grid: tuple[Size, Size, Size]
+    buffers: tuple[int, ...]
+    symbols: tuple[Size, ...]
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class AtenCall:
+    """Calls an overload (or another Python callable) on slots; nested tuples and lists may hold `Slot`s and `IntExpr`s.
+
+    `dsts` has one entry a result; None where the result is not used.
+    """
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    dsts: tuple[int | None, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class RandomSeed:
+    """slots[dst] = an int64 0-d tensor drawn from the device's default generator."""
+
+    dst: int
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class ReadScalar:
+    """The data-dependent `symbol` takes the value of the one-element tensor in `src` (on a GPU this synchronises)."""
+
+    symbol: str
+    src: int
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What the program returns; always the last instruction."""
+
+    values: tuple[Slot | Size | float | None, ...]
+
+
+Instruction: TypeAlias = Alloc | Free | View | KernelCall | TritonCall | AtenCall | RandomSeed | ReadScalar | Output
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """Everything an executor needs. `kernels` are function addresses; `keepalive` holds the libraries they live in."""
+
+    inputs: tuple[TensorInput | SymbolInput, ...]
+    symbols: tuple[str, ...]
+    num_slots: int
+    constants: tuple[tuple[int, torch.Tensor], ...]
+    instructions: tuple[Instruction, ...]
+    kernels: tuple[int, ...] = ()
+    launchers: tuple[Any, ...] = ()
+    keepalive: tuple[Any, ...] = field(default=(), repr=False)
+
+    def __str__(self) -> str:
+        lines = [f"inputs: {', '.join(_input_text(i) for i in self.inputs)}"]
+        lines += [f"%{slot} = constant {tuple(t.shape)} {t.dtype}" for slot, t in self.constants]
+        lines += [instruction_text(i) for i in self.instructions]
+        return "\n".join(lines)
+
+
+def _sizes(sizes: tuple[Size, ...]) -> str:
+    return "(" + ", ".join(str(s) for s in sizes) + ")"
+
+
+def _input_text(item: TensorInput | SymbolInput) -> str:
+    if isinstance(item, SymbolInput):
+        return f"{item.name}: int" + (f" = {item.symbol}" if item.symbol else "")
+    return f"%{item.slot} {item.name}: {str(item.dtype)[6:]}{_sizes(item.shape)} strides {_sizes(item.strides)}"
+
+
+def _value_text(value: Any) -> str:
+    if isinstance(value, Slot):
+        return f"%{value.index}"
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(_value_text(v) for v in value) + "]"
+    return str(value)
+
+
+def instruction_text(instruction: Instruction) -> str:
+    """One readable line for an instruction."""
+    match instruction:
+        case Alloc(dst, shape, strides, dtype, device):
+            return f"%{dst} = alloc {str(dtype)[6:]}{_sizes(shape)} strides {_sizes(strides)} on {device}"
+        case Free(slot):
+            return f"free %{slot}"
+        case View(dst, src, shape, strides, offset, dtype):
+            kind = f" as {str(dtype)[6:]}" if dtype is not None else ""
+            return f"%{dst} = view %{src}{kind} {_sizes(shape)} strides {_sizes(strides)} offset {offset}"
+        case KernelCall(_, buffers, symbols, name):
+            return f"{name}({', '.join(f'%{b}' for b in buffers)}; {', '.join(map(str, symbols))})"
+        case TritonCall(_, grid, buffers, symbols, name):
+            return f"{name}<{_sizes(grid)}>({', '.join(f'%{b}' for b in buffers)}; {', '.join(map(str, symbols))})"
+        case AtenCall(op, args, kwargs, dsts):
+            inner = [_value_text(a) for a in args] + [f"{k}={_value_text(v)}" for k, v in kwargs]
+            return f"{', '.join('_' if d is None else f'%{d}' for d in dsts)} = {op}({', '.join(inner)})"
+        case RandomSeed(dst, device):
+            return f"%{dst} = random_seed on {device}"
+        case ReadScalar(symbol, src):
+            return f"{symbol} = read %{src}"
+        case Output(values):
+            return f"return {', '.join(_value_text(v) for v in values)}"
