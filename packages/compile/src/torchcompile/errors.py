@@ -1,0 +1,26 @@
+"""Errors of the user's API. Each message says what was wrong and what is accepted."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class CompileError(RuntimeError):
+    """Base of every error that this package raises."""
+
+
+class InvalidArgument(CompileError, ValueError):
+    """An unknown mode, backend or option, or a value that it does not take."""
+
+
+class NotCompilable(CompileError, TypeError):
+    """`compile` was given something that is neither a module nor a function."""
+
+
+def unknown(kind: str, given: object, known: Iterable[str]) -> InvalidArgument:
+    """An error for an unknown name that lists the known ones and names the nearest."""
+    names = sorted(known)
+    close = difflib.get_close_matches(str(given), names, n=1)
+    hint = f" Did you mean {close[0]!r}?" if close else ""
+    return InvalidArgument(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")

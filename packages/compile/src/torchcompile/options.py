@@ -1,0 +1,80 @@
+"""Options of `compile`, built once at the call and passed down. The only place that reads the environment."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Literal
+
+from torchcompile.errors import InvalidArgument, unknown
+
+# Environment variable -> option that it sets when the call does not.
+ENVIRONMENT: Mapping[str, str] = MappingProxyType({"TORCHCOMPILE_DUMP": "dump", "TORCHCOMPILE_CACHE": "cache"})
+
+
+@dataclass(frozen=True)
+class CompileOptions:
+    """What `options={...}` may hold; the names are this record's fields."""
+
+    dump: str | None = field(
+        default=None, metadata={"doc": "folder for a readable file of every stage (TORCHCOMPILE_DUMP)"}
+    )
+    cache: str | None = field(default=None, metadata={"doc": "folder of the kernel cache (TORCHCOMPILE_CACHE)"})
+    partitioner: Literal["min_cut", "default"] = field(
+        default="min_cut", metadata={"doc": "how saved activations are chosen"}
+    )
+    recompile_limit: int = field(default=8, metadata={"doc": "graphs a function may have before it runs eagerly"})
+    on_recompile: Literal["continue", "warn", "error", "eager"] = field(
+        default="continue", metadata={"doc": "what a recompilation does beside being counted"}
+    )
+    strict: bool = field(
+        default=False, metadata={"doc": "an internal error raises instead of running the frame eagerly"}
+    )
+
+
+# A mode is a named set of options.
+MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType({"default": MappingProxyType({})})
+
+
+def resolve(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptions:
+    """The options of one `compile` call: environment, then the mode's, then the call's own."""
+    if mode is not None and mode not in MODES:
+        raise unknown("mode", mode, MODES)
+    if options is not None and not isinstance(options, Mapping):
+        raise InvalidArgument(f"options is a mapping of names to values, not {type(options).__name__}")
+    values: dict[str, Any] = {
+        name: os.environ[variable] for variable, name in ENVIRONMENT.items() if os.environ.get(variable)
+    }
+    values.update(MODES[mode or "default"])
+    hints = typing.get_type_hints(CompileOptions)
+    for name, value in (options or {}).items():
+        if name not in hints:
+            raise unknown("option", name, hints)
+        values[name] = _checked(name, value, hints[name])
+    return CompileOptions(**values)
+
+
+def _checked(name: str, value: object, accepted: Any) -> object:
+    """`value` if it is of the option's type; a path given as `Path` becomes a string."""
+    if isinstance(value, Path):
+        value = str(value)
+    choices = typing.get_args(accepted)
+    if typing.get_origin(accepted) is Literal:
+        if value not in choices:
+            raise unknown(f"value of option {name!r}:", value, map(str, choices))
+        return value
+    types = choices or (accepted,)
+    if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
+        names = " or ".join("None" if t is type(None) else t.__name__ for t in types)
+        raise InvalidArgument(f"option {name!r} takes {names}, not {value!r}")
+    return value
+
+
+def describe() -> list[tuple[str, str, str]]:
+    """(name, default, meaning) of each option, for the reference page."""
+    return [(f.name, repr(f.default), f.metadata["doc"]) for f in dataclasses.fields(CompileOptions)]
