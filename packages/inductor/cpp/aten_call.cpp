@@ -1,0 +1,78 @@
+// Calls an ATen operator through its boxed entry point, with the arguments that were prepared when the program was built.
+#include "program.h"
+
+#include <ATen/core/List.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/core/ivalue_inl.h>
+
+namespace inductor {
+namespace {
+
+c10::IValue build(const Argument& argument, const Frame& frame) {
+  switch (argument.kind) {
+    case Argument::Kind::Fixed:
+      return argument.fixed;
+    case Argument::Kind::Slot:
+      return frame.slots[argument.index];
+    case Argument::Kind::Value:
+      return frame.values[argument.index];
+    case Argument::Kind::Tensors: {
+      c10::List<at::Tensor> list;
+      list.reserve(argument.items.size());
+      for (const Argument& item : argument.items) list.push_back(frame.slots[item.index]);
+      return list;
+    }
+    case Argument::Kind::OptionalTensors: {
+      c10::List<std::optional<at::Tensor>> list;
+      list.reserve(argument.items.size());
+      for (const Argument& item : argument.items) {
+        const bool present = item.kind == Argument::Kind::Slot && frame.slots[item.index].defined();
+        list.push_back(present ? std::optional<at::Tensor>(frame.slots[item.index]) : std::nullopt);
+      }
+      return list;
+    }
+    case Argument::Kind::Integers: {
+      c10::List<int64_t> list;
+      list.reserve(argument.items.size());
+      for (const Argument& item : argument.items) {
+        list.push_back(item.kind == Argument::Kind::Value ? frame.values[item.index] : item.fixed.toInt());
+      }
+      return list;
+    }
+  }
+  return {};
+}
+
+void store(const Destination& destination, c10::IValue& value, Frame& frame) {
+  switch (destination.kind) {
+    case Destination::Kind::Drop:
+      return;
+    case Destination::Kind::Slot:
+      frame.slots[destination.index] = std::move(value).toTensor();
+      return;
+    case Destination::Kind::Symbol:
+      frame.symbols[destination.index] = value.toInt();
+      return;
+    case Destination::Kind::List: {
+      const c10::List<at::Tensor> list = value.toTensorList();
+      TORCH_CHECK(list.size() == destination.items.size(), "returned ", list.size(), " tensors, not ", destination.items.size());
+      for (size_t i = 0; i < list.size(); ++i) {
+        c10::IValue item(list.get(i));
+        store(destination.items[i], item, frame);
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void run_aten(const Instruction& in, Frame& frame) {
+  torch::jit::Stack stack;
+  stack.reserve(std::max(in.arguments.size(), in.destinations.size()));
+  for (const Argument& argument : in.arguments) stack.push_back(build(argument, frame));
+  in.op->callBoxed(stack);
+  const size_t count = std::min(stack.size(), in.destinations.size());
+  for (size_t i = 0; i < count; ++i) store(in.destinations[i], stack[i], frame);
+}
+
+}  // namespace inductor

@@ -1,0 +1,122 @@
+// The flat program and its instructions: what `torchinductor.program` describes, prepared for running.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+#include <c10/core/Device.h>
+#include <c10/core/ScalarType.h>
+
+#include "cuda_driver.h"
+
+namespace c10 {
+class OperatorHandle;
+}
+
+namespace inductor {
+
+// One step of a postfix size program over the symbol table.
+enum class SizeOp : int8_t { Const, Symbol, Add, Sub, Mul, FloorDiv, Mod, Min, Max, Neg };
+struct SizeStep {
+  SizeOp op;
+  int64_t operand;
+};
+using SizeProgram = std::vector<SizeStep>;
+int64_t evaluate(const SizeProgram& program, const int64_t* symbols);
+
+// A list of integers, some of which are read from the run's value table.
+struct Dims {
+  std::vector<int64_t> fixed;
+  std::vector<std::pair<int32_t, int32_t>> patches;  // (position, index into the value table)
+};
+
+// An ATen argument: a finished IValue, or a recipe that reads slots and values.
+struct Argument {
+  enum class Kind : int8_t { Fixed, Slot, Value, Tensors, OptionalTensors, Integers };
+  Kind kind = Kind::Fixed;
+  c10::IValue fixed;
+  int32_t index = 0;
+  std::vector<Argument> items;
+};
+
+// Where one result of an ATen call goes.
+struct Destination {
+  enum class Kind : int8_t { Drop, Slot, Symbol, List };
+  Kind kind = Kind::Drop;
+  int32_t index = 0;
+  std::vector<Destination> items;
+};
+
+using KernelFunction = void (*)(void* const* buffers, const int64_t* symbols);
+
+enum class Opcode : int8_t { Alloc, Free, View, Kernel, Triton, Aten, Python, ReadScalar };
+
+// Runs a Python callable on tensors and integers; takes the GIL itself.
+using PythonCall = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&, c10::ArrayRef<int64_t>)>;
+
+struct Instruction {
+  Opcode opcode;
+  int32_t dst = -1;
+  int32_t src = -1;
+  std::string name;  // what an error calls this instruction
+  Dims shape, strides, offset;  // offset has one entry; a kernel's symbols and a launch's grid use `shape` and `strides`
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::Device device{c10::DeviceType::CPU};
+  std::vector<int32_t> buffers;
+  std::vector<int32_t> written;  // positions in `buffers` that a Triton kernel writes
+  KernelFunction kernel = nullptr;
+  std::shared_ptr<TritonKernel> triton;
+  std::shared_ptr<c10::OperatorHandle> op;
+  PythonCall python;
+  std::vector<Argument> arguments;
+  std::vector<Destination> destinations;
+  std::vector<int32_t> refreshed;  // values to evaluate again, now that a symbol is known
+};
+
+struct Input {
+  bool is_symbol = false;
+  int32_t index = 0;  // slot or symbol
+  c10::ScalarType dtype = c10::ScalarType::Undefined;
+  c10::Device device{c10::DeviceType::CPU};
+  int64_t dim = 0;
+  std::string name;
+};
+
+struct Output {
+  enum class Kind : int8_t { None, Slot, Value, Integer, Float };
+  Kind kind = Kind::None;
+  int64_t index = 0;  // the integer itself for Kind::Integer
+  double number = 0;
+};
+
+struct Program {
+  int32_t slots = 0;
+  int32_t symbols = 0;
+  std::vector<Input> inputs;
+  std::vector<std::pair<int32_t, at::Tensor>> constants;
+  std::vector<SizeProgram> values;
+  std::vector<int32_t> initial_values;  // those that the inputs' symbols decide
+  std::vector<Instruction> instructions;
+  std::vector<Output> outputs;
+  c10::Device device{c10::DeviceType::CPU};  // the accelerator it runs on, if any
+};
+
+// The state of one call: a program may run on several threads at a time.
+struct Frame {
+  at::Tensor* slots;
+  int64_t* symbols;
+  int64_t* values;
+  void* stream = nullptr;
+};
+
+// Runs every instruction. Called without the GIL. Throws what the instruction threw, with its name added.
+void run(const Program& program, Frame& frame);
+void run_aten(const Instruction& instruction, Frame& frame);
+
+}  // namespace inductor
