@@ -1,0 +1,50 @@
+"""Errors of this package: what, where in the user's program, why, what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from primtorch.schemas import UserFrame
+
+
+def format_frames(frames: Sequence[UserFrame]) -> str:
+    """The user's frames as indented lines, outermost first; empty without frames."""
+    return "".join(f"\n  {frame}" for frame in frames)
+
+
+class PrimTorchError(RuntimeError):
+    """Base of this package's errors."""
+
+
+class DataDependent(PrimTorchError):
+    """A result depends on tensor data that does not exist while shapes are propagated."""
+
+    def __init__(self, what: str, why: str, remedy: str, frames: Sequence[UserFrame] = ()) -> None:
+        self.what = what
+        self.frames = tuple(frames)
+        super().__init__(f"{what}: {why}. {remedy}{format_frames(frames)}")
+
+
+class DataDependentShape(DataDependent):
+    """An operator's output size depends on the data (nonzero, unique, masked_select, ...)."""
+
+
+class DataDependentValue(DataDependent):
+    """A Python number or branch depends on the data (item, bool, int, a comparison of unbacked sizes)."""
+
+
+class FakeTensorError(PrimTorchError):
+    """A fake tensor was used in a way that has no meaning for it."""
+
+
+class NoFormula(PrimTorchError, NotImplementedError):
+    """No shape propagation is known for an operator."""
+
+    def __init__(self, op: str, frames: Sequence[UserFrame] = (), reason: str = "") -> None:
+        self.op = op
+        self.frames = tuple(frames)
+        why = f" ({reason})" if reason else ""
+        super().__init__(
+            f"no shape propagation for {op}{why}. "
+            f"Give it one with primtorch.fake.register_formula({op!r}, fn).{format_frames(frames)}"
+        )

@@ -1,0 +1,84 @@
+"""A tensor's metadata without a tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+
+import torch
+
+Size: TypeAlias = int | torch.SymInt
+
+if TYPE_CHECKING:
+    _record = dataclass(frozen=True, slots=True, repr=False)
+else:
+    # A frozen dataclass pays object.__setattr__ for each field, which would be most of the cost of propagating an
+    # operator. The type checker sees it frozen; at run time nothing in this package assigns to a field.
+    _record = dataclass(slots=True, repr=False, unsafe_hash=True)
+
+
+@_record
+class TensorSpec:
+    """Shape, strides, dtype, device and storage offset; answers the questions of `torch.Tensor` that concern them.
+
+    Sizes, strides and the offset are ints or SymInts. A spec is immutable.
+    """
+
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+    offset: Size = 0
+
+    requires_grad: ClassVar[bool] = False
+    layout: ClassVar[torch.layout] = torch.strided
+
+    @classmethod
+    def of(cls, tensor: torch.Tensor) -> TensorSpec:
+        """The metadata of a strided tensor."""
+        return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.storage_offset())
+
+    def size(self, dim: int | None = None) -> Any:
+        return self.shape if dim is None else self.shape[dim]
+
+    def stride(self, dim: int | None = None) -> Any:
+        return self.strides if dim is None else self.strides[dim]
+
+    def storage_offset(self) -> Size:
+        return self.offset
+
+    def dim(self) -> int:
+        return len(self.shape)
+
+    @property
+    def ndim(self) -> int:
+        return len(self.shape)
+
+    def numel(self) -> Size:
+        n: Size = 1
+        for size in self.shape:
+            n = n * size
+        return n
+
+    def element_size(self) -> int:
+        return self.dtype.itemsize
+
+    @property
+    def itemsize(self) -> int:
+        return self.dtype.itemsize
+
+    def is_floating_point(self) -> bool:
+        return self.dtype.is_floating_point
+
+    def is_complex(self) -> bool:
+        return self.dtype.is_complex
+
+    def __repr__(self) -> str:
+        at = f", offset={self.offset}" if not (type(self.offset) is int and self.offset == 0) else ""
+        dtype = str(self.dtype).removeprefix("torch.")
+        return f"{dtype}[{_join(self.shape)}]({_join(self.strides)}){at} {self.device}"
+
+
+def _join(values: Sequence[Size]) -> str:
+    return ", ".join(map(str, values))

@@ -1,0 +1,58 @@
+"""Symbolic integers: polynomials, relations, ranges and guards."""
+
+from __future__ import annotations
+
+import torch
+
+from primtorch.symbolic.expr import IntExpr, Program, constant, symbol
+from primtorch.symbolic.materialize import materialize
+from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, relate
+from primtorch.symbolic.shape_env import ShapeEnv, ShapeGuard, SymbolInfo
+from primtorch.symbolic.sym_node import SymNode, node_of
+
+__all__ = [
+    "BoolExpr",
+    "Connective",
+    "IntExpr",
+    "Program",
+    "Relation",
+    "ShapeEnv",
+    "ShapeGuard",
+    "SymNode",
+    "SymbolInfo",
+    "Truth",
+    "constant",
+    "expr_of",
+    "hint_of",
+    "materialize",
+    "relate",
+    "shape_env_of",
+    "symbol",
+]
+
+
+def expr_of(size: int | torch.SymInt) -> IntExpr:
+    """The polynomial of a size, simplified by the equalities that its environment has learnt."""
+    if isinstance(size, int):
+        return constant(size)
+    node = node_of(size)
+    return node.env.simplify(node._int())
+
+
+def hint_of(size: int | torch.SymInt) -> int:
+    """The size in the example.
+
+    Raises:
+        ValueError: the size depends on data and has no value in the example.
+    """
+    if isinstance(size, int):
+        return size
+    hint = node_of(size).hint
+    if hint is None:
+        raise ValueError(f"{size} depends on data and has no example value")
+    return int(hint)
+
+
+def shape_env_of(size: int | torch.SymInt) -> ShapeEnv | None:
+    """The environment of a symbolic size; None for an int."""
+    return None if isinstance(size, int) else node_of(size).env

@@ -1,0 +1,153 @@
+"""Boolean expressions: relations between integer polynomials, and, or, not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from math import gcd
+from typing import TypeAlias
+
+from primtorch.symbolic.expr import Atom, IntExpr, Program, constant
+
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+}
+_TEXT = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">="}
+NEGATION = {"eq": "ne", "ne": "eq", "lt": "ge", "ge": "lt", "gt": "le", "le": "gt"}
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """`left op right`, op one of eq, ne, lt, le, gt, ge."""
+
+    op: str
+    left: IntExpr
+    right: IntExpr
+
+    def symbols(self) -> set[str]:
+        return self.left.symbols() | self.right.symbols()
+
+    def evaluate(self, values: Mapping[str, int]) -> bool:
+        return _COMPARE[self.op](self.left.evaluate(values), self.right.evaluate(values))
+
+    def substitute(self, values: Mapping[Atom, IntExpr]) -> Relation:
+        return Relation(self.op, self.left.substitute(values), self.right.substitute(values))
+
+    def program(self) -> Program:
+        return (*self.left.program(), *self.right.program(), (self.op, 0))
+
+    def negated(self) -> Relation:
+        return Relation(NEGATION[self.op], self.left, self.right)
+
+    def __str__(self) -> str:
+        return f"{self.left} {_TEXT[self.op]} {self.right}"
+
+
+@dataclass(frozen=True, slots=True)
+class Truth:
+    """A known truth value."""
+
+    value: bool
+
+    def symbols(self) -> set[str]:
+        return set()
+
+    def evaluate(self, values: Mapping[str, int]) -> bool:
+        return self.value
+
+    def substitute(self, values: Mapping[Atom, IntExpr]) -> Truth:
+        return self
+
+    def program(self) -> Program:
+        return (("const", int(self.value)),)
+
+    def negated(self) -> Truth:
+        return Truth(not self.value)
+
+    def __str__(self) -> str:
+        return str(self.value)
+
+
+@dataclass(frozen=True, slots=True)
+class Connective:
+    """`and` or `or` of two boolean expressions (a negation is pushed down to the relations)."""
+
+    op: str
+    left: BoolExpr
+    right: BoolExpr
+
+    def symbols(self) -> set[str]:
+        return self.left.symbols() | self.right.symbols()
+
+    def evaluate(self, values: Mapping[str, int]) -> bool:
+        if self.op == "and":
+            return self.left.evaluate(values) and self.right.evaluate(values)
+        return self.left.evaluate(values) or self.right.evaluate(values)
+
+    def substitute(self, values: Mapping[Atom, IntExpr]) -> BoolExpr:
+        return connect(self.op, self.left.substitute(values), self.right.substitute(values))
+
+    def program(self) -> Program:
+        return (*self.left.program(), *self.right.program(), (self.op, 0))
+
+    def negated(self) -> BoolExpr:
+        return connect("or" if self.op == "and" else "and", self.left.negated(), self.right.negated())
+
+    def __str__(self) -> str:
+        return f"({self.left}) {self.op} ({self.right})"
+
+
+BoolExpr: TypeAlias = Relation | Truth | Connective
+
+
+def connect(op: str, left: BoolExpr, right: BoolExpr) -> BoolExpr:
+    """`left and right` or `left or right`, simplified where one side is known."""
+    for known, other in ((left, right), (right, left)):
+        if isinstance(known, Truth):
+            return other if known.value == (op == "and") else known
+    return left if left == right else Connective(op, left, right)
+
+
+def relate(op: str, left: IntExpr, right: IntExpr) -> BoolExpr:
+    """The relation, or its truth value when the two sides differ by a constant."""
+    difference = (left - right).as_int()
+    if difference is not None:
+        return Truth(_COMPARE[op](difference, 0))
+    return Relation(op, left, right)
+
+
+def conjunction(parts: Iterable[BoolExpr]) -> BoolExpr:
+    """All of the parts."""
+    result: BoolExpr = Truth(True)
+    for part in parts:
+        result = connect("and", result, part)
+    return result
+
+
+def zero_form(difference: IntExpr) -> IntExpr:
+    """A canonical polynomial that is zero exactly where `difference` is: common factor and sign taken out."""
+    terms = difference.ordered_terms()
+    factor = gcd(*(c for _, c in terms))
+    if terms[0][1] < 0:
+        factor = -factor
+    return IntExpr({m: c // factor for m, c in terms})
+
+
+def at_least_zero(relation: Relation) -> IntExpr | None:
+    """d with (d >= 0) equivalent to the relation, for the four orderings."""
+    difference = relation.left - relation.right
+    match relation.op:
+        case "ge":
+            return difference
+        case "gt":
+            return difference - constant(1)
+        case "le":
+            return -difference
+        case "lt":
+            return -difference - constant(1)
+    return None

@@ -1,0 +1,405 @@
+"""What is known about symbols: hints, ranges, guards asked so far, and what follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from primtorch.errors import DataDependentValue
+from primtorch.schemas import UserFrame
+from primtorch.symbolic.expr import Atom, Call, IntExpr, Symbol, atom_expr, constant, intern_symbol, symbol
+from primtorch.symbolic.relation import (
+    BoolExpr,
+    Connective,
+    Relation,
+    Truth,
+    at_least_zero,
+    connect,
+    relate,
+    zero_form,
+)
+from primtorch.symbolic.sym_node import SymNode
+
+Range = tuple[int | None, int | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolInfo:
+    """A symbol as it was made: its value in the example (None for a data-dependent one), origin and range."""
+
+    name: str
+    hint: int | None
+    source: str
+    min: int
+    max: int | None
+
+    @property
+    def backed(self) -> bool:
+        return self.hint is not None
+
+
+@dataclass(frozen=True, slots=True)
+class ShapeGuard:
+    """A boolean expression that was assumed true, and the user's frames that asked."""
+
+    expr: BoolExpr
+    stack: tuple[UserFrame, ...]
+
+    def __str__(self) -> str:
+        where = f"  # {self.stack[-1]}" if self.stack else ""
+        return f"{self.expr}{where}"
+
+
+def _no_frames() -> tuple[UserFrame, ...]:
+    return ()
+
+
+class ShapeEnv:
+    """Symbols of one capture. Decides relations statically where it can; records a guard where it cannot.
+
+    Args:
+        user_frame: gives the user's current frames, outermost first; stored with each guard.
+    """
+
+    def __init__(self, user_frame: Callable[[], tuple[UserFrame, ...]] | None = None) -> None:
+        self.user_frame = user_frame or _no_frames
+        self.symbols: dict[str, SymbolInfo] = {}
+        self.guards: list[ShapeGuard] = []
+        self.assumptions: list[ShapeGuard] = []
+        """What the program asserts of data-dependent sizes: to be checked at run time, not before the call."""
+        self._ranges: dict[str, Range] = {}
+        self._substitutions: dict[Atom, IntExpr] = {}
+        self._simplified: dict[IntExpr, IntExpr] = {}
+        self._decided: dict[BoolExpr, bool | None] = {}
+        self._zero: set[IntExpr] = set()
+        self._nonzero: set[IntExpr] = set()
+        self._lower: dict[IntExpr, int] = {}
+        """p (without constant term) -> the largest known k with p >= k."""
+
+    # making symbols -------------------------------------------------------------------------------------------
+    def symbol(self, hint: int, source: str, *, min: int = 2, max: int | None = None) -> torch.SymInt:
+        """A new symbol s0, s1, ... with the example's value; `min` and `max` are promises that the caller guards."""
+        name = f"s{sum(1 for s in self.symbols if s.startswith('s'))}"
+        return self._new(SymbolInfo(name, hint, source, min, max))
+
+    def unbacked(self, *, min: int = 0, max: int | None = None) -> torch.SymInt:
+        """A new symbol u0, u1, ... for a size that depends on data."""
+        name = f"u{sum(1 for s in self.symbols if s.startswith('u'))}"
+        return self._new(SymbolInfo(name, None, "", min, max))
+
+    def _new(self, info: SymbolInfo) -> torch.SymInt:
+        self.symbols[info.name] = info
+        self._ranges[info.name] = (info.min, info.max)
+        return torch.SymInt(SymNode(symbol(info.name), info.hint, self))
+
+    def size(self, expr: IntExpr) -> int | torch.SymInt:
+        """The size that an expression over this environment's symbols stands for."""
+        expr = self.simplify(expr)
+        value = expr.as_int()
+        return torch.SymInt(SymNode(expr, self.hint(expr), self)) if value is None else value
+
+    def hint(self, expr: IntExpr) -> int | None:
+        """The expression's value in the example; None when it involves a data-dependent symbol."""
+        hints: dict[str, int] = {}
+        for name in expr.symbols():
+            value = self.symbols[name].hint
+            if value is None:
+                return None
+            hints[name] = value
+        return expr.evaluate(hints)
+
+    # what follows from what is known --------------------------------------------------------------------------
+    def simplify(self, expr: IntExpr) -> IntExpr:
+        """The expression under the equalities learnt so far."""
+        if not self._substitutions:
+            return expr
+        found = self._simplified.get(expr)
+        if found is None:
+            found = self._simplified[expr] = expr.substitute(self._substitutions)
+        return found
+
+    def range_of(self, expr: IntExpr) -> Range:
+        """Bounds by interval arithmetic; None is unbounded."""
+        low: int | None = 0
+        high: int | None = 0
+        for monomial, coefficient in expr.terms.items():
+            term: Range = (coefficient, coefficient)
+            for atom in monomial:
+                term = _product(term, self._atom_range(atom))
+            low = None if low is None or term[0] is None else low + term[0]
+            high = None if high is None or term[1] is None else high + term[1]
+        return low, high
+
+    def _atom_range(self, atom: Atom) -> Range:
+        if isinstance(atom, Symbol):
+            return self._ranges.get(atom.key, (None, None))
+        (a, b), (c, d) = self.range_of(atom.left), self.range_of(atom.right)
+        if atom.op == "floordiv" and c is not None and c > 0:
+            low = None if a is None else (a // c if a < 0 else (0 if d is None else a // d))
+            high = None if b is None else (b // c if b >= 0 else (-1 if d is None else b // d))
+            return low, high
+        if atom.op == "mod" and c is not None and c > 0:
+            high = None if d is None else d - 1
+            return 0, (b if a is not None and a >= 0 and b is not None and (high is None or b < high) else high)
+        if atom.op == "min":
+            return (None if a is None or c is None else min(a, c)), (d if b is None else b if d is None else min(b, d))
+        if atom.op == "max":
+            return (c if a is None else a if c is None else max(a, c)), (None if b is None or d is None else max(b, d))
+        return None, None
+
+    def decide(self, expr: BoolExpr) -> bool | None:
+        """The truth value when it follows from ranges and guards; None when it does not."""
+        if isinstance(expr, Truth):
+            return expr.value
+        if expr in self._decided:
+            return self._decided[expr]
+        if isinstance(expr, Connective):
+            absorbing = expr.op == "or"
+            left, right = self.decide(expr.left), self.decide(expr.right)
+            if left is absorbing or right is absorbing:
+                result: bool | None = absorbing
+            else:
+                result = None if left is None or right is None else not absorbing
+        else:
+            result = self._decide_relation(expr)
+        self._decided[expr] = result
+        return result
+
+    def _decide_relation(self, relation: Relation) -> bool | None:
+        relation = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
+        bound = at_least_zero(relation)
+        if bound is not None:
+            if self._known_at_least_zero(bound):
+                return True
+            return False if self._known_at_least_zero(-bound - constant(1)) else None
+        difference = relation.left - relation.right
+        equal = self._decide_zero(difference)
+        return equal if equal is None or relation.op == "eq" else not equal
+
+    def _decide_zero(self, difference: IntExpr) -> bool | None:
+        value = difference.as_int()
+        if value is not None:
+            return value == 0
+        form = zero_form(difference)
+        if form in self._zero:
+            return True
+        if form in self._nonzero:
+            return False
+        one = constant(1)
+        if self._known_at_least_zero(difference - one) or self._known_at_least_zero(-difference - one):
+            return False
+        factor = 0
+        for monomial, coefficient in difference.terms.items():
+            if monomial:
+                factor = _gcd(factor, coefficient)
+        return False if difference.terms.get((), 0) % factor else None
+
+    def _known_at_least_zero(self, expr: IntExpr) -> bool:
+        low, _ = self.range_of(expr)
+        if low is not None and low >= 0:
+            return True
+        offset = expr.terms.get((), 0)
+        known = self._lower.get(expr - constant(offset) if offset else expr)
+        return known is not None and known + offset >= 0
+
+    # guards ---------------------------------------------------------------------------------------------------
+    def evaluate(self, expr: BoolExpr, hint: bool | None) -> bool:
+        """The truth value; where it is not known, the example's, with a guard.
+
+        Raises:
+            DataDependentValue: the value is not known and involves a data-dependent symbol.
+        """
+        known = self.decide(expr)
+        if known is not None:
+            return known
+        if hint is None:
+            raise DataDependentValue(
+                f"the truth of {expr}",
+                "it depends on a size that is known only when the program runs",
+                "Assert what you know of it (torch._check), or keep this part out of the compiled region.",
+                self.user_frame(),
+            )
+        self.assume(expr if hint else expr.negated(), self.guards)
+        return hint
+
+    def assume(self, expr: BoolExpr, record: list[ShapeGuard]) -> None:
+        """Record a fact and learn from it."""
+        record.append(ShapeGuard(expr, self.user_frame()))
+        self._learn(expr)
+
+    def specialize(self, expr: IntExpr, hint: int | None) -> int:
+        """The integer value, with a guard that fixes it."""
+        expr = self.simplify(expr)
+        value = expr.as_int()
+        if value is not None:
+            return value
+        if hint is None:
+            raise DataDependentValue(
+                f"the value of {expr}",
+                "it is known only when the program runs",
+                "Keep it symbolic, or keep this part out of the compiled region.",
+                self.user_frame(),
+            )
+        self.evaluate(relate("eq", expr, constant(hint)), True)
+        return hint
+
+    def _learn(self, expr: BoolExpr) -> None:
+        if isinstance(expr, Connective):
+            if expr.op == "and":
+                self._learn(expr.left)
+                self._learn(expr.right)
+        elif isinstance(expr, Relation):
+            left, right = self.simplify(expr.left), self.simplify(expr.right)
+            difference = left - right
+            if difference.as_int() is None:
+                bound = at_least_zero(Relation(expr.op, left, right))
+                if bound is not None:
+                    self._learn_at_least_zero(bound)
+                elif expr.op == "ne":
+                    self._nonzero.add(zero_form(difference))
+                else:
+                    self._learn_zero(difference)
+        self._decided.clear()
+
+    def _learn_at_least_zero(self, bound: IntExpr) -> None:
+        offset = bound.terms.get((), 0)
+        rest = bound - constant(offset)
+        self._lower[rest] = max(self._lower.get(rest, -offset), -offset)
+        if len(rest.terms) != 1:
+            return
+        ((monomial, coefficient),) = rest.terms.items()
+        if len(monomial) == 1 and isinstance(monomial[0], Symbol):
+            name = monomial[0].key
+            low, high = self._ranges[name]
+            if coefficient > 0:
+                limit = -(offset // coefficient)
+                self._ranges[name] = (limit if low is None else max(low, limit), high)
+            else:
+                limit = offset // -coefficient
+                self._ranges[name] = (low, limit if high is None else min(high, limit))
+
+    def _learn_zero(self, difference: IntExpr) -> None:
+        self._zero.add(zero_form(difference))
+        solved = self._solve(difference)
+        if solved is None:
+            return
+        atom, value = solved
+        step = {atom: value}
+        self._substitutions = {a: v.substitute(step) for a, v in self._substitutions.items()}
+        self._substitutions[atom] = value
+        self._simplified.clear()
+        low, high = self._atom_range(atom)
+        self._zero = {zero_form(p) for p in (z.substitute(step) for z in self._zero) if p.as_int() is None}
+        self._nonzero = {zero_form(p) for p in (z.substitute(step) for z in self._nonzero) if p.as_int() is None}
+        facts = [p - constant(k) for p, k in self._lower.items()]
+        if low is not None:
+            facts.append(value - constant(low))
+        if high is not None:
+            facts.append(constant(high) - value)
+        self._lower = {}
+        for fact in facts:
+            bound = fact.substitute(step)
+            if bound.as_int() is None:
+                self._learn_at_least_zero(bound)
+
+    def _solve(self, difference: IntExpr) -> tuple[Atom, IntExpr] | None:
+        """An atom that the equation `difference == 0` gives in terms of others: the youngest symbol that occurs once."""
+        best: tuple[tuple[bool, bool, int], Atom, int] | None = None
+        for monomial, coefficient in difference.terms.items():
+            if len(monomial) != 1:
+                continue
+            atom = monomial[0]
+            rest = difference - IntExpr({monomial: coefficient})
+            if isinstance(atom, Symbol):
+                if abs(coefficient) != 1 or atom.key in rest.symbols():
+                    if rest.as_int() is None or rest.terms.get((), 0) % coefficient:
+                        continue
+                info = self.symbols[atom.key]
+                rank = (True, not info.backed, int(info.name[1:]))
+            elif rest.as_int() is not None and rest.terms.get((), 0) % coefficient == 0:
+                rank = (False, False, 0)
+            else:
+                continue
+            if best is None or rank > best[0]:
+                best = (rank, atom, coefficient)
+        if best is None:
+            return None
+        _, atom, coefficient = best
+        rest = difference - IntExpr({(atom,): coefficient})
+        return atom, IntExpr({m: -c // coefficient for m, c in rest.terms.items()})
+
+    # operations that need ranges ------------------------------------------------------------------------------
+    def floordiv(self, left: IntExpr, right: IntExpr) -> IntExpr:
+        """`left // right`, with `r // b == 0` for 0 <= r < b."""
+        return self._drop_small(left // right, "floordiv")
+
+    def mod(self, left: IntExpr, right: IntExpr) -> IntExpr:
+        """`left % right`, with `r % b == r` for 0 <= r < b."""
+        return self._drop_small(left % right, "mod")
+
+    def _drop_small(self, expr: IntExpr, op: str) -> IntExpr:
+        for atom in list(expr.atoms()):
+            if isinstance(atom, Call) and atom.op == op:
+                inside = connect("and", relate("ge", atom.left, constant(0)), relate("lt", atom.left, atom.right))
+                if self.decide(inside):
+                    expr = expr.substitute({atom: constant(0) if op == "floordiv" else atom.left})
+        return expr
+
+    def minimum(self, left: IntExpr, right: IntExpr) -> IntExpr:
+        """The smaller, when that is known; else an opaque `min`."""
+        known = self.decide(relate("le", left, right))
+        return left.minimum(right) if known is None else left if known else right
+
+    def maximum(self, left: IntExpr, right: IntExpr) -> IntExpr:
+        """The larger, when that is known; else an opaque `max`."""
+        known = self.decide(relate("ge", left, right))
+        return left.maximum(right) if known is None else left if known else right
+
+    def value_of(self, name: str) -> IntExpr:
+        """What a symbol is known to equal: itself, another expression or a constant."""
+        return self._substitutions.get(intern_symbol(name), atom_expr(intern_symbol(name)))
+
+
+def _product(a: Range, b: Range) -> Range:
+    if None not in a and None not in b:
+        corners = [x * y for x in a for y in b if x is not None and y is not None]
+        return min(corners), max(corners)
+    if a == (0, 0) or b == (0, 0):
+        return 0, 0
+    # One side is unbounded: keep what signs alone tell.
+    if _sign(a) and _sign(b):
+        sign = _sign(a) * _sign(b)
+        nearest = _near(a) * _near(b)
+        return (nearest, _far_product(a, b)) if sign > 0 else (_negate(_far_product(_magnitude(a), _magnitude(b))), -nearest)
+    return None, None
+
+
+def _sign(r: Range) -> int:
+    if r[0] is not None and r[0] >= 0:
+        return 1
+    return -1 if r[1] is not None and r[1] <= 0 else 0
+
+
+def _magnitude(r: Range) -> Range:
+    return r if _sign(r) > 0 else (_negate(r[1]), _negate(r[0]))
+
+
+def _near(r: Range) -> int:
+    return _magnitude(r)[0] or 0
+
+
+def _far_product(a: Range, b: Range) -> int | None:
+    x, y = _magnitude(a)[1], _magnitude(b)[1]
+    return None if x is None or y is None else x * y
+
+
+def _negate(value: int | None) -> int | None:
+    return None if value is None else -value
+
+
+def _gcd(a: int, b: int) -> int:
+    while b:
+        a, b = b, a % b
+    return abs(a)

@@ -1,0 +1,432 @@
+"""The object behind a `torch.SymInt`, `SymBool` or `SymFloat`: an expression, its value in the example, its ShapeEnv.
+
+Torch calls these methods by name, from C++ and from Python; their names and signatures are torch's.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+import torch
+
+from primtorch.errors import DataDependentValue
+from primtorch.symbolic.expr import IntExpr, constant
+from primtorch.symbolic.float_expr import FloatExpr, FloatOperand
+from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, connect, relate
+
+if TYPE_CHECKING:
+    from primtorch.symbolic.shape_env import ShapeEnv
+
+Expr: TypeAlias = IntExpr | Relation | Connective | Truth | FloatExpr
+_FLOAT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv, "pow": operator.pow}
+_COMPARE = {
+    "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
+}  # fmt: skip
+
+
+class SymNode:
+    """One symbolic value. `hint` is None where it depends on data."""
+
+    __slots__ = ("env", "expr", "hint")
+
+    def __init__(self, expr: Expr, hint: int | bool | float | None, env: ShapeEnv) -> None:
+        self.expr = expr
+        self.hint = hint
+        self.env = env
+
+    # kind -----------------------------------------------------------------------------------------------------
+    def is_int(self) -> bool:
+        return isinstance(self.expr, IntExpr)
+
+    def is_float(self) -> bool:
+        return isinstance(self.expr, FloatExpr)
+
+    def is_bool(self) -> bool:
+        return not isinstance(self.expr, IntExpr | FloatExpr)
+
+    def is_nested_int(self) -> bool:
+        return False
+
+    def nested_int(self) -> None:
+        return None
+
+    def is_symbolic(self) -> bool:
+        return True
+
+    def is_constant(self) -> bool:
+        return False
+
+    def constant_int(self) -> None:
+        return None
+
+    def constant_bool(self) -> None:
+        return None
+
+    def maybe_as_int(self) -> int | None:
+        expr = self.expr
+        return expr.as_int() if isinstance(expr, IntExpr) else None
+
+    def maybe_as_bool(self) -> bool | None:
+        return self.expr.value if isinstance(self.expr, Truth) else None
+
+    def maybe_as_float(self) -> None:
+        return None
+
+    def has_hint(self) -> bool:
+        return self.hint is not None
+
+    def require_hint(self, fallback: int | None = None) -> int | bool | float | None:
+        return self.hint if self.hint is not None else fallback
+
+    @property
+    def shape_env(self) -> ShapeEnv:
+        return self.env
+
+    @property
+    def pytype(self) -> type:
+        return int if self.is_int() else float if self.is_float() else bool
+
+    def str(self) -> str:
+        return str(self.env.simplify(self.expr) if isinstance(self.expr, IntExpr) else self.expr)
+
+    __str__ = str
+    __repr__ = str
+    _graph_repr = str
+
+    def clone(self) -> SymNode:
+        return self
+
+    def wrap_int(self, value: int) -> SymNode:
+        return SymNode(constant(value), value, self.env)
+
+    def wrap_bool(self, value: bool) -> SymNode:
+        return SymNode(Truth(value), value, self.env)
+
+    def wrap_float(self, value: float) -> SymNode:
+        return SymNode(FloatExpr("value", (value,)), value, self.env)
+
+    # integer arithmetic ---------------------------------------------------------------------------------------
+    def _int(self) -> IntExpr:
+        if isinstance(self.expr, IntExpr):
+            return self.expr
+        raise TypeError(f"an integer is expected, not {self.expr}")
+
+    def _made(self, expr: IntExpr, hint: int | None) -> SymNode:
+        return SymNode(expr, hint, self.env)
+
+    def add(self, other: SymNode) -> SymNode:
+        a, b = self.expr, other.expr
+        if isinstance(a, IntExpr) and isinstance(b, IntExpr):
+            return self._made(a + b, _both(operator.add, self.hint, other.hint))
+        return self._float("add", other)
+
+    def sub(self, other: SymNode) -> SymNode:
+        a, b = self.expr, other.expr
+        if isinstance(a, IntExpr) and isinstance(b, IntExpr):
+            return self._made(a - b, _both(operator.sub, self.hint, other.hint))
+        return self._float("sub", other)
+
+    def mul(self, other: SymNode) -> SymNode:
+        a, b = self.expr, other.expr
+        if isinstance(a, IntExpr) and isinstance(b, IntExpr):
+            return self._made(a * b, _both(operator.mul, self.hint, other.hint))
+        return self._float("mul", other)
+
+    def neg(self) -> SymNode:
+        hint = None if self.hint is None else -self.hint
+        if isinstance(self.expr, IntExpr):
+            return SymNode(-self.expr, hint, self.env)
+        return SymNode(FloatExpr("neg", (self._operand(),)), hint, self.env)
+
+    def pos(self) -> SymNode:
+        return self
+
+    def abs(self) -> SymNode:
+        return self.sym_max(self.neg())
+
+    def int_floordiv(self, other: SymNode) -> SymNode:
+        env = self.env
+        a, b = env.simplify(self._int()), env.simplify(other._int())
+        return self._made(env.floordiv(a, b), _both(operator.floordiv, self.hint, other.hint))
+
+    floordiv = int_floordiv
+
+    def mod(self, other: SymNode) -> SymNode:
+        env = self.env
+        a, b = env.simplify(self._int()), env.simplify(other._int())
+        return self._made(env.mod(a, b), _both(operator.mod, self.hint, other.hint))
+
+    def sym_min(self, other: SymNode) -> SymNode:
+        env = self.env
+        a, b = env.simplify(self._int()), env.simplify(other._int())
+        return self._made(env.minimum(a, b), _both(min, self.hint, other.hint))
+
+    def sym_max(self, other: SymNode) -> SymNode:
+        env = self.env
+        a, b = env.simplify(self._int()), env.simplify(other._int())
+        return self._made(env.maximum(a, b), _both(max, self.hint, other.hint))
+
+    def sym_sum(self, others: Sequence[SymNode]) -> SymNode:
+        result = others[0]
+        for other in others[1:]:
+            result = result.add(other)
+        return result
+
+    def pow_by_natural(self, other: SymNode) -> SymNode:
+        exponent = self.env.specialize(other._int(), other._hint_int())
+        return self._made(self._int() ** exponent, None if self.hint is None else int(self.hint) ** exponent)
+
+    def pow(self, other: SymNode) -> SymNode:
+        exponent = other.maybe_as_int()
+        return self.pow_by_natural(other) if self.is_int() and exponent is not None and exponent >= 0 else self.float_pow(other)
+
+    def lshift(self, other: SymNode) -> SymNode:
+        return self.mul(self.wrap_int(1 << self.env.specialize(other._int(), other._hint_int())))
+
+    def rshift(self, other: SymNode) -> SymNode:
+        return self.int_floordiv(self.wrap_int(1 << self.env.specialize(other._int(), other._hint_int())))
+
+    def _hint_int(self) -> int | None:
+        return None if self.hint is None else int(self.hint)
+
+    # floats ---------------------------------------------------------------------------------------------------
+    def _operand(self) -> FloatOperand:
+        if isinstance(self.expr, IntExpr | FloatExpr):
+            return self.expr
+        raise TypeError(f"a number is expected, not {self.expr}")
+
+    def _float(self, op: str, other: SymNode) -> SymNode:
+        hint = _both(_FLOAT[op], self.hint, other.hint)
+        return SymNode(FloatExpr(op, (self._operand(), other._operand())), None if hint is None else float(hint), self.env)
+
+    def int_truediv(self, other: SymNode) -> SymNode:
+        return self._float("truediv", other)
+
+    def truediv(self, other: SymNode) -> SymNode:
+        return self._float("truediv", other)
+
+    float_truediv = truediv
+
+    def float_pow(self, other: SymNode) -> SymNode:
+        return self._float("pow", other)
+
+    def sym_float(self) -> SymNode:
+        return SymNode(FloatExpr("value", (self._operand(),)), None if self.hint is None else float(self.hint), self.env)
+
+    def is_integer(self) -> SymNode:
+        return self.wrap_bool(self.is_int() or float(self.guard_float("", 0)).is_integer())
+
+    # relations ------------------------------------------------------------------------------------------------
+    def _relation(self, op: str, other: SymNode) -> SymNode:
+        a, b = self.expr, other.expr
+        if isinstance(a, IntExpr) and isinstance(b, IntExpr):
+            return SymNode(relate(op, a, b), _both(_COMPARE[op], self.hint, other.hint), self.env)
+        if self.is_bool() and other.is_bool():
+            return self.wrap_bool(_COMPARE[op](self.bool_(), other.bool_()))
+        return self.wrap_bool(_COMPARE[op](self.guard_float("", 0), other.guard_float("", 0)))
+
+    def eq(self, other: SymNode) -> SymNode:
+        return self._relation("eq", other)
+
+    def ne(self, other: SymNode) -> SymNode:
+        return self._relation("ne", other)
+
+    def lt(self, other: SymNode) -> SymNode:
+        return self._relation("lt", other)
+
+    def le(self, other: SymNode) -> SymNode:
+        return self._relation("le", other)
+
+    def gt(self, other: SymNode) -> SymNode:
+        return self._relation("gt", other)
+
+    def ge(self, other: SymNode) -> SymNode:
+        return self._relation("ge", other)
+
+    def _truth(self) -> BoolExpr:
+        if isinstance(self.expr, Relation | Connective | Truth):
+            return self.expr
+        raise TypeError(f"a boolean is expected, not {self.expr}")
+
+    def sym_and(self, other: SymNode) -> SymNode:
+        hint = _both(lambda a, b: a and b, self.hint, other.hint)
+        return SymNode(connect("and", self._truth(), other._truth()), hint, self.env)
+
+    def sym_or(self, other: SymNode) -> SymNode:
+        hint = _both(lambda a, b: a or b, self.hint, other.hint)
+        return SymNode(connect("or", self._truth(), other._truth()), hint, self.env)
+
+    and_ = sym_and
+    or_ = sym_or
+
+    def sym_not(self) -> SymNode:
+        return SymNode(self._truth().negated(), None if self.hint is None else not self.hint, self.env)
+
+    def sym_ite(self, then: SymNode, otherwise: SymNode) -> SymNode:
+        return then if self.bool_() else otherwise
+
+    # making values concrete -----------------------------------------------------------------------------------
+    def bool_(self) -> bool:
+        if isinstance(self.expr, IntExpr):
+            return not self._relation("eq", self.wrap_int(0)).bool_()
+        if isinstance(self.expr, FloatExpr):
+            return self.guard_float("", 0) != 0.0
+        return self.env.evaluate(self.expr, None if self.hint is None else bool(self.hint))
+
+    def guard_bool(self, file: str, line: int) -> bool:
+        return self.bool_()
+
+    def guard_int(self, file: str, line: int) -> int:
+        return self.env.specialize(self._int(), self._hint_int())
+
+    def int_(self) -> int:
+        return self.env.specialize(self._int(), self._hint_int())
+
+    def guard_float(self, file: str, line: int) -> float:
+        sizes = [self.expr] if isinstance(self.expr, IntExpr) else self.expr.sizes() if isinstance(self.expr, FloatExpr) else []
+        for size in sizes:
+            self.env.specialize(size, self.env.hint(size))
+        if self.hint is None:
+            raise DataDependentValue(f"the value of {self.expr}", "it is known only when the program runs", "Keep it symbolic.")
+        return float(self.hint)
+
+    def guard_size_oblivious(self, file: str, line: int) -> bool:
+        """As `guard_bool`, but a data-dependent size that is neither known nor excluded counts as at least 2."""
+        expr = self._truth()
+        known = self.env.decide(expr)
+        if known is None and self.hint is None and isinstance(expr, Relation):
+            value = (expr.right if expr.left.as_int() is None else expr.left).as_int()
+            if value in (0, 1) and expr.op in ("eq", "ne"):
+                return expr.op == "ne"
+        return self.bool_() if known is None else known
+
+    def guard_or_false(self, file: str, line: int) -> bool:
+        return self._guard_or(False)
+
+    def guard_or_true(self, file: str, line: int) -> bool:
+        return self._guard_or(True)
+
+    def _guard_or(self, default: bool) -> bool:
+        known = self.env.decide(self._truth())
+        if known is not None:
+            return known
+        return default if self.hint is None else self.bool_()
+
+    def statically_known_true(self, file: str, line: int) -> bool:
+        return self.env.decide(self._truth()) is True
+
+    def expect_true(self, file: str, line: int) -> bool:
+        """An assertion of the program: a guard when its value is known, else a fact to check at run time."""
+        if self.hint is not None or self.env.decide(self._truth()) is not None:
+            return self.bool_()
+        self.env.assume(self._truth(), self.env.assumptions)
+        return True
+
+    def expect_size(self, file: str, line: int) -> bool:
+        return self.ge(self.wrap_int(0)).expect_true(file, line)
+
+    # layout predicates ----------------------------------------------------------------------------------------
+    def is_contiguous(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self.wrap_bool(_in_order(self, sizes, strides, range(len(sizes) - 1, -1, -1)))
+
+    def is_channels_last_contiguous_2d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self.wrap_bool(len(sizes) == 4 and _in_order(self, sizes, strides, (1, 3, 2, 0)))
+
+    def is_channels_last_contiguous_3d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self.wrap_bool(len(sizes) == 5 and _in_order(self, sizes, strides, (1, 4, 3, 2, 0)))
+
+    def is_channels_last_strides_2d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self.wrap_bool(len(sizes) == 4 and _looks_channels_last(self, sizes, strides, (1, 3, 2, 0)))
+
+    def is_channels_last_strides_3d(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self.wrap_bool(len(sizes) == 5 and _looks_channels_last(self, sizes, strides, (1, 4, 3, 2, 0)))
+
+    def is_non_overlapping_and_dense(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        def key(i: int) -> tuple[int | float, int]:
+            hint = strides[i].hint
+            return (float("inf") if hint is None else hint), -i
+
+        innermost_first = sorted(range(len(sizes)), key=key)
+        return self.wrap_bool(_in_order(self, sizes, strides, innermost_first))
+
+    def is_non_overlapping_and_dense_indicator(self, sizes: Sequence[SymNode], strides: Sequence[SymNode]) -> SymNode:
+        return self.wrap_int(int(self.is_non_overlapping_and_dense(sizes, strides).bool_()))
+
+
+def _both(fn: object, a: object, b: object) -> int | None:
+    return None if a is None or b is None else fn(a, b)  # type: ignore[operator, no-any-return]
+
+
+def _in_order(node: SymNode, sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Sequence[int]) -> bool:
+    """Whether the strides are those of a dense tensor with the dims, innermost first, in this order."""
+    env = node.env
+    expected = constant(1)
+    matches = True
+    for i in order:
+        size, stride = env.simplify(sizes[i]._int()), env.simplify(strides[i]._int())
+        if stride != expected and not _same_or_one(node, sizes[i], strides[i], stride, expected):
+            matches = False
+            break
+        expected = expected * size
+    if matches:
+        return True
+    # A tensor without elements is contiguous whatever its strides; sizes of at least 1 need no question.
+    return any(_oblivious(node, relate("eq", env.simplify(s._int()), constant(0)), s.hint) for s in sizes)
+
+
+def _same_or_one(node: SymNode, size: SymNode, stride_node: SymNode, stride: IntExpr, expected: IntExpr) -> bool:
+    env = node.env
+    if _oblivious(node, relate("eq", env.simplify(size._int()), constant(1)), size.hint):
+        return True
+    relation = relate("eq", stride, expected)
+    known = env.decide(relation)
+    if known is not None:
+        return known
+    hint = env.hint(expected)
+    if stride_node.hint is None or hint is None:
+        return False
+    return env.evaluate(relation, stride_node.hint == hint)
+
+
+def _oblivious(node: SymNode, relation: BoolExpr, hint: int | bool | float | None) -> bool:
+    """Truth of `size == 0` or `size == 1`; a data-dependent size that may be either counts as larger."""
+    known = node.env.decide(relation)
+    if known is not None:
+        return known
+    if hint is None or not isinstance(relation, Relation):
+        return False
+    return node.env.evaluate(relation, hint == relation.right.as_int())
+
+
+def _looks_channels_last(node: SymNode, sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Sequence[int]) -> bool:
+    """ATen's looser predicate: strides grow along the order, with its tie breaks for sizes of 1."""
+
+    def less(a: SymNode, b: SymNode) -> bool:
+        return a.lt(b).bool_() if a.hint is not None and b.hint is not None else node.env.decide(a.lt(b)._truth()) is True
+
+    minimum = node.wrap_int(0)
+    channel = strides[1]
+    if _oblivious(node, relate("eq", channel._int(), constant(0)), channel.hint):
+        return False
+    for i in order:
+        if _oblivious(node, relate("eq", sizes[i]._int(), constant(0)), sizes[i].hint):
+            return False
+        if less(strides[i], minimum):
+            return False
+        # (N, 1, H, W) contiguous is ambiguous: ATen calls it contiguous.
+        if i == 0 and minimum.expr == channel.expr:
+            return False
+        minimum = strides[i]
+        if not _oblivious(node, relate("eq", sizes[i]._int(), constant(1)), sizes[i].hint):
+            minimum = strides[i].mul(sizes[i])
+    return True
+
+
+def node_of(size: torch.SymInt) -> SymNode:
+    """Our node behind a SymInt."""
+    node = size.node
+    if isinstance(node, SymNode):
+        return node
+    raise TypeError(f"{size!r} is a SymInt of another library")
