@@ -1,0 +1,308 @@
+"""The guards of one capture: collected without repeats, checked in Python, explained to a person.
+
+The C++ guard tree checks the same records on the hot path. The evaluator here is the readable
+reference for it, and tells which guard failed and why when a recompile is explained.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from primtorch.schemas import UserFrame
+
+from torchdynamo.schemas import GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard
+from torchdynamo.sources import (
+    Argument,
+    Attribute,
+    ClosureCell,
+    DictKeyAt,
+    Global,
+    InstanceAttribute,
+    Item,
+    Pinned,
+    Source,
+    TensorOffset,
+    TensorSize,
+    TensorStride,
+    TypeOf,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What sources are resolved against: one call of the captured function."""
+
+    flat: Sequence[Any]
+    globals: Mapping[str, Any]
+    closure: tuple[Any, ...]
+    pinned: Sequence[Any]
+    modules: Mapping[str, Any]
+
+
+class GuardSet:
+    """Guards in the order in which the program asked; the first mention of each wins."""
+
+    def __init__(self) -> None:
+        self._guards: dict[tuple[Any, ...], Guard] = {}
+
+    def add(self, source: Source | None, kind: GuardKind, payload: Any, user_frames: tuple[UserFrame, ...]) -> None:
+        key = (source, kind, _payload_key(payload))
+        if key not in self._guards:
+            self._guards[key] = Guard(source, kind, payload, user_frames)
+
+    def guards(self) -> tuple[Guard, ...]:
+        return tuple(self._guards.values())
+
+    def __len__(self) -> int:
+        return len(self._guards)
+
+
+def _payload_key(payload: Any) -> Any:
+    """Equal keys only for payloads that check the same thing (1, 1.0 and True differ)."""
+    if isinstance(payload, (str, int, float, complex, bytes)):
+        return (type(payload), repr(payload))
+    return id(payload) if not isinstance(payload, (tuple, frozenset)) else (type(payload), repr(payload))
+
+
+def resolve(source: Source, scope: Scope) -> Any:
+    """The object at `source` in `scope`. Raises what the failing step raises."""
+    match source:
+        case Argument(index=index):
+            return scope.flat[index]
+        case Global(name=name, module=None):
+            return scope.globals[name]
+        case Global(name=name, module=module):
+            return scope.modules[str(module)].__dict__[name]
+        case ClosureCell(index=index):
+            return scope.closure[index].cell_contents
+        case Pinned(key=key):
+            return scope.pinned[key]
+        case Attribute(base=base, name=name):
+            return getattr(resolve(base, scope), name)
+        case InstanceAttribute(base=base, name=name):
+            return instance_dict(resolve(base, scope))[name]
+        case Item(base=base, key=key):
+            return base_item(resolve(base, scope), key)
+        case DictKeyAt(base=base, index=index):
+            return list(dict.keys(resolve(base, scope)))[index]
+        case TypeOf(base=base):
+            return type(resolve(base, scope))
+        case TensorSize(base=base, dim=dim):
+            return resolve(base, scope).shape[dim]
+        case TensorStride(base=base, dim=dim):
+            return resolve(base, scope).stride(dim)
+        case TensorOffset(base=base):
+            return resolve(base, scope).storage_offset()
+    raise TypeError(f"not a source: {source!r}")
+
+
+def instance_dict(obj: Any) -> Mapping[str, Any]:
+    """`obj.__dict__` by the type's own slot, whatever the class says about `__getattribute__`."""
+    return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
+
+
+def base_item(container: Any, key: Any) -> Any:
+    """An item by the lookup of the built-in base class."""
+    for base in (dict, list, tuple):
+        if isinstance(container, base):
+            return base.__getitem__(container, key)  # type: ignore[attr-defined]
+    return container[key]
+
+
+def global_state() -> GlobalState:
+    """Ambient state of this thread, as the guard compares it."""
+    devices = ("cpu", "cuda")
+    return GlobalState(
+        grad_enabled=torch.is_grad_enabled(),
+        inference_mode=torch.is_inference_mode_enabled(),
+        autocast=tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in devices),
+        autocast_cache=torch.is_autocast_cache_enabled(),
+        default_dtype=torch.get_default_dtype(),
+        deterministic=torch.are_deterministic_algorithms_enabled(),
+        torch_function_modes=torch._C._len_torch_function_stack(),
+    )
+
+
+def same_constant(a: Any, b: Any) -> bool:
+    """Same exact type and equal; nan equals nan, 0.0 is not -0.0, recursively in tuples and frozensets."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, float):
+        return (math.isnan(a) and math.isnan(b)) or (a == b and math.copysign(1.0, a) == math.copysign(1.0, b))
+    if isinstance(a, tuple):
+        return len(a) == len(b) and all(map(same_constant, a, b))
+    return bool(a == b)
+
+
+def _has_instance(obj: Any, name: str) -> bool:
+    try:
+        return name in instance_dict(obj)
+    except AttributeError:
+        return False
+
+
+def _truth(value: Any) -> bool:
+    return bool(len(value)) if isinstance(value, (list, tuple, dict, set, frozenset)) else bool(value)
+
+
+_CHECKS: dict[GuardKind, Callable[[Any, Any], bool]] = {
+    GuardKind.TYPE: lambda value, payload: type(value) is payload,
+    GuardKind.IDENTITY: lambda value, payload: value is payload,
+    GuardKind.EQUALS: same_constant,
+    GuardKind.LENGTH: lambda value, payload: len(value) == payload,
+    GuardKind.DICT_KEYS: lambda value, payload: tuple(dict.keys(value)) == payload,
+    GuardKind.SET_ITEMS: lambda value, payload: frozenset(value) == payload,
+    GuardKind.INSTANCE_HAS: _has_instance,
+    GuardKind.INSTANCE_LACKS: lambda value, payload: not _has_instance(value, payload),
+    GuardKind.KEY_ABSENT: lambda value, payload: payload not in value,
+    GuardKind.BOOL: lambda value, payload: _truth(value) is payload,
+    GuardKind.PREDICATE: lambda value, payload: bool(payload(value)),
+}
+
+
+def tensor_mismatch(value: Any, want: TensorGuard) -> str | None:
+    """What differs between a tensor and its guard, or None."""
+    if type(value) is not want.type:
+        return f"type {type(value).__name__}, expected {want.type.__name__}"
+    for name in ("dtype", "device", "requires_grad"):
+        if getattr(value, name) != getattr(want, name):
+            return f"{name} {getattr(value, name)}, expected {getattr(want, name)}"
+    if value.dim() != len(want.sizes):
+        return f"{value.dim()} dimensions, expected {len(want.sizes)}"
+    for dim, (size, expected) in enumerate(zip(value.shape, want.sizes, strict=True)):
+        if expected is not None and size != expected:
+            return f"size {size} at dim {dim}, expected {expected}"
+    for dim, (stride, expected) in enumerate(zip(value.stride(), want.strides, strict=True)):
+        if expected is not None and stride != expected:
+            return f"stride {stride} at dim {dim}, expected {expected}"
+    if want.is_leaf is not None and value.is_leaf is not want.is_leaf:
+        return f"is_leaf {value.is_leaf}, expected {want.is_leaf}"
+    if want.has_grad is not None and (value.grad is not None) is not want.has_grad:
+        return f"has grad: {value.grad is not None}, expected {want.has_grad}"
+    return None
+
+
+def run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int]) -> Any:
+    """Evaluates a postfix program of `primtorch.symbolic` over integers."""
+    stack: list[Any] = []
+    for op, operand in program:
+        if op == "const":
+            stack.append(operand)
+        elif op == "sym":
+            stack.append(symbols[operand])
+        elif op in _UNARY:
+            stack.append(_UNARY[op](stack.pop()))
+        else:
+            right = stack.pop()
+            stack.append(_BINARY[op](stack.pop(), right))
+    return stack.pop()
+
+
+_UNARY: dict[str, Callable[[Any], Any]] = {"neg": lambda a: -a, "not": lambda a: not a}
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "floordiv": lambda a, b: a // b,
+    "mod": lambda a, b: a % b,
+    "min": min,
+    "max": max,
+    "eq": lambda a, b: a == b,
+    "ne": lambda a, b: a != b,
+    "lt": lambda a, b: a < b,
+    "le": lambda a, b: a <= b,
+    "gt": lambda a, b: a > b,
+    "ge": lambda a, b: a >= b,
+    "and": lambda a, b: a and b,
+    "or": lambda a, b: a or b,
+}
+
+
+def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors' address ranges touch (an upper bound of true overlap)."""
+    if a.numel() == 0 or b.numel() == 0 or a.device != b.device:
+        return False
+
+    def span(t: torch.Tensor) -> tuple[int, int]:
+        reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+        return t.data_ptr(), t.data_ptr() + (reach + 1) * t.element_size()
+
+    (low_a, high_a), (low_b, high_b) = span(a), span(b)
+    return low_a < high_b and low_b < high_a
+
+
+def explain_failure(guard: Guard, scope: Scope) -> str | None:
+    """Why `guard` does not hold in `scope`, or None when it holds."""
+    if guard.kind is GuardKind.GLOBAL_STATE:
+        now = global_state()
+        if now == guard.payload:
+            return None
+        names = [n for n in GlobalState.__slots__ if getattr(now, n) != getattr(guard.payload, n)]
+        return "ambient state changed: " + ", ".join(
+            f"{n} is {getattr(now, n)}, was {getattr(guard.payload, n)}" for n in names
+        )
+    if guard.kind is GuardKind.SHAPE:
+        shape: ShapeProgram = guard.payload
+        try:
+            values = {name: int(resolve(source, scope)) for name, source in shape.symbols.items()}
+        except (LookupError, AttributeError, TypeError) as error:
+            return f"{shape.text}: cannot be read ({error})"
+        if run_program(shape.program, values):
+            return None
+        return f"{shape.text} does not hold for " + ", ".join(f"{k} = {v}" for k, v in sorted(values.items()))
+    assert guard.source is not None
+    where = guard.source.expression()
+    try:
+        value = resolve(guard.source, scope)
+        return _explain_value(guard, where, value, scope)
+    except (LookupError, AttributeError, TypeError, ValueError) as error:
+        return f"{where} cannot be read ({type(error).__name__}: {error})"
+
+
+def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | None:
+    if guard.kind is GuardKind.TENSOR:
+        if not isinstance(value, torch.Tensor):
+            return f"{where} is a {type(value).__name__}, expected a tensor"
+        mismatch = tensor_mismatch(value, guard.payload)
+        return None if mismatch is None else f"tensor {where} has {mismatch}"
+    if guard.kind is GuardKind.SAME_OBJECT:
+        if value is resolve(guard.payload, scope):
+            return None
+        return f"{where} is no longer the same object as {guard.payload.expression()}"
+    if guard.kind is GuardKind.DISTINCT_STORAGE:
+        for other in guard.payload:
+            if other != guard.source and _overlap(value, resolve(other, scope)):
+                return f"{where} and {other.expression()} share memory"
+        return None
+    if _CHECKS[guard.kind](value, guard.payload):
+        return None
+    return f"{where}: {guard.kind.value} {_short(guard.payload)} expected, got {_short(value)}"
+
+
+def _short(value: Any, limit: int = 80) -> str:
+    text = repr(value) if not isinstance(value, torch.Tensor) else f"tensor{tuple(value.shape)}"
+    return text if len(text) <= limit else text[: limit - 3] + "..."
+
+
+def first_failure(guards: Iterable[Guard], scope: Scope) -> str | None:
+    """The first guard of `guards` that does not hold, explained; None when all hold."""
+    for guard in guards:
+        failure = explain_failure(guard, scope)
+        if failure is not None:
+            return failure
+    return None
+
+
+def print_guards(guards: Iterable[Guard]) -> str:
+    """One line per guard, for dumps."""
+    lines = []
+    for guard in guards:
+        where = guard.source.expression() if guard.source is not None else "-"
+        payload = guard.payload.text if isinstance(guard.payload, ShapeProgram) else _short(guard.payload, 200)
+        user = f"  # {guard.user_frames[-1].file}:{guard.user_frames[-1].line}" if guard.user_frames else ""
+        lines.append(f"{guard.kind.value:16} {where}  {payload}{user}")
+    return "\n".join(lines) + "\n"

@@ -1,0 +1,304 @@
+"""Records torch calls: a torch-function mode that runs each call on fake tensors and writes one FX node for it.
+
+The mode sees every torch function, method, operator and property, also those that C code reaches
+(`sum([x, y])`, `list(x)`), because torch asks the mode before anything else. A call gets a node when
+it makes a tensor or has an effect; a question about metadata (`x.shape`, `x.dim()`) is answered from the
+fake tensor and leaves no trace but the guards on the inputs' metadata.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from types import TracebackType
+from typing import Any
+
+import torch
+from primtorch import errors as primtorch_errors
+from primtorch.fake import FakeMode, FakeTensor
+from primtorch.schemas import UserFrame
+from primtorch.symbolic import materialize
+from torch import fx
+
+from torchdynamo.reasons import BreakGraph
+from torchdynamo.sources import Source
+
+# Operator methods of tensors and the function that a reader of the graph knows them by.
+_OPERATORS: dict[str, Callable[..., Any]] = {
+    f"__{name}__": function
+    for name, function in {
+        "add": operator.add,
+        "sub": operator.sub,
+        "mul": operator.mul,
+        "truediv": operator.truediv,
+        "div": operator.truediv,
+        "floordiv": operator.floordiv,
+        "mod": operator.mod,
+        "pow": operator.pow,
+        "matmul": operator.matmul,
+        "and": operator.and_,
+        "or": operator.or_,
+        "xor": operator.xor,
+        "lshift": operator.lshift,
+        "rshift": operator.rshift,
+        "neg": operator.neg,
+        "pos": operator.pos,
+        "abs": operator.abs,
+        "invert": operator.invert,
+        "eq": operator.eq,
+        "ne": operator.ne,
+        "lt": operator.lt,
+        "le": operator.le,
+        "gt": operator.gt,
+        "ge": operator.ge,
+        "getitem": operator.getitem,
+        "setitem": operator.setitem,
+        "iadd": operator.iadd,
+        "isub": operator.isub,
+        "imul": operator.imul,
+        "itruediv": operator.itruediv,
+        "idiv": operator.itruediv,
+        "ifloordiv": operator.ifloordiv,
+        "imod": operator.imod,
+        "ipow": operator.ipow,
+        "iand": operator.iand,
+        "ior": operator.ior,
+        "ixor": operator.ixor,
+        "ilshift": operator.ilshift,
+        "irshift": operator.irshift,
+    }.items()
+}
+# Reflected operators: the same function with its operands exchanged.
+_REFLECTED: dict[str, Callable[..., Any]] = {
+    f"__r{name}__": _OPERATORS[f"__{name}__"]
+    for name in ("add sub mul truediv div floordiv mod pow matmul and or xor lshift rshift".split())
+}
+
+# Methods and functions that need a tensor's values, by the reason that they break the graph for.
+_BREAKS: dict[str, str] = {
+    **dict.fromkeys(
+        ("item", "tolist", "numpy", "__int__", "__float__", "__index__", "__complex__", "__array__", "__dlpack__"),
+        "tensor_to_number",
+    ),
+    **dict.fromkeys(("data_ptr", "untyped_storage", "storage", "__reduce_ex__", "__deepcopy__"), "tensor_to_number"),
+    **dict.fromkeys(("__repr__", "__str__", "__format__"), "tensor_repr"),
+    **dict.fromkeys(("__bool__", "__contains__", "is_nonzero", "equal", "allclose"), "data_dependent_branch"),
+    **dict.fromkeys(("backward", "register_hook", "register_post_accumulate_grad_hook"), "backward"),
+    **dict.fromkeys(("set_", "resize_", "resize_as_", "share_memory_", "rename_"), "tensor_metadata_write"),
+    **dict.fromkeys(("manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state"), "random_state"),
+    **dict.fromkeys(("set_default_dtype", "set_default_device", "_set_default_dtype"), "ambient_state"),
+}
+
+# Calls with an effect and no tensor result.
+_EFFECTS = frozenset({"__setitem__", "_set_grad_enabled", "_assert_async"})
+
+# Modules whose functions are torch's Python-level API; others are recorded under the same rule.
+_SETTERS = frozenset({"__set__", "__delete__"})
+
+
+class Recorder:
+    """The graph under construction. Use as a context manager around interpretation."""
+
+    def __init__(
+        self,
+        mode: FakeMode,
+        user_frames: Callable[[], tuple[UserFrame, ...]],
+        adopt: Callable[[torch.Tensor], torch.Tensor],
+    ) -> None:
+        self.graph = fx.Graph()
+        self.mode = mode
+        self.user_frames = user_frames
+        self.adopt = adopt  # turns a real tensor that reached a call unseen into an input's fake
+        self.symbol_nodes: dict[str, fx.Node] = {}
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[torch.Tensor] = []
+        self._last_placeholder: fx.Node | None = None
+        self.calls = 0  # number of nodes that compute
+
+    # -- entering and leaving ---------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        self.mode.__enter__()
+        torch._C._push_on_torch_function_stack(self)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        torch._C._pop_torch_function_stack()
+        self.mode.__exit__(kind, value, traceback)
+
+    # -- inputs -----------------------------------------------------------------------------
+
+    def add_input(self, fake: Any, source: Source, name: str) -> fx.Node:
+        """A placeholder for a tensor or a SymInt; the driver orders them at the end."""
+        anchor = self._last_placeholder
+        with self.graph.inserting_after(anchor) if anchor is not None else self._at_start():
+            node = self.graph.placeholder(name)
+        self._last_placeholder = node
+        node.meta.update(val=fake, source=source.expression(), stack=self.user_frames())
+        if isinstance(fake, torch.Tensor):
+            self.remember(fake, node)
+        return node
+
+    @contextmanager
+    def _at_start(self) -> Iterator[None]:
+        first = next(iter(self.graph.nodes), None)
+        if first is None:
+            yield
+        else:
+            with self.graph.inserting_before(first):
+                yield
+
+    def remember(self, fake: torch.Tensor, node: fx.Node) -> None:
+        self._nodes[id(fake)] = node
+        self._alive.append(fake)
+
+    def node_of(self, fake: torch.Tensor) -> fx.Node | None:
+        return self._nodes.get(id(fake))
+
+    # -- recording --------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = function_name(func)
+        reason = _BREAKS.get(name)
+        if reason is not None and (reason not in _TENSOR_ONLY or _has_tensor(args)):
+            raise BreakGraph(reason, f"{name}() of a tensor" if _has_tensor(args) else f"torch {name}()")
+        if getattr(func, "__name__", "") in _SETTERS:
+            raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
+        args, kwargs = self._adopt_all(args), self._adopt_all(kwargs)
+        return self.record(func, args, kwargs)
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
+        try:
+            result = func(*args, **kwargs)
+        except primtorch_errors.DataDependentError as error:
+            raise BreakGraph("data_dependent_shape", str(error)) from error
+        except primtorch_errors.MissingMetaError as error:
+            raise BreakGraph("operator_without_meta", str(error)) from error
+        name = function_name(func)
+        inplace = is_inplace(name)
+        if not inplace and isinstance(result, torch.Tensor) and id(result) in self._nodes:
+            return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
+        if inplace or name in _EFFECTS or _has_tensor(result):
+            self.write(func, args, kwargs, result)
+        return result
+
+    def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
+        """One node for a call whose result is known."""
+        kind, target, args = _target_of(func, args)
+        node = self.graph.create_node(kind, target, self.argument(args), self.argument(kwargs))
+        self._annotate(node, result)
+        self.calls += 1
+        self._bind(result, node)
+        return node
+
+    def _annotate(self, node: fx.Node, value: Any) -> None:
+        node.meta["val"] = value
+        node.meta["stack"] = self.user_frames()
+
+    def _bind(self, result: Any, node: fx.Node) -> None:
+        if isinstance(result, torch.Tensor):
+            if id(result) not in self._nodes:
+                self.remember(result, node)
+        elif isinstance(result, (tuple, list)):
+            for index, element in enumerate(result):
+                if _has_tensor(element):
+                    item = self.graph.call_function(operator.getitem, (node, index))
+                    self._annotate(item, element)
+                    self._bind(element, item)
+
+    def argument(self, value: Any) -> Any:
+        """A call's argument as FX writes it: nodes for tensors and symbolic sizes, containers rebuilt."""
+        if isinstance(value, torch.Tensor):
+            node = self._nodes.get(id(value))
+            if node is None:
+                raise BreakGraph("unsupported_read", "a tensor that capture did not see being made")
+            return node
+        if isinstance(value, torch.SymInt):
+            return materialize(self.graph, value, self.symbol_nodes)
+        if isinstance(value, (torch.SymBool, torch.SymFloat)):
+            raise BreakGraph("tensor_to_number", "a symbolic bool or float as an argument of a torch call")
+        if isinstance(value, torch.Size):
+            return tuple(self.argument(item) for item in value)
+        if isinstance(value, tuple):
+            items = [self.argument(item) for item in value]
+            return type(value)(*items) if hasattr(value, "_fields") else tuple(items)
+        if isinstance(value, list):
+            return [self.argument(item) for item in value]
+        if isinstance(value, dict):
+            return {key: self.argument(item) for key, item in value.items()}
+        if isinstance(value, slice):
+            return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
+        if isinstance(value, (set, frozenset)):
+            return type(value)(self.argument(item) for item in value)
+        return value
+
+    def _adopt_all(self, value: Any) -> Any:
+        """Real tensors among the arguments become inputs; everything else stays the same object."""
+        if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
+            return self.adopt(value)
+        if type(value) in (tuple, list) and _has_real_tensor(value):
+            return type(value)(self._adopt_all(item) for item in value)
+        if type(value) is dict and _has_real_tensor(tuple(value.values())):
+            return {key: self._adopt_all(item) for key, item in value.items()}
+        return value
+
+
+_TENSOR_ONLY = frozenset({"tensor_to_number", "tensor_repr", "data_dependent_branch", "backward", "tensor_metadata_write"})
+
+
+def function_name(func: Any) -> str:
+    """The name a user knows a torch function by; for properties, the property's."""
+    name = getattr(func, "__name__", type(func).__name__)
+    if name in ("__get__", "__set__", "__delete__"):
+        return str(getattr(func.__self__, "__name__", name))
+    return str(name)
+
+
+def is_inplace(name: str) -> bool:
+    return name in _INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
+
+
+_INPLACE_OPERATORS = frozenset(
+    f"__i{name}__" for name in "add sub mul truediv div floordiv mod pow and or xor lshift rshift".split()
+)
+
+
+def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
+    """(FX node kind, target, arguments) for a torch function as the mode receives it."""
+    raw = getattr(func, "__name__", "")
+    if raw == "__get__":
+        return "call_function", getattr, (args[0], function_name(func))
+    if raw in _OPERATORS:
+        return "call_function", _OPERATORS[raw], args
+    if raw in _REFLECTED:
+        return "call_function", _REFLECTED[raw], (args[1], args[0], *args[2:])
+    if raw and args and isinstance(args[0], torch.Tensor) and getattr(torch.Tensor, raw, None) is func:
+        return "call_method", raw, args
+    return "call_function", func, args
+
+
+def _has_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return True
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_tensor, value))
+    if isinstance(value, dict):
+        return any(map(_has_tensor, value.values()))
+    return False
+
+
+def _has_real_tensor(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return not isinstance(value, FakeTensor)
+    if isinstance(value, (tuple, list)):
+        return any(map(_has_real_tensor, value))
+    if isinstance(value, dict):
+        return any(map(_has_real_tensor, value.values()))
+    return False
