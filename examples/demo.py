@@ -27,12 +27,13 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import torch
-import torchcompile
 from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from sklearn.datasets import load_digits
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
+
+import torchcompile
 
 BATCH = 128
 CONSOLE = Console()

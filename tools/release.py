@@ -1,4 +1,4 @@
-"""Checks a release tag such as `inductor-v0.2.0` against packages/inductor/pyproject.toml; prints PACKAGE and VERSION lines.
+"""Checks a release tag such as `inductor-v0.2.0` against that package's pyproject.toml; prints PACKAGE and VERSION.
 
 python tools/release.py TAG
 """

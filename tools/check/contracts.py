@@ -1,4 +1,4 @@
-"""Import contracts of packages/: who may import whom, what nobody may import, no cycles, no first-party import in a function.
+"""Import contracts of packages/: who may import whom, what nobody may, no cycles, none of ours inside a function.
 
 python tools/check/contracts.py       (exit status 1 and one line a finding when a contract is broken)
 """

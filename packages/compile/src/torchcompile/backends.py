@@ -1,0 +1,134 @@
+"""Back ends by name. A back end takes a captured graph and gives a callable; any such callable works too.
+
+`backend(gm: torch.fx.GraphModule, example_inputs: list) -> callable(*inputs) -> sequence of outputs`
+"""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+import torchinductor
+from aotautograd import aot_module, default_partition, min_cut_partition
+from torchcompile.dumps import DumpFolder
+from torchcompile.errors import InvalidArgument, unknown
+from torchcompile.journal import CompiledGraphRecord, FallbackRecord, Journal, Kind
+from torchcompile.options import CompileOptions
+from torchinductor import InductorOptions
+from torchinductor.errors import CompilerNotFound
+
+Runner = Callable[..., Sequence[Any]]
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Runner]
+Dump = Callable[[str, str], None] | None
+
+PARTITIONERS: Mapping[str, Any] = MappingProxyType({"min_cut": min_cut_partition, "default": default_partition})
+
+
+class Toolchain:
+    """What a named back end needs beside the graph: options, the dump folder, the journal to write in."""
+
+    def __init__(self, options: CompileOptions, dumps: DumpFolder | None, journal: Journal) -> None:
+        self.options = options
+        self.dumps = dumps
+        self.journal = journal
+
+    def start(self) -> tuple[str, Dump]:
+        """Title and dump writer of the next captured graph."""
+        title = self.journal.next_title()
+        return title, self.dumps.compilation(title) if self.dumps is not None else None
+
+
+def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+    """Runs the captured graph as it is."""
+    _, dump = toolchain.start()
+    if dump is not None:
+        dump("captured_graph.py", gm.print_readable(print_output=False))
+    return gm.forward
+
+
+def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+    """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
+    _, dump = toolchain.start()
+    if dump is not None:
+        dump("captured_graph.py", gm.print_readable(print_output=False))
+    run_graph = lambda graph, inputs: graph.forward
+    partitioner = PARTITIONERS[toolchain.options.partitioner]
+    return aot_module(gm, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump)
+
+
+def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+    """Forward and backward as generated kernels: C++ and OpenMP on CPU, Triton on NVIDIA GPUs."""
+    title, dump = toolchain.start()
+    if dump is not None:
+        dump("captured_graph.py", gm.print_readable(print_output=False))
+
+    def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, list[Any]], Runner]:
+        named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
+        settings = InductorOptions(cache_dir=toolchain.options.cache, dump=named_dump)
+
+        def build(graph: torch.fx.GraphModule, inputs: list[Any]) -> Runner:
+            start = time.perf_counter()
+            compiled = torchinductor.compile_graph(graph, inputs, settings)
+            stats = compiled.stats
+            toolchain.journal.add(
+                CompiledGraphRecord(
+                    title=title,
+                    kind=kind,
+                    prims=sum(node.op == "call_function" for node in graph.graph.nodes),
+                    kernels=stats.kernels,
+                    aten_calls=stats.aten_calls,
+                    seconds=time.perf_counter() - start,
+                    cache_hits=stats.cache_hits,
+                )
+            )
+            for reason in stats.fallbacks:
+                toolchain.journal.add(FallbackRecord(f"{title} {kind}", reason))
+            return compiled
+
+        return build
+
+    try:
+        return aot_module(
+            gm,
+            example_inputs,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partitioner=PARTITIONERS[toolchain.options.partitioner],
+            decompositions="prims",
+            dump=dump,
+        )
+    except CompilerNotFound as error:
+        # Without a compiler there is no generated kernel at all: say so once, run the graph eagerly, count it.
+        toolchain.journal.add(FallbackRecord(title, str(error)))
+        warnings.warn(f"{error}\nUntil then the model runs eagerly.", stacklevel=2)
+        return gm.forward
+
+
+NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, list[Any]], Runner]] = MappingProxyType(
+    {"eager": eager, "aot_eager": aot_eager, "inductor": inductor}
+)
+
+
+def list_backends() -> list[str]:
+    """Names that `compile(backend=...)` takes; any callable `(gm, example_inputs) -> callable` is taken too."""
+    return sorted(NAMED)
+
+
+def resolve(backend: str | Backend, toolchain: Toolchain) -> Backend:
+    """The back end for a name or a callable. Raises `InvalidArgument` for anything else."""
+    if isinstance(backend, str):
+        if backend not in NAMED:
+            raise unknown("backend", backend, NAMED)
+        return functools.partial(NAMED[backend], toolchain)
+    if callable(backend):
+        return backend
+    raise InvalidArgument(
+        f"backend is one of {', '.join(list_backends())} or a callable (gm, example_inputs) -> callable, not {backend!r}"
+    )

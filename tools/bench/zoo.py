@@ -1,0 +1,109 @@
+"""Public models at full or tiny size, built from their configs, with random inputs.
+
+`build(suite, name, scale, ...)` gives (model, args, kwargs). Suites: hf (transformers), timm, tv (torchvision).
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import torch
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")
+os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+
+# Names that are not the class's own: (class, changes of its config).
+CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
+    "T5Small": ("T5ForConditionalGeneration", {}),
+    "DistillGPT2": ("GPT2LMHeadModel", {"n_layer": 6}),
+}
+
+# Config fields of a tiny model, set where a config has them.
+TINY: dict[str, int] = {
+    "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embedding_size": 32,
+    "num_hidden_layers": 2, "n_layer": 2, "n_layers": 2, "num_layers": 2, "encoder_layers": 2, "decoder_layers": 2,
+    "num_decoder_layers": 2,
+    "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "encoder_attention_heads": 4,
+    "decoder_attention_heads": 4,
+    "intermediate_size": 128, "d_ff": 128, "d_inner": 128, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
+    "hidden_dim": 128, "vocab_size": 1000, "d_kv": 16, "rotary_dim": 8,
+}  # fmt: skip
+
+TORCHVISION_OPS = (
+    "roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool _roi_pool_backward ps_roi_pool "
+    "_ps_roi_pool_backward nms qnms qroi_align deform_conv2d _deform_conv2d_backward"
+)
+_declared: list[torch.library.Library] = []
+
+
+def declare_torchvision_ops() -> None:
+    """torchvision's compiled operators need CUDA libraries; its models do not. Declared, they let it import."""
+    if torch.cuda.is_available() or _declared:
+        return
+    library = torch.library.Library("torchvision", "DEF")
+    for name in TORCHVISION_OPS.split():
+        library.define(f"{name}(Tensor x) -> Tensor")
+    _declared.append(library)
+
+
+def build(
+    suite: str, name: str, *, scale: str = "tiny", train: bool, batch: int = 2, length: int = 64
+) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    """A model in train or eval mode with inputs. `length`: tokens of a sequence (transformers only)."""
+    declare_torchvision_ops()
+    if suite == "hf":
+        model, args, kwargs = _transformer(name, scale, train, batch, length)
+    elif suite == "timm":
+        import timm
+
+        model = timm.create_model(name, pretrained=False)
+        args, kwargs = (torch.randn(batch, *model.default_cfg["input_size"]),), {}
+    elif suite == "tv":
+        import torchvision
+
+        model = getattr(torchvision.models, name)()
+        args, kwargs = (torch.randn(batch, 3, 224, 224),), {}
+    else:
+        raise SystemExit(f"no suite {suite!r}: hf, timm or tv")
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # values are compared between runs
+    return model.train(train), args, kwargs
+
+
+def _transformer(
+    name: str, scale: str, train: bool, batch: int, length: int
+) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    import transformers
+
+    class_name, changes = CLASSES.get(name, (name, {}))
+    cls = getattr(transformers, class_name)
+    config = cls.config_class()
+    if scale == "tiny":
+        for key, value in TINY.items():
+            current = getattr(config, key, None)
+            if isinstance(current, int) and not isinstance(current, bool):
+                setattr(config, key, value)
+    for key, value in changes.items():
+        setattr(config, key, value)
+    for key, value in list(vars(config).items()):
+        if "drop" in key and isinstance(value, float):
+            setattr(config, key, 0.0)
+    for key in ("pad_token_id", "eos_token_id", "bos_token_id", "decoder_start_token_id"):
+        token = getattr(config, key, None)
+        if token is None or (isinstance(token, int) and token >= config.vocab_size):
+            setattr(config, key, 1)
+    if hasattr(config, "use_cache"):
+        config.use_cache = False
+    model = cls(config)
+    ids = torch.randint(3, config.vocab_size, (batch, length))
+    if class_name.endswith("SequenceClassification"):
+        ids[:, -1] = config.eos_token_id
+    kwargs = {"input_ids": ids}
+    if class_name.endswith("ForConditionalGeneration"):
+        kwargs["decoder_input_ids"] = ids.clone()
+    if train:
+        sequence = class_name.endswith("SequenceClassification")
+        kwargs["labels"] = torch.randint(0, config.num_labels, (batch,)) if sequence else ids.clone()
+    return model, (), kwargs
