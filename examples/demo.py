@@ -137,8 +137,11 @@ def picture(title: str, ylabel: str, runs: list[Run], series: str) -> str:
 
 PAGE = jinja2.Environment(autoescape=True).from_string("""<!doctype html><meta charset="utf-8">
 <title>torchcompile demo</title>
-<style>body{font:16px/1.5 system-ui;max-width:50em;margin:2em auto;padding:0 1em}table{border-collapse:collapse}
-td,th{border:1px solid #ccc;padding:.3em .8em;text-align:right}td:first-child,th:first-child{text-align:left}img{max-width:100%}</style>
+<style>
+body{font:16px/1.5 system-ui;max-width:50em;margin:2em auto;padding:0 1em} img{max-width:100%}
+table{border-collapse:collapse} td,th{border:1px solid #ccc;padding:.3em .8em;text-align:right}
+td:first-child,th:first-child{text-align:left}
+</style>
 <h1>A small ViT on digits, eager and compiled</h1>
 <table>{% for row in rows %}<tr>{% for cell in row %}<td>{{ cell }}</td>{% endfor %}</tr>{% endfor %}</table>
 <p><img src="{{ losses }}" alt="loss of each step"></p><p><img src="{{ times }}" alt="milliseconds of each step"></p>

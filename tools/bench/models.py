@@ -99,9 +99,8 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     row["error"] = float((found - expected).norm() / (expected.norm() + 1e-12))
     found_gradients = gradients()
     row["missing"] = len(expected_gradients.keys() - found_gradients.keys())
-    difference = sum(
-        float((g - found_gradients[n]).norm() ** 2) for n, g in expected_gradients.items() if n in found_gradients
-    )
+    shared = expected_gradients.keys() & found_gradients.keys()
+    difference = sum(float((expected_gradients[n] - found_gradients[n]).norm() ** 2) for n in shared)
     norm = sum(float(g.norm() ** 2) for g in expected_gradients.values())
     row["gradient_error"] = (difference / (norm + 1e-30)) ** 0.5
     row["ms"] = median_ms(compiled)
@@ -129,9 +128,7 @@ def in_fresh_process(case: dict[str, Any], timeout: float) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    head = (
-        "| model | mode | compiler | eager ms | ms | ratio | first call s | error | gradient error | peak MB (eager) |"
-    )
+    head = "| model | mode | compiler | eager ms | ms | ratio | first s | error | gradient error | peak MB (eager) |"
     lines = [head, "|---|---|---|---|---|---|---|---|---|---|"]
     for row in rows:
         start = f"| {row['model']} | {row['mode']} | {row['compiler']} |"
@@ -171,17 +168,17 @@ def main() -> None:
     for model in arguments.models:
         for mode in arguments.modes:
             for compiler in arguments.compilers:
-                rows.append(
-                    in_fresh_process(dict(shared, model=model, mode=mode, compiler=compiler), arguments.timeout)
-                )
+                case = dict(shared, model=model, mode=mode, compiler=compiler)
+                rows.append(in_fresh_process(case, arguments.timeout))
                 print(table(rows[-1:]).splitlines()[-1], flush=True)
     ratios = {c: [r["ratio"] for r in rows if r["compiler"] == c and "ratio" in r] for c in arguments.compilers}
     means = ", ".join(f"{c} {statistics.geometric_mean(v):.2f}x over {len(v)}" for c, v in ratios.items() if v)
-    machine = (
-        torch.cuda.get_device_name() if arguments.device == "cuda" else f"{platform.machine()}, {os.cpu_count()} cores"
-    )
+    cpu = f"{platform.machine()}, {os.cpu_count()} cores"
+    machine = torch.cuda.get_device_name() if arguments.device == "cuda" else cpu
     text = f"{table(rows)}\n\nGeometric mean of the ratios to eager: {means}.\n"
-    text += f"torch {torch.__version__}, Python {platform.python_version()}, {machine}; `python {' '.join(sys.argv)}`\n"
+    text += (
+        f"torch {torch.__version__}, Python {platform.python_version()}, {machine}\n\n`python {' '.join(sys.argv)}`\n"
+    )
     print(text)
     if arguments.write:
         arguments.write.write_text(f"# {arguments.write.stem}\n\n{text}")

@@ -1,3 +1,20 @@
 """torchcompile.compile(model): the whole compiler stack behind one call."""
 
+from torchcompile.api import compile, list_backends, report, reset
+from torchcompile.errors import CompileError, InvalidArgument, NotCompilable
+from torchcompile.options import CompileOptions
+from torchcompile.report import Report
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CompileError",
+    "CompileOptions",
+    "InvalidArgument",
+    "NotCompilable",
+    "Report",
+    "compile",
+    "list_backends",
+    "report",
+    "reset",
+]

@@ -129,6 +129,5 @@ def resolve(backend: str | Backend, toolchain: Toolchain) -> Backend:
         return functools.partial(NAMED[backend], toolchain)
     if callable(backend):
         return backend
-    raise InvalidArgument(
-        f"backend is one of {', '.join(list_backends())} or a callable (gm, example_inputs) -> callable, not {backend!r}"
-    )
+    names = ", ".join(list_backends())
+    raise InvalidArgument(f"backend is one of {names} or a callable (gm, example_inputs) -> callable, not {backend!r}")

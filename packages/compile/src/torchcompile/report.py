@@ -14,7 +14,7 @@ from torchcompile.journal import CompiledGraphRecord, FallbackRecord
 
 @dataclass(frozen=True)
 class Report:
-    """`captured`: graphs given to a back end; `breaks`: (count, reason, user's file:line); `capture_seconds`: capture alone."""
+    """`captured`: graphs given to a back end; `breaks`: (count, reason, user's file:line)."""
 
     captured: int
     breaks: Sequence[tuple[int, str, str]]

@@ -1,0 +1,144 @@
+"""`torchcompile.compile`: the wiring of capture, ahead-of-time autograd and code generation behind one call."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torch
+import torchdynamo
+from torchdynamo import CaptureOptions
+
+from torchcompile import backends
+from torchcompile.backends import Backend, Toolchain
+from torchcompile.dumps import DumpFolder
+from torchcompile.errors import InvalidArgument, NotCompilable
+from torchcompile.journal import Journal
+from torchcompile.module import Transform, compiled_module
+from torchcompile.options import CompileOptions, resolve
+from torchcompile.report import Report
+
+ModelT = TypeVar("ModelT", bound=Callable[..., Any])
+
+_journal = Journal()
+
+
+@overload
+def compile(
+    model: ModelT,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    backend: str | Backend = ...,
+    mode: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    disable: bool = ...,
+) -> ModelT: ...
+
+
+@overload
+def compile(
+    model: None = None,
+    *,
+    fullgraph: bool = ...,
+    dynamic: bool | None = ...,
+    backend: str | Backend = ...,
+    mode: str | None = ...,
+    options: Mapping[str, Any] | None = ...,
+    disable: bool = ...,
+) -> Callable[[ModelT], ModelT]: ...
+
+
+def compile(
+    model: Any = None,
+    *,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Backend = "inductor",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+) -> Any:
+    """Makes `model` (a module or a function) faster, with eager's results; also a decorator.
+
+    Nothing is compiled before the first call. A compiled module is the model in every respect but its
+    call: parameters, attributes, `state_dict()` keys and `repr` are the model's own and shared with it.
+
+    Args:
+        model: an `nn.Module`, a function or a method; None gives a decorator.
+        fullgraph: raise where the graph would break, with the user's stack, the reason and the remedy.
+        dynamic: True: sizes are symbolic from the first call on; None: a size becomes so when it first
+            changes; False: never, each size compiles anew.
+        backend: a name of `list_backends()` or a callable `(gm, example_inputs) -> callable`.
+        mode: a named set of options.
+        options: see `torchcompile.options.CompileOptions`.
+        disable: give `model` back as it is.
+
+    Raises:
+        NotCompilable: `model` is neither a module nor a function.
+        InvalidArgument: an unknown backend, mode or option.
+    """
+    settings = resolve(mode, options)
+    if dynamic is not None and not isinstance(dynamic, bool):
+        raise InvalidArgument(f"dynamic is True, False or None, not {dynamic!r}")
+    toolchain = Toolchain(settings, DumpFolder(Path(settings.dump)) if settings.dump else None, _journal)
+    runner = backends.resolve(backend, toolchain)
+    transform = torchdynamo.optimize(runner, options=_capture_options(settings, fullgraph, dynamic))
+
+    def decorate(target: Any) -> Any:
+        return target if disable else _compile_one(target, transform)
+
+    return decorate if model is None else decorate(model)
+
+
+def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | None) -> CaptureOptions:
+    return CaptureOptions(
+        fullgraph=fullgraph,
+        dynamic=dynamic,
+        recompile_limit=settings.recompile_limit,
+        on_recompile=settings.on_recompile,
+        strict=settings.strict,
+    )
+
+
+def _compile_one(target: Any, transform: Transform) -> Any:
+    if isinstance(target, torch.nn.Module):
+        return compiled_module(target, transform)
+    if inspect.isclass(target):
+        raise NotCompilable(
+            f"compile takes an nn.Module object or a function, not the class {target.__name__}: "
+            f"compile an object of it, `torchcompile.compile({target.__name__}(...))`"
+        )
+    if inspect.isroutine(target) or isinstance(target, torchdynamo.CompiledCallable):
+        return transform(target)
+    if callable(target):
+        return transform(target.__call__)
+    raise NotCompilable(
+        f"compile takes an nn.Module, a function or a method, not {target!r} of type {type(target).__name__}"
+    )
+
+
+def list_backends() -> list[str]:
+    """Names that `compile(backend=...)` takes; any callable `(gm, example_inputs) -> callable` is taken too."""
+    return backends.list_backends()
+
+
+def reset() -> None:
+    """Forgets every compiled graph and the report; the next call of a compiled object captures anew."""
+    torchdynamo.reset()
+    _journal.clear()
+
+
+def report() -> Report:
+    """What was compiled in this process since the start or the last `reset()`."""
+    stats = torchdynamo.stats()
+    return Report(
+        captured=_journal.captures,
+        breaks=stats.breaks,
+        recompiles=stats.recompiles,
+        capture_seconds=stats.seconds,
+        graphs=_journal.graphs,
+        fallbacks=_journal.fallbacks,
+    )
