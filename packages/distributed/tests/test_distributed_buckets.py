@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+
 from torchdistributed import BucketPlanError, ParameterInfo, parameter_infos, plan_buckets, split_at_buckets
 
 MIB = 1 << 20
@@ -79,9 +80,7 @@ def lifted(net: nn.Module) -> tuple[torch.fx.GraphModule, dict[str, str]]:
     nodes = {name: graph.placeholder("p_" + name.replace(".", "_")) for name in names}
     x = graph.placeholder("x")
     for i in range(len(net.layers)):
-        x = graph.call_function(
-            torch.nn.functional.linear, (x, nodes[f"layers.{i}.weight"], nodes[f"layers.{i}.bias"])
-        )
+        x = graph.call_function(torch.nn.functional.linear, (x, nodes[f"layers.{i}.weight"], nodes[f"layers.{i}.bias"]))
         x = graph.call_function(torch.mul, (graph.call_function(torch.relu, (x,)), nodes["scale"]))
     graph.output((x,))
     return torch.fx.GraphModule({}, graph), {name: node.name for name, node in nodes.items()}

@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, TypeVar, overload
 
 import torch
-import torchdynamo
-from torchdynamo import CaptureOptions
 
+import torchdynamo
 from torchcompile import backends
 from torchcompile.backends import Backend, Toolchain
 from torchcompile.dumps import DumpFolder
@@ -19,6 +18,7 @@ from torchcompile.journal import Journal
 from torchcompile.module import Transform, compiled_module
 from torchcompile.options import CompileOptions, resolve
 from torchcompile.report import Report
+from torchdynamo import CaptureOptions
 
 ModelT = TypeVar("ModelT", bound=Callable[..., Any])
 

@@ -177,9 +177,11 @@ class Recorder:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
         try:
             result = func(*args, **kwargs)
-        except primtorch_errors.DataDependentError as error:
+        except primtorch_errors.DataDependentShape as error:
             raise BreakGraph("data_dependent_shape", str(error)) from error
-        except primtorch_errors.MissingMetaError as error:
+        except primtorch_errors.DataDependentValue as error:
+            raise BreakGraph("tensor_to_number", str(error)) from error
+        except primtorch_errors.NoFormula as error:
             raise BreakGraph("operator_without_meta", str(error)) from error
         name = function_name(func)
         inplace = is_inplace(name)
