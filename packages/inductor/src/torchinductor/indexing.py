@@ -1,0 +1,342 @@
+"""Index expressions: integer polynomials over loop variables, simplified with what is known about the variables' ranges.
+
+A loop variable v of size n satisfies 0 <= v < n, and a size is at least zero. That is enough to undo what `reshape`
+does to indices: `(4*i + j) // 4 == i` and `(4*i + j) % 4 == j` for j < 4, and `(a // b)*b + a % b == a`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import lru_cache
+from math import gcd
+from typing import TypeAlias
+
+import torch
+from primtorch.symbolic import expr_of
+from primtorch.symbolic.expr import Call, IntExpr, Symbol, atom_expr, constant, intern_symbol, symbol
+
+Ranges: TypeAlias = Mapping[str, IntExpr]
+Index: TypeAlias = tuple[IntExpr, ...]
+
+ZERO = constant(0)
+ONE = constant(1)
+
+
+@lru_cache(maxsize=4096)
+def number(value: int) -> IntExpr:
+    """The shared constant polynomial of a number."""
+    return constant(value)
+
+
+@lru_cache(maxsize=1024)
+def variable(name: str) -> IntExpr:
+    """The shared polynomial of one variable."""
+    return symbol(name)
+
+
+def as_expr(size: int | torch.SymInt | IntExpr) -> IntExpr:
+    """Any kind of size as an expression."""
+    if type(size) is int:
+        return number(size)
+    if isinstance(size, IntExpr):
+        return size
+    return expr_of(size)
+
+
+def exprs(sizes: Iterable[int | torch.SymInt | IntExpr]) -> Index:
+    """Any kind of sizes as expressions."""
+    return tuple(map(as_expr, sizes))
+
+
+def is_one(expr: IntExpr) -> bool:
+    """Whether the expression is the number one."""
+    return expr.as_int() == 1
+
+
+def product(sizes: Iterable[IntExpr]) -> IntExpr:
+    """The product of sizes; one for none."""
+    result = ONE
+    for size in sizes:
+        result = result * size
+    return result
+
+
+def contiguous_strides(shape: Sequence[IntExpr]) -> Index:
+    """Row-major strides of a shape, in elements. A size of zero counts as one, as in torch."""
+    strides: list[IntExpr] = []
+    step = ONE
+    for size in reversed(shape):
+        strides.append(step)
+        if size.as_int() != 0:
+            step = step * size
+    return tuple(reversed(strides))
+
+
+def dot(index: Sequence[IntExpr], strides: Sequence[IntExpr], offset: IntExpr = ZERO) -> IntExpr:
+    """offset + sum(index * strides)."""
+    result = offset
+    for i, s in zip(index, strides, strict=True):
+        if i.terms and s.terms:
+            result = result + (i if is_one(s) else i * s)
+    return result
+
+
+def delinearize(linear: IntExpr, shape: Sequence[IntExpr], ranges: Ranges) -> Index:
+    """The row-major index into `shape` of a linear position."""
+    result: list[IntExpr] = []
+    rest = linear
+    for size in reversed(shape[1:]):
+        if is_one(size):
+            result.append(ZERO)
+            continue
+        result.append(simplify(rest % size, ranges))
+        rest = simplify(rest // size, ranges)
+    if shape:
+        result.append(ZERO if is_one(shape[0]) else rest)
+    return tuple(reversed(result))
+
+
+def reshape_index(index: Index, old: Sequence[IntExpr], new: Sequence[IntExpr], ranges: Ranges) -> Index:
+    """The index into shape `old` of the element that has `index` in the row-major reshape to `new`.
+
+    Works group by group: dims of both shapes are cut where their running products agree, so that a division appears
+    only inside a group that really merges or splits.
+    """
+    result: list[IntExpr] = [ZERO] * len(old)
+    for olds, news in matching_groups(old, new):
+        if len(olds) == 1 and len(news) == 1:
+            result[olds[0]] = index[news[0]]
+            continue
+        sizes = [new[d] for d in news]
+        linear = dot([index[d] for d in news], contiguous_strides(sizes))
+        for d, e in zip(olds, delinearize(linear, [old[d] for d in olds], ranges), strict=True):
+            result[d] = e
+    return tuple(result)
+
+
+def matching_groups(old: Sequence[IntExpr], new: Sequence[IntExpr]) -> list[tuple[list[int], list[int]]]:
+    """Cuts two shapes of equal numel into the shortest runs of dims whose products agree. Dims of size one are left out."""
+    a = [d for d, s in enumerate(old) if not is_one(s)]
+    b = [d for d, s in enumerate(new) if not is_one(s)]
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(a) and j < len(b):
+        run_a, run_b = [a[i]], [b[j]]
+        left, right = old[a[i]], new[b[j]]
+        i, j = i + 1, j + 1
+        while left != right:
+            if i < len(a) and (j >= len(b) or _divides(left, right)):
+                left, i = left * old[a[i]], i + 1
+                run_a.append(a[i - 1])
+            elif j < len(b):
+                right, j = right * new[b[j]], j + 1
+                run_b.append(b[j - 1])
+            elif i < len(a):
+                left, i = left * old[a[i]], i + 1
+                run_a.append(a[i - 1])
+            else:
+                break
+        groups.append((run_a, run_b))
+    if (i < len(a) or j < len(b)) and not groups:
+        groups.append(([], []))
+    if groups:
+        groups[-1][0].extend(a[i:])
+        groups[-1][1].extend(b[j:])
+    return groups
+
+
+def _divides(left: IntExpr, right: IntExpr) -> bool:
+    """Whether the left product is the shorter one."""
+    x, y = left.as_int(), right.as_int()
+    if x is not None and y is not None:
+        return x < y
+    return len(left.terms) == 1 and not (right % left).terms or (x is not None and y is None)
+
+
+def rename(expr: IntExpr, mapping: Mapping[Symbol, IntExpr]) -> IntExpr:
+    """The expression with variables replaced."""
+    return expr.substitute(mapping) if mapping else expr  # type: ignore[arg-type]
+
+
+def upper_bound(expr: IntExpr, ranges: Ranges) -> IntExpr | None:
+    """The largest value that the expression takes, None when it is not known to be bounded (or may be negative)."""
+    total = ZERO
+    for monomial, coefficient in expr.terms.items():
+        if coefficient < 0:
+            return None
+        term = number(coefficient)
+        for atom in monomial:
+            bound = _atom_bound(atom, ranges)
+            if bound is None:
+                return None
+            term = term * bound
+        total = total + term
+    return total
+
+
+def _atom_bound(atom: Symbol | Call, ranges: Ranges) -> IntExpr | None:
+    if isinstance(atom, Symbol):
+        size = ranges.get(atom.key)
+        # A symbol that is no loop variable is a size (or a bound-checked index): at least zero, and its own bound.
+        return size - ONE if size is not None else atom_expr(atom)
+    if atom.op == "mod":
+        return atom.right - ONE
+    if atom.op == "floordiv":
+        above, divisor = upper_bound(atom.left, ranges), atom.right.as_int()
+        return None if above is None or divisor is None or divisor <= 0 else above // atom.right
+    return None
+
+
+def nonnegative(expr: IntExpr) -> bool:
+    """Whether a polynomial over sizes is surely at least zero: no negative coefficient."""
+    return all(c > 0 for c in expr.terms.values())
+
+
+def below(expr: IntExpr, limit: IntExpr, ranges: Ranges) -> bool:
+    """Whether 0 <= expr < limit surely holds."""
+    above = upper_bound(expr, ranges)
+    return above is not None and nonnegative(limit - ONE - above)
+
+
+def simplify(expr: IntExpr, ranges: Ranges) -> IntExpr:
+    """The expression without the divisions that the ranges make superfluous."""
+    calls = [a for m in expr.terms for a in m if isinstance(a, Call)]
+    if not calls:
+        return expr
+    replaced = {}
+    for atom in calls:
+        if atom not in replaced:
+            new = _simplify_call(atom, ranges)
+            if new.terms != {(atom,): 1}:
+                replaced[atom] = new
+    if replaced:
+        result = ZERO
+        for monomial, coefficient in expr.terms.items():
+            term = number(coefficient)
+            for atom in monomial:
+                term = term * (replaced.get(atom) or atom_expr(atom)) if atom in replaced else term * atom_expr(atom)
+            result = result + term
+        expr = result
+    return _recombine(expr)
+
+
+def _simplify_call(atom: Call, ranges: Ranges) -> IntExpr:
+    left, right = simplify(atom.left, ranges), simplify(atom.right, ranges)
+    if atom.op == "floordiv":
+        return _floordiv(left, right, ranges)
+    if atom.op == "mod":
+        return _mod(left, right, ranges)
+    if atom.op == "min":
+        return left.minimum(right)
+    return left.maximum(right)
+
+
+def _split_multiple(left: IntExpr, right: IntExpr) -> tuple[IntExpr, IntExpr]:
+    """(multiple of right, the rest), by the same division as the operators of IntExpr."""
+    rest = left % right
+    if len(rest.terms) == 1:
+        (monomial,) = rest.terms
+        if len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].op == "mod" and monomial[0].right == right:
+            rest = monomial[0].left
+    return left - rest, rest
+
+
+def _floordiv(left: IntExpr, right: IntExpr, ranges: Ranges) -> IntExpr:
+    whole, rest = _split_multiple(left, right)
+    if below(rest, right, ranges):
+        return whole // right
+    factored = _common_factor(rest, right, ranges)
+    if factored is not None:
+        quotient, _, divisor, _ = factored
+        return whole // right + simplify(quotient // divisor, ranges)
+    return left // right
+
+
+def _mod(left: IntExpr, right: IntExpr, ranges: Ranges) -> IntExpr:
+    _, rest = _split_multiple(left, right)
+    if below(rest, right, ranges):
+        return rest
+    factored = _common_factor(rest, right, ranges)
+    if factored is not None:
+        quotient, small, divisor, factor = factored
+        return number(factor) * simplify(quotient % divisor, ranges) + small
+    return rest % right
+
+
+def _common_factor(left: IntExpr, right: IntExpr, ranges: Ranges) -> tuple[IntExpr, IntExpr, IntExpr, int] | None:
+    """left = g*q + r with 0 <= r < g, right = g*d, for a number g > 1: then left // right == q // d."""
+    coefficients = [c for c in right.terms.values()]
+    base = gcd(*coefficients) if coefficients else 1
+    if base <= 1:
+        return None
+    for g in sorted({gcd(base, abs(c)) for c in left.terms.values()}, reverse=True):
+        if g <= 1:
+            break
+        small = IntExpr({m: c for m, c in left.terms.items() if c % g})
+        if below(small, number(g), ranges):
+            quotient = IntExpr({m: c // g for m, c in left.terms.items() if not c % g})
+            return quotient, small, IntExpr({m: c // g for m, c in right.terms.items()}), g
+    return None
+
+
+def _recombine(expr: IntExpr) -> IntExpr:
+    """(a // b)*b*c + (a % b)*c -> a*c."""
+    for _ in range(8):
+        if not any(isinstance(a, Call) and a.op == "mod" for m in expr.terms for a in m):
+            return expr
+        changed = False
+        for monomial, coefficient in expr.terms.items():
+            for position, atom in enumerate(monomial):
+                if not (isinstance(atom, Call) and atom.op == "mod"):
+                    continue
+                factor = IntExpr({monomial[:position] + monomial[position + 1:]: coefficient})
+                wanted = (atom.left // atom.right) * atom.right * factor
+                if wanted.terms and all(expr.terms.get(m) == c for m, c in wanted.terms.items()):
+                    expr = expr - wanted - IntExpr({monomial: coefficient}) + atom.left * factor
+                    changed = True
+                    break
+            if changed:
+                break
+        if not changed:
+            return expr
+    return expr
+
+
+def coefficient_of(expr: IntExpr, name: str) -> IntExpr | None:
+    """The stride of a variable in an index: its coefficient when it occurs only linearly, None otherwise."""
+    wanted = intern_symbol(name)
+    found: dict[tuple[Symbol | Call, ...], int] = {}
+    for monomial, coefficient in expr.terms.items():
+        hits = 0
+        for atom in monomial:
+            if atom is wanted:
+                hits += 1
+            elif isinstance(atom, Call) and (name in atom.left.symbols() or name in atom.right.symbols()):
+                return None
+        if hits > 1:
+            return None
+        if hits:
+            found[tuple(a for a in monomial if a is not wanted)] = coefficient
+    return IntExpr(found)
+
+
+def broadcast_strides(
+    shape: Sequence[IntExpr], strides: Sequence[IntExpr], new: Sequence[IntExpr]
+) -> Index | None:
+    """Strides of a reshape of a strided tensor that needs no copy, None when it needs one (or it is not provable)."""
+    result: list[IntExpr] = [ZERO] * len(new)
+    for olds, news in matching_groups(shape, new):
+        for a, b in zip(olds, olds[1:], strict=False):
+            if strides[a] != strides[b] * shape[b]:
+                return None
+        if not news:
+            continue
+        step = strides[olds[-1]] if olds else ONE
+        for d in reversed(news):
+            result[d] = step
+            step = step * new[d]
+    # A dim of size one may have any stride: the row-major one keeps later contiguity checks simple.
+    for d in range(len(new) - 1, -1, -1):
+        if is_one(new[d]):
+            result[d] = result[d + 1] * new[d + 1] if d + 1 < len(new) else ONE
+    return tuple(result)

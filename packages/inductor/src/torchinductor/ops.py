@@ -1,0 +1,229 @@
+"""The op protocol: the scalar operations that a loop body is written in, and the handlers that give them a meaning.
+
+A body is a Python function over an index and a handler, or a recorded `ir.Body` that replays itself on a handler.
+The same body is printed, counted, searched for its buffers, interpreted on tensors, and turned into C++ or Triton.
+
+Values are what the handler makes them: names in generated code, tensors in the interpreter. A value of a reduced
+precision type (bfloat16, float16) is a float32 while it is being computed with; it is rounded by `store`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Generic, Literal, TypeVar
+
+import torch
+from primtorch.symbolic.expr import IntExpr, symbol
+
+V = TypeVar("V")
+
+ResultType = Literal["same", "bool", "second", "int64", "int32"]
+
+
+@dataclass(frozen=True, slots=True)
+class ElementwiseOp:
+    """A scalar operation of `apply`: how many operands it has, and how its result's type follows from theirs."""
+
+    name: str
+    arity: int
+    result: ResultType = "same"
+    heavy: bool = False  # costs much more than an addition: worth storing rather than computing twice
+
+
+def _table() -> dict[str, ElementwiseOp]:
+    light = "abs neg sqrt rsqrt reciprocal floor ceil round trunc sign bitwise_not relu"
+    heavy = (
+        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid "
+        "erf erfc erfinv lgamma digamma i0 i1 i0e i1e ndtri"
+    )
+    binary = (
+        "add sub mul div floor_div trunc_div fmod remainder maximum minimum fmax fmin copysign gcd lcm nextafter "
+        "bitwise_and bitwise_or bitwise_xor shift_left shift_right"
+    )
+    entries = [ElementwiseOp(n, 1) for n in light.split()]
+    entries += [ElementwiseOp(n, 1, heavy=True) for n in heavy.split()]
+    entries += [ElementwiseOp(n, 1, "bool") for n in ("isnan", "isinf", "isfinite", "signbit", "logical_not")]
+    entries += [ElementwiseOp(n, 2) for n in binary.split()]
+    entries += [ElementwiseOp(n, 2, heavy=True) for n in ("pow", "atan2", "hypot")]
+    entries += [ElementwiseOp(n, 2, "bool") for n in ("eq", "ne", "lt", "le", "gt", "ge")]
+    entries += [ElementwiseOp("where", 3, "second"), ElementwiseOp("fma", 3)]
+    return {entry.name: entry for entry in entries}
+
+
+ELEMENTWISE: Mapping[str, ElementwiseOp] = _table()
+
+ReductionKind = Literal["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin"]
+ScanKind = Literal["sum", "prod", "cummax", "cummin", "logsumexp"]
+StoreMode = Literal["set", "add", "prod", "amax", "amin"]
+
+
+class OpsHandler(Generic[V]):
+    """The protocol. Indices are `IntExpr`s over the loop variables, size symbols, and what `indirect` returned."""
+
+    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: V | None = None) -> V:
+        """The element at `index`; zero where `mask` is false, and the memory is not touched there.
+
+        `dtype` is the buffer's; a bfloat16 or float16 element becomes a float32 value.
+        """
+        raise NotImplementedError
+
+    def store(self, buffer: str, index: IntExpr, value: V, mode: StoreMode = "set", mask: V | None = None) -> None:
+        """Writes (or combines) the value, converted to the buffer's type. Other modes than "set" are atomic."""
+        raise NotImplementedError
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> V:
+        raise NotImplementedError
+
+    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> V:
+        """An index as a value."""
+        raise NotImplementedError
+
+    def indirect(self, value: V, size: IntExpr) -> IntExpr:
+        """An integer value as an index into a dimension of `size`; 0 <= value < size is the program's promise."""
+        raise NotImplementedError
+
+    def to_dtype(self, value: V, dtype: torch.dtype, source: torch.dtype) -> V:
+        """Converts a value. `dtype` may be bfloat16 or float16: then the value is rounded to it and stays a float32."""
+        raise NotImplementedError
+
+    def bitcast(self, value: V, dtype: torch.dtype, source: torch.dtype) -> V:
+        """The same bits as another type of the same width."""
+        raise NotImplementedError
+
+    def apply(self, op: str, *args: V) -> V:
+        """An elementwise operation of `ELEMENTWISE`, named as the prim."""
+        raise NotImplementedError
+
+    def random_bits(self, seed: V, index: IntExpr, stream: int) -> V:
+        """Word 0 of Philox4x32-10 with key `seed` and counter (index, stream), as an int64 in [0, 2^32)."""
+        raise NotImplementedError
+
+    def reduce(self, kind: ReductionKind, key: str, value: V, position: V | None = None) -> None:
+        """Accumulates `value` over the inner loops into `key`, which later stages read by `carried`.
+
+        `argmax` and `argmin` take the element's `position` too and carry the position (first one wins, NaN first).
+        """
+        raise NotImplementedError
+
+    def carried(self, key: str, dtype: torch.dtype) -> V:
+        """The result of a reduction of an earlier stage."""
+        raise NotImplementedError
+
+    def scan(self, kind: ScanKind, value: V, position: V | None = None) -> tuple[V, ...]:
+        """The running combination along the (one, sequential) inner axis, the current element included.
+
+        cummax and cummin give (value, position); the others one value.
+        """
+        raise NotImplementedError
+
+    def simplify(self, expr: IntExpr) -> IntExpr:
+        """An equal index expression, simpler if the handler knows the loop ranges."""
+        return expr
+
+
+class CountHandler(OpsHandler[None]):
+    """Counts operations by name."""
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+
+    def _count(self, name: str) -> None:
+        self.counts[name] = self.counts.get(name, 0) + 1
+
+    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: None = None) -> None:
+        self._count("load")
+
+    def store(self, buffer: str, index: IntExpr, value: None, mode: StoreMode = "set", mask: None = None) -> None:
+        self._count("store")
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> None:
+        self._count("constant")
+
+    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> None:
+        self._count("index_expr")
+
+    def indirect(self, value: None, size: IntExpr) -> IntExpr:
+        self._count("indirect")
+        return size - size
+
+    def to_dtype(self, value: None, dtype: torch.dtype, source: torch.dtype) -> None:
+        self._count("to_dtype")
+
+    def bitcast(self, value: None, dtype: torch.dtype, source: torch.dtype) -> None:
+        self._count("bitcast")
+
+    def apply(self, op: str, *args: None) -> None:
+        self._count(op)
+
+    def random_bits(self, seed: None, index: IntExpr, stream: int) -> None:
+        self._count("random_bits")
+
+    def reduce(self, kind: ReductionKind, key: str, value: None, position: None = None) -> None:
+        self._count("reduce")
+
+    def carried(self, key: str, dtype: torch.dtype) -> None:
+        self._count("carried")
+
+    def scan(self, kind: ScanKind, value: None, position: None = None) -> tuple[None, ...]:
+        self._count("scan")
+        return (None, None) if kind in ("cummax", "cummin") else (None,)
+
+
+class PrintHandler(OpsHandler[str]):
+    """Writes one line an operation; values are names."""
+
+    def __init__(self, indent: str = "") -> None:
+        self.lines: list[str] = []
+        self.indent = indent
+        self.names = 0
+
+    def _emit(self, text: str) -> str:
+        name = f"t{self.names}"
+        self.names += 1
+        self.lines.append(f"{self.indent}{name} = {text}")
+        return name
+
+    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: str | None = None) -> str:
+        return self._emit(f"load({buffer}[{index}], {_short(dtype)}" + (f", mask={mask})" if mask else ")"))
+
+    def store(self, buffer: str, index: IntExpr, value: str, mode: StoreMode = "set", mask: str | None = None) -> None:
+        sign = "=" if mode == "set" else f"{mode}="
+        guard = f" if {mask}" if mask else ""
+        self.lines.append(f"{self.indent}{buffer}[{index}] {sign} {value}{guard}")
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> str:
+        return self._emit(f"constant({value}, {_short(dtype)})")
+
+    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> str:
+        return self._emit(f"index_expr({expr}, {_short(dtype)})")
+
+    def indirect(self, value: str, size: IntExpr) -> IntExpr:
+        name = self._emit(f"indirect({value}, size={size})")
+        return symbol(name)
+
+    def to_dtype(self, value: str, dtype: torch.dtype, source: torch.dtype) -> str:
+        return self._emit(f"to_dtype({value}, {_short(dtype)})")
+
+    def bitcast(self, value: str, dtype: torch.dtype, source: torch.dtype) -> str:
+        return self._emit(f"bitcast({value}, {_short(dtype)})")
+
+    def apply(self, op: str, *args: str) -> str:
+        return self._emit(f"{op}({', '.join(args)})")
+
+    def random_bits(self, seed: str, index: IntExpr, stream: int) -> str:
+        return self._emit(f"random_bits({seed}, {index}, stream={stream})")
+
+    def reduce(self, kind: ReductionKind, key: str, value: str, position: str | None = None) -> None:
+        self.lines.append(f"{self.indent}{key} = reduce_{kind}({value}" + (f", {position})" if position else ")"))
+
+    def carried(self, key: str, dtype: torch.dtype) -> str:
+        return self._emit(f"carried({key})")
+
+    def scan(self, kind: ScanKind, value: str, position: str | None = None) -> tuple[str, ...]:
+        name = self._emit(f"scan_{kind}({value}" + (f", {position})" if position else ")"))
+        return (f"{name}.0", f"{name}.1") if kind in ("cummax", "cummin") else (name,)
+
+
+def _short(dtype: torch.dtype) -> str:
+    return str(dtype)[6:]
