@@ -1,0 +1,189 @@
+"""The call itself: what it accepts, what it says of bad input, and that a compiled model still is the model."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+import torchcompile
+
+
+class Net(nn.Module):
+    """Two layers and batch norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(8, 16)
+        self.norm = nn.BatchNorm1d(16)
+        self.second = nn.Linear(16, 4)
+        self.label = "net"
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.relu(self.norm(self.first(x))))
+
+
+@pytest.mark.parametrize("bad", [3, "x", None.__class__, nn.Linear, [nn.Linear(1, 1)]])
+def test_what_cannot_be_compiled_is_told(bad: object) -> None:
+    with pytest.raises(torchcompile.NotCompilable, match=r"nn\.Module"):
+        torchcompile.compile(bad)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"mode": "fast"}, r"unknown mode 'fast'; known: .*default"),
+        ({"backend": "inducter"}, r"known: aot_eager, eager, inductor\. Did you mean 'inductor'\?"),
+        ({"backend": 3}, "callable"),
+        ({"options": {"dmp": "x"}}, r"unknown option 'dmp'; known: .*dump.*Did you mean 'dump'"),
+        ({"options": {"recompile_limit": "many"}}, "takes int"),
+        ({"options": {"on_recompile": "shout"}}, "known: continue, eager, error, warn"),
+        ({"options": 3}, "mapping"),
+        ({"dynamic": "yes"}, "True, False or None"),
+    ],
+)
+def test_bad_settings_are_told(settings: dict[str, object], message: str) -> None:
+    with pytest.raises(torchcompile.InvalidArgument, match=message):
+        torchcompile.compile(Net(), **settings)
+
+
+def test_backends_are_listed() -> None:
+    assert torchcompile.list_backends() == ["aot_eager", "eager", "inductor"]
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_every_backend_trains(backend: str) -> None:
+    torch.manual_seed(0)
+    eager = Net()
+    model = torchcompile.compile(copy.deepcopy(eager), backend=backend, fullgraph=True)
+    x = torch.randn(5, 8)
+    for candidate in (eager, model):
+        candidate(x).square().sum().backward()
+    torch.testing.assert_close(model(x), eager(x))
+    for p, q in zip(model.parameters(), eager.parameters(), strict=True):
+        torch.testing.assert_close(p.grad, q.grad)
+    torch.testing.assert_close(model.norm.running_mean, eager.norm.running_mean)
+    assert model.norm.num_batches_tracked == eager.norm.num_batches_tracked
+
+
+def test_a_backend_of_ones_own() -> None:
+    seen = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: list[object]) -> object:
+        seen.append((gm, example_inputs))
+        return gm.forward
+
+    function = torchcompile.compile(lambda x: x.sin() + 1, backend=backend)
+    x = torch.randn(3)
+    assert torch.equal(function(x), x.sin() + 1)
+    ((gm, inputs),) = seen
+    assert isinstance(gm, torch.fx.GraphModule)
+    assert len(inputs) == 1
+
+
+def test_a_compiled_module_is_the_model() -> None:
+    model = Net()
+    compiled = torchcompile.compile(model)
+    assert isinstance(compiled, Net)
+    assert isinstance(compiled, nn.Module)
+    assert repr(compiled) == repr(model)
+    assert list(compiled.state_dict()) == list(model.state_dict())
+    assert compiled.label == "net"
+    assert list(compiled.parameters())[0] is list(model.parameters())[0]
+    assert compiled.__doc__ == model.__doc__
+    compiled.eval()
+    assert not model.training
+    assert not compiled.norm.training
+    compiled.label = "renamed"
+    assert model.label == "renamed"
+    compiled.load_state_dict(Net().state_dict())
+    x = torch.randn(3, 8)
+    torch.testing.assert_close(compiled(x), model(x))
+    compiled.train()
+    assert compiled(x).requires_grad
+
+
+def test_train_and_eval_give_their_own_results() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.Dropout(0.5))
+    compiled = torchcompile.compile(model)
+    x = torch.ones(64, 4)
+    dropped = (compiled(x) == 0).float().mean()
+    assert 0.3 < dropped < 0.7
+    compiled.eval()
+    torch.testing.assert_close(compiled(x), model[0](x))
+
+
+def test_copies_and_pickles() -> None:
+    compiled = torchcompile.compile(Net().eval())
+    x = torch.randn(2, 8)
+    duplicate = copy.deepcopy(compiled)
+    assert duplicate.first.weight is not compiled.first.weight
+    torch.testing.assert_close(duplicate(x), compiled(x))
+    restored = pickle.loads(pickle.dumps(compiled))
+    assert type(restored) is Net
+    torch.testing.assert_close(restored(x), compiled(x))
+
+
+def test_decorator_with_and_without_settings() -> None:
+    @torchcompile.compile
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        "Doubles."
+        return x * 2
+
+    @torchcompile.compile(fullgraph=True, dynamic=True)
+    def with_settings(x: torch.Tensor, scale: float = 3.0) -> torch.Tensor:
+        return x * scale
+
+    x = torch.randn(4)
+    assert torch.equal(plain(x), x * 2)
+    assert torch.equal(with_settings(x), x * 3.0)
+    assert torch.equal(with_settings(x, scale=0.5), x * 0.5)
+    assert plain.__name__ == "plain"
+    assert plain.__doc__ == "Doubles."
+
+
+def test_disable_gives_the_object_back() -> None:
+    model = Net()
+    assert torchcompile.compile(model, disable=True) is model
+
+
+def test_fullgraph_error_names_line_reason_and_remedy() -> None:
+    def chatty(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        print("y is", y)
+        return y * 2
+
+    with pytest.raises(Exception, match="print") as caught:
+        torchcompile.compile(chatty, fullgraph=True)(torch.randn(3))
+    text = str(caught.value)
+    assert "test_compile_api.py" in text
+    assert "in chatty" in text
+
+
+def test_a_break_is_counted_and_the_result_is_eagers(capsys: pytest.CaptureFixture[str]) -> None:
+    def chatty(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        print("y is here")
+        return y * 2
+
+    x = torch.randn(3)
+    assert torch.equal(torchcompile.compile(chatty)(x), (x + 1) * 2)
+    assert capsys.readouterr().out == "y is here\n"
+    report = torchcompile.report()
+    assert sum(count for count, _, _ in report.breaks) == 1
+    assert "test_compile_api.py" in report.breaks[0][2]
+
+
+def test_report_prints_and_reset_clears() -> None:
+    torchcompile.compile(lambda x: x.exp())(torch.randn(3))
+    report = torchcompile.report()
+    assert report.captured == 1
+    assert report.kernels == 1
+    assert "generated kernels" in str(report)
+    assert "<table>" in report.html()
+    torchcompile.reset()
+    assert torchcompile.report().captured == 0

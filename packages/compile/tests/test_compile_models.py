@@ -1,0 +1,126 @@
+"""Public models, training and inference: one graph, no break, no fallback, eager's values and gradients."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import torchcompile
+
+MODELS = (
+    "hf/BertForMaskedLM", "hf/GPT2ForSequenceClassification", "hf/T5ForConditionalGeneration",
+    "hf/AlbertForMaskedLM", "hf/DistilBertForMaskedLM", "tv/resnet18", "tv/mobilenet_v2",
+    "timm/lcnet_050", "timm/tinynet_a",
+)  # fmt: skip
+
+
+def outputs(module: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
+    out = module(**inputs)
+    return out if isinstance(out, torch.Tensor) else out.loss if "labels" in inputs else out.logits
+
+
+def train_step(module: torch.nn.Module, inputs: dict[str, Any]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+    module.zero_grad()
+    value = outputs(module, inputs)
+    (value if value.dim() == 0 else value.square().mean()).backward()
+    return value.detach(), {n: p.grad.clone() for n, p in module.named_parameters() if p.grad is not None}
+
+
+def in_double(inputs: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
+
+
+def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
+    return float((found.double() - expected.double()).norm() / (expected.double().norm() + 1e-30))
+
+
+def joined(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([gradients[name].double().flatten() for name in sorted(gradients)])
+
+
+def assert_one_clean_graph() -> None:
+    report = torchcompile.report()
+    assert report.captured == 1, report
+    assert not report.breaks, report
+    assert not report.fallbacks, report
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_right(name: str, small_model: Any) -> None:
+    model = small_model(name)
+    module = model.module.train()
+    seed = torch.seed() % 2**31
+    torch.manual_seed(seed)
+    inputs = model.inputs()
+    judge = copy.deepcopy(module).double()
+    eager = copy.deepcopy(module)
+    compiled = torchcompile.compile(module)
+
+    true_value, true_gradients = train_step(judge, in_double(inputs))
+    eager_value, eager_gradients = train_step(eager, inputs)
+    value, gradients = train_step(compiled, inputs)
+
+    assert gradients.keys() == eager_gradients.keys() == true_gradients.keys(), f"seed {seed}"
+    bound = lambda eager_error: min(2e-3, 2 * eager_error + 2e-6)
+    assert relative(value, true_value) <= bound(relative(eager_value, true_value)), f"seed {seed}"
+    eager_error = relative(joined(eager_gradients), joined(true_gradients))
+    assert relative(joined(gradients), joined(true_gradients)) <= bound(eager_error), f"seed {seed}"
+    for (key, found), (_, expected) in zip(
+        compiled.named_buffers(), eager.named_buffers(), strict=True
+    ):  # batch norm's running statistics
+        torch.testing.assert_close(found, expected, msg=lambda text, key=key: f"{key}, seed {seed}: {text}")
+    assert_one_clean_graph()
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_inference_is_right(name: str, small_model: Any) -> None:
+    model = small_model(name)
+    module = model.module.eval()
+    seed = torch.seed() % 2**31
+    torch.manual_seed(seed)
+    inputs = model.inputs()
+    inputs.pop("labels", None)
+    with torch.no_grad():
+        judge = outputs(copy.deepcopy(module).double(), in_double(inputs))
+        eager_error = relative(outputs(module, inputs), judge)
+        found = outputs(torchcompile.compile(module), inputs)
+    assert relative(found, judge) <= min(2e-3, 2 * eager_error + 2e-6), f"seed {seed}"
+    assert_one_clean_graph()
+
+
+def test_five_shapes_one_compilation(small_model: Any) -> None:
+    model = small_model("hf/GPT2ForSequenceClassification")
+    eager = copy.deepcopy(model.module).train()
+    compiled = torchcompile.compile(model.module.train(), dynamic=True)
+    for batch, length in [(2, 16), (3, 24), (4, 17), (2, 40), (5, 9)]:
+        inputs = model.inputs(batch, length)
+        expected, expected_gradients = train_step(eager, inputs)
+        found, gradients = train_step(compiled, inputs)
+        assert relative(found, expected) < 1e-5, (batch, length)
+        assert relative(joined(gradients), joined(expected_gradients)) < 1e-4, (batch, length)
+    assert_one_clean_graph()
+    assert torchcompile.report().recompiles == 0
+
+
+def test_bfloat16_autocast_training(small_model: Any) -> None:
+    model = small_model("hf/BertForMaskedLM")
+    module = model.module.train()
+    inputs = model.inputs()
+    judge, judge_gradients = train_step(copy.deepcopy(module).double(), in_double(inputs))
+    eager, compiled = copy.deepcopy(module), torchcompile.compile(module)
+    errors = []
+    for candidate in (eager, compiled):
+        candidate.zero_grad()
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = candidate(**inputs).loss
+        loss.backward()
+        gradients = {n: p.grad for n, p in candidate.named_parameters() if p.grad is not None}
+        assert gradients.keys() == judge_gradients.keys()
+        errors.append((relative(loss.detach(), judge), relative(joined(gradients), joined(judge_gradients))))
+    (eager_loss, eager_grad), (found_loss, found_grad) = errors
+    assert found_loss <= 2 * eager_loss + 1e-3
+    assert found_grad <= 2 * eager_grad + 1e-3
+    assert_one_clean_graph()

@@ -1,0 +1,107 @@
+"""What goes wrong around the compiler: no C++ compiler, a read-only cache, two processes, Ctrl-C."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import torch, torchcompile
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.LayerNorm(8))
+compiled = torchcompile.compile(model)
+x = torch.randn(4, 8)
+torch.testing.assert_close(compiled(x), model(x))
+compiled(x).sum().backward()
+report = torchcompile.report()
+print("kernels", report.kernels, "fallbacks", len(report.fallbacks))
+print(*(f.reason for f in report.fallbacks))
+"""
+
+
+def run(cache: Path, **changes: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, "TORCHCOMPILE_CACHE": str(cache), "OMP_NUM_THREADS": "1", **changes}
+    return subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True, timeout=300, check=False
+    )
+
+
+def test_no_compiler_is_told_once_and_the_model_runs(tmp_path: Path) -> None:
+    done = run(tmp_path, CXX="/nonexistent/c++", PATH="/nonexistent")
+    assert done.returncode == 0, done.stderr
+    assert "fallbacks 0" not in done.stdout
+    assert "CXX" in done.stderr
+    assert done.stderr.count("Until then the model runs eagerly") == 1
+
+
+def test_a_read_only_cache_warns_once(tmp_path: Path) -> None:
+    cache = tmp_path / "file"
+    cache.write_text("not a folder: nothing can be written below it, whoever runs the test")
+    done = run(cache / "cache")
+    assert done.returncode == 0, done.stderr
+    assert "fallbacks 0" in done.stdout
+    assert done.stderr.lower().count("kernel cache") == 1, done.stderr
+
+
+def test_two_processes_fill_one_cache(tmp_path: Path) -> None:
+    env = {**os.environ, "TORCHCOMPILE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    both = [
+        subprocess.Popen([sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        for _ in range(2)
+    ]
+    for process in both:
+        out, error = process.communicate(timeout=300)
+        assert process.returncode == 0, error.decode()
+        assert b"fallbacks 0" in out
+    third = run(tmp_path)
+    assert "fallbacks 0" in third.stdout
+
+
+INTERRUPTED = """
+import os, signal, sys, threading, time
+import torch, torchcompile
+layers = [m for _ in range(30) for m in (torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))]
+model = torch.nn.Sequential(*layers)
+compiled = torchcompile.compile(model)
+x = torch.randn(4, 16)
+threading.Timer(float(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+try:
+    for _ in range(10_000):
+        compiled(x).sum().backward()
+    print("finished before the signal")
+except KeyboardInterrupt:
+    print("interrupted")
+assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
+torch.testing.assert_close(compiled(x), model(x))
+torch.testing.assert_close(torchcompile.compile(lambda a: a.sin())(x), x.sin())
+print("usable")
+"""
+
+
+@pytest.mark.parametrize("delay", [0.05, 0.3, 0.8])
+def test_ctrl_c_leaves_process_and_cache_usable(tmp_path: Path, delay: float) -> None:
+    env = {**os.environ, "TORCHCOMPILE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "-c", INTERRUPTED, str(delay)],
+        env=env, capture_output=True, text=True, timeout=300, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "interrupted" in done.stdout
+    assert "usable" in done.stdout
+    assert "fallbacks 0" in run(tmp_path).stdout
+
+
+def test_interrupting_the_whole_process_leaves_the_cache_sound(tmp_path: Path) -> None:
+    env = {**os.environ, "TORCHCOMPILE_CACHE": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM], env=env, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+    )
+    time.sleep(3)
+    process.send_signal(signal.SIGKILL)
+    process.wait(60)
+    assert "fallbacks 0" in run(tmp_path).stdout
