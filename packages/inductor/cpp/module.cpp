@@ -7,6 +7,8 @@
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/autograd/python_variable.h>
 
 #include <cstring>
@@ -76,6 +78,8 @@ c10::IValue fixed_value(py::handle object, const c10::Type& type) {
   }
   if (THPDtype_Check(raw)) return static_cast<int64_t>(scalar_type(object));
   if (THPDevice_Check(raw)) return device_of(object);
+  if (THPLayout_Check(raw)) return static_cast<int64_t>(reinterpret_cast<THPLayout*>(raw)->layout);
+  if (THPMemoryFormat_Check(raw)) return static_cast<int64_t>(reinterpret_cast<THPMemoryFormat*>(raw)->memory_format);
   if (PyBool_Check(raw)) return raw == Py_True;
   if (PyLong_Check(raw)) {
     if (type.kind() == c10::TypeKind::FloatType) return static_cast<double>(PyLong_AsLongLong(raw));
@@ -274,6 +278,7 @@ std::string expected(const Program& program, size_t position) {
 
 // Unpacks the list into slots and symbols; the checks are those that a kernel's memory safety rests on.
 void bind(const Program& program, PyObject* list, Frame& frame) {
+  if (!PyList_Check(list)) throw py::type_error("a compiled program takes one list of inputs");
   const auto count = static_cast<size_t>(PyList_GET_SIZE(list));
   if (count != program.inputs.size()) {
     throw py::value_error("the compiled program takes " + std::to_string(program.inputs.size()) + " inputs, not " + std::to_string(count));
@@ -320,7 +325,6 @@ PyObject* wrap_output(const Output& output, Frame& frame) {
 
 PyObject* execute(const Program& program, PyObject* list, bool consume) {
   HANDLE_TH_ERRORS
-  if (!PyList_Check(list)) throw py::type_error("a compiled program takes one list of inputs");
   c10::SmallVector<at::Tensor, 64> slots(program.slots);
   c10::SmallVector<int64_t, 16> symbols(program.symbols, 0);
   c10::SmallVector<int64_t, 32> values(program.values.size(), 0);
@@ -413,6 +417,10 @@ PYBIND11_MODULE(_C, m) {
            }),
            py::arg("binary"), py::arg("name"), py::arg("parameters"), py::arg("scratch"), py::arg("warps"), py::arg("warp_size"),
            py::arg("shared"))
+      .def("launch",
+           [](TritonKernel& self, int device, uint64_t stream, const std::array<int64_t, 3>& grid, const std::vector<int64_t>& cells) {
+             self.launch(device, reinterpret_cast<void*>(stream), grid.data(), cells.data());
+           })
       .def_property_readonly("name", &TritonKernel::name)
       .def_property_readonly("parameters", &TritonKernel::parameters);
   py::class_<Builder>(m, "Builder")

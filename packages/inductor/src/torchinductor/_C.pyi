@@ -1,0 +1,78 @@
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+_Size = tuple[bool, int]
+
+class CompiledProgram:
+    def __call__(self, inputs: list[Any], /) -> list[Any]: ...
+    def consume(self, inputs: list[Any], /) -> list[Any]: ...
+
+class TritonKernel:
+    name: str
+    parameters: str
+    def __init__(
+        self, binary: bytes, name: str, parameters: str, scratch: int, warps: int, warp_size: int, shared: int
+    ) -> None: ...
+    def launch(self, device: int, stream: int, grid: Sequence[int], cells: Sequence[int]) -> None: ...
+
+class Builder:
+    def input_tensor(self, name: str, slot: int, dtype: torch.dtype, device: torch.device, dim: int) -> None: ...
+    def input_symbol(self, name: str, symbol: int) -> None: ...
+    def constant(self, slot: int, tensor: torch.Tensor) -> None: ...
+    def value(self, steps: Sequence[tuple[int, int]], initial: bool) -> int: ...
+    def alloc(
+        self,
+        dst: int,
+        shape: Sequence[_Size],
+        strides: Sequence[_Size],
+        dtype: torch.dtype,
+        device: torch.device,
+        name: str,
+    ) -> None: ...
+    def free(self, slot: int, name: str) -> None: ...
+    def view(
+        self,
+        dst: int,
+        src: int,
+        shape: Sequence[_Size],
+        strides: Sequence[_Size],
+        offset: _Size,
+        dtype: torch.dtype | None,
+        name: str,
+    ) -> None: ...
+    def kernel(self, address: int, buffers: Sequence[int], symbols: Sequence[_Size], name: str) -> None: ...
+    def triton(
+        self,
+        handle: TritonKernel,
+        grid: Sequence[_Size],
+        buffers: Sequence[int],
+        written: Sequence[int],
+        symbols: Sequence[_Size],
+        device: torch.device,
+        name: str,
+    ) -> None: ...
+    def aten(
+        self,
+        op: str,
+        overload: str,
+        arguments: Sequence[tuple[str, Any]],
+        destinations: Sequence[Any],
+        refreshed: Sequence[int],
+        name: str,
+    ) -> None: ...
+    def python(
+        self,
+        callable: Callable[[Sequence[torch.Tensor], Sequence[int]], Sequence[Any]],
+        slots: Sequence[int],
+        integers: Sequence[_Size],
+        destinations: Sequence[Any],
+        name: str,
+    ) -> None: ...
+    def read_scalar(self, symbol: int, src: int, refreshed: Sequence[int], name: str) -> None: ...
+    def output_none(self) -> None: ...
+    def output_slot(self, slot: int) -> None: ...
+    def output_size(self, size: _Size) -> None: ...
+    def output_float(self, number: float) -> None: ...
+    def build(self, slots: int, symbols: int) -> CompiledProgram: ...

@@ -1,0 +1,154 @@
+"""The reference executor: runs a `Program` one instruction after the other in Python.
+
+It defines what the instructions mean, is the oracle of the tests of `_C`, and is short enough to be rewritten for
+another device. `native.py` prepares the same program for the C++ executor, which has equal results.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from primtorch.symbolic import IntExpr
+from primtorch.symbolic.float_expr import FloatExpr
+
+from .errors import InductorError
+from .program import (
+    Alloc,
+    AtenCall,
+    Free,
+    Instruction,
+    KernelCall,
+    Output,
+    Program,
+    RandomSeed,
+    ReadScalar,
+    Size,
+    Slot,
+    SymbolInput,
+    TensorInput,
+    TritonCall,
+    View,
+    instruction_text,
+)
+
+
+class InputMismatch(InductorError, ValueError):
+    """The inputs are not those that the program was compiled for."""
+
+
+class PythonExecutor:
+    """`executor(inputs: list) -> list` with the semantics of `_C.CompiledProgram`."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        self._kernels = [signature(address) for address in program.kernels]
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        """Raises `InputMismatch` for a wrong number, dtype, device or rank; else what an instruction raises."""
+        slots: list[torch.Tensor | None] = [None] * self.program.num_slots
+        symbols: dict[str, int] = {}
+        self._bind(inputs, slots, symbols)
+        for slot, tensor in self.program.constants:
+            slots[slot] = tensor
+        with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
+            for instruction in self.program.instructions:
+                if isinstance(instruction, Output):
+                    return [fill(value, slots, symbols) for value in instruction.values]
+                try:
+                    self._run(instruction, slots, symbols)
+                except Exception as error:
+                    error.add_note(f"while running: {instruction_text(instruction)}")
+                    raise
+        raise InductorError("the program has no Output")
+
+    def consume(self, inputs: list[Any]) -> list[Any]:
+        """The same, with the list emptied, so that nothing but the program holds the inputs."""
+        taken = list(inputs)
+        inputs.clear()
+        return self(taken)
+
+    def _bind(self, inputs: list[Any], slots: list[torch.Tensor | None], symbols: dict[str, int]) -> None:
+        expected = self.program.inputs
+        if len(inputs) != len(expected):
+            raise InputMismatch(f"the compiled program takes {len(expected)} inputs, not {len(inputs)}")
+        for spec, value in zip(expected, inputs, strict=True):
+            if isinstance(spec, SymbolInput):
+                if spec.symbol is not None:
+                    symbols[spec.symbol] = int(value)
+            elif value is not None:
+                _check_tensor(spec, value)
+                slots[spec.slot] = value.detach()
+
+    def _run(self, instruction: Instruction, slots: list[Any], symbols: dict[str, int]) -> None:
+        match instruction:
+            case Alloc(dst, shape, strides, dtype, device):
+                sizes = evaluate_all(shape, symbols), evaluate_all(strides, symbols)
+                slots[dst] = torch.empty_strided(*sizes, dtype=dtype, device=device)
+            case Free(slot):
+                slots[slot] = None
+            case View(dst, src, shape, strides, offset, dtype):
+                slots[dst] = _view(slots[src], dtype, *(evaluate_all(s, symbols) for s in (shape, strides, (offset,))))
+            case KernelCall(kernel, buffers, sizes, _):
+                pointers = (ctypes.c_void_p * len(buffers))(*(slots[b].data_ptr() for b in buffers))
+                numbers = (ctypes.c_int64 * len(sizes))(*evaluate_all(sizes, symbols))
+                self._kernels[kernel](pointers, numbers)
+            case TritonCall(kernel, grid, buffers, sizes, _):
+                tensors = [slots[b] for b in buffers]
+                self.program.launchers[kernel](tensors, evaluate_all(sizes, symbols), evaluate_all(grid, symbols))
+            case AtenCall(op, args, kwargs, dsts):
+                result = op(*(fill(a, slots, symbols) for a in args), **{k: fill(v, slots, symbols) for k, v in kwargs})
+                results = result if isinstance(result, (tuple, list)) else (result,)
+                for target, value in zip(dsts, results, strict=False):
+                    if target is not None:
+                        slots[target] = value
+            case RandomSeed(dst, device):
+                slots[dst] = torch.empty((), dtype=torch.int64, device=device).random_()
+            case ReadScalar(symbol, src):
+                symbols[symbol] = int(slots[src].item())
+
+
+def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
+    """A size's value."""
+    return size.evaluate(symbols) if isinstance(size, IntExpr) else size
+
+
+def evaluate_all(sizes: Sequence[Size], symbols: Mapping[str, int]) -> list[int]:
+    """The values of sizes."""
+    return [evaluate(size, symbols) for size in sizes]
+
+
+def fill(value: Any, slots: Sequence[Any] | Mapping[int, Any], symbols: Mapping[str, int]) -> Any:
+    """An argument with its slots and expressions replaced by tensors and numbers."""
+    if isinstance(value, Slot):
+        return slots[value.index]
+    if isinstance(value, (IntExpr, FloatExpr)):
+        return value.evaluate(symbols)
+    if isinstance(value, (tuple, list)):
+        return [fill(item, slots, symbols) for item in value]
+    return value
+
+
+def _check_tensor(spec: TensorInput, value: Any) -> None:
+    if not isinstance(value, torch.Tensor):
+        raise InputMismatch(f"input {spec.name} must be a tensor, not {type(value).__name__}")
+    if (value.dtype, value.device, value.dim()) != (spec.dtype, spec.device, len(spec.shape)):
+        raise InputMismatch(
+            f"input {spec.name} must be a {len(spec.shape)}-d {spec.dtype} tensor on {spec.device}, "
+            f"not a {value.dim()}-d {value.dtype} tensor on {value.device}"
+        )
+
+
+def _view(
+    src: torch.Tensor, dtype: torch.dtype | None, shape: list[int], strides: list[int], offset: list[int]
+) -> torch.Tensor:
+    """`src`'s storage seen with another dtype, shape and strides, from an offset relative to its first element."""
+    kind = dtype or src.dtype
+    start = src.storage_offset() * src.element_size() // kind.itemsize + offset[0]
+    return torch.empty(0, dtype=kind, device=src.device).set_(src.untyped_storage(), start, shape, strides)
+
+
+Executor = Callable[[list[Any]], list[Any]]

@@ -1,0 +1,243 @@
+"""Prepares a `Program` for the C++ executor: symbols become numbers, size expressions a table, arguments IValues."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from primtorch.symbolic import IntExpr
+from primtorch.symbolic.expr import symbol
+from primtorch.symbolic.float_expr import FloatExpr
+
+from . import _C
+from .errors import InductorError
+from .executor import fill
+from .program import (
+    Alloc,
+    AtenCall,
+    Free,
+    Instruction,
+    KernelCall,
+    Output,
+    Program,
+    RandomSeed,
+    ReadScalar,
+    Size,
+    Slot,
+    SymbolInput,
+    TritonCall,
+    View,
+    instruction_text,
+)
+
+# The order of `enum class SizeOp` in cpp/program.h.
+SIZE_OPS = {n: i for i, n in enumerate("const sym add sub mul floordiv mod min max neg".split())}
+
+
+class MixedDevices(InductorError):
+    """A program runs on one accelerator at a time."""
+
+
+def prepare(program: Program) -> _C.CompiledProgram:
+    """The callable that runs the program: `callable(inputs: list) -> list`, and `consume`, which empties the list."""
+    return _Encoder(program).encode()
+
+
+def accelerator_of(program: Program) -> torch.device | None:
+    """The one device beside the CPU that a program uses; MixedDevices if there are several."""
+    devices = {i.device for i in program.inputs if not isinstance(i, SymbolInput)}
+    devices |= {i.device for i in program.instructions if isinstance(i, (Alloc, RandomSeed))}
+    found = {d for d in devices if d.type != "cpu"}
+    if len(found) > 1:
+        names = ", ".join(sorted(map(str, found)))
+        raise MixedDevices(f"one compiled graph works on several devices ({names}): compile the part on each by itself")
+    return found.pop() if found else None
+
+
+class _Encoder:
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.builder = _C.Builder()
+        self.symbols = {name: i for i, name in enumerate(program.symbols)}
+        self.known = {i.symbol for i in program.inputs if isinstance(i, SymbolInput) and i.symbol is not None}
+        self.values: dict[IntExpr, int] = {}
+        self.device = accelerator_of(program) or torch.device("cpu")
+
+    def encode(self) -> _C.CompiledProgram:
+        self._read_sizes()
+        for item in self.program.inputs:
+            if isinstance(item, SymbolInput):
+                self.builder.input_symbol(item.name, -1 if item.symbol is None else self.symbols[item.symbol])
+            else:
+                self.builder.input_tensor(item.name, item.slot, item.dtype, item.device, len(item.shape))
+        for slot, tensor in self.program.constants:
+            self.builder.constant(slot, tensor.detach())
+        for instruction in self.program.instructions:
+            self._instruction(instruction)
+        return self.builder.build(self.program.num_slots, len(self.symbols))
+
+    # ---- sizes: every distinct expression is evaluated once a call, as soon as its symbols are known -----------
+
+    def _read_sizes(self) -> None:
+        exprs = [*_expressions(self.program)]
+        if any(isinstance(i, AtenCall) and not _is_boxed(i) for i in self.program.instructions):
+            exprs += map(symbol, self.symbols)  # a Python callable is given the symbols themselves
+        for expr in dict.fromkeys(exprs):
+            if expr.as_int() is None:
+                steps = [(SIZE_OPS[op], self.symbols[arg] if op == "sym" else int(arg)) for op, arg in expr.program()]
+                self.values[expr] = self.builder.value(steps, expr.symbols() <= self.known)
+
+    def _size(self, size: Size) -> tuple[bool, int]:
+        number = size.as_int() if isinstance(size, IntExpr) else int(size)
+        if number is not None:
+            return False, number
+        assert isinstance(size, IntExpr)
+        return True, self.values[size]
+
+    def _sizes(self, sizes: Iterable[Size]) -> list[tuple[bool, int]]:
+        return [self._size(s) for s in sizes]
+
+    def _refreshed(self, symbol: str) -> list[int]:
+        """The values that can be computed now that `symbol` is known too."""
+        self.known.add(symbol)
+        return [i for e, i in self.values.items() if symbol in e.symbols() and e.symbols() <= self.known]
+
+    # ---- instructions ------------------------------------------------------------------------------------------
+
+    def _instruction(self, instruction: Instruction) -> None:
+        name = instruction_text(instruction)
+        match instruction:
+            case Alloc(dst, shape, strides, dtype, device):
+                self.builder.alloc(dst, self._sizes(shape), self._sizes(strides), dtype, device, name)
+            case Free(slot):
+                self.builder.free(slot, name)
+            case View(dst, src, shape, strides, offset, dtype):
+                self.builder.view(dst, src, self._sizes(shape), self._sizes(strides), self._size(offset), dtype, name)
+            case KernelCall(kernel, buffers, sizes, _):
+                self.builder.kernel(self.program.kernels[kernel], list(buffers), self._sizes(sizes), name)
+            case TritonCall():
+                self._triton(instruction, name)
+            case AtenCall():
+                self._aten(instruction, name)
+            case RandomSeed(dst, device):
+                self.builder.alloc(dst, [], [], torch.int64, device, name)
+                self.builder.aten("aten::random_", "", [("slot", dst), ("fixed", None)], [None], [], name)
+            case ReadScalar(symbol, src):
+                self.builder.read_scalar(self.symbols[symbol], src, self._refreshed(symbol), name)
+            case Output(values):
+                for value in values:
+                    self._output(value)
+
+    def _triton(self, call: TritonCall, name: str) -> None:
+        launcher = self.program.launchers[call.kernel]
+        handle = getattr(launcher, "handle", None)
+        if isinstance(handle, _C.TritonKernel):
+            grid, sizes = self._sizes(call.grid), self._sizes(call.symbols)
+            written = list(launcher.written)
+            self.builder.triton(handle, grid, list(call.buffers), written, sizes, self.device, name)
+            return
+
+        def launch(tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> tuple[()]:
+            launcher(tensors, list(numbers[3:]), list(numbers[:3]))
+            return ()
+
+        self.builder.python(launch, list(call.buffers), self._sizes((*call.grid, *call.symbols)), [], name)
+
+    def _aten(self, call: AtenCall, name: str) -> None:
+        if not _is_boxed(call):
+            self._python(call, name)
+            return
+        assert isinstance(call.op, torch._ops.OpOverload)
+        schema = call.op._schema
+        given = dict(zip((a.name for a in schema.arguments), call.args, strict=False)) | dict(call.kwargs)
+        arguments = [self._argument(given.get(a.name, a.default_value)) for a in schema.arguments]
+        results: list[Any] = [None if d is None else ("slot", d) for d in call.dsts]
+        if len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.ListType):
+            results = [("list", results)]
+        self.builder.aten(schema.name, schema.overload_name, arguments, results, [], name)
+
+    def _python(self, call: AtenCall, name: str) -> None:
+        slots = list(dict.fromkeys(_slots((call.args, call.kwargs))))
+        names = [s for s in self.symbols if s in self.known]
+        run = _python_call(call, slots, names)
+        destinations = [None if d is None else ("slot", d) for d in call.dsts]
+        self.builder.python(run, slots, self._sizes(map(symbol, names)), destinations, name)
+
+    def _argument(self, value: Any) -> tuple[str, Any]:
+        if isinstance(value, Slot):
+            return "slot", value.index
+        if isinstance(value, IntExpr):
+            is_value, number = self._size(value)
+            return ("value" if is_value else "fixed"), number
+        if isinstance(value, (tuple, list)):
+            items = [self._argument(item) for item in value]
+            if all(tag == "fixed" for tag, _ in items):
+                return "fixed", [item for _, item in items]
+            return "list", items
+        return "fixed", value
+
+    def _output(self, value: Any) -> None:
+        if value is None:
+            self.builder.output_none()
+        elif isinstance(value, Slot):
+            self.builder.output_slot(value.index)
+        elif isinstance(value, float):
+            self.builder.output_float(value)
+        else:
+            self.builder.output_size(self._size(value))
+
+
+def _is_boxed(call: AtenCall) -> bool:
+    """Whether the dispatcher's boxed entry point can be called: an overload, and no number that depends on a size."""
+    leaves = _leaves((call.args, call.kwargs))
+    return isinstance(call.op, torch._ops.OpOverload) and not any(isinstance(x, FloatExpr) for x in leaves)
+
+
+def _python_call(
+    call: AtenCall, slots: Sequence[int], names: Sequence[str]
+) -> Callable[[Sequence[torch.Tensor], Sequence[int]], Sequence[Any]]:
+    """The call as a function of the tensors in `slots` and the values of the symbols `names`."""
+
+    def run(tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> Sequence[Any]:
+        table, symbols = dict(zip(slots, tensors, strict=True)), dict(zip(names, numbers, strict=True))
+        args = [fill(a, table, symbols) for a in call.args]
+        result = call.op(*args, **{k: fill(v, table, symbols) for k, v in call.kwargs})
+        return result if isinstance(result, (tuple, list)) else (result,)
+
+    return run
+
+
+def _leaves(value: Any) -> Iterable[Any]:
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
+def _slots(value: Any) -> Iterable[int]:
+    return (leaf.index for leaf in _leaves(value) if isinstance(leaf, Slot))
+
+
+def _sizes_of(instruction: Instruction) -> tuple[Any, ...]:
+    match instruction:
+        case Alloc(_, shape, strides):
+            return *shape, *strides
+        case View(_, _, shape, strides, offset):
+            return *shape, *strides, offset
+        case KernelCall(_, _, sizes):
+            return sizes
+        case TritonCall(_, grid, _, sizes):
+            return *grid, *sizes
+        case AtenCall(_, args, kwargs):
+            return args, kwargs
+        case Output(values):
+            return values
+        case Free() | RandomSeed() | ReadScalar():
+            return ()
+
+
+def _expressions(program: Program) -> Iterable[IntExpr]:
+    for instruction in program.instructions:
+        yield from (leaf for leaf in _leaves(_sizes_of(instruction)) if isinstance(leaf, IntExpr))
