@@ -48,3 +48,22 @@ class NoFormula(PrimTorchError, NotImplementedError):
             f"no shape propagation for {op}{why}. "
             f"Give it one with primtorch.fake.register_formula({op!r}, fn).{format_frames(frames)}"
         )
+
+
+class PrimError(PrimTorchError, ValueError):
+    """A prim got arguments that its schema does not take."""
+
+
+class NotClosed(PrimTorchError):
+    """A graph holds an operator outside of its opset, or an operator has no rule into it."""
+
+    def __init__(self, op: str, reason: str, node: str = "", frames: Sequence[UserFrame] = ()) -> None:
+        self.op = op
+        self.reason = reason
+        self.frames = tuple(frames)
+        where = f" (node {node})" if node else ""
+        super().__init__(f"{op}{where}: {reason}{format_frames(frames)}")
+
+
+class TraceError(PrimTorchError):
+    """A function can't be recorded as a graph."""

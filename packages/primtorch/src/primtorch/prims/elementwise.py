@@ -1,0 +1,243 @@
+"""Elementwise prims: unary, predicates, binary, comparisons, where.
+
+All tensor operands have one shape and one dtype; a Python number may stand for one operand of a binary
+prim and takes the tensor's dtype. The result is dense, in the operands' order of dimensions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.prims.layout import elementwise_strides, preserved_strides
+from primtorch.prims.record import Prim, require, same_shape
+from primtorch.spec import TensorSpec
+
+aten = torch.ops.aten
+
+_KIND_RANK = {bool: 0, int: 1, torch.SymInt: 1, float: 2, torch.SymFloat: 2, complex: 3}
+_COMPLEX_TO_REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
+
+
+def _dtype_rank(dtype: torch.dtype) -> int:
+    if dtype is torch.bool:
+        return 0
+    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
+
+
+def _operands(name: str, *args: Any) -> TensorSpec:
+    """Check a pointwise prim's operands and give the spec of a result with their dtype."""
+    specs = [a for a in args if isinstance(a, TensorSpec)]
+    require(bool(specs), name, lambda: "needs at least one tensor")
+    first = specs[0]
+    for other in specs[1:]:
+        require(other.dtype == first.dtype, name, lambda: f"operands have dtypes {first.dtype} and {other.dtype}")
+        require(same_shape(first.shape, other.shape), name,
+                lambda: f"operands have shapes {tuple(first.shape)} and {tuple(other.shape)}")
+        require(other.device == first.device, name, lambda: f"operands on {first.device} and {other.device}")
+    if len(specs) < len(args):
+        rank = _dtype_rank(first.dtype)
+        for arg in args:
+            if not isinstance(arg, TensorSpec):
+                require(_KIND_RANK.get(type(arg), 4) <= rank, name,
+                        lambda: f"the number {arg!r} does not fit dtype {first.dtype}")
+    if len(specs) == 1:
+        return TensorSpec(first.shape, preserved_strides(first), first.dtype, first.device)
+    strides = elementwise_strides(tuple(first.shape), [tuple(s.strides) for s in specs])
+    return TensorSpec(first.shape, strides, first.dtype, first.device)
+
+
+def _with_dtype(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
+    return TensorSpec(spec.shape, spec.strides, dtype, spec.device)
+
+
+def _unary(name: str, reference: Callable[..., Any], doc: str, *tags: str, kinds: str = "f",
+           aten: OpOverload | None = None) -> Prim:
+    """A prim t -> t. `kinds` says which dtypes it takes: b(ool) i(nteger) f(loat) c(omplex)."""
+    accepted = frozenset("bifc".index(k) for k in kinds)
+
+    def meta(t: TensorSpec) -> TensorSpec:
+        require(_dtype_rank(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
+        return TensorSpec(t.shape, preserved_strides(t), t.dtype, t.device)
+
+    return Prim(name, f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference,
+                frozenset({"pointwise", *tags}), aten)
+
+
+def _predicate(name: str, reference: Callable[..., Any], doc: str) -> Prim:
+    def meta(t: TensorSpec) -> TensorSpec:
+        return TensorSpec(t.shape, preserved_strides(t), torch.bool, t.device)
+
+    return Prim(name, f"{name}(t: Tensor) -> Tensor", "predicate", doc, meta, reference, frozenset({"pointwise"}))
+
+
+def _binary(name: str, reference: Callable[..., Any], doc: str, *tags: str, aten: OpOverload | None = None) -> Prim:
+    def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
+        return _operands(name, a, b)
+
+    def run(a: Any, b: Any) -> torch.Tensor:
+        if not isinstance(a, torch.Tensor):
+            a = torch.scalar_tensor(a, dtype=b.dtype, device=b.device)
+        result: torch.Tensor = reference(a, b)
+        return result
+
+    return Prim(name, f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor", "elementwise binary", doc, meta, run,
+                frozenset({"pointwise", *tags}), aten)
+
+
+def _comparison(name: str, reference: Callable[..., Any], doc: str, *tags: str) -> Prim:
+    def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
+        return _with_dtype(_operands(name, a, b), torch.bool)
+
+    def run(a: Any, b: Any) -> torch.Tensor:
+        if not isinstance(a, torch.Tensor):
+            a = torch.scalar_tensor(a, dtype=b.dtype, device=b.device)
+        result: torch.Tensor = reference(a, b)
+        return result
+
+    return Prim(name, f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor", "comparison", doc, meta, run,
+                frozenset({"pointwise", *tags}))
+
+
+def _real_result(name: str, reference: Callable[..., Any], doc: str, kinds: str) -> Prim:
+    """A prim whose result is real when its operand is complex."""
+    accepted = frozenset("bifc".index(k) for k in kinds)
+
+    def meta(t: TensorSpec) -> TensorSpec:
+        require(_dtype_rank(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
+        return TensorSpec(t.shape, preserved_strides(t), _COMPLEX_TO_REAL.get(t.dtype, t.dtype), t.device)
+
+    return Prim(name, f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference,
+                frozenset({"pointwise"}))
+
+
+def _dense(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Give a function that returns a view the dense result that the meta promises."""
+
+    def run(t: torch.Tensor) -> torch.Tensor:
+        out = function(t)
+        return torch.empty_like(t, dtype=out.dtype).copy_(out)
+
+    return run
+
+
+def _where_meta(cond: TensorSpec, a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
+    require(cond.dtype is torch.bool, "where", lambda: f"cond has dtype {cond.dtype}, expected torch.bool")
+    out = _operands("where", a, b)
+    require(same_shape(cond.shape, out.shape), "where",
+            lambda: f"cond has shape {tuple(cond.shape)}, the values {tuple(out.shape)}")
+    operands = [tuple(s.strides) for s in (cond, a, b) if isinstance(s, TensorSpec)]
+    return TensorSpec(out.shape, elementwise_strides(tuple(out.shape), operands), out.dtype, out.device)
+
+
+# --- unary, exact on every dtype they take -------------------------------------------------------
+abs = _real_result("abs", torch.abs, "|t|; the modulus sqrt(re^2 + im^2), real, for a complex t.", "ifc")
+neg = _unary("neg", torch.neg, "-t.", kinds="ifc")
+sign = _unary("sign", torch.sign, "-1, 0 or 1 with the sign of t; 0 for NaN as eager has it.", kinds="if")
+floor = _unary("floor", torch.floor, "The largest integer <= t.")
+ceil = _unary("ceil", torch.ceil, "The smallest integer >= t.")
+round = _unary("round", torch.round, "The nearest integer; halves go to the even one.")
+trunc = _unary("trunc", torch.trunc, "t without its fraction, toward zero.")
+bitwise_not = _unary("bitwise_not", torch.bitwise_not, "Every bit inverted; logical not for bool.", kinds="bi")
+conj = _unary("conj", lambda t: t.conj().resolve_conj() if t.is_complex() else t.clone(),
+              "re - i*im; materialised.", kinds="c")
+real = _real_result("real", _dense(torch.real), "The real part, as a dense real tensor.", "c")
+imag = _real_result("imag", _dense(torch.imag), "The imaginary part, as a dense real tensor.", "c")
+
+# --- unary, transcendental -----------------------------------------------------------------------
+exp = _unary("exp", torch.exp, "e^t.", kinds="fc")
+exp2 = _unary("exp2", torch.exp2, "2^t.", kinds="fc")
+expm1 = _unary("expm1", torch.expm1, "e^t - 1, accurate near 0.", kinds="fc")
+log = _unary("log", torch.log, "Natural logarithm.", kinds="fc")
+log2 = _unary("log2", torch.log2, "Logarithm to base 2.", kinds="fc")
+log10 = _unary("log10", torch.log10, "Logarithm to base 10.", kinds="fc")
+log1p = _unary("log1p", torch.log1p, "log(1 + t), accurate near 0.", kinds="fc")
+sqrt = _unary("sqrt", torch.sqrt, "Square root; NaN below 0.", kinds="fc")
+rsqrt = _unary("rsqrt", torch.rsqrt, "1 / sqrt(t).", kinds="fc")
+reciprocal = _unary("reciprocal", torch.reciprocal, "1 / t.", kinds="fc")
+sin = _unary("sin", torch.sin, "Sine of radians.", kinds="fc")
+cos = _unary("cos", torch.cos, "Cosine of radians.", kinds="fc")
+tan = _unary("tan", torch.tan, "Tangent of radians.", kinds="fc")
+asin = _unary("asin", torch.asin, "Inverse sine.", kinds="fc")
+acos = _unary("acos", torch.acos, "Inverse cosine.", kinds="fc")
+atan = _unary("atan", torch.atan, "Inverse tangent.", kinds="fc")
+sinh = _unary("sinh", torch.sinh, "(e^t - e^-t) / 2.", kinds="fc")
+cosh = _unary("cosh", torch.cosh, "(e^t + e^-t) / 2.", kinds="fc")
+tanh = _unary("tanh", torch.tanh, "sinh(t) / cosh(t).", kinds="fc")
+asinh = _unary("asinh", torch.asinh, "Inverse of sinh.", kinds="fc")
+acosh = _unary("acosh", torch.acosh, "Inverse of cosh.", kinds="fc")
+atanh = _unary("atanh", torch.atanh, "Inverse of tanh.", kinds="fc")
+sigmoid = _unary("sigmoid", torch.sigmoid, "1 / (1 + e^-t).", kinds="fc")
+erf = _unary("erf", torch.erf, "2/sqrt(pi) * integral of e^(-x^2) from 0 to t.")
+erfc = _unary("erfc", torch.erfc, "1 - erf(t), accurate for large t.")
+
+# --- unary, special functions: `aten` is set, a backend may run the whole op ----------------------
+erfinv = _unary("erfinv", torch.erfinv, "The inverse of erf.", "special", aten=aten.erfinv.default)
+lgamma = _unary("lgamma", torch.lgamma, "log |Gamma(t)|.", "special", aten=aten.lgamma.default)
+digamma = _unary("digamma", torch.digamma, "The derivative of lgamma.", "special", aten=aten.digamma.default)
+i0 = _unary("i0", torch.i0, "Modified Bessel function of the first kind, order 0.", "special", aten=aten.i0.default)
+i0e = _unary("i0e", torch.special.i0e, "e^-|t| * i0(t).", "special", aten=aten.special_i0e.default)
+i1 = _unary("i1", torch.special.i1, "Modified Bessel function of the first kind, order 1.", "special",
+            aten=aten.special_i1.default)
+i1e = _unary("i1e", torch.special.i1e, "e^-|t| * i1(t).", "special", aten=aten.special_i1e.default)
+ndtri = _unary("ndtri", torch.special.ndtri, "The inverse of the standard normal distribution function.", "special",
+               aten=aten.special_ndtri.default)
+log_ndtr = _unary("log_ndtr", torch.special.log_ndtr, "Logarithm of the standard normal distribution function.",
+                  "special", aten=aten.special_log_ndtr.default)
+erfcx = _unary("erfcx", torch.special.erfcx, "e^(t^2) * erfc(t).", "special", aten=aten.special_erfcx.default)
+
+# --- predicates ----------------------------------------------------------------------------------
+isnan = _predicate("isnan", torch.isnan, "Whether t is NaN (in either part).")
+isinf = _predicate("isinf", torch.isinf, "Whether t is infinite (in either part).")
+isfinite = _predicate("isfinite", torch.isfinite, "Whether t is neither infinite nor NaN.")
+signbit = _predicate("signbit", torch.signbit, "Whether the sign bit is set; true for -0.0.")
+
+# --- binary --------------------------------------------------------------------------------------
+add = _binary("add", torch.add, "a + b; or for bool.", "commutative")
+sub = _binary("sub", torch.sub, "a - b.")
+mul = _binary("mul", torch.mul, "a * b; and for bool.", "commutative")
+div = _binary("div", torch.div, "a / b, true division; float and complex only.")
+floor_div = _binary("floor_div", lambda a, b: torch.div(a, b, rounding_mode="floor"),
+                    "floor(a / b): toward minus infinity, for integers and floats.")
+trunc_div = _binary("trunc_div", lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+                    "trunc(a / b): toward zero, for integers and floats.")
+fmod = _binary("fmod", torch.fmod, "a - b*trunc(a / b): the sign of a.")
+remainder = _binary("remainder", torch.remainder, "a - b*floor(a / b): the sign of b.")
+pow = _binary("pow", torch.pow, "a^b.")
+maximum = _binary("maximum", torch.maximum, "The larger; NaN when either is NaN.", "commutative")
+minimum = _binary("minimum", torch.minimum, "The smaller; NaN when either is NaN.", "commutative")
+fmax = _binary("fmax", torch.fmax, "The larger; the other when one is NaN.", "commutative")
+fmin = _binary("fmin", torch.fmin, "The smaller; the other when one is NaN.", "commutative")
+atan2 = _binary("atan2", torch.atan2, "The angle of the point (b, a).")
+copysign = _binary("copysign", torch.copysign, "|a| with the sign bit of b.")
+hypot = _binary("hypot", torch.hypot, "sqrt(a^2 + b^2) without overflow in between.", "commutative")
+nextafter = _binary("nextafter", torch.nextafter, "The representable number after a toward b.")
+gcd = _binary("gcd", torch.gcd, "Greatest common divisor, non-negative; gcd(0, 0) = 0.", "commutative")
+lcm = _binary("lcm", torch.lcm, "Least common multiple, non-negative.", "commutative")
+bitwise_and = _binary("bitwise_and", torch.bitwise_and, "Bits set in both; logical and for bool.", "commutative")
+bitwise_or = _binary("bitwise_or", torch.bitwise_or, "Bits set in either; logical or for bool.", "commutative")
+bitwise_xor = _binary("bitwise_xor", torch.bitwise_xor, "Bits set in one only; logical xor for bool.", "commutative")
+shift_left = _binary("shift_left", torch.bitwise_left_shift, "a * 2^b for integers; 0 when b is the width or more.")
+shift_right = _binary("shift_right", torch.bitwise_right_shift, "floor(a / 2^b), arithmetic for signed a.")
+igamma = _binary("igamma", torch.special.gammainc, "Regularised lower incomplete gamma function P(a, b).", "special",
+                 aten=aten.igamma.default)
+igammac = _binary("igammac", torch.special.gammaincc, "Regularised upper incomplete gamma function Q(a, b).",
+                  "special", aten=aten.igammac.default)
+zeta = _binary("zeta", torch.special.zeta, "Hurwitz zeta: sum over k >= 0 of (k + b)^-a.", "special",
+               aten=aten.special_zeta.default)
+
+# --- comparisons ---------------------------------------------------------------------------------
+eq = _comparison("eq", torch.eq, "a == b; false for NaN.", "commutative")
+ne = _comparison("ne", torch.ne, "a != b; true for NaN.", "commutative")
+lt = _comparison("lt", torch.lt, "a < b.")
+le = _comparison("le", torch.le, "a <= b.")
+gt = _comparison("gt", torch.gt, "a > b.")
+ge = _comparison("ge", torch.ge, "a >= b.")
+
+# --- ternary -------------------------------------------------------------------------------------
+where = Prim("where", "where(cond: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor", "ternary",
+             "a where cond is true, else b. cond is bool; a and b are not both numbers.",
+             _where_meta, torch.where, frozenset({"pointwise"}))

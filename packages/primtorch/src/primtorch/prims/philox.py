@@ -1,0 +1,45 @@
+"""Philox4x32-10 on int64 tensors: the reference of the random prims.
+
+Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 2011). int64 arithmetic holds
+32-bit words; a 32x32 bit product needs 64 unsigned bits, so it is put together from 16-bit halves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+_MASK = 0xFFFFFFFF
+_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
+_KEY_STEPS = (0x9E3779B9, 0xBB67AE85)
+_ROUNDS = 10
+
+
+def _multiply(constant: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """High and low 32 bits of constant * word."""
+    low_half = (constant & 0xFFFF) * word
+    high_half = (constant >> 16) * word + (low_half >> 16)
+    return high_half >> 16, ((high_half & 0xFFFF) << 16) | (low_half & 0xFFFF)
+
+
+def bits(seed: torch.Tensor, shape: Sequence[int], stream: int = 0) -> torch.Tensor:
+    """Word 0 of the block at each row-major index, int64 in [0, 2^32)."""
+    count = 1
+    for size in shape:
+        count *= size
+    index = torch.arange(count, dtype=torch.int64, device=seed.device)
+    key = [seed & _MASK, (seed >> 32) & _MASK]
+    zero = torch.zeros_like(index)
+    words = [index & _MASK, index >> 32, zero + stream, zero]
+    for _ in range(_ROUNDS):
+        high0, low0 = _multiply(_MULTIPLIERS[0], words[0])
+        high1, low1 = _multiply(_MULTIPLIERS[1], words[2])
+        words = [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0]
+        key = [(k + step) & _MASK for k, step in zip(key, _KEY_STEPS, strict=True)]
+    return words[0].reshape(tuple(shape))
+
+
+def uniform(seed: torch.Tensor, shape: Sequence[int], stream: int = 0) -> torch.Tensor:
+    """float32 in [0, 1) with 24 random bits."""
+    return (bits(seed, shape, stream) >> 8).to(torch.float32) * 2.0**-24

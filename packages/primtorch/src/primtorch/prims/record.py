@@ -1,0 +1,84 @@
+"""The record that describes one primitive, and the checks that every meta shares."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.errors import PrimError
+from primtorch.spec import TensorSpec
+
+Size: TypeAlias = "int | torch.SymInt"
+Sizes: TypeAlias = "tuple[int | torch.SymInt, ...]"
+Number: TypeAlias = "int | float | bool | complex | torch.SymInt | torch.SymFloat"
+Meta: TypeAlias = Callable[..., Any]
+Reference: TypeAlias = Callable[..., Any]
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Prim:
+    """One primitive: what it is called, what it means, what its result looks like, how eager computes it.
+
+    `meta(*args)` takes `TensorSpec` where the schema says Tensor and returns the results' specs;
+    `reference(*args)` takes real tensors. Both take the arguments in the order of `schema`.
+    When `aten` is set, the arguments and the results are exactly that overload's, so that
+    `prim.aten(*node.args, **node.kwargs)` is a valid call.
+    """
+
+    name: str
+    schema: str
+    family: str
+    doc: str
+    meta: Meta
+    reference: Reference
+    tags: frozenset[str] = field(default_factory=frozenset)
+    aten: OpOverload | None = None
+
+    # FX prints a call by `__module__` and `__name__`, pickle saves it by them: `primtorch.prims.add`.
+    __module__ = "primtorch.prims"
+
+    @property
+    def __name__(self) -> str:
+        return self.name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run the reference on real tensors."""
+        return self.reference(*args, **kwargs)
+
+    def __repr__(self) -> str:
+        return f"prims.{self.name}"
+
+    def __reduce__(self) -> str:
+        return self.name
+
+
+def require(condition: bool, prim: str, message: Callable[[], str]) -> None:
+    """Raise `PrimError` with a message that is built only when it is needed."""
+    if not condition:
+        raise PrimError(f"{prim}: {message()}")
+
+
+def require_dim(prim: str, dim: int, rank: int) -> None:
+    if not 0 <= dim < max(rank, 1):
+        raise PrimError(f"{prim}: dimension {dim} is out of range for a tensor of rank {rank} (dims are non-negative)")
+
+
+def require_dims(prim: str, dims: Sequence[int], rank: int) -> None:
+    for dim in dims:
+        require_dim(prim, dim, rank)
+    if len(set(dims)) != len(dims):
+        raise PrimError(f"{prim}: a dimension occurs twice in {tuple(dims)}")
+
+
+def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes are equal; asks a symbolic size only where the two are not one object."""
+    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
+
+
+def spec_like(spec: TensorSpec, shape: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype | None = None,
+              offset: Size = 0) -> TensorSpec:
+    return TensorSpec(tuple(shape), tuple(strides), dtype or spec.dtype, spec.device, offset)
