@@ -1,0 +1,366 @@
+"""Generated Python source of a compiled function: run the graph, replay the side effects, rebuild the result.
+
+    def compiled(inputs, x, self):
+        v0 = self                             # loads: external objects, before anything changes
+        (o0, o1) = graph(*inputs)             # the graph
+        v1 = [o0, 3]                          # build: objects the program made
+        object.__setattr__(v0, 'last', v1)    # effects
+        return v1
+"""
+
+from __future__ import annotations
+
+import collections
+import functools
+import math
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from primtorch.fake import FakeTensor
+from torch import fx
+
+from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, External, Externals
+from torchdynamo.overlays import DELETED, Overlays, Slot
+from torchdynamo.reasons import BreakGraph
+from torchdynamo.recorder import Recorder
+from torchdynamo.sources import Source
+
+_LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
+_RESERVED = frozenset({"P", "G", "C", "sys", "inputs", "graph", "object", "list", "dict", "set", "type", "iter"})
+
+
+def parameter_name(index: int, name: str) -> str:
+    """A parameter's name in generated code: the user's, unless generated code uses it itself."""
+    clashes = name in _RESERVED or (name[:1] in "vo" and name[1:].isdigit())
+    return name if name.isidentifier() and not clashes else f"arg{index}"
+
+
+@dataclass(slots=True)
+class Generated:
+    """Parts of the source, and what the graph must return for it."""
+
+    text: str
+    namespace: dict[str, Any]
+    outputs: tuple[fx.Node, ...]
+
+
+class Codegen:
+    """Writes one compiled function. `value` gives an expression for an object as capture left it."""
+
+    def __init__(self, recorder: Recorder, externals: Externals, overlays: Overlays, inputs: Sequence[fx.Node]) -> None:
+        self.recorder = recorder
+        self.externals = externals
+        self.overlays = overlays
+        self.inputs = {node: index for index, node in enumerate(inputs)}
+        self.loads: list[str] = []
+        self.build: list[str] = []
+        self.effects: list[str] = []
+        self.outputs: dict[fx.Node, str] = {}
+        self._names: dict[int, str] = {}
+        self._alive: list[Any] = []
+        self._sources: dict[Source, str] = {}
+        self._count = 0
+
+    # -- names ------------------------------------------------------------------------------
+
+    def _fresh(self) -> str:
+        self._count += 1
+        return f"v{self._count - 1}"
+
+    def _name(self, obj: Any, expression: str) -> str:
+        name = self._fresh()
+        self.build.append(f"{name} = {expression}")
+        self._remember(obj, name)
+        return name
+
+    def _remember(self, obj: Any, name: str) -> None:
+        self._names[id(obj)] = name
+        self._alive.append(obj)
+
+    def pin(self, obj: Any) -> str:
+        return self.externals.pins.source(obj).expression()
+
+    def load(self, source: Source) -> str:
+        """A variable that holds the object at `source` as it was at the call."""
+        name = self._sources.get(source)
+        if name is None:
+            name = self._sources[source] = self._fresh()
+            self.loads.append(f"{name} = {source.expression()}")
+        return name
+
+    # -- values -----------------------------------------------------------------------------
+
+    def value(self, obj: Any) -> str:
+        name = self._names.get(id(obj))
+        if name is not None:
+            return name
+        kind = type(obj)
+        if kind in _LITERALS:
+            return repr(obj)
+        if kind is float and math.isfinite(obj):
+            return repr(obj)
+        if isinstance(obj, torch.Tensor):
+            return self._tensor(obj)
+        if isinstance(obj, torch.SymInt):
+            return self._symint(obj)
+        known = self.externals.lookup(obj)
+        if known is not None:
+            return self.load(known.source)
+        if kind in CONSTANT_TYPES and kind is not torch.Size:
+            return self.pin(obj)
+        for base, rule in _BUILDERS:
+            if isinstance(obj, base):
+                return rule(self, obj)
+        if isinstance(obj, IDENTITY_TYPES):
+            return self.pin(obj)
+        return self._instance(obj)
+
+    def _tensor(self, tensor: torch.Tensor) -> str:
+        if not isinstance(tensor, FakeTensor):
+            return self.pin(tensor)
+        node = self.recorder.node_of(tensor)
+        if node is None:
+            raise BreakGraph("rebuild", "a tensor that the graph does not make")
+        return self._node(node)
+
+    def _symint(self, size: torch.SymInt) -> str:
+        node = self.recorder.argument(size)
+        return self._node(node) if isinstance(node, fx.Node) else repr(node)
+
+    def _node(self, node: fx.Node) -> str:
+        if node in self.inputs:
+            return f"inputs[{self.inputs[node]}]"
+        return self.outputs.setdefault(node, f"o{len(self.outputs)}")
+
+    def items(self, values: Any) -> str:
+        return ", ".join(map(self.value, values))
+
+    def _tuple(self, obj: tuple[Any, ...]) -> str:
+        items = [self.value(item) for item in tuple.__iter__(obj)]
+        text = "(" + "".join(f"{item}, " for item in items) + ")"
+        kind = type(obj)
+        if kind is tuple:
+            return self._name(obj, text)
+        return self._name(obj, f"tuple.__new__({self.pin(kind)}, {text})")
+
+    def _list(self, obj: list[Any]) -> str:
+        kind = type(obj)
+        name = self._name(obj, "[]" if kind is list else f"list.__new__({self.pin(kind)})")
+        items = [self.value(item) for item in list.__iter__(obj)]
+        if items:
+            self.build.append(f"list.extend({name}, [{', '.join(items)}])")
+        self._attributes(obj, name)
+        return name
+
+    def _dict(self, obj: dict[Any, Any]) -> str:
+        kind = type(obj)
+        base = next(b for b in (collections.OrderedDict, collections.defaultdict, dict) if isinstance(obj, b))
+        name = self._name(obj, "{}" if kind is dict else f"{self.pin(base)}.__new__({self.pin(kind)})")
+        if isinstance(obj, collections.defaultdict):
+            self.build.append(f"{name}.default_factory = {self.value(obj.default_factory)}")
+        setter = "dict" if base is not collections.OrderedDict else self.pin(base)
+        for key in dict.keys(obj) if base is dict else list(base.keys(obj)):
+            item = self.value(dict.__getitem__(obj, key))
+            self.build.append(f"{setter}.__setitem__({name}, {self.value(key)}, {item})")
+        self._attributes(obj, name)
+        return name
+
+    def _set(self, obj: Any) -> str:
+        kind = type(obj)
+        base = set if isinstance(obj, set) else frozenset
+        maker = base.__name__ if kind is base else self.pin(kind)
+        return self._name(obj, f"{maker}(({''.join(f'{self.value(item)}, ' for item in obj)}))")
+
+    def _deque(self, obj: collections.deque[Any]) -> str:
+        return self._name(obj, f"{self.pin(collections.deque)}([{self.items(obj)}], {obj.maxlen!r})")
+
+    def _slice(self, obj: slice) -> str:
+        return self._name(obj, f"slice({self.items((obj.start, obj.stop, obj.step))})")
+
+    def _bound(self, obj: types.MethodType) -> str:
+        return self._name(obj, f"{self.pin(types.MethodType)}({self.value(obj.__func__)}, {self.value(obj.__self__)})")
+
+    def _builtin(self, obj: types.BuiltinFunctionType) -> str:
+        owner = obj.__self__
+        if owner is None or isinstance(owner, (types.ModuleType, type)):
+            return self.pin(obj)
+        return self._name(obj, f"{self.value(owner)}.{obj.__name__}")
+
+    def _partial(self, obj: functools.partial[Any]) -> str:
+        parts = ", ".join([self.value(obj.func), *map(self.value, obj.args)])
+        return self._name(obj, f"{self.pin(type(obj))}({parts}, **{self.value(obj.keywords)})")
+
+    def _function(self, obj: types.FunctionType) -> str:
+        if obj.__closure__ is None and obj.__defaults__ is None and obj.__kwdefaults__ is None:
+            return self.pin(obj)
+        cells = "".join(f"{self.value(cell)}, " for cell in obj.__closure__ or ())
+        name = self._name(
+            obj,
+            f"{self.pin(types.FunctionType)}({self.pin(obj.__code__)}, {self.pin(obj.__globals__)}, {obj.__name__!r}, "
+            f"{self.value(obj.__defaults__)}, ({cells}))",
+        )
+        if obj.__kwdefaults__:
+            self.build.append(f"{name}.__kwdefaults__ = {self.value(obj.__kwdefaults__)}")
+        if obj.__dict__:
+            self.build.append(f"{name}.__dict__.update({self.value(obj.__dict__)})")
+        self.build.append(f"{name}.__qualname__ = {obj.__qualname__!r}")
+        return name
+
+    def _cell(self, obj: types.CellType) -> str:
+        name = self._name(obj, f"{self.pin(types.CellType)}()")
+        try:
+            contents = obj.cell_contents
+        except ValueError:
+            return name
+        self.build.append(f"{name}.cell_contents = {self.value(contents)}")
+        return name
+
+    def _iterator(self, obj: Any) -> str:
+        function, arguments, *state = obj.__reduce__()
+        name = self._name(obj, f"{self.value(function)}({self.items(arguments)})")
+        if state and state[0] is not None:
+            self.build.append(f"{name}.__setstate__({self.value(state[0])})")
+        return name
+
+    def _instance(self, obj: Any) -> str:
+        """An object of a Python class without a built-in base other than object or an exception."""
+        kind = type(obj)
+        if not kind.__flags__ & _HEAP_TYPE:
+            raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
+        if isinstance(obj, BaseException):
+            name = self._name(obj, f"{self.pin(kind)}.__new__({self.pin(kind)}, {self.items(obj.args)})")
+        elif kind.__new__ is object.__new__ or object.__new__ in _new_chain(kind):
+            name = self._name(obj, f"object.__new__({self.pin(kind)})")
+        else:
+            raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
+        self._attributes(obj, name)
+        return name
+
+    def _attributes(self, obj: Any, name: str) -> None:
+        for key, item in (getattr(obj, "__dict__", None) or {}).items():
+            self.build.append(f"object.__setattr__({name}, {key!r}, {self.value(item)})")
+        for klass in type(obj).__mro__:
+            for key, member in vars(klass).items():
+                if isinstance(member, types.MemberDescriptorType) and klass.__flags__ & _HEAP_TYPE:
+                    try:
+                        item = member.__get__(obj)
+                    except AttributeError:
+                        continue
+                    self.build.append(f"object.__setattr__({name}, {key!r}, {self.value(item)})")
+
+    # -- effects ----------------------------------------------------------------------------
+
+    def side_effects(self) -> None:
+        """Writes of the program to objects of the outside world, in the order of the first write to each."""
+        for known in self.externals.shadows:
+            self._write_back(known)
+        for slot, value in self.overlays.writes():
+            self._write(slot, value)
+
+    def _write(self, slot: Slot, value: Any) -> None:
+        owner = self.value(slot.owner)
+        if slot.kind == "cell":
+            text = f"del {owner}.cell_contents" if value is DELETED else f"{owner}.cell_contents = {self.value(value)}"
+        elif slot.kind == "global":
+            text = f"del {owner}[{slot.name!r}]" if value is DELETED else f"{owner}[{slot.name!r}] = {self.value(value)}"
+        else:
+            base = "type" if isinstance(slot.owner, type) else "object"
+            if isinstance(slot.owner, (types.FunctionType, types.ModuleType, torch.Tensor)):
+                base = self.pin(type(self.externals.lookup(slot.owner).original))  # type: ignore[union-attr]
+            if value is DELETED:
+                text = f"{base}.__delattr__({owner}, {slot.name!r})"
+            else:
+                text = f"{base}.__setattr__({owner}, {slot.name!r}, {self.value(value)})"
+        self.effects.append(text)
+
+    def _write_back(self, known: External) -> None:
+        shadow, before = known.value, known.snapshot
+        if isinstance(shadow, dict):
+            self._write_dict(known)
+        elif isinstance(shadow, (list, collections.deque)):
+            base = "list" if isinstance(shadow, list) else self.pin(collections.deque)
+            now = list(list.__iter__(shadow) if isinstance(shadow, list) else shadow)
+            if _same_items(now, before):
+                return
+            target = self.load(known.source)
+            kept = len(before)
+            if len(now) >= kept and _same_items(now[:kept], before):
+                self.effects.append(f"{base}.extend({target}, [{self.items(now[kept:])}])")
+            else:
+                values = self.items(now)
+                self.effects.append(f"{base}.clear({target})")
+                self.effects.append(f"{base}.extend({target}, [{values}])")
+        elif isinstance(shadow, set) and shadow != before:
+            target = self.load(known.source)
+            values = self.items(shadow)
+            self.effects.append(f"set.clear({target})")
+            self.effects.append(f"set.update({target}, [{values}])")
+
+    def _write_dict(self, known: External) -> None:
+        before: dict[Any, Any] = known.snapshot
+        shadow = known.value
+        now = {key: dict.__getitem__(shadow, key) for key in list(shadow.keys() if type(shadow) is dict else type(shadow).__iter__(shadow))}
+        if _same_items(list(now), list(before)) and _same_items(list(now.values()), list(before.values())):
+            return
+        base = self.pin(collections.OrderedDict) if isinstance(shadow, collections.OrderedDict) else "dict"
+        target = self.load(known.source)
+        removed = [key for key in before if key not in now]
+        kept = [key for key in before if key in now]
+        if list(now)[: len(kept)] != kept:  # the order changed: write everything anew
+            removed, before = list(before), {}
+        for key in removed:
+            self.effects.append(f"{base}.__delitem__({target}, {self.value(key)})")
+        for key, item in now.items():
+            if key not in before or before[key] is not item:
+                self.effects.append(f"{base}.__setitem__({target}, {self.value(key)}, {self.value(item)})")
+
+    # -- the whole --------------------------------------------------------------------------
+
+    def source_text(self, parameters: Sequence[str], has_graph: bool, tail: Sequence[str]) -> str:
+        lines = [f"def compiled(inputs, {', '.join(parameters)}):" if parameters else "def compiled(inputs):"]
+        lines += [f"    {line}" for line in self.loads]
+        if has_graph:
+            outputs = "".join(f"{name}, " for name in self.outputs.values())
+            lines.append(f"    ({outputs}) = graph(*inputs)" if outputs else "    graph(*inputs)")
+        lines += [f"    {line}" for line in (*self.build, *self.effects, *tail)]
+        return "\n".join(lines) + "\n"
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement or type()
+
+
+def _new_chain(kind: type) -> list[Any]:
+    """The `__new__` that allocation comes down to: that of the first class that is not a Python class."""
+    for klass in kind.__mro__:
+        if not klass.__flags__ & _HEAP_TYPE:
+            return [klass.__new__]
+    return []
+
+
+def _same_items(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(x is y or (type(x) in _LITERALS and type(x) is type(y) and x == y) for x, y in zip(a, b, strict=True))
+
+
+_ITERATORS = (
+    type(iter([])), type(iter(())), type(iter({})), type(iter(set())), type(iter("")), type(iter(range(0))),
+    zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
+)  # fmt: skip
+
+# Builders by built-in base, most specific first.
+_BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
+    (tuple, Codegen._tuple),
+    (list, Codegen._list),
+    (dict, Codegen._dict),
+    ((set, frozenset), Codegen._set),
+    (collections.deque, Codegen._deque),
+    (slice, Codegen._slice),
+    (types.MethodType, Codegen._bound),
+    (types.BuiltinFunctionType, Codegen._builtin),
+    (functools.partial, Codegen._partial),
+    (types.FunctionType, Codegen._function),
+    (types.CellType, Codegen._cell),
+    (_ITERATORS, Codegen._iterator),
+)

@@ -1,0 +1,304 @@
+"""The objects that the program did not make: known by identity, with the source each was reached by.
+
+`Externals.wrap(value, source)` is called at every read of the outside world. It records the guard that
+makes the read repeatable and returns what the program sees: a fake for a tensor, a shadow copy for a
+container, a symbol for a dynamic integer, and the object itself for everything else.
+"""
+
+from __future__ import annotations
+
+import collections
+import datetime
+import decimal
+import enum
+import fractions
+import pathlib
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from primtorch.fake import FakeTensor
+from primtorch.schemas import UserFrame
+
+from torchdynamo.guards import GuardSet, instance_dict
+from torchdynamo.reasons import BreakGraph
+from torchdynamo.schemas import GuardKind, TensorGuard
+from torchdynamo.sources import Attribute, DictKeyAt, Global, InstanceAttribute, Item, Pinned, Source, base_of
+
+# Values compared by equality and type: immutable, without parts that could change.
+CONSTANT_TYPES: frozenset[type] = frozenset(
+    {
+        int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range,
+        torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
+        decimal.Decimal, fractions.Fraction, datetime.timedelta, datetime.date, datetime.datetime,
+        pathlib.PosixPath, pathlib.PurePosixPath, re.Pattern,
+    }
+)  # fmt: skip
+
+# Values that stand for themselves: compared by identity, and held by the compiled code.
+IDENTITY_TYPES: tuple[type, ...] = (
+    type,
+    types.FunctionType,
+    types.BuiltinFunctionType,
+    types.ModuleType,
+    types.CodeType,
+    types.WrapperDescriptorType,
+    types.MethodDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.MethodWrapperType,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.GenericAlias,
+    types.UnionType,
+    property,
+    staticmethod,
+    classmethod,
+    enum.Enum,
+    typing.TypeVar,
+    torch._ops.OpOverload,
+    torch._ops.OpOverloadPacket,
+    torch._ops._OpNamespace,
+    torch._ops._Ops,
+    type(typing.Any),
+    type(typing.Optional),
+    type(typing.List[int]),
+)
+
+# Containers that are shadowed, by built-in base.
+CONTAINER_BASES: tuple[type, ...] = (dict, list, set, collections.deque, tuple, frozenset)
+
+# Functions, classes and modules of these packages are taken as fixed: replacing torch's own functions
+# after compilation is outside of what guards watch. Their mutable data is guarded like any other.
+TRUSTED_PACKAGES = frozenset(
+    {"torch", "builtins", "typing", "collections", "functools", "abc", "enum", "contextlib", "inspect", "operator",
+     "math", "itertools", "types", "copy", "dataclasses", "warnings", "logging", "re", "os", "sys", "_weakrefset"}
+)  # fmt: skip
+
+
+class TensorInputs(Protocol):
+    """Who turns an external tensor or integer into a graph input."""
+
+    def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
+    def integer(self, value: int, source: Source) -> int | torch.SymInt: ...
+
+
+@dataclass(slots=True)
+class External:
+    """An object of the outside world and what the program sees in its place."""
+
+    original: Any
+    source: Source
+    value: Any
+    sources: set[Source] = field(default_factory=set)
+    snapshot: Any = None  # contents of a shadow when it was made, to tell whether the program changed it
+
+
+class Pins:
+    """Objects that guards and generated code hold by reference."""
+
+    def __init__(self) -> None:
+        self.objects: list[Any] = []
+        self._index: dict[int, int] = {}
+
+    def source(self, obj: Any, label: str | None = None) -> Pinned:
+        index = self._index.get(id(obj))
+        if index is None:
+            index = self._index[id(obj)] = len(self.objects)
+            self.objects.append(obj)
+        return Pinned(index, label or getattr(obj, "__name__", type(obj).__name__))
+
+
+class Externals:
+    """The table. `guard` records a check, `wrap` admits an object."""
+
+    def __init__(self, inputs: TensorInputs, user_frames: Callable[[], tuple[UserFrame, ...]]) -> None:
+        self.guards = GuardSet()
+        self.pins = Pins()
+        self.inputs = inputs
+        self.user_frames = user_frames
+        self.by_original: dict[int, External] = {}
+        self.by_value: dict[int, External] = {}
+        self.shadows: list[External] = []
+
+    def guard(self, source: Source | None, kind: GuardKind, payload: Any) -> None:
+        self.guards.add(source, kind, payload, self.user_frames())
+
+    def lookup(self, value: Any) -> External | None:
+        """The record of a value that the program holds, if it stands for an external object."""
+        known = self.by_value.get(id(value))
+        return known if known is not None and known.value is value else None
+
+    # -- admission --------------------------------------------------------------------------
+
+    def wrap(self, value: Any, source: Source) -> Any:
+        kind = type(value)
+        if kind is int:
+            return self.inputs.integer(value, source)
+        if kind in CONSTANT_TYPES or isinstance(value, CONSTANT_BASES):
+            self.guard(source, GuardKind.EQUALS, value)
+            return value
+        known = self.by_original.get(id(value))
+        if known is not None and known.original is value:
+            if source not in known.sources:
+                known.sources.add(source)
+                if not isinstance(known.source, Pinned):
+                    self.guard(source, GuardKind.SAME_OBJECT, known.source)
+                else:
+                    self._guard_identity(value, source)
+            return known.value
+        if id(value) in self.by_value and self.by_value[id(value)].value is value:
+            return value
+        return self._admit(value, kind, source)
+
+    def _admit(self, value: Any, kind: type, source: Source) -> Any:
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value, source)
+        if isinstance(value, IDENTITY_TYPES):
+            return self._identity(value, source)
+        if isinstance(value, tuple) and is_constant(value):
+            self.guard(source, GuardKind.EQUALS, value)
+            return value
+        if isinstance(value, CONTAINER_BASES):
+            return self._container(value, kind, source)
+        rule = _REBUILT.get(kind)
+        if rule is not None:
+            self.guard(source, GuardKind.TYPE, kind)
+            return self._register(value, source, rule(self, value, source)).value
+        self.guard(source, GuardKind.TYPE, kind)
+        return self._register(value, source, value).value
+
+    def _register(self, original: Any, source: Source, value: Any) -> External:
+        known = External(original, source, value, {source})
+        self.by_original[id(original)] = known
+        self.by_value[id(value)] = known
+        return known
+
+    def _tensor(self, tensor: torch.Tensor, source: Source) -> Any:
+        if isinstance(tensor, FakeTensor):
+            return tensor
+        if type(tensor) not in PLAIN_TENSORS:
+            raise BreakGraph("tensor_subclass", f"{source.expression()} is a {type(tensor).__qualname__}")
+        fake = self.inputs.tensor_input(tensor, source)
+        return self._register(tensor, source, fake).value
+
+    def _identity(self, value: Any, source: Source) -> Any:
+        self._guard_identity(value, source)
+        known = self._register(value, self.pins.source(value), value)
+        known.sources.add(source)
+        return value
+
+    def _guard_identity(self, value: Any, source: Source) -> None:
+        if isinstance(source, Pinned) or _is_trusted(value, source):
+            return
+        self.guard(source, GuardKind.IDENTITY, value)
+
+    # -- containers -------------------------------------------------------------------------
+
+    def _container(self, value: Any, kind: type, source: Source) -> Any:
+        self.guard(source, GuardKind.TYPE, kind)
+        if isinstance(value, dict):
+            return self._dict(value, kind, source)
+        if isinstance(value, (set, frozenset)):
+            items = frozenset(value)
+            self.guard(source, GuardKind.SET_ITEMS, items)
+            shadow = value if isinstance(value, frozenset) else value.copy()
+            return self._shadow(value, source, shadow, set(items))
+        self.guard(source, GuardKind.LENGTH, len(value))
+        if isinstance(value, tuple):
+            items = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))
+            return self._register(value, source, tuple.__new__(kind, items)).value  # type: ignore[type-var]
+        if isinstance(value, list):
+            shadow = list.__new__(kind)
+            known = self._shadow_record(value, source, shadow)
+            list.extend(shadow, (self.wrap(item, Item(source, i)) for i, item in enumerate(list.__iter__(value))))
+            known.snapshot = list(list.__iter__(shadow))
+            return shadow
+        if kind is not collections.deque:
+            raise BreakGraph("unsupported_read", f"{source.expression()} is a subclass of deque")
+        queue = collections.deque((self.wrap(item, Item(source, i)) for i, item in enumerate(value)), value.maxlen)
+        return self._shadow(value, source, queue, list(queue))
+
+    def _dict(self, value: dict[Any, Any], kind: type, source: Source) -> Any:
+        keys = tuple(dict.keys(value))
+        self.guard(source, GuardKind.DICT_KEYS, keys)
+        shadow = kind.__new__(kind)
+        known = self._shadow_record(value, source, shadow)
+        if isinstance(value, collections.defaultdict):
+            shadow.default_factory = self.wrap(value.default_factory, Attribute(source, "default_factory"))
+        setter = collections.OrderedDict.__setitem__ if isinstance(value, collections.OrderedDict) else dict.__setitem__
+        for index, key in enumerate(keys):
+            if isinstance(key, torch.Tensor):
+                key = self.wrap(key, DictKeyAt(source, index))
+            setter(shadow, key, self.wrap(dict.__getitem__(value, key), Item(source, key)))
+        known.snapshot = dict(dict.items(shadow))
+        return shadow
+
+    def _shadow_record(self, original: Any, source: Source, shadow: Any) -> External:
+        known = self._register(original, source, shadow)
+        self.shadows.append(known)
+        return known
+
+    def _shadow(self, original: Any, source: Source, shadow: Any, snapshot: Any) -> Any:
+        known = self._shadow_record(original, source, shadow)
+        known.snapshot = snapshot
+        return shadow
+
+    def instance_dict_shadow(self, owner: External) -> dict[str, Any]:
+        """`owner.__dict__` as an object in the program's hands."""
+        source = Attribute(owner.source, "__dict__")
+        mapping = instance_dict(owner.original)
+        return self.wrap(mapping, source)  # type: ignore[no-any-return]
+
+
+CONSTANT_BASES: tuple[type, ...] = (type(None),)
+PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def is_constant(value: Any) -> bool:
+    """An immutable value without parts that have an identity of their own."""
+    if type(value) in (tuple, frozenset):
+        return all(map(is_constant, value))
+    return type(value) in CONSTANT_TYPES and type(value) is not int or type(value) is int
+
+
+def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuard:
+    """What compiled code relies on of an input's metadata; `dynamic` names the dims left to shape guards."""
+    parameter = isinstance(tensor, torch.nn.Parameter)
+    return TensorGuard(
+        type=type(tensor),
+        dtype=tensor.dtype,
+        device=tensor.device,
+        requires_grad=tensor.requires_grad,
+        sizes=tuple(None if dim in dynamic else size for dim, size in enumerate(tensor.shape)),
+        strides=tuple(tensor.stride()) if not dynamic else tuple(None for _ in tensor.shape),
+        is_leaf=None if not tensor.requires_grad else tensor.is_leaf,
+        is_parameter=parameter,
+    )
+
+
+def _is_trusted(value: Any, source: Source) -> bool:
+    """A function, class or module that lives in a package whose functions are taken as fixed."""
+    if not isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)):
+        return False
+    base = base_of(source)
+    owner = source.module if isinstance(source, Global) else base.label if isinstance(base, Pinned) else None
+    return owner is not None and owner.partition(".")[0] in TRUSTED_PACKAGES
+
+
+def _bound_method(externals: Externals, value: types.MethodType, source: Source) -> types.MethodType:
+    function = externals.wrap(value.__func__, Attribute(source, "__func__"))
+    return types.MethodType(function, externals.wrap(value.__self__, Attribute(source, "__self__")))
+
+
+def _slice(externals: Externals, value: slice, source: Source) -> slice:
+    parts = (externals.wrap(getattr(value, n), Attribute(source, n)) for n in ("start", "stop", "step"))
+    return slice(*parts)
+
+
+# Immutable records that are taken apart at the read and made anew around their wrapped parts.
+_REBUILT: dict[type, Callable[[Externals, Any, Source], Any]] = {types.MethodType: _bound_method, slice: _slice}
+_ = InstanceAttribute

@@ -1,0 +1,55 @@
+"""Writes of the program to external objects: kept aside during capture, read first, replayed by generated code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+
+class _Marker:
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+DELETED: Final = _Marker("DELETED")
+MISSING: Final = _Marker("MISSING")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Slot:
+    """A place in the outside world: an attribute of an object, a global of a module, a cell's contents."""
+
+    owner: Any
+    name: str
+    kind: str  # "attribute", "global" or "cell"
+
+
+class Overlays:
+    """The last value written to each slot, in the order of the first write."""
+
+    def __init__(self) -> None:
+        self._slots: dict[tuple[int, str, str], tuple[Slot, Any]] = {}
+
+    def read(self, owner: Any, name: str, kind: str = "attribute") -> Any:
+        """The value written, DELETED, or MISSING when the program did not write there."""
+        entry = self._slots.get((id(owner), name, kind))
+        return MISSING if entry is None else entry[1]
+
+    def write(self, owner: Any, name: str, value: Any, kind: str = "attribute") -> None:
+        key = (id(owner), name, kind)
+        entry = self._slots.get(key)
+        self._slots[key] = (Slot(owner, name, kind) if entry is None else entry[0], value)
+
+    def names(self, owner: Any) -> dict[str, Any]:
+        """What was written to the attributes of `owner`."""
+        return {name: value for (key, name, kind), (_, value) in self._slots.items() if key == id(owner) and kind == "attribute"}
+
+    def writes(self) -> Iterator[tuple[Slot, Any]]:
+        return iter(list(self._slots.values()))
+
+    def __len__(self) -> int:
+        return len(self._slots)

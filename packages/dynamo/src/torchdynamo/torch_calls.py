@@ -1,0 +1,121 @@
+"""How capture treats functions of torch and of the standard library: tables, no logic of a call.
+
+`leaf` functions run as CPython runs them, under the recorder's mode, which writes their nodes.
+"""
+
+from __future__ import annotations
+
+import builtins
+import copy
+import dataclasses
+import inspect
+import logging
+import types
+import typing
+import warnings
+from typing import Any
+
+import torch
+
+# Answers that a compiled program gets: what these questions mean inside of capture.
+ANSWERS: dict[Any, Any] = {
+    torch.compiler.is_compiling: True,
+    torch.compiler.is_dynamo_compiling: True,
+    torch.compiler.is_exporting: False,
+    torch.is_vulkan_available: False,
+    torch._C._get_tracing_state: None,
+    torch._C._log_api_usage_once: None,
+    torch._C._is_tracing: False,
+}
+# Functions of torch that ask whether another compiler runs; recognised by name so that it is not imported.
+ANSWERS_BY_NAME: dict[tuple[str, str], Any] = {
+    ("torch._jit_internal", "is_scripting"): False,
+    ("torch.jit", "is_scripting"): False,
+    ("torch.jit._trace", "is_tracing"): False,
+    ("torch.onnx", "is_in_onnx_export"): False,
+    ("torch._utils", "is_compiling"): True,
+    ("torch._utils_internal", "justknobs_check"): True,
+    ("torch.fx._symbolic_trace", "is_fx_tracing"): False,
+    ("torch.fx._symbolic_trace", "is_fx_symbolic_tracing"): False,
+}
+
+# Calls that leave the graph, by the reason.
+BREAKS: dict[Any, str] = {
+    print: "print",
+    input: "c_function",
+    open: "c_function",
+    exec: "c_function",
+    eval: "c_function",
+    compile: "c_function",
+    builtins.breakpoint: "c_function",
+    torch.manual_seed: "random_state",
+    torch.seed: "random_state",
+    torch.set_default_dtype: "ambient_state",
+    torch.set_default_device: "ambient_state",
+    torch.autograd.backward: "backward",
+    torch.autograd.grad: "backward",
+    torch.save: "c_function",
+    torch.load: "c_function",
+}
+# Modules whose functions leave the graph.
+BREAK_MODULES: dict[str, str] = {
+    "numpy": "numpy",
+    "random": "random_state",
+    "time": "c_function",
+    "torch.random": "random_state",
+    "torch.cuda.random": "random_state",
+}
+
+# Python functions run natively: pure on classes, functions and constants, and large to interpret.
+NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
+    {
+        inspect.signature, inspect.getfullargspec, inspect.isfunction, inspect.ismethod, inspect.isclass,
+        inspect.unwrap, inspect.isgeneratorfunction, inspect.iscoroutinefunction,
+        dataclasses.fields, dataclasses.is_dataclass, typing.get_origin, typing.get_args, typing.get_type_hints,
+        typing.cast, warnings.warn, copy.Error, warnings.simplefilter,
+        torch.finfo, torch.iinfo,
+    }
+)  # fmt: skip
+_LOG = ("debug", "info", "warning", "error", "critical", "log", "isEnabledFor", "getEffectiveLevel", "warning_once", "info_once", "warning_advice")
+LOGGING_FUNCTIONS: frozenset[Any] = frozenset(
+    function for name in _LOG if (function := getattr(logging.Logger, name, None)) is not None
+)
+
+# Python modules of torch whose functions are thin layers over operators: run natively under the recorder.
+LEAF_MODULES = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops", "torch._VF", "torch.linalg", "torch.fft", "torch.special"})
+
+
+def _overridable() -> frozenset[Any]:
+    """Torch's functions that ask the function mode first."""
+    found = set()
+    for functions in torch.overrides.get_overridable_functions().values():
+        for function in functions:
+            try:
+                found.add(function)
+            except TypeError:  # an unhashable descriptor is never called by name
+                continue
+    return frozenset(found)
+
+
+OVERRIDABLE = _overridable()
+
+
+def is_leaf(function: Any) -> bool:
+    """A function of torch that runs as it is, under the recorder."""
+    kind = type(function)
+    if kind is types.FunctionType:
+        return function.__module__ in LEAF_MODULES or function in OVERRIDABLE
+    if kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
+        return True
+    if kind is types.BuiltinFunctionType:
+        owner = function.__self__
+        module = function.__module__ or ""
+        return module.startswith("torch") or owner is torch._C._VariableFunctionsClass or _owner_name(owner).startswith("torch")
+    return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
+
+
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def _owner_name(owner: Any) -> str:
+    return str(getattr(owner, "__module__", None) or getattr(owner, "__name__", None) or "")
