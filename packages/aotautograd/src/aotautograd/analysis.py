@@ -1,0 +1,228 @@
+"""What a traced forward did to its inputs, and how its outputs alias inputs and each other.
+
+Functionalization has turned aliasing into data flow: a tensor that is a view of another is, in the graph, a chain of view
+operators on the other's present value. So every relation is read off the graph.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
+from aotautograd.functionalize import is_wrapped, storage_was_replaced, unwrap
+from aotautograd.inputs import ProgramInputs
+from aotautograd.schemas import ForwardOutput, InputInfo, OutputInfo, OutputKind, ProgramMetadata, ViewStep
+
+aten = torch.ops.aten
+
+
+@dataclass(slots=True)
+class Analysis:
+    metadata: ProgramMetadata
+    values: list[Any] = field(default_factory=list)  # node (or constant) of each forward output
+    differentiable: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # (forward output, value with history)
+
+
+@dataclass(slots=True)
+class _Candidate:
+    """A tensor output: where its chain of views begins."""
+
+    place: int
+    value: torch.Tensor
+    node: fx.Node
+    root: fx.Node
+    steps: tuple[ViewStep, ...]
+
+
+def is_view(node: fx.Node) -> bool:
+    """Whether the node's result shares memory with its first argument."""
+    if node.op != "call_function":
+        return False
+    if node.target is operator.getitem:
+        source = node.args[0]
+        return isinstance(source, fx.Node) and is_view(source)
+    return returns_alias(node.target)
+
+
+def returns_alias(target: Any) -> bool:
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
+
+
+def analyse(
+    node_of: Mapping[int, fx.Node],
+    written: set[int],
+    bound: ProgramInputs,
+    starts: Mapping[int, torch.Tensor],
+    flat: Sequence[Any],
+    outputs: Sequence[Any],
+    size_node: Any,
+) -> Analysis:
+    """Judges a forward that has run. `starts` holds the inner tensors that the inputs began with, `flat` their functional
+    wrappers; `size_node` gives the node of a SymInt."""
+    inputs: list[InputInfo] = []
+    result: list[Any] = []
+    forward: list[ForwardOutput] = []
+    differentiable: list[tuple[int, torch.Tensor]] = []
+    final: dict[fx.Node, int] = {}
+
+    def emit(kind: Any, node: Any, place: int | None, outer: torch.Tensor | None) -> int:
+        slot = len(result)
+        tangent = None
+        if outer is not None and outer.requires_grad and outer.grad_fn is not None:
+            tangent = len(differentiable)
+            differentiable.append((slot, outer))
+        result.append(node)
+        forward.append(ForwardOutput(kind, place, tangent is not None, tangent))
+        return slot
+
+    for place, start in starts.items():
+        info = _input_info(place, bound, start, flat[place], written)
+        inputs.append(info)
+        node = node_of[id(unwrap(flat[place]))]
+        final.setdefault(node, place)
+        if info.mutates_data:
+            emit("updated_input", node, place, flat[place] if info.mutation_in_grad_mode else None)
+    infos: list[OutputInfo | None] = [None] * len(outputs)
+    groups: dict[fx.Node, list[_Candidate]] = defaultdict(list)
+    first_seen: dict[int, int] = {}
+    symbols: list[tuple[int, Any]] = []
+    for place, value in enumerate(outputs):
+        if isinstance(value, torch.SymInt):
+            symbols.append((place, size_node(value)))
+        elif not isinstance(value, torch.Tensor):
+            infos[place] = OutputInfo(OutputKind.CONSTANT, value=value)
+        elif id(value) in first_seen:
+            earlier = first_seen[id(value)]
+            infos[place] = OutputInfo(OutputKind.CONSTANT, same_as=earlier)
+        else:
+            first_seen[id(value)] = place
+            node = node_of[id(unwrap(value))]
+            root, steps = chain_of_views(node, final)
+            candidate = _Candidate(place, value, node, root, steps)
+            if root in final:
+                infos[place] = _alias_of_input(candidate, final[root], flat)
+            else:
+                groups[root].append(candidate)
+    for root, members in groups.items():
+        _emit_group(root, members, emit, infos, node_of)
+    for place, node in symbols:
+        infos[place] = OutputInfo(OutputKind.VALUE, emit("symbol", node, None, None))
+    metadata = ProgramMetadata(
+        num_inputs=len(bound.values),
+        placeholders=tuple(source for _, source, _ in bound.placeholders()),
+        inputs=tuple(inputs),
+        outputs=tuple(o for o in infos if o is not None),
+        forward_outputs=tuple(forward),
+        tangents=(),
+        gradients=(),
+        symbol_places=bound.symbol_places(),
+    )
+    return Analysis(metadata, result, differentiable)
+
+
+def _input_info(
+    place: int, bound: ProgramInputs, start: torch.Tensor, outer: torch.Tensor, written: set[int]
+) -> InputInfo:
+    if storage_was_replaced(outer):
+        raise UnsupportedMutation(f"input {place} was given another storage (set_ or .data assignment) in the graph")
+    inner = unwrap(outer)
+    hidden = id(inner) in written
+    data = hidden or (bool(torch._functionalize_has_data_mutation(outer)) and inner is not start)
+    metadata = bool(torch._functionalize_has_metadata_mutation(outer))
+    history = outer.grad_fn
+    unchanged = history is None or type(history).__name__ == "NonLeafBackward"
+    info = InputInfo(
+        index=place,
+        requires_grad=bound.requires_grad[place],
+        is_leaf=bound.is_leaf[place],
+        mutates_data=data,
+        mutates_metadata=metadata,
+        mutation_in_grad_mode=data and outer.requires_grad and not unchanged,
+        version_bumps=outer._version,
+        final_requires_grad=outer.requires_grad,
+    )
+    if not metadata:
+        return info
+    return InputInfo(
+        **{f: getattr(info, f) for f in InputInfo.__slots__ if not f.startswith("final_")},  # type: ignore[arg-type]
+        final_shape=tuple(inner.shape),
+        final_stride=inner.stride(),
+        final_offset=inner.storage_offset(),
+        final_requires_grad=outer.requires_grad,
+    )
+
+
+def chain_of_views(node: fx.Node, ends: Mapping[fx.Node, int]) -> tuple[fx.Node, tuple[ViewStep, ...]]:
+    """Walks from `node` to the value that it is a view of (or to one of `ends`), and how to get back."""
+    steps: list[ViewStep] = []
+    while node not in ends and is_view(node):
+        base = node.args[0]
+        assert isinstance(base, fx.Node)
+        rest = fx.map_arg(node.args[1:], _value)
+        keywords = fx.map_arg(node.kwargs, _value)
+        steps.append(ViewStep(node.target, tuple(rest), tuple(keywords.items())))  # type: ignore[arg-type]
+        node = base
+    return node, tuple(reversed(steps))
+
+
+def _value(node: fx.Node) -> Any:
+    return node.meta["val"]
+
+
+def _alias_of_input(output: _Candidate, place: int, flat: Sequence[Any]) -> OutputInfo:
+    value = output.value
+    if value is flat[place]:
+        return OutputInfo(OutputKind.INPUT, place, requires_grad=value.requires_grad)
+    steps = output.steps or (_same_memory(value),)
+    return OutputInfo(OutputKind.VIEW_OF_INPUT, place, steps, requires_grad=value.requires_grad)
+
+
+def _same_memory(value: torch.Tensor) -> ViewStep:
+    return ViewStep(aten.alias.default if value.requires_grad else aten.detach.default, ())
+
+
+def _emit_group(
+    root: fx.Node, members: list[_Candidate], emit: Any, infos: list[OutputInfo | None], node_of: Mapping[int, fx.Node]
+) -> None:
+    """Outputs that share one intermediate's memory: the forward returns that, and the wrapper takes the views."""
+    if len(members) == 1:
+        only = members[0]
+        slot = emit("value", only.node, None, only.value)
+        infos[only.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=only.value.requires_grad)
+        return
+    whole = next((m for m in members if not m.steps), None)
+    outer = whole.value if whole is not None else _base_with_history(root, members, node_of)
+    slot = emit("value", root, None, outer)
+    for m in members:
+        grad = m.value.requires_grad
+        if m is whole:
+            infos[m.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=grad)
+        else:
+            steps = m.steps or (_same_memory(m.value),)
+            infos[m.place] = OutputInfo(OutputKind.VIEW_OF_VALUE, slot, steps, requires_grad=grad)
+
+
+def _base_with_history(
+    root: fx.Node, members: Sequence[_Candidate], node_of: Mapping[int, fx.Node]
+) -> torch.Tensor | None:
+    """The tensor of the program that `root` is the value of; None if no member needs its gradient."""
+    needs = [m for m in members if m.value.requires_grad]
+    for m in needs:
+        base = m.value._base
+        if base is not None and is_wrapped(base) and node_of.get(id(unwrap(base))) is root:
+            return base
+    if needs:
+        raise UnsupportedAlias(
+            f"outputs {[m.place for m in members]} are views of one intermediate that is not an output itself, "
+            "and its gradient cannot be reached; return the intermediate too, or clone the views",
+            root.meta.get("stack", ()),
+        )
+    return None

@@ -1,0 +1,161 @@
+"""Programs in, compiled callables out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from aotautograd.joint import trace_joint
+from aotautograd.lowering import lower_joint
+from aotautograd.partitioners import default_partition
+from aotautograd.passes import (
+    drop_unused_statistics,
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+    output_values,
+    remove_no_ops,
+)
+from aotautograd.runtime import inference_callable, training_callable
+from aotautograd.schemas import Compiled, Compiler, Dump, JointGraph, Opset, Partition, Partitioner
+
+__all__ = ["aot_function", "aot_module", "partition", "simplify", "trace_joint"]
+
+
+def aot_module(
+    program: fx.GraphModule | Callable[..., Any],
+    example_inputs: Sequence[Any],
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    inference_compiler: Compiler | None = None,
+    partitioner: Partitioner = default_partition,
+    decompositions: Opset | None = None,
+    dump: Dump | None = None,
+) -> Callable[..., Sequence[Any]]:
+    """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
+
+    The result is for inputs with the metadata of the examples (what differs is for the caller to guard). The compilers get
+    functional graphs whose placeholders are SymInts first, then tensors.
+    """
+    joint = trace_joint(program, example_inputs)
+    _show(dump, "joint_traced", joint.module, str(joint.metadata))
+    joint = simplify(joint)
+    if decompositions is not None:
+        joint = simplify(lower_joint(joint, decompositions, dump))
+    _show(dump, "joint", joint.module)
+    if not joint.metadata.needs_backward:
+        compiler = inference_compiler or fw_compiler
+        return inference_callable(joint.metadata, compiler(joint.module, example_values(joint.module)))
+    parts = partitioner(joint)
+    _show(dump, "forward", parts.forward, str(parts.report))
+    _show(dump, "backward", parts.backward)
+    forward = fw_compiler(parts.forward, example_values(parts.forward))
+    return training_callable(joint.metadata, parts, forward, _at_first_use(bw_compiler or fw_compiler, parts.backward))
+
+
+def simplify(joint: JointGraph) -> JointGraph:
+    """Removes what the program does not need: dead code, no-ops, repeated work."""
+    graph = joint.module.graph
+    distinct = output_values(graph)[: joint.num_forward_outputs]
+    drop_unused_statistics(graph)
+    eliminate_dead_code(graph)
+    remove_no_ops(graph, distinct)
+    eliminate_common_subexpressions(graph, output_values(graph)[: joint.num_forward_outputs])
+    eliminate_dead_code(graph)
+    joint.module.recompile()
+    return joint
+
+
+def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> Partition:
+    """The forward and the backward of a joint graph."""
+    return strategy(joint)
+
+
+def example_values(module: fx.GraphModule) -> list[Any]:
+    return [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
+
+
+def _at_first_use(compiler: Compiler, module: fx.GraphModule) -> Callable[[], Compiled]:
+    return lambda: compiler(module, example_values(module))
+
+
+def _show(dump: Dump | None, name: str, module: fx.GraphModule, heading: str = "") -> None:
+    if dump is not None:
+        comment = "".join(f"# {line}\n" for line in heading.splitlines())
+        dump(f"{name}.py", comment + module.print_readable(print_output=False))
+
+
+def aot_function(
+    function: Callable[..., Any],
+    *,
+    fw_compiler: Compiler,
+    bw_compiler: Compiler | None = None,
+    inference_compiler: Compiler | None = None,
+    partitioner: Partitioner = default_partition,
+    decompositions: Opset | None = None,
+    dump: Dump | None = None,
+) -> Callable[..., Any]:
+    """A compiled form of a function of pytrees. Tensors anywhere in the arguments are inputs; everything else is constant.
+
+    It is traced once for each structure of arguments, metadata of tensors, and state of grad mode and autocast.
+    """
+    cache: dict[Any, tuple[Callable[..., Sequence[Any]], list[Any]]] = {}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        leaves, structure = pytree.tree_flatten((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
+        constants = [None if isinstance(x, torch.Tensor) else x for x in leaves]
+        key = (structure, tuple(map(_key, leaves)), torch.is_grad_enabled(), _autocast_state())
+        found = cache.get(key)
+        if found is None:
+            results: list[Any] = []
+            flat = _flat_program(function, structure, constants, leaves, results)
+            compiled = aot_module(
+                flat,
+                tensors,
+                fw_compiler=fw_compiler,
+                bw_compiler=bw_compiler,
+                inference_compiler=inference_compiler,
+                partitioner=partitioner,
+                decompositions=decompositions,
+                dump=dump,
+            )
+            found = cache[key] = (compiled, results)
+        compiled, results = found
+        return pytree.tree_unflatten(list(compiled(*tensors)), results[0])
+
+    return call
+
+
+def _flat_program(
+    function: Callable[..., Any], structure: Any, constants: list[Any], leaves: list[Any], results: list[Any]
+) -> Callable[..., list[Any]]:
+    places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
+
+    def program(*tensors: torch.Tensor) -> list[Any]:
+        filled = list(constants)
+        for i, t in zip(places, tensors, strict=True):
+            filled[i] = t
+        args, kwargs = pytree.tree_unflatten(filled, structure)
+        outputs, spec = pytree.tree_flatten(function(*args, **kwargs))
+        results[:] = [spec]
+        return outputs
+
+    return program
+
+
+def _key(leaf: Any) -> Any:
+    if not isinstance(leaf, torch.Tensor):
+        return (type(leaf), leaf)
+    return (type(leaf), leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf)
+
+
+def _autocast_state() -> Any:
+    if not torch._C._is_any_autocast_enabled():
+        return None
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))

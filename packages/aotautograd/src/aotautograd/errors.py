@@ -1,0 +1,40 @@
+"""Errors of this package: what, where in the user's code, why, and what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from primtorch.schemas import UserFrame
+
+
+def user_location(stack: Sequence[UserFrame]) -> str:
+    """The user's frames in the form of a traceback, or an empty string."""
+    return "".join(f'\n  File "{f.file}", line {f.line}, in {f.function}' for f in stack)
+
+
+class AotAutogradError(RuntimeError):
+    """Base of every error that this package raises by itself (what eager would raise passes through unchanged)."""
+
+    def __init__(self, message: str, stack: Sequence[UserFrame] = ()) -> None:
+        super().__init__(message + user_location(stack))
+        self.stack = tuple(stack)
+
+
+class UnsupportedMutation(AotAutogradError):
+    """A write that a functional graph cannot express."""
+
+
+class UnsupportedAlias(AotAutogradError):
+    """An aliasing relation between outputs that the wrapper cannot rebuild."""
+
+
+class InputMismatch(AotAutogradError):
+    """A compiled function was called with other inputs than it was compiled for."""
+
+
+class InvalidJoint(AotAutogradError):
+    """A graph breaks the conventions of joint graphs."""
+
+
+class DoubleBackwardUnavailable(AotAutogradError):
+    """A second derivative needs a value that the program did not keep."""

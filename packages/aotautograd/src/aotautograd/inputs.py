@@ -1,0 +1,128 @@
+"""Binds a program's example inputs to fake values: whole programs from capture, or any callable."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from primtorch.fake import FakeMode
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import ShapeEnv, expr_of, hint_of, shape_env_of
+from torch import fx
+
+from aotautograd.errors import InvalidJoint
+from aotautograd.schemas import SymbolSource
+
+
+@dataclass(slots=True)
+class ProgramInputs:
+    """The flat inputs of a program, faked. `values[i]` is a fake tensor, a SymInt or a constant."""
+
+    fake_mode: FakeMode
+    values: list[Any]
+    names: list[str]
+    requires_grad: dict[int, bool]
+    is_leaf: dict[int, bool]
+    symbols: list[tuple[SymbolSource, torch.SymInt]]  # symbols in sizes that no SymInt input carries
+
+    def placeholders(self) -> Iterator[tuple[str, int | SymbolSource, Any]]:
+        """(name, source, value) of each placeholder: SymInts first, then tensors. Constants are baked in."""
+        for source, value in self.symbols:
+            yield source.name, source, value
+        for i, v in enumerate(self.values):
+            if isinstance(v, torch.SymInt):
+                yield self.names[i], i, v
+        for i, v in enumerate(self.values):
+            if isinstance(v, torch.Tensor):
+                yield self.names[i], i, v
+
+    def symbol_places(self) -> tuple[tuple[str, int, int | None], ...]:
+        """Where the value of each symbol is read: (name, flat input, dimension or None)."""
+        derived: list[tuple[str, int, int | None]] = [(s.name, s.input, s.dim) for s, _ in self.symbols]
+        given = ((str(expr_of(v)), i, None) for i, v in enumerate(self.values) if isinstance(v, torch.SymInt))
+        return (*derived, *given)
+
+
+def bind_inputs(program: fx.GraphModule | Callable[..., Any], example_inputs: Sequence[Any]) -> ProgramInputs:
+    """Fakes the inputs. A graph's placeholders say their fake values in meta["val"]; the examples say requires_grad."""
+    examples = list(example_inputs)
+    described = examples
+    names = [f"primals_{i}" for i in range(len(examples))]
+    if isinstance(program, fx.GraphModule):
+        nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
+        if len(nodes) != len(examples):
+            raise InvalidJoint(f"the graph has {len(nodes)} placeholders, and {len(examples)} example inputs were given")
+        described = [n.meta.get("val", e) for n, e in zip(nodes, examples, strict=True)]
+        names = [n.name for n in nodes]
+    fake_mode = FakeMode(_shape_env(described))
+    values: list[Any] = []
+    requires_grad: dict[int, bool] = {}
+    is_leaf: dict[int, bool] = {}
+    for i, (value, example) in enumerate(zip(described, examples, strict=True)):
+        if isinstance(value, (torch.Tensor, TensorSpec)):
+            judge = example if isinstance(example, torch.Tensor) else value
+            requires_grad[i] = judge.requires_grad
+            is_leaf[i] = bool(getattr(judge, "is_leaf", True))
+            value = fake_mode.from_spec(spec_of(value))
+        values.append(value)
+    return ProgramInputs(fake_mode, values, names, requires_grad, is_leaf, _uncarried_symbols(values))
+
+
+def spec_of(value: torch.Tensor | TensorSpec) -> TensorSpec:
+    return value if isinstance(value, TensorSpec) else TensorSpec.of(value)
+
+
+def sizes_of(value: Any) -> Iterator[torch.SymInt]:
+    """Every SymInt in a value's metadata."""
+    if isinstance(value, torch.SymInt):
+        yield value
+    elif isinstance(value, (torch.Tensor, TensorSpec)):
+        for size in (*value.shape, *value.stride(), value.storage_offset()):
+            if isinstance(size, torch.SymInt):
+                yield size
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from sizes_of(item)
+
+
+def _shape_env(values: Sequence[Any]) -> ShapeEnv | None:
+    for value in values:
+        for size in sizes_of(value):
+            return shape_env_of(size)
+    return None
+
+
+def _uncarried_symbols(values: Sequence[Any]) -> list[tuple[SymbolSource, torch.SymInt]]:
+    carried = {str(expr_of(v)) for v in values if isinstance(v, torch.SymInt)}
+    needed: set[str] = set()
+    found: list[tuple[SymbolSource, torch.SymInt]] = []
+    for i, value in enumerate(values):
+        if not isinstance(value, torch.Tensor):
+            continue
+        for size in sizes_of(value):
+            needed |= expr_of(size).symbols()
+        for dim, size in enumerate(value.shape):
+            if isinstance(size, torch.SymInt):
+                name = str(expr_of(size))
+                if name.isidentifier() and name not in carried:
+                    carried.add(name)
+                    found.append((SymbolSource(name, i, dim), size))
+    if needed - carried:
+        raise InvalidJoint(f"no input gives the value of the symbols {sorted(needed - carried)}")
+    return found
+
+
+def dense_spec(value: torch.Tensor) -> TensorSpec:
+    """The spec of a tensor that fills its memory without gaps, with its dimensions in the order of `value`'s."""
+    spec = TensorSpec.of(value)
+    order = sorted(range(spec.dim()), key=lambda d: (hint_of(spec.strides[d]), hint_of(spec.shape[d])))
+    strides: list[int | torch.SymInt] = list(spec.strides)
+    step: int | torch.SymInt = 1
+    for d in order:
+        size = spec.shape[d]
+        if hint_of(size) != 1 or hint_of(strides[d]) == 0:
+            strides[d] = step
+            step = step * size
+    return TensorSpec(spec.shape, tuple(strides), spec.dtype, spec.device, 0)

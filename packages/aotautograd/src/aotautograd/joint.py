@@ -1,0 +1,345 @@
+"""Traces a program's forward and backward into one functional ATen graph.
+
+The program runs on functional tensors around fake ones. PyTorch's own autograd engine computes the backward; a mode at
+the bottom of the dispatcher records every ATen operator that arrives there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from primtorch.fake import FakeMode, FakeTensor
+from primtorch.schemas import UserFrame
+from primtorch.symbolic import expr_of, materialize
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from aotautograd.analysis import analyse, returns_alias
+from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
+from aotautograd.functionalize import NonLeaf, functional_region, unwrap, wrap
+from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
+from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
+
+aten = torch.ops.aten
+
+_ATOMS = frozenset(
+    {int, float, bool, type(None), str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+
+class Recorder:
+    """A dispatch mode (a plain class: see `__enter__`) that records operators on tensors that have a node.
+
+    `written` holds the inner tensors that an operator changed without saying so in its schema.
+    """
+
+    def __init__(self, fake_mode: FakeMode) -> None:
+        self.graph = fx.Graph()
+        self.fake_mode = fake_mode
+        self.node_of: dict[int, fx.Node] = {}
+        self.alive: list[torch.Tensor] = []  # ids in node_of stay valid while their tensors live
+        self.symbol_nodes: dict[str, fx.Node] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.fake_constants: dict[int, torch.Tensor] = {}
+        self.written: set[int] = set()
+        self.stack: tuple[UserFrame, ...] = ()
+        self.phase = "forward"
+        self.sequence_starts: list[int] = []  # autograd sequence number when each user node began, and its stack
+        self.sequence_stacks: list[tuple[UserFrame, ...]] = []
+        self.operators = 0
+
+    # The dispatcher asks a mode for these two. A subclass of TorchDispatchMode would answer them as well, but its first
+    # dispatch imports a whole other compiler.
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return False
+
+    def __enter__(self) -> Recorder:
+        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._pop_torch_dispatch_stack(None)  # type: ignore[arg-type]
+
+    def track(self, t: torch.Tensor, node: fx.Node) -> None:
+        self.node_of[id(t)] = node
+        self.alive.append(t)
+
+    def placeholder(self, name: str, value: Any) -> fx.Node:
+        node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        node.meta["stack"] = ()
+        node.meta[PHASE] = self.phase
+        if isinstance(value, torch.Tensor):
+            self.track(value, node)
+        elif isinstance(value, torch.SymInt):
+            self.symbol_nodes.setdefault(str(expr_of(value)), node)
+        return node
+
+    def user_node(self, stack: tuple[UserFrame, ...]) -> None:
+        """Operators from here on belong to this line of the user's program; so will their backward."""
+        self.stack = stack
+        self.sequence_starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self.sequence_stacks.append(stack)
+
+    def lift(self, a: Any) -> Any:
+        """An argument of an operator as an argument of a node."""
+        kind = type(a)
+        if kind in _ATOMS:
+            return a
+        if isinstance(a, torch.Tensor):
+            node = self.node_of.get(id(a))
+            return node if node is not None else self.constant(a)
+        if kind is list or kind is fx.immutable_collections.immutable_list:
+            return [self.lift(x) for x in a]
+        if kind is tuple or kind is torch.Size:
+            return tuple([self.lift(x) for x in a])
+        if kind is torch.SymInt:
+            return self.size(a)
+        return a
+
+    def size(self, size: torch.SymInt) -> fx.Node | int:
+        return materialize(self.graph, size, self.symbol_nodes)
+
+    def constant(self, t: torch.Tensor) -> fx.Node:
+        """A real tensor that the program closes over becomes an attribute of the graph."""
+        if isinstance(t, FakeTensor):
+            raise AotAutogradError(
+                f"a fake tensor of shape {tuple(t.shape)} from outside of the program was used in it; "
+                "pass it as an input",
+                self.stack,
+            )
+        name = f"_constant{len(self.constants)}"
+        self.constants[name] = t
+        node = self.graph.create_node("get_attr", name)
+        fake = self.fake_mode.from_tensor(t)
+        node.meta["val"] = fake
+        node.meta["stack"] = self.stack
+        node.meta[PHASE] = self.phase
+        self.fake_constants[id(t)] = fake
+        self.track(t, node)
+        self.track(fake, node)
+        return node
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operators += 1
+        node_args = tuple([self.lift(a) for a in args])
+        node_kwargs = {k: self.lift(v) for k, v in kwargs.items()} if kwargs else {}
+        if self.fake_constants:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
+        if self.phase == "backward":
+            self._find_forward_stack()
+        rule = _HIDDEN_WRITES.get(func)
+        if rule is not None:
+            out: Any = rule(self, func, node_args, node_kwargs, args, kwargs or {})
+            if out is not NotImplemented:
+                return out
+        out = func(*args, **kwargs) if kwargs else func(*args)
+        if func._schema.is_mutable:
+            raise UnsupportedMutation(f"{func} writes to its arguments and has no functional form", self.stack)
+        self.record(func, node_args, node_kwargs, out)
+        return out
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> fx.Node:
+        node = self.graph.create_node("call_function", func, args, kwargs)
+        self._describe(node, out)
+        if isinstance(out, torch.Tensor):
+            self.track(out, node)
+        elif isinstance(out, (tuple, list)):
+            for i, o in enumerate(out):
+                if isinstance(o, torch.Tensor):
+                    item = self.graph.create_node("call_function", operator.getitem, (node, i))
+                    self._describe(item, o)
+                    self.track(o, item)
+        elif isinstance(out, torch.SymInt):
+            self.symbol_nodes.setdefault(str(expr_of(out)), node)
+        return node
+
+    def _describe(self, node: fx.Node, value: Any) -> None:
+        meta = node.meta
+        meta["val"] = value
+        meta["stack"] = self.stack
+        meta[PHASE] = self.phase
+
+    def _as_fake(self, t: torch.Tensor) -> torch.Tensor:
+        return self.fake_constants.get(id(t), t)
+
+    def _find_forward_stack(self) -> None:
+        node = torch._C._current_autograd_node()
+        if node is None or not self.sequence_starts:
+            return
+        place = bisect_right(self.sequence_starts, node._sequence_nr()) - 1
+        if place >= 0:
+            self.stack = self.sequence_stacks[place]
+
+
+def _record_batch_norm(
+    recorder: Recorder,
+    func: Any,
+    node_args: tuple[Any, ...],
+    node_kwargs: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """native_batch_norm in training mode writes its running statistics, which its schema does not say."""
+    x, weight, bias, mean, var, training, momentum, eps = args
+    if not training or mean is None:
+        return NotImplemented
+    functional = aten._native_batch_norm_legit_functional.default
+    results = functional(x, weight, bias, mean, var, training, momentum, eps)
+    node = recorder.record(functional, node_args, node_kwargs, results)
+    for place, (statistic, value) in enumerate(((mean, results[3]), (var, results[4])), 3):
+        old = recorder.node_of[id(statistic)]
+        if old.op == "call_function" and returns_alias(old.target):
+            raise UnsupportedMutation(
+                "batch_norm in training mode updates running statistics that are a view of another tensor", recorder.stack
+            )
+        recorder.node_of[id(statistic)] = recorder.node_of[id(value)]
+        recorder.written.add(id(statistic))
+    assert node.op == "call_function"
+    return tuple(results[:3])
+
+
+_HIDDEN_WRITES: dict[Any, Callable[..., Any]] = {aten.native_batch_norm.default: _record_batch_norm}
+
+
+def trace_joint(program: fx.GraphModule | Callable[..., Any], example_inputs: Sequence[Any]) -> JointGraph:
+    """The joint graph of `program`, a function of flat inputs to a flat sequence of outputs.
+
+    The forward is traced under the ambient grad and autocast state, the backward with autocast off. There is a backward
+    if an output has a history that leads to an input.
+    """
+    bound = bind_inputs(program, example_inputs)
+    recorder = Recorder(bound.fake_mode)
+    starts = _make_placeholders(recorder, bound)
+    with _tracing(recorder, bound.fake_mode):
+        flat, leaves = _wrap_inputs(bound, starts)
+        outputs = _run_program(recorder, program, flat)
+        analysis = analyse(recorder.node_of, recorder.written, bound, starts, flat, outputs, recorder.size)
+        specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]
+    tangents = _tangent_placeholders(recorder, [bound.fake_mode.from_spec(spec) for spec in specs])
+    gradients: list[fx.Node | None] = []
+    metadata = analysis.metadata
+    if tangents:
+        with _tracing(recorder, bound.fake_mode):
+            values = [value for _, value in analysis.differentiable]
+            gradients = _trace_backward(recorder, values, tangents, list(leaves.values()))
+        slots = tuple(slot for slot, _ in analysis.differentiable)
+        metadata = replace(metadata, tangents=slots, gradients=tuple(leaves))
+    recorder.graph.output((*analysis.values, *gradients))
+    module = fx.GraphModule(dict(recorder.constants), recorder.graph, "Joint")
+    return JointGraph(module, metadata)
+
+
+@contextlib.contextmanager
+def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
+    cache = torch.is_autocast_cache_enabled()
+    torch.set_autocast_cache_enabled(False)  # it would keep casts of fake weights until the user's region ends
+    # The vendor's batch norm and recurrent kernels have private formats of saved values; without them the ordinary
+    # operators arrive.
+    with torch.backends.cudnn.flags(enabled=False), fake_mode, recorder, functional_region():
+        try:
+            yield
+        finally:
+            torch.set_autocast_cache_enabled(cache)
+
+
+def _make_placeholders(recorder: Recorder, bound: ProgramInputs) -> dict[int, torch.Tensor]:
+    """Placeholders in their order; returns the fake tensor of each tensor input."""
+    fakes: dict[int, torch.Tensor] = {}
+    for name, place, value in bound.placeholders():
+        recorder.placeholder(name, value)
+        if isinstance(value, torch.Tensor):
+            assert isinstance(place, int)
+            fakes[place] = value
+    return fakes
+
+
+def _wrap_inputs(
+    bound: ProgramInputs, fakes: dict[int, torch.Tensor]
+) -> tuple[list[Any], dict[int, torch.Tensor]]:
+    """The flat inputs to run the program on, and the leaves to differentiate by."""
+    flat: list[Any] = list(bound.values)
+    leaves: dict[int, torch.Tensor] = {}
+    for place, fake in fakes.items():
+        outer = wrap(fake)
+        if bound.requires_grad[place]:
+            outer.requires_grad_()
+            leaves[place] = outer
+            if not bound.is_leaf[place]:
+                with torch.enable_grad():
+                    outer = NonLeaf.apply(outer)
+        flat[place] = outer
+    return flat, leaves
+
+
+def _run_program(recorder: Recorder, program: Any, flat: Sequence[Any]) -> list[Any]:
+    if isinstance(program, fx.GraphModule):
+        return _interpret(recorder, program, flat)
+    recorder.user_node(())
+    outputs = program(*flat)
+    return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+
+
+def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Sequence[Any]) -> list[Any]:
+    """Runs the graph node by node, so that each operator knows the user's line."""
+    values: dict[fx.Node, Any] = {}
+    inputs = iter(flat)
+    for node in module.graph.nodes:
+        stack = node.meta.get("stack") or ()
+        recorder.user_node(stack)
+        try:
+            if node.op == "placeholder":
+                values[node] = next(inputs)
+            elif node.op == "output":
+                results = fx.map_arg(node.args[0], values.__getitem__)
+                return list(results) if isinstance(results, (tuple, list)) else [results]
+            elif node.op == "get_attr":
+                values[node] = operator.attrgetter(node.target)(module)
+            else:
+                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                if node.op == "call_function":
+                    values[node] = node.target(*args, **kwargs)
+                elif node.op == "call_method":
+                    values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+                else:
+                    values[node] = module.get_submodule(node.target)(*args, **kwargs)
+        except Exception as error:
+            if stack and not isinstance(error, AotAutogradError):
+                error.add_note("while tracing" + user_location(stack))
+            raise
+    raise AotAutogradError("the graph has no output node")
+
+
+def _tangent_placeholders(recorder: Recorder, fakes: list[torch.Tensor]) -> list[torch.Tensor]:
+    recorder.phase = "backward"
+    recorder.stack = ()
+    body = next((n for n in recorder.graph.nodes if n.op != "placeholder"), recorder.graph._root)
+    with recorder.graph.inserting_before(body):
+        for number, fake in enumerate(fakes):
+            recorder.placeholder(f"tangents_{number}", fake)
+    return fakes
+
+
+def _trace_backward(
+    recorder: Recorder,
+    values: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+) -> list[fx.Node | None]:
+    """A node (or None) for the gradient of each leaf."""
+    with torch._C._DisableAutocast(), torch.autograd.set_multithreading_enabled(False), torch.no_grad():
+        grads = torch.autograd.grad(values, leaves, [wrap(t) for t in tangents], allow_unused=True)
+    return [None if g is None else recorder.node_of[id(unwrap(g))] for g in grads]

@@ -1,0 +1,190 @@
+"""Cuts a joint graph into a forward and a backward: which values to keep, which to compute again."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from primtorch.symbolic import expr_of, hint_of
+from torch import fx
+
+from aotautograd.analysis import is_view
+from aotautograd.errors import InvalidJoint
+from aotautograd.inputs import sizes_of
+from aotautograd.passes import eliminate_dead_code, is_random, output_values
+from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
+
+aten = torch.ops.aten
+
+
+def is_backward(node: fx.Node) -> bool:
+    return node.meta.get(PHASE) == "backward"
+
+
+def is_tensor(node: fx.Node) -> bool:
+    value = node.meta.get("val")
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def mark_phases(joint: JointGraph) -> None:
+    """Gives a phase to the nodes that a pass made without one: what depends on a tangent belongs to the backward."""
+    first = joint.metadata.num_placeholders
+    for i, node in enumerate(joint.module.graph.nodes):
+        if node.op == "placeholder":
+            node.meta[PHASE] = "forward" if i < first else "backward"
+        elif PHASE not in node.meta:
+            late = any(is_backward(n) for n in node.all_input_nodes)
+            node.meta[PHASE] = "backward" if late else "forward"
+
+
+def default_partition(joint: JointGraph) -> Partition:
+    """Keeps what autograd keeps: every forward value that the backward reads. A view is taken again from its base."""
+    mark_phases(joint)
+    saved: dict[fx.Node, None] = {}
+    for node in joint.module.graph.nodes:
+        if not is_backward(node) or node.op == "placeholder":
+            continue
+        for source in _sources(node):
+            if is_backward(source) or source.op == "get_attr":
+                continue
+            if is_tensor(source):
+                saved.setdefault(_memory_of(source))
+            elif not isinstance(source.meta.get("val"), (torch.SymInt, int)):
+                saved.setdefault(source)
+    return split(joint, list(saved))
+
+
+def _sources(node: fx.Node) -> Iterable[fx.Node]:
+    if node.op == "output":
+        gradients = node.args[0]
+        assert isinstance(gradients, (tuple, list))
+        return [g for g in gradients if isinstance(g, fx.Node)]
+    return node.all_input_nodes
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    while is_view(node):
+        source = node.args[0]
+        assert isinstance(source, fx.Node)
+        if not is_tensor(source):  # an item of a list of views: step over the list
+            source = source.args[0]  # type: ignore[assignment]
+        node = source
+    return node
+
+
+def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
+    """The two graphs, given the forward values to keep.
+
+    What the backward needs and is not kept is computed again from what is. Raises InvalidJoint if that would draw random
+    numbers a second time.
+    """
+    graph = joint.module.graph
+    count = joint.num_forward_outputs
+    outputs = output_values(graph)
+    forward_values, gradients = outputs[:count], outputs[count:]
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
+    primals, tangents = inputs[: joint.metadata.num_placeholders], inputs[joint.metadata.num_placeholders :]
+    backward_nodes = _needed(gradients, {*saved, *tangents, *(p for p in primals if _is_symbol(p))})
+    kept = [n for n in saved if n in backward_nodes]
+    symbols = _symbols_used(primals, backward_nodes)
+    for node in backward_nodes:
+        if node in primals and node not in kept and node not in symbols:
+            kept.append(node)
+        elif is_random(node) and not is_backward(node) and node not in kept:
+            raise InvalidJoint(f"{node.format_node()} would be drawn again in the backward", node.meta.get("stack", ()))
+    tensors = [n for n in kept if is_tensor(n)]
+    scalars = symbols + [n for n in kept if not is_tensor(n) and n not in symbols]
+    written = {joint.metadata.placeholders[i]: n for i, n in enumerate(primals)}
+    copies = {written[info.index] for info in joint.metadata.inputs if info.mutates_data and info.index in written}
+    forward = _extract(joint.module, primals, (*forward_values, *tensors, *scalars), copies, count, "Forward")
+    backward = _extract(joint.module, (*scalars, *tensors, *tangents), gradients, set(), 0, "Backward")
+    recomputed = sum(
+        1 for n in backward_nodes if n.op == "call_function" and not is_backward(n) and n not in kept and is_tensor(n)
+    )
+    own = [n for n in tensors if n.op != "placeholder"]
+    report = SavedReport(len(tensors), len(scalars), sum(map(nbytes, own)), len(tensors) - len(own), recomputed)
+    return Partition(forward, backward, len(tensors), len(scalars), report)
+
+
+def nbytes(node: fx.Node) -> int:
+    """Size of a node's tensor in bytes; symbols count as their hints."""
+    value = node.meta["val"]
+    size: int = value.dtype.itemsize
+    for s in value.shape:
+        size *= hint_of(s)
+    return size
+
+
+def _is_symbol(node: fx.Node) -> bool:
+    return isinstance(node.meta.get("val"), (torch.SymInt, int))
+
+
+def _needed(values: Iterable[Any], stops: set[fx.Node]) -> dict[fx.Node, None]:
+    """Every node that `values` depend on, `stops` included but not what is behind them."""
+    found: dict[fx.Node, None] = {}
+    work = [v for v in values if isinstance(v, fx.Node)]
+    while work:
+        node = work.pop()
+        if node in found:
+            continue
+        found[node] = None
+        if node not in stops:
+            work.extend(node.all_input_nodes)
+    return found
+
+
+def _symbols_used(primals: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """The SymInt placeholders for every symbol that occurs in the nodes' metadata, or that a node reads."""
+    names: set[str] = set()
+    by_name: dict[str, fx.Node] = {}
+    for p in primals:
+        if _is_symbol(p):
+            by_name[str(expr_of(p.meta["val"]))] = p
+    if not by_name:
+        return []
+    direct = set(nodes)
+    for node in direct:
+        for size in sizes_of(node.meta.get("val")):
+            names |= expr_of(size).symbols()
+    return [p for name, p in by_name.items() if name in names or p in direct]
+
+
+def _extract(
+    module: fx.GraphModule,
+    inputs: Sequence[fx.Node],
+    outputs: Sequence[Any],
+    copies: set[fx.Node],
+    count: int,
+    name: str,
+) -> fx.GraphModule:
+    """The part of a graph that computes `outputs` from `inputs`. Outputs from place `count` on that are in `copies` are
+    cloned: the caller is about to overwrite the original."""
+    graph = fx.Graph()
+    env: dict[fx.Node, fx.Node] = {}
+    needed = _needed(outputs, set(inputs))
+    for node in inputs:
+        new = graph.placeholder(node.name)
+        new.meta.update(node.meta)
+        env[node] = new
+    for node in module.graph.nodes:
+        if node in env or node.op in ("placeholder", "output"):
+            continue
+        if node in needed or (name == "Forward" and not is_backward(node) and is_random(node)):
+            env[node] = graph.node_copy(node, env.__getitem__)
+    results: list[Any] = []
+    for i, value in enumerate(outputs):
+        if not isinstance(value, fx.Node):
+            results.append(value)
+            continue
+        result = env[value]
+        if i >= count and value in copies:
+            result = graph.call_function(aten.clone.default, (result,))
+            result.meta.update(value.meta)
+        results.append(result)
+    graph.output(tuple(results))
+    part = fx.GraphModule(module, graph, name)
+    eliminate_dead_code(part.graph)
+    part.recompile()
+    return part

@@ -1,0 +1,200 @@
+"""Clean-ups of functional graphs. Each pass takes a joint (or any functional) graph and edits it in place."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotautograd.analysis import returns_alias
+from aotautograd.schemas import PHASE
+
+aten = torch.ops.aten
+
+
+def output_values(graph: fx.Graph) -> tuple[Any, ...]:
+    """What the graph returns, flat."""
+    return tuple(output_node(graph).args[0])  # type: ignore[arg-type]
+
+
+def output_node(graph: fx.Graph) -> fx.Node:
+    return next(iter(reversed(graph.nodes)))
+
+
+def is_random(node: fx.Node) -> bool:
+    tags = getattr(node.target, "tags", ())
+    return torch.Tag.nondeterministic_seeded in tags or "random" in tags or "effect" in tags
+
+
+def has_effect(node: fx.Node) -> bool:
+    """Nodes that must run although nobody uses their value: draws from a generator, assertions."""
+    if node.op in ("placeholder", "output"):
+        return True
+    if node.op != "call_function":
+        return False
+    schema = getattr(node.target, "_schema", None)
+    return is_random(node) or (schema is not None and not schema.returns)
+
+
+def eliminate_dead_code(graph: fx.Graph) -> int:
+    """Removes nodes whose values nobody uses; returns how many."""
+    removed = 0
+    for node in reversed(graph.nodes):
+        if not node.users and not has_effect(node):
+            graph.erase_node(node)
+            removed += 1
+    return removed
+
+
+def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
+    """Merges nodes that compute the same value in the same phase.
+
+    Phases stay apart: a forward operator repeated in the backward is a recomputation that the program asked for.
+    Two nodes of `distinct` (outputs that the caller may write to) are never merged.
+    """
+    apart = {n for n in distinct if isinstance(n, fx.Node)}
+    seen: dict[Any, fx.Node] = {}
+    removed = 0
+    for node in graph.nodes:
+        if node.op not in ("call_function", "get_attr") or has_effect(node):
+            continue
+        key = (node.op, node.target, node.meta.get(PHASE), _key(node.args), _key(node.kwargs))
+        first = seen.setdefault(key, node)
+        if first is node or (first in apart and node in apart):
+            continue
+        if node in apart:
+            apart.add(first)
+        node.replace_all_uses_with(first)
+        graph.erase_node(node)
+        removed += 1
+    return removed
+
+
+def _key(a: Any) -> Any:
+    """A hashable form that keeps 1, 1.0 and True apart."""
+    if isinstance(a, fx.Node):
+        return a
+    if isinstance(a, (tuple, list)):
+        return (isinstance(a, tuple), *(_key(x) for x in a))
+    if isinstance(a, dict):
+        return tuple((k, _key(v)) for k, v in sorted(a.items()))
+    if isinstance(a, slice):
+        return ("slice", _key(a.start), _key(a.stop), _key(a.step))
+    if isinstance(a, float):
+        return (float, a.hex())
+    return (type(a), a)
+
+
+def _same_layout(node: fx.Node, source: fx.Node) -> bool:
+    """Same sizes and strides, decided without asking a symbolic question."""
+    a, b = node.meta.get("val"), source.meta.get("val")
+    if a is None or b is None or a.dtype != b.dtype or a.device != b.device or a.dim() != b.dim():
+        return False
+    pairs = (*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True))
+    return all(_same_size(x, y) for x, y in pairs)
+
+
+def _same_size(x: Any, y: Any) -> bool:
+    if type(x) is int and type(y) is int:
+        return x == y
+    return x is y or str(x) == str(y)
+
+
+def _source(node: fx.Node) -> fx.Node | None:
+    first = node.args[0] if node.args else None
+    return first if isinstance(first, fx.Node) else None
+
+
+def _identity(node: fx.Node) -> fx.Node | None:
+    return _source(node)
+
+
+def _if_same_layout(node: fx.Node) -> fx.Node | None:
+    source = _source(node)
+    return source if source is not None and _same_layout(node, source) else None
+
+
+def _double_transpose(node: fx.Node) -> fx.Node | None:
+    source = _source(node)
+    if source is None or source.target is not node.target or source.args[1:] != node.args[1:]:
+        return None
+    return _source(source)
+
+
+def _copy_source(node: fx.Node) -> fx.Node | None:
+    """copy(destination, source) is the source, where no conversion or broadcast happens."""
+    source = node.args[1]
+    return source if isinstance(source, fx.Node) and _same_layout(node, source) else None
+
+
+# Operators that may be the identity -> the node that can stand in for their result, or None.
+_NO_OPS: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
+    aten.detach.default: _identity,
+    aten.alias.default: _identity,
+    aten.lift_fresh.default: _identity,
+    aten.lift.default: _identity,
+    aten.view.default: _if_same_layout,
+    aten._unsafe_view.default: _if_same_layout,
+    aten.reshape.default: _if_same_layout,
+    aten.expand.default: _if_same_layout,
+    aten.clone.default: _if_same_layout,
+    aten._to_copy.default: _if_same_layout,
+    aten.slice.Tensor: _if_same_layout,
+    aten.copy.default: _copy_source,
+    aten.t.default: _double_transpose,
+    aten.transpose.int: _double_transpose,
+}
+
+
+def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
+    """Replaces operators that return their argument's value by the argument.
+
+    A node of `distinct` stays if its stand-in is a placeholder or another of `distinct`: the caller gets it as memory of
+    its own.
+    """
+    apart = {n for n in distinct if isinstance(n, fx.Node)}
+    removed = 0
+    for node in graph.nodes:
+        rule = _NO_OPS.get(node.target) if node.op == "call_function" else None
+        if rule is None:
+            continue
+        source = rule(node)
+        if source is None:
+            continue
+        if node in apart:
+            if source in apart or _memory(source).op in ("placeholder", "get_attr") or _memory(source) in apart:
+                continue
+            apart.add(source)
+        node.replace_all_uses_with(source)
+        graph.erase_node(node)
+        removed += 1
+    return removed
+
+
+def _memory(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` is a view of."""
+    while node.op == "call_function" and (returns_alias(node.target) or node.target is operator.getitem):
+        source = _source(node)
+        if source is None or (node.target is operator.getitem and not returns_alias(source.target)):
+            return node
+        node = source
+    return node
+
+
+_UNUSED_IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {  # operator -> (place of `train`, arguments then unused)
+    aten.native_batch_norm_backward.default: (7, (3, 4)),
+}
+
+
+def drop_unused_statistics(graph: fx.Graph) -> int:
+    """The backward of batch norm in training mode does not read the running statistics."""
+    changed = 0
+    for node in graph.nodes:
+        place, unused = _UNUSED_IN_TRAINING.get(node.target, (-1, ()))
+        if unused and node.args[place] is True:
+            node.args = tuple(None if i in unused else a for i, a in enumerate(node.args))
+            changed += 1
+    return changed

@@ -1,0 +1,180 @@
+"""Every record that crosses a boundary inside this package, or between it and a compiler."""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+
+Compiled = Callable[..., Sequence[Any]]
+Compiler = Callable[[torch.fx.GraphModule, list[Any]], Compiled]  # (graph, example inputs) -> flat inputs to flat outputs
+Dump = Callable[[str, str], None]  # (file name, text)
+Opset = Literal["prims", "core_aten"]
+
+PHASE = "phase"  # node.meta key: "forward" or "backward", the half of the program that recorded the node
+
+
+@dataclass(frozen=True, slots=True)
+class SymbolSource:
+    """A symbol that no SymInt input carries: it is the size of dimension `dim` of input `input`."""
+
+    name: str
+    input: int
+    dim: int
+
+
+@dataclass(frozen=True, slots=True)
+class InputInfo:
+    """What the program does with one tensor input."""
+
+    index: int  # place among the flat inputs of the program
+    requires_grad: bool
+    is_leaf: bool
+    mutates_data: bool = False
+    mutates_metadata: bool = False
+    mutation_in_grad_mode: bool = False  # autograd saw the write: the write-back is differentiable
+    version_bumps: int = 0  # how often eager would have incremented `_version`
+    final_shape: tuple[Any, ...] = ()  # set when mutates_metadata
+    final_stride: tuple[Any, ...] = ()
+    final_offset: Any = 0
+    final_requires_grad: bool = False
+
+
+class OutputKind(enum.Enum):
+    """How one flat output of the program is made from what the compiled forward returns."""
+
+    VALUE = "value"  # forward output `slot`, as it is
+    VIEW_OF_VALUE = "view_of_value"  # `steps` replayed on forward output `slot`
+    INPUT = "input"  # input `slot` itself
+    VIEW_OF_INPUT = "view_of_input"  # `steps` replayed on input `slot`, after write-back
+    CONSTANT = "constant"  # `value`
+
+
+@dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One view operator to replay. Sizes in `args` are ints or SymInts; the base is passed first."""
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class OutputInfo:
+    kind: OutputKind
+    slot: int = -1
+    steps: tuple[ViewStep, ...] = ()
+    value: Any = None
+    requires_grad: bool = False
+    same_as: int | None = None  # an earlier output that is the very same object
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardOutput:
+    """One value that the functional forward graph returns (before the saved ones)."""
+
+    kind: Literal["updated_input", "value", "symbol"]
+    input: int | None  # for updated_input: index of the input that the wrapper writes it to
+    requires_grad: bool
+    tangent: int | None  # place among the tangents of the joint graph
+
+
+@dataclass(frozen=True, slots=True)
+class ProgramMetadata:
+    """The readable table of a program's mutations, aliases and gradients."""
+
+    num_inputs: int  # flat inputs of the program
+    placeholders: tuple[int | SymbolSource, ...]  # for each placeholder of the forward: the flat input, or a derived symbol
+    inputs: tuple[InputInfo, ...]  # tensor inputs only
+    outputs: tuple[OutputInfo, ...]
+    forward_outputs: tuple[ForwardOutput, ...]
+    tangents: tuple[int, ...]  # for each tangent: the forward output it belongs to
+    gradients: tuple[int, ...]  # flat input of each gradient that the joint graph returns
+    symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: the input itself)
+
+    @property
+    def num_placeholders(self) -> int:
+        return len(self.placeholders)
+
+    @property
+    def needs_backward(self) -> bool:
+        return bool(self.gradients)
+
+    def __str__(self) -> str:
+        rows = ["inputs"]
+        for i in self.inputs:
+            marks = [
+                name
+                for name, on in (
+                    ("requires_grad", i.requires_grad),
+                    ("data written", i.mutates_data),
+                    ("metadata changed", i.mutates_metadata),
+                    ("differentiable write", i.mutation_in_grad_mode),
+                )
+                if on
+            ]
+            rows.append(f"  {i.index:4d}  {', '.join(marks) or '-'}")
+        rows.append("outputs")
+        for k, o in enumerate(self.outputs):
+            views = "".join(f" -> {getattr(s.op, '__name__', s.op)}" for s in o.steps)
+            same = f" (is output {o.same_as})" if o.same_as is not None else ""
+            grad = " requires_grad" if o.requires_grad else ""
+            rows.append(f"  {k:4d}  {o.kind.value} {o.slot if o.slot >= 0 else repr(o.value)}{views}{grad}{same}")
+        rows.append("forward returns")
+        for k, f in enumerate(self.forward_outputs):
+            to = f" to input {f.input}" if f.input is not None else ""
+            tangent = f", tangent {f.tangent}" if f.tangent is not None else ""
+            rows.append(f"  {k:4d}  {f.kind}{to}{tangent}")
+        rows.append(f"gradients for inputs {list(self.gradients)}")
+        return "\n".join(rows)
+
+
+@dataclass(frozen=True, slots=True)
+class JointGraph:
+    """Forward and backward in one functional ATen graph.
+
+    Placeholders: those of the forward, then the tangents. Outputs: `forward_outputs`, then one gradient (or None)
+    for each entry of `metadata.gradients`.
+    """
+
+    module: torch.fx.GraphModule
+    metadata: ProgramMetadata
+
+    @property
+    def num_forward_outputs(self) -> int:
+        return len(self.metadata.forward_outputs)
+
+    def print(self) -> str:
+        return self.module.print_readable(print_output=False)
+
+
+@dataclass(frozen=True, slots=True)
+class SavedReport:
+    """What the forward keeps for the backward."""
+
+    tensors: int
+    symbols: int
+    bytes: int  # of tensors that are not inputs; symbolic sizes by their hints
+    input_tensors: int
+    recomputed_nodes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """The two halves. The forward returns `forward_outputs`, then saved tensors, then saved SymInts; the backward takes
+    saved SymInts, saved tensors, tangents, and returns a gradient or None for each entry of `metadata.gradients`."""
+
+    forward: torch.fx.GraphModule
+    backward: torch.fx.GraphModule
+    num_saved_tensors: int
+    num_saved_symbols: int
+    report: SavedReport
+
+    def __iter__(self) -> Any:
+        return iter((self.forward, self.backward))
+
+
+Partitioner = Callable[[JointGraph], Partition]
