@@ -1,0 +1,19 @@
+// torchdynamo._C: guards, the compiled callable and the frame hook.
+#include "callable.h"
+#include "guard_tree.h"
+#include "hook.h"
+
+namespace {
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torchdynamo._C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+
+}  // namespace
+
+PyMODINIT_FUNC PyInit__C() {
+  torchdynamo::Ref module = torchdynamo::Ref::steal(PyModule_Create(&definition));
+  if (!module || torchdynamo::add_guard_tree_type(module.get()) < 0 || torchdynamo::add_callable_types(module.get()) < 0 ||
+      torchdynamo::add_hook_functions(module.get()) < 0) {
+    return nullptr;
+  }
+  return module.release();
+}

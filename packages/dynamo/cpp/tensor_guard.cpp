@@ -1,0 +1,299 @@
+#include "tensor_guard.h"
+
+#ifndef TORCHDYNAMO_WITHOUT_TORCH
+
+#include <ATen/Context.h>
+#include <ATen/PythonTorchFunctionTLS.h>
+#include <ATen/autocast_mode.h>
+#include <ATen/core/Tensor.h>
+#include <c10/core/DefaultDtype.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/InferenceMode.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <optional>
+#include <string>
+#include <utility>
+
+namespace torchdynamo {
+namespace {
+
+constexpr int64_t kDynamic = INT64_MIN;
+
+Ref field(PyObject* record, const char* name) { return Ref::steal(PyObject_GetAttrString(record, name)); }
+
+bool read_bool(PyObject* record, const char* name, bool* out) {
+  Ref value = field(record, name);
+  int truth = value ? PyObject_IsTrue(value.get()) : -1;
+  *out = truth > 0;
+  return truth >= 0;
+}
+
+bool read_optional_bool(PyObject* record, const char* name, std::optional<bool>* out) {
+  Ref value = field(record, name);
+  if (!value) return false;
+  if (value.get() == Py_None) return true;
+  int truth = PyObject_IsTrue(value.get());
+  *out = truth > 0;
+  return truth >= 0;
+}
+
+bool read_numbers(PyObject* record, const char* name, std::vector<int64_t>* out) {
+  Ref value = field(record, name);
+  Ref items = value ? Ref::steal(PySequence_Tuple(value.get())) : Ref();
+  if (!items) return false;
+  for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.get()); i++) {
+    PyObject* item = PyTuple_GET_ITEM(items.get(), i);
+    out->push_back(item == Py_None ? kDynamic : PyLong_AsLongLong(item));
+    if (PyErr_Occurred()) return false;
+  }
+  return true;
+}
+
+bool read_dtype(PyObject* value, at::ScalarType* out) {
+  if (value == nullptr || !THPDtype_Check(value)) {
+    if (!PyErr_Occurred()) PyErr_SetString(PyExc_TypeError, "expected a torch.dtype");
+    return false;
+  }
+  *out = reinterpret_cast<THPDtype*>(value)->scalar_type;
+  return true;
+}
+
+bool matches(c10::IntArrayRef actual, const std::vector<int64_t>& expected) {
+  if (actual.size() != expected.size()) return false;
+  for (size_t i = 0; i < expected.size(); i++) {
+    if (actual[i] != expected[i] && expected[i] != kDynamic) return false;
+  }
+  return true;
+}
+
+class MetadataCheck final : public TensorCheck {
+ public:
+  bool read(PyObject* record) {
+    type_ = field(record, "type");
+    Ref dtype = field(record, "dtype");
+    Ref device = field(record, "device");
+    if (!type_ || !read_dtype(dtype.get(), &dtype_) || !device) return false;
+    if (!THPDevice_Check(device.get())) {
+      PyErr_SetString(PyExc_TypeError, "expected a torch.device");
+      return false;
+    }
+    device_ = reinterpret_cast<THPDevice*>(device.get())->device;
+    type_meta_ = c10::scalarTypeToTypeMeta(dtype_);
+    bool is_parameter = false;
+    if (!read_bool(record, "requires_grad", &requires_grad_) || !read_bool(record, "is_parameter", &is_parameter) ||
+        !read_numbers(record, "sizes", &sizes_) || !read_numbers(record, "strides", &strides_) ||
+        !read_optional_bool(record, "is_leaf", &is_leaf_) || !read_optional_bool(record, "has_grad", &has_grad_)) {
+      return false;
+    }
+    // A class that inherits from Parameter says it by its type; a marked instance of another class needs a look.
+    marked_parameter_ = is_parameter && !PyType_IsSubtype(reinterpret_cast<PyTypeObject*>(type_.get()),
+                                                          reinterpret_cast<PyTypeObject*>(ParameterClass));
+    Ref keys = field(record, "dispatch_keys");
+    if (!keys) return false;
+    if (keys.get() != Py_None) {
+      keys_ = PyLong_AsUnsignedLongLong(keys.get());
+      if (PyErr_Occurred()) return false;
+    }
+    return true;
+  }
+
+  bool holds(PyObject* object) const override {
+    if (reinterpret_cast<PyObject*>(Py_TYPE(object)) != type_.get() || !THPVariable_Check(object)) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    if (impl->dtype() != type_meta_ || impl->device() != device_) return false;
+    if (keys_ && impl->key_set().raw_repr() != *keys_) return false;
+    try {
+      if (impl->requires_grad() != requires_grad_ || !matches(impl->sizes(), sizes_)) return false;
+      if (impl->layout() == c10::kStrided ? !matches(impl->strides(), strides_) : !strides_.empty()) return false;
+      if (is_leaf_ && tensor.is_leaf() != *is_leaf_) return false;
+      if (has_grad_ && tensor.grad().defined() != *has_grad_) return false;
+    } catch (const std::exception&) {
+      return false;  // a tensor whose sizes are not plain numbers is not the one that capture saw
+    }
+    return !marked_parameter_ || is_marked(object);
+  }
+
+ private:
+  static bool is_marked(PyObject* object) {
+    Ref mark = Ref::steal(PyObject_GetAttrString(object, "_is_param"));
+    int truth = mark ? PyObject_IsTrue(mark.get()) : 0;
+    PyErr_Clear();
+    return truth > 0;
+  }
+
+  Ref type_;
+  at::ScalarType dtype_ = at::kFloat;
+  caffe2::TypeMeta type_meta_;
+  c10::Device device_ = c10::kCPU;
+  bool requires_grad_ = false, marked_parameter_ = false;
+  std::vector<int64_t> sizes_, strides_;
+  std::optional<bool> is_leaf_, has_grad_;
+  std::optional<uint64_t> keys_;
+};
+
+class AmbientCheck final : public StateCheck {
+ public:
+  bool read(PyObject* record) {
+    Ref dtype = field(record, "default_dtype");
+    Ref modes = field(record, "torch_function_modes");
+    Ref autocast = field(record, "autocast");
+    if (!read_dtype(dtype.get(), &default_dtype_) || !modes || !autocast) return false;
+    modes_ = PyLong_AsLongLong(modes.get());
+    if (PyErr_Occurred()) return false;
+    return read_bool(record, "grad_enabled", &grad_) && read_bool(record, "inference_mode", &inference_) &&
+           read_bool(record, "autocast_cache", &cache_) && read_bool(record, "deterministic", &deterministic_) &&
+           read_autocast(autocast.get());
+  }
+
+  bool holds() const override {
+    if (c10::GradMode::is_enabled() != grad_ || c10::InferenceMode::is_enabled() != inference_ ||
+        at::autocast::is_autocast_cache_enabled() != cache_ || c10::get_default_dtype().toScalarType() != default_dtype_ ||
+        at::globalContext().deterministicAlgorithms() != deterministic_ ||
+        at::impl::PythonTorchFunctionTLS::stack_len() != modes_) {
+      return false;
+    }
+    for (const Autocast& entry : autocast_) {
+      if (at::autocast::is_autocast_enabled(entry.device) != entry.enabled) return false;
+      if (entry.enabled && at::autocast::get_autocast_dtype(entry.device) != entry.dtype) return false;
+    }
+    return true;
+  }
+
+ private:
+  struct Autocast {
+    c10::DeviceType device;
+    bool enabled;
+    at::ScalarType dtype;
+  };
+
+  bool read_autocast(PyObject* entries) {
+    Ref items = Ref::steal(PySequence_Tuple(entries));
+    if (!items) return false;
+    for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(items.get()); i++) {
+      const char* device = nullptr;
+      int enabled = 0;
+      PyObject* dtype = nullptr;
+      Autocast entry{};
+      if (!PyArg_ParseTuple(PyTuple_GET_ITEM(items.get(), i), "spO", &device, &enabled, &dtype)) return false;
+      if (!read_dtype(dtype, &entry.dtype)) return false;
+      try {
+        entry.device = c10::Device(std::string(device)).type();
+      } catch (const std::exception& error) {
+        PyErr_SetString(PyExc_ValueError, error.what());
+        return false;
+      }
+      entry.enabled = enabled != 0;
+      autocast_.push_back(entry);
+    }
+    return true;
+  }
+
+  bool grad_ = true, inference_ = false, cache_ = true, deterministic_ = false;
+  at::ScalarType default_dtype_ = at::kFloat;
+  int64_t modes_ = 0;
+  std::vector<Autocast> autocast_;
+};
+
+struct Range {
+  std::pair<int, int> device;
+  uintptr_t begin, end;
+};
+
+// The bytes between a strided tensor's first and last element.
+bool address_range(const at::Tensor& tensor, Range* range) {
+  uintptr_t low = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), high = low;
+  for (int64_t dim = 0; dim < tensor.dim(); dim++) {
+    int64_t reach = (tensor.size(dim) - 1) * tensor.stride(dim) * static_cast<int64_t>(tensor.itemsize());
+    (reach < 0 ? low : high) += static_cast<uintptr_t>(reach);
+  }
+  c10::Device device = tensor.device();
+  *range = {{static_cast<int>(device.type()), device.index()}, low, high + tensor.itemsize()};
+  return true;
+}
+
+}  // namespace
+
+std::unique_ptr<TensorCheck> make_tensor_check(PyObject* record) {
+  auto check = std::make_unique<MetadataCheck>();
+  if (!check->read(record)) return nullptr;
+  return check;
+}
+
+std::unique_ptr<StateCheck> make_state_check(PyObject* record) {
+  auto check = std::make_unique<AmbientCheck>();
+  if (!check->read(record)) return nullptr;
+  return check;
+}
+
+bool read_tensor_number(PyObject* object, TensorNumber which, int64_t dim, int64_t* out) {
+  if (!THPVariable_Check(object)) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  try {
+    if (which == TensorNumber::offset) {
+      *out = tensor.storage_offset();
+      return true;
+    }
+    c10::IntArrayRef numbers = which == TensorNumber::size ? tensor.sizes() : tensor.strides();
+    int64_t count = static_cast<int64_t>(numbers.size());
+    if (dim < -count || dim >= count) return false;
+    *out = numbers[dim < 0 ? dim + count : dim];
+    return true;
+  } catch (const std::exception&) {
+    return false;
+  }
+}
+
+bool memory_is_disjoint(const std::vector<PyObject*>& tensors) {
+  std::vector<Range> ranges;
+  ranges.reserve(tensors.size());
+  for (PyObject* object : tensors) {
+    if (!THPVariable_Check(object)) return false;
+    const at::Tensor& tensor = THPVariable_Unpack(object);
+    Range range;
+    try {
+      if (tensor.layout() != c10::kStrided) return false;
+      if (tensor.numel() == 0 || !tensor.has_storage() || tensor.const_data_ptr() == nullptr) continue;
+      address_range(tensor, &range);
+    } catch (const std::exception&) {
+      return false;
+    }
+    ranges.push_back(range);
+  }
+  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
+    return std::tie(a.device, a.begin) < std::tie(b.device, b.begin);
+  });
+  for (size_t i = 1; i < ranges.size(); i++) {
+    if (ranges[i].device == ranges[i - 1].device && ranges[i].begin < ranges[i - 1].end) return false;
+  }
+  return true;
+}
+
+}  // namespace torchdynamo
+
+#else  // built without torch: structural guards work, tensors cannot be guarded
+
+namespace torchdynamo {
+
+std::unique_ptr<TensorCheck> make_tensor_check(PyObject*) {
+  PyErr_SetString(PyExc_NotImplementedError, "this build of torchdynamo._C has no torch: tensors cannot be guarded");
+  return nullptr;
+}
+
+std::unique_ptr<StateCheck> make_state_check(PyObject*) {
+  PyErr_SetString(PyExc_NotImplementedError, "this build of torchdynamo._C has no torch: no ambient state to guard");
+  return nullptr;
+}
+
+bool read_tensor_number(PyObject*, TensorNumber, int64_t, int64_t*) { return false; }
+
+bool memory_is_disjoint(const std::vector<PyObject*>&) { return false; }
+
+}  // namespace torchdynamo
+
+#endif

@@ -1,0 +1,38 @@
+// What guards ask of tensors and of torch's ambient state. The only part of the extension that needs torch.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "refs.h"
+
+namespace torchdynamo {
+
+enum class TensorNumber { size, stride, offset };
+
+// Metadata of a tensor, compared at once (a `schemas.TensorGuard`).
+class TensorCheck {
+ public:
+  virtual ~TensorCheck() = default;
+  virtual bool holds(PyObject* object) const = 0;
+};
+
+// Ambient state, compared at once (a `schemas.GlobalState`).
+class StateCheck {
+ public:
+  virtual ~StateCheck() = default;
+  virtual bool holds() const = 0;
+};
+
+// Null with an exception set when the record is malformed, or when the extension was built without torch.
+std::unique_ptr<TensorCheck> make_tensor_check(PyObject* record);
+std::unique_ptr<StateCheck> make_state_check(PyObject* record);
+
+// False when the object is not a tensor, or has no such dimension.
+bool read_tensor_number(PyObject* object, TensorNumber which, int64_t dim, int64_t* out);
+
+// False when an object is not a strided tensor, or two of them overlap in memory.
+bool memory_is_disjoint(const std::vector<PyObject*>& tensors);
+
+}  // namespace torchdynamo
