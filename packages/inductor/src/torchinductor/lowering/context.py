@@ -1,0 +1,234 @@
+"""The state of one graph's lowering: its buffers, the operations in order, and how a value becomes memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from primtorch.symbolic.expr import IntExpr
+from torch import fx
+
+from torchinductor.errors import LoweringError
+from torchinductor.indexing import ZERO, Index, contiguous_strides, dot, exprs
+from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage, space, space_index
+from torchinductor.lowering.values import Lazy, Load, Strided, TensorValue
+from torchinductor.ops import ReductionKind, StoreMode
+from torchinductor.schemas import InductorOptions
+
+
+@dataclass(frozen=True, slots=True)
+class ViewRef:
+    """An operand of an ATen call: a strided view of a buffer."""
+
+    buffer: str
+    shape: Index
+    strides: Index
+    offset: IntExpr
+
+
+@dataclass(frozen=True, slots=True)
+class ExternCall:
+    """A call of an ATen overload (or of a prim's reference). Arguments may hold `ViewRef`s and `IntExpr`s."""
+
+    name: str
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...]
+    outputs: tuple[str | None, ...]
+    reads: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class SeedCall:
+    """Draws a seed into a 0-d int64 buffer."""
+
+    name: str
+    output: str
+    device: torch.device
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarRead:
+    """Gives a data-dependent size symbol its value."""
+
+    name: str
+    symbol: str
+    source: ViewRef
+
+
+Operation: TypeAlias = Kernel | ExternCall | SeedCall | ScalarRead
+
+
+@dataclass
+class Context:
+    """Grows while the graph's nodes are lowered in order."""
+
+    options: InductorOptions
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    operations: list[Operation] = field(default_factory=list)
+    constants: dict[str, torch.Tensor] = field(default_factory=dict)
+    fallbacks: list[str] = field(default_factory=list)
+    node: fx.Node | None = None
+    _names: int = 0
+
+    # names and buffers ----------------------------------------------------------------------------------------
+    def fail(self, reason: str) -> LoweringError:
+        """The error that names the node at work and the user's lines behind it."""
+        node = self.node
+        return LoweringError(node.format_node() or str(node) if node is not None else "?", reason,
+                             node.meta.get("stack", ()) if node is not None else ())
+
+    def origin(self) -> tuple[str, ...]:
+        return () if self.node is None else (self.node.name,)
+
+    def new_name(self, prefix: str) -> str:
+        self._names += 1
+        return f"{prefix}{self._names - 1}"
+
+    def new_buffer(self, shape: Index, dtype: torch.dtype, device: torch.device, strides: Index | None = None) -> Buffer:
+        buffer = Buffer(self.new_name("buf"), dtype, device, shape, strides or contiguous_strides(shape))
+        self.buffers[buffer.name] = buffer
+        return buffer
+
+    def kernel(self, device: torch.device, axes: tuple[Axis, ...], stages: Sequence[Stage], scatters: bool = False) -> Kernel:
+        """Adds a kernel to the operations."""
+        made = Kernel(self.new_name("op"), device, axes, tuple(stages), self.buffers, self.origin(), scatters=scatters)
+        self.operations.append(made)
+        return made
+
+    # values ---------------------------------------------------------------------------------------------------
+    def lazy(
+        self, shape: Index, dtype: torch.dtype, device: torch.device, load: Load, *,
+        of: Sequence[TensorValue] = (), cost: int = 1, heavy: bool = False,
+    ) -> TensorValue:
+        """A computation from other values."""
+        reads: frozenset[str] = frozenset().union(*(v.reads for v in of)) if of else frozenset()
+        total = cost + sum(v.cost for v in of)
+        return TensorValue(shape, dtype, device, Lazy(load, total, reads, heavy or any(v.heavy for v in of)))
+
+    def strided(self, buffer: Buffer) -> TensorValue:
+        """The whole of a buffer."""
+        return TensorValue(buffer.shape, buffer.dtype, buffer.device, Strided(buffer.name, buffer.strides))
+
+    def realize(self, value: TensorValue, strides: Index | None = None) -> Strided:
+        """Makes sure that the value lies in memory (with the given strides, if it does not lie there yet)."""
+        if isinstance(value.data, Lazy):
+            buffer = self.new_buffer(value.shape, value.dtype, value.device, strides or dense(value.shape, value.hint))
+            self.write(buffer, value)
+            value.data = Strided(buffer.name, buffer.strides)
+        return value.data
+
+    def realize_exactly(self, value: TensorValue, strides: Index) -> TensorValue:
+        """A value in memory with exactly these strides: the same one, or a copy."""
+        data = value.data
+        if isinstance(data, Strided) and not same_strides(value.shape, data.strides, strides):
+            buffer = self.new_buffer(value.shape, value.dtype, value.device, strides)
+            self.write(buffer, value)
+            return self.strided(buffer)
+        self.realize(value, strides)
+        if not same_strides(value.shape, value.data.strides, strides):  # type: ignore[union-attr]
+            raise self.fail(f"strides {strides} are not those of {value.data}")
+        return value
+
+    def write(
+        self, buffer: Buffer, value: TensorValue, strides: Index | None = None, offset: IntExpr = ZERO,
+    ) -> Kernel:
+        """buffer[offset + i*strides] = value[i], for all i."""
+        axes, index = space(value.shape), space_index(value.shape)
+        recorder = Recorder({a.name: a.size for a in axes})
+        loaded = value.load(index, recorder)
+        recorder.store(buffer.name, dot(index, strides or buffer.strides, offset), loaded)
+        return self.kernel(value.device, axes, [Stage("outer", recorder.body())])
+
+    def reduction(
+        self, value: TensorValue, dims: Sequence[int], kind: ReductionKind, dtype: torch.dtype,
+        finish: Callable[[Any, Recorder, Index], Any] | None = None, transform: Load | None = None,
+        position: Callable[[Index], IntExpr] | None = None,
+    ) -> TensorValue:
+        """Reduces `value` (seen through `transform`) over dims; the result keeps them with size one."""
+        shape = value.shape
+        axes, index = space(shape, dims), space_index(shape)
+        ranges = {a.name: a.size for a in axes}
+        inner = Recorder(ranges)
+        key = self.new_name("r")
+        loaded = transform(index, inner) if transform is not None else value.load(index, inner)
+        if position is None:
+            inner.reduce(kind, key, loaded)
+        else:
+            inner.reduce(kind, key, loaded, inner.index_expr(position(index), torch.int64))
+        kept = tuple(exprs([1])[0] if d in dims else s for d, s in enumerate(shape))
+        buffer = self.new_buffer(kept, dtype, value.device)
+        outer = Recorder(ranges)
+        outer_index = tuple(ZERO if d in dims else i for d, i in enumerate(index))
+        result = outer.carried(key, torch.int64 if position is not None else inner.dtype(loaded))
+        if finish is not None:
+            result = finish(result, outer, outer_index)
+        outer.store(buffer.name, dot(outer_index, buffer.strides), result)
+        self.kernel(value.device, axes, [Stage("inner", inner.body()), Stage("outer", outer.body())])
+        return self.strided(buffer)
+
+    def scatter(
+        self, buffer: Buffer, shape: Index, target: Callable[[Index, Recorder], IntExpr], values: Load,
+        mode: StoreMode, device: torch.device,
+    ) -> None:
+        """buffer[target(i)] (mode)= values(i) for all i of `shape`, in row-major order where the order matters."""
+        axes, index = space(shape), space_index(shape)
+        recorder = Recorder({a.name: a.size for a in axes})
+        place = target(index, recorder)
+        recorder.store(buffer.name, place, values(index, recorder), mode)
+        self.kernel(device, axes, [Stage("outer", recorder.body())], scatters=True)
+
+    def reference(self, value: TensorValue) -> ViewRef:
+        """The value as an operand of an ATen call."""
+        data = self.realize(value)
+        return ViewRef(data.buffer, value.shape, data.strides, data.offset)
+
+    def extern(self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Any]) -> list[Any]:
+        """Calls an op on values in memory. `results` are the metas of its results, one entry each, None for unused."""
+        reads: set[str] = set()
+
+        def lift(arg: Any) -> Any:
+            if isinstance(arg, TensorValue):
+                ref = self.reference(arg)
+                reads.add(ref.buffer)
+                return ref
+            if isinstance(arg, (tuple, list)):
+                return type(arg)(lift(a) for a in arg)
+            return arg
+
+        lifted = tuple(lift(a) for a in args)
+        lifted_kwargs = tuple((k, lift(v)) for k, v in kwargs.items())
+        outputs: list[TensorValue | None] = []
+        for meta in results:
+            if meta is None or not hasattr(meta, "dtype"):
+                outputs.append(None)
+                continue
+            buffer = self.new_buffer(exprs(meta.shape), meta.dtype, torch.device(meta.device), exprs(meta.stride()))
+            outputs.append(self.strided(buffer))
+        names = tuple(o.data.buffer if o is not None else None for o in outputs)  # type: ignore[union-attr]
+        self.operations.append(ExternCall(self.new_name("call"), op, lifted, lifted_kwargs, names, frozenset(reads)))
+        return outputs
+
+
+def same_strides(shape: Index, a: Index, b: Index) -> bool:
+    """Whether two strides address a shape alike; those of dims of size one do not count."""
+    return all(x == y or s.as_int() == 1 for s, x, y in zip(shape, a, b, strict=True)) or any(
+        s.as_int() == 0 for s in shape
+    )
+
+
+def dense(shape: Index, hint: Index | None) -> Index:
+    """`hint` if it lays the shape out without holes and overlaps, else row-major strides."""
+    plain = contiguous_strides(shape)
+    if hint is None or hint == plain:
+        return plain
+    rest = [(st, s) for s, st in zip(shape, hint, strict=True) if s.as_int() != 1]
+    step = exprs([1])[0]
+    while rest:
+        found = next((i for i, (st, _) in enumerate(rest) if st == step), None)
+        if found is None:
+            return plain
+        step = step * rest.pop(found)[1]
+    return hint

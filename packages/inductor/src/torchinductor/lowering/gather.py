@@ -1,0 +1,137 @@
+"""Rules for indexing: loads at computed places, and scatters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from primtorch.symbolic.expr import IntExpr
+
+from torchinductor.indexing import Index, ZERO, dot, is_one
+from torchinductor.lowering.context import Context, dense
+from torchinductor.lowering.values import Lazy, TensorValue
+from torchinductor.ops import OpsHandler, StoreMode
+
+
+def _place(ops: OpsHandler[Any], value: Any, size: IntExpr, wraps: bool) -> IntExpr:
+    """A loaded index as an index expression; negative ones count from the end."""
+    if wraps:
+        negative = ops.apply("lt", value, ops.constant(0, torch.int64))
+        wrapped = ops.apply("add", value, ops.index_expr(size, torch.int64))
+        value = ops.apply("where", negative, wrapped, value)
+    return ops.indirect(value, size)
+
+
+def _readable(ctx: Context, t: TensorValue) -> None:
+    """A value that is read at computed places is stored when computing it there again would cost more than a load."""
+    if isinstance(t.data, Lazy) and (t.heavy or t.cost > 2):
+        ctx.realize(t)
+
+
+class _Advanced:
+    """Where the dims of `index(t, indices)` come from."""
+
+    def __init__(self, t: Index, indices: Sequence[TensorValue | None]) -> None:
+        self.indices = list(indices) + [None] * (len(t) - len(indices))
+        self.sizes = t
+        used = [d for d, i in enumerate(self.indices) if i is not None]
+        shapes = [i.shape for i in self.indices if i is not None]
+        rank = max((len(s) for s in shapes), default=0)
+        self.broadcast: list[IntExpr] = []
+        for d in range(rank):
+            column = [s[d - rank + len(s)] for s in shapes if d - rank + len(s) >= 0]
+            self.broadcast.append(next((s for s in column if not is_one(s)), column[0]))
+        adjacent = bool(used) and used == list(range(used[0], used[-1] + 1))
+        self.first = used[0] if adjacent else 0
+        kept = [d for d in range(len(t)) if self.indices[d] is None]
+        self.before = [d for d in kept if d < self.first]
+        self.after = [d for d in kept if d >= self.first]
+        self.shape: Index = (*(t[d] for d in self.before), *self.broadcast, *(t[d] for d in self.after))
+
+    def source(self, index: Index, ops: OpsHandler[Any]) -> Index:
+        """The index into t of an element of the result."""
+        low, high = len(self.before), len(self.before) + len(self.broadcast)
+        result: dict[int, IntExpr] = dict(zip(self.before, index[:low], strict=True))
+        result.update(zip(self.after, index[high:], strict=True))
+        for d, tensor in enumerate(self.indices):
+            if tensor is not None:
+                middle = index[low:high][len(self.broadcast) - len(tensor.shape):]
+                at = tuple(ZERO if is_one(s) else i for s, i in zip(tensor.shape, middle, strict=True))
+                result[d] = _place(ops, tensor.load(at, ops), self.sizes[d], True)
+        return tuple(result[d] for d in range(len(self.sizes)))
+
+
+def index(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None]) -> TensorValue:
+    plan = _Advanced(t.shape, indices)
+    tensors = [i for i in indices if i is not None]
+    for tensor in tensors:
+        _readable(ctx, tensor)
+    _readable(ctx, t)
+    return ctx.lazy(plan.shape, t.dtype, t.device, lambda at, ops: t.load(plan.source(at, ops), ops),
+                    of=[t, *tensors], cost=3)
+
+
+def gather(ctx: Context, t: TensorValue, dim: int, index: TensorValue) -> TensorValue:
+    if not t.shape:
+        return t
+    _readable(ctx, t)
+
+    def load(at: Index, ops: OpsHandler[Any]) -> Any:
+        place = _place(ops, index.load(at, ops), t.shape[dim], False)
+        return t.load((*at[:dim], place, *at[dim + 1:]), ops)
+
+    return ctx.lazy(index.shape, t.dtype, t.device, load, of=[t, index], cost=2)
+
+
+def _copied(ctx: Context, t: TensorValue) -> TensorValue:
+    """A fresh buffer that holds t."""
+    buffer = ctx.new_buffer(t.shape, t.dtype, t.device, dense(t.shape, t.hint))
+    ctx.write(buffer, t)
+    return ctx.strided(buffer)
+
+
+def _scattered(
+    ctx: Context, t: TensorValue, shape: Index, values: TensorValue, mode: StoreMode,
+    source: Callable[[Index, OpsHandler[Any]], Index],
+) -> TensorValue:
+    if mode == "add" and t.dtype in (torch.bfloat16, torch.float16):
+        # Additions round once, at the end.
+        wide = ctx.lazy(t.shape, torch.float32, t.device, t.load, of=[t], cost=0)
+        summed = _scattered(ctx, wide, shape, values, mode, source)
+        return ctx.lazy(t.shape, t.dtype, t.device, summed.load, of=[summed], cost=0)
+    out = _copied(ctx, t)
+    buffer = ctx.buffers[out.data.buffer]  # type: ignore[union-attr]
+    ctx.scatter(buffer, shape, lambda at, ops: dot(source(at, ops), buffer.strides), values.load, mode, t.device)
+    return out
+
+
+def index_put(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], values: TensorValue, accumulate: bool) -> TensorValue:
+    plan = _Advanced(t.shape, indices)
+    for tensor in indices:
+        if tensor is not None:
+            _readable(ctx, tensor)
+    mode: StoreMode = "add" if accumulate else "set"
+    return _scattered(ctx, t, plan.shape, values, mode, plan.source)
+
+
+def _scatter_rule(mode: StoreMode) -> Callable[..., TensorValue]:
+    def rule(ctx: Context, t: TensorValue, dim: int, index: TensorValue, src: TensorValue) -> TensorValue:
+        def source(at: Index, ops: OpsHandler[Any]) -> Index:
+            if not t.shape:
+                return ()
+            place = _place(ops, index.load(at, ops), t.shape[dim], False)
+            return (*at[:dim], place, *at[dim + 1:])
+
+        return _scattered(ctx, t, index.shape, src, mode, source)
+
+    return rule
+
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    "index": index,
+    "gather": gather,
+    "index_put": index_put,
+    "scatter": _scatter_rule("set"),
+    "scatter_add": _scatter_rule("add"),
+}

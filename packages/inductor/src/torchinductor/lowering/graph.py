@@ -1,0 +1,192 @@
+"""Lowers a graph of prims, node by node, to buffers and operations on them."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from primtorch.prims import Prim
+from primtorch.symbolic.expr import IntExpr
+from torch import fx
+
+from torchinductor.errors import InductorError
+from torchinductor.indexing import as_expr, exprs
+from torchinductor.ir import Buffer
+from torchinductor.lowering import gather, pointwise, reductions, views, window
+from torchinductor.lowering.context import Context, Operation, ScalarRead, ViewRef
+from torchinductor.lowering.values import Lazy, Strided, TensorValue
+from torchinductor.schemas import InductorOptions
+
+RULES: Mapping[str, Callable[..., Any]] = {
+    **pointwise.RULES, **views.RULES, **reductions.RULES, **gather.RULES, **window.RULES,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class GraphInput:
+    """A placeholder: a tensor's buffer, or a size symbol (None for an int that no size depends on)."""
+
+    name: str
+    buffer: str | None
+    symbol: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Lowered:
+    """A graph as buffers and operations in order."""
+
+    inputs: tuple[GraphInput, ...]
+    outputs: tuple[ViewRef | IntExpr | float | None, ...]
+    buffers: dict[str, Buffer]
+    operations: tuple[Operation, ...]
+    constants: dict[str, torch.Tensor]
+    fallbacks: tuple[str, ...]
+
+
+def lower_graph(gm: fx.GraphModule, options: InductorOptions) -> Lowered:
+    """Raises LoweringError for a node that has no rule."""
+    ctx = Context(options)
+    values: dict[fx.Node, Any] = {}
+    inputs: list[GraphInput] = []
+    outputs: tuple[Any, ...] = ()
+    for node in gm.graph.nodes:
+        ctx.node = node
+        match node.op:
+            case "placeholder":
+                values[node] = _placeholder(ctx, node, inputs)
+            case "get_attr":
+                values[node] = _constant(ctx, gm, node)
+            case "output":
+                outputs = _outputs(ctx, node, values)
+            case "call_function":
+                values[node] = _call(ctx, node, values)
+            case _:
+                raise ctx.fail(f"a prims graph has no {node.op} nodes")
+    return Lowered(tuple(inputs), outputs, ctx.buffers, tuple(ctx.operations), ctx.constants, tuple(ctx.fallbacks))
+
+
+def _placeholder(ctx: Context, node: fx.Node, inputs: list[GraphInput]) -> Any:
+    meta = node.meta["val"]
+    if isinstance(meta, (int, torch.SymInt, float, type(None))) or not hasattr(meta, "dtype"):
+        expr = as_expr(meta) if isinstance(meta, torch.SymInt) else None
+        names = expr.symbols() if expr is not None else set()
+        inputs.append(GraphInput(node.name, None, str(expr) if len(names) == 1 and str(expr) in names else None))
+        return meta if expr is None else expr
+    buffer = Buffer(f"in_{node.name}", meta.dtype, torch.device(meta.device), exprs(meta.shape), exprs(meta.stride()))
+    ctx.buffers[buffer.name] = buffer
+    inputs.append(GraphInput(node.name, buffer.name, None))
+    return ctx.strided(buffer)
+
+
+def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Any:
+    value: Any = gm
+    for part in str(node.target).split("."):
+        value = getattr(value, part)
+    if not isinstance(value, torch.Tensor):
+        return value
+    value = value.detach()
+    buffer = Buffer(f"const_{node.name}", value.dtype, value.device, exprs(value.shape), exprs(value.stride()))
+    ctx.buffers[buffer.name] = buffer
+    ctx.constants[buffer.name] = value
+    return ctx.strided(buffer)
+
+
+def _outputs(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[Any, ...]:
+    returned = node.args[0]
+    items = returned if isinstance(returned, (tuple, list)) else (returned,)
+    result: list[Any] = []
+    for item in items:
+        value = values[item] if isinstance(item, fx.Node) else item
+        if isinstance(value, TensorValue):
+            strides = exprs(item.meta["val"].stride()) if "val" in item.meta else None  # type: ignore[union-attr]
+            exact = value if strides is None else ctx.realize_exactly(value, strides)
+            result.append(ctx.reference(exact))
+        else:
+            result.append(as_expr(value) if isinstance(value, torch.SymInt) else value)
+    return tuple(result)
+
+
+def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+    meta = node.meta.get("val")
+    if isinstance(meta, (int, torch.SymInt)) and not isinstance(meta, bool) and not isinstance(node.target, Prim):
+        return as_expr(meta)  # size arithmetic: the value is in the meta
+    args = fx.map_arg(node.args, lambda n: values[n])
+    kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
+    args = tuple(_plain(a) for a in args)
+    if node.target is operator.getitem:
+        return args[0][args[1]]
+    if not isinstance(node.target, Prim):
+        raise ctx.fail(f"{node.target} is not a prim")
+    prim = node.target
+    if prim.name == "local_scalar":
+        return _read_scalar(ctx, args[0], meta)
+    rule = RULES.get(prim.name)
+    if rule is None or _has_complex(args, meta):
+        return _opaque(ctx, prim, args, kwargs, meta)
+    try:
+        result = rule(ctx, *args, **kwargs)
+    except InductorError:
+        raise
+    except (TypeError, ValueError, KeyError, IndexError, AttributeError) as error:
+        raise ctx.fail(f"{type(error).__name__}: {error}") from error
+    _hint(result, meta)
+    _realize_shared(ctx, node, result)
+    return result
+
+
+def _plain(arg: Any) -> Any:
+    """SymInts in arguments as expressions; FX's immutable lists as tuples."""
+    if isinstance(arg, torch.SymInt):
+        return as_expr(arg)
+    if isinstance(arg, (tuple, list)):
+        return tuple(_plain(a) for a in arg)
+    return arg
+
+
+def _has_complex(args: Any, meta: Any) -> bool:
+    found = [a for a in args if isinstance(a, TensorValue)] + [
+        b for a in args if isinstance(a, tuple) for b in a if isinstance(b, TensorValue)]
+    metas = meta if isinstance(meta, (tuple, list)) else (meta,)
+    return any(v.dtype.is_complex for v in found) or any(
+        getattr(m, "dtype", torch.float32).is_complex for m in metas if m is not None)
+
+
+def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:
+    """Runs a prim by ATen, or by its reference when it is no overload."""
+    if prim.aten is None:
+        ctx.fallbacks.append(f"{prim.name}: run by its reference")
+    single = not isinstance(meta, (tuple, list))
+    results = ctx.extern(prim.aten or prim.reference, args, kwargs, [meta] if single else list(meta))
+    return results[0] if single else tuple(results)
+
+
+def _read_scalar(ctx: Context, value: TensorValue, meta: Any) -> Any:
+    if not isinstance(meta, torch.SymInt):
+        raise ctx.fail("a data-dependent number that is not an integer")
+    symbol = as_expr(meta)
+    ctx.operations.append(ScalarRead(ctx.new_name("read"), str(symbol), ctx.reference(value)))
+    return symbol
+
+
+def _hint(result: Any, meta: Any) -> None:
+    """Tells unstored values the strides that eager would give them."""
+    if isinstance(result, tuple):
+        for part, part_meta in zip(result, meta, strict=True):
+            _hint(part, part_meta)
+    elif isinstance(result, TensorValue) and isinstance(result.data, Lazy) and hasattr(meta, "stride"):
+        result.hint = exprs(meta.stride())
+
+
+def _realize_shared(ctx: Context, node: fx.Node, result: Any) -> None:
+    """Stores what several nodes read and what has grown large; the rest is computed where it is read."""
+    parts = result if isinstance(result, tuple) else (result,)
+    for part in parts:
+        if not isinstance(part, TensorValue) or isinstance(part.data, Strided):
+            continue
+        data = part.data
+        shared = len(node.users) > 1 and (data.heavy or data.cost > 6 or len(data.reads) > 1)
+        if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:
+            ctx.realize(part)

@@ -1,0 +1,126 @@
+"""Rules for elementwise, conversion, creation and random prims: all become lazy computations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from primtorch.symbolic.expr import IntExpr
+
+from torchinductor.indexing import Index, as_expr, contiguous_strides, dot, exprs
+from torchinductor.ir import REDUCED_PRECISION
+from torchinductor.lowering.context import Context, SeedCall
+from torchinductor.lowering.values import TensorValue
+from torchinductor.ops import ELEMENTWISE, OpsHandler
+
+Number = bool | int | float | IntExpr
+
+
+def _operand(arg: TensorValue | Number, dtype: torch.dtype) -> Callable[[Index, OpsHandler[Any]], Any]:
+    if isinstance(arg, TensorValue):
+        return arg.load
+    if isinstance(arg, IntExpr):
+        return lambda index, ops: ops.index_expr(arg, dtype)
+    return lambda index, ops: ops.constant(arg, dtype)
+
+
+def elementwise(name: str) -> Callable[..., TensorValue]:
+    """The rule of a prim that `OpsHandler.apply` knows under the same name."""
+    info = ELEMENTWISE[name]
+
+    def rule(ctx: Context, *args: TensorValue | Number) -> TensorValue:
+        tensors = [a for a in args if isinstance(a, TensorValue)]
+        typed = [a for a in args[1:] if isinstance(a, TensorValue)] if info.result == "second" else tensors
+        first = typed[0]
+        loads = [_operand(a, first.dtype) for a in args]
+        dtype = torch.bool if info.result == "bool" else first.dtype
+        rounds = ctx.options.round_like_eager and dtype in REDUCED_PRECISION
+
+        def load(index: Index, ops: OpsHandler[Any]) -> Any:
+            value = ops.apply(name, *[f(index, ops) for f in loads])
+            return ops.to_dtype(value, dtype, torch.float32) if rounds else value
+
+        return ctx.lazy(first.shape, dtype, first.device, load, of=tensors, heavy=info.heavy)
+
+    return rule
+
+
+def convert_element_type(ctx: Context, t: TensorValue, dtype: torch.dtype) -> TensorValue:
+    if dtype == t.dtype:
+        return t
+    # A float32 value that becomes bfloat16 in the middle of a kernel keeps its digits; the store rounds.
+    keeps = dtype in REDUCED_PRECISION and t.dtype == torch.float32 and not ctx.options.round_like_eager
+
+    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+        value = t.load(index, ops)
+        return value if keeps else ops.to_dtype(value, dtype, t.dtype)
+
+    return ctx.lazy(t.shape, dtype, t.device, load, of=[t], cost=0)
+
+
+def bitcast(ctx: Context, t: TensorValue, dtype: torch.dtype) -> TensorValue:
+    return ctx.lazy(t.shape, dtype, t.device, lambda index, ops: ops.bitcast(t.load(index, ops), dtype, t.dtype), of=[t])
+
+
+def full(ctx: Context, shape: Any, value: Number, dtype: torch.dtype, device: Any) -> TensorValue:
+    load = _operand(value, dtype)
+    return ctx.lazy(exprs(shape), dtype, torch.device(device), load, cost=0)
+
+
+def iota(ctx: Context, length: Any, start: Any, step: Any, dtype: torch.dtype, device: Any) -> TensorValue:
+    first, by = as_expr(start), as_expr(step)
+
+    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+        return ops.index_expr(first + index[0] * by, dtype)
+
+    return ctx.lazy((as_expr(length),), dtype, torch.device(device), load, cost=0)
+
+
+def empty_strided(ctx: Context, shape: Any, strides: Any, dtype: torch.dtype, device: Any) -> TensorValue:
+    return ctx.strided(ctx.new_buffer(exprs(shape), dtype, torch.device(device), exprs(strides)))
+
+
+def random_seed(ctx: Context, device: Any) -> TensorValue:
+    buffer = ctx.new_buffer((), torch.int64, torch.device(device))
+    ctx.operations.append(SeedCall(ctx.new_name("seed"), buffer.name, buffer.device))
+    return ctx.strided(buffer)
+
+
+def _bits(seed: TensorValue, shape: Index, stream: int) -> Callable[[Index, OpsHandler[Any]], Any]:
+    strides = contiguous_strides(shape)
+    return lambda index, ops: ops.random_bits(seed.load((), ops), ops.simplify(dot(index, strides)), stream)
+
+
+def random_bits(ctx: Context, seed: TensorValue, shape: Any, stream: int = 0) -> TensorValue:
+    sizes = exprs(shape)
+    return ctx.lazy(sizes, torch.int64, seed.device, _bits(seed, sizes, stream), of=[seed], cost=20, heavy=True)
+
+
+def random_uniform(ctx: Context, seed: TensorValue, shape: Any, stream: int = 0) -> TensorValue:
+    sizes = exprs(shape)
+    bits = _bits(seed, sizes, stream)
+
+    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+        high = ops.apply("shift_right", bits(index, ops), ops.constant(8, torch.int64))
+        return ops.apply("mul", ops.to_dtype(high, torch.float32, torch.int64), ops.constant(2.0**-24, torch.float32))
+
+    return ctx.lazy(sizes, torch.float32, seed.device, load, of=[seed], cost=20, heavy=True)
+
+
+# Prims of ELEMENTWISE that no loop computes: the backend calls ATen for them.
+_BY_ATEN = frozenset("erfinv lgamma digamma i0 i1 i0e i1e ndtri".split())
+_NO_PRIM = frozenset(("fma", "relu", "logical_not"))
+
+RULES: Mapping[str, Callable[..., TensorValue]] = {
+    **{name: elementwise(name) for name in ELEMENTWISE if name not in _BY_ATEN | _NO_PRIM},
+    "convert_element_type": convert_element_type,
+    "bitcast": bitcast,
+    "full": full,
+    "iota": iota,
+    "empty_strided": empty_strided,
+    "random_seed": random_seed,
+    "random_bits": random_bits,
+    "random_uniform": random_uniform,
+}
+

@@ -1,0 +1,318 @@
+"""Rules for views and for shape prims: index arithmetic, folded into whoever reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from primtorch.symbolic.expr import IntExpr
+
+from torchinductor.indexing import ONE, ZERO, Index, as_expr, broadcast_strides, exprs, is_one, reshape_index
+from torchinductor.lowering.context import Context
+from torchinductor.lowering.values import Lazy, Masked, Strided, TensorValue
+from torchinductor.ops import OpsHandler
+
+IndexMap = Callable[[Index], Index]
+
+
+def _view(ctx: Context, t: TensorValue, shape: Index, index_map: Callable[[Index, OpsHandler[Any]], Index]) -> TensorValue:
+    """A view that is not (or not surely) a strided one of memory."""
+    return ctx.lazy(shape, t.dtype, t.device, lambda index, ops: t.load(index_map(index, ops), ops), of=[t], cost=0)
+
+
+def _strided(t: TensorValue, shape: Index, strides: Index, offset: IntExpr) -> TensorValue:
+    assert isinstance(t.data, Strided)
+    return TensorValue(shape, t.dtype, t.device, Strided(t.data.buffer, strides, offset))
+
+
+def expand(ctx: Context, t: TensorValue, shape: Any) -> TensorValue:
+    sizes = exprs(shape)
+    lead = len(sizes) - len(t.shape)
+    grown = [is_one(a) and not is_one(b) for a, b in zip(t.shape, sizes[lead:], strict=True)]
+    repeats = any(grown) or any(not is_one(s) for s in sizes[:lead])
+    if repeats and isinstance(t.data, Lazy) and (t.heavy or t.cost > 8) and t.shape:
+        ctx.realize(t)
+    if isinstance(t.data, Strided):
+        kept = tuple(ZERO if g else s for g, s in zip(grown, t.data.strides, strict=True))
+        return _strided(t, sizes, (ZERO,) * lead + kept, t.data.offset)
+
+    def index_map(index: Index, ops: OpsHandler[Any]) -> Index:
+        return tuple(ZERO if g else i for g, i in zip(grown, index[lead:], strict=True))
+
+    return _view(ctx, t, sizes, index_map)
+
+
+def permute(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
+    shape = tuple(t.shape[d] for d in dims)
+    if isinstance(t.data, Strided):
+        return _strided(t, shape, tuple(t.data.strides[d] for d in dims), t.data.offset)
+    inverse = sorted(range(len(dims)), key=dims.__getitem__)
+    return _view(ctx, t, shape, lambda index, ops: tuple(index[i] for i in inverse))
+
+
+def reshape(ctx: Context, t: TensorValue, shape: Any) -> TensorValue:
+    sizes, old = exprs(shape), t.shape
+    if isinstance(t.data, Strided):
+        strides = broadcast_strides(old, t.data.strides, sizes)
+        if strides is not None:
+            return _strided(t, sizes, strides, t.data.offset)
+    if any(s.as_int() == 0 for s in sizes):
+        return _view(ctx, t, sizes, lambda index, ops: (ZERO,) * len(old))
+    return _view(ctx, t, sizes, lambda index, ops: reshape_index(index, old, sizes, _ranges(ops)))
+
+
+def _ranges(ops: OpsHandler[Any]) -> Mapping[str, IntExpr]:
+    while isinstance(ops, Masked):
+        ops = ops.ops
+    return getattr(ops, "ranges", {})
+
+
+def squeeze(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
+    keep = [d for d in range(len(t.shape)) if d not in dims]
+    shape = tuple(t.shape[d] for d in keep)
+    if isinstance(t.data, Strided):
+        return _strided(t, shape, tuple(t.data.strides[d] for d in keep), t.data.offset)
+
+    def index_map(index: Index, ops: OpsHandler[Any]) -> Index:
+        rest = iter(index)
+        return tuple(ZERO if d in dims else next(rest) for d in range(len(t.shape)))
+
+    return _view(ctx, t, shape, index_map)
+
+
+def unsqueeze(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
+    rank = len(t.shape) + len(dims)
+    old = iter(range(len(t.shape)))
+    source = [None if d in dims else next(old) for d in range(rank)]
+    shape = tuple(ONE if s is None else t.shape[s] for s in source)
+    if isinstance(t.data, Strided):
+        return _strided(t, shape, _unsqueezed_strides(t, shape, source), t.data.offset)
+    return _view(ctx, t, shape, lambda index, ops: tuple(i for i, s in zip(index, source, strict=True) if s is not None))
+
+
+def _unsqueezed_strides(t: TensorValue, shape: Index, source: Sequence[int | None]) -> Index:
+    assert isinstance(t.data, Strided)
+    result: list[IntExpr] = [ONE] * len(shape)
+    for d in range(len(shape) - 1, -1, -1):
+        s = source[d]
+        if s is not None:
+            result[d] = t.data.strides[s]
+        elif d + 1 < len(shape):
+            result[d] = result[d + 1] * shape[d + 1]
+    return tuple(result)
+
+
+def slice_(ctx: Context, t: TensorValue, dim: int, start: Any, stop: Any, step: Any) -> TensorValue:
+    low, high, by = as_expr(start), as_expr(stop), as_expr(step)
+    length = high - low if is_one(by) else (high - low + by - ONE) // by
+    shape = (*t.shape[:dim], length, *t.shape[dim + 1:])
+    if isinstance(t.data, Strided):
+        strides = list(t.data.strides)
+        offset = t.data.offset + low * strides[dim]
+        strides[dim] = strides[dim] * by
+        return _strided(t, shape, tuple(strides), offset)
+    return _view(ctx, t, shape, lambda i, ops: (*i[:dim], low + i[dim] * by, *i[dim + 1:]))
+
+
+def flip(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
+    shape = t.shape
+    return _view(ctx, t, shape, lambda index, ops: tuple(
+        shape[d] - ONE - i if d in dims else i for d, i in enumerate(index)))
+
+
+def roll(ctx: Context, t: TensorValue, shifts: Any, dims: Sequence[int]) -> TensorValue:
+    if not dims:
+        flat = roll(ctx, reshape(ctx, t, (_numel(t.shape),)), shifts, (0,))
+        return reshape(ctx, flat, t.shape)
+    by: dict[int, IntExpr] = {}
+    for shift, dim in zip(shifts, dims, strict=True):
+        by[dim] = by.get(dim, ZERO) + as_expr(shift)
+
+    def index_map(index: Index, ops: OpsHandler[Any]) -> Index:
+        return tuple(ops.simplify((i - by[d]) % t.shape[d]) if d in by else i for d, i in enumerate(index))
+
+    return t if any(s.as_int() == 0 for s in t.shape) else _view(ctx, t, t.shape, index_map)
+
+
+def _numel(shape: Index) -> IntExpr:
+    total = ONE
+    for size in shape:
+        total = total * size
+    return total
+
+
+def diagonal(ctx: Context, t: TensorValue, offset: int, dim1: int, dim2: int) -> TensorValue:
+    rows, columns = t.shape[dim1], t.shape[dim2]
+    down, right = as_expr(max(-offset, 0)), as_expr(max(offset, 0))
+    length = (rows - down).minimum(columns - right).maximum(ZERO)
+    keep = [d for d in range(len(t.shape)) if d not in (dim1, dim2)]
+    shape = (*(t.shape[d] for d in keep), length)
+    if isinstance(t.data, Strided) and length.terms:
+        strides = t.data.strides
+        start = t.data.offset + down * strides[dim1] + right * strides[dim2]
+        return _strided(t, shape, (*(strides[d] for d in keep), strides[dim1] + strides[dim2]), start)
+
+    def index_map(index: Index, ops: OpsHandler[Any]) -> Index:
+        result = dict(zip(keep, index, strict=False))
+        result[dim1], result[dim2] = index[-1] + down, index[-1] + right
+        return tuple(result[d] for d in range(len(t.shape)))
+
+    return _view(ctx, t, shape, index_map)
+
+
+def unfold(ctx: Context, t: TensorValue, dim: int, size: Any, step: Any) -> TensorValue:
+    width, by = as_expr(size), as_expr(step)
+    if not t.shape:
+        return _view(ctx, t, (width,), lambda index, ops: ())
+    count = (t.shape[dim] - width) // by + ONE
+    shape = (*t.shape[:dim], count, *t.shape[dim + 1:], width)
+    if isinstance(t.data, Strided):
+        strides = list(t.data.strides)
+        return _strided(t, shape, (*strides[:dim], strides[dim] * by, *strides[dim + 1:], strides[dim]), t.data.offset)
+    return _view(ctx, t, shape, lambda i, ops: (*i[:dim], i[dim] * by + i[-1], *i[dim + 1:-1]))
+
+
+def _laid_out(ctx: Context, t: TensorValue) -> tuple[TensorValue, IntExpr]:
+    """t in memory with the strides that its meta names, and its meta's storage offset."""
+    assert ctx.node is not None
+    meta = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
+    return ctx.realize_exactly(t, exprs(meta.stride())), as_expr(meta.storage_offset())
+
+
+def as_strided(ctx: Context, t: TensorValue, shape: Any, strides: Any, offset: Any) -> TensorValue:
+    base, start = _laid_out(ctx, t)
+    assert isinstance(base.data, Strided)
+    return _strided(base, exprs(shape), exprs(strides), base.data.offset + as_expr(offset) - start)
+
+
+def as_strided_scatter(ctx: Context, t: TensorValue, src: TensorValue, shape: Any, strides: Any, offset: Any) -> TensorValue:
+    assert ctx.node is not None
+    meta = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
+    buffer = ctx.new_buffer(t.shape, t.dtype, t.device, exprs(meta.stride()))
+    ctx.write(buffer, t)
+    ctx.write(buffer, src, exprs(strides), as_expr(offset) - as_expr(meta.storage_offset()))
+    return ctx.strided(buffer)
+
+
+def copy_strided(ctx: Context, t: TensorValue, strides: Any) -> TensorValue:
+    wanted = exprs(strides)
+    value = ctx.lazy(t.shape, t.dtype, t.device, t.load, of=[t], cost=0)
+    if any(s.as_int() == 0 and not is_one(n) for s, n in zip(wanted, t.shape, strict=True)):
+        raise ctx.fail("copy_strided to overlapping memory")
+    ctx.realize(value, wanted)
+    return value
+
+
+def _in_range(ops: OpsHandler[Any], position: IntExpr, low: IntExpr | None, high: IntExpr | None) -> Any:
+    """Whether low <= position < high, as a value; None when nothing is asked."""
+    value = ops.index_expr(position, torch.int64)
+    mask = None
+    if low is not None:
+        mask = ops.apply("ge", value, ops.index_expr(low, torch.int64))
+    if high is not None:
+        above = ops.apply("lt", value, ops.index_expr(high, torch.int64))
+        mask = above if mask is None else ops.apply("bitwise_and", mask, above)
+    return mask
+
+
+def masked(value: TensorValue, index: Index, ops: OpsHandler[Any], mask: Any, other: Any) -> Any:
+    """The element where `mask` holds, else `other`; no memory is touched where it does not."""
+    return ops.apply("where", mask, value.load(index, Masked(ops, mask)), other)
+
+
+def cat(ctx: Context, tensors: Sequence[TensorValue], dim: int) -> TensorValue:
+    parts = [t for t in tensors if t.shape[dim].as_int() != 0]
+    if len(parts) == 1:
+        return parts[0]
+    first = tensors[0]
+    total, starts = ZERO, []
+    for t in parts:
+        starts.append(total)
+        total = total + t.shape[dim]
+    shape = (*first.shape[:dim], total, *first.shape[dim + 1:])
+    if not parts:
+        return ctx.lazy(shape, first.dtype, first.device, lambda index, ops: ops.constant(0, first.dtype), cost=0)
+    if len(parts) > 4:
+        return _cat_in_memory(ctx, parts, starts, dim, shape)
+
+    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+        def at(part: int) -> Index:
+            return (*index[:dim], index[dim] - starts[part], *index[dim + 1:])
+
+        last = len(parts) - 1
+        result = None
+        for part in range(last, -1, -1):
+            mask = _in_range(ops, index[dim], starts[part] if part else None, starts[part + 1] if part < last else None)
+            if result is None:
+                result = parts[part].load(at(part), Masked(ops, mask))
+            else:
+                result = masked(parts[part], at(part), ops, mask, result)
+        return result
+
+    return ctx.lazy(shape, first.dtype, first.device, load, of=parts, cost=2 * len(parts))
+
+
+def _cat_in_memory(ctx: Context, parts: Sequence[TensorValue], starts: Sequence[IntExpr], dim: int, shape: Index) -> TensorValue:
+    buffer = ctx.new_buffer(shape, parts[0].dtype, parts[0].device)
+    for part, start in zip(parts, starts, strict=True):
+        ctx.write(buffer, part, buffer.strides, start * buffer.strides[dim])
+    return ctx.strided(buffer)
+
+
+def pad(ctx: Context, t: TensorValue, low: Any, high: Any, value: Any) -> TensorValue:
+    lows, highs = exprs(low), exprs(high)
+    shape = tuple(s + a + b for s, a, b in zip(t.shape, lows, highs, strict=True))
+
+    def positive(amount: IntExpr) -> bool:
+        known = amount.as_int()
+        return known is None or known > 0
+
+    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+        inside = tuple(i - a for i, a in zip(index, lows, strict=True))
+        mask = None
+        for d, i in enumerate(inside):
+            part = _in_range(ops, i, ZERO if positive(lows[d]) else None, t.shape[d] if positive(highs[d]) else None)
+            mask = part if mask is None else mask if part is None else ops.apply("bitwise_and", mask, part)
+        if mask is None:
+            return t.load(inside, ops)
+        return masked(t, inside, ops, mask, ops.constant(value, t.dtype))
+
+    return ctx.lazy(shape, t.dtype, t.device, load, of=[t], cost=4)
+
+
+def slice_scatter(ctx: Context, t: TensorValue, src: TensorValue, dim: int, start: Any, stop: Any, step: Any) -> TensorValue:
+    low, high, by = as_expr(start), as_expr(stop), as_expr(step)
+    if low == ZERO and high == t.shape[dim] and is_one(by):
+        return src
+
+    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+        shifted = index[dim] - low
+        mask = _in_range(ops, index[dim], None if low == ZERO else low, None if high == t.shape[dim] else high)
+        if not is_one(by):
+            hit = ops.apply("eq", ops.index_expr(shifted % by, torch.int64), ops.constant(0, torch.int64))
+            mask = hit if mask is None else ops.apply("bitwise_and", mask, hit)
+        inside = (*index[:dim], shifted // by, *index[dim + 1:])
+        return masked(src, inside, ops, mask, t.load(index, ops))
+
+    return ctx.lazy(t.shape, t.dtype, t.device, load, of=[t, src], cost=3)
+
+
+RULES: Mapping[str, Callable[..., TensorValue]] = {
+    "expand": expand,
+    "permute": permute,
+    "reshape": reshape,
+    "squeeze": squeeze,
+    "unsqueeze": unsqueeze,
+    "slice": slice_,
+    "flip": flip,
+    "roll": roll,
+    "diagonal": diagonal,
+    "unfold": unfold,
+    "as_strided": as_strided,
+    "as_strided_scatter": as_strided_scatter,
+    "copy_strided": copy_strided,
+    "cat": cat,
+    "pad": pad,
+    "slice_scatter": slice_scatter,
+}

@@ -1,0 +1,168 @@
+"""Rules for pooling windows: each output element looks at the window unrolled, or reduces over it when it is large."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import product as cartesian
+from typing import Any
+
+import torch
+from primtorch.symbolic.expr import IntExpr
+
+from torchinductor.indexing import ONE, ZERO, Index, as_expr, contiguous_strides, dot, exprs, number
+from torchinductor.lowering.context import Context
+from torchinductor.lowering.values import Masked, TensorValue
+from torchinductor.lowering.views import masked
+from torchinductor.lowering.reductions import reduction
+from torchinductor.ops import OpsHandler
+
+# Windows of at most this many elements are unrolled.
+_UNROLL = 32
+
+
+class _Windows:
+    """Geometry of pooling: which input elements belong to an output element."""
+
+    def __init__(self, t: TensorValue, kernel: Any, stride: Any, padding: Any, dilation: Any, shape: Index) -> None:
+        self.sizes = t.shape[2:]
+        self.kernel = tuple(int(k) for k in kernel)
+        self.stride, self.padding, self.dilation = exprs(stride), exprs(padding), exprs(dilation)
+        self.out = shape[2:]
+
+    @property
+    def count(self) -> int:
+        total = 1
+        for k in self.kernel:
+            total *= k
+        return total
+
+    def places(self) -> Iterator[tuple[int, ...]]:
+        return cartesian(*(range(k) for k in self.kernel))
+
+    def at(self, out: Sequence[IntExpr], place: Sequence[IntExpr]) -> Index:
+        """The spatial input index, possibly outside the input."""
+        return tuple(o * s + k * d - p for o, k, s, d, p in
+                     zip(out, place, self.stride, self.dilation, self.padding, strict=True))
+
+    def inside(self, ops: OpsHandler[Any], spatial: Index, place: Sequence[int] | None) -> Any:
+        """Whether the input index lies inside; None when it surely does."""
+        mask = None
+
+        def both(part: Any) -> Any:
+            return part if mask is None else ops.apply("bitwise_and", mask, part)
+
+        for d, position in enumerate(spatial):
+            first = ZERO if place is None else number(place[d])
+            last = number(self.kernel[d] - 1) if place is None else first
+            low = (first * self.dilation[d] - self.padding[d]).as_int()
+            if low is None or low < 0:
+                mask = both(ops.apply("ge", ops.index_expr(position, torch.int64), ops.constant(0, torch.int64)))
+            high = self.sizes[d] - ONE - ((self.out[d] - ONE) * self.stride[d] + last * self.dilation[d] - self.padding[d])
+            if any(c < 0 for c in high.terms.values()):
+                size = ops.index_expr(self.sizes[d], torch.int64)
+                mask = both(ops.apply("lt", ops.index_expr(position, torch.int64), size))
+        return mask
+
+
+def _lowest(dtype: torch.dtype) -> float | int | bool:
+    return float("-inf") if dtype.is_floating_point else torch.iinfo(dtype).min if dtype != torch.bool else False
+
+
+def _result_shape(ctx: Context) -> Index:
+    assert ctx.node is not None
+    meta = ctx.node.meta["val"]
+    return exprs((meta[0] if isinstance(meta, (tuple, list)) else meta).shape)
+
+
+def max_pool(
+    ctx: Context, t: TensorValue, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> tuple[TensorValue, TensorValue]:
+    shape = _result_shape(ctx)
+    windows = _Windows(t, kernel, stride, padding, dilation, shape)
+    if t.heavy or t.cost > 2:
+        ctx.realize(t)
+    flat = contiguous_strides(t.shape[2:])
+
+    def best(index: Index, ops: OpsHandler[Any]) -> tuple[Any, Any]:
+        value = place = None
+        for offset in windows.places():
+            spatial = windows.at(index[2:], exprs(offset))
+            mask = windows.inside(ops, spatial, offset)
+            lowest = ops.constant(_lowest(t.dtype), t.dtype)
+            at = (*index[:2], *spatial)
+            found = t.load(at, ops) if mask is None else masked(t, at, ops, mask, lowest)
+            here = ops.index_expr(dot(spatial, flat), torch.int64)
+            if value is None:
+                value, place = found, here
+                if mask is not None:
+                    # The first window element may lie in the padding: take the first element inside instead.
+                    first = tuple(_first_inside(i, windows.dilation[d]) for d, i in enumerate(spatial))
+                    place = ops.index_expr(dot(first, flat), torch.int64)
+                continue
+            greater = ops.apply("gt", found, value)
+            if t.dtype.is_floating_point:
+                greater = ops.apply("bitwise_or", greater, ops.apply("isnan", found))
+            value = ops.apply("where", greater, found, value)
+            place = ops.apply("where", greater, here, place)
+        return value, place
+
+    values = ctx.lazy(shape, t.dtype, t.device, lambda i, ops: best(i, ops)[0], of=[t], cost=3 * windows.count)
+    places = ctx.lazy(shape, torch.int64, t.device, lambda i, ops: best(i, ops)[1], of=[t], cost=3 * windows.count)
+    return values, places
+
+
+def _first_inside(position: IntExpr, step: IntExpr) -> IntExpr:
+    """position + k*step for the least k >= 0 that makes it non-negative."""
+    return position + ((step - ONE - position) // step).maximum(ZERO) * step
+
+
+def avg_pool(
+    ctx: Context, t: TensorValue, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool,
+    divisor: int | None,
+) -> TensorValue:
+    shape = _result_shape(ctx)
+    rank = len(shape) - 2
+    windows = _Windows(t, kernel, stride, padding, [1] * rank, shape)
+    if t.heavy or t.cost > 2:
+        ctx.realize(t)
+    compute = torch.float32 if t.dtype in (torch.bfloat16, torch.float16) else t.dtype
+
+    def count(index: Index, ops: OpsHandler[Any]) -> Any:
+        """Elements that the sum is divided by."""
+        if divisor is not None:
+            return ops.constant(divisor, compute)
+        total = ONE
+        for d in range(rank):
+            start = index[2 + d] * windows.stride[d] - windows.padding[d]
+            border = windows.padding[d] if count_include_pad else ZERO
+            stop = (start + as_expr(kernel[d])).minimum(windows.sizes[d] + border)
+            total = total * (stop - (start if count_include_pad else start.maximum(ZERO)))
+        return ops.index_expr(total, compute)
+
+    def element(index: Index, place: Index, known: Sequence[int] | None, ops: OpsHandler[Any]) -> Any:
+        spatial = windows.at(index[2:], place)
+        mask = windows.inside(ops, spatial, known)
+        at = (*index[:2], *spatial)
+        return t.load(at, ops) if mask is None else t.load(at, Masked(ops, mask)) if t.cost <= 1 else masked(
+            t, at, ops, mask, ops.constant(0, t.dtype))
+
+    if windows.count <= _UNROLL:
+        def unrolled(index: Index, ops: OpsHandler[Any]) -> Any:
+            total = None
+            for offset in windows.places():
+                part = element(index, exprs(offset), offset, ops)
+                total = part if total is None else ops.apply("add", total, part)
+            return ops.apply("div" if compute.is_floating_point else "trunc_div", total, count(index, ops))
+
+        return ctx.lazy(shape, t.dtype, t.device, unrolled, of=[t], cost=2 * windows.count)
+    # One more dim a window dim, summed over.
+    wide = (*shape, *exprs(windows.kernel))
+    cut = len(shape)
+    view = ctx.lazy(wide, compute, t.device, lambda i, ops: element(i[:cut], i[cut:], None, ops), of=[t], cost=2)
+    total = reduction("sum")(ctx, view, tuple(range(cut, len(wide))), False)
+    op = "div" if compute.is_floating_point else "trunc_div"
+    return ctx.lazy(shape, t.dtype, t.device, lambda i, ops: ops.apply(op, total.load(i, ops), count(i, ops)),
+                    of=[total], cost=2)
+
+
+RULES: Mapping[str, Callable[..., Any]] = {"max_pool": max_pool, "avg_pool": avg_pool}

@@ -1,0 +1,41 @@
+"""Records that cross the package's boundary."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class InductorOptions:
+    """How a graph is compiled. Built once at the API and passed on."""
+
+    # Round where eager rounds: every operation on bfloat16 and float16 rounds its result, not only the store.
+    round_like_eager: bool = False
+    # Fuse kernels; off, each operation is its own kernel.
+    fuse: bool = True
+    # The folder of the disk cache; None for no disk cache (kernels are then built in a temporary folder).
+    cache_dir: str | None = None
+    # C++ compiler; None to look for g++, c++, clang++.
+    cxx: str | None = None
+    # Loop iterations below which a CPU kernel stays on one thread.
+    parallel_grain: int = 32768
+    # Operations that one fused kernel may have, and buffers that it may touch.
+    max_body: int = 256
+    max_buffers: int = 32
+    # Allocate a dead buffer's memory again for a new one of the same size.
+    reuse_buffers: bool = True
+    # Run programs with the C++ executor; off, with the Python reference executor.
+    native_executor: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class GraphStats:
+    """What became of one graph."""
+
+    nodes: int
+    kernels: int
+    aten_calls: int
+    fallbacks: tuple[str, ...]
+    seconds: dict[str, float] = field(default_factory=dict)
+    cache_hits: int = 0
+    cache_misses: int = 0
