@@ -36,9 +36,15 @@ class _Candidate:
 
     place: int
     value: torch.Tensor
-    node: fx.Node
-    root: fx.Node
-    steps: tuple[ViewStep, ...]
+    path: tuple[fx.Node, ...]  # from the value that owns the memory to the output itself
+
+    @property
+    def node(self) -> fx.Node:
+        return self.path[-1]
+
+    def steps_from(self, depth: int) -> tuple[ViewStep, ...]:
+        """The views to take of `path[depth]` to get the output."""
+        return tuple(_view_step(n) for n in self.path[depth + 1 :])
 
 
 def is_view(node: fx.Node) -> bool:
@@ -104,15 +110,14 @@ def analyse(
             infos[place] = OutputInfo(OutputKind.CONSTANT, same_as=earlier)
         else:
             first_seen[id(value)] = place
-            node = node_of[id(unwrap(value))]
-            root, steps = chain_of_views(node, final)
-            candidate = _Candidate(place, value, node, root, steps)
+            candidate = _Candidate(place, value, path_of_views(node_of[id(unwrap(value))], final))
+            root = candidate.path[0]
             if root in final:
                 infos[place] = _alias_of_input(candidate, final[root], flat)
             else:
                 groups[root].append(candidate)
-    for root, members in groups.items():
-        _emit_group(root, members, emit, infos, node_of)
+    for members in groups.values():
+        _emit_group(members, emit, infos, node_of)
     for place, node in symbols:
         infos[place] = OutputInfo(OutputKind.VALUE, emit("symbol", node, None, None))
     metadata = ProgramMetadata(
@@ -146,7 +151,7 @@ def _input_info(
         mutates_data=data,
         mutates_metadata=metadata,
         mutation_in_grad_mode=data and outer.requires_grad and not unchanged,
-        version_bumps=outer._version,
+        version_bumps=outer._version - bound.versions[place],
         final_requires_grad=outer.requires_grad,
     )
     if not metadata:
@@ -160,17 +165,20 @@ def _input_info(
     )
 
 
-def chain_of_views(node: fx.Node, ends: Mapping[fx.Node, int]) -> tuple[fx.Node, tuple[ViewStep, ...]]:
-    """Walks from `node` to the value that it is a view of (or to one of `ends`), and how to get back."""
-    steps: list[ViewStep] = []
-    while node not in ends and is_view(node):
-        base = node.args[0]
+def path_of_views(node: fx.Node, ends: Mapping[fx.Node, int]) -> tuple[fx.Node, ...]:
+    """The nodes from the value that `node` is a view of (or from one of `ends`) to `node`."""
+    path = [node]
+    while path[-1] not in ends and is_view(path[-1]):
+        base = path[-1].args[0]
         assert isinstance(base, fx.Node)
-        rest = fx.map_arg(node.args[1:], _value)
-        keywords = fx.map_arg(node.kwargs, _value)
-        steps.append(ViewStep(node.target, tuple(rest), tuple(keywords.items())))  # type: ignore[arg-type]
-        node = base
-    return node, tuple(reversed(steps))
+        path.append(base)
+    return tuple(reversed(path))
+
+
+def _view_step(node: fx.Node) -> ViewStep:
+    args = fx.map_arg(node.args[1:], _value)
+    kwargs = fx.map_arg(node.kwargs, _value)
+    return ViewStep(node.target, tuple(args), tuple(kwargs.items()))  # type: ignore[arg-type]
 
 
 def _value(node: fx.Node) -> Any:
@@ -181,8 +189,8 @@ def _alias_of_input(output: _Candidate, place: int, flat: Sequence[Any]) -> Outp
     value = output.value
     if value is flat[place]:
         return OutputInfo(OutputKind.INPUT, place, requires_grad=value.requires_grad)
-    steps = output.steps or (_same_memory(value),)
-    return OutputInfo(OutputKind.VIEW_OF_INPUT, place, steps, requires_grad=value.requires_grad)
+    steps = output.steps_from(0) or (_same_memory(value),)
+    return OutputInfo(OutputKind.VIEW_OF_INPUT, place, steps, requires_grad=value.grad_fn is not None)
 
 
 def _same_memory(value: torch.Tensor) -> ViewStep:
@@ -190,7 +198,7 @@ def _same_memory(value: torch.Tensor) -> ViewStep:
 
 
 def _emit_group(
-    root: fx.Node, members: list[_Candidate], emit: Any, infos: list[OutputInfo | None], node_of: Mapping[int, fx.Node]
+    members: list[_Candidate], emit: Any, infos: list[OutputInfo | None], node_of: Mapping[int, fx.Node]
 ) -> None:
     """Outputs that share one intermediate's memory: the forward returns that, and the wrapper takes the views."""
     if len(members) == 1:
@@ -198,31 +206,41 @@ def _emit_group(
         slot = emit("value", only.node, None, only.value)
         infos[only.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=only.value.requires_grad)
         return
-    whole = next((m for m in members if not m.steps), None)
-    outer = whole.value if whole is not None else _base_with_history(root, members, node_of)
-    slot = emit("value", root, None, outer)
+    shared = 1  # length of the paths' common beginning
+    while all(len(m.path) > shared and m.path[shared] is members[0].path[shared] for m in members):
+        shared += 1
+    whole = next((m for m in members if len(m.path) == shared), None)
+    depth = shared - 1
+    if whole is not None:
+        outer: torch.Tensor | None = whole.value
+    else:
+        depth, outer = _base_with_history(depth, members, node_of)
+    slot = emit("value", members[0].path[depth], None, outer)
     for m in members:
-        grad = m.value.requires_grad
         if m is whole:
-            infos[m.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=grad)
+            infos[m.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=m.value.requires_grad)
         else:
-            steps = m.steps or (_same_memory(m.value),)
-            infos[m.place] = OutputInfo(OutputKind.VIEW_OF_VALUE, slot, steps, requires_grad=grad)
+            steps = m.steps_from(depth) or (_same_memory(m.value),)
+            infos[m.place] = OutputInfo(OutputKind.VIEW_OF_VALUE, slot, steps, requires_grad=m.value.grad_fn is not None)
 
 
 def _base_with_history(
-    root: fx.Node, members: Sequence[_Candidate], node_of: Mapping[int, fx.Node]
-) -> torch.Tensor | None:
-    """The tensor of the program that `root` is the value of; None if no member needs its gradient."""
-    needs = [m for m in members if m.value.requires_grad]
+    depth: int, members: Sequence[_Candidate], node_of: Mapping[int, fx.Node]
+) -> tuple[int, torch.Tensor | None]:
+    """The tensor of the program that all members are views of, and its place on their common path (at most `depth`). No
+    tensor if no member needs its gradient."""
+    common = members[0].path[: depth + 1]
+    needs = [m for m in members if m.value.grad_fn is not None]
     for m in needs:
         base = m.value._base
-        if base is not None and is_wrapped(base) and node_of.get(id(unwrap(base))) is root:
-            return base
+        if base is not None and is_wrapped(base):
+            node = node_of.get(id(unwrap(base)))
+            if node in common:
+                return common.index(node), base
     if needs:
         raise UnsupportedAlias(
             f"outputs {[m.place for m in members]} are views of one intermediate that is not an output itself, "
             "and its gradient cannot be reached; return the intermediate too, or clone the views",
-            root.meta.get("stack", ()),
+            common[0].meta.get("stack", ()),
         )
-    return None
+    return 0, None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class ProgramInputs:
     requires_grad: dict[int, bool]
     is_leaf: dict[int, bool]
     symbols: list[tuple[SymbolSource, torch.SymInt]]  # symbols in sizes that no SymInt input carries
+    versions: dict[int, int] = field(default_factory=dict)  # `_version` of each wrapped input before the program ran
 
     def placeholders(self) -> Iterator[tuple[str, int | SymbolSource, Any]]:
         """(name, source, value) of each placeholder: SymInts first, then tensors. Constants are baked in."""

@@ -245,15 +245,14 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any], example_inputs: Se
 
 @contextlib.contextmanager
 def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
-    cache = torch.is_autocast_cache_enabled()
-    torch.set_autocast_cache_enabled(False)  # it would keep casts of fake weights until the user's region ends
     # The vendor's batch norm and recurrent kernels have private formats of saved values; without them the ordinary
     # operators arrive.
     with torch.backends.cudnn.flags(enabled=False), fake_mode, recorder, functional_region():
         try:
             yield
         finally:
-            torch.set_autocast_cache_enabled(cache)
+            if torch._C._is_any_autocast_enabled():  # its cache would keep casts of fake weights
+                torch.clear_autocast_cache()
 
 
 def _make_placeholders(recorder: Recorder, bound: ProgramInputs) -> dict[int, torch.Tensor]:
@@ -282,6 +281,7 @@ def _wrap_inputs(
                 with torch.enable_grad():
                     outer = NonLeaf.apply(outer)
         flat[place] = outer
+        bound.versions[place] = outer._version
     return flat, leaves
 
 

@@ -68,7 +68,7 @@ class OutputInfo:
     slot: int = -1
     steps: tuple[ViewStep, ...] = ()
     value: Any = None
-    requires_grad: bool = False
+    requires_grad: bool = False  # of a view: whether it was taken in grad mode and has a history
     same_as: int | None = None  # an earlier output that is the very same object
 
 

@@ -1,0 +1,227 @@
+"""Mutations, views and aliases: values, gradients, relations and version counters are eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from aotautograd import aot_function
+
+Program = Callable[..., Any]
+
+
+def identity(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    return gm
+
+
+def leaves(*shapes: tuple[int, ...], grad: bool = True) -> list[torch.Tensor]:
+    return [torch.randn(s, dtype=torch.float64, requires_grad=grad) for s in shapes]
+
+
+def same_storage(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.untyped_storage().data_ptr() == b.untyped_storage().data_ptr()
+
+
+def flat(outputs: Any) -> list[torch.Tensor]:
+    return [t for t in torch.utils._pytree.tree_leaves(outputs) if isinstance(t, torch.Tensor)]
+
+
+def check(program: Program, make: Callable[[], list[torch.Tensor]], *, non_leaf: bool = False, calls: int = 2) -> None:
+    """Runs `program` eagerly and compiled on equal inputs and compares everything that a caller can observe."""
+    compiled = aot_function(program, fw_compiler=identity)
+    for call in range(calls):
+        runs = []
+        for f in (program, compiled):
+            torch.manual_seed(call)
+            inputs = make()
+            args = [t * 1 if non_leaf and t.is_floating_point() else t for t in inputs]
+            outputs = flat(f(*args))
+            differentiable = [o for o in (*outputs, *args) if o.requires_grad and o.grad_fn is not None]
+            relations = [same_storage(a, b) for a in (*outputs, *args) for b in (*outputs, *args)]
+            identities = [a is b for a in (*outputs, *args) for b in (*outputs, *args)]
+            facts = [
+                (o.shape, o.stride(), o.storage_offset(), o.dtype, o.requires_grad) for o in (*outputs, *args)
+            ]
+            versions = [a._version for a in args]
+            values = [o.detach().clone() for o in (*outputs, *args)]
+            if differentiable:
+                sum(o.sin().sum() for o in differentiable).backward()
+            grads = [t.grad for t in inputs]
+            runs.append((relations, identities, facts, values, grads, versions))
+        eager, ours = runs
+        assert ours[0] == eager[0], "aliasing"
+        assert ours[1] == eager[1], "identity"
+        assert ours[2] == eager[2], "metadata"
+        assert ours[5] == eager[5], "version counters of inputs"
+        for a, b in zip(eager[3], ours[3], strict=True):
+            torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
+        for a, b in zip(eager[4], ours[4], strict=True):
+            assert (a is None) == (b is None), "a gradient that should be None, or the other way round"
+            if a is not None:
+                torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
+
+
+def one_view(x, y):
+    return (x * y).view(-1)
+
+
+def view_of_input(x, y):
+    return x.view(-1), x * y
+
+
+def views_of_one_value(x, y):
+    z = x * y
+    return z, z.view(-1), z[0], z.t()
+
+
+def views_without_their_base(x, y):
+    z = x * y
+    return z[0], z[1]
+
+
+def split_views(x, y):
+    return (*(x * y).split(2), *x.unbind(1))
+
+
+def input_itself(x, y):
+    return x, y, x + y, x
+
+
+def same_output_twice(x, y):
+    z = x + y
+    return z, z
+
+
+def equal_but_distinct(x, y):
+    return x + y, x + y
+
+
+def detached(x, y):
+    z = x * y
+    return z, z.detach(), x.detach()
+
+
+def view_under_no_grad(x, y):
+    with torch.no_grad():
+        v = x.view(-1)
+    return v, x * y
+
+
+def in_place_on_value(x, y):
+    z = x * y
+    z.add_(1).mul_(x)
+    return z
+
+
+def in_place_on_view(x, y):
+    z = x * y
+    z[0].mul_(2)
+    z.view(-1)[3:].add_(1)
+    return z, z[0]
+
+
+def clone_output(x, y):
+    return x.clone(), y.contiguous()
+
+
+def write_input(x, y):
+    x.mul_(2)
+    x.add_(y)
+    return x * y
+
+
+def write_input_and_return(x, y):
+    x.add_(y)
+    return x, x.view(-1), x[0]
+
+
+def write_view_of_input(x, y):
+    x[0].mul_(3)
+    x.t()[1].add_(y[0, 0])
+    return x.sum()
+
+
+def write_detached(x, y):
+    x.detach().mul_(2)
+    return x * y
+
+
+def write_input_with_input(x, y):
+    x.copy_(y)
+    return y * 2
+
+
+def transpose_input(x, y):
+    x.t_()
+    return x.sum() * y
+
+
+def no_outputs_written(x, y):
+    x.zero_()
+    return y.sum()
+
+
+def constant_outputs(x, y):
+    return x * y, torch.ones(3, dtype=torch.float64), 3, None
+
+
+def integer_outputs(x, y):
+    return x.argmax(), (x > y), x.max(0)
+
+
+PURE = [
+    one_view, view_of_input, views_of_one_value, views_without_their_base, split_views, input_itself, same_output_twice,
+    equal_but_distinct, detached, view_under_no_grad, in_place_on_value, in_place_on_view, clone_output, constant_outputs,
+    integer_outputs,
+]  # fmt: skip
+WRITING = [
+    write_input, write_input_and_return, write_view_of_input, write_detached, write_input_with_input, transpose_input,
+    no_outputs_written,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("program", PURE)
+def test_views_of_leaves(program: Program, grad: bool) -> None:
+    check(program, lambda: leaves((4, 4), (4, 4), grad=grad))
+
+
+@pytest.mark.parametrize("program", PURE + WRITING)
+def test_non_leaf_inputs(program: Program) -> None:
+    check(program, lambda: leaves((4, 4), (4, 4)), non_leaf=True)
+
+
+@pytest.mark.parametrize("program", WRITING)
+def test_writes_without_grad(program: Program) -> None:
+    check(program, lambda: leaves((4, 4), (4, 4), grad=False))
+
+
+@pytest.mark.parametrize("program", WRITING)
+def test_buffer_becomes_differentiable(program: Program) -> None:
+    check(program, lambda: leaves((4, 4), grad=False) + leaves((4, 4)))
+
+
+@pytest.mark.parametrize("program", PURE + WRITING)
+def test_no_grad(program: Program) -> None:
+    with torch.no_grad():
+        check(program, lambda: leaves((4, 4), (4, 4)))
+
+
+def test_parameter_written_under_no_grad() -> None:
+    def program(x, y):
+        z = x * y
+        with torch.no_grad():
+            y.mul_(0.5)
+        return z * 2
+
+    check(program, lambda: leaves((4, 4), grad=False) + leaves((4, 4), grad=False))
+
+
+def test_leaf_write_raises_what_eager_raises() -> None:
+    def program(x):
+        return x.mul_(2)
+
+    with pytest.raises(RuntimeError, match="leaf Variable"):
+        aot_function(program, fw_compiler=identity)(*leaves((3,)))
