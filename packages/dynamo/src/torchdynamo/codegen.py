@@ -14,8 +14,7 @@ import collections
 import functools
 import math
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -38,23 +37,16 @@ def parameter_name(index: int, name: str) -> str:
     return name if name.isidentifier() and not clashes else f"arg{index}"
 
 
-@dataclass(slots=True)
-class Generated:
-    """Parts of the source, and what the graph must return for it."""
-
-    text: str
-    namespace: dict[str, Any]
-    outputs: tuple[fx.Node, ...]
-
-
 class Codegen:
     """Writes one compiled function. `value` gives an expression for an object as capture left it."""
 
-    def __init__(self, recorder: Recorder, externals: Externals, overlays: Overlays, inputs: Sequence[fx.Node]) -> None:
+    def __init__(
+        self, recorder: Recorder, externals: Externals, overlays: Overlays, symbol_sources: Mapping[str, Source]
+    ) -> None:
         self.recorder = recorder
         self.externals = externals
         self.overlays = overlays
-        self.inputs = {node: index for index, node in enumerate(inputs)}
+        self.symbol_sources = {recorder.symbol_nodes[name].name: source for name, source in symbol_sources.items()}
         self.loads: list[str] = []
         self.build: list[str] = []
         self.effects: list[str] = []
@@ -122,17 +114,21 @@ class Codegen:
         if not isinstance(tensor, FakeTensor):
             return self.pin(tensor)
         node = self.recorder.node_of(tensor)
+        known = self.externals.lookup(tensor)
+        if known is not None:
+            return self.load(known.source)
         if node is None:
             raise BreakGraph("rebuild", "a tensor that the graph does not make")
         return self._node(node)
 
     def _symint(self, size: torch.SymInt) -> str:
         node = self.recorder.argument(size)
-        return self._node(node) if isinstance(node, fx.Node) else repr(node)
+        if not isinstance(node, fx.Node):
+            return repr(node)
+        source = self.symbol_sources.get(node.name)
+        return self._node(node) if source is None else self.load(source)
 
     def _node(self, node: fx.Node) -> str:
-        if node in self.inputs:
-            return f"inputs[{self.inputs[node]}]"
         return self.outputs.setdefault(node, f"o{len(self.outputs)}")
 
     def items(self, values: Any) -> str:

@@ -48,6 +48,13 @@ class Overlays:
         """What was written to the attributes of `owner`."""
         return {name: value for (key, name, kind), (_, value) in self._slots.items() if key == id(owner) and kind == "attribute"}
 
+    def take(self, owner: Any) -> dict[str, Any]:
+        """The attribute writes to `owner`, removed from here."""
+        found = self.names(owner)
+        for name in found:
+            del self._slots[id(owner), name, "attribute"]
+        return found
+
     def writes(self) -> Iterator[tuple[Slot, Any]]:
         return iter(list(self._slots.values()))
 

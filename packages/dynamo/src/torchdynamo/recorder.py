@@ -175,6 +175,7 @@ class Recorder:
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
+        operands = [(tensor, tensor._version) for tensor in _tensors_in((args, kwargs))]
         try:
             result = func(*args, **kwargs)
         except primtorch_errors.DataDependentShape as error:
@@ -184,11 +185,13 @@ class Recorder:
         except primtorch_errors.NoFormula as error:
             raise BreakGraph("operator_without_meta", str(error)) from error
         name = function_name(func)
-        inplace = is_inplace(name)
+        inplace = any(tensor._version != version for tensor, version in operands) or is_inplace(name)
         if not inplace and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
         if inplace or name in _EFFECTS or _has_tensor(result):
-            self.write(func, args, kwargs, result)
+            node = self.write(func, args, kwargs, result)
+            if inplace or name in _EFFECTS:
+                node.meta["effect"] = True
         return result
 
     def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
@@ -294,6 +297,16 @@ def _has_tensor(value: Any) -> bool:
     if isinstance(value, dict):
         return any(map(_has_tensor, value.values()))
     return False
+
+
+def _tensors_in(value: Any) -> list[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        return [value]
+    if isinstance(value, (tuple, list)):
+        return [tensor for item in value for tensor in _tensors_in(item)]
+    if isinstance(value, dict):
+        return [tensor for item in value.values() for tensor in _tensors_in(item)]
+    return []
 
 
 def _has_real_tensor(value: Any) -> bool:

@@ -1,0 +1,127 @@
+"""The user's functions: wrap a callable for capture, mark functions and sizes, ask what happened."""
+
+from __future__ import annotations
+
+import functools
+import types
+import weakref
+from collections.abc import Callable
+from typing import Any, TypeVar, cast
+
+import torch
+from torch import nn
+
+from torchdynamo import _C
+from torchdynamo.convert import Function
+from torchdynamo.marks import ALLOWED, DISABLED
+from torchdynamo.schemas import Backend, CaptureOptions, Dump
+from torchdynamo.stats import Stats, total
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+# Every compiled callable that is alive, with its statistics: what stats() sums and reset() empties.
+_LIVE: weakref.WeakKeyDictionary[Stats, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+
+
+def optimize(
+    backend: Backend, *, options: CaptureOptions | None = None, dump: Dump | None = None
+) -> Callable[[F], F]:
+    """A decorator that captures calls of a function, method or nn.Module and compiles their graphs with `backend`.
+
+    Args:
+        backend: `backend(gm, example_inputs) -> callable`, called once for each graph. The callable takes the
+            graph's inputs (symbolic sizes first, as ints) and returns the outputs as a sequence.
+        options: see `CaptureOptions`.
+        dump: called with (file name, text) for each stage.
+
+    Raises:
+        TypeError: the argument of the decorator cannot be captured.
+        Unsupported: at a call, under `fullgraph=True`, where the program leaves the graph.
+    """
+    if not callable(backend):
+        raise TypeError(f"backend: expected a callable, got {type(backend).__name__}")
+    chosen = options or CaptureOptions()
+
+    def decorate(target: F) -> F:
+        return cast(F, _wrap(target, backend, chosen, dump))
+
+    return decorate
+
+
+def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | None) -> Any:
+    if isinstance(target, _C.CompiledCallable):
+        return target
+    if isinstance(target, types.FunctionType):
+        stats = Stats()
+        compiled = Function(target, backend, options, dump, stats).callable()
+        _LIVE[stats] = weakref.ref(compiled)
+        return compiled
+    if isinstance(target, types.MethodType):
+        return types.MethodType(_wrap(target.__func__, backend, options, dump), target.__self__)
+    if isinstance(target, functools.partial):
+        return functools.partial(_wrap(target.func, backend, options, dump), *target.args, **target.keywords)
+    if isinstance(target, nn.Module) or (callable(target) and not isinstance(target, type)):
+        return types.MethodType(_wrap(_call, backend, options, dump), target)
+    raise TypeError(f"expected a function, a method, a callable object or an nn.Module, got {type(target).__name__}")
+
+
+def _call(target: Any, /, *args: Any, **kwargs: Any) -> Any:
+    return target(*args, **kwargs)
+
+
+def disable(function: F) -> F:
+    """Marks `function`: a call of it breaks the graph and runs as it is."""
+    DISABLED.add(function)
+    return function
+
+
+def allow_in_graph(function: F) -> F:
+    """Marks `function`: a call of it becomes one node of the graph; it must work on tensors alone, without effects."""
+    ALLOWED.add(function)
+    return function
+
+
+def graph_break() -> None:
+    """Breaks the graph at the call. Does nothing outside of capture."""
+
+
+def is_compiling() -> bool:
+    """True inside of captured code, False elsewhere."""
+    return False
+
+
+def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
+    """The sizes of `tensor` at `dim` are symbolic from the first capture on."""
+    _mark(tensor, dim, "_torchdynamo_dynamic")
+
+
+def mark_static(tensor: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> None:
+    """The sizes of `tensor` at `dim` (all, when None) stay constants."""
+    _mark(tensor, tuple(range(tensor.dim())) if dim is None else dim, "_torchdynamo_static")
+
+
+def _mark(tensor: torch.Tensor, dim: int | tuple[int, ...], name: str) -> None:
+    dims = (dim,) if isinstance(dim, int) else dim
+    for d in dims:
+        if not -tensor.dim() <= d < tensor.dim():
+            raise IndexError(f"dim {d} of a tensor with {tensor.dim()} dimensions")
+    marked: frozenset[int] = getattr(tensor, name, frozenset())
+    setattr(tensor, name, marked | {d % tensor.dim() for d in dims})
+
+
+def stats() -> Stats:
+    """What all compiled callables did so far."""
+    return total(list(_LIVE))
+
+
+def reset() -> None:
+    """Forgets every compiled version; functions are captured anew at their next call."""
+    for reference in list(_LIVE.values()):
+        compiled = reference()
+        if compiled is not None:
+            compiled.entries.clear()
+            owner: Function = compiled.miss.__self__
+            owner.skip = False
+            owner.changed.clear()
+            owner.resumes.clear()
+    _LIVE.clear()

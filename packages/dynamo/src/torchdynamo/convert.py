@@ -1,0 +1,350 @@
+"""The driver: from one call of a function to an entry of its compiled callable.
+
+interpret -> (break? again, stopping there) -> finish the graph -> guards -> back end -> generated code -> Entry
+"""
+
+from __future__ import annotations
+
+import linecache
+import logging
+import sys
+import time
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from primtorch.fake import FakeTensor
+from primtorch.symbolic import expr_of
+from torch import fx
+
+from torchdynamo import _C
+from torchdynamo.capture import Captured, Stopped, interpret
+from torchdynamo.codegen import Codegen, parameter_name
+from torchdynamo.errors import InternalError, RecompileLimitExceeded, Unsupported
+from torchdynamo.guards import Scope, first_failure, global_state, print_guards, resolve
+from torchdynamo.reasons import BreakGraph, describe
+from torchdynamo.resume import StackSlot, make_resume
+from torchdynamo.schemas import Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind, ShapeProgram
+from torchdynamo.sources import Source, TensorSize, TensorStride
+from torchdynamo.stats import Stats
+from torchdynamo.world import DynamicPolicy, Outside
+
+_log = logging.getLogger("torchdynamo")
+_names = iter(range(1 << 60))
+
+
+@dataclass(slots=True)
+class Compiled:
+    """What an entry was made from (`Entry.info`)."""
+
+    guards: tuple[Guard, ...]
+    graph: fx.GraphModule | None
+    source: str
+    graph_break: GraphBreak | None
+    pinned: list[Any]
+
+
+@dataclass(slots=True)
+class Function:
+    """One function under capture, over all its versions."""
+
+    function: types.FunctionType
+    backend: Backend
+    options: CaptureOptions
+    dump: Dump | None
+    stats: Stats
+    changed: set[Source] = field(default_factory=set)
+    skip: bool = False
+    resumes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+
+    def callable(self) -> _C.CompiledCallable:
+        return _C.CompiledCallable(self.function, self.miss)
+
+    def miss(self, compiled: _C.CompiledCallable, flat: tuple[Any, ...]) -> _C.Entry | None:
+        """A version for this call, or None to run the function as it is."""
+        if self.skip:
+            return None
+        if compiled.entries and not self._recompile(compiled, flat):
+            return None
+        began = time.perf_counter()
+        try:
+            return convert(self, flat)
+        finally:
+            self.stats.seconds += time.perf_counter() - began
+
+    def scope(self, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
+        function = self.function
+        return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
+
+    def _recompile(self, compiled: _C.CompiledCallable, flat: Sequence[Any]) -> bool:
+        """Notes why the versions do not fit; False when no more may be made."""
+        why = []
+        for entry in compiled.entries:
+            info: Compiled = entry.info
+            scope = self.scope(flat, info.pinned)
+            why.append(first_failure(info.guards, scope) or "a guard that holds now failed before")
+            self.changed.update(_changed_sizes(info.guards, scope))
+        self.stats.recompile(self.function, why)
+        policy, limit = self.options.on_recompile, self.options.recompile_limit
+        if len(compiled.entries) < limit and policy == "continue":
+            return True
+        table = "\n".join(f"  {index}: {reason}" for index, reason in enumerate(why))
+        where = f"{self.function.__qualname__} ({self.function.__code__.co_filename}:{self.function.__code__.co_firstlineno})"
+        text = f"{where} has {len(compiled.entries)} compiled versions, and none fits this call:\n{table}"
+        if len(compiled.entries) >= limit:
+            remedy = "\nMake the values that change arguments of tensor type, or mark sizes with mark_dynamic."
+            if self.options.fullgraph or policy == "error":
+                raise RecompileLimitExceeded(text + remedy)
+            _log.warning("%s\nThe limit of %d is reached: the function runs eagerly.%s", text, limit, remedy)
+            self.skip = True
+            return False
+        if policy == "error":
+            raise RecompileLimitExceeded(text)
+        if policy == "warn":
+            _log.warning("%s", text)
+        return policy != "eager"
+
+
+def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
+    """One capture, start to end."""
+    ambient = global_state()
+    captured = _capture(state, flat)
+    if captured is None:
+        return None
+    outside = captured.outside
+    try:
+        codegen, tail = _generate(state, captured, ambient)
+    except BreakGraph as error:
+        _no_graph(state, GraphBreak(error.reason, error.detail, ()))
+        return None
+    inputs = _finish_graph(outside, codegen)
+    guards = _guards(outside, ambient)
+    graph = _graph_module(outside, state.function.__name__)
+    has_graph = graph is not None
+    if state.dump is not None:
+        state.dump("guards.txt", print_guards(guards))
+        if graph is not None:
+            state.dump("torch_graph.py", graph.print_readable(print_output=False))
+    compiled_graph = None
+    if graph is not None:
+        compiled_graph = _call_backend(state, graph, outside, inputs, flat)
+        state.stats.graphs += 1
+    text = codegen.source_text(_parameters(state.function), has_graph, tail)
+    code = _load(text, state, outside, compiled_graph)
+    if state.dump is not None:
+        state.dump("compiled.py", text)
+    sources = [source for source, _ in inputs] if has_graph else []
+    tree = _C.GuardTree(guards, sources, state.function, outside.externals.pins.objects)
+    info = Compiled(guards, graph, text, captured.stopped.graph_break if captured.stopped else None, outside.externals.pins.objects)
+    return _C.Entry(tree, code, info)
+
+
+def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | None:
+    """Interprets the call; at a break, again up to the instruction of the root frame that broke."""
+    stop_at: int | None = None
+    reason: GraphBreak | None = None
+    for _ in range(64):
+        policy = DynamicPolicy(state.options.dynamic is True, frozenset(state.changed), state.options.dynamic is False)
+        captured = interpret(state.function, flat, policy, stop_at, reason)
+        if captured.error is not None:
+            return _failed(state, captured)
+        if captured.broke is None:
+            return captured
+        reason, stop_at = captured.broke
+        if state.options.fullgraph:
+            raise Unsupported(describe(reason))
+        if stop_at is None:
+            _no_graph(state, reason)
+            return None
+        state.stats.record_break(reason)
+    raise InternalError("capture did not settle on a place to break")
+
+
+def _failed(state: Function, captured: Captured) -> None:
+    """The program raised, or capture is at fault: the eager run shows which."""
+    error = captured.error
+    assert error is not None
+    if isinstance(error, InternalError):
+        if state.options.strict:
+            raise error
+        state.stats.fallbacks.append((state.function.__qualname__, str(error)))
+        _log.warning("capture of %s failed, it runs eagerly: %s", state.function.__qualname__, error)
+        state.skip = True
+    return None
+
+
+def _no_graph(state: Function, reason: GraphBreak) -> None:
+    if state.options.fullgraph:
+        raise Unsupported(describe(reason))
+    state.stats.record_break(reason)
+    state.skip = True
+
+
+def _parameters(function: types.FunctionType) -> list[str]:
+    code = function.__code__
+    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
+    return [parameter_name(index, name) for index, name in enumerate(code.co_varnames[:count])]
+
+
+def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tuple[Codegen, list[str]]:
+    """Writes values and effects; the tail returns, or goes on after a break."""
+    outside = captured.outside
+    codegen = Codegen(outside.recorder, outside.externals, outside.overlays, outside.symbol_sources)
+    with torch._C.DisableTorchFunction():
+        tail: list[str] = []
+        if captured.stopped is None:
+            tail.append(f"return {codegen.value(captured.value)}")
+            codegen.side_effects()
+        else:
+            stopped = captured.stopped
+            tail = _resume(state, codegen, stopped)
+            codegen.side_effects()
+        if captured.grad_enabled != ambient.grad_enabled:
+            codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({captured.grad_enabled})")
+    return codegen, tail
+
+
+def _resume(state: Function, codegen: Codegen, stopped: Stopped) -> list[str]:
+    """Calls the continuation: the same code, entered at the instruction that capture stopped before."""
+    slots = tuple(slot.kind for slot in stopped.stack)
+    key = (stopped.offset, slots, tuple(stopped.locals))
+    resume = state.resumes.get(key)
+    if resume is None:
+        function = make_resume(state.function, stopped.offset, slots, tuple(stopped.locals))
+        part = Function(function, state.backend, state.options, state.dump, state.stats)
+        resume = state.resumes[key] = (function, part.callable())
+    values = [slot.value for slot in stopped.stack if slot.kind is not StackSlot.NULL]
+    values += stopped.locals.values()
+    text = "".join(f"{codegen.value(value)}, " for value in values)
+    first = codegen.pin(stopped.step) if stopped.step is not None else None
+    del first
+    return [f"return {codegen.pin(resume[1])}(({text}))"]
+
+
+def _finish_graph(outside: Outside, codegen: Codegen) -> list[tuple[Source, Any]]:
+    """Output node in, dead nodes out, placeholders ordered: symbols first. Returns what the graph takes."""
+    graph = outside.recorder.graph
+    graph.output(tuple(codegen.outputs))
+    for node in reversed(list(graph.nodes)):
+        if node.op not in ("placeholder", "output") and not node.users and not node.meta.get("effect"):
+            graph.erase_node(node)
+    symbols = {outside.recorder.symbol_nodes[name]: source for name, source in outside.symbol_sources.items()}
+    inputs: list[tuple[Source, Any]] = []
+    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
+    tensors = {outside.recorder.node_of(fake): (source, tensor) for source, tensor, fake in outside.tensors}
+    needed = _symbols_needed(graph)
+    ordered = []
+    for node in placeholders:
+        if node in symbols:
+            if node.users or str(node.name) in needed or _symbol_name(node) in needed:
+                ordered.append((0, node))
+            else:
+                graph.erase_node(node)
+        elif node.users:
+            ordered.append((1, node))
+        else:
+            graph.erase_node(node)
+    ordered.sort(key=lambda pair: pair[0])
+    anchor = next((n for n in graph.nodes if n.op != "placeholder"), None)
+    for _, node in ordered:
+        if anchor is not None:
+            anchor.prepend(node)
+        inputs.append((symbols[node], node.meta["val"]) if node in symbols else tensors[node])
+    return inputs
+
+
+def _symbol_name(node: fx.Node) -> str:
+    return str(expr_of(node.meta["val"]))
+
+
+def _symbols_needed(graph: fx.Graph) -> set[str]:
+    """Names of the symbols that occur in any value of the graph."""
+    found: set[str] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder" and not node.users:
+            continue
+        values = [node.meta.get("val")]
+        while values:
+            value = values.pop()
+            if isinstance(value, (tuple, list)):
+                values.extend(value)
+            elif isinstance(value, torch.Tensor):
+                for size in (*value.shape, *value.stride()):
+                    if isinstance(size, torch.SymInt):
+                        found |= expr_of(size).symbols()
+    return found
+
+
+def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
+    """All guards: those of the reads, and those of the relations between sizes that were asked."""
+    externals = outside.externals
+    for name, source in outside.symbol_sources.items():
+        program = (("sym", name), ("const", 2), ("ge", 0))
+        externals.guards.add(None, GuardKind.SHAPE, ShapeProgram(program, {name: source}, f"{name} >= 2"), ())
+    for guard in outside.shape_env.guards:
+        symbols = {name: outside.symbol_sources[name] for name in guard.expr.symbols()}
+        shape = ShapeProgram(tuple(guard.expr.program()), symbols, str(guard.expr))
+        externals.guards.add(None, GuardKind.SHAPE, shape, guard.stack)
+    for source, tensor, fake in outside.tensors:
+        if any(isinstance(size, torch.SymInt) for size in fake.shape):
+            for dim in range(tensor.dim()):
+                stride = expr_of(fake.stride(dim))
+                program = (*stride.program(), ("sym", "stride"), ("eq", 0))
+                symbols = {n: outside.symbol_sources[n] for n in stride.symbols()} | {"stride": TensorStride(source, dim)}
+                shape = ShapeProgram(program, symbols, f"{source.expression()}.stride({dim}) == {stride}")
+                externals.guards.add(None, GuardKind.SHAPE, shape, ())
+    externals.guards.add(None, GuardKind.GLOBAL_STATE, ambient, ())
+    return externals.guards.guards()
+
+
+def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
+    if not any(node.op.startswith("call") for node in outside.recorder.graph.nodes):
+        return None
+    return fx.GraphModule(torch.nn.Module(), outside.recorder.graph, class_name=f"Graph_{name}" if name.isidentifier() else "Graph")
+
+
+def _call_backend(
+    state: Function, graph: fx.GraphModule, outside: Outside, inputs: list[tuple[Source, Any]], flat: tuple[Any, ...]
+) -> Callable[..., Sequence[Any]]:
+    compiled = state.backend(graph, [value for _, value in inputs])
+    if not callable(compiled):
+        raise TypeError(f"the backend returned {type(compiled).__name__}, expected a callable")
+    return compiled
+
+
+def _load(text: str, state: Function, outside: Outside, graph: Callable[..., Any] | None) -> Callable[..., Any]:
+    """The generated function. Its text is found by tracebacks and debuggers."""
+    file = f"<torchdynamo {state.function.__qualname__} {next(_names)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    namespace: dict[str, Any] = {
+        "P": outside.externals.pins.objects,
+        "G": state.function.__globals__,
+        "C": state.function.__closure__ or (),
+        "sys": sys,
+        "graph": graph,
+    }
+    exec(compile(text, file, "exec"), namespace)
+    return namespace["compiled"]  # type: ignore[no-any-return]
+
+
+def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
+    """Sizes and integers that differ from what the version was made for."""
+    found: set[Source] = set()
+    for guard in guards:
+        if guard.source is None or guard.kind not in (GuardKind.TENSOR, GuardKind.EQUALS):
+            continue
+        try:
+            value = resolve(guard.source, scope)
+        except (LookupError, AttributeError, TypeError):
+            continue
+        if guard.kind is GuardKind.EQUALS:
+            if type(value) is int and type(guard.payload) is int and value != guard.payload:
+                found.add(guard.source)
+        elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
+            for dim, (size, expected) in enumerate(zip(value.shape, guard.payload.sizes, strict=True)):
+                if expected is not None and size != expected:
+                    found.add(TensorSize(guard.source, dim))
+    return found
+_ = FakeTensor

@@ -1,0 +1,78 @@
+"""nn.Module: attribute reads and calls without interpreting torch's own machinery, where it does nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from torchdynamo.externals import External, Externals
+from torchdynamo.guards import instance_dict
+from torchdynamo.overlays import MISSING, Overlays
+from torchdynamo.schemas import GuardKind
+from torchdynamo.sources import Global, InstanceAttribute, Item
+
+_REGISTRIES = ("_parameters", "_buffers", "_modules")
+_HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_pre_hooks", "_forward_hooks")
+_GLOBAL_HOOKS = (
+    "_global_backward_pre_hooks",
+    "_global_backward_hooks",
+    "_global_forward_pre_hooks",
+    "_global_forward_hooks",
+)
+_MODULE = "torch.nn.modules.module"
+
+
+def registered(externals: Externals, module: External, name: str) -> Any:
+    """What `nn.Module.__getattr__` finds for `name` in the registries, or MISSING.
+
+    The registries keep a name in one place (`nn.Module.__setattr__` moves it), so that the item's own
+    guard is enough: a name that leaves its registry makes the read fail.
+    """
+    attributes = instance_dict(module.original)
+    for registry in _REGISTRIES:
+        table = attributes.get(registry)
+        if table is None or id(table) in externals.by_original:
+            continue  # the program holds the registry itself: its shadow answers
+        if name in table:
+            return externals.wrap(table[name], Item(InstanceAttribute(module.source, registry), name))
+    return MISSING
+
+
+def shadowed_registry(externals: Externals, module: External, name: str) -> Any:
+    """The same lookup in registries that the program holds as shadows."""
+    attributes = instance_dict(module.original)
+    for registry in _REGISTRIES:
+        known = externals.by_original.get(id(attributes.get(registry)))
+        if known is not None and name in known.value:
+            return known.value[name]
+    return MISSING
+
+
+def has_plain_call(externals: Externals, overlays: Overlays, module: External) -> bool:
+    """Whether calling the module is calling its `forward`: no hooks on it or on all modules, with guards on that."""
+    attributes = instance_dict(module.original)
+    if attributes.get("_compiled_call_impl") is not None:
+        return False
+    for name in _HOOKS:
+        table = attributes.get(name)
+        if table is None or table or overlays.read(module.value, name) is not MISSING:
+            return False
+        known = externals.by_original.get(id(table))
+        if known is not None and known.value:
+            return False
+    for name in _GLOBAL_HOOKS:
+        table = getattr(torch.nn.modules.module, name)
+        known = externals.by_original.get(id(table))
+        if table or (known is not None and known.value):
+            return False
+    for name in _HOOKS:
+        externals.guard(InstanceAttribute(module.source, name), GuardKind.LENGTH, 0)
+    for name in _GLOBAL_HOOKS:
+        externals.guard(Global(name, _MODULE), GuardKind.LENGTH, 0)
+    return True
+
+
+def uses_plain_getattr(kind: type) -> bool:
+    return getattr(kind, "__getattr__", None) is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__

@@ -1,0 +1,356 @@
+"""What the interpreter asks of the outside world: reads with guards, writes kept aside, calls by their kind."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from primtorch.fake import FakeMode, FakeTensor
+from primtorch.schemas import UserFrame
+from primtorch.symbolic import ShapeEnv
+from torch import nn
+
+from torchdynamo import modules, torch_calls
+from torchdynamo.externals import External, Externals, tensor_guard
+from torchdynamo.guards import instance_dict
+from torchdynamo.overlays import DELETED, MISSING, Overlays
+from torchdynamo.reasons import BreakGraph
+from torchdynamo.recorder import Recorder
+from torchdynamo.schemas import GuardKind
+from torchdynamo.sources import (
+    Argument,
+    Attribute,
+    ClosureCell,
+    Global,
+    InstanceAttribute,
+    Item,
+    Pinned,
+    Source,
+    TensorSize,
+)
+
+
+class Outside:
+    """The captured program's outside: external objects, writes to them, the graph's inputs.
+
+    Args:
+        function: the root function of the capture.
+        dynamic: decides which dims of a tensor, and which integers, become symbols.
+        user_frames: the user's stack now, outermost first.
+    """
+
+    def __init__(
+        self,
+        function: types.FunctionType,
+        dynamic: DynamicPolicy,
+        user_frames: Callable[[], tuple[UserFrame, ...]],
+    ) -> None:
+        self.function = function
+        self.dynamic = dynamic
+        self.user_frames = user_frames
+        self.shape_env = ShapeEnv(user_frames)
+        self.mode = FakeMode(self.shape_env)
+        self.overlays = Overlays()
+        self.externals = Externals(self, user_frames)
+        self.recorder = Recorder(self.mode, user_frames, self.adopt)
+        self.symbol_sources: dict[str, Source] = {}
+        self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
+        self._cells: set[int] = set()
+        self._alive: list[Any] = []
+        for index, cell in enumerate(function.__closure__ or ()):
+            source = ClosureCell(index, function.__code__.co_freevars[index])
+            self.externals._register(cell, self.externals.pins.source(cell), cell).sources.add(source)
+
+    # -- graph inputs -----------------------------------------------------------------------
+
+    def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        with torch._C.DisableTorchFunction():
+            dims = self.dynamic.dims(tensor, source)
+            symbols = {dim: self._size_symbol(tensor.shape[dim], TensorSize(source, dim)) for dim in dims}
+            self.externals.guard(source, GuardKind.TENSOR, tensor_guard(tensor, symbols))
+            fake = self.mode.from_tensor(tensor, dynamic=symbols or None)
+            if isinstance(tensor, nn.Parameter):
+                fake._is_param = True  # type: ignore[attr-defined]
+            if isinstance(tensor, nn.Buffer):
+                fake._is_buffer = True  # type: ignore[attr-defined]
+            self.recorder.add_input(fake, source, _input_name(source))
+        self.tensors.append((source, tensor, fake))
+        return fake
+
+    def _size_symbol(self, hint: int, source: Source) -> torch.SymInt:
+        symbol = self.shape_env.symbol(hint, source.expression(), min=2)
+        name = f"s{len(self.symbol_sources)}"
+        self.symbol_sources[name] = source
+        self.recorder.symbol_nodes[name] = self.recorder.add_input(symbol, source, name)
+        return symbol
+
+    def integer(self, value: int, source: Source) -> int | torch.SymInt:
+        if self.dynamic.integer(value, source):
+            self.externals.guard(source, GuardKind.TYPE, int)
+            return self._size_symbol(value, source)
+        self.externals.guard(source, GuardKind.EQUALS, value)
+        return value
+
+    def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
+        """A real tensor that C code handed to a torch call: an input that the compiled code holds."""
+        wrapped = self.externals.wrap(tensor, self.externals.pins.source(tensor, "tensor"))
+        assert isinstance(wrapped, torch.Tensor)
+        return wrapped
+
+    # -- reads ------------------------------------------------------------------------------
+
+    def argument(self, index: int, name: str, value: Any) -> Any:
+        return self.externals.wrap(value, Argument(index, name))
+
+    def global_get(self, namespace: dict[str, Any], name: str) -> Any:
+        """The global `name`, or MISSING when it is not in `namespace` (then the builtins are asked)."""
+        written = self.overlays.read(namespace, name, "global")
+        if written is not MISSING:
+            return MISSING if written is DELETED else written
+        if name not in namespace:
+            return MISSING
+        return self.externals.wrap(namespace[name], self._global_source(namespace, name))
+
+    def _global_source(self, namespace: dict[str, Any], name: str) -> Source:
+        if namespace is self.function.__globals__:
+            return Global(name)
+        module = namespace.get("__name__")
+        owner = sys.modules.get(module) if isinstance(module, str) else None
+        if owner is not None and owner.__dict__ is namespace:
+            return Global(name, module)
+        return Item(self.externals.pins.source(namespace, "globals"), name)
+
+    def global_set(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+        self._know_namespace(namespace)
+        self.overlays.write(namespace, name, value, "global")
+
+    def global_delete(self, namespace: dict[str, Any], name: str) -> None:
+        self._know_namespace(namespace)
+        self.overlays.write(namespace, name, DELETED, "global")
+
+    def _know_namespace(self, namespace: dict[str, Any]) -> None:
+        if self.externals.lookup(namespace) is None:
+            self.externals._register(namespace, self.externals.pins.source(namespace, "globals"), namespace)
+
+    def enter_closure(self, function: types.FunctionType) -> None:
+        """The cells of a function of the outside world are external."""
+        for cell in function.__closure__ or ():
+            if id(cell) not in self._cells and self.externals.lookup(cell) is None:
+                self.externals._register(cell, self.externals.pins.source(cell, "cell"), cell)
+
+    def new_cell(self, cell: types.CellType) -> types.CellType:
+        """The program made this cell itself."""
+        self._cells.add(id(cell))
+        self._alive.append(cell)
+        return cell
+
+    def cell_get(self, cell: types.CellType) -> Any:
+        """The cell's contents, or MISSING when it is empty."""
+        known = self.externals.lookup(cell)
+        if known is None:
+            try:
+                return cell.cell_contents
+            except ValueError:
+                return MISSING
+        written = self.overlays.read(cell, "cell_contents", "cell")
+        if written is not MISSING:
+            return MISSING if written is DELETED else written
+        try:
+            contents = cell.cell_contents
+        except ValueError:
+            return MISSING
+        roots = [source for source in known.sources if isinstance(source, ClosureCell)]
+        return self.externals.wrap(contents, roots[0] if roots else Attribute(known.source, "cell_contents"))
+
+    def cell_set(self, cell: types.CellType, value: Any) -> None:
+        if self.externals.lookup(cell) is None:
+            cell.cell_contents = value
+        else:
+            self.overlays.write(cell, "cell_contents", value, "cell")
+
+    def cell_delete(self, cell: types.CellType) -> None:
+        if self.externals.lookup(cell) is None:
+            del cell.cell_contents
+        else:
+            self.overlays.write(cell, "cell_contents", DELETED, "cell")
+
+    # -- attributes -------------------------------------------------------------------------
+
+    def instance_get(self, obj: Any, name: str) -> Any:
+        """`name` in the object's own `__dict__` (no class attribute is asked), or MISSING."""
+        known = self.externals.lookup(obj)
+        if known is None:
+            return (getattr_static_dict(obj) or {}).get(name, MISSING)
+        written = self.overlays.read(obj, name)
+        if written is not MISSING:
+            return MISSING if written is DELETED else written
+        attributes = getattr_static_dict(known.original)
+        if attributes is None:
+            return MISSING
+        shadow = self.externals.by_original.get(id(attributes))
+        if shadow is not None:
+            return shadow.value.get(name, MISSING)
+        if name not in attributes:
+            self.externals.guard(known.source, GuardKind.INSTANCE_LACKS, name)
+            return MISSING
+        return self.externals.wrap(attributes[name], InstanceAttribute(known.source, name))
+
+    def instance_set(self, obj: Any, name: str, value: Any) -> None:
+        known = self.externals.lookup(obj)
+        if known is None:
+            object.__setattr__(obj, name, value)
+            return
+        shadow = self.externals.by_original.get(id(getattr_static_dict(known.original)))
+        if shadow is not None:
+            shadow.value[name] = value
+        else:
+            self.overlays.write(obj, name, value)
+
+    def instance_delete(self, obj: Any, name: str) -> None:
+        known = self.externals.lookup(obj)
+        if known is None:
+            object.__delattr__(obj, name)
+            return
+        if self.instance_get(obj, name) is MISSING:
+            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+        shadow = self.externals.by_original.get(id(getattr_static_dict(known.original)))
+        if shadow is not None:
+            del shadow.value[name]
+        else:
+            self.overlays.write(obj, name, DELETED)
+
+    def instance_dict(self, obj: Any) -> dict[str, Any]:
+        """`obj.__dict__` as the program may hold and change it."""
+        known = self.externals.lookup(obj)
+        if known is None:
+            return obj.__dict__  # type: ignore[no-any-return]
+        attributes = instance_dict(known.original)
+        first = id(attributes) not in self.externals.by_original
+        shadow: dict[str, Any] = self.externals.wrap(attributes, Attribute(known.source, "__dict__"))
+        if first:  # earlier writes move from the overlay into the shadow, which answers from now on
+            for name, value in self.overlays.take(obj).items():
+                if value is DELETED:
+                    shadow.pop(name, None)
+                else:
+                    shadow[name] = value
+        return shadow
+
+    def slot_get(self, obj: Any, member: types.MemberDescriptorType) -> Any:
+        """A `__slots__` attribute, or MISSING."""
+        known = self.externals.lookup(obj)
+        name = member.__name__
+        if known is not None:
+            written = self.overlays.read(obj, name)
+            if written is not MISSING:
+                return MISSING if written is DELETED else written
+        try:
+            value = member.__get__(obj if known is None else known.original)
+        except AttributeError:
+            return MISSING
+        return value if known is None else self.externals.wrap(value, Attribute(known.source, name))
+
+    def class_get(self, kind: type, name: str) -> Any:
+        """The raw attribute found along the class's MRO (no descriptor is run), or MISSING."""
+        for klass in kind.__mro__:
+            written = self.overlays.read(klass, name)
+            if written is not MISSING:
+                if written is DELETED:
+                    continue
+                return written
+            table = type.__dict__["__dict__"].__get__(klass)
+            if name in table:
+                return self._class_attribute(klass, name, table[name])
+        return MISSING
+
+    def _class_attribute(self, klass: type, name: str, value: Any) -> Any:
+        if not klass.__flags__ & _HEAP_TYPE or isinstance(value, _DESCRIPTORS):
+            return value
+        if hasattr(type(value), "__get__") and not isinstance(value, types.FunctionType):
+            return value
+        label = f"{klass.__module__}.{klass.__qualname__}"
+        return self.externals.wrap(value, Attribute(self.externals.pins.source(klass, label), name))
+
+    def class_set(self, kind: type, name: str, value: Any) -> None:
+        if self.externals.lookup(kind) is None:
+            type.__setattr__(kind, name, value)
+        else:
+            self.overlays.write(kind, name, value)
+
+    def module_get(self, module: types.ModuleType, name: str) -> Any:
+        """A module object's attribute, or MISSING (`__getattr__` of the module is the caller's business)."""
+        return self.global_get(module.__dict__, name)
+
+    # -- nn.Module --------------------------------------------------------------------------
+
+    def registered(self, module: nn.Module, name: str) -> Any:
+        known = self.externals.lookup(module)
+        if known is None:
+            return MISSING
+        found = modules.shadowed_registry(self.externals, known, name)
+        return modules.registered(self.externals, known, name) if found is MISSING else found
+
+    def has_plain_call(self, module: nn.Module) -> bool:
+        known = self.externals.lookup(module)
+        return known is not None and modules.has_plain_call(self.externals, self.overlays, known)
+
+
+class DynamicPolicy:
+    """Which sizes become symbols.
+
+    Args:
+        everything: all dims of at least 2 of tensors that are not parameters.
+        changed: sizes that differed between calls: (tensor's source, dim), or an integer's source.
+    """
+
+    def __init__(self, everything: bool, changed: frozenset[Source], never: bool = False) -> None:
+        self.everything = everything
+        self.changed = changed
+        self.never = never
+
+    def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
+        marked: frozenset[int] = getattr(tensor, "_torchdynamo_dynamic", frozenset())
+        static: frozenset[int] = getattr(tensor, "_torchdynamo_static", frozenset())
+        parameter = isinstance(tensor, nn.Parameter)
+        found = []
+        for dim, size in enumerate(tensor.shape):
+            if size < 2 or dim in static or (self.never and dim not in marked):
+                continue
+            if dim in marked or (self.everything and not parameter) or TensorSize(source, dim) in self.changed:
+                found.append(dim)
+        return tuple(found)
+
+    def integer(self, value: int, source: Source) -> bool:
+        return value >= 2 and source in self.changed and not self.never
+
+
+def getattr_static_dict(obj: Any) -> dict[str, Any] | None:
+    """The instance's `__dict__`, or None for an object without one."""
+    try:
+        return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
+
+
+_HEAP_TYPE = 1 << 9
+_DESCRIPTORS = (
+    property,
+    classmethod,
+    staticmethod,
+    types.GetSetDescriptorType,
+    types.MemberDescriptorType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.ClassMethodDescriptorType,
+    types.BuiltinFunctionType,
+)
+
+
+def _input_name(source: Source) -> str:
+    text = "".join(c if c.isalnum() else "_" for c in source.expression()).strip("_").lower()
+    while "__" in text:
+        text = text.replace("__", "_")
+    return text[-60:].strip("_") or "input"
