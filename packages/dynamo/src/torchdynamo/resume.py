@@ -1,0 +1,216 @@
+"""Resume functions: a function's own bytecode, entered at a given instruction with a given stack and locals.
+
+Calling convention
+------------------
+`make_resume(function, offset, stack, locals)` returns a function of ONE argument, a tuple:
+
+    resume((*stack values, *local values))
+
+* Stack values: one for each `stack` slot that is not NULL, from the bottom of the value stack to its top.
+  Iterators, bound `__exit__` methods of `with` blocks that are open, half-built lists: all are ordinary values.
+* `StackSlot.HANDLER` is the slot that `PUSH_EXC_INFO` puts *below* the exception when a handler is entered. Its
+  value in the tuple is the exception which that handler is handling, even where the exception itself is no longer on
+  the stack; bare `raise`, `sys.exc_info()` and implicit chaining then see it, and leaving the handler restores what
+  was handled where the resume function is called.
+* Local values: the raw contents of the local slots named in `locals`, in that order. For a cell or free variable
+  this is the cell object, which stays shared with every other closure that has it. A slot not named is unset.
+
+How it works: the bytecode is kept verbatim, and a prologue in front of it unpacks the tuple into the very slots and
+stack positions that the original used, then jumps. Jumps are relative from Python 3.11 on, so none changes; the
+exception and line tables are moved by the prologue's length. Names, lines and columns in tracebacks are the user's.
+Local slots keep their numbers: the one argument arrives in slot 0 and is replaced by slot 0's own value at the end.
+"""
+
+from __future__ import annotations
+
+import dis
+import enum
+import opcode
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from types import CellType, CodeType, FunctionType
+
+_SUSPENDS = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
+_STAR_ARGUMENTS = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
+_NO_LOCATION = 15  # kind of a line table entry that maps its code units to no line
+
+
+class StackSlot(enum.Enum):
+    """What one position of the value stack holds at the resumed instruction."""
+
+    VALUE = "value"
+    NULL = "null"
+    HANDLER = "handler"
+
+
+def make_resume(
+    function: FunctionType, offset: int, stack: Sequence[StackSlot], locals: Sequence[str]
+) -> FunctionType:
+    """A function that goes on from byte `offset` of `function`'s code. The module docstring gives its convention.
+
+    Raises ValueError when the code suspends (a generator or coroutine), when `offset` is none of `instruction_starts`,
+    or when a name in `locals` is not a variable of the code.
+    """
+    code = make_resume_code(function.__code__, offset, stack, locals)
+    # The real cells arrive in the tuple; these only satisfy the function's constructor.
+    closure = tuple(CellType() for _ in code.co_freevars) or None
+    resumed = FunctionType(code, function.__globals__, function.__name__, None, closure)
+    resumed.__qualname__ = function.__qualname__
+    resumed.__module__ = function.__module__
+    return resumed
+
+
+def make_resume_code(code: CodeType, offset: int, stack: Sequence[StackSlot], locals: Sequence[str]) -> CodeType:
+    """The code object of `make_resume`."""
+    if code.co_flags & _SUSPENDS:
+        raise ValueError(f"{code.co_qualname} suspends: a generator or coroutine cannot be resumed as a function")
+    if offset not in instruction_starts(code):
+        raise ValueError(f"no instruction of {code.co_qualname} starts at byte {offset}")
+    slots = slot_names(code)
+    places = [_slot_index(slots, name, code) for name in locals]
+    shell = _one_argument(code)
+    first_index = len(code.co_consts)
+    prologue = _prologue(stack, places, first_index)
+    prologue += _jump(offset)
+    units = len(prologue) // 2
+    count = sum(slot is not StackSlot.NULL for slot in stack) + len(places)
+    return shell.replace(
+        co_code=prologue + code.co_code,
+        co_consts=(*code.co_consts, *range(count)),
+        co_stacksize=max(code.co_stacksize, len(stack) + 3),
+        co_linetable=_no_lines(units) + code.co_linetable,
+        co_exceptiontable=_moved_exception_table(code.co_exceptiontable, units),
+    )
+
+
+def slot_names(code: CodeType) -> tuple[str, ...]:
+    """Names of the local slots in order: locals, then the cells that are no locals, then free variables."""
+    local = set(code.co_varnames)
+    return (*code.co_varnames, *(name for name in code.co_cellvars if name not in local), *code.co_freevars)
+
+
+def instruction_starts(code: CodeType) -> frozenset[int]:
+    """Byte offsets at which the code can be entered: where an instruction, with the EXTENDED_ARGs before it, begins.
+
+    Between KW_NAMES and its CALL (3.11, 3.12) the interpreter holds the names outside the stack: no entry there.
+    """
+    starts = set()
+    prefixed = names_held = False
+    for instruction in dis.get_instructions(code):
+        if not prefixed and not names_held:
+            starts.add(instruction.offset)
+        prefixed = instruction.opname == "EXTENDED_ARG"
+        names_held = instruction.opname == "KW_NAMES" or (names_held and instruction.opname != "CALL")
+    return frozenset(starts)
+
+
+def _slot_index(slots: Sequence[str], name: str, code: CodeType) -> int:
+    if name not in slots:
+        raise ValueError(f"{name!r} is not a variable of {code.co_qualname}")
+    return len(slots) - 1 - slots[::-1].index(name) if name in code.co_freevars else slots.index(name)
+
+
+def _one_argument(code: CodeType) -> CodeType:
+    """The same code with slot 0 as its only parameter and no slot moved."""
+    plain = code.replace(
+        co_argcount=0, co_posonlyargcount=0, co_kwonlyargcount=0, co_flags=code.co_flags & ~_STAR_ARGUMENTS
+    )
+    if code.co_varnames:
+        return plain.replace(co_argcount=1, co_posonlyargcount=1)
+    if code.co_cellvars:  # a cell that is also a parameter keeps its place in front
+        first = code.co_cellvars[0]
+    elif code.co_freevars:  # no cell and no local: the free variables become cells, in the same slots
+        first = code.co_freevars[0]
+        plain = plain.replace(co_cellvars=code.co_freevars, co_freevars=())
+    else:
+        first = "state"
+    return plain.replace(co_varnames=(first,), co_nlocals=1, co_argcount=1, co_posonlyargcount=1)
+
+
+def _instruction(name: str, argument: int = 0) -> bytes:
+    """One instruction with the EXTENDED_ARGs and inline caches that it needs."""
+    number = dis.opmap[name]
+    prefixes = []
+    for shift in (24, 16, 8):
+        if argument >> shift:
+            prefixes += [dis.EXTENDED_ARG, argument >> shift & 0xFF]
+    return bytes([*prefixes, number, argument & 0xFF]) + b"\0\0" * _cache_units(name)
+
+
+def _cache_units(name: str) -> int:
+    entries = opcode._inline_cache_entries  # type: ignore[attr-defined]
+    return int(entries.get(name, 0)) if isinstance(entries, dict) else int(entries[dis.opmap[name]])
+
+
+def _prologue(stack: Sequence[StackSlot], places: Sequence[int], first_index: int) -> bytes:
+    """Unpacks the tuple in slot 0: the stack from its bottom, then the locals, slot 0 itself last."""
+    out = bytearray(_instruction("RESUME"))
+    following = iter(range(first_index, first_index + len(stack) + len(places)))
+
+    def load(index: int) -> bytes:
+        return _instruction("LOAD_FAST", 0) + _instruction("LOAD_CONST", index) + _instruction("BINARY_SUBSCR")
+
+    for slot in stack:
+        if slot is StackSlot.NULL:
+            out += _instruction("PUSH_NULL")
+            continue
+        out += load(next(following))
+        if slot is StackSlot.HANDLER:  # leaves what was handled before below the exception, and makes it current
+            out += _instruction("PUSH_EXC_INFO") + _instruction("POP_TOP")
+    indices = list(zip(places, following, strict=False))
+    for place, index in sorted(indices, key=lambda pair: pair[0] == 0):
+        out += load(index) + _instruction("STORE_FAST", place)
+    if 0 not in places:
+        out += _instruction("DELETE_FAST", 0)
+    return bytes(out)
+
+
+def _jump(offset: int) -> bytes:
+    """A jump from the end of the prologue to byte `offset` of the original code, which follows it."""
+    return _instruction("JUMP_FORWARD", offset // 2)
+
+
+def _no_lines(units: int) -> bytes:
+    """Line table entries that map `units` code units to no line."""
+    out = bytearray()
+    while units > 0:
+        length = min(units, 8)
+        out.append(0x80 | _NO_LOCATION << 3 | length - 1)
+        units -= length
+    return bytes(out)
+
+
+def _moved_exception_table(table: bytes, units: int) -> bytes:
+    """The exception table with every range and target `units` code units later."""
+    numbers = _read_varints(table)
+    out = bytearray()
+    for start, length, target, depth in zip(numbers, numbers, numbers, numbers, strict=False):
+        out += _write_varints((start + units, length, target + units, depth))
+    return bytes(out)
+
+
+def _read_varints(table: bytes) -> Iterator[int]:
+    """Big-endian groups of six bits; bit 6 says that more follow (bit 7 marks an entry's first byte)."""
+    position = 0
+    while position < len(table):
+        value = table[position] & 63
+        while table[position] & 64:
+            position += 1
+            value = value << 6 | table[position] & 63
+        position += 1
+        yield value
+
+
+def _write_varints(numbers: Iterable[int]) -> bytes:
+    out = bytearray()
+    for number in numbers:
+        groups = [number & 63]
+        while number := number >> 6:
+            groups.append(number & 63 | 64)
+        out += bytes(reversed(groups))
+    out[0] |= 0x80
+    return bytes(out)
+
+
+if not (3, 11) <= sys.version_info < (3, 14):
+    raise ImportError("resume functions are written for the bytecode of Python 3.11 to 3.13")
