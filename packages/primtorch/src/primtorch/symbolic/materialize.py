@@ -93,8 +93,7 @@ class _Materializer:
     def _latest(self, operands: list[fx.Node]) -> fx.Node:
         latest = operands[0]
         for node in operands[1:]:
-            if latest < node:
-                latest = node
+            latest = max(latest, node)
         if latest.op == "placeholder":
             following = latest.next
             while following.op == "placeholder":

@@ -202,7 +202,28 @@ class ShapeEnv:
             return True
         offset = expr.terms.get((), 0)
         known = self._lower.get(expr - constant(offset) if offset else expr)
-        return known is not None and known + offset >= 0
+        if known is not None and known + offset >= 0:
+            return True
+        return len(expr.terms) > 1 and self._nonnegative_after_shift(expr)
+
+    def _nonnegative_after_shift(self, expr: IntExpr) -> bool:
+        """Whether every coefficient is >= 0 once each atom is written as its lower bound plus something >= 0.
+
+        This sees what term-by-term bounds cannot, as s0*s1 - s1 >= 0 for s0 >= 1.
+        """
+        shift: dict[Atom, IntExpr] = {}
+        for atom in expr.atoms():
+            low, _ = self._atom_range(atom)
+            if low is None:
+                return False
+            shift[atom] = atom_expr(atom) + constant(low)
+        shifted = constant(0)
+        for monomial, coefficient in expr.terms.items():
+            term = constant(coefficient)
+            for atom in monomial:
+                term = term * shift[atom]
+            shifted = shifted + term
+        return all(c >= 0 for c in shifted.terms.values())
 
     # guards ---------------------------------------------------------------------------------------------------
     def evaluate(self, expr: BoolExpr, hint: bool | None) -> bool:

@@ -1,0 +1,18 @@
+"""Fake tensors and the shape propagation of every operator."""
+
+from __future__ import annotations
+
+from primtorch.fake.build import Formula
+from primtorch.fake.table import formula_of, op_key, register_fallback, register_formula
+from primtorch.fake.tensor import FakeMode, FakeTensor, symbolic_strides
+
+__all__ = [
+    "FakeMode",
+    "FakeTensor",
+    "Formula",
+    "formula_of",
+    "op_key",
+    "register_fallback",
+    "register_formula",
+    "symbolic_strides",
+]

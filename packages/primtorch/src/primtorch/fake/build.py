@@ -1,0 +1,101 @@
+"""How formulas make descriptors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+
+from primtorch.errors import DataDependentShape
+from primtorch.fake.layout import Sizes, TensorLike, broadcast, contiguous_strides, iterator_strides
+from primtorch.fake.promotion import TENSORS
+from primtorch.spec import Size, TensorSpec
+
+Formula: TypeAlias = Callable[..., Any]
+F = TypeVar("F", bound=Formula)
+
+
+class Table(dict[str, Formula]):
+    """Formulas by operator name without namespace and without ".default": "add.Tensor", "relu"."""
+
+    def op(self, *names: str) -> Callable[[F], F]:
+        """Decorator: the formula of these operators."""
+
+        def register(formula: F) -> F:
+            for name in names:
+                if name in self:
+                    raise ValueError(f"two formulas for {name}")
+                self[name] = formula
+            return formula
+
+        return register
+
+    def each(self, names: str, formula: Formula) -> None:
+        """One formula for operators named in a string separated by spaces."""
+        self.op(*names.split())(formula)
+
+
+Fresh: TypeAlias = Callable[[Size | None], Size]
+"""Gives a size that only the data tells, up to a maximum. Formulas of such operators take it as keyword `fresh`."""
+
+
+def refuse_fresh(maximum: Size | None) -> Size:
+    """Without symbols for data-dependent sizes there is none to give."""
+    raise DataDependentShape(
+        "an operator's output size",
+        "it depends on the data (nonzero, unique, masked_select or indexing by a mask)",
+        "Give the FakeMode a ShapeEnv, or keep this part out of the compiled region.",
+    )
+
+
+def contiguous(like: TensorLike, shape: Iterable[Size], dtype: torch.dtype | None = None) -> TensorSpec:
+    """A contiguous result on `like`'s device."""
+    sizes = tuple(shape)
+    return TensorSpec(sizes, contiguous_strides(sizes), dtype or like.dtype, like.device)
+
+
+def strided(like: TensorLike, shape: Iterable[Size], strides: Iterable[Size], dtype: torch.dtype | None = None) -> TensorSpec:
+    """A fresh result with the given strides."""
+    return TensorSpec(tuple(shape), tuple(strides), dtype or like.dtype, like.device)
+
+
+def view(base: TensorLike, shape: Iterable[Size], strides: Iterable[Size], offset: Size | None = None) -> TensorSpec:
+    """A result that shares memory with `base`."""
+    at = base.storage_offset() if offset is None else offset
+    return TensorSpec(tuple(shape), tuple(strides), base.dtype, base.device, at)
+
+
+def common_device(operands: Sequence[TensorLike]) -> torch.device:
+    """The device of the result; a 0-d CPU tensor goes with any device.
+
+    Raises:
+        RuntimeError: two devices.
+    """
+    device = operands[0].device
+    for operand in operands[1:]:
+        other = operand.device
+        if other is device or other == device:
+            continue
+        if other.type == "cpu" and not operand.shape:
+            continue
+        if device.type == "cpu" and all(not o.shape for o in operands if o.device == device):
+            device = other
+            continue
+        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}!")
+    return device
+
+
+def elementwise(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
+    """The output of TensorIterator over the tensors among the operands."""
+    tensors = [t for t in operands if isinstance(t, TENSORS)]
+    if len(tensors) == 1:
+        only = tensors[0]
+        shape: Sizes = tuple(only.shape)
+        return TensorSpec(shape, iterator_strides(shape, ((shape, only.stride()),)), dtype, only.device)
+    device = common_device(tensors)
+    layouts = tuple((tuple(t.shape), t.stride()) for t in tensors)
+    shape = layouts[0][0]
+    for other, _ in layouts[1:]:
+        shape = broadcast(shape, other)
+    return TensorSpec(shape, iterator_strides(shape, layouts), dtype, device)

@@ -1,0 +1,129 @@
+"""Scaled dot product attention, each of ATen's kernels, forward and backward.
+
+Shapes: query (N, H, L, E), key (N, H_kv, S, E), value (N, H_kv, S, E_v); output (N, H, L, E_v).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch.fake.build import Table, contiguous, strided
+from primtorch.fake.layout import Sizes, dense_like, strides_in_order
+from primtorch.fake.promotion import accumulate_dtype
+from primtorch.spec import Size, TensorSpec
+
+TABLE = Table()
+_HEADS_INSIDE = (3, 1, 2, 0)
+"""Memory order of the output of most kernels, innermost first: that of a (N, L, H, E) tensor transposed."""
+
+
+def _transposed(like: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+    return strided(like, shape, strides_in_order(shape, _HEADS_INSIDE), dtype)
+
+
+def _seed(query: Any) -> tuple[TensorSpec, TensorSpec]:
+    number = TensorSpec((), (), torch.int64, query.device)
+    return number, number
+
+
+@TABLE.op("_scaled_dot_product_flash_attention_for_cpu")
+def _flash_cpu(
+    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None, scale: Any = None
+) -> tuple[TensorSpec, TensorSpec]:
+    n, heads, length, _ = query.shape
+    out = _transposed(query, (n, heads, length, value.shape[3]))
+    statistics = (n, heads, length)
+    return out, strided(query, statistics, strides_in_order(statistics, (1, 2, 0)), accumulate_dtype(query.dtype))
+
+
+@TABLE.op("_scaled_dot_product_flash_attention_for_cpu_backward")
+def _flash_cpu_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+    return tuple(_transposed(t, tuple(t.shape)) for t in (query, key, value))
+
+
+def _round_up(size: Size, multiple: int) -> Size:
+    return (size + multiple - 1) // multiple * multiple
+
+
+@TABLE.op("_scaled_dot_product_flash_attention")
+def _flash(
+    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
+    scale: Any = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    n, heads, length, _ = query.shape
+    keys = key.shape[2]
+    out = _transposed(query, (n, heads, length, value.shape[3]))
+    logsumexp = contiguous(query, (n, heads, length), torch.float32)
+    # CUDA versions with the merged Philox state give it as one uint64 pair; the unused half is an empty scalar.
+    state = TensorSpec((2,), (1,), torch.uint64, query.device)
+    unused = TensorSpec((), (), torch.uint64, query.device)
+    mask_shape: Sizes = (n, heads, length, keys) if return_debug_mask else (0,)
+    return out, logsumexp, None, None, length, keys, state, unused, contiguous(query, mask_shape)
+
+
+@TABLE.op("_scaled_dot_product_flash_attention_backward")
+def _flash_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+    return tuple(_transposed(t, tuple(t.shape)) for t in (query, key, value))
+
+
+@TABLE.op("_scaled_dot_product_efficient_attention")
+def _efficient(
+    query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False, *,
+    scale: Any = None,
+) -> tuple[TensorSpec, ...]:  # fmt: skip
+    n, heads, length, _ = query.shape
+    out = _transposed(query, (n, heads, length, value.shape[3]))
+    logsumexp = contiguous(query, (n, heads, _round_up(length, 32) if compute_log_sumexp else 0), torch.float32)
+    return out, logsumexp, *_seed(query)
+
+
+@TABLE.op("_scaled_dot_product_efficient_attention_backward")
+def _efficient_backward(
+    grad: Any, query: Any, key: Any, value: Any, attn_bias: Any, out: Any, logsumexp: Any, philox_seed: Any, philox_offset: Any,
+    dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = False, *, scale: Any = None,
+) -> tuple[TensorSpec | None, ...]:  # fmt: skip
+    grads: list[TensorSpec | None] = [
+        _transposed(t, tuple(t.shape)) if wanted else None for t, wanted in zip((query, key, value), grad_input_mask, strict=False)
+    ]
+    bias = None
+    if grad_input_mask[3] and attn_bias is not None:
+        shape = tuple(attn_bias.shape)
+        # The kernel wants rows aligned to 16 elements, so the gradient is a slice of a padded tensor.
+        padded = (*shape[:-1], _round_up(shape[-1], 16))
+        bias = strided(attn_bias, shape, contiguous(attn_bias, padded).strides)
+    return (*grads, bias)
+
+
+@TABLE.op("_scaled_dot_product_cudnn_attention")
+def _cudnn(
+    query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False,
+    return_debug_mask: bool = False, *, scale: Any = None,
+) -> tuple[Any, ...]:  # fmt: skip
+    n, heads, length, _ = query.shape
+    shape = (n, heads, length, value.shape[3])
+    like = tuple(query.shape)
+    order = sorted(range(4), key=lambda d: (_Key(query.stride()[d]), -d))
+    out = strided(query, shape, strides_in_order(shape, order) if like else ())
+    logsumexp = contiguous(query, (n, heads, length, 1), torch.float32) if compute_log_sumexp else None
+    return out, logsumexp, None, None, length, key.shape[2], *_seed(query), None
+
+
+class _Key:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Size) -> None:
+        self.value = value
+
+    def __lt__(self, other: _Key) -> bool:
+        return bool(self.value < other.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and bool(self.value == other.value)
+
+
+@TABLE.op("_scaled_dot_product_cudnn_attention_backward")
+def _cudnn_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+    return tuple(strided(t, t.shape, dense_like(tuple(t.shape), t.stride())) for t in (query, key, value))

@@ -1,0 +1,177 @@
+"""Reductions, scans, softmax."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch.fake.build import Formula, Table, contiguous, strided
+from primtorch.fake.layout import Sizes, contiguous_strides, dense_like, iterator_strides, wrap_dim, wrap_dims
+from primtorch.fake.promotion import float_of, integer_sum_dtype, real_of
+from primtorch.spec import Size, TensorSpec
+
+TABLE = Table()
+
+
+def reduced_dims(x: Any, dim: int | Sequence[int] | None) -> tuple[int, ...]:
+    """The dims that a reduction removes; none given means all."""
+    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
+        return tuple(range(x.dim()))
+    return wrap_dims((dim,) if isinstance(dim, int) else dim, x.dim())
+
+
+def reduced(x: Any, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> TensorSpec:
+    """The output of a TensorIterator reduction: the kept dims in the input's order of strides."""
+    shape, strides = tuple(x.shape), x.stride()
+    if not shape or len(dims) == len(shape):
+        out: Sizes = (1,) * len(shape) if keepdim else ()
+        return contiguous(x, out, dtype)
+    gone = set(dims)
+    kept = tuple(1 if d in gone else s for d, s in enumerate(shape))
+    order = _kept_strides(shape, strides, gone)
+    if keepdim:
+        return strided(x, kept, order, dtype)
+    rest = [d for d in range(len(shape)) if d not in gone]
+    return strided(x, [shape[d] for d in rest], [order[d] for d in rest], dtype)
+
+
+def _kept_strides(shape: Sizes, strides: Sizes, gone: set[int]) -> Sizes:
+    if strides == contiguous_strides(shape):
+        return contiguous_strides(tuple(1 if d in gone else s for d, s in enumerate(shape)))
+    # TensorIterator orders the dims by the input's strides over the whole shape, and the output has size 1 where reduced.
+    full = iterator_strides(shape, ((shape, strides),))
+    order = sorted(range(len(shape)), key=lambda d: (_Position(full[d]), -d))
+    out: list[Size] = [0] * len(shape)
+    step: Size = 1
+    for d in order:
+        out[d] = step
+        if d not in gone:
+            step = step * shape[d]
+    return tuple(out)
+
+
+class _Position:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Size) -> None:
+        self.value = value
+
+    def __lt__(self, other: _Position) -> bool:
+        return bool(self.value < other.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Position) and bool(self.value == other.value)
+
+
+def _full(dtype_rule: Any) -> Formula:
+    def formula(x: Any, *, dtype: torch.dtype | None = None) -> TensorSpec:
+        return contiguous(x, (), dtype or dtype_rule(x.dtype))
+
+    return formula
+
+
+TABLE.each("sum prod nansum", _full(integer_sum_dtype))
+TABLE.each("max min median nanmedian", _full(lambda d: d))
+TABLE.each("any all", _full(lambda d: torch.uint8 if d is torch.uint8 else torch.bool))
+
+
+@TABLE.op("sum.dim_IntList")
+def _sum(x: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, dtype or integer_sum_dtype(x.dtype))
+
+
+@TABLE.op("prod.dim_int")
+def _prod(x: Any, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, dtype or integer_sum_dtype(x.dtype))
+
+
+@TABLE.op("mean")
+def _mean(x: Any, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    return _mean_dim(x, None, dtype=dtype)
+
+
+@TABLE.op("mean.dim")
+def _mean_dim(x: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    out = dtype or x.dtype
+    if not (out.is_floating_point or out.is_complex):
+        raise RuntimeError(
+            f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: {x.dtype}"
+        )
+    return reduced(x, reduced_dims(x, dim), keepdim, out)
+
+
+@TABLE.op("amax", "amin")
+def _amax(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, x.dtype)
+
+
+@TABLE.op("any.dim", "all.dim", "any.dims", "all.dims")
+def _any(x: Any, dim: Any = None, keepdim: bool = False) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+
+
+@TABLE.op("argmax", "argmin")
+def _argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, torch.int64)
+
+
+@TABLE.op("max.dim", "min.dim")
+def _max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    dims = reduced_dims(x, dim)
+    return reduced(x, dims, keepdim, x.dtype), reduced(x, dims, keepdim, torch.int64)
+
+
+@TABLE.op("logsumexp")
+def _logsumexp(x: Any, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, float_of(x.dtype))
+
+
+@TABLE.op("var", "std")
+def _var_all(x: Any, unbiased: bool = True) -> TensorSpec:
+    return contiguous(x, (), real_of(x.dtype))
+
+
+@TABLE.op("var.dim", "std.dim", "var.correction", "std.correction")
+def _var(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, real_of(x.dtype))
+
+
+@TABLE.op("var_mean.correction", "std_mean.correction")
+def _var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    dims = reduced_dims(x, dim)
+    return reduced(x, dims, keepdim, real_of(x.dtype)), reduced(x, dims, keepdim, x.dtype)
+
+
+@TABLE.op("linalg_vector_norm")
+def _vector_norm(
+    x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, real_of(dtype or x.dtype))
+
+
+@TABLE.op("cumsum", "cumprod")
+def _cumsum(x: Any, dim: int, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    wrap_dim(dim, x.dim())
+    shape = tuple(x.shape)
+    return strided(x, shape, dense_like(shape, x.stride()), dtype or integer_sum_dtype(x.dtype))
+
+
+@TABLE.op("_softmax", "_log_softmax")
+def _softmax(x: Any, dim: int, half_to_float: bool) -> TensorSpec:
+    wrap_dim(dim, x.dim())
+    shape = tuple(x.shape)
+    return contiguous(x, shape, torch.float32 if half_to_float else x.dtype)
+
+
+@TABLE.op("_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_backward(grad: Any, output: Any, dim: int, input_dtype: torch.dtype) -> TensorSpec:
+    return contiguous(grad, grad.shape, input_dtype)
+
+
+@TABLE.op("_safe_softmax")
+def _safe_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
+    return contiguous(x, x.shape, dtype or x.dtype)
+
+

@@ -1,0 +1,128 @@
+"""Operators that rearrange elements into new memory: cat, pad, flip, scatter of slices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch.fake.build import Table, common_device, contiguous, strided
+from primtorch.fake.layout import (
+    channels_last_strides,
+    contiguous_strides,
+    dense_like,
+    suggests_channels_last,
+    wrap_dim,
+)
+from primtorch.spec import Size, TensorSpec
+
+TABLE = Table()
+
+
+@TABLE.op("cat", "concat", "concatenate")
+def _cat(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
+    if not tensors:
+        raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
+    device = common_device(tensors)
+    dtype = tensors[0].dtype
+    for t in tensors[1:]:
+        if t.dtype is not dtype:
+            dtype = torch.promote_types(dtype, t.dtype)
+    # An empty 1-d tensor is skipped, whatever the others' number of dims.
+    full = [t for t in tensors if not (t.dim() == 1 and type(t.shape[0]) is int and t.shape[0] == 0)]
+    if not full:
+        return TensorSpec((0,), (1,), dtype, device)
+    first = full[0]
+    if first.dim() == 0:
+        raise RuntimeError("zero-dimensional tensor (at position 0) cannot be concatenated")
+    at = wrap_dim(dim, first.dim())
+    shape = list(first.shape)
+    for position, t in enumerate(full[1:], 1):
+        if t.dim() != len(shape):
+            raise RuntimeError(f"Tensors must have same number of dimensions: got {len(shape)} and {t.dim()}")
+        for d, size in enumerate(t.shape):
+            if d != at and size != shape[d]:
+                raise RuntimeError(
+                    f"Sizes of tensors must match except in dimension {at}. Expected {shape[d]} in dimension {d} but got {size} "
+                    f"for tensor number {position} in the list"
+                )
+        shape[at] = shape[at] + t.shape[at]
+    out = tuple(shape)
+    formats = {suggests_channels_last(tuple(t.shape), t.stride()) for t in tensors}
+    strides = channels_last_strides(out) if formats == {True} else contiguous_strides(out)
+    return TensorSpec(out, strides, dtype, device)
+
+
+@TABLE.op("stack")
+def _stack(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
+    first = tensors[0]
+    at = wrap_dim(dim, first.dim() + 1)
+    for t in tensors[1:]:
+        if tuple(t.shape) != tuple(first.shape):
+            raise RuntimeError(f"stack expects each tensor to be equal size, but got {list(first.shape)} and {list(t.shape)}")
+    shape = list(first.shape)
+    shape.insert(at, len(tensors))
+    dtype = first.dtype
+    for t in tensors[1:]:
+        dtype = torch.promote_types(dtype, t.dtype)
+    return contiguous(first, shape, dtype)
+
+
+@TABLE.op("constant_pad_nd")
+def _constant_pad(x: Any, pad: Sequence[Size], value: Any = 0) -> TensorSpec:
+    shape = list(x.shape)
+    for k in range(len(pad) // 2):
+        dim = len(shape) - 1 - k
+        shape[dim] = shape[dim] + pad[2 * k] + pad[2 * k + 1]
+        if shape[dim] < 0:
+            raise RuntimeError(f"The input size {x.shape[dim]}, plus negative padding, resulted in a negative output size")
+    out = tuple(shape)
+    keeps = suggests_channels_last(tuple(x.shape), x.stride())
+    return strided(x, out, channels_last_strides(out) if keeps else contiguous_strides(out))
+
+
+@TABLE.op("flip", "roll")
+def _flip(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    shape = tuple(x.shape)
+    return strided(x, shape, dense_like(shape, x.stride()))
+
+
+@TABLE.op("repeat")
+def _repeat(x: Any, repeats: Sequence[Size]) -> TensorSpec:
+    lead = len(repeats) - x.dim()
+    if lead < 0:
+        raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
+    shape = (1,) * lead + tuple(x.shape)
+    return contiguous(x, [s * r for s, r in zip(shape, repeats, strict=True)])
+
+
+@TABLE.op("tril", "triu")
+def _tril(x: Any, diagonal: int = 0) -> TensorSpec:
+    if x.dim() < 2:
+        raise RuntimeError("tril: input tensor must have at least 2 dimensions")
+    return contiguous(x, x.shape)
+
+
+@TABLE.op("slice_backward")
+def _slice_backward(grad: Any, input_sizes: Sequence[Size], *args: Any) -> TensorSpec:
+    return contiguous(grad, input_sizes)
+
+
+@TABLE.op("select_backward", "diagonal_backward", "unfold_backward")
+def _select_backward(grad: Any, input_sizes: Sequence[Size], *args: Any) -> TensorSpec:
+    return contiguous(grad, input_sizes)
+
+
+@TABLE.op("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
+def _scatter_slice(x: Any, src: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    shape = tuple(x.shape)
+    return strided(x, shape, dense_like(shape, x.stride()))
+
+
+@TABLE.op("copy")
+def _copy(x: Any, src: Any, non_blocking: bool = False) -> TensorSpec:
+    shape = tuple(x.shape)
+    return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
+
+

@@ -1,0 +1,387 @@
+"""Operators whose result shares memory with an argument."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch.fake.build import Table, view
+from primtorch.fake.layout import Sizes, product, wrap_dim, wrap_dims
+from primtorch.fake.promotion import real_of
+from primtorch.spec import Size, TensorSpec
+
+TABLE = Table()
+_NO_END = 2**63 - 1
+
+
+def infer_size(shape: Sequence[Size], numel: Size) -> Sizes:
+    """The shape with -1 replaced.
+
+    Raises:
+        RuntimeError: the shape does not have `numel` elements.
+    """
+    unknown = None
+    known: Size = 1
+    for dim, size in enumerate(shape):
+        if type(size) is int and size < 0:
+            if size != -1:
+                raise RuntimeError(f"invalid shape dimension {size}")
+            if unknown is not None:
+                raise RuntimeError("only one dimension can be inferred")
+            unknown = dim
+        else:
+            known = known * size
+    if unknown is None:
+        if known == numel:
+            return tuple(shape)
+        raise RuntimeError(f"shape '{list(shape)}' is invalid for input of size {numel}")
+    if known == 0:
+        raise RuntimeError(
+            f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 can be "
+            "any value and is ambiguous"
+        )
+    if numel % known != 0:
+        raise RuntimeError(f"shape '{list(shape)}' is invalid for input of size {numel}")
+    filled = list(shape)
+    filled[unknown] = numel // known
+    return tuple(filled)
+
+
+def view_strides(shape: Sizes, strides: Sizes, target: Sizes) -> Sizes | None:
+    """Strides with which the same memory has shape `target`, or None.
+
+    Old dims are grouped into runs that are contiguous among themselves; each run must be covered by whole new dims.
+    """
+    if any(size == 0 for size in shape):
+        return strides if tuple(shape) == target else _row_major(target)
+    if not shape:
+        return (1,) * len(target)
+    out: list[Size] = [0] * len(target)
+    new_dim = len(target) - 1
+    base = strides[-1]
+    run: Size = 1
+    covered: Size = 1
+    for old_dim in range(len(shape) - 1, -1, -1):
+        run = run * shape[old_dim]
+        ends = old_dim == 0 or (shape[old_dim - 1] != 1 and strides[old_dim - 1] != run * base)
+        if not ends:
+            continue
+        while new_dim >= 0 and (target[new_dim] == 1 or covered < run):
+            out[new_dim] = covered * base
+            covered = covered * target[new_dim]
+            new_dim -= 1
+        if covered != run:
+            return None
+        if old_dim > 0:
+            base = strides[old_dim - 1]
+            run = covered = 1
+    return tuple(out) if new_dim == -1 else None
+
+
+def _row_major(shape: Sizes) -> Sizes:
+    out: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        out.append(step)
+        step = step * (size if size != 0 else 1)
+    return tuple(reversed(out))
+
+
+@TABLE.op("view", "_unsafe_view")
+def _view(x: Any, size: Sequence[Size]) -> TensorSpec:
+    old = tuple(x.shape)
+    shape = infer_size(size, product(old))
+    strides = view_strides(old, x.stride(), shape)
+    if strides is None:
+        raise RuntimeError(
+            "view size is not compatible with input tensor's size and stride (at least one dimension spans across two "
+            "contiguous subspaces). Use .reshape(...) instead."
+        )
+    return view(x, shape, strides)
+
+
+@TABLE.op("_reshape_alias")
+def _reshape_alias(x: Any, size: Sequence[Size], stride: Sequence[Size]) -> TensorSpec:
+    return view(x, size, stride)
+
+
+@TABLE.op("alias", "detach", "lift_fresh", "lift", "_conj", "_neg_view", "resolve_conj", "resolve_neg")
+def _alias(x: Any) -> TensorSpec:
+    return view(x, x.shape, x.stride())
+
+
+@TABLE.op("t")
+def _t(x: Any) -> TensorSpec:
+    if x.dim() > 2:
+        raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {x.dim()}D")
+    return view(x, tuple(x.shape)[::-1], x.stride()[::-1])
+
+
+@TABLE.op("transpose.int", "swapaxes", "swapdims")
+def _transpose(x: Any, dim0: int, dim1: int) -> TensorSpec:
+    ndim = x.dim()
+    a, b = wrap_dim(dim0, ndim), wrap_dim(dim1, ndim)
+    shape, strides = list(x.shape), list(x.stride())
+    if ndim:
+        shape[a], shape[b] = shape[b], shape[a]
+        strides[a], strides[b] = strides[b], strides[a]
+    return view(x, shape, strides)
+
+
+@TABLE.op("permute")
+def _permute(x: Any, dims: Sequence[int]) -> TensorSpec:
+    if len(dims) != x.dim():
+        raise RuntimeError(
+            f"permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired ordering of "
+            f"dimensions i.e. input.dim() = {x.dim()} is not equal to len(dims) = {len(dims)}"
+        )
+    order = wrap_dims(dims, x.dim())
+    shape, strides = x.shape, x.stride()
+    return view(x, [shape[d] for d in order], [strides[d] for d in order])
+
+
+@TABLE.op("expand")
+def _expand(x: Any, size: Sequence[Size], *, implicit: bool = False) -> TensorSpec:
+    shape, strides = x.shape, x.stride()
+    lead = len(size) - len(shape)
+    if lead < 0:
+        raise RuntimeError(
+            f"expand({x!r}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or equal to the "
+            f"number of dimensions in the tensor ({len(shape)})"
+        )
+    out_shape: list[Size] = []
+    out_strides: list[Size] = []
+    for dim, wanted in enumerate(size):
+        own = shape[dim - lead] if dim >= lead else 1
+        if type(wanted) is int and wanted == -1:
+            if dim < lead:
+                raise RuntimeError(
+                    f"The expanded size of the tensor (-1) isn't allowed in a leading, non-existing dimension {dim}"
+                )
+            wanted = own
+        if dim < lead:
+            # A leading dim of 1 keeps the stride of a row-major tensor.
+            stride: Size = 0
+        elif own is wanted or own == wanted:
+            stride = strides[dim - lead]
+        elif own == 1:
+            stride = 0
+        else:
+            raise RuntimeError(
+                f"The expanded size of the tensor ({wanted}) must match the existing size ({own}) at non-singleton dimension "
+                f"{dim}.  Target sizes: {list(size)}.  Tensor sizes: {list(shape)}"
+            )
+        out_shape.append(wanted)
+        out_strides.append(stride)
+    for dim in range(lead - 1, -1, -1):
+        if out_shape[dim] == 1:
+            following = dim + 1
+            out_strides[dim] = out_shape[following] * out_strides[following] if following < len(out_shape) else 1
+    return view(x, out_shape, out_strides)
+
+
+def _drop(x: Any, dims: set[int]) -> TensorSpec:
+    shape, strides = x.shape, x.stride()
+    keep = [d for d in range(len(shape)) if d not in dims or shape[d] != 1]
+    return view(x, [shape[d] for d in keep], [strides[d] for d in keep])
+
+
+@TABLE.op("squeeze")
+def _squeeze(x: Any) -> TensorSpec:
+    return _drop(x, set(range(x.dim())))
+
+
+@TABLE.op("squeeze.dim")
+def _squeeze_dim(x: Any, dim: int) -> TensorSpec:
+    return _drop(x, {wrap_dim(dim, x.dim())})
+
+
+@TABLE.op("squeeze.dims")
+def _squeeze_dims(x: Any, dim: Sequence[int]) -> TensorSpec:
+    return _drop(x, set(wrap_dims(dim, x.dim())))
+
+
+@TABLE.op("unsqueeze")
+def _unsqueeze(x: Any, dim: int) -> TensorSpec:
+    at = wrap_dim(dim, x.dim() + 1)
+    shape, strides = list(x.shape), list(x.stride())
+    stride = shape[at] * strides[at] if at < len(shape) else 1
+    shape.insert(at, 1)
+    strides.insert(at, stride)
+    return view(x, shape, strides)
+
+
+def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) -> tuple[Size, Size]:
+    """(start, length) of a slice, clamped as Python does.
+
+    Raises:
+        RuntimeError: step < 1.
+    """
+    if step <= 0:
+        raise RuntimeError("slice step must be positive")
+    first = _clamp_index(0 if start is None else start, size)
+    last = size if end is None or (type(end) is int and end >= _NO_END) else _clamp_index(end, size)
+    if last is not size and last < first:
+        last = first
+    if step == 1:
+        return first, last - first
+    return first, (last - first + step - 1) // step
+
+
+def _clamp_index(index: Size, size: Size) -> Size:
+    if index < 0:
+        index = index + size
+        return 0 if index < 0 else index
+    return size if index is size or index >= size else index
+
+
+@TABLE.op("slice.Tensor")
+def _slice(x: Any, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> TensorSpec:
+    if x.dim() == 0:
+        raise RuntimeError("slice() cannot be applied to a 0-dim tensor.")
+    at = wrap_dim(dim, x.dim())
+    shape, strides = list(x.shape), list(x.stride())
+    first, length = slice_bounds(shape[at], start, end, step)
+    offset = x.storage_offset() + first * strides[at]
+    shape[at] = length
+    strides[at] = strides[at] * step
+    return view(x, shape, strides, offset)
+
+
+@TABLE.op("narrow")
+def _narrow(x: Any, dim: int, start: Size, length: Size) -> TensorSpec:
+    return _slice(x, dim, start, start + length)
+
+
+@TABLE.op("select.int")
+def _select(x: Any, dim: int, index: Size) -> TensorSpec:
+    if x.dim() == 0:
+        raise IndexError("select() cannot be applied to a 0-dim tensor.")
+    at = wrap_dim(dim, x.dim())
+    shape, strides = list(x.shape), list(x.stride())
+    size = shape[at]
+    if index < -size or index >= size:
+        raise IndexError(f"select(): index {index} out of range for tensor of size {list(shape)} at dimension {at}")
+    if index < 0:
+        index = index + size
+    offset = x.storage_offset() + index * strides[at]
+    del shape[at], strides[at]
+    return view(x, shape, strides, offset)
+
+
+@TABLE.op("split.Tensor")
+def _split(x: Any, split_size: Size, dim: int = 0) -> list[TensorSpec]:
+    at = wrap_dim(dim, x.dim())
+    size = x.shape[at]
+    if split_size == 0:
+        if size != 0:
+            raise RuntimeError(f"split_size can only be 0 if dimension size is 0, but got dimension size of {size}")
+        return [_slice(x, at)]
+    pieces = max(1, int((size + split_size - 1) // split_size))
+    return [_slice(x, at, k * split_size, (k + 1) * split_size if k + 1 < pieces else size) for k in range(pieces)]
+
+
+@TABLE.op("split_with_sizes", "split.sizes")
+def _split_with_sizes(x: Any, sizes: Sequence[Size], dim: int = 0) -> list[TensorSpec]:
+    at = wrap_dim(dim, x.dim())
+    total: Size = 0
+    out = []
+    for size in sizes:
+        out.append(_slice(x, at, total, total + size))
+        total = total + size
+    if total != x.shape[at]:
+        raise RuntimeError(
+            f"split_with_sizes expects split_sizes to sum exactly to {x.shape[at]} (input tensor's size at dimension {at}), "
+            f"but got split_sizes={list(sizes)}"
+        )
+    return out
+
+
+@TABLE.op("unbind.int")
+def _unbind(x: Any, dim: int = 0) -> list[TensorSpec]:
+    at = wrap_dim(dim, x.dim())
+    return [_select(x, at, k) for k in range(int(x.shape[at]))]
+
+
+@TABLE.op("as_strided")
+def _as_strided(x: Any, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None) -> TensorSpec:
+    return view(x, size, stride, storage_offset)
+
+
+@TABLE.op("diagonal")
+def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
+    a, b = wrap_dim(dim1, x.dim()), wrap_dim(dim2, x.dim())
+    if a == b:
+        raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
+    shape, strides = list(x.shape), list(x.stride())
+    rows, columns = (shape[a], shape[b] - offset) if offset >= 0 else (shape[a] + offset, shape[b])
+    length = torch.sym_max(torch.sym_min(rows, columns), 0)
+    at = x.storage_offset()
+    if length != 0:
+        at = at + (offset * strides[b] if offset >= 0 else -offset * strides[a])
+    step = strides[a] + strides[b]
+    for dim in sorted((a, b), reverse=True):
+        del shape[dim], strides[dim]
+    return view(x, [*shape, length], [*strides, step], at)
+
+
+@TABLE.op("unfold")
+def _unfold(x: Any, dimension: int, size: int, step: int) -> TensorSpec:
+    at = wrap_dim(dimension, x.dim())
+    if x.dim() == 0:
+        if size > 1:
+            raise RuntimeError(f"maximum size for tensor at dimension 0 is 1 but size is {size}")
+        return view(x, (size,), (1,))
+    shape, strides = list(x.shape), list(x.stride())
+    if size > shape[at]:
+        raise RuntimeError(f"maximum size for tensor at dimension {at} is {shape[at]} but size is {size}")
+    if step <= 0:
+        raise RuntimeError(f"step is {step} but must be > 0")
+    stride = strides[at]
+    shape[at] = (shape[at] - size) // step + 1
+    strides[at] = stride * step
+    return view(x, [*shape, size], [*strides, stride])
+
+
+@TABLE.op("view.dtype")
+def _view_dtype(x: Any, dtype: torch.dtype) -> TensorSpec:
+    old, new = x.dtype.itemsize, dtype.itemsize
+    shape, strides, offset = list(x.shape), list(x.stride()), x.storage_offset()
+    if old > new:
+        if not shape:
+            raise RuntimeError("self.dim() cannot be 0 to view a tensor with a smaller element size")
+        if strides[-1] != 1:
+            raise RuntimeError(f"self.stride(-1) must be 1 to view {x.dtype} as {dtype} (different element sizes)")
+        ratio = old // new
+        shape[-1] = shape[-1] * ratio
+        strides = [s * ratio for s in strides[:-1]] + [1]
+        offset = offset * ratio
+    elif old < new:
+        if not shape:
+            raise RuntimeError("self.dim() cannot be 0 to view a tensor with a larger element size")
+        ratio = new // old
+        if shape[-1] % ratio != 0 or offset % ratio != 0 or strides[-1] != 1:
+            raise RuntimeError(f"self cannot be viewed as {dtype}: sizes, strides and offset must be divisible by {ratio}")
+        shape[-1] = shape[-1] // ratio
+        strides = [s // ratio for s in strides[:-1]] + [1]
+        offset = offset // ratio
+    return TensorSpec(tuple(shape), tuple(strides), dtype, x.device, offset)
+
+
+@TABLE.op("view_as_real")
+def _view_as_real(x: Any) -> TensorSpec:
+    strides = [s * 2 for s in x.stride()]
+    return TensorSpec((*x.shape, 2), (*strides, 1), real_of(x.dtype), x.device, x.storage_offset() * 2)
+
+
+@TABLE.op("view_as_complex")
+def _view_as_complex(x: Any) -> TensorSpec:
+    dtypes = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
+    if x.dtype not in dtypes:
+        raise RuntimeError(f"view_as_complex is only supported for half, float and double tensors, but got a tensor of {x.dtype}")
+    if x.dim() == 0 or x.shape[-1] != 2:
+        raise RuntimeError("Tensor must have a last dimension of size 2")
+    strides = tuple(s // 2 for s in x.stride()[:-1])
+    return TensorSpec(tuple(x.shape[:-1]), strides, dtypes[x.dtype], x.device, x.storage_offset() // 2)

@@ -1,0 +1,96 @@
+"""Pooling and resizing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch.fake.build import Table, strided
+from primtorch.fake.layout import Sizes, channels_last_strides, contiguous_strides, suggests_channels_last
+from primtorch.spec import Size, TensorSpec
+
+TABLE = Table()
+
+
+def _each(values: Sequence[int], count: int) -> list[int]:
+    return [values[0]] * count if len(values) == 1 else list(values)
+
+
+def pooled_size(size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Size:
+    """Output length of a pooling window; with ceil_mode a last window that starts inside the input or left padding."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    length = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    if ceil_mode and (length - 1) * stride >= size + padding:
+        length = length - 1
+    return length
+
+
+def _laid_out(x: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+    keeps = suggests_channels_last(tuple(x.shape), x.stride())
+    return strided(x, shape, channels_last_strides(shape) if keeps else contiguous_strides(shape), dtype)
+
+
+def _pooled_shape(
+    x: Any, spatial: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> Sizes:
+    k = _each(kernel, spatial)
+    s = _each(stride, spatial) if len(stride) else k
+    p, d = _each(padding, spatial), _each(dilation, spatial)
+    lead = x.dim() - spatial
+    sizes = [pooled_size(x.shape[lead + i], k[i], s[i], p[i], d[i], ceil_mode) for i in range(spatial)]
+    if any(size <= 0 for size in sizes):
+        raise RuntimeError(f"Given input size: {list(x.shape)}. Calculated output size: {sizes}. Output size is too small")
+    return (*x.shape[:lead], *sizes)
+
+
+def _max_pool(spatial: int) -> Any:
+    def formula(
+        x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+    ) -> tuple[TensorSpec, TensorSpec]:
+        shape = _pooled_shape(x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        return _laid_out(x, shape), _laid_out(x, shape, torch.int64)
+
+    return formula
+
+
+TABLE.op("max_pool2d_with_indices")(_max_pool(2))
+TABLE.op("max_pool3d_with_indices")(_max_pool(3))
+
+
+def _avg_pool(spatial: int) -> Any:
+    def formula(
+        x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False, count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> TensorSpec:  # fmt: skip
+        return _laid_out(x, _pooled_shape(x, spatial, kernel_size, stride, padding, (1,), ceil_mode))
+
+    return formula
+
+
+TABLE.op("avg_pool1d")(_avg_pool(1))
+TABLE.op("avg_pool2d")(_avg_pool(2))
+TABLE.op("avg_pool3d")(_avg_pool(3))
+
+
+@TABLE.op(
+    "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "avg_pool2d_backward", "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
+    "adaptive_max_pool3d_backward",
+)  # fmt: skip
+def _pool_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return _laid_out(x, tuple(x.shape))
+
+
+@TABLE.op("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def _adaptive_avg_pool(x: Any, output_size: Sequence[Size]) -> TensorSpec:
+    lead = x.dim() - len(output_size)
+    return _laid_out(x, (*x.shape[:lead], *output_size))
+
+
+@TABLE.op("adaptive_max_pool2d", "adaptive_max_pool3d")
+def _adaptive_max_pool(x: Any, output_size: Sequence[Size]) -> tuple[TensorSpec, TensorSpec]:
+    lead = x.dim() - len(output_size)
+    shape = (*x.shape[:lead], *output_size)
+    return _laid_out(x, shape), _laid_out(x, shape, torch.int64)

@@ -1,0 +1,311 @@
+"""Shapes and strides of results: broadcasting, memory formats, TensorIterator's rule for outputs.
+
+Everything works on ints and SymInts. With ints alone the rules are memoised: a graph repeats few layouts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import Protocol, TypeAlias, TypeVar, cast
+
+import torch
+
+from primtorch.spec import Size
+from primtorch.symbolic.sym_node import node_of
+
+Sizes: TypeAlias = tuple[Size, ...]
+
+
+class TensorLike(Protocol):
+    """What formulas ask of a tensor; a TensorSpec and a torch.Tensor both answer."""
+
+    @property
+    def shape(self) -> Sizes: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+    @property
+    def device(self) -> torch.device: ...
+    def stride(self) -> Sizes: ...
+    def storage_offset(self) -> Size: ...
+    def dim(self) -> int: ...
+
+
+F = TypeVar("F", bound=Callable[..., object])
+
+
+def _memoised(fn: F) -> F:
+    """Memoise calls whose arguments hash (SymInts do not)."""
+    cached = lru_cache(maxsize=8192)(fn)
+
+    def call(*args: object) -> object:
+        try:
+            return cached(*args)
+        except TypeError:
+            return fn(*args)
+
+    return cast(F, call)
+
+
+def product(sizes: Iterable[Size]) -> Size:
+    """The product of the sizes; 1 for none."""
+    result: Size = 1
+    for size in sizes:
+        result = result * size
+    return result
+
+
+def at_least_one(size: Size) -> Size:
+    """max(size, 1), kept simple where the size is known to be positive."""
+    if type(size) is int:
+        return size if size > 1 else 1
+    return size if isinstance(size, torch.SymInt) and node_of(size).hint is not None else torch.sym_max(size, 1)
+
+
+@_memoised
+def contiguous_strides(shape: Sizes) -> Sizes:
+    """Row-major strides; a size of 0 counts as 1."""
+    strides: list[Size] = []
+    step: Size = 1
+    for size in reversed(shape):
+        strides.append(step)
+        step = step * at_least_one(size)
+    return tuple(reversed(strides))
+
+
+def strides_in_order(shape: Sizes, innermost_first: Sequence[int]) -> Sizes:
+    """Dense strides with the dims laid out in the given order (a size of 0 counts as 1)."""
+    strides: list[Size] = [0] * len(shape)
+    step: Size = 1
+    for dim in innermost_first:
+        strides[dim] = step
+        step = step * at_least_one(shape[dim])
+    return tuple(strides)
+
+
+def channels_last_order(ndim: int) -> tuple[int, ...]:
+    """Dims of (N, C, *spatial), innermost first: C, then spatial from the last, then N."""
+    return (1, *range(ndim - 1, 1, -1), 0)
+
+
+def channels_last_strides(shape: Sizes) -> Sizes:
+    """Strides of a dense channels_last tensor of 4 or 5 dims."""
+    return strides_in_order(shape, channels_last_order(len(shape)))
+
+
+def _dense_in_order(shape: Sizes, strides: Sizes, order: Iterable[int]) -> bool:
+    step: Size = 1
+    for dim in order:
+        size = shape[dim]
+        if size != 1:
+            if strides[dim] != step:
+                return False
+            step = step * size
+    return True
+
+
+def has_no_elements(shape: Sizes) -> bool:
+    return any(size == 0 for size in shape)
+
+
+@_memoised
+def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
+    return _dense_in_order(shape, strides, range(len(shape) - 1, -1, -1)) or has_no_elements(shape)
+
+
+@_memoised
+def is_channels_last(shape: Sizes, strides: Sizes) -> bool:
+    """Dense in channels_last order (4 or 5 dims); `Tensor.is_contiguous(memory_format=channels_last)`."""
+    return len(shape) in (4, 5) and _dense_in_order(shape, strides, channels_last_order(len(shape)))
+
+
+@_memoised
+def is_dense(shape: Sizes, strides: Sizes) -> bool:
+    """Whether the elements fill a block of memory without gaps and without overlap."""
+    if is_contiguous(shape, strides):
+        return True
+    order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: _Ordered(strides[d]))
+    return _dense_in_order(shape, strides, order)
+
+
+class _Ordered:
+    """A sort key that also compares SymInts."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Size) -> None:
+        self.value = value
+
+    def __lt__(self, other: _Ordered) -> bool:
+        return bool(self.value < other.value)
+
+
+@_memoised
+def suggests_channels_last(shape: Sizes, strides: Sizes) -> bool:
+    """ATen's `is_strides_like_channels_last` for 4 or 5 dims: the order that convolutions and the like will keep."""
+    if len(shape) not in (4, 5) or strides[1] == 0:
+        return False
+    minimum: Size = 0
+    for dim in channels_last_order(len(shape)):
+        size, stride = shape[dim], strides[dim]
+        if size == 0 or stride < minimum:
+            return False
+        # (N, 1, H, W) is ambiguous; contiguous wins.
+        if dim == 0 and minimum == strides[1]:
+            return False
+        minimum = stride
+        if size > 1:
+            minimum = minimum * size
+    return True
+
+
+def suggested_strides(source: TensorLike, shape: Sizes) -> Sizes:
+    """Strides for `shape` in the memory format that `source` suggests."""
+    if len(shape) in (4, 5) and len(shape) == source.dim() and suggests_channels_last(source.shape, source.stride()):
+        return channels_last_strides(shape)
+    return contiguous_strides(shape)
+
+
+def format_strides(shape: Sizes, memory_format: torch.memory_format) -> Sizes:
+    """Strides for contiguous_format, channels_last or channels_last_3d.
+
+    Raises:
+        RuntimeError: the format does not fit the number of dims.
+    """
+    if memory_format is torch.channels_last or memory_format is torch.channels_last_3d:
+        rank = 4 if memory_format is torch.channels_last else 5
+        if len(shape) != rank:
+            raise RuntimeError(f"required rank {rank} tensor to use {str(memory_format).removeprefix('torch.')} format")
+        return channels_last_strides(shape)
+    return contiguous_strides(shape)
+
+
+def broadcast(left: Sizes, right: Sizes) -> Sizes:
+    """The common shape, right-aligned.
+
+    Raises:
+        RuntimeError: two sizes differ and neither is 1.
+    """
+    # Lengths first: comparing tuples compares items first, and comparing symbols may leave a guard.
+    if len(left) == len(right) and left == right:
+        return left
+    short, long = (left, right) if len(left) < len(right) else (right, left)
+    lead = len(long) - len(short)
+    out = list(long[:lead])
+    for dim in range(len(short)):
+        x, y = short[dim], long[lead + dim]
+        if x is y or x == y or x == 1:
+            out.append(y)
+        elif y == 1:
+            out.append(x)
+        else:
+            a, b = (left[dim - len(short)], right[dim - len(short)])
+            raise RuntimeError(
+                f"The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton dimension {lead + dim}"
+            )
+    return tuple(out)
+
+
+@_memoised
+def iterator_strides(shape: Sizes, operands: tuple[tuple[Sizes, Sizes], ...]) -> Sizes:
+    """Strides that TensorIterator gives to a new output of broadcast `shape`.
+
+    Args:
+        operands: (shape, strides) of each input, in order.
+    """
+    if not shape:
+        return ()
+    if all(len(s) == len(shape) and s == shape for s, _ in operands):
+        if all(is_contiguous(s, t) for s, t in operands):
+            return contiguous_strides(shape)
+        if all(is_channels_last(s, t) for s, t in operands):
+            return channels_last_strides(shape)
+        first = operands[0][1]
+        if all(t == first for _, t in operands) and is_dense(shape, first):
+            return first
+    return _permuted_strides(shape, operands)
+
+
+def _permuted_strides(shape: Sizes, operands: tuple[tuple[Sizes, Sizes], ...]) -> Sizes:
+    """Dims sorted by the inputs' strides, earlier inputs first; ties keep row-major order."""
+    ndim = len(shape)
+    columns = [_broadcast_strides(shape, s, t) for s, t in operands]
+    order = list(range(ndim - 1, -1, -1))
+
+    def compare(a: int, b: int) -> int:
+        for column in columns:
+            x, y = column[a], column[b]
+            if x == 0 or y == 0:
+                continue
+            if x < y:
+                return -1
+            if x > y:
+                return 1
+            if shape[a] > shape[b]:
+                return 1
+        return 0
+
+    for i in range(1, ndim):
+        current = i
+        for j in range(i - 1, -1, -1):
+            relation = compare(order[j], order[current])
+            if relation > 0:
+                order[j], order[current] = order[current], order[j]
+                current = j
+            elif relation < 0:
+                break
+    if order == list(range(ndim - 1, -1, -1)):
+        return contiguous_strides(shape)
+    strides: list[Size] = [0] * ndim
+    step: Size = 1
+    for dim in order:
+        strides[dim] = step
+        step = step * shape[dim]
+    return tuple(strides)
+
+
+def _broadcast_strides(shape: Sizes, own: Sizes, strides: Sizes) -> Sizes:
+    lead = len(shape) - len(own)
+    out: list[Size] = [0] * lead
+    for dim in range(len(own)):
+        out.append(0 if own[dim] == 1 and shape[lead + dim] != 1 else strides[dim])
+    return tuple(out)
+
+
+def dense_like(shape: Sizes, strides: Sizes) -> Sizes:
+    """Strides of `empty_like(..., memory_format=preserve_format)`: the input's if dense, else its order of dims."""
+    if is_dense(shape, strides):
+        return strides
+    return iterator_like(shape, strides)
+
+
+def iterator_like(shape: Sizes, strides: Sizes) -> Sizes:
+    """Dense strides that keep the order of dims of `strides` (ATen's infer_dense_strides)."""
+    if not shape:
+        return ()
+    return _permuted_strides(shape, ((shape, strides),))
+
+
+def wrap_dim(dim: int, ndim: int) -> int:
+    """A dim in [0, ndim); a 0-d tensor counts as 1-d.
+
+    Raises:
+        IndexError: as eager.
+    """
+    span = ndim or 1
+    if not -span <= dim < span:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-span}, {span - 1}], but got {dim})")
+    return dim % span
+
+
+def wrap_dims(dims: Iterable[int], ndim: int) -> tuple[int, ...]:
+    """Wrapped dims, none twice.
+
+    Raises:
+        IndexError: out of range. RuntimeError: a dim appears twice.
+    """
+    wrapped = tuple(wrap_dim(d, ndim) for d in dims)
+    if len(set(wrapped)) != len(wrapped):
+        twice = next(d for d in wrapped if wrapped.count(d) > 1)
+        raise RuntimeError(f"dim {twice} appears multiple times in the list of dims")
+    return wrapped

@@ -1,0 +1,65 @@
+"""Shapes from torch's C++ meta kernels, on real `meta` tensors, for operators without an own formula."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from primtorch.errors import NoFormula
+from primtorch.fake.build import Formula
+from primtorch.fake.promotion import TENSORS
+from primtorch.spec import TensorSpec
+
+
+def has_native_meta(op: OpOverload) -> bool:
+    """Whether the operator's active Meta kernel is a C++ one."""
+    if torch._C.DispatchKey.Meta in op.py_kernels:
+        return False
+    name = op.name()
+    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta") or torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeExplicitAutogradNonFunctional"
+    )
+
+
+def meta_formula(op: OpOverload) -> Formula:
+    """A formula that runs the operator's C++ meta kernel.
+
+    Raises:
+        NoFormula: the operator has none, or (when called) a size is symbolic.
+    """
+    if not has_native_meta(op):
+        raise NoFormula(op.name())
+
+    def formula(*args: Any, **kwargs: Any) -> Any:
+        leaves, tree = pytree.tree_flatten((args, kwargs))
+        device: torch.device | None = None
+        converted: list[Any] = []
+        for leaf in leaves:
+            if not isinstance(leaf, TENSORS):
+                if isinstance(leaf, torch.SymInt):
+                    raise NoFormula(op.name(), reason="its kernel for meta tensors takes no symbolic sizes")
+                converted.append(leaf)
+                continue
+            if device is None or (device.type == "cpu" and leaf.device.type != "cpu"):
+                device = leaf.device
+            if any(type(s) is not int for s in (*leaf.shape, *leaf.stride())):
+                raise NoFormula(op.name(), reason="its kernel for meta tensors takes no symbolic sizes")
+            converted.append(torch.empty_strided(tuple(leaf.shape), leaf.stride(), dtype=leaf.dtype, device="meta"))
+        meta_args, meta_kwargs = pytree.tree_unflatten(converted, tree)
+        result = op(*meta_args, **meta_kwargs)
+        place = device or torch.device("cpu")
+        given = {id(c): leaf for c, leaf in zip(converted, leaves, strict=True) if isinstance(c, torch.Tensor)}
+
+        def described(value: Any) -> Any:
+            if not isinstance(value, torch.Tensor):
+                return value
+            if id(value) in given:
+                return given[id(value)]
+            return TensorSpec(tuple(value.shape), value.stride(), value.dtype, place, value.storage_offset())
+
+        return pytree.tree_map(described, result)
+
+    return formula

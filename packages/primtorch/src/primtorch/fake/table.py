@@ -1,0 +1,212 @@
+"""The table of formulas: own formulas by name, in-place and out= variants derived from the functional ones, fallbacks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.fake import (
+    formulas_attention,
+    formulas_contraction,
+    formulas_creation,
+    formulas_indexing,
+    formulas_nn,
+    formulas_pointwise,
+    formulas_random,
+    formulas_reduction,
+    formulas_shape,
+    formulas_view,
+    formulas_window,
+)
+from primtorch.fake.build import Formula
+from primtorch.fake.layout import broadcast
+from primtorch.fake.promotion import TENSORS, category
+from primtorch.fake.structured import meta_formula
+
+_FAMILIES = (
+    formulas_pointwise,
+    formulas_reduction,
+    formulas_view,
+    formulas_shape,
+    formulas_indexing,
+    formulas_nn,
+    formulas_contraction,
+    formulas_attention,
+    formulas_window,
+    formulas_creation,
+    formulas_random,
+)
+NAMED: dict[str, Formula] = {name: formula for family in _FAMILIES for name, formula in family.TABLE.items()}
+
+Fallback: TypeAlias = Callable[[OpOverload], Formula | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How an overload acts on fake tensors. `fresh`: the formula takes a source of data-dependent sizes.
+
+    `alias` is the position of the argument whose memory the result shares; `mutates` are positions and keyword names
+    of the arguments it writes.
+    """
+
+    formula: Formula
+    fresh: bool
+    alias: int | None
+    mutates: tuple[int | str, ...]
+    source: str
+
+
+class RuleTable(dict[OpOverload, Rule]):
+    """Rules by overload, found on first use."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.fallbacks: list[Fallback] = []
+
+    def __missing__(self, op: OpOverload) -> Rule:
+        formula, source = self._find(op)
+        alias, mutates = _effects(op)
+        rule = self[op] = Rule(formula, op_key(op) in formulas_indexing.DATA_DEPENDENT, alias, mutates, source)
+        return rule
+
+    def _find(self, op: OpOverload) -> tuple[Formula, str]:
+        found = NAMED.get(op_key(op))
+        if found is not None:
+            return found, "formula"
+        derived = _derived(op)
+        if derived is not None:
+            return derived, "derived"
+        for fallback in self.fallbacks:
+            formula = fallback(op)
+            if formula is not None:
+                return formula, "fallback"
+        return meta_formula(op), "meta"
+
+
+RULES = RuleTable()
+
+
+def op_key(op: OpOverload) -> str:
+    """The name under which the table knows an overload: "add.Tensor", "relu"; other namespaces keep theirs."""
+    return op.name().removeprefix("aten::")
+
+
+def formula_of(op: OpOverload) -> Formula:
+    """The formula that gives an overload's result from descriptors.
+
+    It takes the overload's arguments with a TensorSpec (or any tensor) for each tensor, and returns TensorSpecs.
+    """
+    return RULES[op].formula
+
+
+def register_formula(op: OpOverload | str, formula: Formula) -> None:
+    """Give an operator a formula, or replace its formula.
+
+    Args:
+        op: an overload, or its name: "add.Tensor", "mylib::myop".
+    """
+    key = op if isinstance(op, str) else op_key(op)
+    NAMED[key] = formula
+    for known in [k for k in RULES if op_key(k) == key]:
+        del RULES[known]
+
+
+def register_fallback(fallback: Fallback) -> None:
+    """A source of formulas for operators that have none here, asked once an operator in order of registration.
+
+    Args:
+        fallback: overload -> formula, or None where it has none.
+    """
+    RULES.fallbacks.append(fallback)
+    for op in [op for op, rule in RULES.items() if rule.source == "meta"]:
+        del RULES[op]
+
+
+def _effects(op: OpOverload) -> tuple[int | None, tuple[int | str, ...]]:
+    """(argument that the result is a view of, arguments written), from the schema."""
+    alias: int | None = None
+    mutates: list[int | str] = []
+    for position, argument in enumerate(op._schema.arguments):
+        info = argument.alias_info
+        if info is None:
+            continue
+        if info.is_write:
+            mutates.append(argument.name if argument.kwarg_only else position)
+        elif alias is None:
+            alias = position
+    # Its schema says nothing of the running statistics that it updates.
+    if op.name() in ("aten::native_batch_norm", "aten::cudnn_batch_norm"):
+        mutates += [3, 4]
+    return (None if mutates else alias), tuple(mutates)
+
+
+def _derived(op: OpOverload) -> Formula | None:
+    schema = op._schema
+    name = schema.name.removeprefix("aten::")
+    if not schema.is_mutable:
+        return None
+    outs = [a.name for a in schema.arguments if a.is_out]
+    if outs:
+        functional = _functional_of_out(op, set(outs))
+        return None if functional is None else _out_variant(functional, outs, op)
+    if name.endswith("_") and not name.endswith("__"):
+        suffix = f".{schema.overload_name}" if schema.overload_name else ""
+        formula = NAMED.get(name[:-1] + suffix)
+        return None if formula is None else _in_place(formula, op)
+    return None
+
+
+def _functional_of_out(op: OpOverload, outs: set[str]) -> Formula | None:
+    """The formula of the overload of the same operator whose arguments are those of `op` without the out ones."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in outs]
+    for other in op.overloadpacket.overloads():
+        candidate = getattr(op.overloadpacket, other)
+        arguments = candidate._schema.arguments
+        if not candidate._schema.is_mutable and [(a.name, str(a.type)) for a in arguments][: len(wanted)] == wanted:
+            formula = NAMED.get(op_key(candidate))
+            if formula is not None:
+                return formula
+    return None
+
+
+def _in_place(formula: Formula, op: OpOverload) -> Formula:
+    def in_place(target: Any, *args: Any, **kwargs: Any) -> Any:
+        result = formula(target, *args, **kwargs)
+        own = tuple(target.shape)
+        if result.shape != own and (len(result.shape) > len(own) or broadcast(own, result.shape) != own):
+            raise RuntimeError(
+                f"output with shape {list(own)} doesn't match the broadcast shape {list(result.shape)}"
+            )
+        if result.dtype is not target.dtype and category(result.dtype) > max(category(target.dtype), 1):
+            raise RuntimeError(
+                f"result type {_scalar_name(result.dtype)} can't be cast to the desired output type {_scalar_name(target.dtype)}"
+            )
+        return target
+
+    in_place.__name__ = op.name()
+    return in_place
+
+
+def _out_variant(formula: Formula, outs: list[str], op: OpOverload) -> Formula:
+    def out_variant(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(name) for name in outs]
+        results = formula(*args, **kwargs)
+        for result, target in zip((results,) if isinstance(results, TENSORS) else results, targets, strict=True):
+            if tuple(target.shape) != result.shape:
+                raise RuntimeError(
+                    f"{op.name()}: out= has shape {list(target.shape)}, the result {list(result.shape)}; fake tensors do not resize"
+                )
+        return targets[0] if len(targets) == 1 else tuple(targets)
+
+    out_variant.__name__ = op.name()
+    return out_variant
+
+
+def _scalar_name(dtype: torch.dtype) -> str:
+    names = {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int", "float16": "Half", "uint8": "Byte"}
+    text = str(dtype).removeprefix("torch.")
+    return names.get(text, text.capitalize())

@@ -1,0 +1,272 @@
+"""Fake tensors: a tensor's metadata in a wrapper without data, on which programs run to learn shapes."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.errors import DataDependentValue, FakeTensorError
+from primtorch.fake.build import refuse_fresh
+from primtorch.fake.layout import is_contiguous
+from primtorch.fake.table import RULES
+from primtorch.schemas import UserFrame
+from primtorch.spec import Size, TensorSpec
+from primtorch.symbolic.shape_env import ShapeEnv
+
+_wrap = torch.Tensor._make_wrapper_subclass
+
+
+class Memory:
+    """Stands for the storage that a fake tensor and its views share.
+
+    `constant` is the value of a fresh tensor that the program made from a Python number, until something writes to it.
+    """
+
+    __slots__ = ("__weakref__", "constant")
+
+    def __init__(self) -> None:
+        self.constant: torch.Tensor | None = None
+
+
+class FakeTensor(torch.Tensor):
+    """A tensor without data. Its operators compute shape, strides, dtype and device by the table of formulas."""
+
+    mode: FakeMode
+    memory: Memory
+
+    @staticmethod
+    def __new__(cls, spec: TensorSpec, mode: FakeMode, memory: Memory | None = None, requires_grad: bool = False) -> FakeTensor:
+        self: FakeTensor = _wrap(
+            cls,
+            spec.shape,
+            strides=spec.strides,
+            storage_offset=spec.offset,
+            dtype=spec.dtype,
+            device=spec.device,
+            requires_grad=requires_grad,
+        )
+        self.mode = mode
+        self.memory = Memory() if memory is None else memory
+        return self
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        for arg in args:
+            if isinstance(arg, FakeTensor):
+                return propagate(arg.mode, func, args, kwargs or {})
+        return propagate(_mode_among((args, kwargs)), func, args, kwargs or {})
+
+    def __repr__(self, *, tensor_contents: object = None) -> str:
+        grad = ", requires_grad=True" if self.requires_grad else ""
+        return f"FakeTensor({TensorSpec.of(self)!r}{grad})"
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
+        copied = memo.get(id(self))
+        if copied is None:
+            copied = FakeTensor(TensorSpec.of(self), self.mode, None, self.requires_grad)
+            if getattr(self, "_is_param", False):
+                copied._is_param = True
+            memo[id(self)] = copied
+        return copied  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., FakeTensor], tuple[Any, ...]]:
+        spec = TensorSpec.of(self)
+        if any(type(s) is not int for s in (*spec.shape, *spec.strides, spec.offset)):
+            raise FakeTensorError(f"{self!r} has symbolic sizes and cannot be pickled: they belong to a live ShapeEnv")
+        return _unpickle, (spec, self.requires_grad)
+
+    def tolist(self) -> Any:
+        raise DataDependentValue("Tensor.tolist()", "a fake tensor has no data", "Keep this call out of the compiled region.",
+                                 self.mode.user_frames())  # fmt: skip
+
+    def numpy(self, *, force: bool = False) -> Any:
+        raise DataDependentValue("Tensor.numpy()", "a fake tensor has no data", "Keep this call out of the compiled region.",
+                                 self.mode.user_frames())  # fmt: skip
+
+
+def _unpickle(spec: TensorSpec, requires_grad: bool) -> FakeTensor:
+    return FakeTensor(spec, FakeMode(), None, requires_grad)
+
+
+def _mode_among(tree: Any) -> FakeMode:
+    stack = [tree]
+    while stack:
+        item = stack.pop()
+        if isinstance(item, FakeTensor):
+            return item.mode
+        if isinstance(item, tuple | list):
+            stack.extend(item)
+        elif isinstance(item, dict):
+            stack.extend(item.values())
+    raise FakeTensorError("an operator was dispatched to fake tensors without one among its arguments")
+
+
+class FakeMode:
+    """Makes fake tensors; as a context manager, makes every operator fake, factory functions included.
+
+    Args:
+        shape_env: holds symbolic sizes; without one, an operator whose output size depends on data raises
+            DataDependentShape.
+    """
+
+    is_infra_mode: ClassVar[classmethod[Any, Any, bool]] = classmethod(lambda cls: False)
+
+    def __init__(self, shape_env: ShapeEnv | None = None) -> None:
+        self.shape_env = shape_env
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
+
+    # A TorchDispatchMode subclass would import torch's own compiler on first use; the dispatcher needs no more than
+    # `__torch_dispatch__` and `is_infra_mode`.
+    def __enter__(self) -> FakeMode:
+        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        return propagate(self, func, args, kwargs or {})
+
+    def user_frames(self) -> tuple[UserFrame, ...]:
+        return self.shape_env.user_frame() if self.shape_env is not None else ()
+
+    def fresh_size(self, maximum: Size | None) -> Size:
+        """A size that depends on data, as an unbacked symbol."""
+        if self.shape_env is None:
+            return refuse_fresh(maximum)
+        return self.shape_env.unbacked(max=maximum if type(maximum) is int else None)
+
+    def from_spec(self, spec: TensorSpec, *, requires_grad: bool = False) -> FakeTensor:
+        """A fresh fake tensor of this description."""
+        if spec.device.type == "cuda" and not torch.cuda.is_available():
+            raise FakeTensorError(f"{spec}: this torch has no CUDA device, and autograd aborts on a tensor that claims one")
+        return FakeTensor(spec, self, None, requires_grad)
+
+    def from_tensor(self, t: torch.Tensor, *, dynamic: Mapping[int, torch.SymInt] | None = None) -> FakeTensor:
+        """The fake of a tensor: same shape, strides, dtype, device, requires_grad, is_leaf. One fake for one tensor.
+
+        Args:
+            dynamic: for each dim that varies, its symbol. Strides that are products of other dims' sizes follow.
+        """
+        if isinstance(t, FakeTensor):
+            return t
+        known = self._known.get(id(t))
+        if known is not None and known[0]() is t:
+            return known[1]
+        shape: list[Size] = list(t.shape)
+        strides: tuple[Size, ...] = t.stride()
+        if dynamic:
+            for dim, symbol in dynamic.items():
+                shape[dim] = symbol
+            strides = symbolic_strides(tuple(t.shape), t.stride(), shape)
+        spec = TensorSpec(tuple(shape), strides, t.dtype, t.device, t.storage_offset())
+        fake = FakeTensor(spec, self, None, t.requires_grad and t.is_leaf)
+        if t.requires_grad and not t.is_leaf:
+            with torch.enable_grad():
+                fake = torch.ops.aten.alias(fake.requires_grad_())
+        if isinstance(t, torch.nn.Parameter):
+            fake._is_param = True
+        key = id(t)
+        self._known[key] = (weakref.ref(t, lambda _: self._known.pop(key, None)), fake)
+        return fake
+
+
+def symbolic_strides(sizes: Sequence[int], strides: Sequence[int], symbols: Sequence[Size]) -> tuple[Size, ...]:
+    """Strides over symbolic sizes: each stride that equals size * stride of a dim further in becomes that product."""
+    if is_contiguous(tuple(sizes), tuple(strides)):
+        order = list(range(len(sizes) - 1, -1, -1))
+    else:
+        order = sorted(range(len(sizes)), key=lambda d: (strides[d], sizes[d] != 1, -d))
+    out: list[Size] = list(strides)
+    reach: dict[int, Size] = {1: 1}
+    for d in order:
+        out[d] = reach.get(strides[d], strides[d])
+        reach[strides[d] * sizes[d]] = out[d] * symbols[d]
+    return tuple(out)
+
+
+def propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The fake result of an operator on fake tensors."""
+    special = _SPECIAL.get(func)
+    if special is not None:
+        return special(mode, *args, **kwargs)
+    rule = RULES[func]
+    if rule.fresh:
+        out = rule.formula(*args, **kwargs, fresh=mode.fresh_size)
+    else:
+        out = rule.formula(*args, **kwargs)
+    if rule.mutates:
+        _written(rule.mutates, args, kwargs)
+    elif type(out) is TensorSpec and rule.alias is None:
+        return FakeTensor(out, mode)
+    memory = None
+    if rule.alias is not None:
+        base = args[rule.alias] if rule.alias < len(args) else None
+        memory = base.memory if isinstance(base, FakeTensor) else None
+    return _wrapped(out, mode, memory)
+
+
+def _wrapped(out: Any, mode: FakeMode, memory: Memory | None) -> Any:
+    if type(out) is TensorSpec:
+        return FakeTensor(out, mode, memory)
+    if isinstance(out, tuple | list):
+        return type(out)(_wrapped(o, mode, memory) for o in out)
+    return out
+
+
+def _written(mutates: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    for where in mutates:
+        if isinstance(where, str):
+            target = kwargs.get(where)
+        else:
+            target = args[where] if where < len(args) else None
+        for one in target if isinstance(target, list | tuple) else (target,):
+            if isinstance(one, FakeTensor):
+                one.memory.constant = None
+            elif isinstance(one, torch.Tensor):
+                raise FakeTensorError(
+                    f"an operator would write fake data to a real tensor of shape {list(one.shape)}. "
+                    "Make a fake of it first with FakeMode.from_tensor."
+                )
+
+
+def _item(mode: FakeMode, x: torch.Tensor) -> Any:
+    if not isinstance(x, FakeTensor):
+        return x.item()
+    if x.memory.constant is not None:
+        return x.memory.constant.item()
+    whole = not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype is torch.bool)
+    if whole and mode.shape_env is not None:
+        return mode.shape_env.unbacked(min=-(2**63))
+    raise DataDependentValue(
+        f"Tensor.item() of a {str(x.dtype).removeprefix('torch.')} tensor",
+        "its value is known only when the program runs",
+        "Keep the value in a tensor, or keep this part out of the compiled region.",
+        mode.user_frames(),
+    )
+
+
+def _lift_fresh(mode: FakeMode, x: torch.Tensor) -> FakeTensor:
+    """A tensor that the program has just made from Python numbers; a single number stays known."""
+    if isinstance(x, FakeTensor):
+        return x
+    fake = FakeTensor(TensorSpec.of(x), mode)
+    if x.numel() == 1:
+        fake.memory.constant = x
+    return fake
+
+
+_SPECIAL: dict[OpOverload, Callable[..., Any]] = {
+    torch.ops.aten._local_scalar_dense.default: _item,
+    torch.ops.aten.lift_fresh.default: _lift_fresh,
+}
