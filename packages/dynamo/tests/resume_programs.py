@@ -35,8 +35,8 @@ StackSlot, instruction_starts, make_resume = resume.StackSlot, resume.instructio
 slot_names = resume.slot_names
 
 POINTER = ctypes.sizeof(ctypes.c_void_p)
-# Byte offsets inside _PyInterpreterFrame, alike in 3.11, 3.12 and 3.13: eight pointers, then `stacktop`.
-STACKTOP, LOCALSPLUS = 8 * POINTER, 9 * POINTER
+# Byte offset of `localsplus` inside _PyInterpreterFrame, alike in 3.11, 3.12 and 3.13.
+LOCALSPLUS = 9 * POINTER
 F_FRAME = 3 * POINTER  # in PyFrameObject: after refcount, type, f_back
 
 
@@ -44,11 +44,52 @@ class Unset:
     pass
 
 
-def raw_slots(frame: FrameType) -> list[Any]:
-    """The frame's local slots and value stack; Unset for NULL."""
+def effect(instruction: dis.Instruction, jump: bool) -> int:
+    if sys.version_info < (3, 12) and instruction.opname in ("PRECALL", "CALL"):
+        # dis takes the arguments off at PRECALL; the interpreter does at CALL
+        return 0 if instruction.opname == "PRECALL" else -1 - int(instruction.arg or 0)
+    argument = instruction.arg if instruction.opcode >= dis.HAVE_ARGUMENT else None
+    return dis.stack_effect(instruction.opcode, argument, jump=jump)
+
+
+def stack_depths(code: CodeType) -> dict[int, int]:
+    """Height of the value stack before each instruction that can be reached."""
+    instructions = {i.offset: i for i in dis.get_instructions(code)}
+    following = dict(zip(instructions, [*instructions][1:], strict=False))
+    handlers = dis._parse_exception_table(code)  # type: ignore[attr-defined]
+    depths = {0: 0}
+    waiting = [0]
+
+    def reach(offset: int, depth: int) -> None:
+        if offset not in depths:
+            depths[offset] = depth
+            waiting.append(offset)
+
+    while waiting:
+        offset = waiting.pop()
+        instruction, depth = instructions[offset], depths[offset]
+        for entry in handlers:
+            if entry.start <= offset < entry.end:
+                reach(entry.target, entry.depth + entry.lasti + 1)
+        if instruction.opcode in dis.hasjrel:
+            reach(instruction.argval, depth + effect(instruction, jump=True))
+        if instruction.opname not in ENDS and offset in following:
+            reach(following[offset], depth + effect(instruction, jump=False))
+    return depths
+
+
+ENDS = {"RETURN_VALUE", "RETURN_CONST", "RERAISE", "RAISE_VARARGS", "JUMP_FORWARD", "JUMP_BACKWARD"} | {
+    "JUMP_BACKWARD_NO_INTERRUPT"
+}
+
+
+def raw_slots(frame: FrameType, top: int) -> list[Any]:
+    """The frame's `top` first slots (locals, then value stack); Unset for NULL.
+
+    Read from memory, where the interpreter keeps them between instructions; only the stack's height is elsewhere.
+    """
     base = ctypes.c_void_p.from_address(id(frame) + F_FRAME).value
     assert base is not None
-    top = ctypes.c_int.from_address(base + STACKTOP).value
     out: list[Any] = []
     for i in range(top):
         place = base + LOCALSPLUS + i * POINTER
@@ -63,6 +104,7 @@ class Breaker:
     def __init__(self, function: FunctionType, steps: int) -> None:
         self.function, self.steps, self.count = function, steps, 0
         self.starts = instruction_starts(function.__code__)
+        self.depths = stack_depths(function.__code__)
         self.handlers: list[tuple[int, BaseException]] = []
         self.previous: tuple[str, int] = ("", 0)
         self.outcome: Any = None
@@ -71,6 +113,7 @@ class Breaker:
     def trace(self, frame: FrameType, event: str, arg: object) -> Any:
         if frame.f_code is not self.function.__code__:
             return None
+        frame.f_trace = self.trace  # 3.13 heeds the next line only in a frame that is traced already
         frame.f_trace_opcodes = True
         frame.f_trace_lines = False
         if event == "opcode" and not self.done:
@@ -79,7 +122,7 @@ class Breaker:
 
     def step(self, frame: FrameType) -> None:
         code, offset = frame.f_code, frame.f_lasti
-        slots = raw_slots(frame)
+        slots = raw_slots(frame, len(slot_names(code)) + self.depths[offset])
         stack = slots[len(slot_names(code)) :]
         self.follow_handlers(code, offset, stack)
         if offset not in self.starts or dis.opname[code.co_code[offset]] in ("MAKE_CELL", "COPY_FREE_VARS"):
