@@ -60,12 +60,14 @@ def training_callable(
     metadata: ProgramMetadata, partition: Partition, forward: Compiled, backward: Callable[[], Compiled]
 ) -> Flat:
     """Calls a forward whose results are connected to the compiled backward, which `backward()` gives at its first use."""
-    apply = _autograd_function(metadata, partition, boxed(forward), backward).apply
+    # Function.apply in Python first looks for transforms on every argument; its C++ base is what does the work.
+    apply = super(torch.autograd.Function, _autograd_function(metadata, partition, boxed(forward), backward)).apply
     gather = _gather(metadata)
     finish = _epilogue(metadata)
+    differentiable = metadata.gradients
 
     def call(*flat: Any) -> Sequence[Any]:
-        values = apply(*gather(flat))
+        values = apply(gather(flat), *[flat[i] for i in differentiable])
         return values if finish is None else finish(flat, values)
 
     return call
@@ -93,8 +95,6 @@ def _autograd_function(
     last_tensor = returned + partition.num_saved_tensors
     constant = [i for i, o in enumerate(metadata.forward_outputs) if o.tangent is None and o.kind != "symbol"]
     tangent_slots = metadata.tangents
-    place_of = {p: i for i, p in enumerate(metadata.gradients)}
-    gradient_places = [place_of.get(p) if isinstance(p, int) else None for p in metadata.placeholders]
     specs = [n.meta["val"] for n in partition.backward.graph.nodes if n.op == "placeholder"][-len(tangent_slots) :]
     symbol_places = {
         (p.name if isinstance(p, SymbolSource) else str(expr_of(n.meta["val"]))): i
@@ -108,16 +108,16 @@ def _autograd_function(
 
     class CompiledProgram(torch.autograd.Function):
         @staticmethod
-        def forward(ctx: Any, *inputs: Any) -> Any:
-            if torch._C._is_any_autocast_enabled():
-                with torch._C._DisableAutocast():
-                    values = forward(list(inputs))
-            else:
-                values = forward(list(inputs))
-            ctx.save_for_backward(*values[returned:last_tensor])
-            ctx.scalars = values[last_tensor:]
+        def forward(ctx: Any, inputs: list[Any], *differentiable: torch.Tensor) -> Any:
             if symbol_places:
                 ctx.symbols = {name: int(inputs[i]) for name, i in symbol_places.items()}
+            if torch._C._is_any_autocast_enabled():
+                with torch._C._DisableAutocast():
+                    values = forward(inputs)
+            else:
+                values = forward(inputs)
+            ctx.save_for_backward(*values[returned:last_tensor])
+            ctx.scalars = values[last_tensor:]
             if constant:
                 ctx.mark_non_differentiable(*[values[i] for i in constant])
             ctx.set_materialize_grads(False)
@@ -133,7 +133,7 @@ def _autograd_function(
                 compiled.append(boxed(compile_backward()))
             with torch._C._DisableAutocast():
                 results = compiled[0](inputs)
-            return tuple([None if i is None else results[i] for i in gradient_places])
+            return (None, *results)
 
     return CompiledProgram
 
