@@ -215,3 +215,25 @@ def _tril_indices(
     return _made((2, sum(lengths)), dtype or torch.int64, device)
 
 
+
+
+@TABLE.op("resize_")
+def _resize(x: Any, size: Sequence[Size], *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+    return TensorSpec(tuple(size), format_strides(tuple(size), memory_format or torch.contiguous_format), x.dtype, x.device)
+
+
+@TABLE.op("resize_as_")
+def _resize_as(x: Any, template: Any, *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+    strides = like_strides(template, memory_format)
+    return TensorSpec(tuple(template.shape), strides, x.dtype, x.device)
+
+
+@TABLE.op("set_.source_Tensor")
+def _set_tensor(x: Any, source: Any) -> TensorSpec:
+    return TensorSpec(tuple(source.shape), source.stride(), x.dtype, x.device, source.storage_offset())
+
+
+@TABLE.op("set_.source_Tensor_storage_offset", "set_.source_Storage_storage_offset")
+def _set_storage(x: Any, source: Any, offset: Size, size: Sequence[Size], stride: Sequence[Size] = ()) -> TensorSpec:
+    shape = tuple(size)
+    return TensorSpec(shape, tuple(stride) or contiguous_strides(shape), x.dtype, x.device, offset)

@@ -234,7 +234,8 @@ def _clamp_index(index: Size, size: Size) -> Size:
     if index < 0:
         index = index + size
         return 0 if index < 0 else index
-    return size if index is size or index >= size else index
+    # `>` rather than `>=`: where a guard is needed, it should allow equality.
+    return size if index is size or index > size else index
 
 
 @TABLE.op("slice.Tensor")

@@ -42,18 +42,27 @@ _FAMILIES = (
 )
 NAMED: dict[str, Formula] = {name: formula for family in _FAMILIES for name, formula in family.TABLE.items()}
 
+RESTRIDING = frozenset(
+    "t_ transpose_ squeeze_ squeeze_.dim squeeze_.dims unsqueeze_ as_strided_ resize_ resize_as_ set_.source_Tensor "
+    "set_.source_Storage_storage_offset set_.source_Tensor_storage_offset".split()
+)
+"""In-place operators that change their argument's own shape."""
+_RESTRIDED_AS = {"transpose_": "transpose.int"}
+
 Fallback: TypeAlias = Callable[[OpOverload], Formula | None]
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """How an overload acts on fake tensors. `fresh`: the formula takes a source of data-dependent sizes.
+    """How an overload acts on fake tensors. `fresh`: the formula takes a source of data-dependent sizes;
+    `restrides`: the first argument gets the result's shape and strides (t_, unsqueeze_, resize_).
 
     `alias` is the position of the argument whose memory the result shares; `mutates` are positions and keyword names
     of the arguments it writes.
     """
 
     formula: Formula
+    restrides: bool
     fresh: bool
     alias: int | None
     mutates: tuple[int | str, ...]
@@ -70,7 +79,7 @@ class RuleTable(dict[OpOverload, Rule]):
     def __missing__(self, op: OpOverload) -> Rule:
         formula, source = self._find(op)
         alias, mutates = _effects(op)
-        rule = self[op] = Rule(formula, op_key(op) in formulas_indexing.DATA_DEPENDENT, alias, mutates, source)
+        rule = self[op] = Rule(formula, op_key(op) in RESTRIDING, op_key(op) in formulas_indexing.DATA_DEPENDENT, alias, mutates, source)
         return rule
 
     def _find(self, op: OpOverload) -> tuple[Formula, str]:
@@ -155,8 +164,9 @@ def _derived(op: OpOverload) -> Formula | None:
         return None if functional is None else _out_variant(functional, outs, op)
     if name.endswith("_") and not name.endswith("__"):
         suffix = f".{schema.overload_name}" if schema.overload_name else ""
-        formula = NAMED.get(name[:-1] + suffix)
-        return None if formula is None else _in_place(formula, op)
+        if name + suffix in RESTRIDING:
+            return NAMED.get(_RESTRIDED_AS.get(name, name[:-1] + suffix))
+        return _in_place(NAMED.get(name[:-1] + suffix), op)
     return None
 
 
@@ -173,9 +183,14 @@ def _functional_of_out(op: OpOverload, outs: set[str]) -> Formula | None:
     return None
 
 
-def _in_place(formula: Formula, op: OpOverload) -> Formula:
+def _in_place(formula: Formula | None, op: OpOverload) -> Formula:
+    """The written argument, checked against the functional result where that is known (random_ and the like have none)."""
+    if formula is None:
+        return lambda target, *args, **kwargs: target
+    functional = formula
+
     def in_place(target: Any, *args: Any, **kwargs: Any) -> Any:
-        result = formula(target, *args, **kwargs)
+        result = functional(target, *args, **kwargs)
         own = tuple(target.shape)
         if result.shape != own and (len(result.shape) > len(own) or broadcast(own, result.shape) != own):
             raise RuntimeError(

@@ -205,6 +205,8 @@ def propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: M
         out = rule.formula(*args, **kwargs, fresh=mode.fresh_size)
     else:
         out = rule.formula(*args, **kwargs)
+    if rule.restrides:
+        return _restride(args[0], out)
     if rule.mutates:
         _written(rule.mutates, args, kwargs)
     elif type(out) is TensorSpec and rule.alias is None:
@@ -238,6 +240,20 @@ def _written(mutates: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[
                     f"an operator would write fake data to a real tensor of shape {list(one.shape)}. "
                     "Make a fake of it first with FakeMode.from_tensor."
                 )
+
+
+def _restride(target: FakeTensor, spec: TensorSpec) -> FakeTensor:
+    """Give a fake tensor another shape in place."""
+    included = torch._C._meta_in_tls_dispatch_include()
+    with torch._C._DisableTorchDispatch():
+        torch._C._set_meta_in_tls_dispatch_include(True)
+        try:
+            torch.ops.aten.set_.source_Storage_storage_offset(
+                target, target.untyped_storage(), spec.offset, spec.shape, spec.strides
+            )
+        finally:
+            torch._C._set_meta_in_tls_dispatch_include(included)
+    return target
 
 
 def _item(mode: FakeMode, x: torch.Tensor) -> Any:
