@@ -1,0 +1,6 @@
+"""Triton kernels for CUDA devices: `plan` lays the loops over programs, `writer` writes the text, `compiler` builds it."""
+
+from torchinductor.codegen.triton.backend import TritonBackend, TritonLauncher
+from torchinductor.codegen.triton.expressions import Unsupported
+
+__all__ = ["TritonBackend", "TritonLauncher", "Unsupported"]

@@ -1,0 +1,88 @@
+"""The code generation back end for CUDA devices."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from torchinductor import _C
+from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
+from torchinductor.errors import BuildFailed
+from torchinductor.indexing import variable
+from torchinductor.ir import Kernel
+from torchinductor.program import Instruction, Size, TritonCall
+from torchinductor.schemas import InductorOptions
+
+from .compiler import Binary, TritonCompiler
+from .writer import TritonSource, write
+
+
+class TritonLauncher:
+    """A loaded kernel. The C++ executor launches `handle`; calling the object does the same from Python."""
+
+    def __init__(self, source: TritonSource, binary: Binary) -> None:
+        record = binary.record
+        if record["scratch_bytes"]:
+            raise BuildFailed(f"kernel {binary.key} asks for {record['scratch_bytes']} bytes of scratch memory")
+        self.source = source
+        self.written = source.written
+        # "a": a pointer that must be a multiple of 16; "l": a 64-bit integer.
+        parameters = "".join("a" if kind.startswith("*") else "l" for _, kind in source.signature)
+        self.handle = _C.TritonKernel(
+            binary.code, record["name"], parameters, record["scratch"], record["warps"], 32, record["shared"]
+        )
+
+    def __call__(self, tensors: Sequence[torch.Tensor], symbols: Sequence[int], grid: Sequence[int]) -> None:
+        """Launches on the current stream of the tensors' device."""
+        device = tensors[0].device
+        pointers = [t.data_ptr() for t in tensors]
+        if any(p % 16 for p in pointers):
+            raise ValueError(f"{self.source.name} takes tensors that start at multiples of 16 bytes")
+        with torch.cuda.device(device):
+            stream = torch.cuda.current_stream(device).cuda_stream
+            self.handle.launch(device.index or 0, stream, grid, [*pointers, *symbols])
+
+
+class TritonBackend(CodegenBackend):
+    """Generates Triton kernels. `arch` (90 for sm_90) is the current device's where it is not given."""
+
+    def __init__(self, arch: int | None = None) -> None:
+        self._arch = arch
+        self._compilers: dict[tuple[int, str | None], TritonCompiler] = {}
+        self._lock = threading.Lock()
+
+    def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
+        """Raises `expressions.Unsupported` for what Triton has no text for."""
+        source = write(kernel)
+        return KernelSource(source.text, source, kernel.origins)
+
+    def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
+        compiler = self.compiler(options)
+        metas: list[TritonSource] = [source.meta for source in sources]
+        binaries = compiler.compile(metas)
+        launchers = tuple(TritonLauncher(m, b) for m, b in zip(metas, binaries, strict=True))
+        files = {f"{b.key}.py": m.text for m, b in zip(metas, binaries, strict=True)}
+        hits = sum(b.hit for b in binaries)
+        return Built(launchers=launchers, files=files, cache_hits=hits, cache_misses=len(binaries) - hits)
+
+    def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
+        meta: TritonSource = source.meta
+        grid: tuple[Size, Size, Size] = meta.grid
+        symbols = tuple(variable(name) for name in meta.symbols)
+        return TritonCall(handle, grid, slots, symbols, f"{kernel.name}_{meta.name}")
+
+    def compiler(self, options: InductorOptions) -> TritonCompiler:
+        """The compiler for the current device and the options' cache folder."""
+        arch = self._arch
+        if arch is None:
+            major, minor = torch.cuda.get_device_capability()
+            arch = 10 * major + minor
+        with self._lock:
+            found = self._compilers.get((arch, options.cache_dir))
+            if found is None:
+                folder = Path(options.cache_dir) / "triton" if options.cache_dir is not None else None
+                found = self._compilers[arch, options.cache_dir] = TritonCompiler(arch, folder)
+            return found

@@ -1,0 +1,397 @@
+"""Triton text of the scalar operations: tables from the protocol's names, by kind of operand.
+
+`m.` is libdevice in compiled kernels. Triton's interpreter has no libdevice, so `portable` text uses the language's own
+functions; they differ in the last bits only.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
+import torch
+
+from torchinductor.errors import InductorError
+
+TL_TYPES: Mapping[torch.dtype, str] = {
+    torch.bool: "tl.int1",
+    torch.uint8: "tl.uint8",
+    torch.uint16: "tl.uint16",
+    torch.uint32: "tl.uint32",
+    torch.uint64: "tl.uint64",
+    torch.int8: "tl.int8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+}
+
+POINTER_TYPES: Mapping[torch.dtype, str] = {
+    torch.bool: "*i1",
+    torch.uint8: "*u8",
+    torch.uint16: "*u16",
+    torch.uint32: "*u32",
+    torch.uint64: "*u64",
+    torch.int8: "*i8",
+    torch.int16: "*i16",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.float16: "*fp16",
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.float64: "*fp64",
+}
+
+
+class Unsupported(InductorError):
+    """The Triton back end has no text for an operation on a type; the node must run as an ATen call."""
+
+
+class Value(NamedTuple):
+    """A name in the generated code: its type, and the tile dimensions ("x", "y", "r") over which it varies."""
+
+    name: str
+    dtype: torch.dtype
+    dims: frozenset[str] = frozenset()
+
+    @property
+    def is_float(self) -> bool:
+        return self.dtype.is_floating_point
+
+
+def tl_type(dtype: torch.dtype) -> str:
+    """The language's name of a type; Unsupported for those that it lacks (complex)."""
+    try:
+        return TL_TYPES[dtype]
+    except KeyError:
+        raise Unsupported(f"Triton has no type {dtype}") from None
+
+
+def literal(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A scalar of exactly this type."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'tl.full([], float("{value}"), {tl_type(dtype)})'
+    return f"tl.full([], {value!r}, {tl_type(dtype)})"
+
+
+# ---- one operand ----------------------------------------------------------------------------------------------------
+
+LIBDEVICE_UNARY = (
+    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma"
+).split()
+
+# What the interpreter can run, for those that its tests meet.
+PORTABLE_UNARY: Mapping[str, str] = {
+    "exp": "tl.exp({0})",
+    "exp2": "tl.exp2({0})",
+    "log": "tl.log({0})",
+    "log2": "tl.log2({0})",
+    "sin": "tl.sin({0})",
+    "cos": "tl.cos({0})",
+    "erf": "tl.erf({0})",
+    "expm1": "(tl.exp({0}) - 1)",
+    "log1p": "tl.log(1 + {0})",
+    "tanh": "(1 - 2 / (tl.exp(2 * {0}) + 1))",
+}
+
+FLOAT_UNARY: Mapping[str, str] = {
+    **{name: f"m.{name}({{0}})" for name in LIBDEVICE_UNARY},
+    "sqrt": "tl.sqrt_rn({0})",
+    "rsqrt": "m.rsqrt({0})",
+    "reciprocal": "(1 / {0})",
+    "sigmoid": "(1 / (1 + EXP(-{0})))",
+    "floor": "tl.floor({0})",
+    "ceil": "tl.ceil({0})",
+    "trunc": "m.trunc({0})",
+    "round": "m.nearbyint({0})",
+    "i0": "m.cyl_bessel_i0({0})",
+    "i1": "m.cyl_bessel_i1({0})",
+    "ndtri": "m.normcdfinv({0})",
+    "isnan": "({0} != {0})",
+    "isinf": '(tl.abs({0}) == float("inf"))',
+    "isfinite": '(tl.abs({0}) < float("inf"))',
+    "relu": "tl.where({0} <= 0, 0, {0})",
+}
+
+ANY_UNARY: Mapping[str, str] = {
+    "abs": "tl.abs({0})",
+    "neg": "(-{0})",
+    "sign": "(tl.where({0} > 0, 1, 0) - tl.where({0} < 0, 1, 0))",
+    "relu": "tl.maximum({0}, 0)",
+    "bitwise_not": "(~{0})",
+    "logical_not": "({0} == 0)",
+    "isnan": "({0} != {0})",
+    "isfinite": "({0} == {0})",
+    "isinf": "({0} != {0})",
+    "signbit": "({0} < 0)",
+    **{name: "{0}" for name in ("floor", "ceil", "trunc", "round")},
+}
+
+# ---- two operands ---------------------------------------------------------------------------------------------------
+
+ANY_BINARY: Mapping[str, str] = {
+    "add": "({0} + {1})",
+    "sub": "({0} - {1})",
+    "mul": "({0} * {1})",
+    "eq": "({0} == {1})",
+    "ne": "({0} != {1})",
+    "lt": "({0} < {1})",
+    "le": "({0} <= {1})",
+    "gt": "({0} > {1})",
+    "ge": "({0} >= {1})",
+    "bitwise_and": "({0} & {1})",
+    "bitwise_or": "({0} | {1})",
+    "bitwise_xor": "({0} ^ {1})",
+    "shift_left": "({0} << {1})",
+    "shift_right": "({0} >> {1})",
+    "maximum": "tl.maximum({0}, {1})",
+    "minimum": "tl.minimum({0}, {1})",
+    "fmax": "tl.maximum({0}, {1})",
+    "fmin": "tl.minimum({0}, {1})",
+    "floor_div": "_floor_div({0}, {1})",
+    "trunc_div": "({0} // {1})",
+    "fmod": "({0} % {1})",
+    "remainder": "_remainder({0}, {1})",
+}
+
+FLOAT_BINARY: Mapping[str, str] = {
+    "div": "({0} / {1})",
+    "maximum": "tl.where(({0} > {1}) | ({0} != {0}), {0}, {1})",
+    "minimum": "tl.where(({0} < {1}) | ({0} != {0}), {0}, {1})",
+    "fmax": "tl.where(({0} > {1}) | ({1} != {1}), {0}, {1})",
+    "fmin": "tl.where(({0} < {1}) | ({1} != {1}), {0}, {1})",
+    "floor_div": "_float_floor_div({0}, {1}, m.fmod({0}, {1}))",
+    "trunc_div": "m.trunc({0} / {1})",
+    "fmod": "m.fmod({0}, {1})",
+    "remainder": "_float_remainder({0}, {1}, m.fmod({0}, {1}))",
+    "pow": "m.pow({0}, {1})",
+    "atan2": "m.atan2({0}, {1})",
+    "hypot": "m.hypot({0}, {1})",
+    "copysign": "m.copysign({0}, {1})",
+    "nextafter": "m.nextafter({0}, {1})",
+}
+
+FLOAT32_BINARY: Mapping[str, str] = {"div": "tl.div_rn({0}, {1})"}
+
+BOOL_OPS: Mapping[str, str] = {
+    "logical_not": "({0} == 0)",
+    "bitwise_not": "({0} == 0)",
+    "add": "({0} | {1})",
+    "mul": "({0} & {1})",
+    "maximum": "({0} | {1})",
+    "minimum": "({0} & {1})",
+}
+
+TERNARY: Mapping[str, str] = {"where": "tl.where({0}, {1}, {2})", "fma": "tl.fma({0}, {1}, {2})"}
+
+
+def _tables(kind: torch.dtype, portable: bool) -> list[Mapping[str, str]]:
+    if kind is torch.bool:
+        return [BOOL_OPS, ANY_UNARY, ANY_BINARY]
+    if not kind.is_floating_point:
+        return [ANY_UNARY, ANY_BINARY]
+    tables: list[Mapping[str, str]] = [FLOAT_UNARY, FLOAT_BINARY, ANY_UNARY, ANY_BINARY]
+    if portable:
+        return [PORTABLE_UNARY | {"rsqrt": "(1 / tl.sqrt({0}))"}, *tables]
+    if kind is torch.float32:
+        return [{"rsqrt": "tl.rsqrt({0})"}, FLOAT32_BINARY, *tables]
+    return [{"sqrt": "m.sqrt({0})"}, *tables]
+
+
+def apply_text(op: str, operands: list[Value], portable: bool) -> str:
+    """The expression of an elementwise operation on named operands. Unsupported when there is none."""
+    names = [v.name for v in operands]
+    if op in TERNARY:
+        return TERNARY[op].format(*names)
+    kind = operands[0].dtype
+    for table in _tables(kind, portable):
+        if op in table:
+            return table[op].replace("EXP", "tl.exp" if portable else "m.exp").format(*names)
+    raise Unsupported(f"the Triton back end has no {op} of {kind}")
+
+
+def convert_text(value: Value, dtype: torch.dtype) -> str:
+    """A conversion; to bfloat16 and float16 it rounds, and the value stays a float32."""
+    if dtype is torch.bool:
+        return f"({value.name} != 0)"
+    if dtype in (torch.bfloat16, torch.float16):
+        return f"{value.name}.to({tl_type(dtype)}).to(tl.float32)"
+    if value.is_float and dtype is torch.uint8:  # negative floats wrap around as on the CPU
+        return f"{value.name}.to(tl.int32).to(tl.uint8)"
+    return f"{value.name}.to({tl_type(dtype)})"
+
+
+# ---- reductions and scans -------------------------------------------------------------------------------------------
+
+
+class Combine(NamedTuple):
+    """How a reduction combines: the prelude's function, the start value by type, and a faster built-in over an axis."""
+
+    function: str
+    identity: Callable[[torch.dtype], bool | int | float]
+    builtin: str | None = None
+    pair: bool = False
+
+
+def _lowest(dtype: torch.dtype) -> bool | int | float:
+    if dtype is torch.bool:
+        return False
+    return -math.inf if dtype.is_floating_point else torch.iinfo(dtype).min
+
+
+def _highest(dtype: torch.dtype) -> bool | int | float:
+    if dtype is torch.bool:
+        return True
+    return math.inf if dtype.is_floating_point else torch.iinfo(dtype).max
+
+
+def _zero(dtype: torch.dtype) -> bool | int | float:
+    return 0.0 if dtype.is_floating_point else 0
+
+
+def _one(dtype: torch.dtype) -> bool | int | float:
+    return 1.0 if dtype.is_floating_point else 1
+
+
+REDUCTIONS: Mapping[str, Combine] = {
+    "sum": Combine("_add", _zero, "tl.sum"),
+    "prod": Combine("_mul", _one),
+    "amax": Combine("_max", _lowest),
+    "amin": Combine("_min", _highest),
+    "any": Combine("_or", lambda _: False),
+    "all": Combine("_and", lambda _: True),
+    "argmax": Combine("_argmax", _lowest, pair=True),
+    "argmin": Combine("_argmin", _highest, pair=True),
+}
+
+SCANS: Mapping[str, Combine] = {
+    "sum": Combine("_add", _zero),
+    "prod": Combine("_mul", _one),
+    "cummax": Combine("_last_max", _lowest, pair=True),
+    "cummin": Combine("_last_min", _highest, pair=True),
+    "logsumexp": Combine("_logaddexp", _lowest),
+}
+
+ATOMICS: Mapping[str, str] = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
+
+# Functions that generated kernels call. Comparisons with a NaN are false, which the forms below rely on.
+PRELUDE = '''
+@triton.jit
+def _add(a, b):
+    return a + b
+
+
+@triton.jit
+def _mul(a, b):
+    return a * b
+
+
+@triton.jit
+def _or(a, b):
+    return a | b
+
+
+@triton.jit
+def _and(a, b):
+    return a & b
+
+
+@triton.jit
+def _max(a, b):
+    return tl.where((a > b) | (a != a), a, b)
+
+
+@triton.jit
+def _min(a, b):
+    return tl.where((a < b) | (a != a), a, b)
+
+
+@triton.jit
+def _argmax(a, i, b, j):
+    first = (a > b) | ((a != a) & (b == b)) | (((a == b) | ((a != a) & (b != b))) & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def _argmin(a, i, b, j):
+    first = (a < b) | ((a != a) & (b == b)) | (((a == b) | ((a != a) & (b != b))) & (i < j))
+    return tl.where(first, a, b), tl.where(first, i, j)
+
+
+@triton.jit
+def _last_max(a, i, b, j):
+    second = (b >= a) | (b != b)
+    return tl.where(second, b, a), tl.where(second, j, i)
+
+
+@triton.jit
+def _last_min(a, i, b, j):
+    second = (b <= a) | (b != b)
+    return tl.where(second, b, a), tl.where(second, j, i)
+
+
+@triton.jit
+def _logaddexp(a, b):
+    high = tl.where((a > b) | (a != a), a, b)
+    low = tl.where((a > b) | (a != a), b, a)
+    return tl.where(low == float("-inf"), high, high + tl.log(1 + tl.exp(low - high)))
+
+
+@triton.jit
+def _remainder(a, b):
+    r = a % b
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def _floor_div(a, b):
+    q = a // b
+    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)
+
+
+@triton.jit
+def _float_remainder(a, b, r):
+    return tl.where((r != 0) & ((r < 0) != (b < 0)), r + b, r)
+
+
+@triton.jit
+def _float_floor_div(a, b, r):
+    q = (a - r) / b
+    q = tl.where((r != 0) & ((r < 0) != (b < 0)), q - 1, q)
+    near = tl.floor(q)
+    near = tl.where(q - near > 0.5, near + 1, near)
+    return tl.where(b == 0, a / b, tl.where(q == 0, q * 0, near))
+
+
+@triton.jit
+def _philox(seed, index, stream):
+    # Philox4x32-10, word 0: key = the seed's halves, counter = (index's halves, stream, 0).
+    bits = seed.to(tl.uint64)
+    k0 = (bits & 0xFFFFFFFF).to(tl.uint32)
+    k1 = (bits >> 32).to(tl.uint32)
+    wide = index.to(tl.uint64)
+    c0 = (wide & 0xFFFFFFFF).to(tl.uint32)
+    c1 = (wide >> 32).to(tl.uint32)
+    c2 = c0 * 0 + stream
+    c3 = c0 * 0
+    m0 = tl.full([], 0xD2511F53, tl.uint32)
+    m1 = tl.full([], 0xCD9E8D57, tl.uint32)
+    w0 = tl.full([], 0x9E3779B9, tl.uint32)
+    w1 = tl.full([], 0xBB67AE85, tl.uint32)
+    for _ in tl.static_range(10):
+        h0 = tl.umulhi(c0, m0)
+        h1 = tl.umulhi(c2, m1)
+        l0 = c0 * m0
+        l1 = c2 * m1
+        c0 = h1 ^ c1 ^ k0
+        c1 = l1
+        c2 = h0 ^ c3 ^ k1
+        c3 = l0
+        k0 = k0 + w0
+        k1 = k1 + w1
+    return c0.to(tl.int64)
+'''

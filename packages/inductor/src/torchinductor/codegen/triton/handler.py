@@ -1,0 +1,305 @@
+"""The op protocol's Triton handler: replaying a body on it appends statements to the kernel's text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from primtorch.symbolic.expr import Call, IntExpr, Symbol
+
+from torchinductor.indexing import variable
+from torchinductor.ir import compute_dtype
+from torchinductor.ops import ELEMENTWISE, OpsHandler, ReductionKind, ScanKind, StoreMode
+
+from .expressions import (
+    ATOMICS,
+    REDUCTIONS,
+    SCANS,
+    Combine,
+    Unsupported,
+    Value,
+    apply_text,
+    convert_text,
+    literal,
+    tl_type,
+)
+from .plan import Plan
+
+NO_DIMS: frozenset[str] = frozenset()
+
+
+def index_text(expr: IntExpr) -> str:
+    """An index as Triton text. Indices are never negative, so the language's truncating division is the right one."""
+    parts: list[str] = []
+    for monomial, coefficient in expr.ordered_terms():
+        factors = [a.name if isinstance(a, Symbol) else _call_text(a) for a in monomial]
+        if abs(coefficient) != 1 or not factors:
+            factors.append(str(abs(coefficient)))
+        sign = " - " if coefficient < 0 else " + "
+        parts.append((sign if parts else sign.strip().replace("+", "")) + " * ".join(factors))
+    return "".join(parts) or "0"
+
+
+def _call_text(call: Call) -> str:
+    left, right = index_text(call.left), index_text(call.right)
+    match call.op:
+        case "floordiv":
+            return f"(({left}) // ({right}))"
+        case "mod":
+            return f"(({left}) % ({right}))"
+    return f"tl.{'minimum' if call.op == 'min' else 'maximum'}({left}, {right})"
+
+
+class TritonHandler(OpsHandler[Value]):
+    """Values are names. Equal expressions share a name while both stand in one scope (the kernel, or one inner loop)."""
+
+    def __init__(self, plan: Plan, portable: bool) -> None:
+        self.plan = plan
+        self.portable = portable
+        self.lines: list[str] = []  # of the kernel's own level
+        self.loop: list[str] | None = None  # of the inner loop being written
+        self.after: list[str] = []  # what follows that loop
+        self.dims: dict[str, frozenset[str]] = {}  # of axes and indirect indices
+        self.pointers = {name: f"p{i}" for i, name in enumerate(plan.kernel.arguments)}
+        self.carried_values: dict[str, Value] = {}
+        self.written: set[str] = set()
+        self.masks: dict[str, str] = {}  # tile dimension -> name of its bound check, where it needs one
+        self._shared: dict[str, Value] = {}
+        self._loop_shared: dict[str, Value] = {}
+        self._loads: dict[str, set[str]] = {}  # buffer -> load texts that are shared
+        self._count = 0
+
+    # ---- statements ------------------------------------------------------------------------------------------
+
+    def name(self, prefix: str = "t") -> str:
+        self._count += 1
+        return f"{prefix}{self._count}"
+
+    def emit(self, text: str, dtype: torch.dtype, dims: Iterable[str], *, hoist: bool = True) -> Value:
+        """Gives the expression a name. What does not vary over the inner tile goes in front of the loop."""
+        dims = frozenset(dims)
+        found = self._shared.get(text) or self._loop_shared.get(text)
+        if found is not None:
+            return found
+        value = Value(self.name(), dtype, dims)
+        if self.loop is not None and ("r" in dims or not hoist):
+            self.loop.append(f"{value.name} = {text}")
+            self._loop_shared[text] = value
+        else:
+            self.lines.append(f"{value.name} = {text}")
+            self._shared[text] = value
+        return value
+
+    def statement(self, text: str) -> None:
+        (self.lines if self.loop is None else self.loop).append(text)
+
+    def begin_loop(self) -> None:
+        self.loop, self.after = [], []
+
+    def end_loop(self, head: str) -> None:
+        self.lines.append(head)
+        self.lines += ["    " + line for line in self.loop or []]
+        self.lines += self.after
+        self.loop = None
+        self._loop_shared.clear()
+
+    def dims_of(self, expr: IntExpr) -> frozenset[str]:
+        return NO_DIMS.union(*(self.dims.get(s, NO_DIMS) for s in expr.symbols()))
+
+    def mask_text(self, dims: Iterable[str], extra: Value | None = None) -> str:
+        """The conjunction of the bound checks of these dimensions and a mask value; empty if none is needed."""
+        names = [self.masks[d] for d in sorted(dims) if d in self.masks]
+        if extra is not None:
+            names.append(extra.name)
+        return " & ".join(names)
+
+    # ---- memory ----------------------------------------------------------------------------------------------
+
+    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: Value | None = None) -> Value:
+        tl_type(dtype)
+        dims = self.dims_of(index) | (mask.dims if mask else NO_DIMS)
+        address = self._address(buffer, index, block=mask is not None and bool(mask.dims) and not self.dims_of(index))
+        guard = self.mask_text(dims, mask)
+        text = f"tl.load({address}" + (f", mask={guard}, other=0)" if guard else ")")
+        if compute_dtype(dtype) is not dtype:
+            text += ".to(tl.float32)"
+        self._loads.setdefault(buffer, set()).add(text)
+        return self.emit(text, compute_dtype(dtype), dims, hoist=buffer not in self.written)
+
+    def store(
+        self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
+    ) -> None:
+        dtype = self.plan.kernel.buffers[buffer].dtype
+        dims = self.dims_of(index) | (mask.dims if mask else NO_DIMS) | value.dims
+        stored = value.name if value.dtype is dtype else f"{value.name}.to({tl_type(dtype)})"
+        if dtype is torch.bool and value.dtype is not torch.bool:
+            stored = f"({value.name} != 0)"
+        address = self._address(buffer, index, block=True)
+        guard = self.mask_text(dims, mask)
+        arguments = f"{address}, {stored}" + (f", mask={guard}" if guard else "")
+        if mode == "set":
+            self.statement(f"tl.store({arguments})")
+        elif mode in ATOMICS:
+            self.statement(f'{ATOMICS[mode]}({arguments}, sem="relaxed")')
+        else:
+            raise Unsupported(f"no atomic {mode} on the GPU")
+        self.written.add(buffer)
+        for text in self._loads.pop(buffer, set()):
+            self._shared.pop(text, None)
+            self._loop_shared.pop(text, None)
+        if mode == "set" and mask is None and (self.loop is None or "r" not in dims):
+            self._forward(buffer, address, dims, value, dtype)
+
+    def _forward(self, buffer: str, address: str, dims: frozenset[str], value: Value, dtype: torch.dtype) -> None:
+        """A later load at the same address is the stored value, rounded as the memory would."""
+        guard = self.mask_text(dims)
+        text = f"tl.load({address}" + (f", mask={guard}, other=0)" if guard else ")")
+        if compute_dtype(dtype) is not dtype:
+            text += ".to(tl.float32)"
+        known = value if value.dtype is dtype else self.to_dtype(value, dtype, value.dtype)
+        self._shared[text] = known
+        self._loads.setdefault(buffer, set()).add(text)
+
+    def _address(self, buffer: str, index: IntExpr, *, block: bool) -> str:
+        """`block`: a tile of addresses is needed even where the index is one number."""
+        text = index_text(index)
+        if block and not self.dims_of(index):
+            text += " + zero"
+        return self.pointers[buffer] if text == "0" else f"{self.pointers[buffer]} + ({text})"
+
+    # ---- values ----------------------------------------------------------------------------------------------
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
+        return self.emit(literal(value, compute_dtype(dtype)), compute_dtype(dtype), NO_DIMS)
+
+    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
+        kind = compute_dtype(dtype)
+        text = index_text(expr)
+        if expr.as_int() is not None:
+            return self.constant(expr.as_int() or 0, kind)
+        return self.emit(f"({text}).to({tl_type(kind)})", kind, self.dims_of(expr))
+
+    def indirect(self, value: Value, size: IntExpr) -> IntExpr:
+        name = self.name("j")
+        kind = "tl.int64" if self.plan.wide else "tl.int32"
+        line = f"{name} = {value.name}.to({kind})"
+        inside = self.loop is not None and "r" in value.dims
+        (self.loop if inside and self.loop is not None else self.lines).append(line)
+        self.dims[name] = value.dims
+        return variable(name)
+
+    def to_dtype(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
+        if dtype is value.dtype:
+            return value
+        return self.emit(convert_text(value, dtype), compute_dtype(dtype), value.dims)
+
+    def bitcast(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
+        bits = value.name if compute_dtype(source) is source else f"{value.name}.to({tl_type(source)})"
+        text = f"{bits}.to({tl_type(dtype)}, bitcast=True)"
+        if compute_dtype(dtype) is not dtype:
+            text += ".to(tl.float32)"
+        return self.emit(text, compute_dtype(dtype), value.dims)
+
+    def apply(self, op: str, *args: Value) -> Value:
+        result = ELEMENTWISE[op].result
+        dtype = torch.bool if result == "bool" else args[1].dtype if result == "second" else args[0].dtype
+        return self.emit(
+            apply_text(op, list(args), self.portable), dtype, NO_DIMS.union(*(a.dims for a in args))
+        )
+
+    def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
+        position = self.index_expr(index, torch.int64)
+        return self.emit(f"_philox({seed.name}, {position.name}, {stream})", torch.int64, position.dims | seed.dims)
+
+    # ---- inner axes ------------------------------------------------------------------------------------------
+
+    def carried(self, key: str, dtype: torch.dtype) -> Value:
+        return self.carried_values[key]
+
+    def reduce(self, kind: ReductionKind, key: str, value: Value, position: Value | None = None) -> None:
+        combine = REDUCTIONS[kind]
+        if kind in ("any", "all") and value.dtype is not torch.bool:
+            value = self.to_dtype(value, torch.bool, value.dtype)
+        values = [value] if position is None else [value, position]
+        starts = [literal(combine.identity(value.dtype), value.dtype)]
+        if position is not None:
+            starts.append(literal(torch.iinfo(torch.int64).max, torch.int64))
+        shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
+        tiles = [f"tl.broadcast_to({v.name}, {shape})" for v in values]
+        mask = f"tl.broadcast_to({self.masks['r']}, {shape})" if "r" in self.masks else ""
+        if self.plan.persistent:
+            tiles = [f"tl.where({mask}, {t}, {s})" if mask else t for t, s in zip(tiles, starts, strict=True)]
+            totals = [self.emit(t, v.dtype, {"x", "r"}) for t, v in zip(tiles, values, strict=True)]
+        else:
+            totals = self._accumulate(combine, values, tiles, starts, mask, shape)
+        self._finish(combine, key, totals)
+
+    def _accumulate(
+        self, combine: Combine, values: list[Value], tiles: list[str], starts: list[str], mask: str, shape: str
+    ) -> list[Value]:
+        """Accumulators that live across the loop's iterations, one a tile element."""
+        totals = [Value(self.name("acc"), v.dtype, frozenset({"x", "r"})) for v in values]
+        for total, start in zip(totals, starts, strict=True):
+            self.lines.append(f"{total.name} = tl.broadcast_to({start}, {shape})")
+        names = ", ".join(t.name for t in totals)
+        fresh = [self.name() for _ in totals]
+        interleaved = _pairs(names.split(", "), tiles)
+        self.statement(f"{', '.join(fresh)} = {combine.function}({interleaved})")
+        for total, new in zip(totals, fresh, strict=True):
+            self.statement(f"{total.name} = " + (f"tl.where({mask}, {new}, {total.name})" if mask else new))
+        return totals
+
+    def _finish(self, combine: Combine, key: str, totals: list[Value]) -> None:
+        lines = self.lines if self.loop is None else self.after
+        result = self.name("carry")
+        dtype = totals[-1].dtype
+        if combine.builtin is not None:
+            lines.append(f"{result} = {combine.builtin}({totals[0].name}, 1)[:, None].to({tl_type(dtype)})")
+        elif len(totals) == 1:
+            name = totals[0].name
+            if dtype is torch.bool:  # Triton reduces no one-bit integers
+                function = "tl.max" if combine.function == "_or" else "tl.min"
+                lines.append(f"{result} = ({function}({name}.to(tl.int32), 1) != 0)[:, None]")
+            else:
+                lines.append(f"{result} = tl.reduce({name}, 1, {combine.function})[:, None]")
+        else:
+            pair = ", ".join(t.name for t in totals)
+            spare = self.name()
+            lines.append(f"{spare}, {result} = tl.reduce(({pair}), 1, {combine.function})")
+            lines.append(f"{result} = {result}[:, None]")
+        self.carried_values[key] = Value(result, dtype, frozenset({"x"}))
+
+    def scan(self, kind: ScanKind, value: Value, position: Value | None = None) -> tuple[Value, ...]:
+        combine = SCANS[kind]
+        values = [value] if position is None else [value, position]
+        shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
+        starts = [literal(combine.identity(value.dtype), value.dtype), literal(0, torch.int64)][: len(values)]
+        results = [Value(self.name("scan"), v.dtype, frozenset({"x", "r"})) for v in values]
+        tiles = [f"tl.broadcast_to({v.name}, {shape})" for v in values]
+        if "r" in self.masks:
+            mask = f"tl.broadcast_to({self.masks['r']}, {shape})"
+            tiles = [f"tl.where({mask}, {t}, {s})" for t, s in zip(tiles, starts, strict=True)]
+        operand = tiles[0] if len(tiles) == 1 else f"({', '.join(tiles)})"
+        names = ", ".join(r.name for r in results)
+        self.statement(f"{names} = tl.associative_scan({operand}, 1, {combine.function})")
+        if not self.plan.persistent:
+            self._carry_scan(combine, values, starts, operand, results)
+        return tuple(results)
+
+    def _carry_scan(
+        self, combine: Combine, values: list[Value], starts: list[str], operand: str, results: list[Value]
+    ) -> None:
+        """Joins this tile's scan to what the tiles before it came to."""
+        carries = [self.name("run") for _ in values]
+        for carry, start in zip(carries, starts, strict=True):
+            self.lines.append(f"{carry} = tl.broadcast_to({start}, [{self.plan.x_block}, 1])")
+        names = [r.name for r in results]
+        ends = [self.name() for _ in values]
+        self.statement(f"{', '.join(ends)} = tl.reduce({operand}, 1, {combine.function})")
+        self.statement(f"{', '.join(names)} = {combine.function}({_pairs(carries, names)})")
+        self.statement(f"{', '.join(carries)} = {combine.function}({_pairs(carries, [f'{e}[:, None]' for e in ends])})")
+
+
+def _pairs(left: list[str], right: list[str]) -> str:
+    """The operands of a combining function: (a, b), or (a, i, b, j)."""
+    return ", ".join([*left, *right])

@@ -1,0 +1,214 @@
+"""How a kernel's iteration space is laid over programs and tiles. Pure decisions on axes; no text.
+
+A tile has at most two dimensions. A pointwise kernel takes one of three shapes: `flat` (one line over all axes), `rows`
+(a tile along the last axis, the other axes fixed by the program) and `tiled` (two axes, for transposes). A reduction
+takes a tile of outer points by inner points, the inner dimension whole (`persistent`) or in a loop.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import torch
+from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
+
+from torchinductor.indexing import ZERO, coefficient_of, number, product
+from torchinductor.ir import Axis, Body, Kernel, Op, Stage
+
+Layout = Literal["flat", "rows", "tiled", "reduction"]
+
+PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
+PROGRAMS_WANTED = 132 * 4  # enough to fill a large GPU
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """The layout of a kernel whose axes are already merged."""
+
+    layout: Layout
+    kernel: Kernel
+    x: tuple[Axis, ...]  # axes that the tile's x dimension runs over, the last one fastest
+    y: tuple[Axis, ...] = ()  # the second tile dimension of `tiled`
+    r: tuple[Axis, ...] = ()  # inner axes
+    fixed: tuple[Axis, ...] = ()  # axes whose value is one number in a program
+    x_block: int = 1024
+    y_block: int = 1
+    r_block: int = 1
+    persistent: bool = False
+    warps: int = 4
+    wide: bool = False  # offsets need 64 bits
+
+    @property
+    def grid(self) -> IntExpr:
+        """Programs to launch."""
+        count = product(a.size for a in self.fixed)
+        for axes, block in ((self.x, self.x_block), (self.y, self.y_block)):
+            if axes:
+                count = count * _ceil_div(product(a.size for a in axes), block)
+        return count
+
+
+def _ceil_div(size: IntExpr, block: int) -> IntExpr:
+    return (size + number(block - 1)) // number(block)
+
+
+def plan(kernel: Kernel) -> Plan:
+    """Merges axes and chooses layout, block sizes and warps."""
+    kernel = merge_axes(kernel)
+    chosen = _reduction(kernel) if kernel.inner else _pointwise(kernel)
+    return replace(chosen, wide=_is_wide(kernel))
+
+
+# ---- merging axes ---------------------------------------------------------------------------------------------------
+
+
+def index_expressions(kernel: Kernel) -> list[IntExpr]:
+    """Every expression over the axes that a kernel evaluates."""
+    found: dict[IntExpr, None] = {}
+    for stage in kernel.stages:
+        for op in stage.body.ops:
+            match op.name:
+                case "load" | "store":
+                    found[op.attr[1]] = None
+                case "index_expr":
+                    found[op.attr] = None
+                case "random_bits":
+                    found[op.attr[0]] = None
+    return list(found)
+
+
+def merge_axes(kernel: Kernel) -> Kernel:
+    """Makes one axis of neighbours that every index walks through as one: offset = c * (i * size + j)."""
+    axes = list(kernel.axes)
+    position = 0
+    while position + 1 < len(axes):
+        a, b = axes[position], axes[position + 1]
+        if a.inner == b.inner and all(_walks_as_one(e, a, b) for e in index_expressions(kernel)):
+            axes[position : position + 2] = [Axis(b.name, a.size * b.size, a.inner)]
+            zero: dict[Symbol, IntExpr] = {intern_symbol(a.name): ZERO}
+            stages = tuple(Stage(s.kind, _substitute(s.body, zero)) for s in kernel.stages)
+            kernel = replace(kernel, axes=tuple(axes), stages=stages)
+            position = max(position - 1, 0)
+        else:
+            position += 1
+    return kernel
+
+
+def _walks_as_one(expr: IntExpr, a: Axis, b: Axis) -> bool:
+    step_a, step_b = coefficient_of(expr, a.name), coefficient_of(expr, b.name)
+    return step_a is not None and step_b is not None and step_a == step_b * b.size
+
+
+def _substitute(body: Body, mapping: dict[Symbol, IntExpr]) -> Body:
+    def change(op: Op) -> Op:
+        match op.name:
+            case "load" | "store":
+                return op._replace(attr=(op.attr[0], op.attr[1].substitute(mapping), *op.attr[2:]))
+            case "index_expr":
+                return op._replace(attr=op.attr.substitute(mapping))
+            case "random_bits":
+                return op._replace(attr=(op.attr[0].substitute(mapping), op.attr[1]))
+        return op
+
+    return Body(tuple(map(change, body.ops)))
+
+
+# ---- choices --------------------------------------------------------------------------------------------------------
+
+
+def _is_wide(kernel: Kernel) -> bool:
+    """Whether an offset or a linear position may not fit 32 bits. Unknown sizes may be large."""
+    extents = [product(a.size for a in kernel.axes)]
+    for name in kernel.arguments:
+        buffer = kernel.buffers[name]
+        reach = number(1)
+        for size, stride in zip(buffer.shape, buffer.strides, strict=True):
+            reach = reach + size * stride
+        extents.append(reach)
+    return any(e.as_int() is None or (e.as_int() or 0) >= 2**31 for e in extents)
+
+
+def _static(axes: Iterable[Axis]) -> int | None:
+    return product(a.size for a in axes).as_int()
+
+
+def _unit_axes(kernel: Kernel) -> Counter[str]:
+    """How many bytes-weighted accesses walk through memory one element at a time along each axis."""
+    votes: Counter[str] = Counter()
+    for stage in kernel.stages:
+        for op, name, index in stage.body.accesses():
+            for axis in kernel.axes:
+                step = coefficient_of(index, axis.name)
+                if step is not None and step.as_int() == 1:
+                    votes[axis.name] += kernel.buffers[name].dtype.itemsize * (2 if op.name == "store" else 1)
+    return votes
+
+
+def _pow2(value: int) -> int:
+    return 1 << max(value - 1, 0).bit_length()
+
+
+def _pointwise(kernel: Kernel) -> Plan:
+    axes = kernel.outer
+    votes = _unit_axes(kernel)
+    last = axes[-1] if axes else None
+    # A second axis that some access walks along: without a square tile it would touch one element a cache line.
+    others = [a for a in axes[:-1] if votes[a.name] and (a.size.as_int() or 64) >= 16]
+    if last is not None and others and (last.size.as_int() or 64) >= 16:
+        other = max(others, key=lambda a: votes[a.name])
+        fixed = tuple(a for a in axes if a not in (other, last))
+        return Plan("tiled", kernel, (last,), (other,), fixed=fixed, x_block=64, y_block=64, warps=8)
+    width = last.size.as_int() if last is not None else 1
+    if len(axes) > 1 and width is not None and last is not None:
+        block = min(_pow2(width), 2048)
+        if width >= 256 and -(-width // block) * block <= 1.13 * width:
+            return Plan("rows", kernel, (last,), fixed=tuple(axes[:-1]), x_block=block, warps=4 if block <= 1024 else 8)
+    total = _static(axes)
+    block = 1024 if total is None else max(128, min(1024, _pow2(-(-total // PROGRAMS_WANTED))))
+    return Plan("flat", kernel, tuple(axes), x_block=block, warps=max(1, min(4, block // 128)))
+
+
+def _reduction(kernel: Kernel) -> Plan:
+    inner, outer = kernel.inner, kernel.outer
+    votes = _unit_axes(kernel)
+    along_inner = sum(votes[a.name] for a in inner)
+    along_outer = votes[outer[-1].name] if outer else 0
+    length = _static(inner)
+    count = _static(outer)
+    ordered = any(s.body.scans for s in kernel.stages)
+    if along_outer > along_inner:
+        return _column(kernel, length, count)
+    if length is not None and length <= PERSISTENT_LIMIT:
+        return _persistent_row(kernel, length, count)
+    block = 2048 if length is None else min(_pow2(length), 4096 if _widest(kernel) <= 2 else 2048)
+    return Plan("reduction", kernel, outer, r=inner, x_block=1, r_block=block, warps=8 if not ordered else 4)
+
+
+def _widest(kernel: Kernel) -> int:
+    return max((kernel.buffers[b].dtype.itemsize for b in kernel.reads), default=4)
+
+
+def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Plan:
+    r_block = _pow2(length)
+    rows = max(1, 1024 // r_block)
+    if count is not None:
+        rows = min(rows, _pow2(max(1, count // PROGRAMS_WANTED)))
+    elements = rows * r_block
+    warps = max(1, min(16, elements // 512))  # 16 elements a thread
+    return Plan("reduction", kernel, kernel.outer, r=kernel.inner, x_block=rows, r_block=r_block, persistent=True, warps=warps)
+
+
+def _column(kernel: Kernel, length: int | None, count: int | None) -> Plan:
+    """The outer axis is the one that is contiguous: tiles that are wide in x."""
+    width = 64 if count is None else min(64, _pow2(count))
+    r_block = 64 if length is None else min(64, _pow2(length))
+    whole = length is not None and length <= r_block
+    return Plan("reduction", kernel, kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=8)
+
+
+def argument_types(kernel: Kernel) -> Sequence[torch.dtype]:
+    """The element types of the pointer arguments."""
+    return [kernel.buffers[name].dtype for name in kernel.arguments]

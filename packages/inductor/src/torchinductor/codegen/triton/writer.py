@@ -1,0 +1,152 @@
+"""Writes a kernel's Triton source from its plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from primtorch.symbolic.expr import IntExpr
+
+from torchinductor.indexing import number, product
+from torchinductor.ir import Axis, Kernel, Stage
+
+from .expressions import POINTER_TYPES, PRELUDE, Unsupported
+from .handler import NO_DIMS, TritonHandler, index_text
+from .plan import Plan, plan
+
+HEADER = "import triton\nimport triton.language as tl\n"
+LIBDEVICE = "from triton.language.extra import libdevice as m\n"
+
+
+@dataclass(frozen=True, slots=True)
+class TritonSource:
+    """One kernel's text, and what compiling and launching it takes."""
+
+    name: str
+    text: str
+    signature: tuple[tuple[str, str], ...]  # (parameter, Triton's name of its type), pointers first
+    warps: int
+    stages: int
+    grid: tuple[IntExpr, IntExpr, IntExpr]
+    buffers: tuple[str, ...]  # the pointer arguments
+    symbols: tuple[str, ...]  # the integer arguments
+    written: tuple[int, ...]  # positions in `buffers`
+
+
+def write(kernel: Kernel, *, portable: bool = False) -> TritonSource:
+    """The source of a kernel. `portable` text runs in Triton's interpreter. Raises Unsupported."""
+    layout = plan(kernel)
+    kernel = layout.kernel
+    for name in kernel.arguments:
+        if kernel.buffers[name].dtype not in POINTER_TYPES:
+            raise Unsupported(f"Triton has no type {kernel.buffers[name].dtype} (buffer {name})")
+    body = _Writer(layout, portable).write()
+    pointers = [(f"p{i}", POINTER_TYPES[kernel.buffers[b].dtype]) for i, b in enumerate(kernel.arguments)]
+    integers = [(s, "i64") for s in kernel.symbols]
+    parameters = ", ".join(name for name, _ in (*pointers, *integers))
+    name = f"triton_{layout.layout}"
+    signature = ", ".join(f"{n}: {kind}" for n, kind in (*pointers, *integers))
+    lines = [HEADER + ("" if portable else LIBDEVICE) + PRELUDE, "", "@triton.jit", f"def {name}({parameters}):"]
+    lines.append(f"    # {signature}; {layout.warps} warps")  # kernels of equal text are one kernel
+    lines += ["    " + line for line in body]
+    written = tuple(i for i, b in enumerate(kernel.arguments) if b in kernel.writes)
+    return TritonSource(
+        name,
+        "\n".join(lines) + "\n",
+        (*pointers, *integers),
+        layout.warps,
+        2 if layout.r and not layout.persistent else 1,
+        (layout.grid, number(1), number(1)),
+        kernel.arguments,
+        kernel.symbols,
+        written,
+    )
+
+
+class _Writer:
+    def __init__(self, layout: Plan, portable: bool) -> None:
+        self.plan = layout
+        self.handler = TritonHandler(layout, portable)
+
+    def write(self) -> list[str]:
+        handler, layout = self.handler, self.plan
+        handler.lines.append("pid = tl.program_id(0)" + (".to(tl.int64)" if layout.wide else ""))
+        self._tiles()
+        if layout.r and layout.persistent:
+            self._inner_tile("0")
+        for stage in layout.kernel.stages:
+            if handler.written & stage.body.reads:
+                handler.statement("tl.debug_barrier()")  # what this program's other threads have stored
+            if stage.kind == "inner" and not layout.persistent:
+                self._looped(stage)
+            else:
+                stage.body.replay(handler)
+        return handler.lines
+
+    # ---- positions -------------------------------------------------------------------------------------------
+
+    def _tiles(self) -> None:
+        """Program id -> tile positions, masks, and the outer axes' variables."""
+        layout = self.plan
+        rest = "pid"
+        for dim, axes, block in (("x", layout.x, layout.x_block), ("y", layout.y, layout.y_block)):
+            if dim == "y" and not axes:
+                continue
+            last = not layout.fixed and (dim == "y" or not layout.y)
+            rest = self._tile(dim, axes, block, rest, last)
+        self._split("rest" if layout.fixed else rest, layout.fixed, None, rest)
+        shape = {"tiled": [layout.y_block, layout.x_block], "reduction": [layout.x_block, 1]}
+        self._line(f"zero = tl.zeros({shape.get(layout.layout, [layout.x_block])}, tl.int32)")
+
+    def _tile(self, dim: str, axes: Sequence[Axis], block: int, rest: str, last: bool) -> str:
+        """Takes this dimension's share of the program id; returns the text of what is left of it."""
+        size = product(a.size for a in axes)
+        suffix = {"tiled": {"x": "[None, :]", "y": "[:, None]"}, "reduction": {"x": "[:, None]"}}
+        count = index_text((size + number(block - 1)) // number(block))
+        program = rest if last else f"({rest}) % ({count})"
+        self._line(f"{dim} = ({program}) * {block} + tl.arange(0, {block}){suffix.get(self.plan.layout, {}).get(dim, '')}")
+        self._bound(dim, size, block)
+        self._split(dim, axes, dim, dim)
+        return f"({rest}) // ({count})"
+
+    def _bound(self, dim: str, size: IntExpr, block: int) -> None:
+        """A mask where the tile may reach over the end."""
+        known = size.as_int()
+        if known is None or known % block:
+            self._line(f"{dim}_mask = {dim} < {index_text(size)}")
+            self.handler.masks[dim] = f"{dim}_mask"
+
+    def _split(self, name: str, axes: Sequence[Axis], dim: str | None, text: str) -> None:
+        """Axis variables from a row-major position over the axes."""
+        if not axes:
+            return
+        if name != text:
+            self._line(f"{name} = {text}")
+        step = number(1)
+        for position in range(len(axes) - 1, -1, -1):
+            axis = axes[position]
+            quotient = name if step.as_int() == 1 else f"({name} // ({index_text(step)}))"
+            wrapped = quotient if position == 0 else f"{quotient} % ({index_text(axis.size)})"
+            self._line(f"{axis.name} = {wrapped}")
+            self.handler.dims[axis.name] = frozenset({dim}) if dim else NO_DIMS
+            step = step * axis.size
+
+    def _line(self, text: str) -> None:
+        self.handler.statement(text)
+
+    # ---- inner stages ----------------------------------------------------------------------------------------
+
+    def _inner_tile(self, start: str) -> None:
+        layout = self.plan
+        offset = "" if start == "0" else f"{start} + "
+        self._line(f"r = {offset}tl.arange(0, {layout.r_block})[None, :]")
+        self._bound("r", product(a.size for a in layout.r), layout.r_block)
+        self._split("r", layout.r, "r", "r")
+
+    def _looped(self, stage: Stage) -> None:
+        handler = self.handler
+        handler.begin_loop()
+        self._inner_tile("r0")
+        stage.body.replay(handler)
+        size = index_text(product(a.size for a in self.plan.r))
+        handler.end_loop(f"for r0 in range(0, {size}, {self.plan.r_block}):")
