@@ -1,0 +1,162 @@
+"""Checks every operator that a program runs: its formula on descriptors of the arguments against the real result.
+
+As a script, goes over torch.testing's op database and prints pass rates:
+    python formula_check.py [--names add,mul] [--dtypes float32,int64] [--limit 20] [--list]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import time
+import warnings
+from typing import Any
+
+import torch
+from primtorch.errors import DataDependentShape, NoFormula
+from primtorch.fake import formula_of
+from primtorch.spec import TensorSpec
+from torch.utils import _pytree as pytree
+
+UNDEFINED_STRIDES = {
+    # Results whose contents and layout eager leaves open.
+}
+
+
+class FormulaCheck:
+    """A dispatch mode: runs each operator for real and compares its formula's descriptors with what came out."""
+
+    is_infra_mode = classmethod(lambda cls: False)
+
+    def __init__(self) -> None:
+        self.checked: collections.Counter[str] = collections.Counter()
+        self.failed: dict[str, list[str]] = collections.defaultdict(list)
+        self.missing: collections.Counter[str] = collections.Counter()
+        self.data_dependent: collections.Counter[str] = collections.Counter()
+
+    def __enter__(self) -> FormulaCheck:
+        torch._C._push_on_torch_dispatch_stack(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        name = str(func)
+
+        def spec(x: Any) -> Any:
+            return TensorSpec.of(x) if isinstance(x, torch.Tensor) and x.layout is torch.strided else x
+
+        strided = all(
+            x.layout is torch.strided and not x.is_quantized
+            for x in pytree.tree_leaves((args, kwargs))
+            if isinstance(x, torch.Tensor)
+        )
+        spec_args, spec_kwargs = pytree.tree_map(spec, (args, kwargs))
+        out = func(*args, **kwargs)
+        if not strided or name == "aten._local_scalar_dense.default":
+            return out
+        try:
+            predicted = formula_of(func)(*spec_args, **spec_kwargs)
+        except NoFormula:
+            self.missing[name] += 1
+            return out
+        except DataDependentShape:
+            self.data_dependent[name] += 1
+            return out
+        except Exception as error:
+            self.failed[name].append(f"{spec_args} {spec_kwargs}: {type(error).__name__}: {error}")
+            return out
+        problem = self.difference(out, predicted, in_place=func._schema.is_mutable)
+        if problem:
+            self.failed[name].append(f"{spec_args} {spec_kwargs}: {problem}")
+        else:
+            self.checked[name] += 1
+        return out
+
+    def difference(self, real: Any, predicted: Any, in_place: bool) -> str:
+        def facts(x: Any) -> Any:
+            if isinstance(x, torch.Tensor | TensorSpec):
+                # A stride says something only where the dim has more than one element.
+                empty = any(s == 0 for s in x.shape)
+                strides = tuple(t for s, t in zip(x.shape, x.stride(), strict=True) if s != 1) if not empty else ()
+                offset = 0 if in_place else x.storage_offset()
+                return (tuple(x.shape), strides, x.dtype, x.device, offset)
+            return None
+
+        if isinstance(real, tuple | list):
+            if not isinstance(predicted, tuple | list) or len(real) != len(predicted):
+                return f"real gives {len(real)} results, formula {predicted}"
+            return "; ".join(filter(None, (self.difference(r, p, in_place) for r, p in zip(real, predicted, strict=True))))
+        a, b = facts(real), facts(predicted)
+        # An undefined tensor comes out of a binding as None or as an empty tensor.
+        return "" if a == b else f"real {a}, formula {b}"
+
+
+def samples(names: list[str], dtypes: list[torch.dtype], limit: int) -> Any:
+    from torch.testing._internal.common_methods_invocations import op_db
+
+    for op in op_db:
+        if names and op.name not in names:
+            continue
+        for dtype in dtypes:
+            if dtype not in op.supported_dtypes("cpu"):
+                continue
+            grad = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
+            try:
+                made = list(op.sample_inputs("cpu", dtype, requires_grad=grad))[:limit]
+            except Exception:
+                continue
+            for sample in made:
+                yield op, dtype, grad, sample
+
+
+def run(names: list[str], dtypes: list[torch.dtype], limit: int) -> tuple[FormulaCheck, int, int, collections.Counter[str]]:
+    check = FormulaCheck()
+    total = good = 0
+    bad: collections.Counter[str] = collections.Counter()
+    for op, _dtype, grad, sample in samples(names, dtypes, limit):
+        before = (sum(map(len, check.failed.values())), sum(check.missing.values()))
+        try:
+            with check:
+                out = op(sample.input, *sample.args, **sample.kwargs)
+            if grad:
+                leaves = [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor) and x.requires_grad]
+                if leaves:
+                    with check:
+                        torch.autograd.backward(leaves, [torch.ones_like(x) for x in leaves])
+        except Exception:
+            continue
+        total += 1
+        if (sum(map(len, check.failed.values())), sum(check.missing.values())) == before:
+            good += 1
+        else:
+            bad[op.name] += 1
+    return check, total, good, bad
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--names", default="")
+    parser.add_argument("--dtypes", default="float32")
+    parser.add_argument("--limit", type=int, default=6)
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    start = time.time()
+    names = [n for n in options.names.split(",") if n]
+    check, total, good, bad = run(names, [getattr(torch, d) for d in options.dtypes.split(",")], options.limit)
+    print(f"{good}/{total} samples, {time.time() - start:.0f} s; {sum(check.checked.values())} calls checked of "
+          f"{len(check.checked)} overloads; data dependent {sum(check.data_dependent.values())}")  # fmt: skip
+    print(f"no formula: {dict(check.missing.most_common())}")
+    print("failed: " + ", ".join(f"{k} {len(v)}" for k, v in check.failed.items()))
+    if options.list:
+        for name, cases in check.failed.items():
+            for case in cases[:3]:
+                print(f"  {name} {case[:700]}")
+
+
+if __name__ == "__main__":
+    main()
