@@ -83,9 +83,9 @@ def compile(
     settings = resolve(mode, options)
     if dynamic is not None and not isinstance(dynamic, bool):
         raise InvalidArgument(f"dynamic is True, False or None, not {dynamic!r}")
-    toolchain = Toolchain(settings, DumpFolder(Path(settings.dump)) if settings.dump else None, _journal)
-    runner = backends.resolve(backend, toolchain)
-    transform = torchdynamo.optimize(runner, options=_capture_options(settings, fullgraph, dynamic))
+    dumps = DumpFolder(Path(settings.dump)) if settings.dump else None
+    runner = backends.resolve(backend, Toolchain(settings, dumps, _journal))
+    transform = torchdynamo.optimize(runner, options=_capture_options(settings, fullgraph, dynamic), dump=dumps)
 
     def decorate(target: Any) -> Any:
         return target if disable else _compile_one(target, transform)

@@ -16,7 +16,7 @@ import torch
 
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut_partition
-from torchcompile.dumps import DumpFolder
+from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.journal import CompiledGraphRecord, FallbackRecord, Journal, Kind
 from torchcompile.options import CompileOptions
@@ -25,7 +25,6 @@ from torchinductor.errors import CompilerNotFound
 
 Runner = Callable[..., Sequence[Any]]
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Runner]
-Dump = Callable[[str, str], None] | None
 
 PARTITIONERS: Mapping[str, Any] = MappingProxyType({"min_cut": min_cut_partition, "default": default_partition})
 
@@ -38,25 +37,21 @@ class Toolchain:
         self.dumps = dumps
         self.journal = journal
 
-    def start(self) -> tuple[str, Dump]:
+    def start(self) -> tuple[str, Dump | None]:
         """Title and dump writer of the next captured graph."""
         title = self.journal.next_title()
-        return title, self.dumps.compilation(title) if self.dumps is not None else None
+        return title, self.dumps.named(title) if self.dumps is not None else None
 
 
 def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
     """Runs the captured graph as it is."""
-    _, dump = toolchain.start()
-    if dump is not None:
-        dump("captured_graph.py", gm.print_readable(print_output=False))
+    toolchain.start()
     return gm.forward
 
 
 def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
     _, dump = toolchain.start()
-    if dump is not None:
-        dump("captured_graph.py", gm.print_readable(print_output=False))
     run_graph = lambda graph, inputs: graph.forward
     partitioner = PARTITIONERS[toolchain.options.partitioner]
     return aot_module(gm, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump)
@@ -65,8 +60,6 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: li
 def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
     """Forward and backward as generated kernels: C++ and OpenMP on CPU, Triton on NVIDIA GPUs."""
     title, dump = toolchain.start()
-    if dump is not None:
-        dump("captured_graph.py", gm.print_readable(print_output=False))
 
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, list[Any]], Runner]:
         named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None

@@ -3,36 +3,29 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from pathlib import Path
+
+Dump = Callable[[str, str], None]
 
 
 class DumpFolder:
-    """Writes `NNN_name` files into one folder a compiled graph, numbered in the order in which stages ran."""
+    """Writes `NNNN_name` files into one folder, numbered in the order in which stages ran.
+
+    Numbers go on from those already in the folder, so that several `compile` calls, and several
+    processes one after the other, may share it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self._lock = threading.Lock()
-        self._count = 0
-
-    def compilation(self, title: str) -> DumpWriter:
-        """A writer into a new subfolder `NNN_title`."""
-        with self._lock:
-            folder = self.root / f"{self._count:03d}_{title}"
-            self._count += 1
-        return DumpWriter(folder)
-
-
-class DumpWriter:
-    """Callable with (file name, text). The folder is made at the first file."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self._lock = threading.Lock()
-        self._count = 0
 
     def __call__(self, name: str, text: str) -> None:
         with self._lock:
-            number = self._count
-            self._count += 1
-            self.folder.mkdir(parents=True, exist_ok=True)
-        (self.folder / f"{number:02d}_{name}").write_text(text)
+            self.root.mkdir(parents=True, exist_ok=True)
+            taken = [int(path.name[:4]) for path in self.root.glob("[0-9][0-9][0-9][0-9]_*")]
+            (self.root / f"{max(taken, default=-1) + 1:04d}_{name}").write_text(text)
+
+    def named(self, title: str) -> Dump:
+        """A writer whose files' names start with `title`."""
+        return lambda name, text: self(f"{title}_{name}", text)
