@@ -151,7 +151,8 @@ def _replay(op: Op, values: list[Any], handler: OpsHandler[V], symbols: dict[Sym
             index = handler.simplify(rename(attr[0], symbols)) if symbols else attr[0]
             return handler.random_bits(values[args[0]], index, attr[1])
         case "scan":
-            return handler.scan(attr, *[values[a] for a in args])
+            results = handler.scan(attr, *[values[a] for a in args])
+            return results if len(results) > 1 else results[0]
         case "part":
             return values[args[0]][attr]
     raise InductorError(f"unknown operation {name!r} in a loop body")
