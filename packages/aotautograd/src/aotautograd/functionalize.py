@@ -6,10 +6,13 @@ Inside the region a program may write in place and take views; what reaches a di
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator
 from typing import Any
 
 import torch
+from torch.nn import functional as F
+from torch.overrides import TorchFunctionMode
 
 
 @contextlib.contextmanager
@@ -56,3 +59,37 @@ class NonLeaf(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         return grads[0]
+
+
+_WRITES_TO_REWRITE = ("clamp", "clamp_min", "clamp_max", "clip", "tril", "triu", "cumsum", "cumprod")
+_REWRITTEN: dict[Any, Any] = {
+    **{getattr(torch.Tensor, f"{name}_"): getattr(torch.Tensor, name) for name in _WRITES_TO_REWRITE},
+    **{getattr(torch, f"{n}_"): getattr(torch, n) for n in _WRITES_TO_REWRITE if hasattr(torch, f"{n}_")},
+    torch._C._nn.hardtanh_: torch._C._nn.hardtanh,
+    torch._C._nn.hardswish_: torch._C._nn.hardswish,
+    torch._C._nn.hardsigmoid_: torch._C._nn.hardsigmoid,
+    torch._C._nn.relu6_: torch._C._nn.relu6,
+}
+# Functions that hand a torch-function mode themselves, not the operator in them.
+_WITH_INPLACE_FLAG = {f: inspect.signature(f) for f in (F.hardtanh, F.hardswish, F.hardsigmoid, F.relu6)}
+
+
+class WriteByCopy(TorchFunctionMode):
+    """Runs `x.f_(...)` as `x.copy_(x.f(...))` for the operators above.
+
+    C++ functionalization first runs an in-place operator on meta tensors, to find shape errors. With symbolic sizes the
+    meta kernels of these do not work.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        functional = _REWRITTEN.get(func)
+        if functional is not None:
+            return args[0].copy_(functional(*args, **kwargs))
+        signature = _WITH_INPLACE_FLAG.get(func)
+        if signature is not None:
+            call = signature.bind(*args, **kwargs)
+            if call.arguments.get("inplace", False):
+                call.arguments["inplace"] = False
+                return args[0].copy_(func(*call.args, **call.kwargs))
+        return func(*args, **kwargs)

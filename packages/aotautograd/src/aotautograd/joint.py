@@ -22,7 +22,7 @@ from torch.utils import _pytree as pytree
 
 from aotautograd.analysis import analyse, returns_alias
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
-from aotautograd.functionalize import NonLeaf, functional_region, unwrap, wrap
+from aotautograd.functionalize import NonLeaf, WriteByCopy, functional_region, unwrap, wrap
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
 
@@ -226,7 +226,8 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any], example_inputs: Se
     starts = _make_placeholders(recorder, bound)
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
-        outputs = _run_program(recorder, program, flat)
+        with WriteByCopy() if recorder.symbol_nodes else contextlib.nullcontext():
+            outputs = _run_program(recorder, program, flat)
         analysis = analyse(recorder.node_of, recorder.written, bound, starts, flat, outputs, recorder.size)
         specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]
     tangents = _tangent_placeholders(recorder, [bound.fake_mode.from_spec(spec) for spec in specs])
