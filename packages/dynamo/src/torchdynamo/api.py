@@ -13,9 +13,21 @@ from torch import nn
 
 from torchdynamo import _C
 from torchdynamo.convert import Function
-from torchdynamo.marks import ALLOWED, DISABLED
+from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
 from torchdynamo.stats import Stats, total
+
+__all__ = [
+    "allow_in_graph",
+    "disable",
+    "graph_break",
+    "is_compiling",
+    "mark_dynamic",
+    "mark_static",
+    "optimize",
+    "reset",
+    "stats",
+]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -69,6 +81,17 @@ def _call(target: Any, /, *args: Any, **kwargs: Any) -> Any:
     return target(*args, **kwargs)
 
 
+def owner_of(compiled: Any) -> Function:
+    """The driver's record behind what `optimize` returned."""
+    if isinstance(compiled, types.MethodType):
+        return owner_of(compiled.__func__)
+    if isinstance(compiled, functools.partial):
+        return owner_of(compiled.func)
+    if isinstance(compiled, _C.CompiledCallable) and compiled.miss is not None:
+        return cast(Function, compiled.miss.__self__)  # type: ignore[attr-defined]
+    raise TypeError(f"not a compiled callable: {type(compiled).__name__}")
+
+
 def disable(function: F) -> F:
     """Marks `function`: a call of it breaks the graph and runs as it is."""
     DISABLED.add(function)
@@ -79,15 +102,6 @@ def allow_in_graph(function: F) -> F:
     """Marks `function`: a call of it becomes one node of the graph; it must work on tensors alone, without effects."""
     ALLOWED.add(function)
     return function
-
-
-def graph_break() -> None:
-    """Breaks the graph at the call. Does nothing outside of capture."""
-
-
-def is_compiling() -> bool:
-    """True inside of captured code, False elsewhere."""
-    return False
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
@@ -120,8 +134,10 @@ def reset() -> None:
         compiled = reference()
         if compiled is not None:
             compiled.entries.clear()
-            owner: Function = compiled.miss.__self__
+            owner = owner_of(compiled)
             owner.skip = False
             owner.changed.clear()
             owner.resumes.clear()
-    _LIVE.clear()
+            owner.parts.clear()
+    for kept in list(_LIVE):
+        kept.clear()

@@ -140,6 +140,8 @@ class Codegen:
         kind = type(obj)
         if kind is tuple:
             return self._name(obj, text)
+        if hasattr(kind, "n_sequence_fields"):  # torch.return_types and other structure sequences
+            return self._name(obj, f"{self.pin(kind)}({text})")
         return self._name(obj, f"tuple.__new__({self.pin(kind)}, {text})")
 
     def _list(self, obj: list[Any]) -> str:

@@ -10,6 +10,7 @@ import logging
 import sys
 import time
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,7 +21,8 @@ from primtorch.symbolic import expr_of
 from torch import fx
 
 from torchdynamo import _C
-from torchdynamo.capture import Captured, Stopped, interpret
+from torchdynamo.break_step import continue_after
+from torchdynamo.capture import Captured, interpret
 from torchdynamo.codegen import Codegen, parameter_name
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, Unsupported
 from torchdynamo.guards import Scope, first_failure, global_state, print_guards, resolve
@@ -58,9 +60,24 @@ class Function:
     changed: set[Source] = field(default_factory=set)
     skip: bool = False
     resumes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    parts: list[Function] = field(default_factory=list)
+    made: list[weakref.ref[_C.CompiledCallable]] = field(default_factory=list)
 
     def callable(self) -> _C.CompiledCallable:
-        return _C.CompiledCallable(self.function, self.miss)
+        compiled = _C.CompiledCallable(self.function, self.miss)
+        self.made.append(weakref.ref(compiled))
+        return compiled
+
+    def compiled(self) -> _C.CompiledCallable | None:
+        return self.made[-1]() if self.made else None
+
+    def versions(self) -> list[_C.Entry]:
+        """The entries of this function and of its continuations."""
+        own = self.compiled()
+        found = list(own.entries) if own is not None else []
+        for part in self.parts:
+            found += part.versions()
+        return found
 
     def miss(self, compiled: _C.CompiledCallable, flat: tuple[Any, ...]) -> _C.Entry | None:
         """A version for this call, or None to run the function as it is."""
@@ -198,29 +215,31 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
             tail.append(f"return {codegen.value(captured.value)}")
             codegen.side_effects()
         else:
-            stopped = captured.stopped
-            tail = _resume(state, codegen, stopped)
+            tail = continue_after(codegen, captured.stopped, _resume_factory(state), None)
             codegen.side_effects()
         if captured.grad_enabled != ambient.grad_enabled:
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({captured.grad_enabled})")
     return codegen, tail
 
 
-def _resume(state: Function, codegen: Codegen, stopped: Stopped) -> list[str]:
-    """Calls the continuation: the same code, entered at the instruction that capture stopped before."""
-    slots = tuple(slot.kind for slot in stopped.stack)
-    key = (stopped.offset, slots, tuple(stopped.locals))
-    resume = state.resumes.get(key)
-    if resume is None:
-        function = make_resume(state.function, stopped.offset, slots, tuple(stopped.locals))
-        part = Function(function, state.backend, state.options, state.dump, state.stats)
-        resume = state.resumes[key] = (function, part.callable())
-    values = [slot.value for slot in stopped.stack if slot.kind is not StackSlot.NULL]
-    values += stopped.locals.values()
-    text = "".join(f"{codegen.value(value)}, " for value in values)
-    first = codegen.pin(stopped.step) if stopped.step is not None else None
-    del first
-    return [f"return {codegen.pin(resume[1])}(({text}))"]
+def _resume_factory(state: Function) -> Callable[..., Any]:
+    """Continuations of this function, one for each place, stack layout and set of bound variables."""
+
+    def resume(offset: int, slots: tuple[StackSlot, ...], names: tuple[str, ...], compiled: bool) -> Any:
+        key = (offset, slots, names, compiled)
+        found = state.resumes.get(key)
+        if found is None:
+            function = make_resume(state.function, offset, slots, names)
+            if compiled:
+                part = Function(function, state.backend, state.options, state.dump, state.stats)
+                state.parts.append(part)
+                found = part.callable()
+            else:
+                found = function
+            state.resumes[key] = found
+        return found
+
+    return resume
 
 
 def _finish_graph(outside: Outside, codegen: Codegen) -> list[tuple[Source, Any]]:

@@ -74,5 +74,12 @@ def has_plain_call(externals: Externals, overlays: Overlays, module: External) -
     return True
 
 
+def has_no_hooks(module: nn.Module) -> bool:
+    """The same question of a module that the program made itself."""
+    return not any(getattr(module, name) for name in _HOOKS) and not any(
+        getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS
+    )
+
+
 def uses_plain_getattr(kind: type) -> bool:
     return getattr(kind, "__getattr__", None) is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__

@@ -6,17 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-
-class _Marker:
-    def __init__(self, name: str) -> None:
-        self.name = name
-
-    def __repr__(self) -> str:
-        return self.name
+from torchdynamo.interpreter.protocol import MISSING, Marker
 
 
-DELETED: Final = _Marker("DELETED")
-MISSING: Final = _Marker("MISSING")
+__all__ = ["DELETED", "MISSING", "Overlays", "Slot"]
+
+DELETED: Final = Marker("DELETED")
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from primtorch.schemas import UserFrame
 
+from torchdynamo.interpreter.protocol import Escape
 from torchdynamo.schemas import GraphBreak
 
 
@@ -97,10 +98,10 @@ _TABLE = (
 REASONS: dict[str, Reason] = {reason.id: reason for reason in _TABLE}
 
 
-class BreakGraph(BaseException):
+class BreakGraph(Escape):
     """Capture cannot continue past the current instruction.
 
-    It is no `Exception`, so that no handler of the captured program can catch it.
+    No handler of the captured program sees it.
     """
 
     def __init__(self, reason: str, detail: str) -> None:

@@ -203,6 +203,19 @@ class Recorder:
         self._bind(result, node)
         return node
 
+    def write_node(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+        """A call whose arguments are nodes already, without a value."""
+        node = self.graph.call_function(target, args)
+        self._annotate(node, None)
+        return node
+
+    def record_leaf(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A user's function as one node: run on fakes, its inner calls unrecorded."""
+        with torch._C.DisableTorchFunction():
+            result = func(*args, **kwargs)
+        self.write(func, args, kwargs, result)
+        return result
+
     def _annotate(self, node: fx.Node, value: Any) -> None:
         node.meta["val"] = value
         node.meta["stack"] = self.user_frames()

@@ -22,6 +22,9 @@ class Stats:
     recompile_reasons: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
 
+    def clear(self) -> None:
+        self.__init__()  # type: ignore[misc]
+
     def record_break(self, graph_break: GraphBreak) -> None:
         place = graph_break.user_frames[-1] if graph_break.user_frames else None
         where = f"{place.file}:{place.line}" if place is not None else "?"

@@ -15,7 +15,7 @@ from primtorch.symbolic import ShapeEnv
 from torch import nn
 
 from torchdynamo import modules, torch_calls
-from torchdynamo.externals import External, Externals, tensor_guard
+from torchdynamo.externals import External, Externals, is_constant, tensor_guard
 from torchdynamo.guards import instance_dict
 from torchdynamo.overlays import DELETED, MISSING, Overlays
 from torchdynamo.reasons import BreakGraph
@@ -136,21 +136,22 @@ class Outside:
         if self.externals.lookup(namespace) is None:
             self.externals._register(namespace, self.externals.pins.source(namespace, "globals"), namespace)
 
-    def enter_closure(self, function: types.FunctionType) -> None:
-        """The cells of a function of the outside world are external."""
-        for cell in function.__closure__ or ():
-            if id(cell) not in self._cells and self.externals.lookup(cell) is None:
-                self.externals._register(cell, self.externals.pins.source(cell, "cell"), cell)
-
     def new_cell(self, cell: types.CellType) -> types.CellType:
         """The program made this cell itself."""
         self._cells.add(id(cell))
         self._alive.append(cell)
         return cell
 
+    def _external_cell(self, cell: types.CellType) -> External | None:
+        """The record of a cell that the program did not make."""
+        known = self.externals.lookup(cell)
+        if known is None and id(cell) not in self._cells:
+            known = self.externals._register(cell, self.externals.pins.source(cell, "cell"), cell)
+        return known
+
     def cell_get(self, cell: types.CellType) -> Any:
         """The cell's contents, or MISSING when it is empty."""
-        known = self.externals.lookup(cell)
+        known = self._external_cell(cell)
         if known is None:
             try:
                 return cell.cell_contents
@@ -167,13 +168,13 @@ class Outside:
         return self.externals.wrap(contents, roots[0] if roots else Attribute(known.source, "cell_contents"))
 
     def cell_set(self, cell: types.CellType, value: Any) -> None:
-        if self.externals.lookup(cell) is None:
+        if self._external_cell(cell) is None:
             cell.cell_contents = value
         else:
             self.overlays.write(cell, "cell_contents", value, "cell")
 
     def cell_delete(self, cell: types.CellType) -> None:
-        if self.externals.lookup(cell) is None:
+        if self._external_cell(cell) is None:
             del cell.cell_contents
         else:
             self.overlays.write(cell, "cell_contents", DELETED, "cell")
@@ -254,16 +255,16 @@ class Outside:
         return value if known is None else self.externals.wrap(value, Attribute(known.source, name))
 
     def class_get(self, kind: type, name: str) -> Any:
-        """The raw attribute found along the class's MRO (no descriptor is run), or MISSING."""
+        """(raw attribute, owner) found along the class's MRO (no descriptor is run), or MISSING."""
         for klass in kind.__mro__:
             written = self.overlays.read(klass, name)
             if written is not MISSING:
                 if written is DELETED:
                     continue
-                return written
-            table = type.__dict__["__dict__"].__get__(klass)
+                return written, klass
+            table = _CLASS_DICT(klass)
             if name in table:
-                return self._class_attribute(klass, name, table[name])
+                return self._class_attribute(klass, name, table[name]), klass
         return MISSING
 
     def _class_attribute(self, klass: type, name: str, value: Any) -> Any:
@@ -273,6 +274,32 @@ class Outside:
             return value
         label = f"{klass.__module__}.{klass.__qualname__}"
         return self.externals.wrap(value, Attribute(self.externals.pins.source(klass, label), name))
+
+    def leaf_get(self, obj: Any, name: str) -> Any:
+        """An attribute of an object of a C type."""
+        known = self.externals.lookup(obj)
+        value = getattr(obj, name)
+        if known is None or isinstance(obj, torch.Tensor) or callable(value):
+            return value
+        if isinstance(obj, types.FunctionType) and name in ("__dict__", "__annotations__", "__globals__"):
+            return value
+        if name in _FIXED_ATTRIBUTES:
+            return value
+        return self.externals.wrap(value, Attribute(known.source, name))
+
+    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+        """Default values as the program may hold them: constants as they are, all else by its source."""
+        defaults, keywords = fn.__defaults__, fn.__kwdefaults__
+        known = self.externals.lookup(fn)
+        if known is None:
+            return defaults, keywords
+        if defaults is not None and not all(map(is_constant, defaults)):
+            source = Attribute(known.source, "__defaults__")
+            defaults = tuple(self.externals.wrap(value, Item(source, i)) for i, value in enumerate(defaults))
+        if keywords is not None and not all(map(is_constant, keywords.values())):
+            source = Attribute(known.source, "__kwdefaults__")
+            keywords = {key: self.externals.wrap(value, Item(source, key)) for key, value in keywords.items()}
+        return defaults, keywords
 
     def class_set(self, kind: type, name: str, value: Any) -> None:
         if self.externals.lookup(kind) is None:
@@ -284,6 +311,45 @@ class Outside:
         """A module object's attribute, or MISSING (`__getattr__` of the module is the caller's business)."""
         return self.global_get(module.__dict__, name)
 
+    # -- tensors ----------------------------------------------------------------------------
+
+    def type_of(self, obj: Any) -> type:
+        """`type(obj)` as the program would see it without capture."""
+        if isinstance(obj, FakeTensor):
+            known = self.externals.lookup(obj)
+            if known is not None:
+                return type(known.original)
+            return nn.Parameter if getattr_static_dict(obj).get("_is_param") else torch.Tensor  # type: ignore[union-attr]
+        return int if type(obj) is torch.SymInt else type(obj)
+
+    def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:
+        """An attribute of a tensor. Properties and methods are torch's, run under the recorder."""
+        known = self.externals.lookup(tensor)
+        if name == "__class__":
+            return self.type_of(tensor)
+        if known is not None:
+            written = self.overlays.read(tensor, name)
+            if written is not MISSING and written is not DELETED:
+                return written
+            if name in (getattr_static_dict(known.original) or {}):
+                return self.instance_get(tensor, name)
+            if name == "grad":
+                with torch._C.DisableTorchFunction():
+                    return self.externals.wrap(known.original.grad, Attribute(known.source, "grad"))
+        return getattr(tensor, name)
+
+    def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        member = getattr(torch.Tensor, name, None)
+        if isinstance(member, (types.GetSetDescriptorType, property)):
+            if name == "requires_grad" and self.externals.lookup(tensor) is None:
+                tensor.requires_grad_(value)
+                return
+            raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
+        if self.externals.lookup(tensor) is None:
+            object.__setattr__(tensor, name, value)
+        else:
+            self.overlays.write(tensor, name, value)
+
     # -- nn.Module --------------------------------------------------------------------------
 
     def registered(self, module: nn.Module, name: str) -> Any:
@@ -293,9 +359,20 @@ class Outside:
         found = modules.shadowed_registry(self.externals, known, name)
         return modules.registered(self.externals, known, name) if found is MISSING else found
 
+    def forward_of(self, module: nn.Module) -> Any:
+        """The module's `forward` as a bound method, or what its instance has in place of it."""
+        own = self.instance_get(module, "forward")
+        if own is not MISSING:
+            return own
+        found = self.class_get(type(module), "forward")
+        forward = found[0] if found is not MISSING else None
+        return types.MethodType(forward, module) if isinstance(forward, types.FunctionType) else module.forward
+
     def has_plain_call(self, module: nn.Module) -> bool:
         known = self.externals.lookup(module)
-        return known is not None and modules.has_plain_call(self.externals, self.overlays, known)
+        if known is None:
+            return modules.has_no_hooks(module)
+        return modules.has_plain_call(self.externals, self.overlays, known)
 
 
 class DynamicPolicy:
@@ -335,6 +412,9 @@ def getattr_static_dict(obj: Any) -> dict[str, Any] | None:
         return None
 
 
+# Attributes that cannot change while the object is the same.
+_FIXED_ATTRIBUTES = frozenset({"__name__", "__qualname__", "__module__", "__code__", "__doc__", "__closure__", "__self__", "__func__", "__objclass__"})
+_CLASS_DICT = type.__dict__["__dict__"].__get__
 _HEAP_TYPE = 1 << 9
 _DESCRIPTORS = (
     property,

@@ -1,0 +1,170 @@
+"""Calls whose meaning capture knows: torch's functions, module calls, questions about compilation, marked functions.
+
+`Calls.handle` answers with the result, with `Redirect` to the Python call that the call comes down to, or with
+MISSING when the call is nothing special and the interpreter's own rules apply.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.amp import autocast_mode
+
+from torchdynamo import torch_calls
+from torchdynamo._C import CompiledCallable
+from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling, marked
+from torchdynamo.overlays import MISSING
+from torchdynamo.reasons import BreakGraph
+from torchdynamo.world import Outside
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Redirect:
+    """Call this instead."""
+
+    function: Any
+    args: Args
+    kwargs: Kwargs
+
+
+class Calls:
+    """Rules by identity of the function, then by its kind."""
+
+    def __init__(self, outside: Outside) -> None:
+        self.outside = outside
+        self.entered: dict[int, Any] = {}  # an autocast context that was entered -> the node that entered it
+        self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
+            id(function): rule for function, rule in self._table()
+        }
+
+    def _table(self) -> tuple[tuple[Any, Callable[[Any, Args, Kwargs], Any]], ...]:
+        return (
+            (type, self._type),
+            (graph_break, self._graph_break),
+            (is_compiling, lambda fn, args, kwargs: True),
+            (nn.Module.__call__, self._module),
+            (nn.Module._wrapped_call_impl, self._module),
+            (nn.Module._call_impl, self._module),
+            (torch.autocast, self._native),
+            (torch.autocast.__enter__, self._enter_autocast),
+            (torch.autocast.__exit__, self._exit_autocast),
+            (torch._C._set_grad_enabled, self._native),
+        )
+
+    def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        rule = self._rules.get(id(fn))
+        if rule is not None:
+            return rule(fn, args, kwargs)
+        kind = type(fn)
+        if kind is types.FunctionType:
+            return self._function(fn, args, kwargs)
+        if kind is CompiledCallable:
+            return Redirect(fn.function, args, kwargs)
+        if kind is functools._lru_cache_wrapper:
+            if fn.__wrapped__ in torch_calls.LOGGING_FUNCTIONS:
+                return self._native(fn, args, kwargs)
+            return Redirect(fn.__wrapped__, args, kwargs)
+        if isinstance(fn, nn.Module):
+            return self._module_object(fn, args, kwargs)
+        if kind in _BUILTINS:
+            return self._builtin(fn, args, kwargs)
+        if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
+            return self._native(fn, args, kwargs)
+        return MISSING
+
+    # -- Python functions -------------------------------------------------------------------
+
+    def _function(self, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+        if marked(fn, DISABLED):
+            raise BreakGraph("disabled", f"{fn.__qualname__} is disabled")
+        if marked(fn, ALLOWED):
+            return self.outside.recorder.record_leaf(fn, args, kwargs)
+        module = fn.__module__ or ""
+        if fn in torch_calls.ANSWERS:
+            return torch_calls.ANSWERS[fn]
+        if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
+            return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
+        self._break_if_listed(fn, module)
+        if torch_calls.is_leaf(fn) or fn in torch_calls.NATIVE_FUNCTIONS or fn in torch_calls.LOGGING_FUNCTIONS:
+            return self._native(fn, args, kwargs)
+        return MISSING
+
+    def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        try:
+            if fn in torch_calls.ANSWERS:
+                return torch_calls.ANSWERS[fn]
+        except TypeError:
+            return MISSING
+        self._break_if_listed(fn, getattr(fn, "__module__", None) or "")
+        if torch_calls.is_leaf(fn):
+            owner = getattr(fn, "__self__", None)
+            if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+                raise BreakGraph("c_function", f"torch.autograd.Function {owner.__qualname__}")
+            return self._native(fn, args, kwargs)
+        return MISSING
+
+    def _break_if_listed(self, fn: Any, module: str) -> None:
+        reason = torch_calls.BREAKS.get(fn) or torch_calls.BREAK_MODULES.get(module)
+        if reason is None and module.startswith("numpy."):
+            reason = "numpy"
+        if reason is not None:
+            raise BreakGraph(reason, f"call of {module}.{getattr(fn, '__qualname__', fn)}")
+
+    def _native(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        return fn(*args, **kwargs)
+
+    def _graph_break(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        raise BreakGraph("graph_break", "torchdynamo.graph_break()")
+
+    def _type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) != 1 or kwargs:
+            return MISSING
+        return self.outside.type_of(args[0])
+
+    # -- modules ----------------------------------------------------------------------------
+
+    def _module(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`nn.Module.__call__(module, ...)`, spelt out by the program or found along the MRO."""
+        module = args[0]
+        if self.outside.has_plain_call(module):
+            return Redirect(self.outside.forward_of(module), args[1:], kwargs)
+        return MISSING
+
+    def _module_object(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+        if type(module).__call__ is not nn.Module.__call__:
+            return MISSING
+        return self._module(None, (module, *args), kwargs)
+
+    # -- autocast ---------------------------------------------------------------------------
+
+    def _enter_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        context = args[0]
+        result = fn(*args, **kwargs)
+        parameters = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
+        node = self.outside.recorder.write(autocast_mode._enter_autocast, parameters, {}, None)
+        node.meta["effect"] = True
+        self.entered[id(context)] = node
+        return result
+
+    def _exit_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        result = fn(*args, **kwargs)
+        node = self.outside.recorder.write_node(autocast_mode._exit_autocast, (self.entered.pop(id(args[0])),))
+        node.meta["effect"] = True
+        return result
+
+
+_BUILTINS = (
+    types.BuiltinFunctionType,
+    types.MethodDescriptorType,
+    types.WrapperDescriptorType,
+    types.MethodWrapperType,
+)

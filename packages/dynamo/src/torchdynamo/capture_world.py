@@ -1,0 +1,169 @@
+"""The world that the interpreter runs in during capture: `PlainWorld` with the outside behind it."""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from torchdynamo import modules
+from torchdynamo.calls import Calls, Redirect
+from torchdynamo.interpreter import PlainWorld
+from torchdynamo.interpreter.protocol import MISSING
+from torchdynamo.reasons import BreakGraph
+from torchdynamo.world import Outside, getattr_static_dict
+
+
+class CaptureWorld(PlainWorld):
+    """Reads of external objects record guards, writes to them are kept aside, calls go through the tables."""
+
+    def __init__(self, outside: Outside) -> None:
+        super().__init__()
+        self.outside = outside
+        self.calls = Calls(outside)
+
+    # -- names ------------------------------------------------------------------------------
+
+    def load_global(self, fn: types.FunctionType, name: str) -> Any:
+        value = self.outside.global_get(fn.__globals__, name)
+        if value is not MISSING:
+            return value
+        builtins = fn.__builtins__  # type: ignore[attr-defined]
+        if name in builtins:
+            return builtins[name]
+        raise NameError(f"name {name!r} is not defined", name=name)
+
+    def store_global(self, fn: types.FunctionType, name: str, value: Any) -> None:
+        self.outside.global_set(fn.__globals__, name, value)
+
+    def delete_global(self, fn: types.FunctionType, name: str) -> None:
+        if self.outside.global_get(fn.__globals__, name) is MISSING:
+            raise NameError(f"name {name!r} is not defined", name=name)
+        self.outside.global_delete(fn.__globals__, name)
+
+    def make_cell(self, cell: types.CellType) -> types.CellType:
+        return self.outside.new_cell(cell)
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        return self.outside.cell_get(cell)
+
+    def store_cell(self, cell: types.CellType, value: Any) -> None:
+        self.outside.cell_set(cell, value)
+
+    def delete_cell(self, cell: types.CellType) -> None:
+        self.outside.cell_delete(cell)
+
+    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+        return self.outside.function_defaults(fn)
+
+    # -- attributes -------------------------------------------------------------------------
+
+    def getattr(self, obj: Any, name: str) -> Any:
+        if isinstance(obj, torch.Tensor):
+            return self.outside.tensor_get(obj, name)
+        if isinstance(obj, types.ModuleType):
+            value = self.outside.module_get(obj, name)
+            return super().getattr(obj, name) if value is MISSING else value
+        if isinstance(obj, nn.Module) and modules.uses_plain_getattr(type(obj)):
+            value = self._module_attribute(obj, name)
+            if value is not MISSING:
+                return value
+        return super().getattr(obj, name)
+
+    def _module_attribute(self, module: nn.Module, name: str) -> Any:
+        """Parameters, buffers and submodules, when nothing else has the name."""
+        if type_has(type(module), name):
+            return MISSING
+        attributes = getattr_static_dict(module)
+        if attributes is not None and name in attributes:
+            return MISSING
+        return self.outside.registered(module, name)
+
+    def setattr(self, obj: Any, name: str, value: Any) -> None:
+        if isinstance(obj, torch.Tensor):
+            self.outside.tensor_set(obj, name, value)
+        elif isinstance(obj, types.ModuleType):
+            self.outside.global_set(obj.__dict__, name, value)
+        elif isinstance(obj, nn.Module) and self._writes_plainly(obj, name, value):
+            self.instance_set(obj, name, value)
+        else:
+            super().setattr(obj, name, value)
+
+    def _writes_plainly(self, module: nn.Module, name: str, value: Any) -> bool:
+        """Whether `nn.Module.__setattr__` would end in a plain write to the instance."""
+        kind = type(module)
+        if kind.__setattr__ is not nn.Module.__setattr__ or isinstance(value, (torch.Tensor, nn.Module)):
+            return False
+        if isinstance(getattr(kind, name, None), property) or self.outside.externals.lookup(module) is None:
+            return False
+        return self.outside.registered(module, name) is MISSING
+
+    def instance_get(self, obj: Any, name: str) -> Any:
+        return self.outside.instance_get(obj, name)
+
+    def instance_set(self, obj: Any, name: str, value: Any) -> None:
+        self.outside.instance_set(obj, name, value)
+
+    def instance_del(self, obj: Any, name: str) -> None:
+        self.outside.instance_delete(obj, name)
+
+    def class_get(self, cls: type, name: str) -> Any:
+        return self.outside.class_get(cls, name)
+
+    def class_set(self, cls: type, name: str, value: Any) -> None:
+        self.outside.class_set(cls, name, value)
+
+    def leaf_getattr(self, obj: Any, name: str) -> Any:
+        return self.outside.leaf_get(obj, name)
+
+    def leaf_setattr(self, obj: Any, name: str, value: Any) -> None:
+        if self.outside.externals.lookup(obj) is None:
+            setattr(obj, name, value)
+        else:
+            self.outside.overlays.write(obj, name, value)
+
+    def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> Any:
+        if obj is not None:
+            if isinstance(descriptor, types.GetSetDescriptorType):
+                if descriptor.__name__ == "__dict__":
+                    return self.outside.instance_dict(obj)
+                if descriptor.__name__ == "__class__":
+                    return self.outside.type_of(obj)
+            if isinstance(descriptor, types.MemberDescriptorType):
+                value = self.outside.slot_get(obj, descriptor)
+                if value is MISSING:
+                    raise AttributeError(descriptor.__name__)
+                return value
+        return super().descriptor_get(descriptor, obj, cls)
+
+    def descriptor_set(self, descriptor: Any, obj: Any, value: Any) -> None:
+        if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
+            self.outside.overlays.write(obj, descriptor.__name__, value)
+        else:
+            super().descriptor_set(descriptor, obj, value)
+
+    # -- operators --------------------------------------------------------------------------
+
+    def truth(self, obj: Any) -> bool:
+        if isinstance(obj, (torch.SymInt, torch.SymBool)):
+            return bool(obj)
+        return super().truth(obj)
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self.calls.handle(fn, args, kwargs)
+        if result is MISSING:
+            return super().call(fn, args, kwargs)
+        if type(result) is Redirect:
+            return self.call(result.function, result.args, result.kwargs)
+        return result
+
+    def unsupported(self, reason: str, detail: str) -> NoReturn:
+        raise BreakGraph(reason, detail)
+
+
+def type_has(kind: type, name: str) -> bool:
+    return any(name in klass.__dict__ for klass in kind.__mro__)
