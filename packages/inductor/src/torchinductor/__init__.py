@@ -1,3 +1,29 @@
 """Loop IR, fusion and code generation for PyTorch graphs: C++/OpenMP and Triton."""
 
+from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, codegen_for, register_codegen
+from torchinductor.codegen.cpp.backend import CppBackend
+from torchinductor.compile import CompiledGraph, compile_graph
+from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
+from torchinductor.schemas import GraphStats, InductorOptions
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "BuildFailed",
+    "Built",
+    "CodegenBackend",
+    "CompiledGraph",
+    "CompilerMissing",
+    "CppBackend",
+    "GraphStats",
+    "InductorError",
+    "InductorOptions",
+    "KernelSource",
+    "LoweringError",
+    "UnknownDevice",
+    "codegen_for",
+    "compile_graph",
+    "register_codegen",
+]
+
+register_codegen("cpu", CppBackend())

@@ -1,0 +1,72 @@
+"""The disk cache of built kernels: files named by a hash of everything that went into them."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import tempfile
+from functools import lru_cache
+from pathlib import Path
+
+_log = logging.getLogger(__name__)
+
+
+def content_key(*parts: str) -> str:
+    """A name for content."""
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(str(len(part)).encode())
+        digest.update(part.encode())
+    return digest.hexdigest()[:40]
+
+
+@lru_cache(maxsize=64)
+def _usable(folder: str) -> bool:
+    """Whether files can be written into a folder; warns once for one where they cannot."""
+    try:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return True
+    except OSError as error:
+        _log.warning("the kernel cache %s cannot be written to (%s): kernels are built again in each process", folder, error)
+        return False
+
+
+@lru_cache(maxsize=1)
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder that lives as long as the process, for kernels that are not cached."""
+    return tempfile.TemporaryDirectory(prefix="torchinductor-")
+
+
+class DiskCache:
+    """Files by key. A file appears whole: it is written under another name, then renamed."""
+
+    def __init__(self, folder: str | None) -> None:
+        self.folder = Path(folder) if folder is not None else None
+        self.writable = folder is not None and _usable(folder)
+
+    def _path(self, key: str, suffix: str) -> Path | None:
+        return None if self.folder is None else self.folder / key[:2] / (key + suffix)
+
+    def find(self, key: str, suffix: str) -> Path | None:
+        """The file of a key, if somebody has published it."""
+        path = self._path(key, suffix)
+        return path if path is not None and path.exists() else None
+
+    def temporary(self, key: str, suffix: str) -> Path:
+        """A new path to write a file to before publishing it."""
+        path = self._path(key, suffix)
+        folder = path.parent if path is not None and self.writable else Path(_scratch().name)
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(suffix=".tmp", prefix=key, dir=folder)
+        os.close(handle)
+        return Path(name)
+
+    def publish(self, written: Path, key: str, suffix: str) -> Path:
+        """Gives a written file its final name and returns that. Of concurrent writers the last one wins; all are right."""
+        path = self._path(key, suffix)
+        if path is None or not self.writable:
+            return written
+        os.replace(written, path)
+        return path

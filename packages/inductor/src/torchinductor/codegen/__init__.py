@@ -1,0 +1,1 @@
+"""Back ends that turn fused kernels into source and source into code."""

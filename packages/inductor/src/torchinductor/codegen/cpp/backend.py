@@ -1,0 +1,70 @@
+"""The C++ back end as a plug-in."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+from torchinductor.cache import DiskCache
+from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
+from torchinductor.codegen.cpp.build import build_library, find_compiler
+from torchinductor.codegen.cpp.kernel import write_kernel
+from torchinductor.codegen.cpp.prelude import prelude
+from torchinductor.indexing import variable
+from torchinductor.ir import Kernel
+from torchinductor.program import KernelCall
+from torchinductor.schemas import InductorOptions
+
+# A translation unit takes at most this many characters of kernels before a second one is begun in parallel.
+_UNIT = 24_000
+
+
+class CppBackend(CodegenBackend):
+    """Kernels as C++ functions of one (or a few) translation units."""
+
+    def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
+        return KernelSource(write_kernel(kernel, options.parallel_grain), None, kernel.origins)
+
+    def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
+        if not sources:
+            return Built()
+        find_compiler(options.cxx)
+        cache = DiskCache(options.cache_dir)
+        units = _units(sources)
+        texts = [_unit_text(sources, unit) for unit in units]
+        with ThreadPoolExecutor(max_workers=4) as pool:
+            libraries = list(pool.map(lambda text: build_library(text, cache, options.cxx), texts))
+        addresses = [0] * len(sources)
+        for (library, _), unit in zip(libraries, units, strict=True):
+            for number in unit:
+                addresses[number] = ctypes.cast(getattr(library, f"kernel_{number}"), ctypes.c_void_p).value or 0
+        hits = sum(hit for _, hit in libraries)
+        files = {f"kernels{k if k else ''}.cpp": text for k, text in enumerate(texts)}
+        return Built(tuple(addresses), (), files, tuple(lib for lib, _ in libraries), hits, len(libraries) - hits)
+
+    def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> KernelCall:
+        symbols = tuple(variable(s) for s in kernel.symbols)
+        return KernelCall(handle, slots, symbols, f"kernel_{handle}")
+
+
+def _units(sources: Sequence[KernelSource]) -> list[list[int]]:
+    """Kernels' numbers by translation unit, of about equal size."""
+    total = sum(len(s.text) for s in sources)
+    count = max(1, min(4, total // _UNIT))
+    units: list[list[int]] = [[] for _ in range(count)]
+    loads = [0] * count
+    for number, source in enumerate(sources):
+        unit = loads.index(min(loads))
+        units[unit].append(number)
+        loads[unit] += len(source.text)
+    return [u for u in units if u]
+
+
+def _unit_text(sources: Sequence[KernelSource], unit: Sequence[int]) -> str:
+    parts = [prelude()]
+    for number in unit:
+        if sources[number].origins:
+            parts.append(f"// {', '.join(sources[number].origins[:12])}\n")
+        parts.append(sources[number].text.replace("KERNEL", f"kernel_{number}", 1))
+    return "\n".join(parts)

@@ -1,0 +1,89 @@
+"""Compiles a translation unit to a shared library, through the disk cache, and loads it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import shutil
+import subprocess
+from functools import lru_cache
+from pathlib import Path
+
+from torchinductor.cache import DiskCache, content_key
+from torchinductor.errors import BuildFailed, CompilerMissing
+
+FLAGS = (
+    "-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
+    "-fwrapv", "-fPIC", "-shared", "-w",
+)
+_NAMES = ("g++", "c++", "clang++")
+
+
+@lru_cache(maxsize=8)
+def find_compiler(wanted: str | None) -> str:
+    """The C++ compiler's path.
+
+    Raises:
+        CompilerMissing: there is none; the message says how to get one.
+    """
+    names = (wanted,) if wanted else _NAMES
+    for name in names:
+        found = shutil.which(name)
+        if found:
+            return found
+    raise CompilerMissing(
+        f"no C++ compiler found (looked for {', '.join(names)} on PATH). CPU kernels are C++: install one, "
+        "for example `apt-get install g++`, `dnf install gcc-c++` or `xcode-select --install`, "
+        "or name one with InductorOptions(cxx=...)."
+    )
+
+
+@lru_cache(maxsize=8)
+def _compiler_identity(path: str) -> str:
+    """The compiler's version and the machine it compiles for: parts of the cache key."""
+    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
+    return f"{path}|{version}|{platform.machine()}|{_cpu_flags()}"
+
+
+def _cpu_flags() -> str:
+    try:
+        with open("/proc/cpuinfo") as f:
+            return next((line for line in f if line.startswith("flags")), "")
+    except OSError:
+        return platform.processor()
+
+
+def build_library(source: str, cache: DiskCache, cxx: str | None) -> tuple[ctypes.CDLL, bool]:
+    """The loaded library of a translation unit, and whether it came from the cache.
+
+    Raises:
+        CompilerMissing: no compiler.
+        BuildFailed: the compiler refused the source.
+    """
+    key = content_key("cpp", source, *FLAGS, _compiler_identity(find_compiler(cxx)))
+    found = cache.find(key, ".so")
+    if found is not None:
+        return ctypes.CDLL(str(found)), True
+    target = cache.temporary(key, ".so")
+    compile_library(source, target, cxx)
+    return ctypes.CDLL(str(cache.publish(target, key, ".so"))), False
+
+
+def compile_library(source: str, target: Path, cxx: str | None) -> None:
+    """Runs the compiler on source given on its standard input."""
+    compiler = find_compiler(cxx)
+    command = [compiler, *FLAGS, "-x", "c++", "-", "-o", str(target), *_libraries()]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False, env=_environment())
+    if done.returncode != 0:
+        shown = "\n".join(done.stderr.splitlines()[:20])
+        raise BuildFailed(f"{compiler} refused generated code (exit status {done.returncode}):\n{shown}")
+
+
+def _libraries() -> tuple[str, ...]:
+    return ("-lmvec", "-lm") if platform.libc_ver()[0] == "glibc" and platform.machine() == "x86_64" else ("-lm",)
+
+
+def _environment() -> dict[str, str]:
+    """The process's environment with messages in English, so that a report of a failed build reads alike everywhere."""
+    return {**os.environ, "LC_ALL": "C"}

@@ -1,0 +1,219 @@
+"""C++ text of types, constants, index expressions and scalar operations."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+
+import torch
+from primtorch.symbolic.expr import Atom, IntExpr, Symbol
+
+from torchinductor.indexing import Ranges, upper_bound
+from torchinductor.ir import compute_dtype
+
+# The type of an element in memory.
+STORAGE: Mapping[torch.dtype, str] = {
+    torch.float32: "float", torch.float64: "double", torch.bfloat16: "u16", torch.float16: "_Float16",
+    torch.bool: "u8", torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
+    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
+}
+
+
+def value_type(dtype: torch.dtype) -> str:
+    """The C++ type that a value of `dtype` is computed in."""
+    return "bool" if dtype == torch.bool else STORAGE[compute_dtype(dtype)]
+
+
+def constant_text(value: bool | int | float, dtype: torch.dtype) -> str:
+    """A literal."""
+    if dtype == torch.bool:
+        return "true" if value else "false"
+    if not dtype.is_floating_point:
+        number_text = f"{int(value)}L" if value != -(2**63) else "-9223372036854775807L - 1"
+        return number_text if dtype == torch.int64 and value >= 0 else f"(({value_type(dtype)})({number_text}))"
+    suffix = "" if dtype == torch.float64 else "f"
+    number = float(value)
+    if math.isnan(number):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(number):
+        return f"({'-' if number < 0 else ''}__builtin_inf{suffix}())"
+    return f"({number!r}{suffix})" if math.copysign(1.0, number) < 0 else f"{number!r}{suffix}"
+
+
+def index_text(expr: IntExpr, ranges: Ranges) -> str:
+    """An index as an i64 expression. Divisions of what is surely not negative are C++'s own."""
+    parts: list[str] = []
+    for monomial, coefficient in expr.ordered_terms():
+        factors = [_atom_text(a, ranges) for a in monomial]
+        if abs(coefficient) != 1 or not factors:
+            factors.insert(0, f"{abs(coefficient)}L")
+        parts.append((" - " if coefficient < 0 else " + " if parts else "") + "*".join(factors))
+    return "".join(parts) or "0L"
+
+
+def _atom_text(atom: Atom, ranges: Ranges) -> str:
+    if isinstance(atom, Symbol):
+        return atom.key
+    left, right = index_text(atom.left, ranges), index_text(atom.right, ranges)
+    if atom.op in ("min", "max"):
+        return f"i{atom.op}<i64>({left}, {right})"
+    if upper_bound(atom.left, ranges) is not None and upper_bound(atom.right, ranges) is not None:
+        return f"(({left}) {'/' if atom.op == 'floordiv' else '%'} ({right}))"
+    return f"{'floor_i' if atom.op == 'floordiv' else 'mod_i'}({left}, {right})"
+
+
+def load_text(pointer: str, index: str, dtype: torch.dtype, mask: str | None) -> str:
+    """The value of an element."""
+    element = f"{pointer}[{index}]"
+    if dtype == torch.bfloat16:
+        text = f"bf_load({element})"
+    elif dtype == torch.float16:
+        text = f"(float){element}"
+    elif dtype == torch.bool:
+        text = f"({element} != 0)"
+    else:
+        text = element
+    return text if mask is None else f"({mask} ? {text} : ({value_type(dtype)})0)"
+
+
+def storage_text(value: str, dtype: torch.dtype, have: torch.dtype) -> str:
+    """A value as what is written into memory."""
+    if dtype == torch.bfloat16:
+        return f"bf_bits({convert_text(value, torch.float32, have)})"
+    if dtype == torch.float16:
+        return f"(_Float16){convert_text(value, torch.float32, have)}"
+    if dtype == torch.bool:
+        return f"(u8){convert_text(value, dtype, have)}"
+    return convert_text(value, dtype, have)
+
+
+def convert_text(value: str, dtype: torch.dtype, have: torch.dtype) -> str:
+    """A value converted to another type; to a reduced-precision type: rounded to it, but still a float."""
+    if dtype == have:
+        return value
+    if dtype == torch.bfloat16:
+        return f"bf_round((float){value})"
+    if dtype == torch.float16:
+        return f"(float)(_Float16){value}"
+    if dtype == torch.bool:
+        return f"({value} != 0)"
+    if have.is_floating_point and dtype.itemsize < 4:
+        return f"({value_type(dtype)})(i64){value}"  # out-of-range values wrap, as eager's do
+    return f"({value_type(dtype)}){value}"
+
+
+def bitcast_text(value: str, dtype: torch.dtype, source: torch.dtype) -> str:
+    """The bits of a value as another type of the same width."""
+    if source == torch.bfloat16:
+        value = f"bf_bits({value})"
+    elif source == torch.float16:
+        value = f"(_Float16){value}"
+    if dtype == torch.bfloat16:
+        return f"bf_load((u16){value})"
+    if dtype == torch.float16:
+        return f"(float)__builtin_bit_cast(_Float16, {value})"
+    return f"__builtin_bit_cast({STORAGE[dtype]}, {value})"
+
+
+Text = Callable[..., str]
+
+
+def _libm(name: str) -> Text:
+    return lambda dtype, a: f"{name}{'' if dtype == torch.float64 else 'f'}({a})"
+
+
+def _builtin(name: str) -> Text:
+    return lambda dtype, a: f"__builtin_{name}{'' if dtype == torch.float64 else 'f'}({a})"
+
+
+def _libm2(name: str, prefix: str = "") -> Text:
+    return lambda dtype, a, b: f"{prefix}{name}{'' if dtype == torch.float64 else 'f'}({a}, {b})"
+
+
+def _one(dtype: torch.dtype) -> str:
+    return "1.0" if dtype == torch.float64 else "1.0f"
+
+
+def _compare(sign: str) -> Text:
+    return lambda dtype, a, b: f"({a} {sign} {b})"
+
+
+def _arithmetic(sign: str, boolean: str | None = None) -> Text:
+    def text(dtype: torch.dtype, a: str, b: str) -> str:
+        if dtype == torch.bool:
+            return f"(bool)({a} {boolean or sign} {b})"
+        return f"({value_type(dtype)})({a} {sign} {b})" if not dtype.is_floating_point else f"({a} {sign} {b})"
+
+    return text
+
+
+def _by_kind(for_float: str, for_int: str) -> Text:
+    return lambda dtype, *args: (
+        f"{for_float if dtype.is_floating_point else for_int}<{value_type(dtype)}>({', '.join(args)})"
+    )
+
+
+def _float_or_int(for_float: Text, for_int: Text) -> Text:
+    return lambda dtype, *args: (for_float if dtype.is_floating_point else for_int)(dtype, *args)
+
+
+def _call(name: str) -> Text:
+    return lambda dtype, *args: f"{name}({', '.join(args)})"
+
+
+def _identity(dtype: torch.dtype, a: str) -> str:
+    return a
+
+
+# op -> text(operand dtype, *operand texts)
+OPERATIONS: Mapping[str, Text] = {
+    **{n: _libm(n) for n in ("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
+                             "asinh acosh atanh erf erfc").split()},
+    "abs": _float_or_int(_builtin("fabs"), lambda d, a: f"({value_type(d)})({a} < 0 ? -{a} : {a})"),
+    "neg": lambda d, a: f"({value_type(d)})(-{a})",
+    "sqrt": _builtin("sqrt"),
+    "rsqrt": lambda d, a: f"({_one(d)} / {_builtin('sqrt')(d, a)})",
+    "reciprocal": lambda d, a: f"({_one(d)} / {a})",
+    "floor": _float_or_int(_builtin("floor"), _identity),
+    "ceil": _float_or_int(_builtin("ceil"), _identity),
+    "round": _float_or_int(_builtin("rint"), _identity),
+    "trunc": _float_or_int(_builtin("trunc"), _identity),
+    "sign": lambda d, a: f"({value_type(d)})(({a} > 0) - ({a} < 0))" if d != torch.bool else a,
+    "relu": lambda d, a: f"({a} < 0 ? ({value_type(d)})0 : {a})",
+    "bitwise_not": lambda d, a: f"(!{a})" if d == torch.bool else f"({value_type(d)})(~{a})",
+    "logical_not": lambda d, a: f"(!{a})",
+    "sigmoid": lambda d, a: f"({_one(d)} / ({_one(d)} + {_libm('exp')(d, '-' + a)}))",
+    "isnan": lambda d, a: f"({a} != {a})",
+    "isinf": _float_or_int(lambda d, a: f"({_builtin('fabs')(d, a)} == __builtin_inf())", lambda d, a: "false"),
+    "isfinite": _float_or_int(lambda d, a: f"({_builtin('fabs')(d, a)} < __builtin_inf())", lambda d, a: "true"),
+    "signbit": _float_or_int(lambda d, a: f"(__builtin_signbit({a}) != 0)", lambda d, a: f"({a} < 0)"),
+    "add": _arithmetic("+", "|"),
+    "sub": _arithmetic("-", "^"),
+    "mul": _arithmetic("*", "&"),
+    "div": _arithmetic("/"),
+    "bitwise_and": _arithmetic("&"),
+    "bitwise_or": _arithmetic("|"),
+    "bitwise_xor": _arithmetic("^"),
+    "maximum": _by_kind("max_nan", "imax"),
+    "minimum": _by_kind("min_nan", "imin"),
+    "fmax": _by_kind("fmax_", "imax"),
+    "fmin": _by_kind("fmin_", "imin"),
+    "floor_div": _float_or_int(_call("ffloor_div"), lambda d, a, b: f"ifloor_div<{value_type(d)}>({a}, {b})"),
+    "trunc_div": _float_or_int(lambda d, a, b: _builtin("trunc")(d, f"{a} / {b}"),
+                               lambda d, a, b: f"idiv<{value_type(d)}>({a}, {b})"),
+    "fmod": _float_or_int(_libm2("fmod"), lambda d, a, b: f"imod<{value_type(d)}>({a}, {b})"),
+    "remainder": _float_or_int(_call("fremainder"), lambda d, a, b: f"iremainder<{value_type(d)}>({a}, {b})"),
+    "pow": _float_or_int(_libm2("pow"), lambda d, a, b: f"ipow<{value_type(d)}>({a}, {b})"),
+    "atan2": _libm2("atan2"),
+    "hypot": _libm2("hypot"),
+    "nextafter": _libm2("nextafter"),
+    "copysign": _libm2("copysign", "__builtin_"),
+    "gcd": lambda d, a, b: f"igcd<{value_type(d)}>({a}, {b})",
+    "lcm": lambda d, a, b: f"ilcm<{value_type(d)}>({a}, {b})",
+    "shift_left": lambda d, a, b: f"shl<{value_type(d)}>({a}, {b})",
+    "shift_right": lambda d, a, b: f"shr<{value_type(d)}>({a}, {b})",
+    "eq": _compare("=="), "ne": _compare("!="), "lt": _compare("<"),
+    "le": _compare("<="), "gt": _compare(">"), "ge": _compare(">="),
+    "where": lambda d, c, a, b: f"({c} ? {a} : {b})",
+    "fma": lambda d, a, b, c: f"__builtin_fma{'' if d == torch.float64 else 'f'}({a}, {b}, {c})",
+}

@@ -1,0 +1,124 @@
+"""The fixed head of every generated translation unit: types, math declarations, scalar functions. No header is included."""
+
+from __future__ import annotations
+
+import platform
+
+# Functions of libmvec by the glibc version that brought their vector forms.
+_VECTOR_MATH = {
+    (2, 22): "sin cos exp log",
+    (2, 35): "tan asin acos atan sinh cosh tanh asinh acosh atanh exp2 expm1 log2 log10 log1p erf erfc",
+}
+_VECTOR_MATH_2 = {(2, 22): "pow", (2, 35): "atan2 hypot"}
+_SCALAR_MATH_2 = "fmod nextafter"
+
+
+def _declarations() -> str:
+    name, version = platform.libc_ver()
+    have = tuple(int(p) for p in version.split(".")[:2]) if name == "glibc" and version else (0, 0)
+    if platform.machine() not in ("x86_64", "AMD64"):
+        have = (0, 0)
+    lines = []
+    for table, arity in ((_VECTOR_MATH, 1), (_VECTOR_MATH_2, 2)):
+        for since, names in table.items():
+            attribute = '__attribute__((simd("notinbranch"))) ' if have >= since else ""
+            for f in names.split():
+                lines.append(f"{attribute}float {f}f({', '.join(['float'] * arity)}) noexcept; "
+                             f"{attribute}double {f}({', '.join(['double'] * arity)}) noexcept;")
+    for f in _SCALAR_MATH_2.split():
+        lines.append(f"float {f}f(float, float) noexcept; double {f}(double, double) noexcept;")
+    return 'extern "C" {\n' + "\n".join(lines) + "\n}\n"
+
+
+_TYPES = """\
+typedef long i64; typedef unsigned long u64; typedef int i32; typedef unsigned int u32;
+typedef short i16; typedef unsigned short u16; typedef signed char i8; typedef unsigned char u8;
+#define INLINE static inline __attribute__((always_inline))
+"""
+
+_FUNCTIONS = """\
+INLINE float bf_load(u16 x) { return __builtin_bit_cast(float, (u32)x << 16); }
+INLINE u16 bf_bits(float x) {
+  u32 b = __builtin_bit_cast(u32, x);
+  u32 r = (b + 0x7fffu + ((b >> 16) & 1u)) >> 16;
+  return (u16)(x != x ? 0x7fc0u : r);
+}
+INLINE float bf_round(float x) { return bf_load(bf_bits(x)); }
+template <class T> INLINE T max_nan(T a, T b) { return (a != a || a > b) ? a : b; }
+template <class T> INLINE T min_nan(T a, T b) { return (a != a || a < b) ? a : b; }
+template <class T> INLINE T imax(T a, T b) { return a > b ? a : b; }
+template <class T> INLINE T imin(T a, T b) { return a < b ? a : b; }
+template <class T> INLINE T fmax_(T a, T b) { return (b != b || a > b) ? a : b; }
+template <class T> INLINE T fmin_(T a, T b) { return (b != b || a < b) ? a : b; }
+template <class T> INLINE T idiv(T a, T b) { return b == 0 ? (T)0 : ((T)-1 < 0 && b == (T)-1) ? (T)(0 - a) : (T)(a / b); }
+template <class T> INLINE T imod(T a, T b) { return b == 0 || ((T)-1 < 0 && b == (T)-1) ? (T)0 : (T)(a % b); }
+template <class T> INLINE T ifloor_div(T a, T b) {
+  T q = idiv(a, b), r = imod(a, b);
+  return (r != 0 && ((r < 0) != (b < 0))) ? (T)(q - 1) : q;
+}
+template <class T> INLINE T iremainder(T a, T b) {
+  T r = imod(a, b);
+  return (r != 0 && ((r < 0) != (b < 0))) ? (T)(r + b) : r;
+}
+template <class T> INLINE T floor_rest(T a, T b, T m) {
+  if (b == 0) return a / b;
+  T d = (a - m) / b;
+  if (m != 0 && (b < 0) != (m < 0)) d -= 1;
+  if (d == 0) return __builtin_copysign((T)0, a / b);
+  T f = (T)__builtin_floor(d);
+  return d - f > (T)0.5 ? f + 1 : f;
+}
+INLINE float ffloor_div(float a, float b) { return floor_rest<float>(a, b, fmodf(a, b)); }
+INLINE double ffloor_div(double a, double b) { return floor_rest<double>(a, b, fmod(a, b)); }
+INLINE float fremainder(float a, float b) {
+  float m = fmodf(a, b); return (m != 0 && ((b < 0) != (m < 0))) ? m + b : m;
+}
+INLINE double fremainder(double a, double b) {
+  double m = fmod(a, b); return (m != 0 && ((b < 0) != (m < 0))) ? m + b : m;
+}
+template <class T> INLINE T ipow(T a, T n) {
+  if (n < 0) return a == 1 ? (T)1 : a == (T)-1 ? ((n & 1) ? (T)-1 : (T)1) : (T)0;
+  T r = 1;
+  while (n) { if (n & 1) r = (T)(r * a); a = (T)(a * a); n = (T)(n / 2); }
+  return r;
+}
+template <class T> INLINE T igcd(T a, T b) {
+  a = a < 0 ? (T)-a : a; b = b < 0 ? (T)-b : b;
+  while (b) { T t = (T)(a % b); a = b; b = t; }
+  return a;
+}
+template <class T> INLINE T ilcm(T a, T b) {
+  T g = igcd(a, b); if (!g) return 0;
+  T r = (T)(a / g * b); return r < 0 ? (T)-r : r;
+}
+template <class T> INLINE T shl(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof(T))) ? (T)0 : (T)((u64)a << b); }
+template <class T> INLINE T shr(T a, T b) {
+  return (b < 0 || b >= (T)(8 * sizeof(T))) ? (T)(a < 0 ? -1 : 0) : (T)(a >> b);
+}
+INLINE i64 floor_i(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
+INLINE i64 mod_i(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
+INLINE float log_add(float a, float b) {
+  float hi = max_nan(a, b), lo = min_nan(a, b);
+  return hi == lo && __builtin_isinf(hi) ? hi : hi + log1pf(expf(lo - hi));
+}
+INLINE double log_add(double a, double b) {
+  double hi = max_nan(a, b), lo = min_nan(a, b);
+  return hi == lo && __builtin_isinf(hi) ? hi : hi + log1p(exp(lo - hi));
+}
+INLINE i64 philox(i64 seed, i64 index, u32 stream) {
+  u32 k0 = (u32)seed, k1 = (u32)((u64)seed >> 32);
+  u32 c0 = (u32)index, c1 = (u32)((u64)index >> 32), c2 = stream, c3 = 0;
+  for (int round = 0; round < 10; round++) {
+    u64 p0 = (u64)0xD2511F53u * c0, p1 = (u64)0xCD9E8D57u * c2;
+    u32 n0 = (u32)(p1 >> 32) ^ c1 ^ k0, n2 = (u32)(p0 >> 32) ^ c3 ^ k1;
+    c1 = (u32)p1; c3 = (u32)p0; c0 = n0; c2 = n2;
+    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+  }
+  return (i64)c0;
+}
+"""
+
+
+def prelude() -> str:
+    """The text that every translation unit begins with."""
+    return _TYPES + _declarations() + _FUNCTIONS

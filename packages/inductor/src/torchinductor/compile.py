@@ -1,0 +1,145 @@
+"""The driver: a graph of prims in, a callable out. `compile_graph` is this package's table of contents."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from torchinductor.codegen.base import Built, KernelSource, codegen_for
+from torchinductor.emit import Handle, emit
+from torchinductor.executor import PythonExecutor
+from torchinductor.ir import Kernel, verify
+from torchinductor.lowering.context import ExternCall, Operation
+from torchinductor.lowering.graph import Lowered, lower_graph
+from torchinductor.native import prepare
+from torchinductor.program import Program
+from torchinductor.scheduler import schedule
+from torchinductor.schemas import GraphStats, InductorOptions
+
+Dump = Callable[[str, str], None]
+
+
+@dataclass(frozen=True)
+class CompiledGraph:
+    """A compiled graph. Call it with the graph's inputs; it returns the outputs in order."""
+
+    program: Program
+    stats: GraphStats
+    sources: dict[str, str]
+    _run: Callable[[list[Any]], list[Any]]
+
+    def __call__(self, *inputs: Any) -> list[torch.Tensor | int | float | None]:
+        return self._run(list(inputs))
+
+
+def compile_graph(
+    gm: fx.GraphModule, example_inputs: Sequence[Any] = (), options: InductorOptions | None = None, *,
+    dump: Dump | None = None,
+) -> CompiledGraph:
+    """Compiles a graph that is closed under the prims.
+
+    Raises:
+        LoweringError: a node has no rule.
+        UnknownDevice: a tensor's device has no code generation back end.
+        CompilerMissing, BuildFailed: generated source could not be built.
+    """
+    options = options or InductorOptions()
+    clock = _Clock()
+    lowered = lower_graph(gm, options)
+    clock.lap("lower")
+    operations = schedule(lowered, options)
+    clock.lap("schedule")
+    for operation in operations:
+        if isinstance(operation, Kernel):
+            verify(operation)
+    sources = _generate(operations, options)
+    clock.lap("generate")
+    built = {device: codegen_for(device).build(unique, options) for device, (unique, _) in sources.items()}
+    clock.lap("build")
+    program = _program(lowered, operations, sources, built, options)
+    clock.lap("emit")
+    run: Callable[[list[Any]], list[Any]] = prepare(program) if options.native_executor else PythonExecutor(program)
+    clock.lap("prepare")
+    files = {name: text for b in built.values() for name, text in b.files.items()}
+    if dump is not None:
+        _dump(dump, lowered, operations, files, program)
+    return CompiledGraph(program, _stats(gm, lowered, operations, built, clock), files, run)
+
+
+class _Clock:
+    """Seconds by stage."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self._last = time.perf_counter()
+
+    def lap(self, name: str) -> None:
+        now = time.perf_counter()
+        self.seconds[name] = now - self._last
+        self._last = now
+
+
+Sources = dict[str, tuple[list[KernelSource], dict[str, int]]]
+
+
+def _generate(operations: Sequence[Operation], options: InductorOptions) -> Sources:
+    """Distinct sources by device type, and each kernel's number among them."""
+    result: Sources = {}
+    numbers: dict[tuple[str, str], int] = {}
+    for operation in operations:
+        if not isinstance(operation, Kernel):
+            continue
+        device = operation.device.type
+        unique, by_name = result.setdefault(device, ([], {}))
+        source = codegen_for(device).generate(operation, options)
+        number = numbers.get((device, source.text))
+        if number is None:
+            number = numbers[device, source.text] = len(unique)
+            unique.append(source)
+        by_name[operation.name] = number
+    return result
+
+
+def _program(
+    lowered: Lowered, operations: Sequence[Operation], sources: Sources, built: dict[str, Built], options: InductorOptions
+) -> Program:
+    kernels: tuple[int, ...] = ()
+    launchers: tuple[Any, ...] = ()
+    keepalive: tuple[Any, ...] = ()
+    handles: dict[str, Handle] = {}
+    for device, (unique, by_name) in sources.items():
+        made = built[device]
+        base = len(kernels) if made.addresses else len(launchers)
+        for name, number in by_name.items():
+            handles[name] = Handle(codegen_for(device), unique[number], base + number)
+        kernels += made.addresses
+        launchers += made.launchers
+        keepalive += made.keepalive
+    return emit(lowered, operations, handles, kernels, launchers, keepalive, options.reuse_buffers)
+
+
+def _dump(dump: Dump, lowered: Lowered, operations: Sequence[Operation], files: dict[str, str], program: Program) -> None:
+    dump("loop_ir.txt", "\n\n".join(map(str, lowered.operations)) + "\n")
+    dump("scheduled.txt", "\n\n".join(map(str, operations)) + "\n")
+    for name, text in files.items():
+        dump(name, text)
+    dump("program.txt", str(program) + "\n")
+
+
+def _stats(
+    gm: fx.GraphModule, lowered: Lowered, operations: Sequence[Operation], built: dict[str, Built], clock: _Clock
+) -> GraphStats:
+    return GraphStats(
+        nodes=sum(1 for n in gm.graph.nodes if n.op == "call_function"),
+        kernels=sum(isinstance(o, Kernel) for o in operations),
+        aten_calls=sum(isinstance(o, ExternCall) for o in operations),
+        fallbacks=lowered.fallbacks,
+        seconds=clock.seconds,
+        cache_hits=sum(b.cache_hits for b in built.values()),
+        cache_misses=sum(b.cache_misses for b in built.values()),
+    )

@@ -1,0 +1,208 @@
+"""Turns scheduled operations into the flat program: slots, allocation, reuse of dead memory, release."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from primtorch.symbolic.expr import IntExpr
+
+from torchinductor.codegen.base import CodegenBackend, KernelSource
+from torchinductor.indexing import Index, product
+from torchinductor.ir import Buffer, Kernel
+from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, same_strides
+from torchinductor.lowering.graph import Lowered
+from torchinductor.program import (
+    Alloc,
+    AtenCall,
+    Free,
+    Instruction,
+    Output,
+    Program,
+    RandomSeed,
+    ReadScalar,
+    Size,
+    Slot,
+    SymbolInput,
+    TensorInput,
+    View,
+)
+
+Bytes: TypeAlias = tuple[torch.device, IntExpr]
+
+
+@dataclass(frozen=True, slots=True)
+class Handle:
+    """A generated kernel: the back end and the source that launch it, and its number among the built kernels."""
+
+    backend: CodegenBackend
+    source: KernelSource
+    number: int
+
+
+def buffers_of(operation: Operation) -> tuple[str, ...]:
+    """Every buffer that an operation touches."""
+    match operation:
+        case Kernel():
+            return operation.arguments
+        case ExternCall():
+            return (*operation.reads, *(o for o in operation.outputs if o is not None))
+        case SeedCall():
+            return (operation.output,)
+        case ScalarRead():
+            return (operation.source.buffer,)
+
+
+def _size(expr: IntExpr) -> Size:
+    known = expr.as_int()
+    return expr if known is None else known
+
+
+def _sizes(index: Index) -> tuple[Size, ...]:
+    return tuple(map(_size, index))
+
+
+@dataclass
+class _Emitter:
+    lowered: Lowered
+    reuse: bool
+    instructions: list[Instruction] = field(default_factory=list)
+    slots: dict[str, int] = field(default_factory=dict)
+    count: int = 0
+    dead: list[tuple[Bytes, int, torch.dtype]] = field(default_factory=list)
+
+    def new_slot(self) -> int:
+        self.count += 1
+        return self.count - 1
+
+    def bytes_of(self, buffer: Buffer) -> Bytes:
+        return buffer.device, product(buffer.shape) * IntExpr({(): buffer.dtype.itemsize})
+
+    def slot(self, name: str) -> int:
+        """The slot of a buffer, allocated when nobody has written it yet."""
+        found = self.slots.get(name)
+        if found is not None:
+            return found
+        buffer = self.lowered.buffers[name]
+        made = self.slots[name] = self.new_slot()
+        shape, strides = _sizes(buffer.shape), _sizes(buffer.strides)
+        wanted = self.bytes_of(buffer)
+        for position, (have, slot, dtype) in enumerate(self.dead):
+            if have == wanted:
+                del self.dead[position]
+                view_dtype = None if dtype == buffer.dtype else buffer.dtype
+                self.instructions += [View(made, slot, shape, strides, 0, view_dtype), Free(slot)]
+                return made
+        self.instructions.append(Alloc(made, shape, strides, buffer.dtype, buffer.device))
+        return made
+
+    def free_dead(self) -> None:
+        self.instructions += [Free(slot) for _, slot, _ in self.dead]
+        self.dead.clear()
+
+    def view(self, ref: ViewRef, temporary: list[int]) -> int:
+        """The slot of a view; a new one, listed in `temporary`, unless the view is the whole buffer."""
+        buffer, slot = self.lowered.buffers[ref.buffer], self.slot(ref.buffer)
+        if ref.shape == buffer.shape and not ref.offset.terms and same_strides(ref.shape, ref.strides, buffer.strides):
+            return slot
+        made = self.new_slot()
+        temporary.append(made)
+        self.instructions.append(View(made, slot, _sizes(ref.shape), _sizes(ref.strides), _size(ref.offset)))
+        return made
+
+    def extern(self, call: ExternCall) -> None:
+        temporary: list[int] = []
+
+        def lift(arg: Any) -> Any:
+            if isinstance(arg, ViewRef):
+                return Slot(self.view(arg, temporary))
+            if isinstance(arg, (tuple, list)):
+                return type(arg)(lift(a) for a in arg)
+            return _size(arg) if isinstance(arg, IntExpr) else arg
+
+        args = tuple(lift(a) for a in call.args)
+        kwargs = tuple((k, lift(v)) for k, v in call.kwargs)
+        outputs: list[int | None] = []
+        for name in call.outputs:
+            if name is None:
+                outputs.append(None)
+            else:
+                self.slots[name] = self.new_slot()
+                outputs.append(self.slots[name])
+        self.instructions.append(AtenCall(call.op, args, kwargs, tuple(outputs)))
+        self.instructions += [Free(t) for t in temporary]
+
+
+def emit(
+    lowered: Lowered, operations: Sequence[Operation], handles: Mapping[str, Handle], kernels: tuple[int, ...],
+    launchers: tuple[Any, ...], keepalive: tuple[Any, ...], reuse: bool,
+) -> Program:
+    """The program of scheduled operations. `handles` maps kernels' names to their generated code."""
+    emitter = _Emitter(lowered, reuse)
+    inputs = [_input(emitter, lowered, item.name, item.buffer, item.symbol) for item in lowered.inputs]
+    constants = []
+    for name, tensor in lowered.constants.items():
+        emitter.slots[name] = emitter.new_slot()
+        constants.append((emitter.slots[name], tensor))
+    last = {b: i for i, op in enumerate(operations) for b in buffers_of(op)}
+    kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)} | set(lowered.constants)
+    outside = {item.buffer for item in lowered.inputs}
+    dying: dict[int, list[str]] = {}
+    for name, position in last.items():
+        if name not in kept:
+            dying.setdefault(position, []).append(name)
+    for position, operation in enumerate(operations):
+        _emit_one(emitter, operation, handles)
+        emitter.free_dead()
+        for name in dying.get(position, ()):
+            buffer = lowered.buffers[name]
+            slot = emitter.slots[name]
+            if reuse and name not in outside and not isinstance(operation, ExternCall):
+                emitter.dead.append((emitter.bytes_of(buffer), slot, buffer.dtype))
+            else:
+                emitter.instructions.append(Free(slot))
+    emitter.free_dead()
+    emitter.instructions.append(_output(emitter, lowered))
+    names = [i.symbol for i in inputs if isinstance(i, SymbolInput) and i.symbol is not None]
+    names += [op.symbol for op in operations if isinstance(op, ScalarRead)]
+    return Program(tuple(inputs), tuple(dict.fromkeys(names)), emitter.count, tuple(constants),
+                   tuple(emitter.instructions), kernels, launchers, keepalive)
+
+
+def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Handle]) -> None:
+    match operation:
+        case Kernel():
+            handle = handles[operation.name]
+            slots = tuple(emitter.slot(b) for b in operation.arguments)
+            emitter.instructions.append(handle.backend.instruction(operation, handle.source, handle.number, slots))
+        case ExternCall():
+            emitter.extern(operation)
+        case SeedCall(_, output, device):
+            emitter.slots[output] = emitter.new_slot()
+            emitter.instructions.append(RandomSeed(emitter.slots[output], device))
+        case ScalarRead(_, symbol, source):
+            temporary: list[int] = []
+            emitter.instructions.append(ReadScalar(symbol, emitter.view(source, temporary)))
+            emitter.instructions += [Free(t) for t in temporary]
+
+
+def _input(
+    emitter: _Emitter, lowered: Lowered, name: str, buffer_name: str | None, symbol: str | None
+) -> TensorInput | SymbolInput:
+    if buffer_name is None:
+        return SymbolInput(name, symbol)
+    buffer = lowered.buffers[buffer_name]
+    slot = emitter.slots[buffer_name] = emitter.new_slot()
+    return TensorInput(name, slot, buffer.dtype, buffer.device, _sizes(buffer.shape), _sizes(buffer.strides))
+
+
+def _output(emitter: _Emitter, lowered: Lowered) -> Output:
+    values: list[Any] = []
+    for value in lowered.outputs:
+        if isinstance(value, ViewRef):
+            values.append(Slot(emitter.view(value, [])))
+        else:
+            values.append(_size(value) if isinstance(value, IntExpr) else value)
+    return Output(tuple(values))
