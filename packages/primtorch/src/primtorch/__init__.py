@@ -1,3 +1,10 @@
 """A closed set of primitive operators for PyTorch: decompositions, fake tensors, symbolic sizes."""
 
+from primtorch.decompose import decompositions
+from primtorch.interpret import interpret
+from primtorch.lower import lower
+from primtorch.trace import trace
+from primtorch.verify import verify
+
 __version__ = "0.1.0"
+__all__ = ["decompositions", "interpret", "lower", "trace", "verify"]

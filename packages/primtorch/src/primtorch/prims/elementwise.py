@@ -74,14 +74,21 @@ def _predicate(name: str, reference: Callable[..., Any], doc: str) -> Prim:
     return Prim(name, f"{name}(t: Tensor) -> Tensor", "predicate", doc, meta, reference, frozenset({"pointwise"}))
 
 
+def _as_tensors(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """A number as a 0-d tensor of the other operand's dtype."""
+    if not isinstance(a, torch.Tensor):
+        a = torch.scalar_tensor(a, dtype=b.dtype, device=b.device)
+    if not isinstance(b, torch.Tensor):
+        b = torch.scalar_tensor(b, dtype=a.dtype, device=a.device)
+    return a, b
+
+
 def _binary(name: str, reference: Callable[..., Any], doc: str, *tags: str, aten: OpOverload | None = None) -> Prim:
     def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
         return _operands(name, a, b)
 
     def run(a: Any, b: Any) -> torch.Tensor:
-        if not isinstance(a, torch.Tensor):
-            a = torch.scalar_tensor(a, dtype=b.dtype, device=b.device)
-        result: torch.Tensor = reference(a, b)
+        result: torch.Tensor = reference(*_as_tensors(a, b))
         return result
 
     return Prim(name, f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor", "elementwise binary", doc, meta, run,
@@ -93,9 +100,7 @@ def _comparison(name: str, reference: Callable[..., Any], doc: str, *tags: str) 
         return _with_dtype(_operands(name, a, b), torch.bool)
 
     def run(a: Any, b: Any) -> torch.Tensor:
-        if not isinstance(a, torch.Tensor):
-            a = torch.scalar_tensor(a, dtype=b.dtype, device=b.device)
-        result: torch.Tensor = reference(a, b)
+        result: torch.Tensor = reference(*_as_tensors(a, b))
         return result
 
     return Prim(name, f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor", "comparison", doc, meta, run,

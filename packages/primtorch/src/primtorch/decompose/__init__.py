@@ -1,0 +1,69 @@
+"""Rules that rewrite ATen overloads into an opset."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.decompose import (
+    activations,
+    gather,
+    normalization,
+    pointwise,
+    reductions,
+    sampling,
+    shapes,
+    windows,
+)
+from primtorch.decompose.builder import Builder, Results, Value
+from primtorch.decompose.table import Rule, RuleTable
+from primtorch.prims import PRIMS, Prim
+
+__all__ = ["Builder", "Opset", "Results", "Rule", "Value", "decompositions"]
+
+Opset: TypeAlias = Literal["prims", "core_aten"]
+_TABLES = (pointwise, activations, shapes, reductions, normalization, gather, windows, sampling)
+
+
+def _taken_whole(prim: Prim) -> Rule:
+    """The rule of an operator that is a prim with the same arguments and results."""
+
+    def rule(b: Builder, *args: Any, **kwargs: Any) -> Any:
+        return b.emit(prim, *args, **kwargs)
+
+    return rule
+
+
+@lru_cache(maxsize=1)
+def _all_rules() -> Mapping[OpOverload, Rule]:
+    rules = RuleTable()
+    for module in _TABLES:
+        for overload, rule in module.RULES.items():
+            rules.add(overload, rule)
+    for prim in PRIMS.values():
+        if prim.aten is not None and prim.aten not in rules:
+            rules.add(prim.aten, _taken_whole(prim))
+    return MappingProxyType(rules)
+
+
+def decompositions(opset: Opset = "prims", preserve: Sequence[OpOverload] = ()) -> Mapping[OpOverload, Rule]:
+    """The rules into `opset`: rule(builder, *args, **kwargs) computes on `Value`s.
+
+    Args:
+        opset: "prims", or "core_aten", whose own operators need no rule.
+        preserve: overloads to keep whole.
+
+    Raises:
+        ValueError: an unknown opset.
+    """
+    if opset not in ("prims", "core_aten"):
+        raise ValueError(f"unknown opset {opset!r}; known: 'prims', 'core_aten'")
+    rules = _all_rules()
+    if opset == "core_aten":
+        return {op: rule for op, rule in rules.items() if torch.Tag.core not in op.tags and op not in preserve}
+    return {op: rule for op, rule in rules.items() if op not in preserve} if preserve else rules

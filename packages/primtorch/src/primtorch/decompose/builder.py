@@ -1,0 +1,413 @@
+"""Values and the builder: rules compute on `Value`s, the builder records one FX node for each distinct prim call."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from operator import getitem as _getitem
+from typing import Any
+
+import torch
+from torch import fx
+
+from primtorch import prims
+from primtorch.decompose.promotion import COMPUTE_DTYPE, number_as
+from primtorch.prims import Prim
+from primtorch.prims.layout import broadcast_shapes, contiguous_strides, numel
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import expr_of, materialize
+
+Operand = Any  # Value | int | float | bool | complex | SymInt
+
+
+class Value:
+    """A tensor of the graph under construction. Arithmetic broadcasts, but does not promote."""
+
+    __slots__ = ("b", "node", "spec")
+
+    def __init__(self, b: Builder, node: fx.Node, spec: TensorSpec) -> None:
+        self.b = b
+        self.node = node
+        self.spec = spec
+
+    @property
+    def shape(self) -> tuple[Any, ...]:
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.spec.dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.spec.device
+
+    @property
+    def rank(self) -> int:
+        return len(self.spec.shape)
+
+    def numel(self) -> Any:
+        return numel(self.spec.shape)
+
+    def dim(self, dim: int, rank: int | None = None) -> int:
+        """A dimension as a non-negative int. Raises IndexError as eager does."""
+        return wrap_dim(dim, len(self.spec.shape) if rank is None else rank)
+
+    def __add__(self, other: Operand) -> Value:
+        return self.b.binary(prims.add, self, other)
+
+    def __radd__(self, other: Operand) -> Value:
+        return self.b.binary(prims.add, self, other)
+
+    def __sub__(self, other: Operand) -> Value:
+        return self.b.binary(prims.sub, self, other)
+
+    def __rsub__(self, other: Operand) -> Value:
+        return self.b.binary(prims.sub, other, self)
+
+    def __mul__(self, other: Operand) -> Value:
+        return self.b.binary(prims.mul, self, other)
+
+    def __rmul__(self, other: Operand) -> Value:
+        return self.b.binary(prims.mul, self, other)
+
+    def __truediv__(self, other: Operand) -> Value:
+        return self.b.binary(prims.div, self, other)
+
+    def __rtruediv__(self, other: Operand) -> Value:
+        return self.b.binary(prims.div, other, self)
+
+    def __floordiv__(self, other: Operand) -> Value:
+        return self.b.binary(prims.floor_div, self, other)
+
+    def __mod__(self, other: Operand) -> Value:
+        return self.b.binary(prims.remainder, self, other)
+
+    def __pow__(self, other: Operand) -> Value:
+        return self.b.binary(prims.pow, self, other)
+
+    def __neg__(self) -> Value:
+        return self.b.emit(prims.neg, self)  # type: ignore[no-any-return]
+
+    def __and__(self, other: Operand) -> Value:
+        return self.b.binary(prims.bitwise_and, self, other)
+
+    def __or__(self, other: Operand) -> Value:
+        return self.b.binary(prims.bitwise_or, self, other)
+
+    def __xor__(self, other: Operand) -> Value:
+        return self.b.binary(prims.bitwise_xor, self, other)
+
+    def __invert__(self) -> Value:
+        return self.b.emit(prims.bitwise_not, self)  # type: ignore[no-any-return]
+
+    def __lt__(self, other: Operand) -> Value:
+        return self.b.binary(prims.lt, self, other)
+
+    def __le__(self, other: Operand) -> Value:
+        return self.b.binary(prims.le, self, other)
+
+    def __gt__(self, other: Operand) -> Value:
+        return self.b.binary(prims.gt, self, other)
+
+    def __ge__(self, other: Operand) -> Value:
+        return self.b.binary(prims.ge, self, other)
+
+    def eq(self, other: Operand) -> Value:
+        return self.b.binary(prims.eq, self, other)
+
+    def ne(self, other: Operand) -> Value:
+        return self.b.binary(prims.ne, self, other)
+
+    def maximum(self, other: Operand) -> Value:
+        return self.b.binary(prims.maximum, self, other)
+
+    def minimum(self, other: Operand) -> Value:
+        return self.b.binary(prims.minimum, self, other)
+
+    def map(self, prim: Prim) -> Value:
+        """A unary prim of this value."""
+        return self.b.emit(prim, self)  # type: ignore[no-any-return]
+
+    def to(self, dtype: torch.dtype) -> Value:
+        if self.spec.dtype is dtype:
+            return self
+        return self.b.emit(prims.convert_element_type, self, dtype)  # type: ignore[no-any-return]
+
+    def compute(self) -> Value:
+        """This value in the dtype in which arithmetic on it is done."""
+        wide = COMPUTE_DTYPE.get(self.spec.dtype)
+        return self if wide is None else self.to(wide)
+
+    def expand(self, shape: Sequence[Any]) -> Value:
+        if same_sizes(self.spec.shape, shape):
+            return self
+        return self.b.emit(prims.expand, self, tuple(shape))  # type: ignore[no-any-return]
+
+    def reshape(self, shape: Sequence[Any]) -> Value:
+        if same_sizes(self.spec.shape, shape):
+            return self
+        return self.b.emit(prims.reshape, self, tuple(shape))  # type: ignore[no-any-return]
+
+    def permute(self, dims: Sequence[int]) -> Value:
+        if tuple(dims) == tuple(range(self.rank)):
+            return self
+        return self.b.emit(prims.permute, self, tuple(dims))  # type: ignore[no-any-return]
+
+    def transpose(self, a: int, b: int) -> Value:
+        order = list(range(self.rank))
+        order[a], order[b] = order[b], order[a]
+        return self.permute(order)
+
+    def unsqueeze(self, *dims: int) -> Value:
+        return self.b.emit(prims.unsqueeze, self, tuple(sorted(dims))) if dims else self  # type: ignore[no-any-return]
+
+    def squeeze(self, *dims: int) -> Value:
+        return self.b.emit(prims.squeeze, self, tuple(sorted(dims))) if dims else self  # type: ignore[no-any-return]
+
+    def slice(self, dim: int, start: Any, stop: Any, step: Any = 1) -> Value:
+        size = self.spec.shape[dim]
+        if type(start) is int and start == 0 and type(step) is int and step == 1 and same_size(stop, size):
+            return self
+        return self.b.emit(prims.slice, self, dim, start, stop, step)  # type: ignore[no-any-return]
+
+    def select(self, dim: int, index: Any) -> Value:
+        return self.slice(dim, index, index + 1).squeeze(dim)
+
+    def sum(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+        return self.reduce(prims.sum, dims, keepdim)
+
+    def reduce(self, prim: Prim, dims: Sequence[int], keepdim: bool = False) -> Value:
+        if not dims:
+            return self
+        return self.b.emit(prim, self, tuple(dims), keepdim)  # type: ignore[no-any-return]
+
+    def mean(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+        count = numel([self.spec.shape[d] for d in dims])
+        return self.sum(dims, keepdim) / count
+
+
+def same_size(a: Any, b: Any) -> bool:
+    return a is b or bool(a == b)
+
+
+def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
+
+
+def wrap_dim(dim: int, rank: int) -> int:
+    """A dimension counted from the front. Raises IndexError with eager's words."""
+    limit = max(rank, 1)
+    if not -limit <= dim < limit:
+        raise IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
+    return dim + limit if dim < 0 else dim
+
+
+def wrap_dims(dims: Sequence[int] | int | None, rank: int, *, empty_is_all: bool = True) -> tuple[int, ...]:
+    """Dimensions of a reduction: None, and () where eager says so, mean all of them."""
+    if dims is None or (empty_is_all and not isinstance(dims, int) and len(dims) == 0):
+        return tuple(range(rank))
+    if isinstance(dims, int):
+        dims = (dims,)
+    wrapped = tuple(wrap_dim(d, rank) for d in dims)
+    if len(set(wrapped)) != len(wrapped):
+        repeated = next(d for d in wrapped if wrapped.count(d) > 1)
+        raise RuntimeError(f"dim {repeated} appears multiple times in the list of dims")
+    return () if rank == 0 else wrapped
+
+
+def _frozen(argument: Any) -> Any:
+    """A hashable stand-in that tells 1, 1.0, True and -0.0 apart."""
+    if isinstance(argument, Value):
+        return argument.node
+    if isinstance(argument, (tuple, list)):
+        return tuple([_frozen(a) for a in argument])
+    kind = type(argument)
+    if kind is int or kind is str or argument is None:
+        return argument
+    if kind is torch.SymInt:
+        return ("sym", str(expr_of(argument)))
+    return (kind, str(argument))
+
+
+Emitter = Callable[["Builder", Prim, tuple[Any, ...], Mapping[str, Any]], "tuple[Any, tuple[Any, ...], dict[str, Any]]"]
+
+
+class Builder:
+    """Records prims in an FX graph.
+
+    `meta` (but never "val") is put on every node made; `val` is what the ATen node under lowering says of its
+    result, or None.
+    `rewrite` may turn a prim call into (target, args, kwargs) of another opset.
+    """
+
+    def __init__(self, graph: fx.Graph, rewrite: Emitter | None = None) -> None:
+        self.graph = graph
+        self.meta: Mapping[str, Any] = {"stack": ()}
+        self.val: Any = None
+        self.rewrite = rewrite
+        self.symbol_nodes: dict[str, fx.Node] = {}
+        self._known: dict[Any, Any] = {}
+
+    # --- recording -------------------------------------------------------------------------------
+    def emit(self, prim: Prim, *args: Any, **kwargs: Any) -> Any:
+        """One call of a prim; a call equal to an earlier one gives that one's result, unless it is an effect."""
+        key = None
+        if "effect" not in prim.tags:
+            key = (prim, tuple([_frozen(a) for a in args]))
+            if kwargs:
+                key = (*key, tuple((k, _frozen(v)) for k, v in sorted(kwargs.items())))  # type: ignore[assignment]
+            known = self._known.get(key)
+            if known is not None:
+                return known
+        if "dynamic" in prim.tags and self.val is not None:
+            specs = self.val  # the sizes' symbols are those that the rest of the graph knows
+        else:
+            specs = prim.meta(*_specs(args), **{k: _specs(v) for k, v in kwargs.items()})
+        target: Any = prim
+        if self.rewrite is not None:
+            target, args, kwargs = self.rewrite(self, prim, args, kwargs)
+        result = self.record(target, args, kwargs, specs, prim.name)
+        if key is not None:
+            self._known[key] = result
+        return result
+
+    def record(self, target: Any, args: Any, kwargs: Mapping[str, Any], val: Any, name: str) -> Any:
+        """One node, whatever its target; `val` describes its result."""
+        node = self.graph.create_node("call_function", target, self._nodes(args),
+                                      {k: self._nodes(v) for k, v in kwargs.items()}, name=name)
+        node.meta.update(self.meta)
+        node.meta["val"] = val
+        return self.result(node, val)
+
+    def result(self, node: fx.Node, val: Any) -> Any:
+        """Values for a node's result; a tuple's elements get their getitem nodes when they are read."""
+        if isinstance(val, (tuple, list)):
+            return Results(self, node, val)
+        if isinstance(val, torch.SymInt):
+            self.bind(val, node)
+            return val
+        if val is None or isinstance(val, (int, float, bool)):
+            return val if val is None else node
+        spec = as_spec(val)
+        for dim, size in enumerate(spec.shape):
+            if isinstance(size, torch.SymInt):
+                self._bind_size(size, node, dim)
+        return Value(self, node, spec)
+
+    def bind(self, size: torch.SymInt, node: fx.Node) -> None:
+        """Make `node` the source of a symbol when `size` is a symbol alone."""
+        name = str(size)
+        if name.isidentifier():
+            self.symbol_nodes.setdefault(name, node)
+
+    def _bind_size(self, size: torch.SymInt, node: fx.Node, dim: int) -> None:
+        name = str(size)
+        if name.isidentifier() and name not in self.symbol_nodes:
+            made = self.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+            made.meta.update(self.meta)
+            made.meta["val"] = size
+            self.symbol_nodes[name] = made
+
+    def _nodes(self, argument: Any) -> Any:
+        if isinstance(argument, Value):
+            return argument.node
+        if isinstance(argument, Results):
+            return argument.node
+        if isinstance(argument, (tuple, list)):
+            return tuple([self._nodes(a) for a in argument])
+        if type(argument) is torch.SymInt:
+            return materialize(self.graph, argument, self.symbol_nodes)
+        return argument
+
+    # --- arithmetic with broadcasting --------------------------------------------------------------
+    def binary(self, prim: Prim, x: Operand, y: Operand) -> Value:
+        """A binary prim; operands broadcast, a number takes the tensor's dtype."""
+        if isinstance(x, Value) and isinstance(y, Value):
+            if not same_sizes(x.spec.shape, y.spec.shape):
+                shape = broadcast_shapes(x.spec.shape, y.spec.shape)
+                x, y = x.expand(shape), y.expand(shape)
+        elif isinstance(x, Value):
+            y = self.number(y, x)
+        else:
+            x = self.number(x, y)
+        return self.emit(prim, x, y)  # type: ignore[no-any-return]
+
+    def number(self, value: Any, like: Value) -> Any:
+        """A number in the kind of a value's dtype; a symbolic one becomes a tensor where a float is needed."""
+        dtype = like.spec.dtype
+        if isinstance(value, torch.SymInt) and (dtype.is_floating_point or dtype.is_complex):
+            return self.full((), value, dtype, like.spec.device).expand(like.spec.shape)
+        return number_as(value, dtype)
+
+    def where(self, cond: Value, x: Operand, y: Operand) -> Value:
+        tensors = [v for v in (cond, x, y) if isinstance(v, Value)]
+        shape = broadcast_shapes(*(v.spec.shape for v in tensors))
+        if not isinstance(x, Value) and not isinstance(y, Value):
+            raise TypeError("where: one of the values must be a tensor")
+        like = (x if isinstance(x, Value) else y).expand(shape)
+        x = x.expand(shape) if isinstance(x, Value) else self.number(x, like)
+        y = y.expand(shape) if isinstance(y, Value) else self.number(y, like)
+        return self.emit(prims.where, cond.expand(shape), x, y)  # type: ignore[no-any-return]
+
+    # --- creation ----------------------------------------------------------------------------------
+    def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype, device: torch.device) -> Value:
+        return self.emit(prims.full, tuple(shape), number_as(value, dtype), dtype, device)  # type: ignore[no-any-return]
+
+    def full_like(self, like: Value, value: Any) -> Value:
+        return self.full(like.spec.shape, value, like.spec.dtype, like.spec.device)
+
+    def iota(self, length: Any, device: torch.device, start: Any = 0, step: Any = 1,
+             dtype: torch.dtype = torch.int64) -> Value:
+        return self.emit(prims.iota, length, start, step, dtype, device)  # type: ignore[no-any-return]
+
+    def cat(self, tensors: Sequence[Value], dim: int) -> Value:
+        return tensors[0] if len(tensors) == 1 else self.emit(prims.cat, tuple(tensors), dim)
+
+    def contiguous_spec(self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+        return TensorSpec(tuple(shape), contiguous_strides(shape), dtype, device)
+
+
+class Results(Sequence[Any]):
+    """The results of a call that has several; reading one records its getitem once."""
+
+    __slots__ = ("b", "node", "vals", "_read")
+
+    def __init__(self, b: Builder, node: fx.Node, vals: Sequence[Any]) -> None:
+        self.b = b
+        self.node = node
+        self.vals = tuple(vals)
+        self._read: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return len(self.vals)
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return tuple(self[i] for i in range(*index.indices(len(self.vals))))
+        if index < 0:
+            index += len(self.vals)
+        if not 0 <= index < len(self.vals):
+            raise IndexError(f"{self.node.name} has {len(self.vals)} results, not {index + 1}")
+        if self.vals[index] is None:
+            return None
+        if index not in self._read:
+            node = self.b.graph.create_node("call_function", _getitem, (self.node, index), {}, name="getitem")
+            node.meta.update(self.node.meta)
+            node.meta["val"] = self.vals[index]
+            self._read[index] = self.b.result(node, self.vals[index])
+        return self._read[index]
+
+
+def _specs(argument: Any) -> Any:
+    if isinstance(argument, Value):
+        return argument.spec
+    if isinstance(argument, (tuple, list)):
+        return tuple([_specs(a) for a in argument])
+    return argument
+
+
+def as_spec(val: Any) -> TensorSpec:
+    """The descriptor of a tensor-like `meta["val"]`."""
+    if isinstance(val, TensorSpec):
+        return val
+    return TensorSpec(tuple(val.shape), tuple(val.stride()), val.dtype, val.device, val.storage_offset())

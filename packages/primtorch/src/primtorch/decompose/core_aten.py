@@ -1,0 +1,125 @@
+"""Prims spelt in core ATen: the same rules serve the second opset, with each prim rewritten to canonical ATen."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from primtorch.decompose.builder import Builder, Value
+from primtorch.prims import Prim
+
+aten = torch.ops.aten
+Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+
+_SAME_ARGUMENTS: Mapping[str, Any] = {
+    name: getattr(aten, name).default for name in (
+        "abs", "neg", "sign", "floor", "ceil", "round", "trunc", "bitwise_not", "exp", "exp2", "expm1", "log", "log2",
+        "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
+        "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "isnan", "isinf", "signbit", "real", "imag",
+        "view_as_real", "view_as_complex", "complex", "flip", "roll", "cat", "expand", "permute", "slice_scatter",
+        "gather", "scatter_add", "amax", "amin", "cumsum", "cumprod", "logcumsumexp", "index_put", "as_strided",
+    )
+} | {"scatter": aten.scatter.src, "slice": aten.slice.Tensor, "diagonal": aten.diagonal.default,
+     "squeeze": aten.squeeze.dims, "unfold": aten.unfold.default, "as_strided_scatter": aten.as_strided_scatter.default,
+     "conj": aten.conj_physical.default, "cummax": aten.cummax.default, "cummin": aten.cummin.default,
+     "index": aten.index.Tensor, "reshape": aten.view.default, "sum": aten.sum.dim_IntList}
+
+_BINARY: Mapping[str, tuple[Any, Any]] = {
+    name: (getattr(aten, name).Tensor, getattr(aten, name).Scalar) for name in (
+        "add", "sub", "mul", "div", "fmod", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "ne", "lt",
+        "le", "gt", "ge")
+} | {"pow": (aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar)}
+_TENSORS_ONLY: Mapping[str, Any] = {
+    name: getattr(aten, name).default for name in
+    ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "nextafter", "gcd", "lcm")
+} | {"copysign": aten.copysign.Tensor, "shift_left": aten.bitwise_left_shift.Tensor,
+     "shift_right": aten.bitwise_right_shift.Tensor}
+
+
+def _scalar_tensor(b: Builder, value: Any, like: Value) -> Value:
+    return b.record(aten.scalar_tensor.default, (value,),  # type: ignore[no-any-return]
+                    {"dtype": like.dtype, "device": like.device},
+                    b.contiguous_spec((), like.dtype, like.device), "scalar_tensor")
+
+
+def _binary(b: Builder, prim: Prim, x: Any, y: Any) -> Call:
+    if prim.name in _BINARY:
+        both, scalar = _BINARY[prim.name]
+        if not isinstance(x, Value):
+            x = _scalar_tensor(b, x, y)
+        return (both if isinstance(y, Value) else scalar), (x, y), {}
+    like = x if isinstance(x, Value) else y
+    x, y = (v if isinstance(v, Value) else _scalar_tensor(b, v, like) for v in (x, y))
+    if prim.name in ("floor_div", "trunc_div"):
+        return aten.div.Tensor_mode, (x, y), {"rounding_mode": prim.name.removesuffix("_div")}
+    return _TENSORS_ONLY[prim.name], (x, y), {}
+
+
+def _where(b: Builder, prim: Prim, cond: Value, x: Any, y: Any) -> Call:
+    like = x if isinstance(x, Value) else y
+    return aten.where.self, (cond, *(v if isinstance(v, Value) else _scalar_tensor(b, v, like) for v in (x, y))), {}
+
+
+def _unsqueeze(b: Builder, prim: Prim, t: Value, dims: tuple[int, ...]) -> Call:
+    shape: list[Any] = list(t.shape)
+    for dim in sorted(dims):
+        shape.insert(dim, 1)
+    return aten.view.default if len(dims) > 1 else aten.unsqueeze.default, (t, tuple(shape)) if len(dims) > 1 else (
+        t, dims[0]), {}
+
+
+def _one_dim_at_a_time(overload: Any) -> Callable[..., Call]:
+    def rewrite(b: Builder, prim: Prim, t: Value, dims: tuple[int, ...], keepdim: bool = False) -> Call:
+        for dim in sorted(dims, reverse=True)[:-1]:
+            shape = tuple(1 if keepdim and d == dim else s for d, s in enumerate(t.shape) if keepdim or d != dim)
+            t = b.record(overload, (t, dim, keepdim), {}, b.contiguous_spec(shape, t.dtype, t.device), prim.name)
+        return overload, (t, min(dims), keepdim), {}
+
+    return rewrite
+
+
+def _pad(b: Builder, prim: Prim, t: Value, low: Any, high: Any, value: Any) -> Call:
+    flat = tuple(n for a, z in zip(reversed(low), reversed(high), strict=True) for n in (a, z))
+    return aten.constant_pad_nd.default, (t, flat, value), {}
+
+
+_SPELT: Mapping[str, Callable[..., Call]] = {
+    "convert_element_type": lambda b, p, t, dtype: (aten._to_copy.default, (t,), {"dtype": dtype}),
+    "device_put": lambda b, p, t, device: (aten._to_copy.default, (t,), {"device": device}),
+    "bitcast": lambda b, p, t, dtype: (aten.view.dtype, (t, dtype), {}),
+    "full": lambda b, p, shape, value, dtype, device: (aten.full.default, (shape, value),
+                                                       {"dtype": dtype, "device": device}),
+    "iota": lambda b, p, length, start, step, dtype, device: (
+        aten.arange.start_step, (start, start + length * step, step), {"dtype": dtype, "device": device}),
+    "empty_strided": lambda b, p, shape, strides, dtype, device: (
+        aten.empty_strided.default, (shape, strides), {"dtype": dtype, "device": device}),
+    "isfinite": lambda b, p, t: (aten.isfinite.default, (t,), {}),
+    "unsqueeze": _unsqueeze,
+    "where": _where,
+    "pad": _pad,
+    "prod": _one_dim_at_a_time(aten.prod.dim_int),
+    "all": lambda b, p, t, dims, keepdim=False: (aten.all.dims, (t, dims, keepdim), {}),
+    "any": lambda b, p, t, dims, keepdim=False: (aten.any.dims, (t, dims, keepdim), {}),
+    "argmax": lambda b, p, t, dims, keepdim=False: (aten.argmax.default, (t, dims[0] if dims else None, keepdim), {}),
+    "argmin": lambda b, p, t, dims, keepdim=False: (aten.argmin.default, (t, dims[0] if dims else None, keepdim), {}),
+    "var_mean": lambda b, p, t, dims, correction, keepdim=False: (
+        aten.var_mean.correction, (t, dims), {"correction": correction, "keepdim": keepdim}),
+    "sort": lambda b, p, t, dim, descending, stable: (
+        aten.sort.stable, (t,), {"stable": stable, "dim": dim, "descending": descending}),
+    "searchsorted": lambda b, p, sequence, values, right: (aten.searchsorted.Tensor, (sequence, values),
+                                                           {"right": right}),
+}
+
+
+def as_core_aten(b: Builder, prim: Prim, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+    """(overload, args, kwargs) for a prim call; prims that ATen has no word for stay prims."""
+    if prim.aten is not None:
+        return prim.aten, args, dict(kwargs)
+    if prim.name in _SAME_ARGUMENTS:
+        return _SAME_ARGUMENTS[prim.name], args, dict(kwargs)
+    if prim.family in ("elementwise binary", "comparison"):
+        return _binary(b, prim, *args)
+    spelt = _SPELT.get(prim.name)
+    return spelt(b, prim, *args, **kwargs) if spelt is not None else (prim, args, dict(kwargs))

@@ -1,0 +1,223 @@
+"""Indexing, gathering and scattering; embeddings."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.decompose.builder import Builder, Value, same_sizes
+from primtorch.decompose.promotion import compute_dtype
+from primtorch.decompose.table import RuleTable
+from primtorch.prims.indexing import indexed_shape
+from primtorch.prims.layout import broadcast_shapes
+
+aten = torch.ops.aten
+RULES = RuleTable()
+
+
+def _integer_indices(b: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, ...]:
+    """int64 indices; a mask becomes the positions of its true elements, whose number only the data knows."""
+    out: list[Value | None] = []
+    for index in indices:
+        if index is None or index.dtype is torch.int64:
+            out.append(index)
+        elif index.dtype in (torch.bool, torch.uint8):
+            saved, b.val = b.val, None
+            positions = b.emit(prims.nonzero, index)
+            b.val = saved
+            out.extend(positions.select(1, d) for d in range(index.rank))
+        else:
+            out.append(index.to(torch.int64))
+    return tuple(out)
+
+
+@RULES(aten.index.Tensor, "aten::_unsafe_index.Tensor")
+def _index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
+    return b.emit(prims.index, x, _integer_indices(b, x, indices))  # type: ignore[no-any-return]
+
+
+@RULES(aten.index_put.default, "aten::_unsafe_index_put.default")
+def _index_put(b: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False,
+               unsafe: bool = False) -> Value:
+    masks = [i for i in indices if i is not None]
+    if not accumulate and len(masks) == 1 and masks[0].dtype is torch.bool and values.rank == 0:
+        mask = masks[0]
+        lead = list(indices).index(mask)
+        shape = (*(1,) * lead, *mask.shape, *(1,) * (x.rank - lead - mask.rank))
+        return b.where(mask.reshape(shape), values, x)
+    whole = _integer_indices(b, x, indices)
+    shape = indexed_shape(x.shape, whole)
+    surplus = values.rank - len(shape)
+    if surplus > 0:  # eager lets leading dimensions of size 1 go
+        values = values.reshape(values.shape[surplus:])
+    return b.emit(prims.index_put, x, whole, values.expand(shape), accumulate)  # type: ignore[no-any-return]
+
+
+def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
+    return (*(None,) * dim, index.to(torch.int64).reshape((index.numel(),)))
+
+
+@RULES(aten.index_select.default)
+def _index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
+    if x.rank == 0:
+        return x
+    return b.emit(prims.index, x, _along(x, x.dim(dim), index))  # type: ignore[no-any-return]
+
+
+def _expanded_values(x: Value, dim: int, index: Value, source: Value) -> Value:
+    shape = [index.numel() if d == dim else s for d, s in enumerate(x.shape)]
+    return source.expand(shape)
+
+
+@RULES(aten.index_add.default)
+def _index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+    if not (isinstance(alpha, (int, float)) and alpha == 1):
+        source = b.binary(prims.mul, source.compute(), alpha).to(source.dtype)
+    if x.rank == 0:
+        return x + source.reshape(())
+    dim = x.dim(dim)
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), True)  # type: ignore[no-any-return]
+
+
+@RULES(aten.index_copy.default)
+def _index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if x.rank == 0:
+        return source.reshape(())
+    dim = x.dim(dim)
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), False)  # type: ignore[no-any-return]
+
+
+@RULES(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
+def _index_fill(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Value:
+    value = value.to(x.dtype) if isinstance(value, Value) else b.full((), value, x.dtype, x.device)
+    if x.rank == 0:
+        return value  # type: ignore[no-any-return]
+    dim = x.dim(dim)
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, value), False)  # type: ignore[no-any-return]
+
+
+def _full_rank(x: Value, index: Value) -> Value:
+    return index.to(torch.int64).reshape((1,) * x.rank) if index.rank != x.rank else index.to(torch.int64)
+
+
+@RULES(aten.gather.default)
+def _gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if x.rank == 0:
+        return x.expand(index.shape)
+    if index.rank == 0:
+        return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64).reshape((1,))).reshape(())  # type: ignore[no-any-return]
+    return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64))  # type: ignore[no-any-return]
+
+
+def _scattering(b: Builder, prim: Any, x: Value, dim: int, index: Value, src: Value, *rest: Any,
+                **options: Any) -> Value:
+    """Scatter prims take equal ranks and a src of the index's shape; a 0-d tensor is one of a single element."""
+    shape = x.shape
+    if x.rank == 0:
+        x = x.reshape((1,))
+    index, src = _full_rank(x, index), src.reshape((1,) * x.rank) if src.rank != x.rank else src
+    if not same_sizes(index.shape, src.shape):
+        for d, size in enumerate(index.shape):
+            src = src.slice(d, 0, size)
+    out = b.emit(prim, x, x.dim(dim), index, src.to(x.dtype), *rest, **options)
+    return out.reshape(shape)  # type: ignore[no-any-return]
+
+
+@RULES(aten.scatter.src)
+def _scatter(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scattering(b, prims.scatter, x, dim, index, src)
+
+
+@RULES(aten.scatter.value)
+def _scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Value:
+    src = b.full((), value, x.dtype, x.device).expand(_full_rank(x, index).shape if x.rank else (1,))
+    return _scattering(b, prims.scatter, x, dim, index, src)
+
+
+@RULES(aten.scatter.reduce)
+def _scatter_with_reduce(b: Builder, x: Value, dim: int, index: Value, src: Value, *, reduce: str) -> Value:
+    return _scatter_by(b, x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+@RULES(aten.scatter.value_reduce)
+def _scatter_value_with_reduce(b: Builder, x: Value, dim: int, index: Value, value: Any, *, reduce: str) -> Value:
+    src = b.full((), value, x.dtype, x.device).expand(_full_rank(x, index).shape if x.rank else (1,))
+    return _scatter_by(b, x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+@RULES(aten.scatter_add.default)
+def _scatter_add(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scattering(b, prims.scatter_add, x, dim, index, src)
+
+
+def _scatter_by(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, *,
+                include_self: bool = True) -> Value:
+    if reduce == "sum" and include_self:
+        return _scattering(b, prims.scatter_add, x, dim, index, src)
+    return _scattering(b, prims.scatter_reduce, x, dim, index, src, reduce, include_self=include_self)
+
+
+RULES.add(aten.scatter_reduce.two, _scatter_by)
+
+
+@RULES(aten.take.default)
+def _take(b: Builder, x: Value, index: Value) -> Value:
+    return b.emit(prims.index, x.reshape((x.numel(),)), (index.to(torch.int64),))  # type: ignore[no-any-return]
+
+
+@RULES(aten.put.default)
+def _put(b: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    flat = x.reshape((x.numel(),))
+    out = b.emit(prims.index_put, flat, (index.to(torch.int64),), source.reshape(index.shape), accumulate)
+    return out.reshape(x.shape)  # type: ignore[no-any-return]
+
+
+@RULES(aten.masked_select.default)
+def _masked_select(b: Builder, x: Value, mask: Value) -> Value:
+    shape = broadcast_shapes(x.shape, mask.shape)
+    mask, x = mask.expand(shape), x.expand(shape)
+    if not shape:
+        mask, x = mask.reshape((1,)), x.reshape((1,))
+    return b.emit(prims.index, x, _integer_indices(b, x, (mask,)))  # type: ignore[no-any-return]
+
+
+@RULES(aten.masked_scatter.default)
+def _masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
+    """The k-th true element of the mask, in row-major order, takes source's k-th."""
+    shape = broadcast_shapes(x.shape, mask.shape)
+    mask, x = mask.expand(shape), x.expand(shape)
+    flat = mask.reshape((mask.numel(),)).to(torch.int64)
+    place = (b.emit(prims.cumsum, flat, 0) - 1).maximum(0)
+    picked = b.emit(prims.index, source.reshape((source.numel(),)), (place,))
+    return b.where(mask, picked.reshape(shape), x)
+
+
+@RULES(aten.nonzero.default)
+def _nonzero(b: Builder, x: Value) -> Value:
+    return b.emit(prims.nonzero, x)  # type: ignore[no-any-return]
+
+
+# --- embeddings ----------------------------------------------------------------------------------
+@RULES(aten.embedding.default)
+def _embedding(b: Builder, weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False,
+               sparse: bool = False) -> Value:
+    return b.emit(prims.index, weight, (indices.to(torch.int64),))  # type: ignore[no-any-return]
+
+
+@RULES(aten.embedding_dense_backward.default)
+def _embedding_dense_backward(b: Builder, grad: Value, indices: Value, num_weights: Any, padding_idx: Any,
+                              scale_grad_by_freq: bool) -> Value:
+    """Sum the gradient's rows into the rows that they were read from; reduced precision is summed in float32."""
+    indices = indices.to(torch.int64)
+    g = grad.to(compute_dtype(grad.dtype))
+    if scale_grad_by_freq:
+        ones = b.full(indices.shape, 1, torch.int64, grad.device)
+        counts = b.emit(prims.index_put, b.full((num_weights,), 0, torch.int64, grad.device), (indices,), ones, True)
+        g = g / b.emit(prims.index, counts, (indices,)).to(g.dtype).unsqueeze(indices.rank)
+    if not isinstance(padding_idx, int) or padding_idx >= 0:
+        g = b.where(indices.eq(padding_idx).unsqueeze(indices.rank), 0.0, g)
+    table = b.full((num_weights, grad.shape[-1]), 0, g.dtype, grad.device)
+    return b.emit(prims.index_put, table, (indices,), g, True).to(grad.dtype)  # type: ignore[no-any-return]

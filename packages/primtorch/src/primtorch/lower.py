@@ -1,0 +1,202 @@
+"""Lowering: an ATen graph becomes a graph of one opset, node by node, without running anything."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from primtorch.decompose import Builder, Opset, Results, Rule, Value, decompositions
+from primtorch.decompose.builder import as_spec, same_sizes
+from primtorch.decompose.core_aten import as_core_aten
+from primtorch.errors import NotClosed
+from primtorch.prims import Prim, copy_strided
+from primtorch.spec import TensorSpec
+
+SIZE_FUNCTIONS = frozenset({
+    operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.truediv,
+    operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.pow,
+    torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not,
+    torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default,
+    torch.ops.aten.sym_storage_offset.default,
+})
+
+
+def lower(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOverload] = (), *,
+          dump: Callable[[str, str], None] | None = None) -> fx.GraphModule:
+    """Rewrite a functional graph of ATen overloads into `opset`.
+
+    Each node keeps the meta of the node it comes from, and has its own `meta["val"]`: a `TensorSpec` (a tuple of them,
+    a size). Equal calls are recorded once. Outputs keep the strides of the ATen graph's outputs.
+
+    Args:
+        preserve: overloads that stay whole.
+        dump: called with (file name, text) of the result.
+
+    Raises:
+        NotClosed: an operator has no rule, or the graph mutates a value.
+    """
+    lowered = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve)).run()
+    if dump is not None:
+        dump(f"{opset}.py", lowered.print_readable(print_output=False))
+    return lowered
+
+
+class _Lowering:
+    def __init__(self, gm: fx.GraphModule, opset: Opset, rules: Mapping[OpOverload, Rule],
+                 preserve: frozenset[OpOverload]) -> None:
+        self.gm = gm
+        self.rules = rules
+        self.preserve = preserve
+        self.opset = opset
+        self.graph = fx.Graph()
+        self.b = Builder(self.graph, as_core_aten if opset == "core_aten" else None)
+        self.env: dict[fx.Node, Any] = {}
+
+    def run(self) -> fx.GraphModule:
+        steps = {"placeholder": self.placeholder, "get_attr": self.get_attr, "call_function": self.call_function,
+                 "output": self.output}
+        for node in self.gm.graph.nodes:
+            step = steps.get(node.op)
+            if step is None:
+                raise self.not_closed(node, f"a {node.op} node has no place in a functional ATen graph")
+            self.b.meta = {"stack": ()} | {k: v for k, v in node.meta.items() if k != "val"}
+            self.env[node] = step(node)
+        self.graph.eliminate_dead_code(_is_impure)
+        lowered = fx.GraphModule(self.gm, self.graph)
+        lowered.meta.update(self.gm.meta)
+        return lowered
+
+    # --- nodes -----------------------------------------------------------------------------------
+    def placeholder(self, node: fx.Node) -> Any:
+        made = self.graph.placeholder(str(node.target))
+        made.meta.update(node.meta)
+        val = node.meta.get("val")
+        if val is None or isinstance(val, (bool, int, float, str)) and not isinstance(val, torch.SymInt):
+            return val if val is not None else made
+        if not isinstance(val, torch.SymInt):
+            made.meta["val"] = val = as_spec(val)
+        return self.b.result(made, val)
+
+    def get_attr(self, node: fx.Node) -> Any:
+        made = self.graph.get_attr(str(node.target))
+        made.meta.update(node.meta)
+        val = node.meta.get("val")
+        if val is None:
+            val = operator.attrgetter(str(node.target))(self.gm)
+        if not isinstance(val, (torch.Tensor, TensorSpec)):
+            return made
+        made.meta["val"] = as_spec(val)
+        return self.b.result(made, made.meta["val"])
+
+    def call_function(self, node: fx.Node) -> Any:
+        target: Any = node.target
+        if target is operator.getitem and isinstance(node.args[0], fx.Node):
+            return self.env[node.args[0]][node.args[1]]
+        if target in SIZE_FUNCTIONS:
+            return self.size(node)
+        args = fx.map_arg(node.args, self.env.__getitem__) if _nested(node.args) else tuple(
+            [self.env[a] if isinstance(a, fx.Node) else a for a in node.args])
+        kwargs = fx.map_arg(node.kwargs, self.env.__getitem__) if node.kwargs else {}
+        self.b.val = node.meta.get("val")
+        if isinstance(target, Prim):
+            return self.b.emit(target, *args, **kwargs)
+        rule = self.rules.get(target)
+        if rule is None:
+            return self.keep(node, args, kwargs)
+        try:
+            result = rule(self.b, *args, **kwargs)
+        except NotClosed:
+            raise
+        except Exception as error:
+            error.add_note(f"while lowering node {node.name}: {node.format_node()}"
+                           + "".join(f"\n  {frame}" for frame in node.meta.get("stack", ())))
+            raise
+        self.check(node, result)
+        return result
+
+    def size(self, node: fx.Node) -> Any:
+        """A size computed in the graph: its SymInt says all; a node is made where something needs one."""
+        val = node.meta.get("val")
+        if val is None or isinstance(val, (torch.SymFloat, torch.SymBool)):
+            args = fx.map_arg(node.args, self.env.__getitem__)
+            return node.target(*[a.spec if isinstance(a, Value) else a for a in args])  # type: ignore[operator]
+        return val
+
+    def keep(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+        """An operator that stays as it is: preserved, or a member of the opset."""
+        target: Any = node.target
+        core = self.opset == "core_aten" and isinstance(target, OpOverload) and torch.Tag.core in target.tags
+        if target not in self.preserve and not core:
+            raise self.not_closed(node, _why_no_rule(target))
+        val = node.meta.get("val")
+        if val is None:
+            raise self.not_closed(node, "is kept whole, but the node has no meta['val'] that describes its result")
+        specs = tuple(None if v is None else as_spec(v) for v in val) if isinstance(val, (tuple, list)) else (
+            as_spec(val) if not isinstance(val, (int, float, torch.SymInt)) else val)
+        return self.b.record(target, args, kwargs, specs, node.name)
+
+    def check(self, node: fx.Node, result: Any) -> None:
+        """A rule's result has the dtype and shape that ATen gives; a difference is a wrong rule."""
+        val = node.meta.get("val")
+        if isinstance(val, torch.SymInt) or isinstance(result, Results) or val is None:
+            return
+        pairs = zip(val, result, strict=False) if isinstance(val, (tuple, list)) else ((val, result),)
+        for wanted, got in pairs:
+            if not isinstance(got, Value) or wanted is None or isinstance(wanted, (int, float)):
+                continue
+            if got.spec.dtype != wanted.dtype or not same_sizes(got.spec.shape, tuple(wanted.shape)):
+                raise self.not_closed(node, f"its rule gives {got.spec}, ATen {as_spec(wanted)}")
+
+    def output(self, node: fx.Node) -> Any:
+        wanted = node.args[0]
+        results = fx.map_arg(wanted, self.exported)
+        made = self.graph.output(results)
+        made.meta.update(node.meta)
+        return None
+
+    def exported(self, node: fx.Node) -> Any:
+        """An output in the strides that ATen gives it."""
+        value = self.env[node]
+        val = node.meta.get("val")
+        if isinstance(value, Value):
+            if val is not None and not isinstance(val, (int, float)):
+                strides = tuple(val.stride())
+                if not _same_strides(value.spec, strides):
+                    value = self.b.emit(copy_strided, value, strides)
+            return value.node
+        if isinstance(value, Results):
+            return value.node
+        return self.b._nodes(value)
+
+    def not_closed(self, node: fx.Node, reason: str) -> NotClosed:
+        return NotClosed(str(node.target), reason, node.name, node.meta.get("stack", ()))
+
+
+def _same_strides(spec: TensorSpec, strides: Sequence[Any]) -> bool:
+    return all(a is b or a == b or (isinstance(size, int) and size == 1)
+               for size, a, b in zip(spec.shape, spec.strides, strides, strict=True))
+
+
+def _nested(args: Any) -> bool:
+    return any(isinstance(a, (tuple, list, dict, slice)) for a in args)
+
+
+def _is_impure(node: fx.Node) -> bool:
+    return node.op in ("placeholder", "output") or (isinstance(node.target, Prim) and node.target.name == "assert_async")
+
+
+def _why_no_rule(target: Any) -> str:
+    if not isinstance(target, OpOverload):
+        return "is not an ATen overload; trace the program to ATen first"
+    if any(a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments):
+        return ("writes to its arguments, and lowering takes functional graphs; functionalise the program first "
+                "(aotautograd does)")
+    if target.namespace != "aten":
+        return (f"is an operator of {target.namespace!r}; give it a decomposition, or list it in `preserve` to keep it "
+                "whole")
+    return "has no rule; list it in `preserve` to keep it whole"

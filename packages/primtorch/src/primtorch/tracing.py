@@ -1,0 +1,103 @@
+"""A dispatch mode that records ATen calls as an FX graph."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from primtorch.schemas import UserFrame
+
+
+class RecordingMode:
+    """Records each dispatched call as a node while it runs.
+
+    A plain class, not a `TorchDispatchMode`: that one loads torch's own compiler at its first dispatch.
+
+    Args:
+        run: computes a call's result from (overload, args, kwargs); by default the call itself.
+        frames: the user's frames to put on a node.
+    """
+
+    def __init__(self, run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+                 frames: Callable[[], tuple[UserFrame, ...]] | None = None) -> None:
+        self.graph = fx.Graph()
+        self.constants: dict[str, torch.Tensor] = {}
+        self._run = run
+        self._frames = frames
+        self._nodes: dict[int, fx.Node] = {}
+        self._alive: list[Any] = []  # ids stay unique only while their tensors live
+
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return False
+
+    def track(self, tensor: Any, node: fx.Node) -> None:
+        """Make `node` the one that gives `tensor`."""
+        node.meta.setdefault("val", tensor)
+        node.meta.setdefault("stack", ())
+        self._nodes[id(tensor)] = node
+        self._alive.append(tensor)
+
+    def placeholder(self, tensor: Any, name: str) -> fx.Node:
+        node = self.graph.placeholder(name)
+        self.track(tensor, node)
+        return node
+
+    def node_of(self, value: Any) -> Any:
+        """The argument with nodes in place of tensors; a tensor never seen becomes a constant of the graph."""
+        if isinstance(value, torch.Tensor):
+            node = self._nodes.get(id(value))
+            if node is None:
+                name = f"constant_{len(self.constants)}"
+                self.constants[name] = value
+                node = self.graph.get_attr(name)
+                self.track(value, node)
+            return node
+        if isinstance(value, (list, tuple)):
+            return [self.node_of(v) for v in value]
+        return value
+
+    def __torch_dispatch__(self, func: OpOverload, types: Any, args: tuple[Any, ...] = (),
+                           kwargs: Mapping[str, Any] | None = None) -> Any:
+        options = dict(kwargs or {})
+        nodes = tuple(self.node_of(a) for a in args)
+        node_options = {k: self.node_of(v) for k, v in options.items()}
+        out = self._run(func, args, options) if self._run is not None else func(*args, **options)
+        node = self.graph.call_function(func, nodes, node_options)
+        node.meta["stack"] = self._frames() if self._frames is not None else ()
+        self._track_results(out, node)
+        return out
+
+    def _track_results(self, out: Any, node: fx.Node) -> None:
+        if isinstance(out, torch.Tensor):
+            self.track(out, node)
+            return
+        node.meta["val"] = out
+        if not isinstance(out, (tuple, list)):
+            return
+        for i, part in enumerate(out):
+            if isinstance(part, torch.Tensor):
+                item = self.graph.call_function(operator.getitem, (node, i))
+                item.meta["stack"] = node.meta["stack"]
+                self.track(part, item)
+
+    def __enter__(self) -> RecordingMode:
+        torch._C._push_on_torch_dispatch_stack(self)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+
+    def finish(self, outputs: Any) -> fx.GraphModule:
+        """The recorded graph with these outputs (nested tuples and lists of tensors and numbers)."""
+        self.graph.output(self.node_of(outputs) if not isinstance(outputs, tuple) else tuple(
+            self.node_of(o) for o in outputs))
+        root = torch.nn.Module()
+        for name, tensor in self.constants.items():
+            root.register_buffer(name, tensor, persistent=False)
+        return fx.GraphModule(root, self.graph)

@@ -1,0 +1,51 @@
+"""The proof that a graph is closed under an opset."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from primtorch.decompose import Opset
+from primtorch.errors import NotClosed
+from primtorch.lower import SIZE_FUNCTIONS
+from primtorch.prims import PRIMS, Prim
+
+_OPS = frozenset({"placeholder", "get_attr", "call_function", "output"})
+
+
+def verify(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOverload] = ()) -> None:
+    """Check that every node belongs to `opset` (or `preserve`, or computes sizes) and says what it gives.
+
+    Raises:
+        NotClosed: names the first node that does not, with the user's frames.
+    """
+    for node in gm.graph.nodes:
+        reason = _reason(node, opset, preserve)
+        if reason is not None:
+            raise NotClosed(str(node.target), reason, node.name, node.meta.get("stack", ()))
+
+
+def _reason(node: fx.Node, opset: Opset, preserve: Sequence[OpOverload]) -> str | None:
+    if node.op not in _OPS:
+        return f"a {node.op} node has no place in a graph of {opset}"
+    if node.op != "call_function":
+        return None
+    if "val" not in node.meta:
+        return "the node has no meta['val']"
+    target = node.target
+    if target is operator.getitem or target in SIZE_FUNCTIONS or target in preserve:
+        return None
+    if isinstance(target, Prim):
+        return None if PRIMS.get(target.name) is target else "is not the prim of that name"
+    if opset == "core_aten" and isinstance(target, OpOverload) and target.namespace == "aten":
+        return None if torch.Tag.core in target.tags or _without_tag(target) else "is not core ATen"
+    return f"is not in the opset {opset!r}"
+
+
+def _without_tag(target: OpOverload) -> bool:
+    """Whole operators that the core set has no spelling for are allowed as themselves."""
+    return not any(a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments)
