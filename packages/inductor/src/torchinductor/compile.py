@@ -18,7 +18,7 @@ from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import prepare
 from torchinductor.program import Program
-from torchinductor.scheduler import schedule
+from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import GraphStats, InductorOptions
 
 Dump = Callable[[str, str], None]

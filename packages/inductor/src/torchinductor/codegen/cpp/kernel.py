@@ -36,8 +36,8 @@ from torchinductor.ops import ELEMENTWISE, OpsHandler, ReductionKind, ScanKind, 
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
 _BLOCK = 4096  # elements of a block of the vector axis when it is the only loop to share among threads
-_SUM_BLOCK = 1024  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
-_LANE_SUM_BLOCK = 128  # the same where each accumulator takes every addition
+_SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
+_LANE_SUM_BLOCK = 32  # the same where each accumulator takes every addition
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,229 @@
+"""Fusion: each operation joins the best kernel before it that it may join, and kernels are put in order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from primtorch.symbolic.expr import IntExpr
+
+from torchinductor.emit import buffers_of
+from torchinductor.indexing import product
+from torchinductor.ir import Kernel
+from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef
+from torchinductor.lowering.graph import Lowered
+from torchinductor.scheduling.finish import finish
+from torchinductor.scheduling.unify import join
+from torchinductor.schemas import InductorOptions
+
+
+@dataclass(slots=True)
+class Group:
+    """Operations that run as one: a kernel, or one other operation."""
+
+    number: int
+    operation: Operation
+    reads: set[str]
+    writes: set[str]
+    before: set[int]  # groups that must have run
+    ancestors: int  # bit set of all groups before it, near and far
+
+
+def reads_of(operation: Operation) -> frozenset[str]:
+    match operation:
+        case Kernel():
+            return frozenset(operation.reads)
+        case ExternCall():
+            return operation.reads
+        case SeedCall():
+            return frozenset()
+        case ScalarRead():
+            return frozenset((operation.source.buffer,))
+
+
+def writes_of(operation: Operation) -> frozenset[str]:
+    match operation:
+        case Kernel():
+            return frozenset(operation.writes)
+        case ExternCall():
+            return frozenset(o for o in operation.outputs if o is not None)
+        case SeedCall():
+            return frozenset((operation.output,))
+        case ScalarRead():
+            return frozenset()
+
+
+def schedule(lowered: Lowered, options: InductorOptions) -> list[Operation]:
+    """Live operations, fused, in an order in which everything is written before it is read."""
+    outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
+    operations = _live(lowered.operations, outputs)
+    groups = _Fusion(options).run(operations)
+    ordered = _topological(groups)
+    return _finished(ordered, outputs)
+
+
+def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]:
+    """Without operations whose results nobody reads."""
+    wanted = set(outputs)
+    kept: list[Operation] = []
+    for operation in reversed(operations):
+        effect = isinstance(operation, (SeedCall, ScalarRead)) or (
+            isinstance(operation, ExternCall) and not any(o is not None for o in operation.outputs))
+        if effect or writes_of(operation) & wanted:
+            kept.append(operation)
+            wanted |= reads_of(operation)
+    return kept[::-1]
+
+
+class _Fusion:
+    def __init__(self, options: InductorOptions) -> None:
+        self.options = options
+        self.groups: list[Group] = []
+        self.writers: dict[str, list[int]] = {}
+        self.readers: dict[str, list[int]] = {}
+
+    def run(self, operations: Iterable[Operation]) -> list[Group]:
+        for operation in operations:
+            reads, writes = set(reads_of(operation)), set(writes_of(operation))
+            before = {g for b in reads | writes for g in self.writers.get(b, ())}
+            before |= {g for b in writes for g in self.readers.get(b, ())}
+            group = self._fuse(operation, reads, writes, before) if self.options.fuse else None
+            if group is None:
+                group = Group(len(self.groups), operation, reads, writes, before, self._all(before))
+                self.groups.append(group)
+            for b in reads:
+                _add(self.readers, b, group.number)
+            for b in writes:
+                _add(self.writers, b, group.number)
+        return self.groups
+
+    def _all(self, before: Iterable[int]) -> int:
+        bits = 0
+        for g in before:
+            bits |= (1 << g) | self.groups[g].ancestors
+        return bits
+
+    def _fuse(self, operation: Operation, reads: set[str], writes: set[str], before: set[int]) -> Group | None:
+        if not isinstance(operation, Kernel) or operation.scatters:
+            return None
+        for number in self._candidates(operation, reads, before):
+            group = self.groups[number]
+            rest = before - {number}
+            if any(self.groups[d].ancestors >> number & 1 for d in rest):
+                continue  # something between the two would have to run after the one and before the other
+            fused = self._joined(group, operation, reads, writes)
+            if fused is None:
+                continue
+            group.operation = fused
+            group.reads |= reads
+            group.writes |= writes
+            group.before |= rest
+            group.ancestors |= self._all(rest)
+            for other in self.groups:
+                if other.ancestors >> number & 1:
+                    other.ancestors |= group.ancestors
+            return group
+        return None
+
+    def _candidates(self, operation: Kernel, reads: set[str], before: set[int]) -> list[int]:
+        """Kernels that feed the operation, then kernels that read what it reads; the latest first."""
+        feeding = sorted(before, reverse=True)
+        size = _space(operation)
+        beside = {g for b in reads for g in self.readers.get(b, ())[-8:]} - before
+        near = [g for g in sorted(beside, reverse=True)[:6] if self._same_space(self.groups[g].operation, size)]
+        return [g for g in (*feeding, *near) if self._open(self.groups[g].operation, operation)]
+
+    def _same_space(self, other: Operation, size: IntExpr) -> bool:
+        return isinstance(other, Kernel) and _space(other) == size
+
+    def _open(self, other: Operation, operation: Kernel) -> bool:
+        return isinstance(other, Kernel) and not other.scatters and other.device == operation.device
+
+    def _joined(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> Kernel | None:
+        first = group.operation
+        assert isinstance(first, Kernel)
+        if group.writes & writes or group.reads & writes:
+            return None
+        if len(group.reads | group.writes | reads | writes) > self.options.max_buffers:
+            return None
+        if sum(len(s.body.ops) for k in (first, operation) for s in k.stages) > self.options.max_body:
+            return None
+        if any(s.body.scans for k in (first, operation) for s in k.stages):
+            return None
+        joined = join(first, operation)
+        if joined is None:
+            return None
+        axes, ours, theirs = joined
+        made = replace(first, axes=axes, stages=(*ours, *theirs), origins=(*first.origins, *operation.origins))
+        return made if _sound(made, len(ours), group.writes & reads) and _worth(first, operation, made) else None
+
+
+def _add(table: dict[str, list[int]], key: str, number: int) -> None:
+    entries = table.setdefault(key, [])
+    if number not in entries:
+        entries.append(number)
+
+
+def _space(kernel: Kernel) -> IntExpr:
+    return product(a.size for a in kernel.axes)
+
+
+def _sound(kernel: Kernel, count: int, shared: set[str]) -> bool:
+    """Whether the later stages read what the earlier ones wrote only at the very place where they wrote it."""
+    if not shared:
+        return True
+    stored: dict[str, set[IntExpr]] = {}
+    for stage in kernel.stages[:count]:
+        for op, buffer, index in stage.body.accesses():
+            if op.name == "store" and buffer in shared:
+                stored.setdefault(buffer, set()).add(index)
+    for stage in kernel.stages[count:]:
+        for op, buffer, index in stage.body.accesses():
+            if op.name == "load" and buffer in shared and stored[buffer] != {index}:
+                return False
+    return True
+
+
+def _worth(first: Kernel, second: Kernel, made: Kernel) -> bool:
+    """A pointwise kernel that joins a reduction loses its own parallel loops: it must still have enough of them."""
+    if not made.inner or (first.inner and second.inner):
+        return True
+    outer = product(a.size for a in made.outer).as_int()
+    total = product(a.size for a in made.axes).as_int()
+    return outer is None or total is None or outer >= 64 or total <= 65536
+
+
+def _topological(groups: Sequence[Group]) -> list[Group]:
+    """Groups in dependency order, otherwise as they were made."""
+    done: set[int] = set()
+    ordered: list[Group] = []
+    for root in groups:
+        stack = [root.number]
+        while stack:
+            number = stack[-1]
+            if number in done:
+                stack.pop()
+                continue
+            waiting = sorted((b for b in groups[number].before if b not in done), reverse=True)
+            if waiting:
+                stack += waiting
+                continue
+            done.add(number)
+            ordered.append(groups[number])
+            stack.pop()
+    return ordered
+
+
+def _finished(groups: Sequence[Group], outputs: set[str]) -> list[Operation]:
+    readers: dict[str, int] = {}
+    for group in groups:
+        for b in set(buffers_of(group.operation)):
+            readers[b] = readers.get(b, 0) + 1
+    result: list[Operation] = []
+    for group in groups:
+        operation = group.operation
+        if isinstance(operation, Kernel):
+            live = frozenset(b for b in group.writes if b in outputs or readers[b] > 1)
+            operation = finish(operation, live)
+        result.append(operation)
+    return result
