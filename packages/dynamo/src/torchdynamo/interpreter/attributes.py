@@ -1,0 +1,243 @@
+"""The attribute protocol: descriptors, `__getattr__`, `__getattribute__`, classes, modules and `super()`.
+
+Python code on the way (properties, hooks, descriptors) is called through the world, and storage is read and
+written by the world's primitives, so that every world has one and the same protocol.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement (or by C code that imitates one)
+_object_getattribute = object.__getattribute__
+_type_getattribute = type.__getattribute__
+_Function = types.FunctionType
+
+
+def is_python(value: Any) -> bool:
+    """A function whose body is bytecode."""
+    return type(value) is _Function
+
+
+def load_attribute(world: World, obj: Any, name: str) -> Any:
+    """`obj.name`."""
+    cls = type(obj)
+    getattribute = cls.__getattribute__
+    if getattribute is _object_getattribute:
+        if not cls.__flags__ & _HEAP_TYPE or isinstance(obj, InterpreterObject):
+            return world.leaf_getattr(obj, name)
+        value = instance_attribute(world, obj, name)
+    elif type(getattribute) is _Function:
+        try:
+            return world.call(getattribute, (obj, name), {})
+        except AttributeError as error:
+            return _fallback(world, obj, cls, name, error)
+    elif getattribute is _type_getattribute:
+        value = type_attribute(world, obj, name)
+    elif issubclass(cls, types.ModuleType):
+        value = module_attribute(world, obj, name)
+    elif cls is super:
+        return super_attribute(world, obj, name)
+    else:
+        return world.leaf_getattr(obj, name)
+    if value is not MISSING:
+        return value
+    return _fallback(world, obj, cls, name, None)
+
+
+def _fallback(world: World, obj: Any, cls: type, name: str, error: AttributeError | None) -> Any:
+    hook = world.class_get(cls, "__getattr__")
+    if hook is not MISSING:
+        return world.call(bind(world, hook[0], obj, cls), (name,), {})
+    raise error or missing_attribute(obj, name)
+
+
+def missing_attribute(obj: Any, name: str) -> AttributeError:
+    if isinstance(obj, type):
+        message = f"type object '{obj.__name__}' has no attribute '{name}'"
+    elif isinstance(obj, types.ModuleType):
+        message = f"module '{obj.__dict__.get('__name__', '?')}' has no attribute '{name}'"
+    else:
+        message = f"'{type(obj).__name__}' object has no attribute '{name}'"
+    return AttributeError(message, name=name, obj=obj)
+
+
+def instance_attribute(world: World, obj: Any, name: str) -> Any:
+    """`object.__getattribute__(obj, name)`, or MISSING. A property that raises AttributeError raises it."""
+    cls = type(obj)
+    found = world.class_get(cls, name)
+    if found is MISSING:
+        return world.instance_get(obj, name)
+    descriptor = found[0]
+    kind = type(descriptor)
+    if kind is not _Function and is_data_descriptor(kind):
+        return bind_or_hook(world, descriptor, obj, cls, name)
+    value = world.instance_get(obj, name)
+    if value is not MISSING:
+        return value
+    return bind_or_hook(world, descriptor, obj, cls, name)
+
+
+def bind_or_hook(world: World, descriptor: Any, obj: Any, cls: type, name: str) -> Any:
+    """Bind; an AttributeError raised on the way is the same as finding nothing when there is a `__getattr__`."""
+    if type(descriptor) is _Function:
+        return types.MethodType(descriptor, obj)
+    try:
+        return bind(world, descriptor, obj, cls)
+    except AttributeError as error:
+        if world.class_get(cls, "__getattr__") is MISSING:
+            raise
+        return _fallback(world, obj, cls, name, error)
+
+
+def is_data_descriptor(kind: type) -> bool:
+    return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
+
+
+def bind(world: World, descriptor: Any, obj: Any, cls: type) -> Any:
+    """`descriptor.__get__(obj, cls)`; `obj` is None when the attribute is read from the class."""
+    kind = type(descriptor)
+    if kind is _Function:
+        return descriptor if obj is None else types.MethodType(descriptor, obj)
+    if kind is property:
+        if obj is None:
+            return descriptor
+        if descriptor.fget is None:
+            return world.descriptor_get(descriptor, obj, cls)
+        return world.call(descriptor.fget, (obj,), {})
+    if kind is staticmethod:
+        return descriptor.__func__
+    if kind is classmethod and is_python(descriptor.__func__):
+        return types.MethodType(descriptor.__func__, cls)
+    getter = getattr(kind, "__get__", None)
+    if getter is None:
+        return descriptor
+    if is_python(getter):
+        return world.call(getter, (descriptor, obj, cls), {})
+    return world.descriptor_get(descriptor, obj, cls)
+
+
+def type_attribute(world: World, cls: type, name: str) -> Any:
+    """`type.__getattribute__(cls, name)`, or MISSING."""
+    meta = type(cls)
+    on_meta = world.class_get(meta, name)
+    if on_meta is not MISSING and is_data_descriptor(type(on_meta[0])):
+        return bind_or_hook(world, on_meta[0], cls, meta, name)
+    found = world.class_get(cls, name)
+    if found is not MISSING:
+        return bind(world, found[0], None, cls)
+    if on_meta is not MISSING:
+        return bind_or_hook(world, on_meta[0], cls, meta, name)
+    return MISSING
+
+
+def module_attribute(world: World, module: types.ModuleType, name: str) -> Any:
+    value = world.instance_get(module, name)
+    if value is not MISSING:
+        return value
+    if world.class_get(type(module), name) is not MISSING:
+        return world.leaf_getattr(module, name)
+    hook = world.instance_get(module, "__getattr__")
+    if hook is not MISSING:
+        return world.call(hook, (name,), {})
+    return world.leaf_getattr(module, name)  # raises, with the words of this version of Python
+
+
+def super_attribute(world: World, proxy: Any, name: str) -> Any:
+    """Lookup behind `super(cls, obj)`: the classes after `cls` in the order of `obj`'s."""
+    this, obj, start = proxy.__thisclass__, proxy.__self__, proxy.__self_class__
+    if obj is None or name == "__class__":
+        return world.leaf_getattr(proxy, name)
+    mro = start.__mro__
+    for cls in mro[mro.index(this) + 1 :]:
+        if name in cls.__dict__:
+            found = world.class_get(cls, name)
+            return bind(world, found[0], None if obj is start else obj, start)
+    return world.leaf_getattr(proxy, name)
+
+
+def store_attribute(world: World, obj: Any, name: str, value: Any) -> None:
+    """`obj.name = value`."""
+    cls = type(obj)
+    setter = cls.__setattr__
+    if is_python(setter):
+        world.call(setter, (obj, name, value), {})
+    elif setter is object.__setattr__ and cls.__flags__ & _HEAP_TYPE:
+        store_instance_attribute(world, obj, name, value)
+    elif setter is type.__setattr__ and obj.__flags__ & _HEAP_TYPE:
+        descriptor = world.class_get(cls, name)
+        if descriptor is not MISSING and hasattr(type(descriptor[0]), "__set__"):
+            set_through(world, descriptor[0], obj, value)
+        else:
+            world.class_set(obj, name, value)
+    elif isinstance(obj, types.ModuleType):
+        world.instance_set(obj, name, value)
+    else:
+        world.leaf_setattr(obj, name, value)
+
+
+def store_instance_attribute(world: World, obj: Any, name: str, value: Any) -> None:
+    """`object.__setattr__(obj, name, value)`."""
+    found = world.class_get(type(obj), name)
+    if found is not MISSING and hasattr(type(found[0]), "__set__"):
+        set_through(world, found[0], obj, value)
+    else:
+        world.instance_set(obj, name, value)
+
+
+def set_through(world: World, descriptor: Any, obj: Any, value: Any) -> None:
+    kind = type(descriptor)
+    if kind is property and descriptor.fset is not None:
+        world.call(descriptor.fset, (obj, value), {})
+    elif is_python(kind.__set__):
+        world.call(kind.__set__, (descriptor, obj, value), {})
+    else:
+        world.descriptor_set(descriptor, obj, value)
+
+
+def delete_attribute(world: World, obj: Any, name: str) -> None:
+    """`del obj.name`."""
+    cls = type(obj)
+    deleter = cls.__delattr__
+    if is_python(deleter):
+        world.call(deleter, (obj, name), {})
+    elif deleter is object.__delattr__ and cls.__flags__ & _HEAP_TYPE:
+        delete_instance_attribute(world, obj, name)
+    elif deleter is type.__delattr__ and obj.__flags__ & _HEAP_TYPE:
+        world.class_del(obj, name)
+    elif isinstance(obj, types.ModuleType):
+        world.instance_del(obj, name)
+    else:
+        world.leaf_delattr(obj, name)
+
+
+def delete_instance_attribute(world: World, obj: Any, name: str) -> None:
+    """`object.__delattr__(obj, name)`."""
+    found = world.class_get(type(obj), name)
+    if found is MISSING or not hasattr(type(found[0]), "__delete__"):
+        world.instance_del(obj, name)
+        return
+    descriptor = found[0]
+    kind = type(descriptor)
+    if kind is property and descriptor.fdel is not None:
+        world.call(descriptor.fdel, (obj,), {})
+    elif is_python(kind.__delete__):
+        world.call(kind.__delete__, (descriptor, obj), {})
+    else:
+        world.descriptor_del(descriptor, obj)
+
+
+def special_method(world: World, obj: Any, name: str) -> Any:
+    """A method that syntax looks up on the type, bound to `obj`; MISSING."""
+    cls = type(obj)
+    found = world.class_get(cls, name)
+    return MISSING if found is MISSING else bind(world, found[0], obj, cls)
+
+
+def python_method(cls: type, name: str) -> Any:
+    """The function behind a special method if it is interpreted code, else None. Costs one cached lookup."""
+    method = getattr(cls, name, None)
+    return method if type(method) is _Function else None

@@ -1,0 +1,221 @@
+"""The interpreter: calls, by what is called, and the stack of frames."""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torchdynamo.interpreter.attributes import bind, is_python
+from torchdynamo.interpreter.builtins_table import BUILTINS, itertools_call
+from torchdynamo.interpreter.frame import CODES, InterpretedFrame
+from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, Position, World
+from torchdynamo.interpreter.state import ExceptionState
+
+_HEAP_TYPE = 1 << 9
+_RECURSION_LIMIT = 12_000  # Python frames that a deep program may need while it is interpreted
+
+
+class Interpreter:
+    """Runs functions in a world. One interpreter serves one thread and one capture."""
+
+    def __init__(self, world: World) -> None:
+        self.world = world
+        world.interpreter = self
+        self.frames: list[InterpretedFrame] = []
+        self.exc_state = ExceptionState()
+        self.propagating: BaseException | None = None  # an exception on its way out of an inner frame
+
+    # -- entry ------------------------------------------------------------------------------
+
+    def root_frame(self, fn: types.FunctionType, arguments: Sequence[Any]) -> InterpretedFrame:
+        """The outermost frame of a capture; `arguments` are bound: one for each argument slot of the code."""
+        return InterpretedFrame(self, fn, CODES.get(fn.__code__), list(arguments))
+
+    def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+        """Interpret a call, with room for deep programs on Python's stack."""
+        limit = sys.getrecursionlimit()
+        sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
+        try:
+            return self.world.call(fn, args, kwargs)
+        finally:
+            sys.setrecursionlimit(limit)
+
+    # -- state ------------------------------------------------------------------------------
+
+    def handled_exception(self) -> BaseException | None:
+        state: ExceptionState | None = self.exc_state
+        while state is not None and state.value is None:
+            state = state.previous
+        return None if state is None else state.value
+
+    def positions(self) -> tuple[Position, ...]:
+        """Where the program is, outermost frame first."""
+        return tuple(frame.position for frame in self.frames)
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call anything: Python functions are interpreted, C code that calls back has a Python form here."""
+        kind = type(fn)
+        if kind is types.FunctionType:
+            return self.call_function(fn, args, kwargs)
+        if kind is types.MethodType:
+            if isinstance(fn.__self__, InterpreterObject):
+                return fn(*args, **kwargs)
+            return self.world.call(fn.__func__, (fn.__self__, *args), kwargs)
+        rule = _BY_KIND.get(kind)
+        if rule is not None:
+            return rule(self, fn, args, kwargs)
+        if isinstance(fn, type):
+            return self.call_class(fn, args, kwargs)
+        if isinstance(fn, InterpreterObject):
+            return fn(*args, **kwargs)  # type: ignore[operator]
+        found = self.world.class_get(kind, "__call__")
+        if found is not MISSING and is_python(found[0]):
+            return self.world.call(found[0], (fn, *args), kwargs)
+        if found is not MISSING and isinstance(found[0], (staticmethod, types.MethodType, functools.partial)):
+            return self.world.call(bind(self.world, found[0], fn, kind), args, kwargs)
+        return self.world.call_leaf(fn, args, kwargs)
+
+    def call_function(self, fn: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        decoded = CODES.get(fn.__code__)
+        if decoded.simple_arguments == len(args) and not kwargs:
+            arguments = list(args)
+        elif decoded.is_coroutine:  # making a coroutine runs none of its body
+            return self.world.call_leaf(fn, tuple(args), dict(kwargs))
+        else:
+            arguments = self.bind(fn, decoded.binder, args, kwargs)
+        if decoded.is_coroutine:
+            return self.world.call_leaf(fn, tuple(args), dict(kwargs))
+        return InterpretedFrame(self, fn, decoded, arguments).run()
+
+    def bind(
+        self, fn: types.FunctionType, code: types.CodeType, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> list[Any]:
+        """The argument slots of a call, bound by CPython."""
+        defaults, keyword_defaults = self.world.function_defaults(fn)
+        binder = types.FunctionType(code, {}, None, defaults)
+        if keyword_defaults:
+            binder.__kwdefaults__ = keyword_defaults
+        binder.__qualname__ = fn.__qualname__
+        return list(binder(*args, **kwargs))
+
+    def call_class(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`type.__call__`, or the metaclass's own."""
+        world = self.world
+        meta = type(cls)
+        rule = BUILTINS.get(cls)
+        if rule is not None:
+            return rule(world, args, kwargs)
+        if cls.__module__ == "itertools" and not cls.__flags__ & _HEAP_TYPE:
+            return itertools_call(world, cls, args, kwargs)
+        if meta is not type and is_python(meta.__call__):
+            return world.call(meta.__call__, (cls, *args), kwargs)
+        return self.instantiate(cls, args, kwargs)
+
+    def instantiate(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        world = self.world
+        new, init = cls.__new__, cls.__init__
+        if not is_python(new) and not is_python(init):
+            return world.call_leaf(cls, args, kwargs)
+        if is_python(new):
+            obj = world.call(new, (cls, *args), kwargs)
+        else:
+            obj = world.call_leaf(new, (cls, *args), kwargs)
+        if not isinstance(obj, cls):
+            return obj
+        init = type(obj).__init__
+        if init is object.__init__:
+            return obj  # the arguments were checked by __new__
+        result = world.call(init, (obj, *args), kwargs) if is_python(init) else world.call_leaf(init, (obj, *args), kwargs)
+        if result is not None:
+            raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
+        return obj
+
+    def run_class_body(self, fn: types.FunctionType, namespace: Any) -> Any:
+        """Execute the body of a class statement in `namespace`; the value is the `__class__` cell or None."""
+        return InterpretedFrame(self, fn, CODES.get(fn.__code__), [], namespace).run()
+
+
+Rule = Callable[[Interpreter, Any, tuple[Any, ...], dict[str, Any]], Any]
+
+
+def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rule = BUILTINS.get(fn)
+    if rule is not None:
+        return rule(interpreter.world, args, kwargs)
+    owner = getattr(fn, "__self__", None)
+    if owner is not None and type(owner) is not types.ModuleType:
+        method = getattr(type(owner) if not isinstance(owner, type) else owner, fn.__name__, None)
+        rule = None if method is None else _hashable_rule(method)
+        if rule is not None and not isinstance(owner, type):
+            return rule(interpreter.world, (owner, *args), kwargs)
+    return interpreter.world.call_leaf(fn, args, kwargs)
+
+
+def _hashable_rule(method: Any) -> Any:
+    try:
+        return BUILTINS.get(method)
+    except TypeError:
+        return None
+
+
+def _call_partial(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return interpreter.world.call(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
+
+
+def _call_cached(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A result cached natively may hold values of another capture: the wrapped function is run."""
+    return interpreter.world.call(fn.__wrapped__, args, kwargs)
+
+
+def _call_method_wrapper(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    rule = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
+    if rule is not None:
+        return rule(interpreter.world, (fn.__self__, *args), kwargs)
+    return interpreter.world.call_leaf(fn, args, kwargs)
+
+
+def _call_itemgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        return fn(*args, **kwargs)
+    values = tuple(interpreter.world.getitem(args[0], key) for key in fn.__reduce__()[1])
+    return values[0] if len(values) == 1 else values
+
+
+def _call_attrgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        return fn(*args, **kwargs)
+    values = []
+    for path in fn.__reduce__()[1]:
+        value = args[0]
+        for name in path.split("."):
+            value = interpreter.world.getattr(value, name)
+        values.append(value)
+    return values[0] if len(values) == 1 else tuple(values)
+
+
+def _call_methodcaller(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    if len(args) != 1 or kwargs:
+        return fn(*args, **kwargs)
+    maker, reduced = fn.__reduce__()[:2]
+    keywords = maker.keywords if isinstance(maker, functools.partial) else {}
+    names = (*maker.args, *reduced) if isinstance(maker, functools.partial) else reduced
+    return interpreter.world.call(interpreter.world.getattr(args[0], names[0]), tuple(names[1:]), dict(keywords))
+
+
+_BY_KIND: dict[type, Rule] = {
+    types.BuiltinFunctionType: _call_builtin,
+    types.WrapperDescriptorType: _call_builtin,
+    types.MethodDescriptorType: _call_builtin,
+    types.MethodWrapperType: _call_method_wrapper,
+    functools.partial: _call_partial,
+    functools._lru_cache_wrapper: _call_cached,
+    operator.itemgetter: _call_itemgetter,
+    operator.attrgetter: _call_attrgetter,
+    operator.methodcaller: _call_methodcaller,
+}

@@ -1,0 +1,163 @@
+"""Interpreted frames: the table of handlers, the run loop, the search for exception handlers."""
+
+from __future__ import annotations
+
+import dis
+from typing import Any
+
+from torchdynamo.interpreter.decode import CodeCache, Handler
+from torchdynamo.interpreter.exceptions import set_context
+from torchdynamo.interpreter.opcodes_calls import CallOpcodes
+from torchdynamo.interpreter.opcodes_control import ControlOpcodes
+from torchdynamo.interpreter.opcodes_load_store import LoadStoreOpcodes
+from torchdynamo.interpreter.opcodes_operators import OperatorOpcodes
+from torchdynamo.interpreter.protocol import Escape, Position
+from torchdynamo.interpreter.state import HandlerBounds, Version, python_version
+
+# Instructions that are not interpreted, and why. `coverage.py` holds this table against `dis.opmap`.
+UNSUPPORTED: dict[str, str] = {
+    "ASYNC_GEN_WRAP": "asynchronous generators run outside of capture",
+    "BEFORE_ASYNC_WITH": "coroutines run outside of capture",
+    "CHECK_EG_MATCH": "`except*` is not interpreted",
+    "END_ASYNC_FOR": "coroutines run outside of capture",
+    "GET_AITER": "coroutines run outside of capture",
+    "GET_ANEXT": "coroutines run outside of capture",
+    "GET_AWAITABLE": "coroutines run outside of capture",
+    "IMPORT_STAR": "occurs at module level only",
+    "PREP_RERAISE_STAR": "`except*` is not interpreted",
+    "PRINT_EXPR": "occurs at the interactive prompt only",
+}
+
+
+class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOpcodes):
+    """One activation of a Python function.
+
+    `fast` are the local slots (cells included), `stack` the value stack, `offset` the instruction at hand.
+    """
+
+    __slots__ = ()
+
+    @property
+    def offset(self) -> int:
+        """Offset in `co_code` of the instruction being executed (or about to be, after `run_until` stopped)."""
+        return self.decoded.offsets[max(self.index - 1, 0)]
+
+    @property
+    def position(self) -> Position:
+        decoded = self.decoded
+        return Position(decoded.filename, decoded.line(max(self.index - 1, 0)), decoded.name)
+
+    def run(self) -> Any:
+        """Execute until the frame returns or yields; raise what the program does not handle."""
+        frames, program = self.interpreter.frames, self.decoded.program
+        frames.append(self)
+        try:
+            while True:
+                try:
+                    while True:
+                        index = self.index
+                        self.index = index + 1
+                        handler, operand = program[index]
+                        if handler(self, operand) is not None:
+                            return self.result
+                except Escape as escape:
+                    if not escape.positions:
+                        escape.positions = self.interpreter.positions()
+                    raise
+                except BaseException as error:
+                    raised = error
+                self.unwind(raised)
+        finally:
+            frames.pop()
+
+    def run_until(self, stop_at: int | None = None) -> bool:
+        """Run a root frame, counting instructions in `executed`; true when it returned (see `result`).
+
+        With `stop_at=n` it stops before the n-th instruction (counted from 0), with locals and stack as they
+        are there: `index` is that instruction's, and `offset` is read through `stopped_offset`.
+        """
+        frames, program = self.interpreter.frames, self.decoded.program
+        frames.append(self)
+        limit = -1 if stop_at is None else stop_at
+        try:
+            while True:
+                try:
+                    while True:
+                        if self.executed == limit:
+                            return False
+                        index = self.index
+                        self.index = index + 1
+                        handler, operand = program[index]
+                        if handler(self, operand) is not None:
+                            self.executed += 1
+                            return True
+                        self.executed += 1
+                except Escape as escape:
+                    if not escape.positions:
+                        escape.positions = self.interpreter.positions()
+                    raise
+                except BaseException as error:
+                    raised = error
+                self.executed += 1
+                self.unwind(raised)
+        finally:
+            frames.pop()
+
+    @property
+    def stopped_offset(self) -> int:
+        """Offset of the next instruction: where `run_until` stopped."""
+        return self.decoded.offsets[self.index]
+
+    def throw(self, error: BaseException) -> Any:
+        """Raise `error` at the instruction where the frame is suspended, and run on."""
+        self.interpreter.frames.append(self)
+        try:
+            self.unwind(error)
+        finally:
+            self.interpreter.frames.pop()
+        return self.run()
+
+    def unwind(self, error: BaseException) -> None:
+        """Go to the handler of the exception, or raise it out of the frame."""
+        interpreter = self.interpreter
+        if interpreter.propagating is error:
+            interpreter.propagating = None
+        else:
+            set_context(error, interpreter.handled_exception())
+        self.keyword_names = ()
+        offset = self.decoded.offsets[self.index - 1]
+        for entry in self.decoded.exceptions:
+            if entry.start <= offset < entry.end:
+                del self.stack[entry.depth :]
+                if entry.lasti:
+                    self.stack.append(offset)
+                self.stack.append(error)
+                self.index = entry.target
+                return
+        interpreter.propagating = error
+        raise error
+
+
+def _collect(version: Version) -> dict[int, Handler]:
+    table: dict[int, Handler] = {}
+    for cls in InterpretedFrame.__mro__:
+        for attribute in vars(cls).values():
+            bounds: tuple[HandlerBounds, ...] = getattr(attribute, "handler_bounds", ())
+            for bound in bounds:
+                if bound.include(version) and bound.name in dis.opmap:
+                    table[dis.opmap[bound.name]] = attribute
+    return table
+
+
+def _missing(op: int) -> Handler:
+    """An instruction without a handler ends capture where it is executed, not where it is decoded."""
+    name = dis.opname[op]
+
+    def refuse(frame: InterpretedFrame, _: Any) -> None:
+        frame.world.unsupported("opcode", f"{name}: {UNSUPPORTED.get(name, 'no handler for this instruction')}")
+
+    return refuse
+
+
+HANDLERS = _collect(python_version())
+CODES = CodeCache(HANDLERS, _missing)

@@ -1,0 +1,192 @@
+"""Generators whose bodies are interpreted. They behave as generators to native code, too."""
+
+from __future__ import annotations
+
+import dis
+import types
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+from torchdynamo.interpreter.protocol import InterpreterObject
+from torchdynamo.interpreter.state import ExceptionState
+
+if TYPE_CHECKING:
+    from torchdynamo.interpreter.frame import InterpretedFrame
+
+_RESUME = dis.opmap["RESUME"]
+_SEND = dis.opmap["SEND"]
+_YIELD_VALUE = dis.opmap["YIELD_VALUE"]
+_JUMP_BACK = dis.opmap["JUMP_BACKWARD_NO_INTERRUPT"]
+_HAS_CLEANUP_THROW = "CLEANUP_THROW" in dis.opmap
+
+
+class InterpretedGenerator(InterpreterObject):
+    """A suspended frame. `gi_frame` is the interpreted frame, None once it has finished."""
+
+    native = types.GeneratorType
+
+    def __init__(self, frame: Any) -> None:
+        self._frame: InterpretedFrame | None = frame
+        self._exceptions = ExceptionState()
+        self.gi_running = False
+        self.gi_code = frame.function.__code__
+        self.__name__ = frame.function.__name__
+        self.__qualname__ = frame.function.__qualname__
+        self._started = False
+
+    @property
+    def gi_frame(self) -> Any:
+        return self._frame
+
+    @property
+    def gi_suspended(self) -> bool:
+        return self._started and self._frame is not None and not self.gi_running
+
+    @property
+    def gi_yieldfrom(self) -> Any:
+        return self._delegate()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        return self.send(None)
+
+    def send(self, value: Any) -> Any:
+        frame = self._frame
+        if self.gi_running:
+            raise ValueError("generator already executing")
+        if frame is None:
+            raise StopIteration
+        if not self._started and value is not None:
+            raise TypeError("can't send non-None value to a just-started generator")
+        frame.stack.append(value)
+        return self._resume(frame, None)
+
+    def throw(self, kind: Any, value: Any = None, traceback: types.TracebackType | None = None) -> Any:
+        error = _thrown(kind, value, traceback)
+        if self.gi_running:
+            raise ValueError("generator already executing")
+        frame = self._frame
+        if frame is None:
+            raise error
+        delegate = self._delegate()
+        if delegate is None:
+            return self._resume(frame, error)
+        try:
+            return self._throw_into(delegate, error, frame)
+        except StopIteration as stop:
+            finished = stop
+        except BaseException as other:
+            return self._resume(frame, other)
+        if _HAS_CLEANUP_THROW:
+            return self._resume(frame, finished)
+        # Continue after the delegation: RESUME, the jump back to SEND, and where SEND goes at the end.
+        send = frame.decoded.program[frame.index + 1].operand
+        frame.stack[-1] = finished.value
+        frame.index = frame.decoded.program[send].operand
+        return self._resume(frame, None)
+
+    def _throw_into(self, delegate: Any, error: BaseException, frame: InterpretedFrame) -> Any:
+        world = frame.world
+        self.gi_running = True
+        try:
+            if isinstance(error, GeneratorExit):
+                close = getattr(delegate, "close", None)
+                if close is not None:
+                    _call(world, close, ())
+                raise error
+            throw = getattr(delegate, "throw", None)
+            if throw is None:
+                raise error
+            return _call(world, throw, (error,))
+        finally:
+            self.gi_running = False
+
+    def close(self) -> Any:
+        frame = self._frame
+        if frame is None:
+            return None
+        if not self._started:
+            self._frame = None
+            return None
+        try:
+            self.throw(GeneratorExit())
+        except GeneratorExit:
+            return None
+        except StopIteration as stop:
+            return stop.value if _CLOSE_RETURNS else None
+        raise RuntimeError("generator ignored GeneratorExit")
+
+    def _delegate(self) -> Any:
+        """The iterator that `yield from` is waiting for."""
+        frame = self._frame
+        if frame is None or not self._started or self.gi_running:
+            return None
+        opcodes, arguments, index = frame.decoded.opcodes, frame.decoded.arguments, frame.index
+        waiting = opcodes[index - 1] == _YIELD_VALUE and opcodes[index] == _RESUME and (arguments[index] & 3) >= 2
+        return frame.stack[-1] if waiting else None
+
+    def _resume(self, frame: InterpretedFrame, error: BaseException | None) -> Any:
+        interpreter = frame.interpreter
+        started, self._started = self._started, True
+        state = self._exceptions
+        state.previous, interpreter.exc_state = interpreter.exc_state, state
+        self.gi_running = True
+        try:
+            if error is None:
+                value = frame.run()
+            elif not started:  # nothing of the body can handle it
+                interpreter.propagating = error
+                raise error
+            else:
+                value = frame.throw(error)
+        except StopIteration as stop:
+            self._frame = None
+            failure = RuntimeError("generator raised StopIteration")
+            failure.__cause__ = failure.__context__ = stop
+            interpreter.propagating = failure
+        except BaseException:
+            self._frame = None
+            raise
+        else:
+            if frame.decoded.opcodes[frame.index - 1] == _YIELD_VALUE:
+                return value
+            self._frame = None
+            stop = StopIteration() if value is None else StopIteration(value)
+            interpreter.propagating = stop
+            raise stop
+        finally:
+            self.gi_running = False
+            interpreter.exc_state, state.previous = state.previous, None
+        raise failure
+
+    def __repr__(self) -> str:
+        return f"<generator object {self.__qualname__} at {id(self):#x}>"
+
+
+_CLOSE_RETURNS = "END_FOR" in dis.opmap and "TO_BOOL" in dis.opmap  # Python 3.13
+
+
+def _call(world: Any, method: Any, arguments: tuple[Any, ...]) -> Any:
+    if isinstance(getattr(method, "__self__", None), InterpreterObject):
+        return method(*arguments)
+    return world.call(method, arguments, {})
+
+
+def _thrown(kind: Any, value: Any, traceback: types.TracebackType | None) -> BaseException:
+    if isinstance(kind, type) and issubclass(kind, BaseException):
+        if isinstance(value, kind):
+            error: BaseException = value
+        elif value is None:
+            error = kind()
+        else:
+            error = kind(*value) if isinstance(value, tuple) else kind(value)
+    elif isinstance(kind, BaseException):
+        if value is not None:
+            raise TypeError("instance exception may not have a separate value")
+        error = kind
+    else:
+        name = type(kind).__name__
+        raise TypeError(f"exceptions must be classes or instances deriving from BaseException, not {name}")
+    return error if traceback is None else error.with_traceback(traceback)

@@ -1,0 +1,255 @@
+"""Iterators over the program's own objects, whose state can be read and built again.
+
+Each class has fields that say where it stands, and yields what CPython's iterator of the same name would.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torchdynamo.interpreter.protocol import InterpreterObject, World
+
+
+class LocalIterator(InterpreterObject):
+    """Base of the iterators that the interpreter makes."""
+
+    __slots__ = ()
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        raise NotImplementedError
+
+
+class SequenceIterator(LocalIterator):
+    """Over a list, tuple, str, bytes or range: `index` is the position of the next item, -1 at the end."""
+
+    __slots__ = ("index", "native", "sequence")
+
+    def __init__(self, sequence: Any, index: int = 0) -> None:
+        self.sequence = sequence
+        self.index = index
+        self.native = type(iter(sequence))
+
+    def __next__(self) -> Any:
+        index = self.index
+        if 0 <= index < len(self.sequence):
+            self.index = index + 1
+            return self.sequence[index]
+        self.index = -1
+        raise StopIteration
+
+    def __length_hint__(self) -> int:
+        return max(len(self.sequence) - self.index, 0) if self.index >= 0 else 0
+
+
+class MappingIterator(LocalIterator):
+    """Over a dict, a view of one, a set or a deque: `consumed` items of `iterable` were handed out."""
+
+    __slots__ = ("consumed", "inner", "iterable", "native")
+
+    def __init__(self, iterable: Any) -> None:
+        self.iterable = iterable
+        self.consumed = 0
+        self.inner = iter(iterable)
+        self.native = type(self.inner)
+
+    def __next__(self) -> Any:
+        value = next(self.inner)
+        self.consumed += 1
+        return value
+
+    def __length_hint__(self) -> int:
+        return getattr(self.inner, "__length_hint__", lambda: 0)()  # type: ignore[no-any-return]
+
+
+class GetitemIterator(LocalIterator):
+    """Over an object that has `__getitem__` only."""
+
+    __slots__ = ("index", "sequence", "world")
+
+    def __init__(self, world: World, sequence: Any) -> None:
+        self.world = world
+        self.sequence = sequence
+        self.index = 0
+
+    def __next__(self) -> Any:
+        if self.index < 0:
+            raise StopIteration
+        try:
+            value = self.world.getitem(self.sequence, self.index)
+        except (IndexError, StopIteration):
+            self.index = -1
+            raise StopIteration from None
+        self.index += 1
+        return value
+
+
+class CallableIterator(LocalIterator):
+    """`iter(fn, sentinel)`."""
+
+    __slots__ = ("done", "fn", "sentinel", "world")
+
+    def __init__(self, world: World, fn: Any, sentinel: Any) -> None:
+        self.world, self.fn, self.sentinel, self.done = world, fn, sentinel, False
+
+    def __next__(self) -> Any:
+        if not self.done:
+            value = self.world.call(self.fn, (), {})
+            if value is not self.sentinel and not self.world.truth(self.world.compare("==", self.sentinel, value)):
+                return value
+            self.done = True
+        raise StopIteration
+
+
+class MapIterator(LocalIterator):
+    """`map(fn, *iterators)`."""
+
+    __slots__ = ("fn", "iterators", "world")
+    native = map
+
+    def __init__(self, world: World, fn: Any, iterators: tuple[Any, ...]) -> None:
+        self.world, self.fn, self.iterators = world, fn, iterators
+
+    def __next__(self) -> Any:
+        advance = self.world.advance
+        return self.world.call(self.fn, tuple([advance(iterator) for iterator in self.iterators]), {})
+
+
+class FilterIterator(LocalIterator):
+    """`filter(fn, iterator)`; `fn` is None or bool for the truth of the items."""
+
+    __slots__ = ("fn", "iterator", "keep", "world")
+    native = filter
+
+    def __init__(self, world: World, fn: Any, iterator: Any, keep: bool = True) -> None:
+        self.world, self.fn, self.iterator, self.keep = world, fn, iterator, keep
+
+    def __next__(self) -> Any:
+        world = self.world
+        while True:
+            value = world.advance(self.iterator)
+            test = value if self.fn is None or self.fn is bool else world.call(self.fn, (value,), {})
+            if world.truth(test) is self.keep:
+                return value
+
+
+class ZipIterator(LocalIterator):
+    """`zip(*iterators, strict=strict)`."""
+
+    __slots__ = ("iterators", "strict", "world")
+    native = zip
+
+    def __init__(self, world: World, iterators: tuple[Any, ...], strict: bool = False) -> None:
+        self.world, self.iterators, self.strict = world, iterators, strict
+
+    def __next__(self) -> Any:
+        if not self.iterators:
+            raise StopIteration
+        values: list[Any] = []
+        for place, iterator in enumerate(self.iterators):
+            try:
+                values.append(self.world.advance(iterator))
+            except StopIteration:
+                if self.strict:
+                    self._check(place)
+                raise
+        return tuple(values)
+
+    def _check(self, place: int) -> None:
+        """Iterator number `place` is at its end: are the ones before it longer, or those after it?"""
+        if place:
+            raise ValueError(f"zip() argument {place + 1} is shorter than argument{_upto(place)}")
+        for other, iterator in enumerate(self.iterators[1:], 1):
+            try:
+                self.world.advance(iterator)
+            except StopIteration:
+                continue
+            raise ValueError(f"zip() argument {other + 1} is longer than argument{_upto(other)}")
+
+
+def _upto(count: int) -> str:
+    return " 1" if count == 1 else f"s 1-{count}"
+
+
+class EnumerateIterator(LocalIterator):
+    """`enumerate(iterator, start)`; `count` is the next number."""
+
+    __slots__ = ("count", "iterator", "world")
+    native = enumerate
+
+    def __init__(self, world: World, iterator: Any, count: Any = 0) -> None:
+        self.world, self.iterator, self.count = world, iterator, count
+
+    def __next__(self) -> Any:
+        value = self.world.advance(self.iterator)
+        count = self.count
+        self.count = count + 1
+        return (count, value)
+
+
+class ReversedIterator(LocalIterator):
+    """`reversed(sequence)`; `index` is the position of the next item, -1 at the end."""
+
+    __slots__ = ("index", "native", "sequence", "world")
+
+    def __init__(self, world: World, sequence: Any, length: int, native: type = reversed) -> None:
+        self.world, self.sequence, self.index, self.native = world, sequence, length - 1, native
+
+    def __next__(self) -> Any:
+        if self.index < 0:
+            raise StopIteration
+        try:
+            value = self.world.getitem(self.sequence, self.index)
+        except (IndexError, StopIteration):
+            self.index = -1
+            raise StopIteration from None
+        self.index -= 1
+        return value
+
+
+class InterpretedNext(LocalIterator):
+    """An iterator with a Python `__next__`, for C code that consumes it."""
+
+    __slots__ = ("iterator", "world")
+
+    def __init__(self, world: World, iterator: Any) -> None:
+        self.world, self.iterator = world, iterator
+
+    def __next__(self) -> Any:
+        return self.world.advance(self.iterator)
+
+
+class Trampoline(InterpreterObject):
+    """A Python callable that C code calls: the call is interpreted."""
+
+    __slots__ = ("fn", "world")
+
+    def __init__(self, world: World, fn: Any) -> None:
+        self.world, self.fn = world, fn
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.world.call(self.fn, args, kwargs)
+
+
+_SEQUENCES: frozenset[type] = frozenset({list, tuple, range, str, bytes})
+_VIEWS: frozenset[type] = frozenset({dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items())})
+
+
+def local_iterator(obj: Any) -> LocalIterator | None:
+    """Our iterator for a built-in container; None when `obj` is something else."""
+    kind = type(obj)
+    if kind in _SEQUENCES:
+        return SequenceIterator(obj)
+    if kind in _VIEWS:
+        return MappingIterator(obj)
+    return None
+
+
+def native_type(value: Any) -> type:
+    """`type(value)`, as the program should see it."""
+    if isinstance(value, InterpreterObject) and value.native is not object:
+        return value.native
+    return type(value)

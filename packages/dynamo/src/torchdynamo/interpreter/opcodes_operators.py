@@ -1,0 +1,371 @@
+"""Instructions that compute: operators, comparisons, formatting, containers, unpacking, structural matching."""
+
+from __future__ import annotations
+
+import collections
+import dis
+import opcode as stdlib_opcode
+import typing
+from typing import Any
+
+from torchdynamo.interpreter.protocol import MISSING
+from torchdynamo.interpreter.state import FrameState, opcode
+
+_BINARY = tuple(symbol for _, symbol in stdlib_opcode._nb_ops)  # type: ignore[attr-defined]
+_CONVERSIONS = ("", "str", "repr", "ascii")
+_SEQUENCE_FLAG = 1 << 5  # Py_TPFLAGS_SEQUENCE, Py_TPFLAGS_MAPPING
+_MAPPING_FLAG = 1 << 6
+# Types whose only positional subpattern matches the subject itself.
+_MATCH_SELF = (bool, bytearray, bytes, dict, float, frozenset, int, list, set, str, tuple)
+
+
+class OperatorOpcodes(FrameState):
+    __slots__ = ()
+
+    # -- operators --------------------------------------------------------------------------
+
+    @opcode(until=(3, 11))
+    def UNARY_POSITIVE(self, _: int) -> None:
+        self.stack[-1] = self.world.unary("+", self.stack[-1])
+
+    @opcode()
+    def UNARY_NEGATIVE(self, _: int) -> None:
+        self.stack[-1] = self.world.unary("-", self.stack[-1])
+
+    @opcode()
+    def UNARY_INVERT(self, _: int) -> None:
+        self.stack[-1] = self.world.unary("~", self.stack[-1])
+
+    @opcode()
+    def UNARY_NOT(self, _: int) -> None:
+        self.stack[-1] = not self.world.truth(self.stack[-1])
+
+    @opcode(since=(3, 13))
+    def TO_BOOL(self, _: int) -> None:
+        self.stack[-1] = self.world.truth(self.stack[-1])
+
+    @opcode()
+    def BINARY_OP(self, argument: int) -> None:
+        symbol = _BINARY[argument]
+        right = self.stack.pop()
+        left = self.stack[-1]
+        if argument >= 13:
+            self.stack[-1] = self.world.inplace(symbol[:-1], left, right)
+        else:
+            self.stack[-1] = self.world.binary(symbol, left, right)
+
+    @opcode("COMPARE_OP", until=(3, 11))
+    def COMPARE_OP(self, argument: int) -> None:
+        right = self.stack.pop()
+        self.stack[-1] = self.world.compare(dis.cmp_op[argument], self.stack[-1], right)
+
+    @opcode("COMPARE_OP", since=(3, 12), until=(3, 12))
+    def COMPARE_OP_shifted(self, argument: int) -> None:
+        right = self.stack.pop()
+        self.stack[-1] = self.world.compare(dis.cmp_op[argument >> 4], self.stack[-1], right)
+
+    @opcode("COMPARE_OP", since=(3, 13))
+    def COMPARE_OP_to_bool(self, argument: int) -> None:
+        right = self.stack.pop()
+        value = self.world.compare(dis.cmp_op[argument >> 5], self.stack[-1], right)
+        self.stack[-1] = self.world.truth(value) if argument & 16 else value
+
+    @opcode()
+    def IS_OP(self, invert: int) -> None:
+        right = self.stack.pop()
+        self.stack[-1] = (self.stack[-1] is right) != bool(invert)
+
+    @opcode()
+    def CONTAINS_OP(self, invert: int) -> None:
+        container = self.stack.pop()
+        self.stack[-1] = self.world.contains(container, self.stack[-1]) != bool(invert)
+
+    # -- formatting -------------------------------------------------------------------------
+
+    @opcode(until=(3, 12))
+    def FORMAT_VALUE(self, flags: int) -> None:
+        spec = self.stack.pop() if flags & 4 else ""
+        value = self.stack.pop()
+        if flags & 3:
+            value = self.world.convert(value, _CONVERSIONS[flags & 3])
+        self.stack.append(self.world.format_value(value, spec))
+
+    @opcode(since=(3, 13))
+    def CONVERT_VALUE(self, conversion: int) -> None:
+        self.stack[-1] = self.world.convert(self.stack[-1], _CONVERSIONS[conversion])
+
+    @opcode(since=(3, 13))
+    def FORMAT_SIMPLE(self, _: int) -> None:
+        self.stack[-1] = self.world.format_value(self.stack[-1], "")
+
+    @opcode(since=(3, 13))
+    def FORMAT_WITH_SPEC(self, _: int) -> None:
+        spec = self.stack.pop()
+        self.stack[-1] = self.world.format_value(self.stack[-1], spec)
+
+    @opcode()
+    def BUILD_STRING(self, count: int) -> None:
+        self.stack.append("".join(self.pop_many(count)))
+
+    # -- containers -------------------------------------------------------------------------
+
+    @opcode()
+    def BUILD_TUPLE(self, count: int) -> None:
+        self.stack.append(tuple(self.pop_many(count)))
+
+    @opcode()
+    def BUILD_LIST(self, count: int) -> None:
+        self.stack.append(self.pop_many(count))
+
+    @opcode()
+    def BUILD_SET(self, count: int) -> None:
+        self.stack.append(set(self.pop_many(count)))
+
+    @opcode()
+    def BUILD_MAP(self, count: int) -> None:
+        flat = self.pop_many(2 * count)
+        self.stack.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+
+    @opcode()
+    def BUILD_CONST_KEY_MAP(self, count: int) -> None:
+        keys = self.stack.pop()
+        self.stack.append(dict(zip(keys, self.pop_many(count), strict=True)))
+
+    @opcode()
+    def BUILD_SLICE(self, count: int) -> None:
+        self.stack.append(slice(*self.pop_many(count)))
+
+    @opcode()
+    def LIST_APPEND(self, depth: int) -> None:
+        value = self.stack.pop()
+        self.stack[-depth].append(value)
+
+    @opcode()
+    def SET_ADD(self, depth: int) -> None:
+        value = self.stack.pop()
+        self.stack[-depth].add(value)
+
+    @opcode()
+    def MAP_ADD(self, depth: int) -> None:
+        key, value = self.pop_many(2)
+        self.stack[-depth][key] = value
+
+    @opcode()
+    def LIST_EXTEND(self, depth: int) -> None:
+        iterable = self.stack.pop()
+        try:
+            iterator = self.world.iterate(iterable)
+        except TypeError:
+            if hasattr(type(iterable), "__iter__") or hasattr(type(iterable), "__getitem__"):
+                raise
+            kind = type(iterable).__name__
+            raise TypeError(f"Value after * must be an iterable, not {kind}") from None
+        self.stack[-depth].extend(self.consume(iterator))
+
+    @opcode()
+    def SET_UPDATE(self, depth: int) -> None:
+        iterator = self.world.iterate(self.stack.pop())
+        self.stack[-depth].update(self.consume(iterator))
+
+    def consume(self, iterator: Any) -> list[Any]:
+        values = []
+        advance = self.world.advance
+        while True:
+            try:
+                values.append(advance(iterator))
+            except StopIteration:
+                return values
+
+    @opcode()
+    def LIST_TO_TUPLE(self, _: int) -> None:
+        self.stack[-1] = tuple(self.stack[-1])
+
+    @opcode()
+    def DICT_UPDATE(self, depth: int) -> None:
+        mapping = self.stack.pop()
+        if not isinstance(mapping, dict) and not hasattr(type(mapping), "keys"):
+            raise TypeError(f"'{type(mapping).__name__}' object is not a mapping")
+        self.stack[-depth].update(self.mapping_items(mapping))
+
+    @opcode()
+    def DICT_MERGE(self, depth: int) -> None:
+        """The keyword arguments of a call with `**mapping`; the callee lies below, for the message."""
+        mapping = self.stack.pop()
+        target = self.stack[-depth]
+        name = _callee_name(self.stack, depth)
+        if not isinstance(mapping, dict) and not hasattr(type(mapping), "keys"):
+            raise TypeError(f"{name} argument after ** must be a mapping, not {type(mapping).__name__}")
+        for key, value in self.mapping_items(mapping).items():
+            if key in target:
+                raise TypeError(f"{name} got multiple values for keyword argument '{key}'")
+            target[key] = value
+
+    def mapping_items(self, mapping: Any) -> dict[Any, Any]:
+        world = self.world
+        if isinstance(mapping, dict) and type(mapping).__iter__ in (dict.__iter__, collections.OrderedDict.__iter__):
+            return mapping
+        keys = self.consume(world.iterate(world.call(world.getattr(mapping, "keys"), (), {})))
+        return {key: world.getitem(mapping, key) for key in keys}
+
+    # -- unpacking --------------------------------------------------------------------------
+
+    @opcode()
+    def UNPACK_SEQUENCE(self, count: int) -> None:
+        value = self.stack.pop()
+        if type(value) is tuple or type(value) is list:
+            values = list(value)
+        else:
+            values = self.take(value, count + 1)
+        if len(values) > count:
+            raise ValueError(f"too many values to unpack (expected {count})")
+        if len(values) < count:
+            raise ValueError(f"not enough values to unpack (expected {count}, got {len(values)})")
+        values.reverse()
+        self.stack.extend(values)
+
+    def take(self, value: Any, limit: int) -> list[Any]:
+        """At most `limit` values of an iterable."""
+        try:
+            iterator = self.world.iterate(value)
+        except TypeError:
+            if hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
+                raise
+            raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object") from None
+        values: list[Any] = []
+        while len(values) < limit:
+            try:
+                values.append(self.world.advance(iterator))
+            except StopIteration:
+                break
+        return values
+
+    @opcode()
+    def UNPACK_EX(self, argument: int) -> None:
+        before, after = argument & 255, argument >> 8
+        value = self.stack.pop()
+        try:
+            iterator = self.world.iterate(value)
+        except TypeError:
+            if hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
+                raise
+            raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object") from None
+        values = self.consume(iterator)
+        if len(values) < before + after:
+            wanted = f"at least {before + after}"
+            raise ValueError(f"not enough values to unpack (expected {wanted}, got {len(values)})")
+        split = len(values) - after
+        self.stack.extend(reversed((*values[:before], values[before:split], *values[split:])))
+
+    # -- structural matching ----------------------------------------------------------------
+
+    @opcode()
+    def GET_LEN(self, _: int) -> None:
+        self.stack.append(self.world.call(len, (self.stack[-1],), {}))
+
+    @opcode()
+    def MATCH_MAPPING(self, _: int) -> None:
+        self.stack.append(bool(type(self.stack[-1]).__flags__ & _MAPPING_FLAG))
+
+    @opcode()
+    def MATCH_SEQUENCE(self, _: int) -> None:
+        self.stack.append(bool(type(self.stack[-1]).__flags__ & _SEQUENCE_FLAG))
+
+    @opcode()
+    def MATCH_KEYS(self, _: int) -> None:
+        subject, keys = self.stack[-2:]
+        seen: set[Any] = set()
+        values = []
+        get = self.world.getattr(subject, "get") if keys else None
+        for key in keys:
+            if key in seen:
+                raise ValueError(f"mapping pattern checks duplicate key ({key!r})")
+            seen.add(key)
+            value = self.world.call(get, (key, MISSING), {})
+            if value is MISSING:
+                self.stack.append(None)
+                return
+            values.append(value)
+        self.stack.append(tuple(values))
+
+    @opcode()
+    def MATCH_CLASS(self, count: int) -> None:
+        subject, cls, names = self.pop_many(3)
+        self.stack.append(self.match_class(subject, cls, count, names))
+
+    def match_class(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+        if not isinstance(cls, type):
+            raise TypeError("called match pattern must be a class")
+        if not self.world.call(isinstance, (subject, cls), {}):
+            return None
+        values: list[Any] = []
+        seen: set[str] = set()
+        positional: tuple[str, ...] = ()
+        if count:
+            found = self.world.call(getattr, (cls, "__match_args__", None), {})
+            if found is None and issubclass(cls, _MATCH_SELF):
+                if count > 1:
+                    raise TypeError(f"{cls.__name__}() accepts 1 positional sub-pattern ({count} given)")
+                values.append(subject)
+            else:
+                positional = () if found is None else found
+                if type(positional) is not tuple:
+                    kind = type(positional).__name__
+                    raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
+                if count > len(positional):
+                    plural = "" if len(positional) == 1 else "s"
+                    given = f"accepts {len(positional)} positional sub-pattern{plural} ({count} given)"
+                    raise TypeError(f"{cls.__name__}() {given}")
+        for name in (*positional[:count], *names):
+            if name in seen:
+                raise TypeError(f"{cls.__name__}() got multiple sub-patterns for attribute '{name}'")
+            seen.add(name)
+            value = self.world.call(getattr, (subject, name, MISSING), {})
+            if value is MISSING:
+                return None
+            values.append(value)
+        return tuple(values)
+
+    # -- intrinsics -------------------------------------------------------------------------
+
+    @opcode(since=(3, 12))
+    def CALL_INTRINSIC_1(self, which: int) -> None:
+        name = dis._intrinsic_1_descs[which]  # type: ignore[attr-defined]
+        value = self.stack.pop()
+        if name == "INTRINSIC_STOPITERATION_ERROR":
+            if isinstance(value, StopIteration):
+                error = RuntimeError("generator raised StopIteration")
+                error.__cause__ = error.__context__ = value
+                value = error
+        elif name == "INTRINSIC_UNARY_POSITIVE":
+            value = self.world.unary("+", value)
+        elif name == "INTRINSIC_LIST_TO_TUPLE":
+            value = tuple(value)
+        elif name == "INTRINSIC_TYPEVAR":
+            value = typing.TypeVar(value, infer_variance=True)  # type: ignore[call-arg, misc]
+        elif name == "INTRINSIC_PARAMSPEC":
+            value = typing.ParamSpec(value)
+        elif name == "INTRINSIC_TYPEVARTUPLE":
+            value = typing.TypeVarTuple(value)
+        elif name == "INTRINSIC_SUBSCRIPT_GENERIC":
+            value = typing.Generic[value]  # type: ignore[index]
+        else:
+            self.world.unsupported("opcode", f"CALL_INTRINSIC_1 {name}")
+        self.stack.append(value)
+
+    @opcode(since=(3, 12))
+    def CALL_INTRINSIC_2(self, which: int) -> None:
+        name = dis._intrinsic_2_descs[which]  # type: ignore[attr-defined]
+        first, second = self.pop_many(2)
+        if name != "INTRINSIC_SET_FUNCTION_TYPE_PARAMS":
+            self.world.unsupported("opcode", f"CALL_INTRINSIC_2 {name}")
+        first.__type_params__ = second
+        self.stack.append(first)
+
+
+def _callee_name(stack: list[Any], depth: int) -> str:
+    callee = next((v for v in reversed(stack[: len(stack) - depth]) if callable(v)), None)
+    name = getattr(callee, "__qualname__", None)
+    if name is None:
+        return f"{type(callee).__name__} object"
+    module = getattr(callee, "__module__", None)
+    return f"{module}.{name}()" if module not in (None, "builtins") else f"{name}()"

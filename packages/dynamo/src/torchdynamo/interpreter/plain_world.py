@@ -1,0 +1,252 @@
+"""The world as it is: every operation does what CPython does, on real objects.
+
+It is the oracle of the interpreter's tests and the base of the capturing world, which overrides the storage
+primitives (`load_global`, `instance_get`, ...), the policy of C calls (`call_leaf`) and operators on tensors.
+"""
+
+from __future__ import annotations
+
+import builtins
+import types
+from typing import Any, NoReturn
+
+from torchdynamo.interpreter import attributes, operators
+from torchdynamo.interpreter.attributes import is_python, python_method
+from torchdynamo.interpreter.iterators import GetitemIterator, LocalIterator, local_iterator
+from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, InterpreterObject, UnsupportedProgram
+
+_HEAP_TYPE = 1 << 9
+
+
+class PlainWorld:
+    """Implements `protocol.World`."""
+
+    interpreter: InterpreterApi
+
+    # -- names ------------------------------------------------------------------------------
+
+    def load_global(self, fn: types.FunctionType, name: str) -> Any:
+        value = fn.__globals__.get(name, MISSING)
+        if value is MISSING:
+            value = getattr(fn, "__builtins__", builtins.__dict__).get(name, MISSING)
+            if value is MISSING:
+                raise NameError(f"name '{name}' is not defined", name=name)
+        return value
+
+    def store_global(self, fn: types.FunctionType, name: str, value: Any) -> None:
+        fn.__globals__[name] = value
+
+    def delete_global(self, fn: types.FunctionType, name: str) -> None:
+        if name not in fn.__globals__:
+            raise NameError(f"name '{name}' is not defined", name=name)
+        del fn.__globals__[name]
+
+    def make_cell(self, cell: types.CellType) -> types.CellType:
+        return cell
+
+    def load_cell(self, cell: types.CellType) -> Any:
+        try:
+            return cell.cell_contents
+        except ValueError:
+            return MISSING
+
+    def store_cell(self, cell: types.CellType, value: Any) -> None:
+        cell.cell_contents = value
+
+    def delete_cell(self, cell: types.CellType) -> None:
+        del cell.cell_contents
+
+    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+        return fn.__defaults__, fn.__kwdefaults__
+
+    # -- attributes -------------------------------------------------------------------------
+
+    def getattr(self, obj: Any, name: str) -> Any:
+        return attributes.load_attribute(self, obj, name)
+
+    def setattr(self, obj: Any, name: str, value: Any) -> None:
+        attributes.store_attribute(self, obj, name, value)
+
+    def delattr(self, obj: Any, name: str) -> None:
+        attributes.delete_attribute(self, obj, name)
+
+    def instance_get(self, obj: Any, name: str) -> Any:
+        try:
+            storage = object.__getattribute__(obj, "__dict__")
+        except AttributeError:
+            return MISSING
+        return storage.get(name, MISSING)
+
+    def instance_set(self, obj: Any, name: str, value: Any) -> None:
+        if isinstance(obj, types.ModuleType):
+            types.ModuleType.__setattr__(obj, name, value)
+        else:
+            object.__setattr__(obj, name, value)
+
+    def instance_del(self, obj: Any, name: str) -> None:
+        if isinstance(obj, types.ModuleType):
+            types.ModuleType.__delattr__(obj, name)
+        else:
+            object.__delattr__(obj, name)
+
+    def class_get(self, cls: type, name: str) -> Any:
+        for base in cls.__mro__:
+            storage = base.__dict__
+            if name in storage:
+                return storage[name], base
+        return MISSING
+
+    def class_set(self, cls: type, name: str, value: Any) -> None:
+        type.__setattr__(cls, name, value)
+
+    def class_del(self, cls: type, name: str) -> None:
+        type.__delattr__(cls, name)
+
+    def leaf_getattr(self, obj: Any, name: str) -> Any:
+        return getattr(obj, name)
+
+    def leaf_setattr(self, obj: Any, name: str, value: Any) -> None:
+        setattr(obj, name, value)
+
+    def leaf_delattr(self, obj: Any, name: str) -> None:
+        delattr(obj, name)
+
+    def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> Any:
+        return type(descriptor).__get__(descriptor, obj, cls)
+
+    def descriptor_set(self, descriptor: Any, obj: Any, value: Any) -> None:
+        type(descriptor).__set__(descriptor, obj, value)
+
+    def descriptor_del(self, descriptor: Any, obj: Any) -> None:
+        type(descriptor).__delete__(descriptor, obj)
+
+    # -- items ------------------------------------------------------------------------------
+
+    def getitem(self, obj: Any, key: Any) -> Any:
+        kind = type(obj)
+        if kind.__flags__ & _HEAP_TYPE:
+            method = getattr(kind, "__getitem__", None)
+            if is_python(method):
+                return self.call(method, (obj, key), {})
+            if isinstance(obj, dict) and method is dict.__getitem__ and key not in obj:
+                missing = python_method(kind, "__missing__")
+                if missing is not None:
+                    return self.call(missing, (obj, key), {})
+        if isinstance(obj, type):
+            return self._class_getitem(obj, key)
+        return obj[key]
+
+    def _class_getitem(self, cls: type, key: Any) -> Any:
+        found = self.class_get(cls, "__class_getitem__")
+        if found is MISSING or not isinstance(found[0], classmethod) or not is_python(found[0].__func__):
+            return cls[key]  # type: ignore[index]
+        return self.call(found[0].__func__, (cls, key), {})
+
+    def setitem(self, obj: Any, key: Any, value: Any) -> None:
+        method = python_method(type(obj), "__setitem__")
+        if method is not None:
+            self.call(method, (obj, key, value), {})
+        else:
+            obj[key] = value
+
+    def delitem(self, obj: Any, key: Any) -> None:
+        method = python_method(type(obj), "__delitem__")
+        if method is not None:
+            self.call(method, (obj, key), {})
+        else:
+            del obj[key]
+
+    # -- operators --------------------------------------------------------------------------
+
+    def truth(self, obj: Any) -> bool:
+        return operators.truth(self, obj)
+
+    def unary(self, op: str, a: Any) -> Any:
+        return operators.unary(self, op, a)
+
+    def binary(self, op: str, a: Any, b: Any) -> Any:
+        return operators.binary(self, op, a, b)
+
+    def inplace(self, op: str, a: Any, b: Any) -> Any:
+        return operators.inplace(self, op, a, b)
+
+    def compare(self, op: str, a: Any, b: Any) -> Any:
+        return operators.compare(self, op, a, b)
+
+    def contains(self, container: Any, item: Any) -> bool:
+        return operators.contains(self, container, item)
+
+    # -- iteration --------------------------------------------------------------------------
+
+    def iterate(self, obj: Any) -> Any:
+        local = local_iterator(obj)
+        if local is not None:
+            return local
+        kind = type(obj)
+        if isinstance(obj, InterpreterObject) or not kind.__flags__ & _HEAP_TYPE:
+            return iter(obj)
+        method = getattr(kind, "__iter__", None)
+        if is_python(method):
+            iterator = self.call(method, (obj,), {})
+            if not hasattr(type(iterator), "__next__"):
+                raise TypeError(f"iter() returned non-iterator of type '{type(iterator).__name__}'")
+            return iterator
+        if method is None and not hasattr(kind, "__iter__") and python_method(kind, "__getitem__") is not None:
+            return GetitemIterator(self, obj)
+        return iter(obj)
+
+    def advance(self, iterator: Any) -> Any:
+        if isinstance(iterator, LocalIterator):
+            return iterator.__next__()
+        method = type(iterator).__next__
+        if is_python(method) and not isinstance(iterator, InterpreterObject):
+            return self.call(method, (iterator,), {})
+        return next(iterator)
+
+    # -- text -------------------------------------------------------------------------------
+
+    def convert(self, value: Any, how: str) -> str:
+        if how == "ascii":
+            return ascii(value)
+        return self.call(str if how == "str" else repr, (value,), {})  # type: ignore[no-any-return]
+
+    def format_value(self, value: Any, spec: str) -> str:
+        kind = type(value)
+        if kind.__flags__ & _HEAP_TYPE and not isinstance(value, InterpreterObject):
+            method = python_method(kind, "__format__")
+            if method is not None:
+                text = self.call(method, (value, spec), {})
+                if not isinstance(text, str):
+                    raise TypeError(f"__format__ must return a str, not {type(text).__name__}")
+                return text
+            if kind.__format__ is object.__format__ and not spec:
+                return self.convert(value, "str")
+        return format(value, spec)
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return self.interpreter.call(fn, args, kwargs)
+
+    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return fn(*args, **kwargs)
+
+    def build_class(
+        self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        resolved = types.resolve_bases(bases)
+        meta, namespace, kwargs = types.prepare_class(name, resolved, kwargs)
+        if resolved is not bases:
+            namespace["__orig_bases__"] = bases
+        cell = self.interpreter.run_class_body(body, namespace)
+        cls = self.call(meta, (name, resolved, namespace), kwargs)
+        if isinstance(cell, types.CellType) and isinstance(cls, type) and self.load_cell(cell) is not cls:
+            state = "not set" if self.load_cell(cell) is MISSING else "set to a different class"
+            raise (RuntimeError if state == "not set" else TypeError)(f"__class__ {state} defining {name!r} as {cls!r}")
+        return cls
+
+    def import_name(self, fn: types.FunctionType, name: str, fromlist: Any, level: int) -> Any:
+        return builtins.__import__(name, fn.__globals__, None, fromlist, level)
+
+    def unsupported(self, reason: str, detail: str) -> NoReturn:
+        raise UnsupportedProgram(reason, detail)

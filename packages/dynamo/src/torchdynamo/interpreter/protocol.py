@@ -1,0 +1,139 @@
+"""What the interpreter asks of the world, and the markers both sides share.
+
+The interpreter executes instructions. Whatever an instruction does to an object goes through the `World`:
+`PlainWorld` answers as CPython does, a capturing world adds guards, overlays and graph breaks.
+This module and its neighbours import nothing outside of the standard library.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NoReturn, Protocol
+
+
+class Marker:
+    """A named singleton."""
+
+    __slots__ = ("name",)
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def __repr__(self) -> str:
+        return self.name
+
+
+NULL: Final = Marker("NULL")  # an empty stack slot, or a local variable that is not bound
+MISSING: Final = Marker("MISSING")  # a lookup that found nothing
+
+
+class Position:
+    """A place in the user's program: file, line, function."""
+
+    __slots__ = ("file", "function", "line")
+
+    def __init__(self, file: str, line: int, function: str) -> None:
+        self.file = file
+        self.line = line
+        self.function = function
+
+    def __repr__(self) -> str:
+        return f"{self.file}:{self.line} in {self.function}"
+
+
+class Escape(BaseException):  # noqa: N818 - it is control flow, not an error
+    """Leaves all interpreted frames; no `except`, `finally` or `with` of the program sees it.
+
+    `positions` is filled in where the escape started: the user's frames, outermost first.
+    """
+
+    positions: tuple[Position, ...] = ()
+
+
+class UnsupportedProgram(Escape):
+    """`PlainWorld` met something that the interpreter does not do."""
+
+    def __init__(self, reason: str, detail: str) -> None:
+        super().__init__(reason, detail)
+        self.reason = reason
+        self.detail = detail
+
+
+class InterpreterObject:
+    """Base of the interpreter's own objects that a program can hold. Their methods run natively."""
+
+    __slots__ = ()
+    native: type = object  # the type that the program believes this object has
+
+
+class InterpreterApi(Protocol):
+    """The part of `Interpreter` that worlds, frames and builtins use."""
+
+    world: World
+    frames: list[Any]
+    propagating: BaseException | None
+    exc_state: Any
+
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def call_function(self, fn: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
+    def run_class_body(self, fn: types.FunctionType, namespace: Any) -> Any: ...
+    def handled_exception(self) -> BaseException | None: ...
+    def positions(self) -> tuple[Position, ...]: ...
+
+
+class World(Protocol):
+    """Decides what happens when the program touches something."""
+
+    interpreter: InterpreterApi
+
+    # names
+    def load_global(self, fn: types.FunctionType, name: str) -> Any: ...
+    def store_global(self, fn: types.FunctionType, name: str, value: Any) -> None: ...
+    def delete_global(self, fn: types.FunctionType, name: str) -> None: ...
+    def make_cell(self, cell: types.CellType) -> types.CellType: ...  # tells of a cell that the program makes
+    def load_cell(self, cell: types.CellType) -> Any: ...  # MISSING when empty
+    def store_cell(self, cell: types.CellType, value: Any) -> None: ...
+    def delete_cell(self, cell: types.CellType) -> None: ...
+    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]: ...
+
+    # attributes, as the program sees them
+    def getattr(self, obj: Any, name: str) -> Any: ...
+    def setattr(self, obj: Any, name: str, value: Any) -> None: ...
+    def delattr(self, obj: Any, name: str) -> None: ...
+
+    # attributes, the storage below the protocol of `attributes.py`
+    def instance_get(self, obj: Any, name: str) -> Any: ...  # the instance's own dict; MISSING
+    def instance_set(self, obj: Any, name: str, value: Any) -> None: ...
+    def instance_del(self, obj: Any, name: str) -> None: ...
+    def class_get(self, cls: type, name: str) -> Any: ...  # (value, owner) by the MRO; MISSING
+    def class_set(self, cls: type, name: str, value: Any) -> None: ...
+    def class_del(self, cls: type, name: str) -> None: ...
+    def leaf_getattr(self, obj: Any, name: str) -> Any: ...  # attribute of an object of a C type
+    def leaf_setattr(self, obj: Any, name: str, value: Any) -> None: ...
+    def leaf_delattr(self, obj: Any, name: str) -> None: ...
+    def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> Any: ...  # descriptor of a C type
+    def descriptor_set(self, descriptor: Any, obj: Any, value: Any) -> None: ...
+    def descriptor_del(self, descriptor: Any, obj: Any) -> None: ...
+
+    # items, operators
+    def getitem(self, obj: Any, key: Any) -> Any: ...
+    def setitem(self, obj: Any, key: Any, value: Any) -> None: ...
+    def delitem(self, obj: Any, key: Any) -> None: ...
+    def truth(self, obj: Any) -> bool: ...
+    def unary(self, op: str, a: Any) -> Any: ...
+    def binary(self, op: str, a: Any, b: Any) -> Any: ...
+    def inplace(self, op: str, a: Any, b: Any) -> Any: ...
+    def compare(self, op: str, a: Any, b: Any) -> Any: ...
+    def contains(self, container: Any, item: Any) -> bool: ...
+    def iterate(self, obj: Any) -> Any: ...
+    def advance(self, iterator: Any) -> Any: ...  # raises StopIteration
+    def convert(self, value: Any, how: str) -> str: ...  # "str", "repr" or "ascii"
+    def format_value(self, value: Any, spec: str) -> str: ...
+
+    # calls
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...  # runs C code
+    def build_class(self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def import_name(self, fn: types.FunctionType, name: str, fromlist: Any, level: int) -> Any: ...
+    def unsupported(self, reason: str, detail: str) -> NoReturn: ...

@@ -1,0 +1,107 @@
+"""The state of an interpreted frame, and how handlers of instructions are declared."""
+
+from __future__ import annotations
+
+import sys
+import types
+from collections.abc import Callable
+from typing import Any, Final, TypeVar
+
+from torchdynamo.interpreter.decode import DecodedCode
+from torchdynamo.interpreter.protocol import MISSING, NULL, InterpreterApi, World
+
+H = TypeVar("H", bound=Callable[..., object])
+Version = tuple[int, int]
+
+LEAVE: Final = True  # a handler returns it to leave the run loop; the frame's `result` holds the value
+FIRST: Version = (3, 11)
+LAST: Version = (3, 13)
+
+
+class HandlerBounds:
+    """Which instruction a function handles, and under which versions of Python."""
+
+    __slots__ = ("name", "since", "until")
+
+    def __init__(self, name: str, since: Version, until: Version) -> None:
+        self.name = name
+        self.since = since
+        self.until = until
+
+    def include(self, version: Version) -> bool:
+        return self.since <= version <= self.until
+
+
+def opcode(*names: str, since: Version = FIRST, until: Version = LAST) -> Callable[[H], H]:
+    """Declare a method of a frame as the handler of the instruction that bears its name (or of `names`)."""
+
+    def mark(method: H) -> H:
+        wanted = names or (method.__name__,)
+        method.handler_bounds = tuple(HandlerBounds(name, since, until) for name in wanted)  # type: ignore[attr-defined]
+        return method
+
+    return mark
+
+
+def python_version() -> Version:
+    return (sys.version_info[0], sys.version_info[1])
+
+
+class ExceptionState:
+    """The exception being handled. A generator has its own, stacked on that of whoever resumes it."""
+
+    __slots__ = ("previous", "value")
+
+    def __init__(self, previous: ExceptionState | None = None) -> None:
+        self.value: BaseException | None = None
+        self.previous = previous
+
+
+class FrameState:
+    """Locals, stack and position of one frame. Families of handlers are mixed into it."""
+
+    __slots__ = (
+        "decoded", "executed", "fast", "function", "index", "interpreter", "keyword_names", "names", "result", "stack",
+        "world",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        interpreter: InterpreterApi,
+        function: types.FunctionType,
+        decoded: DecodedCode,
+        arguments: list[Any],
+        names: Any = None,
+    ) -> None:
+        self.interpreter = interpreter
+        self.world: World = interpreter.world
+        self.function = function
+        self.decoded = decoded
+        arguments.extend([NULL] * (len(decoded.local_names) - len(arguments)))
+        self.fast = arguments  # slots in the order of `decoded.local_names`; cells once they are made
+        self.stack: list[Any] = []
+        self.index = 0  # of the next instruction; of the current one plus 1 while a handler runs
+        self.names = names  # the namespace of a class body
+        self.keyword_names: tuple[str, ...] = ()
+        self.result: Any = None
+        self.executed = 0  # instructions begun, counted in a root frame only
+
+    def pop_many(self, count: int) -> list[Any]:
+        if not count:
+            return []
+        stack = self.stack
+        values = stack[-count:]
+        del stack[-count:]
+        return values
+
+    def local_values(self) -> dict[str, Any]:
+        """What `locals()` returns: bound variables by name, cells opened."""
+        if self.names is not None:
+            return self.names  # type: ignore[no-any-return]
+        values = {}
+        for name, value in zip(self.decoded.local_names, self.fast, strict=True):
+            if isinstance(value, types.CellType):
+                value = self.world.load_cell(value)
+            if value is not NULL and value is not MISSING:
+                values[name] = value
+        return values
