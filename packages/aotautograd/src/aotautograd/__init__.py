@@ -3,6 +3,7 @@
 from aotautograd.api import aot_function, aot_module, partition, trace_joint
 from aotautograd.errors import AotAutogradError
 from aotautograd.partitioners import default_partition
+from aotautograd.recompute import min_cut
 from aotautograd.schemas import JointGraph, Partition, ProgramMetadata
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "aot_function",
     "aot_module",
     "default_partition",
+    "min_cut",
     "partition",
     "trace_joint",
 ]

@@ -1,0 +1,87 @@
+"""Maximum flow by blocking flows (Dinic 1970), for the cut between what is kept and what is computed again."""
+
+from __future__ import annotations
+
+from collections import deque
+
+INFINITE = 1 << 62
+
+
+class FlowNetwork:
+    """A directed graph with integer capacities; vertices are 0 .. vertices - 1."""
+
+    def __init__(self, vertices: int) -> None:
+        self.edges_of: list[list[int]] = [[] for _ in range(vertices)]
+        self.head: list[int] = []  # where edge e goes; edge e ^ 1 is its reverse
+        self.capacity: list[int] = []
+
+    def add(self, tail: int, head: int, capacity: int) -> None:
+        self.edges_of[tail].append(len(self.head))
+        self.head.append(head)
+        self.capacity.append(capacity)
+        self.edges_of[head].append(len(self.head))
+        self.head.append(tail)
+        self.capacity.append(0)
+
+    def run(self, source: int, sink: int) -> int:
+        """Sends as much as fits; afterwards `capacity` holds the residual network. Returns the flow."""
+        total = 0
+        while True:
+            level = self._levels(source, sink)
+            if level[sink] < 0:
+                return total
+            places = [0] * len(self.edges_of)
+            while (sent := self._augment(source, sink, level, places)) > 0:
+                total += sent
+
+    def _levels(self, source: int, sink: int) -> list[int]:
+        level = [-1] * len(self.edges_of)
+        level[source] = 0
+        queue = deque([source])
+        while queue and level[sink] < 0:
+            v = queue.popleft()
+            for e in self.edges_of[v]:
+                w = self.head[e]
+                if self.capacity[e] > 0 and level[w] < 0:
+                    level[w] = level[v] + 1
+                    queue.append(w)
+        return level
+
+    def _augment(self, source: int, sink: int, level: list[int], places: list[int]) -> int:
+        """One path of the level graph, found without recursion; dead ends are passed once."""
+        path: list[int] = []
+        v = source
+        while v != sink:
+            edges = self.edges_of[v]
+            while places[v] < len(edges):
+                e = edges[places[v]]
+                if self.capacity[e] > 0 and level[self.head[e]] == level[v] + 1:
+                    break
+                places[v] += 1
+            if places[v] == len(edges):
+                if v == source:
+                    return 0
+                v = self.head[path.pop() ^ 1]
+                places[v] += 1
+                continue
+            path.append(edges[places[v]])
+            v = self.head[path[-1]]
+        sent = min(self.capacity[e] for e in path)
+        for e in path:
+            self.capacity[e] -= sent
+            self.capacity[e ^ 1] += sent
+        return sent
+
+    def sink_side(self, sink: int) -> set[int]:
+        """After `run`: vertices from which the sink can still be reached. Edges into this set are the minimum cut that is
+        nearest to the sink."""
+        side = {sink}
+        queue = deque([sink])
+        while queue:
+            v = queue.popleft()
+            for e in self.edges_of[v]:
+                w = self.head[e]
+                if w not in side and self.capacity[e ^ 1] > 0:
+                    side.add(w)
+                    queue.append(w)
+        return side
