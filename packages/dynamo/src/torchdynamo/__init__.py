@@ -1,3 +1,43 @@
 """Safe graph capture from unmodified Python by a PEP 523 frame hook."""
 
+from __future__ import annotations
+
+from torchdynamo._C import CompiledCallable
+from torchdynamo.api import (
+    allow_in_graph,
+    disable,
+    graph_break,
+    is_compiling,
+    mark_dynamic,
+    mark_static,
+    optimize,
+    reset,
+    stats,
+)
+from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
+from torchdynamo.explain import Explanation, Exported, explain, export
+from torchdynamo.schemas import CaptureOptions
+
 __version__ = "0.1.0"
+
+__all__ = [
+    "CaptureOptions",
+    "CompiledCallable",
+    "Explanation",
+    "Exported",
+    "InternalError",
+    "RecompileLimitExceeded",
+    "TorchDynamoError",
+    "Unsupported",
+    "allow_in_graph",
+    "disable",
+    "explain",
+    "export",
+    "graph_break",
+    "is_compiling",
+    "mark_dynamic",
+    "mark_static",
+    "optimize",
+    "reset",
+    "stats",
+]

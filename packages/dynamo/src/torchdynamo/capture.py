@@ -14,7 +14,7 @@ from primtorch.schemas import UserFrame
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
 from torchdynamo.errors import InternalError
-from torchdynamo.interpreter import CODES, InterpretedFrame, Interpreter
+from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.protocol import NULL, Position
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GraphBreak
@@ -67,7 +67,7 @@ def interpret(
         try:
             names = function.__code__.co_varnames
             arguments = [outside.argument(i, parameter_name(i, names[i]), value) for i, value in enumerate(flat)]
-            frame = InterpretedFrame(interpreter, function, CODES.get(function.__code__), arguments)
+            frame = interpreter.root_frame(function, arguments)
             with outside.recorder:
                 returned = frame.run_until(stop_at)
             if returned:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import contextvars
+import re
 import types
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
 
-from torchdynamo import modules
+from torchdynamo import modules, torch_calls
 from torchdynamo.calls import Calls, Redirect
+from torchdynamo.externals import CONTAINER_BASES
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -161,8 +164,36 @@ class CaptureWorld(PlainWorld):
             return self.call(result.function, result.args, result.kwargs)
         return result
 
+    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """C code. What is not known to be pure breaks the graph."""
+        if isinstance(fn, types.BuiltinFunctionType) and not isinstance(fn.__self__, (types.ModuleType, type)):
+            owner = fn.__self__
+            if owner is not None and not self._may_call_method_of(owner):
+                raise BreakGraph("c_function", f"method {fn.__name__} of a {type(owner).__qualname__}")
+            return super().call_leaf(fn, args, kwargs)
+        module = getattr(fn, "__module__", None) or type(fn).__module__
+        if isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.MethodWrapperType):
+            module = fn.__objclass__.__module__
+            if not isinstance(fn.__objclass__, type) or fn.__objclass__.__flags__ & _HEAP_TYPE:
+                module = "builtins"
+        if isinstance(fn, type) and fn.__flags__ & _HEAP_TYPE:
+            module = "builtins"  # its own __new__ and __init__ are those of a built-in base
+        package = module.partition(".")[0]
+        if module not in torch_calls.PURE_C_MODULES and package not in ("torch", "builtins"):
+            raise BreakGraph("numpy" if package == "numpy" else "c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}")
+        return super().call_leaf(fn, args, kwargs)
+
+    def _may_call_method_of(self, owner: Any) -> bool:
+        kind = type(owner)
+        if self.outside.externals.lookup(owner) is None:
+            return kind.__module__.partition(".")[0] in torch_calls.PURE_C_MODULES | {"torch"} or bool(kind.__flags__ & _HEAP_TYPE)
+        return isinstance(owner, (*CONTAINER_BASES, re.Pattern, torch.Tensor, contextvars.ContextVar))
+
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)
+
+
+_HEAP_TYPE = 1 << 9
 
 
 def type_has(kind: type, name: str) -> bool:

@@ -81,6 +81,17 @@ LOGGING_FUNCTIONS: frozenset[Any] = frozenset(
     function for name in _LOG if (function := getattr(logging.Logger, name, None)) is not None
 )
 
+# C code that depends on its arguments alone (and on what they hold), by the module of the function or type.
+PURE_C_MODULES: frozenset[str] = frozenset(
+    {
+        "builtins", "math", "cmath", "operator", "_operator", "itertools", "functools", "_functools", "collections",
+        "_collections", "_collections_abc", "re", "_sre", "string", "_string", "_struct", "struct", "copy", "types",
+        "enum", "_abc", "abc", "_bisect", "_heapq", "_json", "json", "_weakref", "weakref", "typing", "_typing",
+        "_contextvars", "contextvars", "_statistics", "decimal", "_decimal", "fractions", "datetime", "_datetime",
+        "inspect", "dataclasses", "copyreg", "array", "unicodedata", "zlib", "binascii", "_hashlib", "posixpath", "sys",
+    }
+)  # fmt: skip
+
 # Python modules of torch whose functions are thin layers over operators: run natively under the recorder.
 LEAF_MODULES = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops", "torch._VF", "torch.linalg", "torch.fft", "torch.special"})
 

@@ -17,6 +17,7 @@ from torch import nn
 from torchdynamo import modules, torch_calls
 from torchdynamo.externals import External, Externals, is_constant, tensor_guard
 from torchdynamo.guards import instance_dict
+from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.overlays import DELETED, MISSING, Overlays
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import Recorder
@@ -183,6 +184,8 @@ class Outside:
 
     def instance_get(self, obj: Any, name: str) -> Any:
         """`name` in the object's own `__dict__` (no class attribute is asked), or MISSING."""
+        if isinstance(obj, types.ModuleType):
+            return self.global_get(obj.__dict__, name)
         known = self.externals.lookup(obj)
         if known is None:
             return (getattr_static_dict(obj) or {}).get(name, MISSING)
@@ -320,6 +323,8 @@ class Outside:
             if known is not None:
                 return type(known.original)
             return nn.Parameter if getattr_static_dict(obj).get("_is_param") else torch.Tensor  # type: ignore[union-attr]
+        if isinstance(obj, InterpreterObject):
+            return obj.native
         return int if type(obj) is torch.SymInt else type(obj)
 
     def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:
