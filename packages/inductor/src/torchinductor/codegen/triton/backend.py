@@ -17,6 +17,8 @@ from torchinductor.program import Instruction, Size, TritonCall
 from torchinductor.schemas import InductorOptions
 
 from .compiler import Binary, TritonCompiler
+from .plan import plan
+from .split import split_reductions
 from .writer import TritonSource, write
 
 
@@ -54,6 +56,10 @@ class TritonBackend(CodegenBackend):
         self._compilers: dict[tuple[int, str | None], TritonCompiler] = {}
         self._lock = threading.Lock()
 
+    def legalize(self, kernel: Kernel) -> list[Kernel]:
+        """Kernels that do the kernel's work in order; their `buffers` hold the workspaces that they added."""
+        return split_reductions(kernel)
+
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         """Raises `expressions.Unsupported` for what Triton has no text for."""
         source = write(kernel)
@@ -70,7 +76,7 @@ class TritonBackend(CodegenBackend):
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         meta: TritonSource = source.meta
-        grid: tuple[Size, Size, Size] = meta.grid
+        grid: tuple[Size, Size, Size] = (plan(kernel).grid, 1, 1)  # kernels of equal text may differ in it
         symbols = tuple(variable(name) for name in meta.symbols)
         return TritonCall(handle, grid, slots, symbols, f"{kernel.name}_{meta.name}")
 

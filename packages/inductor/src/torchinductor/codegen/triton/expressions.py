@@ -175,7 +175,13 @@ FLOAT_BINARY: Mapping[str, str] = {
     "nextafter": "m.nextafter({0}, {1})",
 }
 
-FLOAT32_BINARY: Mapping[str, str] = {"div": "tl.div_rn({0}, {1})"}
+FLOAT32_BINARY: Mapping[str, str] = {
+    "div": "tl.div_rn({0}, {1})",
+    "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
+    "fmax": "tl.maximum({0}, {1})",
+    "fmin": "tl.minimum({0}, {1})",
+}
 
 BOOL_OPS: Mapping[str, str] = {
     "logical_not": "({0} == 0)",
@@ -196,7 +202,8 @@ def _tables(kind: torch.dtype, portable: bool) -> list[Mapping[str, str]]:
         return [ANY_UNARY, ANY_BINARY]
     tables: list[Mapping[str, str]] = [FLOAT_UNARY, FLOAT_BINARY, ANY_UNARY, ANY_BINARY]
     if portable:
-        return [PORTABLE_UNARY | {"rsqrt": "(1 / tl.sqrt({0}))"}, *tables]
+        extremes = {k: v for k, v in FLOAT32_BINARY.items() if k != "div"}
+        return [PORTABLE_UNARY | {"rsqrt": "(1 / tl.sqrt({0}))"} | extremes, *tables]
     if kind is torch.float32:
         return [{"rsqrt": "tl.rsqrt({0})"}, FLOAT32_BINARY, *tables]
     return [{"sqrt": "m.sqrt({0})"}, *tables]

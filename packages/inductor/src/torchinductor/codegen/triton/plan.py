@@ -22,6 +22,8 @@ Layout = Literal["flat", "rows", "tiled", "reduction"]
 
 PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
 PROGRAMS_WANTED = 132 * 4  # enough to fill a large GPU
+LOOP_BLOCK = 4096  # elements of a row that a program takes at a time where it loops
+UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,14 +138,20 @@ def _static(axes: Iterable[Axis]) -> int | None:
 
 
 def _unit_axes(kernel: Kernel) -> Counter[str]:
-    """How many bytes-weighted accesses walk through memory one element at a time along each axis."""
+    """How much memory is walked through one element at a time along each axis, in bytes."""
     votes: Counter[str] = Counter()
+    sizes = {a.name: a.size.as_int() or UNKNOWN_SIZE for a in kernel.axes}
     for stage in kernel.stages:
         for op, name, index in stage.body.accesses():
-            for axis in kernel.axes:
-                step = coefficient_of(index, axis.name)
+            used = index.symbols()
+            scattered = bool(used - sizes.keys() - set(kernel.symbols))  # by a value that is read: anywhere
+            weight = kernel.buffers[name].dtype.itemsize
+            for axis, size in sizes.items():
+                weight *= size if scattered or axis in used else 1
+            for axis in sizes:
+                step = coefficient_of(index, axis)
                 if step is not None and step.as_int() == 1:
-                    votes[axis.name] += kernel.buffers[name].dtype.itemsize * (2 if op.name == "store" else 1)
+                    votes[axis] += weight
     return votes
 
 
@@ -156,7 +164,8 @@ def _pointwise(kernel: Kernel) -> Plan:
     votes = _unit_axes(kernel)
     last = axes[-1] if axes else None
     # A second axis that some access walks along: without a square tile it would touch one element a cache line.
-    others = [a for a in axes[:-1] if votes[a.name] and (a.size.as_int() or 64) >= 16]
+    heavy = votes[last.name] // 4 if last is not None else 0  # a vector's walk along its only axis does not count
+    others = [a for a in axes[:-1] if votes[a.name] > heavy and (a.size.as_int() or 64) >= 16]
     if last is not None and others and (last.size.as_int() or 64) >= 16:
         other = max(others, key=lambda a: votes[a.name])
         fixed = tuple(a for a in axes if a not in (other, last))
@@ -183,12 +192,11 @@ def _reduction(kernel: Kernel) -> Plan:
         return _column(kernel, length, count)
     if length is not None and length <= PERSISTENT_LIMIT:
         return _persistent_row(kernel, length, count)
-    block = 2048 if length is None else min(_pow2(length), 4096 if _widest(kernel) <= 2 else 2048)
-    return Plan("reduction", kernel, outer, r=inner, x_block=1, r_block=block, warps=8 if not ordered else 4)
-
-
-def _widest(kernel: Kernel) -> int:
-    return max((kernel.buffers[b].dtype.itemsize for b in kernel.reads), default=4)
+    block = LOOP_BLOCK if length is None else min(_pow2(length), LOOP_BLOCK)
+    passes = sum(stage.kind == "inner" for stage in kernel.stages)
+    # Rows that are read several times should stay in the second-level cache: few wide programs, not many narrow ones.
+    warps = 32 if passes > 1 and not ordered else 8
+    return Plan("reduction", kernel, outer, r=inner, x_block=1, r_block=block * (2 if warps == 32 else 1), warps=warps)
 
 
 def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Plan:

@@ -1,0 +1,178 @@
+"""Splits a reduction that would keep too few programs busy into one over chunks and one over the chunks' results.
+
+A kernel with few outer points (a column sum, a mean of everything, batch statistics) is cut at each of its inner stages:
+one kernel reduces chunks into a workspace, a small one combines the workspace, and what only stores runs as a pointwise
+kernel. The workspace is an ordinary buffer, so allocation, reuse and fusion of the rest know nothing about it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import torch
+from primtorch.symbolic.expr import IntExpr, intern_symbol
+
+from torchinductor.indexing import contiguous_strides, dot, number, product
+from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Stage, compute_dtype
+from torchinductor.ops import ReductionKind, StoreMode
+
+from .expressions import REDUCTIONS
+from .plan import PROGRAMS_WANTED, Plan, plan
+
+MIN_CHUNK = 2048  # elements that a program should reduce at least
+
+
+def split_reductions(kernel: Kernel) -> list[Kernel]:
+    """The kernel itself, or several that do its work in order. Sizes must be static for a split."""
+    layout = plan(kernel)
+    parts = _parts(layout)
+    if parts is None:
+        return [kernel]
+    return _Splitter(layout.kernel, *parts).run()
+
+
+def _parts(layout: Plan) -> tuple[Axis, int] | None:
+    """(the inner axis to cut, how many chunks), None where a split does not pay or is not known."""
+    kernel = layout.kernel
+    length, count = product(a.size for a in kernel.inner).as_int(), product(a.size for a in kernel.outer).as_int()
+    if not kernel.inner or layout.persistent or length is None or count is None or not length or not count:
+        return None
+    if any(stage.body.scans for stage in kernel.stages) or kernel.scatters:
+        return None
+    if any(op.name == "reduce" and REDUCTIONS[op.attr[0]].pair for s in kernel.stages for op in s.body.ops):
+        return None
+    programs = -(-count // layout.x_block)
+    wanted = min(PROGRAMS_WANTED // programs, length * layout.x_block // MIN_CHUNK)
+    if wanted < 2:
+        return None
+    axis = next((a for a in kernel.inner if (a.size.as_int() or 0) >= wanted), None)
+    axis = axis or max(kernel.inner, key=lambda a: a.size.as_int() or 0)
+    size = axis.size.as_int() or 1
+    wanted = min(wanted, size)
+    divisors = [s for s in range(max(2, wanted // 2), min(2 * wanted, size) + 1) if size % s == 0]
+    return (axis, min(divisors, key=lambda s: abs(s - wanted)) if divisors else wanted) if wanted >= 2 else None
+
+
+class _Rerecorder(Recorder):
+    """Records a body again: results of earlier phases are loaded, and what lies past the end takes no part."""
+
+    def __init__(self, axes: tuple[Axis, ...], owner: _Splitter, tail: IntExpr | None = None, limit: int = 0) -> None:
+        super().__init__({a.name: a.size for a in axes})
+        self.owner = owner
+        self.inside: int | None = None
+        if tail is not None:
+            position = self.index_expr(tail, torch.int64)
+            self.inside = self.apply("lt", position, self.constant(limit, torch.int64))
+
+    def carried(self, key: str, dtype: torch.dtype) -> int:
+        buffer = self.owner.finished.get(key)
+        if buffer is None:
+            return super().carried(key, dtype)
+        return self.load(buffer.name, self.owner.outer_index(buffer), buffer.dtype)
+
+    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: int | None = None) -> int:
+        return super().load(buffer, index, dtype, self._inside(mask))
+
+    def store(self, buffer: str, index: IntExpr, value: int, mode: StoreMode = "set", mask: int | None = None) -> None:
+        super().store(buffer, index, value, mode, self._inside(mask))
+
+    def reduce(self, kind: ReductionKind, key: str, value: int, position: int | None = None) -> None:
+        if self.inside is not None:
+            dtype = self.dtype(value)
+            value = self.apply("where", self.inside, value, self.constant(REDUCTIONS[kind].identity(dtype), dtype))
+        super().reduce(kind, key, value, position)
+
+    def _inside(self, mask: int | None) -> int | None:
+        if self.inside is None or mask is None:
+            return self.inside if mask is None else mask
+        return self.apply("bitwise_and", self.inside, mask)
+
+
+@dataclass
+class _Splitter:
+    kernel: Kernel
+    axis: Axis
+    chunks: int
+    finished: dict[str, Buffer] = field(default_factory=dict)  # key -> buffer of its value for each outer point
+    buffers: dict[str, Buffer] = field(default_factory=dict)
+    result: list[Kernel] = field(default_factory=list)
+
+    def run(self) -> list[Kernel]:
+        self.buffers.update(self.kernel.buffers)
+        stages = list(self.kernel.stages)
+        position = 0
+        while position < len(stages):
+            stage = stages[position]
+            position += 1
+            following: list[Stage] = []
+            if stage.kind == "inner" and stage.body.reduces:
+                while position < len(stages) and stages[position].kind == "outer":
+                    following.append(stages[position])
+                    position += 1
+                self._reduce(stage.body, following, stages[position:])
+            else:
+                self._pointwise(stage)
+        return self.result
+
+    def outer_index(self, buffer: Buffer) -> IntExpr:
+        return dot([a.var for a in self.kernel.outer], buffer.strides)
+
+    def _workspace(self, key: str, dtype: torch.dtype, kind: str, sizes: list[IntExpr]) -> Buffer:
+        name = f"{self.kernel.name}_{key}_{kind}"
+        buffer = Buffer(name, dtype, self.kernel.device, tuple(sizes), contiguous_strides(sizes))
+        self.buffers[name] = buffer
+        return buffer
+
+    def _add(self, axes: tuple[Axis, ...], stages: list[Stage]) -> None:
+        name = f"{self.kernel.name}_{len(self.result)}"
+        self.result.append(
+            replace(self.kernel, name=name, axes=axes, stages=tuple(stages), buffers=self.buffers, local=frozenset())
+        )
+
+    def _pointwise(self, stage: Stage) -> None:
+        axes = tuple(replace(a, inner=False) for a in self.kernel.axes) if stage.kind == "inner" else self.kernel.outer
+        recorder = _Rerecorder(axes, self)
+        stage.body.replay(recorder)
+        self._add(axes, [Stage("outer", recorder.body())])
+
+    def _reduce(self, body: Body, following: list[Stage], later: list[Stage]) -> None:
+        outer, inner = self.kernel.outer, self.kernel.inner
+        split = Axis("split", number(self.chunks))
+        reductions = {op.attr[1]: (op.attr[0], op.dtype) for op in body.ops if op.name == "reduce"}
+        partial = {
+            key: self._workspace(key, compute_dtype(dtype), "partial", [split.size, *(a.size for a in outer)])
+            for key, (_, dtype) in reductions.items()
+        }
+        # Chunks into the workspace.
+        whole = self.axis.size.as_int() or 1
+        chunk = Axis("chunk", number(-(-whole // self.chunks)), True)
+        axes = (split, *outer, *(chunk if a is self.axis else a for a in inner))
+        place = split.var * chunk.size + chunk.var
+        recorder = _Rerecorder(axes, self, place if whole % self.chunks else None, whole)
+        body.replay(recorder, {intern_symbol(self.axis.name): place})
+        write = _Rerecorder(axes, self)
+        for key, buffer in partial.items():
+            index = dot([split.var, *(a.var for a in outer)], buffer.strides)
+            write.store(buffer.name, index, Recorder.carried(write, key, buffer.dtype))
+        self._add(axes, [Stage("inner", recorder.body()), Stage("outer", write.body())])
+        # The workspace into one value a point, and what is computed once a point.
+        gather = _Rerecorder((*outer, replace(split, inner=True)), self)
+        for key, buffer in partial.items():
+            index = dot([split.var, *(a.var for a in outer)], buffer.strides)
+            gather.reduce(reductions[key][0], key, gather.load(buffer.name, index, buffer.dtype))
+        stages = [Stage("inner", gather.body())]
+        for stage in following:
+            again = _Rerecorder(outer, self)
+            stage.body.replay(again)
+            stages.append(Stage("outer", again.body()))
+        needed = {k for s in later for k in s.body.carries} & set(reductions)
+        keep = _Rerecorder(outer, self)
+        fresh: dict[str, Buffer] = {}
+        for key in sorted(needed):
+            dtype = compute_dtype(reductions[key][1])
+            fresh[key] = self._workspace(key, dtype, "total", [a.size for a in outer])
+            keep.store(fresh[key].name, self.outer_index(fresh[key]), Recorder.carried(keep, key, dtype))
+        if fresh:
+            stages.append(Stage("outer", keep.body()))
+        self._add((*outer, replace(split, inner=True)), stages)
+        self.finished |= fresh

@@ -1,0 +1,116 @@
+"""Generated Triton kernels: values in Triton's interpreter, binaries for two GPU generations without a GPU, the cache."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from primtorch.symbolic.expr import symbol
+from torchinductor.codegen.triton.backend import TritonLauncher
+from torchinductor.codegen.triton.compiler import TritonCompiler
+from torchinductor.codegen.triton.expressions import Unsupported
+from torchinductor.codegen.triton.plan import plan
+from torchinductor.codegen.triton.writer import write
+from torchinductor.errors import BuildFailed
+from torchinductor.indexing import contiguous_strides, number, variable
+from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage
+from triton_kernel_set import CUDA, Case, large_cases, small_cases
+
+pytest.importorskip("triton")
+
+TESTS = Path(__file__).resolve().parent
+
+
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> TritonCompiler:
+    return TritonCompiler(90, tmp_path_factory.mktemp("triton"), workers=2)
+
+
+def test_values_in_the_interpreter() -> None:
+    seed = str(random.randrange(10**6))
+    environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [sys.executable, "triton_interpret_worker.py", seed], cwd=TESTS, env=environment, capture_output=True, text=True, check=True
+    )
+    replies = [json.loads(line) for line in done.stdout.splitlines()]
+    assert [r["case"] for r in replies] == [c.name for c in small_cases()]
+    for reply in replies:
+        limit = 6e-3 if reply["case"] == "swiglu" else 2e-6  # swiglu runs in bfloat16, which the interpreter truncates
+        assert reply.get("error", 1.0) <= limit, f"seed {seed}: {reply}"
+
+
+def test_every_kernel_compiles_for_sm90(compiler: TritonCompiler) -> None:
+    sources = [write(k) for case in (*small_cases(), *large_cases()) for k in case.kernels]
+    binaries = compiler.compile(sources)
+    assert all(b.code[:4] == b"\x7fELF" and not b.record["scratch_bytes"] for b in binaries)
+    again = compiler.compile(sources)
+    assert all(b.hit for b in again) and [b.key for b in again] == [b.key for b in binaries]
+    for source, binary in zip(sources, binaries, strict=True):
+        launcher = TritonLauncher(source, binary)
+        assert len(launcher.handle.parameters) == len(source.buffers) + len(source.symbols)
+
+
+def test_reductions_compile_for_sm80(tmp_path: Path) -> None:
+    sources = [write(k) for case in small_cases() for k in case.kernels if k.inner][:6]
+    compiler = TritonCompiler(80, tmp_path, workers=1)
+    assert len({b.key for b in compiler.compile(sources)}) == len({s.text for s in sources})
+    compiler.close()
+
+
+def symbolic_kernel(op: str = "add", dtype: torch.dtype = torch.float32) -> Kernel:
+    """out[i, j] = op(x[i, j], w[j]) of symbolic sizes."""
+    sizes = (symbol("s0"), symbol("s1"))
+    buffers = {n: Buffer(n, dtype, CUDA, sizes, contiguous_strides(sizes)) for n in ("x", "out")}
+    buffers["w"] = Buffer("w", dtype, CUDA, sizes[1:], (number(1),))
+    axes = (Axis("i0", sizes[0]), Axis("i1", sizes[1]))
+    recorder = Recorder({a.name: a.size for a in axes})
+    index = variable("i0") * sizes[1] + variable("i1")
+    value = recorder.apply(op, recorder.load("x", index, dtype), recorder.load("w", variable("i1"), dtype))
+    recorder.store("out", index, value)
+    return Kernel("k", CUDA, axes, (Stage("outer", recorder.body()),), buffers)
+
+
+def test_symbolic_sizes_are_arguments(compiler: TritonCompiler) -> None:
+    source = write(symbolic_kernel())
+    assert source.symbols == ("s0", "s1") and source.signature[-2:] == (("s0", "i64"), ("s1", "i64"))
+    assert source.grid[0].evaluate({"s0": 3, "s1": 1000}) == 3
+    compiler.compile([source])
+
+
+def test_what_triton_lacks_is_refused() -> None:
+    with pytest.raises(Unsupported, match="gcd"):
+        write(symbolic_kernel("gcd", torch.int64))
+
+
+def test_a_refused_kernel_shows_its_source(compiler: TritonCompiler) -> None:
+    source = write(symbolic_kernel())
+    broken = type(source)(**{f: getattr(source, f) for f in source.__slots__} | {"text": source.text + "    nonsense()\n"})
+    with pytest.raises(BuildFailed, match="nonsense"):
+        compiler.compile([broken])
+    compiler.compile([source])  # the worker lives on
+
+
+def layouts(cases: list[Case]) -> dict[str, tuple[str, bool]]:
+    plans = {c.name: plan(c.kernels[0]) for c in cases}
+    return {name: (p.layout, p.persistent) for name, p in plans.items()}
+
+
+def test_layouts() -> None:
+    found = layouts(large_cases())
+    assert found["pointwise_chain"] == ("flat", False)
+    assert found["bias_gelu_residual"] == ("rows", False)
+    assert found["transpose_add"] == ("tiled", False)
+    assert found["softmax_4096"] == ("reduction", True)
+    assert found["cross_entropy"] == ("reduction", False)
+    assert plan(large_cases()[0].kernels[0]).kernel.axes[0].size.as_int() == 16384 * 4096  # merged into one axis
+
+
+def test_offsets_are_wide_only_when_needed() -> None:
+    assert not plan(small_cases()[0].kernels[0]).wide
+    assert plan(symbolic_kernel()).wide
