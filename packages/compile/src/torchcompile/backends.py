@@ -15,18 +15,17 @@ from typing import Any
 import torch
 
 import torchinductor
-from aotautograd import aot_module, default_partition, min_cut_partition
+from aotautograd import aot_module, default_partition, min_cut
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.journal import CompiledGraphRecord, FallbackRecord, Journal, Kind
 from torchcompile.options import CompileOptions
-from torchinductor import InductorOptions
-from torchinductor.errors import CompilerNotFound
+from torchinductor import CompilerMissing, InductorOptions
 
 Runner = Callable[..., Sequence[Any]]
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Runner]
 
-PARTITIONERS: Mapping[str, Any] = MappingProxyType({"min_cut": min_cut_partition, "default": default_partition})
+PARTITIONERS: Mapping[str, Any] = MappingProxyType({"min_cut": min_cut(), "default": default_partition})
 
 
 class Toolchain:
@@ -63,11 +62,11 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: lis
 
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, list[Any]], Runner]:
         named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
-        settings = InductorOptions(cache_dir=toolchain.options.cache, dump=named_dump)
+        settings = InductorOptions(cache_dir=toolchain.options.cache, cxx=toolchain.options.cxx)
 
         def build(graph: torch.fx.GraphModule, inputs: list[Any]) -> Runner:
             start = time.perf_counter()
-            compiled = torchinductor.compile_graph(graph, inputs, settings)
+            compiled = torchinductor.compile_graph(graph, inputs, settings, dump=named_dump)
             stats = compiled.stats
             toolchain.journal.add(
                 CompiledGraphRecord(
@@ -97,7 +96,7 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: lis
             decompositions="prims",
             dump=dump,
         )
-    except CompilerNotFound as error:
+    except CompilerMissing as error:
         # Without a compiler there is no generated kernel at all: say so once, run the graph eagerly, count it.
         toolchain.journal.add(FallbackRecord(title, str(error)))
         warnings.warn(f"{error}\nUntil then the model runs eagerly.", stacklevel=2)

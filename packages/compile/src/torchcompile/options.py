@@ -14,7 +14,9 @@ from typing import Any, Literal
 from torchcompile.errors import InvalidArgument, unknown
 
 # Environment variable -> option that it sets when the call does not.
-ENVIRONMENT: Mapping[str, str] = MappingProxyType({"TORCHCOMPILE_DUMP": "dump", "TORCHCOMPILE_CACHE": "cache"})
+ENVIRONMENT: Mapping[str, str] = MappingProxyType(
+    {"TORCHCOMPILE_DUMP": "dump", "TORCHCOMPILE_CACHE": "cache", "CXX": "cxx"}
+)
 
 
 @dataclass(frozen=True)
@@ -24,7 +26,11 @@ class CompileOptions:
     dump: str | None = field(
         default=None, metadata={"doc": "folder for a readable file of every stage (TORCHCOMPILE_DUMP)"}
     )
-    cache: str | None = field(default=None, metadata={"doc": "folder of the kernel cache (TORCHCOMPILE_CACHE)"})
+    cache: str | None = field(
+        default=None,
+        metadata={"doc": "folder of the kernel cache (TORCHCOMPILE_CACHE; ~/.cache/torchcompile when not given)"},
+    )
+    cxx: str | None = field(default=None, metadata={"doc": "C++ compiler (CXX); None looks for g++, c++, clang++"})
     partitioner: Literal["min_cut", "default"] = field(
         default="min_cut", metadata={"doc": "how saved activations are chosen"}
     )
@@ -47,9 +53,9 @@ def resolve(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptio
         raise unknown("mode", mode, MODES)
     if options is not None and not isinstance(options, Mapping):
         raise InvalidArgument(f"options is a mapping of names to values, not {type(options).__name__}")
-    values: dict[str, Any] = {
-        name: os.environ[variable] for variable, name in ENVIRONMENT.items() if os.environ.get(variable)
-    }
+    home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    values: dict[str, Any] = {"cache": os.path.join(home, "torchcompile")}
+    values |= {name: os.environ[variable] for variable, name in ENVIRONMENT.items() if os.environ.get(variable)}
     values.update(MODES[mode or "default"])
     hints = typing.get_type_hints(CompileOptions)
     for name, value in (options or {}).items():
