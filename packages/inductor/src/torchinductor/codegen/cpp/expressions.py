@@ -165,6 +165,11 @@ def _identity(dtype: torch.dtype, a: str) -> str:
     return a
 
 
+def _signbit(dtype: torch.dtype, a: str) -> str:
+    # By its bits: GCC 12 stops with an internal error where it vectorises __builtin_signbit.
+    return f"(__builtin_bit_cast({'i64' if dtype == torch.float64 else 'i32'}, {a}) < 0)"
+
+
 # op -> text(operand dtype, *operand texts)
 OPERATIONS: Mapping[str, Text] = {
     **{n: _libm(n) for n in ("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
@@ -186,7 +191,7 @@ OPERATIONS: Mapping[str, Text] = {
     "isnan": lambda d, a: f"({a} != {a})",
     "isinf": _float_or_int(lambda d, a: f"({_builtin('fabs')(d, a)} == __builtin_inf())", lambda d, a: "false"),
     "isfinite": _float_or_int(lambda d, a: f"({_builtin('fabs')(d, a)} < __builtin_inf())", lambda d, a: "true"),
-    "signbit": _float_or_int(lambda d, a: f"(__builtin_signbit({a}) != 0)", lambda d, a: f"({a} < 0)"),
+    "signbit": _float_or_int(_signbit, lambda d, a: f"({a} < 0)"),
     "add": _arithmetic("+", "|"),
     "sub": _arithmetic("-", "^"),
     "mul": _arithmetic("*", "&"),

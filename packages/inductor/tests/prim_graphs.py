@@ -1,0 +1,59 @@
+"""Builds graphs of prims for tests: `build(fn, *examples)` runs `fn(P, *values)` with P.<prim>(...) recording a node."""
+
+import operator
+
+import torch
+import torch.utils._pytree as pytree
+from primtorch import prims
+from primtorch.spec import TensorSpec
+from torch import fx
+
+
+class Value:
+    def __init__(self, node, spec):
+        self.node, self.spec = node, spec
+
+    @property
+    def shape(self):
+        return self.spec.shape
+
+    @property
+    def dtype(self):
+        return self.spec.dtype
+
+
+class Recorder:
+    def __init__(self, graph):
+        self.graph = graph
+
+    def __getattr__(self, name):
+        prim = getattr(prims, name)
+
+        def call(*args, **kwargs):
+            nodes = pytree.tree_map(lambda x: x.node if isinstance(x, Value) else x, (args, kwargs))
+            specs = pytree.tree_map(lambda x: x.spec if isinstance(x, Value) else x, (args, kwargs))
+            node = self.graph.call_function(prim, *nodes)
+            node.meta["val"] = result = prim.meta(*specs[0], **specs[1])
+            if not isinstance(result, tuple):
+                return Value(node, result)
+            parts = []
+            for i, spec in enumerate(result):
+                part = self.graph.call_function(operator.getitem, (node, i))
+                part.meta["val"] = spec
+                parts.append(Value(part, spec))
+            return tuple(parts)
+
+        return call
+
+
+def build(fn, *examples):
+    """A GraphModule of prims with the examples' metadata as inputs."""
+    graph = fx.Graph()
+    values = []
+    for i, example in enumerate(examples):
+        node = graph.placeholder(f"a{i}")
+        node.meta["val"] = example if isinstance(example, TensorSpec) else TensorSpec.of(example)
+        values.append(Value(node, node.meta["val"]))
+    out = fn(Recorder(graph), *values)
+    graph.output(tuple(v.node for v in (out if isinstance(out, tuple) else (out,))))
+    return fx.GraphModule(torch.nn.Module(), graph)
