@@ -30,6 +30,7 @@ def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str 
         resume: gives the callable that enters the code at (offset, stack, locals), compiled or plain.
         run: expression of a context in which the user's own functions are called, or None.
     """
+    codegen.keep_iterators = True
     frame = stopped.frame
     decoded = frame.decoded
     if frame.interpreter.handled_exception() is not None:

@@ -26,6 +26,7 @@ class CaptureWorld(PlainWorld):
         super().__init__()
         self.outside = outside
         self.calls = Calls(outside)
+        outside.externals.world = self
 
     # -- names ------------------------------------------------------------------------------
 

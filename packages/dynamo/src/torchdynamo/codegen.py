@@ -21,7 +21,19 @@ import torch
 from primtorch.fake import FakeTensor
 from torch import fx
 
-from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, External, Externals
+from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
+from torchdynamo.interpreter import Interpreter, PlainWorld
+from torchdynamo.interpreter.iterators import (
+    EnumerateIterator,
+    FilterIterator,
+    LocalIterator,
+    MapIterator,
+    MappingIterator,
+    ReversedIterator,
+    SequenceIterator,
+    ZipIterator,
+)
+from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.overlays import DELETED, Overlays, Slot
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import Recorder
@@ -47,6 +59,7 @@ class Codegen:
         self.externals = externals
         self.overlays = overlays
         self.symbol_sources = {recorder.symbol_nodes[name].name: source for name, source in symbol_sources.items()}
+        self.keep_iterators = False  # set for values that only the rest of the same function will see
         self.loads: list[str] = []
         self.build: list[str] = []
         self.effects: list[str] = []
@@ -223,6 +236,55 @@ class Codegen:
             self.build.append(f"{name}.__setstate__({self.value(state[0])})")
         return name
 
+    def _local_iterator(self, obj: LocalIterator) -> str:
+        """The interpreter's iterator: as it is for a part of the program that goes on, else CPython's."""
+        kind = type(obj)
+        fields = ITERATOR_FIELDS.get(kind)
+        if fields is None:
+            raise BreakGraph("rebuild", f"an iterator of kind {kind.__name__}")
+        if not self.keep_iterators:
+            return self._native_iterator(obj)
+        if isinstance(obj, MappingIterator):
+            name = self._name(obj, f"{self.pin(kind)}({self.value(obj.iterable)})")
+            if obj.consumed:
+                self.build.append(f"for _ in range({obj.consumed}): next({name})")
+            return name
+        name = self._name(obj, f"object.__new__({self.pin(kind)})")
+        for field in fields:
+            self.build.append(f"{name}.{field} = {self.value(getattr(obj, field))}")
+        slots = getattr(kind, "__slots__", ())
+        if "native" in slots:
+            self.build.append(f"{name}.native = {self.pin(obj.native)}")
+        if "world" in slots:
+            self.build.append(f"{name}.world = {self.pin(_plain_world())}")
+        return name
+
+    def _native_iterator(self, obj: Any) -> str:
+        match obj:
+            case SequenceIterator(index=index):
+                name = self._name(obj, f"iter({self.value(obj.sequence)})")
+                self.build.append(f"{name}.__setstate__({index if index >= 0 else len(obj.sequence)})")
+            case MappingIterator():
+                name = self._name(obj, f"iter({self.value(obj.iterable)})")
+                self.build.append(f"for _ in range({obj.consumed}): next({name})")
+            case MapIterator():
+                name = self._name(obj, f"map({self.value(obj.fn)}, *{self.value(obj.iterators)})")
+            case FilterIterator(keep=True):
+                name = self._name(obj, f"filter({self.value(obj.fn)}, {self.value(obj.iterator)})")
+            case ZipIterator():
+                name = self._name(obj, f"zip(*{self.value(obj.iterators)}, strict={obj.strict})")
+            case EnumerateIterator():
+                name = self._name(obj, f"enumerate({self.value(obj.iterator)}, {self.value(obj.count)})")
+            case ReversedIterator(index=index):
+                name = self._name(obj, f"reversed({self.value(obj.sequence)})")
+                self.build.append(f"{name}.__setstate__({index})")
+            case _:
+                raise BreakGraph("rebuild", f"an iterator of kind {type(obj).__name__}")
+        return name
+
+    def _generator(self, obj: Any) -> str:
+        raise BreakGraph("generator", f"{obj!r} outlives the graph")
+
     def _instance(self, obj: Any) -> str:
         """An object of a Python class without a built-in base other than object or an exception."""
         kind = type(obj)
@@ -276,7 +338,14 @@ class Codegen:
 
     def _write_back(self, known: External) -> None:
         shadow, before = known.value, known.snapshot
-        if isinstance(shadow, dict):
+        if isinstance(shadow, LocalIterator):
+            for field, old in before.items():
+                if getattr(shadow, field) is not old:
+                    self.effects.append(f"{self.load(known.source)}.{field} = {self.value(getattr(shadow, field))}")
+            if isinstance(shadow, MappingIterator):
+                steps = shadow.consumed - before["consumed"]
+                self.effects.append(f"for _ in range({steps}): next({self.load(known.source)}.inner)")
+        elif isinstance(shadow, dict):
             self._write_dict(known)
         elif isinstance(shadow, (list, collections.deque)):
             base = "list" if isinstance(shadow, list) else self.pin(collections.deque)
@@ -342,6 +411,13 @@ def _same_items(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(x is y or (type(x) in _LITERALS and type(x) is type(y) and x == y) for x, y in zip(a, b, strict=True))
 
 
+def _plain_world() -> PlainWorld:
+    """The world of iterators that go on outside of capture."""
+    world = PlainWorld()
+    Interpreter(world)
+    return world
+
+
 _ITERATORS = (
     type(iter([])), type(iter(())), type(iter({})), type(iter(set())), type(iter("")), type(iter(range(0))),
     zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
@@ -361,4 +437,6 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (types.FunctionType, Codegen._function),
     (types.CellType, Codegen._cell),
     (_ITERATORS, Codegen._iterator),
+    (LocalIterator, Codegen._local_iterator),
+    (InterpreterObject, Codegen._generator),
 )

@@ -25,9 +25,19 @@ from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 
 from torchdynamo.guards import GuardSet, instance_dict
+from torchdynamo.interpreter.iterators import (
+    EnumerateIterator,
+    FilterIterator,
+    LocalIterator,
+    MapIterator,
+    MappingIterator,
+    ReversedIterator,
+    SequenceIterator,
+    ZipIterator,
+)
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GuardKind, TensorGuard
-from torchdynamo.sources import Attribute, DictKeyAt, Global, InstanceAttribute, Item, Pinned, Source, base_of
+from torchdynamo.sources import Attribute, DictKeyAt, Global, Item, Pinned, Source, base_of
 
 # Values compared by equality and type: immutable, without parts that could change.
 CONSTANT_TYPES: frozenset[type] = frozenset(
@@ -123,6 +133,7 @@ class Externals:
         self.by_original: dict[int, External] = {}
         self.by_value: dict[int, External] = {}
         self.shadows: list[External] = []
+        self.world: Any = None  # of the iterators that the program goes on with
 
     def guard(self, source: Source | None, kind: GuardKind, payload: Any) -> None:
         self.guards.add(source, kind, payload, self.user_frames())
@@ -157,6 +168,10 @@ class Externals:
     def _admit(self, value: Any, kind: type, source: Source) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, source)
+        if kind in _BOUND_C_METHODS and not isinstance(value.__self__, (type, types.ModuleType, type(None))):
+            return self._bound_c_method(value, kind, source)
+        if isinstance(value, LocalIterator):
+            return self._iterator(value, kind, source)
         if isinstance(value, IDENTITY_TYPES):
             return self._identity(value, source)
         if isinstance(value, tuple) and is_constant(value):
@@ -195,6 +210,39 @@ class Externals:
         if isinstance(source, Pinned) or _is_trusted(value, source):
             return
         self.guard(source, GuardKind.IDENTITY, value)
+
+    def _bound_c_method(self, value: Any, kind: type, source: Source) -> Any:
+        """A C method bound to an object (`names.append`): bound anew to what stands for the object."""
+        self.guard(source, GuardKind.TYPE, kind)
+        self.guard(Attribute(source, "__name__"), GuardKind.EQUALS, value.__name__)
+        owner = self.wrap(value.__self__, Attribute(source, "__self__"))
+        return self._register(value, source, getattr(owner, value.__name__)).value
+
+    def _iterator(self, value: LocalIterator, kind: type, source: Source) -> Any:
+        """An iterator of an earlier part of the program: the same state over what stands for its parts."""
+        fields = ITERATOR_FIELDS.get(kind)
+        if fields is None:
+            raise BreakGraph("generator", f"{source.expression()} is an iterator that capture cannot take over")
+        self.guard(source, GuardKind.TYPE, kind)
+        copied = kind.__new__(kind)
+        known = self._shadow_record(value, source, copied)
+        for name in fields:
+            part, where = getattr(value, name), Attribute(source, name)
+            if type(part) is int:
+                self.guard(where, GuardKind.EQUALS, part)
+            else:
+                part = self.wrap(part, where)
+            object.__setattr__(copied, name, part)
+        if isinstance(copied, MappingIterator):
+            copied.inner = iter(copied.iterable)
+            for _ in range(copied.consumed):
+                next(copied.inner)
+        if "native" in getattr(kind, "__slots__", ()):
+            object.__setattr__(copied, "native", value.native)  # type: ignore[attr-defined]
+        if "world" in getattr(kind, "__slots__", ()):
+            object.__setattr__(copied, "world", self.world)
+        known.snapshot = {name: getattr(copied, name) for name in fields}
+        return copied
 
     # -- containers -------------------------------------------------------------------------
 
@@ -254,6 +302,17 @@ class Externals:
         return self.wrap(mapping, source)  # type: ignore[no-any-return]
 
 
+# State of the interpreter's iterators, without the parts that follow from it.
+ITERATOR_FIELDS: dict[type, tuple[str, ...]] = {
+    SequenceIterator: ("sequence", "index"),
+    MappingIterator: ("iterable", "consumed"),
+    MapIterator: ("fn", "iterators"),
+    FilterIterator: ("fn", "iterator", "keep"),
+    ZipIterator: ("iterators", "strict"),
+    EnumerateIterator: ("iterator", "count"),
+    ReversedIterator: ("sequence", "index"),
+}
+_BOUND_C_METHODS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 CONSTANT_BASES: tuple[type, ...] = (type(None),)
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
@@ -301,4 +360,3 @@ def _slice(externals: Externals, value: slice, source: Source) -> slice:
 
 # Immutable records that are taken apart at the read and made anew around their wrapped parts.
 _REBUILT: dict[type, Callable[[Externals, Any, Source], Any]] = {types.MethodType: _bound_method, slice: _slice}
-_ = InstanceAttribute

@@ -136,6 +136,7 @@ class Recorder:
         anchor = self._last_placeholder
         with self.graph.inserting_after(anchor) if anchor is not None else self._at_start():
             node = self.graph.placeholder(name)
+        node.target = node.name
         self._last_placeholder = node
         node.meta.update(val=fake, source=source.expression(), stack=self.user_frames())
         if isinstance(fake, torch.Tensor):

@@ -17,6 +17,7 @@ from torch import nn
 from torchdynamo import modules, torch_calls
 from torchdynamo.externals import External, Externals, is_constant, tensor_guard
 from torchdynamo.guards import instance_dict
+from torchdynamo.interpreter.iterators import native_type
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.overlays import DELETED, MISSING, Overlays
 from torchdynamo.reasons import BreakGraph
@@ -32,6 +33,7 @@ from torchdynamo.sources import (
     Pinned,
     Source,
     TensorSize,
+    base_of,
 )
 
 
@@ -324,7 +326,7 @@ class Outside:
                 return type(known.original)
             return nn.Parameter if getattr_static_dict(obj).get("_is_param") else torch.Tensor  # type: ignore[union-attr]
         if isinstance(obj, InterpreterObject):
-            return obj.native
+            return native_type(obj)
         return int if type(obj) is torch.SymInt else type(obj)
 
     def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:
@@ -434,8 +436,20 @@ _DESCRIPTORS = (
 )
 
 
+_REGISTRY_NAMES = frozenset({"_parameters", "_buffers", "_modules", "__dict__"})
+
+
 def _input_name(source: Source) -> str:
-    text = "".join(c if c.isalnum() else "_" for c in source.expression()).strip("_").lower()
-    while "__" in text:
-        text = text.replace("__", "_")
-    return text[-60:].strip("_") or "input"
+    """A placeholder's name: the path to the value, without the registries on the way."""
+    parts: list[str] = []
+    step: Source | None = source
+    while step is not None:
+        part = getattr(step, "name", None) or getattr(step, "label", None)
+        if part is None:
+            part = getattr(step, "key", None)
+        if part is not None and part not in _REGISTRY_NAMES:
+            parts.append(str(part))
+        step = base_of(step)
+    text = "_".join(reversed(parts)).lower()
+    text = "".join(c if c.isalnum() else "_" for c in text).strip("_")
+    return text if text and not text[0].isdigit() else f"input_{text}"
