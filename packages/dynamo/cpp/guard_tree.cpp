@@ -41,6 +41,7 @@ struct Node {
   int64_t index = 0;
   Py_ssize_t first_guard = 0;
   int slot = -1;
+  int replay = -1;  // of the anchors
   bool symbol = false;  // a shape program reads it: it must be an integer of 64 bits
   std::vector<Py_ssize_t> inputs;
   std::vector<Check> checks;
@@ -54,6 +55,30 @@ struct Relation {
   std::vector<int> slots;
   ShapeProgram program;
   std::unique_ptr<StateCheck> state;
+};
+
+// One step of a replay. A traversal that succeeded leaves a list of these; while nothing it read has been written to,
+// the list gives the same verdict and the same objects without looking anything up.
+struct Step {
+  enum class Kind { instance, dict, type, tensor, number, collect, remember, subtree } kind;
+  PyObject* object;          // borrowed: alive as long as the steps before it hold
+  PyObject* expected;        // its dictionary, or its type
+  PyObject** place;          // where the instance keeps its dictionary
+  uint64_t version;          // of the dictionary
+  const TensorCheck* check;
+  const Node* node;
+  Py_ssize_t index;          // of the input, or of the slot
+};
+
+// The replay of everything below one node, its anchor, as last seen. `attempts` and `successes` stop it where the
+// anchor changes at every call and recording would be wasted.
+struct Replay {
+  PyObject* anchor = nullptr;
+  PyTypeObject* anchor_type = nullptr;
+  std::vector<Step> steps;
+  std::vector<Py_ssize_t> inputs;  // all that are below the anchor
+  bool valid = false, busy = false;
+  int attempts = 0, successes = 0;
 };
 
 // What one traversal gathers: the objects and integers that relations speak of, and the inputs.
@@ -110,6 +135,10 @@ Py_ssize_t container_length(PyObject* object) {
   return length;
 }
 
+bool is_container(PyObject* object) {
+  return PyList_Check(object) || PyTuple_Check(object) || PyDict_Check(object) || PyAnySet_Check(object);
+}
+
 bool keys_match(PyObject* dict, PyObject* expected) {
   if (!PyDict_Check(dict) || PyDict_GET_SIZE(dict) != PyTuple_GET_SIZE(expected)) return false;
   if (PyODict_Check(dict)) {  // its order is its own, not that of the dict beneath
@@ -148,10 +177,17 @@ class Tree {
   bool check_number(Visit& visit, const Node& node, PyObject* base);
   bool run_check(const Check& check, PyObject* value);
   bool check_relation(Visit& visit, const Relation& relation);
+  size_t survey(const Node& node, std::vector<Py_ssize_t>& inputs) const;
+  bool record_node(std::vector<Step>& steps, const Node& node, PyObject* value, bool anchor);
+  bool replay(Visit& visit, const Replay& record);
+  bool check_root(Visit& visit, const Node& node);
+  bool check_anchor(Visit& visit, const Node& node, PyObject* value);
+  void place_anchor(Node& node);
 
   Ref guards_, inputs_;
   std::vector<Node> nodes_;
   std::vector<size_t> roots_;
+  std::vector<std::unique_ptr<Replay>> replays_;  // by `Node::replay`
   std::vector<Relation> before_, after_;  // ambient state first, relations between objects at the end
   Py_ssize_t input_count_ = 0;
   int slot_count_ = 0;
@@ -187,9 +223,9 @@ bool Tree::run_check(const Check& check, PyObject* value) {
       if (PyAnySet_Check(value)) return PySet_Contains(value, payload) == 0;
       return PyDict_Check(value) && dict_lookup(value, payload) == nullptr;
     case Kind::truth: {
-      int truth = PyObject_IsTrue(value);
-      if (truth < 0) PyErr_Clear();
-      return truth == check.number;
+      Py_ssize_t length = is_container(value) ? container_length(value) : PyObject_IsTrue(value);
+      if (length < 0) PyErr_Clear();
+      return length >= 0 && (length > 0) == (check.number != 0);
     }
     case Kind::tensor:
       return check.tensor->holds(value);
@@ -340,7 +376,7 @@ bool Tree::check_node(Visit& visit, const Node& node, PyObject* value) {
       return false;
     }
     if (runs_python_) visit.kept.push_back(Ref::share(next));
-    if (!check_node(visit, child, next)) return false;
+    if (child.replay >= 0 ? !check_anchor(visit, child, next) : !check_node(visit, child, next)) return false;
   }
   return true;
 }
@@ -362,6 +398,210 @@ bool Tree::check_relation(Visit& visit, const Relation& relation) {
   }
 }
 
+#if PY_VERSION_HEX < 0x030D0000
+constexpr bool kDictsHaveVersions = true;
+#pragma GCC diagnostic push
+#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
+uint64_t dict_version(PyObject* dict) { return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag; }
+#pragma GCC diagnostic pop
+#else
+constexpr bool kDictsHaveVersions = false;
+uint64_t dict_version(PyObject*) { return 0; }
+#endif
+
+// Whether an object of this exact type never changes, whatever code runs.
+bool is_frozen_type(PyTypeObject* type) {
+  return type == &PyLong_Type || type == &PyBool_Type || type == &PyFloat_Type || type == &PyUnicode_Type ||
+         type == &PyBytes_Type || type == &PyComplex_Type || type == Py_TYPE(Py_None);
+}
+
+// Number of nodes below `node`, itself included; their inputs are added to `inputs`.
+size_t Tree::survey(const Node& node, std::vector<Py_ssize_t>& inputs) const {
+  size_t size = 1;
+  inputs.insert(inputs.end(), node.inputs.begin(), node.inputs.end());
+  for (size_t child : node.children) size += survey(nodes_[child], inputs);
+  return size;
+}
+
+// Appends what must be looked at again to trust that `node`, which held `value` when all its guards did, still does.
+// False: this node's guards cannot be told from versions, nor those below it; the caller checks it in full.
+// The anchor itself is known by its address alone, which another object may have taken over: what is not read through
+// a version or a type there proves nothing.
+bool Tree::record_node(std::vector<Step>& steps, const Node& node, PyObject* value, bool anchor) {
+  bool needs_instance = false, needs_dict = false, needs_type = false;
+  for (const Check& check : node.checks) {
+    switch (check.kind) {
+      case Kind::identity:
+        if (anchor) return false;
+        break;
+      case Kind::type:
+        needs_type = true;
+        break;
+      case Kind::tensor:
+        steps.push_back({Step::Kind::tensor, value, nullptr, nullptr, 0, check.tensor.get(), &node, 0});
+        break;
+      case Kind::equals:
+        if (anchor || !is_frozen_type(Py_TYPE(value))) return false;
+        break;
+      case Kind::length:
+      case Kind::dict_keys:
+      case Kind::key_absent:
+      case Kind::truth:
+        if (PyDict_CheckExact(value)) {
+          needs_dict = true;
+        } else if (anchor || !is_frozen_type(Py_TYPE(value))) {
+          return false;
+        }
+        break;
+      case Kind::instance_has:
+      case Kind::instance_lacks:
+        needs_instance = true;
+        break;
+      default:
+        return false;
+    }
+  }
+  for (size_t index : node.children) {
+    Access access = nodes_[index].access;
+    if (access == Access::instance_attribute) {
+      needs_instance = true;
+    } else if (access == Access::item && PyDict_CheckExact(value)) {
+      needs_dict = true;
+    } else if (access == Access::type_of) {
+      needs_type = true;
+    } else if (!is_number_access(access) && (anchor || access != Access::item || !PyTuple_CheckExact(value))) {
+      return false;
+    }
+  }
+  PyObject* dict = nullptr;
+  if (needs_instance) {
+    PyObject** place = PyType_Check(value) ? nullptr : _PyObject_GetDictPtr(value);
+    if (place == nullptr || *place == nullptr) return false;
+    dict = *place;
+    steps.push_back({Step::Kind::instance, value, dict, place, dict_version(dict), nullptr, &node, 0});
+  }
+  if (needs_instance || needs_type) {
+    // Ahead of the dictionary: the place of the dictionary is a matter of the type.
+    Step step{Step::Kind::type, value, reinterpret_cast<PyObject*>(Py_TYPE(value)), nullptr, 0, nullptr, &node, 0};
+    steps.insert(needs_instance ? steps.end() - 1 : steps.end(), step);
+  }
+  if (needs_dict) steps.push_back({Step::Kind::dict, value, nullptr, nullptr, dict_version(value), nullptr, &node, 0});
+  for (Py_ssize_t input : node.inputs) steps.push_back({Step::Kind::collect, value, nullptr, nullptr, 0, nullptr, &node, input});
+  if (node.slot >= 0) {
+    if (node.symbol) return false;
+    steps.push_back({Step::Kind::remember, value, nullptr, nullptr, 0, nullptr, &node, node.slot});
+  }
+  Visit unused{nullptr, nullptr};
+  for (size_t index : node.children) {
+    const Node& child = nodes_[index];
+    if (is_number_access(child.access)) {
+      steps.push_back({Step::Kind::number, value, nullptr, nullptr, 0, nullptr, &child, 0});
+      continue;
+    }
+    PyObject* next = access(unused, child, value, dict);
+    if (next == nullptr) return false;
+    size_t before = steps.size();
+    if (!record_node(steps, child, next, false)) {
+      steps.resize(before);
+      steps.push_back({Step::Kind::subtree, next, nullptr, nullptr, 0, nullptr, &child, 0});
+    }
+  }
+  return true;
+}
+
+// False: something was written to, or a guard that is asked every time fails. A full traversal says which.
+bool Tree::replay(Visit& visit, const Replay& record) {
+  for (const Step& step : record.steps) {
+    switch (step.kind) {
+      case Step::Kind::type:
+        if (reinterpret_cast<PyObject*>(Py_TYPE(step.object)) != step.expected) return false;
+        break;
+      case Step::Kind::instance:
+        if (*step.place != step.expected || dict_version(step.expected) != step.version) return false;
+        break;
+      case Step::Kind::dict:
+        if (dict_version(step.object) != step.version) return false;
+        break;
+      case Step::Kind::tensor:
+        if (!step.check->holds(step.object)) return false;
+        break;
+      case Step::Kind::number:
+        if (!check_number(visit, *step.node, step.object)) return false;
+        break;
+      case Step::Kind::collect:
+        PyList_SET_ITEM(visit.inputs, step.index, Py_NewRef(step.object));
+        break;
+      case Step::Kind::remember:
+        visit.objects[step.index] = step.object;
+        break;
+      case Step::Kind::subtree:
+        if (!check_node(visit, *step.node, step.object)) return false;
+        break;
+    }
+  }
+  return true;
+}
+
+bool Tree::check_anchor(Visit& visit, const Node& node, PyObject* value) {
+  Replay& record = *replays_[node.replay];
+  // Making an instance's dictionary may start a collection, whose finalizers may call this very function.
+  if (record.busy) return check_node(visit, node, value);
+  record.busy = true;
+  bool sure = record.valid && record.anchor == value && record.anchor_type == Py_TYPE(value);
+  bool good = sure && replay(visit, record);
+  if (PyErr_Occurred()) {
+    record.busy = false;
+    return false;
+  }
+  if (good) {
+    record.successes++;
+  } else {
+    if (sure) {  // what the replay collected is collected anew
+      for (Py_ssize_t input : record.inputs) Py_CLEAR(reinterpret_cast<PyListObject*>(visit.inputs)->ob_item[input]);
+    }
+    constexpr int kPatience = 16;
+    record.valid = false;
+    good = check_node(visit, node, value);
+    if (good && (record.attempts < kPatience || record.successes > record.attempts)) {
+      record.attempts++;
+      record.steps.clear();
+      record.anchor = value;
+      record.anchor_type = Py_TYPE(value);
+      record.valid = record_node(record.steps, node, value, true);
+    }
+  }
+  record.busy = false;
+  return good;
+}
+
+bool Tree::check_root(Visit& visit, const Node& node) {
+  PyObject* value = root(visit, node);
+  if (value == nullptr) {
+    visit.failed = node.first_guard;
+    return false;
+  }
+  if (runs_python_) visit.kept.push_back(Ref::share(value));
+  return node.replay >= 0 ? check_anchor(visit, node, value) : check_node(visit, node, value);
+}
+
+// Anchors are the topmost large nodes that are read through an instance's dictionary; items of an argument tuple, which
+// is a new object at each call, are anchored one by one.
+void Tree::place_anchor(Node& node) {
+  constexpr size_t kWorthwhile = 6;
+  auto replay = std::make_unique<Replay>();
+  if (survey(node, replay->inputs) < kWorthwhile) return;
+  bool by_instance = false;
+  for (size_t child : node.children) by_instance |= nodes_[child].access == Access::instance_attribute;
+  if (by_instance) {
+    node.replay = static_cast<int>(replays_.size());
+    replays_.push_back(std::move(replay));
+    return;
+  }
+  for (size_t child : node.children) {
+    if (!is_number_access(nodes_[child].access)) place_anchor(nodes_[child]);
+  }
+}
+
 PyObject* Tree::check(const Scope& scope, Py_ssize_t* failed) {
   Visit visit{&scope, nullptr};
   for (const Relation& relation : before_) {
@@ -378,11 +618,7 @@ PyObject* Tree::check(const Scope& scope, Py_ssize_t* failed) {
     visit.numbers.resize(slot_count_);
   }
   for (size_t index : roots_) {
-    const Node& node = nodes_[index];
-    PyObject* value = root(visit, node);
-    if (value != nullptr && runs_python_) visit.kept.push_back(Ref::share(value));
-    if (value == nullptr) visit.failed = node.first_guard;
-    if (value == nullptr || !check_node(visit, node, value)) {
+    if (!check_root(visit, nodes_[index])) {
       *failed = visit.failed;
       return nullptr;
     }
@@ -596,6 +832,13 @@ bool Builder::read_check(Kind kind, PyObject* payload, Check& check) {
     case Kind::set_items:
       check.payload = Ref::steal(PyFrozenSet_New(payload));
       return static_cast<bool>(check.payload);
+    case Kind::equals: {
+      richcmpfunc compare = Py_TYPE(payload)->tp_richcompare;
+      bool own = (Py_TYPE(payload)->tp_flags & Py_TPFLAGS_HEAPTYPE) && compare != PyBaseObject_Type.tp_richcompare;
+      tree_.runs_python_ |= own && !PyTuple_Check(payload);
+      check.payload = Ref::share(payload);
+      return true;
+    }
     case Kind::predicate:
       tree_.runs_python_ = true;
       [[fallthrough]];
@@ -675,6 +918,9 @@ bool Tree::build(PyObject* guards, PyObject* inputs, PyObject* pinned) {
   }
   for (Py_ssize_t i = 0; i < input_count_; i++) {
     if (!builder.add_input(PyTuple_GET_ITEM(inputs_.get(), i), i)) return false;
+  }
+  if (kDictsHaveVersions && !runs_python_) {
+    for (size_t index : roots_) place_anchor(nodes_[index]);
   }
   return true;
 }

@@ -227,6 +227,76 @@ def check_every_structural_guard() -> None:
     raises(ValueError, lambda: C.GuardTree([guard(X, "no such kind", 1)], []))
 
 
+def check_replays_see_every_change() -> None:
+    """Random writes to a tree of objects; a tree of guards made afresh has no memory and gives the verdict."""
+    seed = random.randrange(1 << 30)
+    rng = random.Random(seed)
+
+    class Part:
+        def __init__(self, depth: int) -> None:
+            self.value = rng.choice([1, 1, 1, 2, 1.0])
+            self.pair = (1, rng.choice([1, 1, 1, 2]))
+            self.parts = {str(k): Part(depth - 1) for k in range(2)} if depth else {}
+
+    def describe(part: Part, source: Any) -> tuple[list[Any], list[Any]]:
+        parts = S.InstanceAttribute(source, "parts")
+        guards = [guard(source, "type", Part), guard(S.InstanceAttribute(source, "value"), "equals", 1),
+                  guard(S.Item(S.InstanceAttribute(source, "pair"), 1), "equals", 1),
+                  guard(parts, "dict_keys", tuple(part.parts)), guard(source, "instance_lacks", "late")]  # fmt: skip
+        inputs = [S.InstanceAttribute(source, "pair")]
+        for key, child in part.parts.items():
+            below = describe(child, S.Item(parts, key))
+            guards += below[0]
+            inputs += below[1]
+        return guards, inputs
+
+    for root in (S.Argument(0, "x"), S.Item(S.Argument(0, "state"), 0)):
+        wrap = (lambda p: (p,)) if isinstance(root, S.Argument) else (lambda p: ((p, 1),))
+        guards, inputs = describe(Part(3), root)
+        keeping = C.GuardTree(guards, inputs)
+        yes = 0
+        subject = Part(3)
+        for _ in range(1500):
+            part = subject
+            while part.parts and rng.random() < 0.7:
+                part = rng.choice(list(part.parts.values()))
+            change = rng.randrange(9)
+            if change == 0:
+                part.value = rng.choice([1, 1, 2, True])
+            elif change == 1:
+                part.pair = (0, rng.choice([1, 1, 2]))
+            elif change == 2 and part.parts:
+                part.parts[rng.choice(list(part.parts))] = Part(0)
+            elif change == 3:
+                part.__dict__ = dict(part.__dict__)
+            elif change == 4:
+                part.late = 1  # type: ignore[attr-defined]
+            elif change >= 5:
+                subject = Part(3) if rng.random() < 0.5 else subject
+                for each in [subject, *subject.parts.values()]:
+                    each.__dict__.pop("late", None)
+                if rng.random() < 0.7:
+                    stack = [subject]
+                    while stack:
+                        each = stack.pop()
+                        each.value, each.pair = 1, (1, 1)
+                        each.__dict__.pop("late", None)
+                        stack += each.parts.values()
+            want = C.GuardTree(guards, inputs).check(wrap(subject))
+            got = keeping.check(wrap(subject))
+            assert got == want, seed
+            assert got is None or all(a is b for a, b in zip(got, want)), seed
+            yes += got is not None
+        assert yes > 50, yes
+
+
+def check_reused_addresses() -> None:
+    """Objects that take over a dead object's address are not taken for it."""
+    tree = C.GuardTree([guard(S.Item(S.Argument(0, "s"), k), "equals", k) for k in range(8)], [S.Item(S.Argument(0, "s"), 7)])
+    for shift in (0, 1, 0, 1):
+        assert (tree.check((tuple(k + shift for k in range(8)),)) is not None) is (shift == 0)
+
+
 def check_identity_is_weak() -> None:
     target = Node()
     tree = C.GuardTree([guard(S.Argument(0, "x"), "identity", target)], [])
