@@ -20,7 +20,8 @@ def described(value: Any) -> Any:
     def leaf(x: Any) -> Any:
         if isinstance(x, torch.Tensor | TensorSpec):
             shape = tuple(map(hint_of, x.shape))
-            strides = tuple(map(hint_of, x.stride()))
+            # The stride of a dim of size 1 says nothing.
+            strides = tuple(hint_of(t) for s, t in zip(shape, x.stride(), strict=True) if s != 1)
             return (shape, strides, x.dtype, str(x.device), hint_of(x.storage_offset()))
         return hint_of(x) if isinstance(x, torch.SymInt) else None
 
@@ -46,7 +47,8 @@ class Recorder:
         inputs = described((args, kwargs))
         out = func(*args, **(kwargs or {}))
         # Indexing in Python skips a slice that changes nothing when its bounds are ints, and cannot when they are symbols.
-        idle = func is torch.ops.aten.slice.Tensor and described(args[0]) == described(out)
+        slices = func in (torch.ops.aten.slice.Tensor, torch.ops.aten.slice_backward.default)
+        idle = slices and described(args[0]) == described(out)
         if str(func) not in IGNORED and not idle:
             self.calls.append((str(func), inputs, described(out)))
         return out

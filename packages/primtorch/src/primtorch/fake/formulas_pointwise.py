@@ -59,7 +59,7 @@ def _binary(rule: DtypeRule) -> Formula:
 TABLE.each(
     "neg positive relu sign sgn ceil floor round round.decimals trunc square nan_to_num frac bitwise_not hardtanh relu6 "
     "threshold leaky_relu elu celu selu gelu silu mish hardswish hardsigmoid softplus softshrink hardshrink "
-    "conj_physical alias_copy detach_copy fill.Scalar",
+    "conj_physical fill.Scalar",
     _unary(_same),
 )
 TABLE.each(
@@ -67,7 +67,7 @@ TABLE.each(
     "sigmoid erf erfc erfinv lgamma digamma sinc special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr "
     "special_ndtri special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 "
     "special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0 "
-    "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai i0 logit deg2rad rad2deg polygamma",
+    "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai i0 logit deg2rad rad2deg",
     _unary(float_of),
 )
 TABLE.each("isnan isinf isfinite isposinf isneginf signbit logical_not isreal", _unary(_bool))
@@ -101,6 +101,11 @@ TABLE.each(
 def _div_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
     dtype = result_type((a, b))
     return elementwise((a, b), float_of(dtype) if rounding_mode is None else dtype)
+
+
+@TABLE.op("polygamma")
+def _polygamma(n: int, x: Any) -> TensorSpec:
+    return elementwise((x,), float_of(x.dtype))
 
 
 @TABLE.op("angle")
@@ -227,5 +232,5 @@ def _native_dropout(x: Any, p: float, train: bool | None) -> tuple[TensorSpec, T
 
 @TABLE.op("native_dropout_backward")
 def _native_dropout_backward(grad: Any, mask: Any, scale: float) -> TensorSpec:
-    return elementwise((grad, mask), grad.dtype)
+    return elementwise((grad, mask), promote_number(grad.dtype, scale))
 

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Formula, Table, contiguous, strided
-from primtorch.fake.layout import Sizes, contiguous_strides, dense_like, iterator_strides, wrap_dim, wrap_dims
+from primtorch.fake.layout import dense_like, wrap_dim, wrap_dims
 from primtorch.fake.promotion import float_of, integer_sum_dtype, real_of
-from primtorch.spec import Size, TensorSpec
+from primtorch.spec import TensorSpec
 
 TABLE = Table()
 
@@ -23,46 +23,11 @@ def reduced_dims(x: Any, dim: int | Sequence[int] | None) -> tuple[int, ...]:
 
 
 def reduced(x: Any, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> TensorSpec:
-    """The output of a TensorIterator reduction: the kept dims in the input's order of strides."""
-    shape, strides = tuple(x.shape), x.stride()
-    if not shape or len(dims) == len(shape):
-        out: Sizes = (1,) * len(shape) if keepdim else ()
-        return contiguous(x, out, dtype)
+    """The output of a reduction: row-major, whatever the input's strides."""
     gone = set(dims)
-    kept = tuple(1 if d in gone else s for d, s in enumerate(shape))
-    order = _kept_strides(shape, strides, gone)
     if keepdim:
-        return strided(x, kept, order, dtype)
-    rest = [d for d in range(len(shape)) if d not in gone]
-    return strided(x, [shape[d] for d in rest], [order[d] for d in rest], dtype)
-
-
-def _kept_strides(shape: Sizes, strides: Sizes, gone: set[int]) -> Sizes:
-    if strides == contiguous_strides(shape):
-        return contiguous_strides(tuple(1 if d in gone else s for d, s in enumerate(shape)))
-    # TensorIterator orders the dims by the input's strides over the whole shape, and the output has size 1 where reduced.
-    full = iterator_strides(shape, ((shape, strides),))
-    order = sorted(range(len(shape)), key=lambda d: (_Position(full[d]), -d))
-    out: list[Size] = [0] * len(shape)
-    step: Size = 1
-    for d in order:
-        out[d] = step
-        if d not in gone:
-            step = step * shape[d]
-    return tuple(out)
-
-
-class _Position:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Size) -> None:
-        self.value = value
-
-    def __lt__(self, other: _Position) -> bool:
-        return bool(self.value < other.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Position) and bool(self.value == other.value)
+        return contiguous(x, [1 if d in gone else s for d, s in enumerate(x.shape)], dtype)
+    return contiguous(x, [s for d, s in enumerate(x.shape) if d not in gone], dtype)
 
 
 def _full(dtype_rule: Any) -> Formula:
@@ -72,13 +37,13 @@ def _full(dtype_rule: Any) -> Formula:
     return formula
 
 
-TABLE.each("sum prod nansum", _full(integer_sum_dtype))
+TABLE.each("sum prod", _full(integer_sum_dtype))
 TABLE.each("max min median nanmedian", _full(lambda d: d))
 TABLE.each("any all", _full(lambda d: torch.uint8 if d is torch.uint8 else torch.bool))
 
 
-@TABLE.op("sum.dim_IntList")
-def _sum(x: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+@TABLE.op("sum.dim_IntList", "nansum")
+def _sum(x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
     return reduced(x, reduced_dims(x, dim), keepdim, dtype or integer_sum_dtype(x.dtype))
 
 

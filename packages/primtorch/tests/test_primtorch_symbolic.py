@@ -1,0 +1,196 @@
+"""Symbolic integers against sympy and against plain Python integers."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+import sympy
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from primtorch.errors import DataDependentValue
+from primtorch.schemas import UserFrame
+from primtorch.symbolic import ShapeEnv, constant, expr_of, hint_of, materialize, relate, shape_env_of, symbol
+from primtorch.symbolic.expr import IntExpr
+
+NAMES = ("s0", "s1", "s2")
+SYMPY = {n: sympy.Symbol(n, integer=True) for n in NAMES}
+
+
+def _pair(tree: Any) -> tuple[IntExpr, Any]:
+    """(our expression, sympy's) of a nested tuple."""
+    if isinstance(tree, int):
+        return constant(tree), sympy.Integer(tree)
+    if isinstance(tree, str):
+        return symbol(tree), SYMPY[tree]
+    op, a, b = tree
+    (x, p), (y, q) = _pair(a), _pair(b)
+    match op:
+        case "+":
+            return x + y, p + q
+        case "-":
+            return x - y, p - q
+        case "*":
+            return x * y, p * q
+        case "//":
+            return x // y, sympy.floor(p / q)
+        case "%":
+            return x % y, sympy.Mod(p, q)
+        case "min":
+            return x.minimum(y), sympy.Min(p, q)
+    return x.maximum(y), sympy.Max(p, q)
+
+
+LEAVES = st.one_of(st.sampled_from(NAMES), st.integers(-6, 6))
+POLYNOMIALS = st.recursive(LEAVES, lambda c: st.tuples(st.sampled_from("+-*"), c, c), max_leaves=8)
+DIVISORS = st.one_of(st.sampled_from(NAMES), st.integers(1, 6), st.tuples(st.just("*"), st.sampled_from(NAMES), st.integers(1, 4)))
+EXPRESSIONS = st.recursive(
+    LEAVES,
+    lambda c: st.one_of(
+        st.tuples(st.sampled_from(["+", "-", "*", "min", "max"]), c, c), st.tuples(st.sampled_from(["//", "%"]), c, DIVISORS)
+    ),
+    max_leaves=8,
+)
+VALUES = st.fixed_dictionaries({n: st.integers(1, 9) for n in NAMES})
+
+
+@settings(max_examples=150, deadline=None)
+@given(POLYNOMIALS, POLYNOMIALS)
+def test_equal_polynomials_are_one_expression(a: Any, b: Any) -> None:
+    (x, p), (y, q) = _pair(a), _pair(b)
+    assert (x == y) == (sympy.expand(p - q) == 0)
+    assert sympy.expand(sympy.sympify(str(x), locals=SYMPY) - p) == 0
+
+
+@settings(max_examples=150, deadline=None)
+@given(EXPRESSIONS, VALUES)
+def test_evaluation_agrees_with_sympy(tree: Any, values: dict[str, int]) -> None:
+    ours, theirs = _pair(tree)
+    expected = int(theirs.subs({SYMPY[n]: v for n, v in values.items()}))
+    assert ours.evaluate(values) == expected
+    assert eval(str(ours), {}, dict(values)) == expected
+    assert _run(ours.program(), values) == expected
+    assert pickle.loads(pickle.dumps(ours)) == ours
+
+
+def _run(program: Any, values: dict[str, int]) -> int:
+    stack: list[int] = []
+    binary = {
+        "add": lambda a, b: a + b, "sub": lambda a, b: a - b, "mul": lambda a, b: a * b, "floordiv": lambda a, b: a // b,
+        "mod": lambda a, b: a % b, "min": min, "max": max,
+    }  # fmt: skip
+    for op, argument in program:
+        if op == "const":
+            stack.append(argument)
+        elif op == "sym":
+            stack.append(values[argument])
+        elif op == "neg":
+            stack.append(-stack.pop())
+        else:
+            b, a = stack.pop(), stack.pop()
+            stack.append(binary[op](a, b))
+    (result,) = stack
+    return result
+
+
+@settings(max_examples=150, deadline=None)
+@given(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["eq", "ne", "lt", "le", "gt", "ge"]), st.lists(VALUES, min_size=4, max_size=4))
+def test_static_decisions_hold_for_all_values(a: Any, b: Any, op: str, samples: list[dict[str, int]]) -> None:
+    env = ShapeEnv()
+    for _ in NAMES:
+        env.symbol(3, "", min=1, max=9)
+    expr = relate(op, _pair(a)[0], _pair(b)[0])
+    known = env.decide(expr)
+    if known is not None:
+        assert {expr.evaluate(values) for values in samples} == {known}
+
+
+@settings(max_examples=100, deadline=None)
+@given(EXPRESSIONS, st.lists(st.tuples(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["eq", "lt", "ge", "ne"])), max_size=4), VALUES)
+def test_what_guards_teach_is_true_where_they_hold(tree: Any, facts: Any, values: dict[str, int]) -> None:
+    env = ShapeEnv()
+    for n in NAMES:
+        env.symbol(values[n], n, min=1, max=9)
+    for a, b, op in facts:
+        expr = relate(op, _pair(a)[0], _pair(b)[0])
+        assert env.evaluate(expr, expr.evaluate(values)) == expr.evaluate(values)
+    expr = _pair(tree)[0]
+    assert env.simplify(expr).evaluate(values) == expr.evaluate(values)
+    low, high = env.range_of(expr)
+    assert (low is None or low <= expr.evaluate(values)) and (high is None or expr.evaluate(values) <= high)
+    assert all(g.expr.evaluate(values) for g in env.guards)
+
+
+def test_sizes_in_torch() -> None:
+    env = ShapeEnv(lambda: (UserFrame("model.py", 3, "forward"),))
+    b, s = env.symbol(4, "x.shape[0]"), env.symbol(8, "x.shape[1]")
+    assert str(b * s + 1) == "s0*s1 + 1"
+    assert str((b * s * 4) // s) == "4*s0"
+    assert str((4 * s + 3) // 4) == "s1"
+    assert (b * s) % s == 0
+    assert not (b == 0) and not (b == 1) and b > 1
+    assert str(torch.sym_max(s, 1)) == "s1"
+    assert env.guards == []
+    assert hint_of(b * s) == 32
+    assert shape_env_of(b) is env and shape_env_of(3) is None
+    assert s == 2 * b
+    assert [str(g.expr) for g in env.guards] == ["s1 == 2*s0"]
+    assert env.guards[0].stack[0].line == 3
+    assert str(s + b) == "3*s0"
+    assert str(expr_of(s // 2)) == "s0"
+    assert int(b) == 4
+    assert expr_of(s).as_int() == 8
+    assert len(env.guards) == 2
+
+
+def test_unbacked_sizes() -> None:
+    env = ShapeEnv()
+    u = env.unbacked(max=10)
+    assert u >= 0 and u <= 10
+    with pytest.raises(DataDependentValue, match="u0 < 5"):
+        bool(u < 5)
+    torch._check(u < 5)
+    assert u < 5
+    assert [str(a.expr) for a in env.assumptions] == ["u0 < 5"]
+    with pytest.raises(ValueError, match="depends on data"):
+        hint_of(u)
+
+
+def test_guards_do_not_multiply() -> None:
+    env = ShapeEnv()
+    a, b = env.symbol(5, "a"), env.symbol(7, "b")
+    for _ in range(5):
+        assert a < b
+        assert not a >= b
+        assert a != b
+    assert [str(g.expr) for g in env.guards] == ["s0 < s1"]
+
+
+def test_materialize_shares_nodes() -> None:
+    env = ShapeEnv()
+    b, s = env.symbol(4, "b"), env.symbol(8, "s")
+    graph = torch.fx.Graph()
+    nodes = {}
+    for size in (b, s):
+        node = graph.placeholder(str(size))
+        node.meta["val"] = size
+        nodes[str(size)] = node
+    x = graph.placeholder("x")
+    first = materialize(graph, b * s + 1, nodes)
+    second = materialize(graph, b * s // 3, nodes)
+    assert materialize(graph, 7, nodes) == 7
+    graph.call_function(torch.ops.aten.view.default, (x, [first, second]))
+    graph.output((first, second))
+    graph.lint()
+    assert sum(n.op == "call_function" and n.target.__name__ == "mul" for n in graph.nodes) == 1
+    run = torch.fx.GraphModule({}, torch.fx.Graph())
+    run.graph = torch.fx.Graph()
+    values = {}
+    output = run.graph.graph_copy(graph, values)
+    for node in [n for n in run.graph.nodes if n.target is torch.ops.aten.view.default]:
+        run.graph.erase_node(node)
+    run.graph.output(output)
+    run.recompile()
+    assert run(5, 6, None) == (31, 10)
