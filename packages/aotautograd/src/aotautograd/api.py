@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.joint import trace_joint
 from aotautograd.lowering import lower_joint
 from aotautograd.partitioners import default_partition
@@ -44,7 +45,7 @@ def aot_module(
     """
     joint = trace_joint(program, example_inputs)
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
-    joint = simplify(joint)
+    source = joint = simplify(joint)
     if decompositions is not None:
         joint = simplify(lower_joint(joint, decompositions, dump))
     _show(dump, "joint", joint.module)
@@ -55,7 +56,24 @@ def aot_module(
     _show(dump, "forward", parts.forward, str(parts.report))
     _show(dump, "backward", parts.backward)
     forward = fw_compiler(parts.forward, example_values(parts.forward))
-    return training_callable(joint.metadata, parts, forward, _at_first_use(bw_compiler or fw_compiler, parts.backward))
+
+    def compile_program(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
+        return aot_module(
+            module,
+            inputs,
+            fw_compiler=fw_compiler,
+            bw_compiler=bw_compiler,
+            inference_compiler=inference_compiler,
+            partitioner=partitioner,
+            decompositions=decompositions,
+            dump=dump,
+        )
+
+    backward = _at_first_use(bw_compiler or fw_compiler, parts.backward)
+    # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
+    saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
+    gradients = GradientsOnDemand(source, saved_names, compile_program)
+    return training_callable(joint.metadata, parts, forward, backward, gradients)
 
 
 def simplify(joint: JointGraph) -> JointGraph:

@@ -53,6 +53,7 @@ class Recorder:
         self.sequence_starts: list[int] = []  # autograd sequence number when each user node began, and its stack
         self.sequence_stacks: list[tuple[UserFrame, ...]] = []
         self.operators = 0
+        self.placeholder_names: set[str] = set()
 
     # The dispatcher asks a mode for these two. A subclass of TorchDispatchMode would answer them as well, but its first
     # dispatch imports a whole other compiler.
@@ -76,6 +77,9 @@ class Recorder:
         self.alive.append(t)
 
     def placeholder(self, name: str, value: Any) -> fx.Node:
+        while name in self.placeholder_names:  # a program that is itself a gradient has tangents among its inputs
+            name += "_"
+        self.placeholder_names.add(name)
         node = self.graph.placeholder(name)
         node.meta["val"] = value
         node.meta["stack"] = ()

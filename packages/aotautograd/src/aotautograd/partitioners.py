@@ -105,7 +105,7 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     )
     own = [n for n in tensors if n.op != "placeholder"]
     report = SavedReport(len(tensors), len(scalars), sum(map(nbytes, own)), len(tensors) - len(own), recomputed)
-    return Partition(forward, backward, len(tensors), len(scalars), report)
+    return Partition(forward, backward, len(tensors), len(scalars), report, tuple(n.name for n in tensors))
 
 
 def nbytes(node: fx.Node) -> int:

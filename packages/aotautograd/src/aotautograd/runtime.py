@@ -57,11 +57,19 @@ def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
 
 
 def training_callable(
-    metadata: ProgramMetadata, partition: Partition, forward: Compiled, backward: Callable[[], Compiled]
+    metadata: ProgramMetadata,
+    partition: Partition,
+    forward: Compiled,
+    backward: Callable[[], Compiled],
+    gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]],
 ) -> Flat:
-    """Calls a forward whose results are connected to the compiled backward, which `backward()` gives at its first use."""
+    """Calls a forward whose results are connected to the compiled backward, which `backward()` gives at its first use.
+
+    `gradients(inputs, saved tensors, tangents)` computes the gradients in a way that can be differentiated; an input that
+    the program wrote is given as None.
+    """
     # Function.apply in Python first looks for transforms on every argument; its C++ base is what does the work.
-    apply = super(torch.autograd.Function, _autograd_function(metadata, partition, boxed(forward), backward)).apply
+    apply = super(torch.autograd.Function, _autograd_function(metadata, partition, boxed(forward), backward, gradients)).apply
     gather = _gather(metadata)
     finish = _epilogue(metadata)
     differentiable = metadata.gradients
@@ -90,6 +98,7 @@ def _autograd_function(
     partition: Partition,
     forward: Callable[[list[Any]], Sequence[Any]],
     compile_backward: Callable[[], Compiled],
+    differentiable_gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]],
 ) -> type[torch.autograd.Function]:
     returned = len(metadata.forward_outputs)
     last_tensor = returned + partition.num_saved_tensors
@@ -105,10 +114,16 @@ def _autograd_function(
     }
     layouts = [_layout(spec) for spec in specs]
     compiled: list[Callable[[list[Any]], Sequence[Any]]] = []
+    # A written input leads back to this node, so the node must not hold it.
+    written = {i.index for i in metadata.inputs if i.mutates_data}
+    unheld = [i for i, p in enumerate(metadata.placeholders) if p in written]
 
     class CompiledProgram(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, inputs: list[Any], *differentiable: torch.Tensor) -> Any:
+            ctx.inputs = held = list(inputs)
+            for i in unheld:
+                held[i] = None
             if symbol_places:
                 ctx.symbols = {name: int(inputs[i]) for name, i in symbol_places.items()}
             if torch._C._is_any_autocast_enabled():
@@ -126,9 +141,11 @@ def _autograd_function(
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
             symbols = ctx.symbols if symbol_places else {}
-            inputs = [*ctx.scalars, *ctx.saved_tensors]
-            for slot, layout in zip(tangent_slots, layouts, strict=True):
-                inputs.append(layout(gradients[slot], symbols))
+            saved = ctx.saved_tensors
+            tangents = [layout(gradients[s], symbols) for s, layout in zip(tangent_slots, layouts, strict=True)]
+            if torch.is_grad_enabled():
+                return (None, *differentiable_gradients(ctx.inputs, saved, tangents))
+            inputs = [*ctx.scalars, *saved, *tangents]
             if not compiled:
                 compiled.append(boxed(compile_backward()))
             with torch._C._DisableAutocast():

@@ -172,6 +172,7 @@ class Partition:
     num_saved_tensors: int
     num_saved_symbols: int
     report: SavedReport
+    saved_names: tuple[str, ...] = ()  # of the joint graph's nodes, for each saved tensor
 
     def __iter__(self) -> Any:
         return iter((self.forward, self.backward))

@@ -1,0 +1,171 @@
+"""A backward that can be differentiated: the gradients as one program of the forward's inputs and the tangents.
+
+It is derived when a backward runs with `create_graph=True`, and compiled like any other program, so that its own backward
+is again derived on demand, to any order.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from primtorch.symbolic import hint_of
+from torch import fx
+
+from aotautograd.errors import DoubleBackwardUnavailable
+from aotautograd.passes import is_random, output_values
+from aotautograd.schemas import JointGraph
+
+aten = torch.ops.aten
+
+# Their results depend on the argument's metadata, not on its values.
+_METADATA_ONLY = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
+
+
+@dataclass(frozen=True, slots=True)
+class GradientProgram:
+    """`module` takes the forward's inputs, the tangents and the kept values named `kept`, and returns the gradients."""
+
+    module: fx.GraphModule
+    kept: tuple[str, ...]
+    reads: frozenset[int]  # places of the forward's inputs that it needs
+
+
+CompileProgram = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Sequence[Any]]]
+
+
+class GradientsOnDemand:
+    """Computes a joint graph's gradients so that autograd can follow; derives and compiles that at its first use for each
+    pattern of `requires_grad`."""
+
+    def __init__(self, joint: JointGraph, saved_names: Sequence[str], compile_program: CompileProgram) -> None:
+        self.joint = joint
+        self.saved_names = tuple(saved_names)
+        self.compile_program = compile_program
+        self.program: GradientProgram | None = None
+        self.compiled: dict[tuple[bool, ...], Callable[..., Sequence[Any]]] = {}
+
+    def __call__(self, inputs: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
+        if self.program is None:
+            self.program = gradient_program(self.joint, self.saved_names)
+        place = {name: i for i, name in enumerate(self.saved_names)}
+        primals = self._readable(self.program, inputs, saved, place)
+        values = [*primals, *tangents, *(saved[place[name]] for name in self.program.kept)]
+        key = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
+        run = self.compiled.get(key)
+        if run is None:
+            run = self.compiled[key] = self.compile_program(self.program.module, values)
+        return run(*values)
+
+    def _readable(
+        self, program: GradientProgram, inputs: Sequence[Any], saved: Sequence[Any], place: dict[str, int]
+    ) -> list[Any]:
+        """The inputs' values before the program ran; for one that it wrote, the copy that the forward kept, if it did."""
+        nodes = [n for n in self.joint.module.graph.nodes if n.op == "placeholder"]
+        values = list(inputs)
+        for i, (value, node) in enumerate(zip(inputs, nodes, strict=False)):
+            if value is not None:
+                continue
+            if i not in program.reads:
+                spec = node.meta["val"]
+                values[i] = torch.empty([hint_of(s) for s in spec.shape], dtype=spec.dtype, device=spec.device)
+            elif node.name in place and not node.meta["val"].requires_grad:
+                values[i] = saved[place[node.name]]
+            else:
+                raise DoubleBackwardUnavailable(
+                    f"a derivative of the backward needs the value that input {node.name} had before the program wrote it"
+                )
+        return values
+
+
+def gradient_program(joint: JointGraph, saved_names: Sequence[str]) -> GradientProgram:
+    """The gradients of a joint graph of ATen operators, with the forward computed again from the inputs.
+
+    Random values are not drawn again: they, or what was made of them alone, come from what the forward kept. Raises
+    DoubleBackwardUnavailable if that is not enough.
+    """
+    nodes = list(joint.module.graph.nodes)
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    values = _depends_on_values(nodes, inputs)
+    drawn = _depends_on_draws(nodes)
+    saved = set(saved_names)
+    kept = [n for n in nodes if n.name in saved and n.op != "placeholder" and (n in drawn and n not in values)]
+    masks = {n.args[0]: n for n in nodes if n.name in saved and _is_dropout_mask(n)}
+    graph = fx.Graph()
+    env: dict[fx.Node, Any] = {}
+    for node in (*inputs, *kept, *masks.values()):
+        env[node] = graph.placeholder(node.name)
+        env[node].meta.update(node.meta)
+    gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
+    for node in _in_order(nodes, gradients, env, masks):
+        _copy(graph, node, env, masks)
+    graph.output(tuple(env[g] if isinstance(g, fx.Node) else g for g in gradients))
+    module = fx.GraphModule(joint.module, graph, "Gradients")
+    primals = inputs[: joint.metadata.num_placeholders]
+    reads = frozenset(i for i, n in enumerate(primals) if env[n].users)
+    return GradientProgram(module, tuple(n.name for n in (*kept, *masks.values())), reads)
+
+
+def _depends_on_values(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> set[fx.Node]:
+    found = set(inputs)
+    for n in nodes:
+        if getattr(n.target, "overloadpacket", None) in _METADATA_ONLY:
+            continue
+        if any(a in found for a in n.all_input_nodes):
+            found.add(n)
+    return found
+
+
+def _depends_on_draws(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    for n in nodes:
+        if n.op == "call_function" and (is_random(n) or any(a in found for a in n.all_input_nodes)):
+            found.add(n)
+    return found
+
+
+def _is_dropout_mask(node: fx.Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else None
+    return isinstance(source, fx.Node) and source.target is aten.native_dropout.default and node.args[1] == 1
+
+
+def _in_order(
+    nodes: Sequence[fx.Node], gradients: Sequence[Any], env: dict[fx.Node, Any], masks: dict[Any, fx.Node]
+) -> list[fx.Node]:
+    needed: set[fx.Node] = set()
+    work = [g for g in gradients if isinstance(g, fx.Node)]
+    while work:
+        node = work.pop()
+        if node in needed or node in env:
+            continue
+        if is_random(node) and node not in masks:
+            raise DoubleBackwardUnavailable(
+                f"a derivative of the backward needs the random value {node.format_node()}, which the forward did not keep",
+                node.meta.get("stack", ()),
+            )
+        needed.add(node)
+        work.extend(node.all_input_nodes)
+    return [n for n in nodes if n in needed]
+
+
+def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], masks: dict[Any, fx.Node]) -> None:
+    source = node.args[0] if node.target is operator.getitem else None
+    if source in masks:  # the value of a dropout whose mask is known
+        x, p = env[source.args[0]], source.args[1]  # type: ignore[index, union-attr]
+        kept = graph.call_function(torch.mul, (x, env[masks[source]]))
+        env[node] = graph.call_function(torch.mul, (kept, 1.0 / (1.0 - p) if p != 1 else 0.0))  # type: ignore[operator]
+    elif node in masks:
+        return
+    elif node.target is aten._native_batch_norm_legit_functional.default:
+        # Normalises as it does with running statistics, which have been updated once already; and it has a derivative.
+        x, weight, bias, _, _, training, momentum, eps = fx.map_arg(node.args, env.__getitem__)  # type: ignore[misc]
+        env[node] = graph.call_function(
+            aten._native_batch_norm_legit.no_stats, (x, weight, bias, training, momentum, eps)
+        )
+    else:
+        env[node] = graph.node_copy(node, env.__getitem__)
+        return
+    env[node].meta["stack"] = node.meta.get("stack", ())
