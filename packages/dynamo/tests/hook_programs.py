@@ -91,7 +91,12 @@ def check_binding_is_cpythons() -> None:
                 assert raises(TypeError, lambda: compiled(*args, **kwargs)) == str(error), seed
                 continue
             flat = compiled(*args, **kwargs)[1]
-            assert (flat[0] if len(flat) == 1 and function.__name__ != "nothing" else flat) == want, (seed, function, args, kwargs)
+            assert (flat[0] if len(flat) == 1 and function.__name__ != "nothing" else flat) == want, (
+                seed,
+                function,
+                args,
+                kwargs,
+            )
 
 
 def check_looks_like_the_function() -> None:
@@ -101,7 +106,12 @@ def check_looks_like_the_function() -> None:
 
     f.mark = 7  # type: ignore[attr-defined]
     c = C.CompiledCallable(f, eager)
-    assert (c.__name__, c.__qualname__, c.__doc__, c.__module__) == (f.__name__, f.__qualname__, f.__doc__, f.__module__)
+    assert (c.__name__, c.__qualname__, c.__doc__, c.__module__) == (
+        f.__name__,
+        f.__qualname__,
+        f.__doc__,
+        f.__module__,
+    )
     assert c.__wrapped__ is f and c.mark == 7 and c.__annotations__ == f.__annotations__
     assert inspect.signature(c) == inspect.signature(f)
     assert c.__code__ is f.__code__ and c.__defaults__ == f.__defaults__
@@ -292,7 +302,9 @@ def check_replays_see_every_change() -> None:
 
 def check_reused_addresses() -> None:
     """Objects that take over a dead object's address are not taken for it."""
-    tree = C.GuardTree([guard(S.Item(S.Argument(0, "s"), k), "equals", k) for k in range(8)], [S.Item(S.Argument(0, "s"), 7)])
+    tree = C.GuardTree(
+        [guard(S.Item(S.Argument(0, "s"), k), "equals", k) for k in range(8)], [S.Item(S.Argument(0, "s"), 7)]
+    )
     for shift in (0, 1, 0, 1):
         assert (tree.check((tuple(k + shift for k in range(8)),)) is not None) is (shift == 0)
 
@@ -302,7 +314,9 @@ def check_identity_is_weak() -> None:
     tree = C.GuardTree([guard(S.Argument(0, "x"), "identity", target)], [])
     ref = weakref.ref(target)
     assert tree.check((target,)) == []
-    tree2 = C.GuardTree([SimpleNamespace(source=S.Argument(0, "x"), kind=SimpleNamespace(value="identity"), payload=target)], [])
+    tree2 = C.GuardTree(
+        [SimpleNamespace(source=S.Argument(0, "x"), kind=SimpleNamespace(value="identity"), payload=target)], []
+    )
     tree2.guards[0].payload = tree.guards[0].payload = None  # the records themselves may hold what they please
     del target
     assert ref() is None and tree.check((Node(),)) is None
@@ -351,7 +365,12 @@ def check_hook_replaces_frames() -> None:
         with C.hook_enabled(hook):
             return driver()
 
-    want = [("compiled", (1, 2)), ("compiled", (1, 2, 3, 4)), ("compiled", (1, 2, 3, (3,), {"z": 5})), ("compiled", (4, 1, (5,)))]
+    want = [
+        ("compiled", (1, 2)),
+        ("compiled", (1, 2, 3, 4)),
+        ("compiled", (1, 2, 3, (3,), {"z": 5})),
+        ("compiled", (4, 1, (5,))),
+    ]
     assert outer() == want and outer() == want
     assert plain(1, 2) == (1, 2)
     assert len(set(seen)) == len(seen)

@@ -10,10 +10,20 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+
 from torchdynamo import _C
 from torchdynamo.guards import Scope, explain_failure, global_state
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard
-from torchdynamo.sources import Argument, Attribute, InstanceAttribute, Item, Source, TensorOffset, TensorSize, TensorStride
+from torchdynamo.sources import (
+    Argument,
+    Attribute,
+    InstanceAttribute,
+    Item,
+    Source,
+    TensorOffset,
+    TensorSize,
+    TensorStride,
+)
 
 X, Y = Argument(0, "x"), Argument(1, "y")
 
@@ -66,7 +76,9 @@ def test_dynamic_entries_leaf_and_gradient() -> None:
     leaf.sum().backward()
     assert not holds(record, leaf)
     keys = torch._C._dispatch_keys(leaf).raw_repr()
-    record = Guard(X, GuardKind.TENSOR, of(leaf.detach(), dispatch_keys=torch._C._dispatch_keys(leaf.detach()).raw_repr()))
+    record = Guard(
+        X, GuardKind.TENSOR, of(leaf.detach(), dispatch_keys=torch._C._dispatch_keys(leaf.detach()).raw_repr())
+    )
     assert keys and holds(record, torch.randn(2))
     assert _C.GuardTree([record], []).check((torch.randn(2).to_sparse(),)) is None
 
@@ -110,7 +122,12 @@ def test_shape_programs_divide_as_python_does(op: str, a: int, b: int) -> None:
 
 
 def test_shape_programs_read_tensors() -> None:
-    symbols: dict[str, Source] = {"s": TensorSize(X, 0), "t": TensorStride(X, 1), "o": TensorOffset(X), "n": TensorSize(Y, 1)}
+    symbols: dict[str, Source] = {
+        "s": TensorSize(X, 0),
+        "t": TensorStride(X, 1),
+        "o": TensorOffset(X),
+        "n": TensorSize(Y, 1),
+    }
     steps = (("sym", "s"), ("sym", "n"), ("le", 0), ("sym", "t"), ("const", 1), ("eq", 0), ("and", 0),
              ("sym", "o"), ("const", 5), ("eq", 0), ("not", 0), ("and", 0))  # fmt: skip
     guard = Guard(None, GuardKind.SHAPE, ShapeProgram(steps, symbols, "s <= n and t == 1 and not o == 5"))

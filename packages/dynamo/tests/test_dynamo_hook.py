@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from torchdynamo import _C
 
 HERE = Path(__file__).parent

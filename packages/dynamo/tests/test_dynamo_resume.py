@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from torchdynamo.resume import make_resume
 
 HERE = Path(__file__).parent

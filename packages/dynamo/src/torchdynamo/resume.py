@@ -43,9 +43,7 @@ class StackSlot(enum.Enum):
     HANDLER = "handler"
 
 
-def make_resume(
-    function: FunctionType, offset: int, stack: Sequence[StackSlot], locals: Sequence[str]
-) -> FunctionType:
+def make_resume(function: FunctionType, offset: int, stack: Sequence[StackSlot], locals: Sequence[str]) -> FunctionType:
     """A function that goes on from byte `offset` of `function`'s code. The module docstring gives its convention.
 
     Raises ValueError when the code suspends (a generator or coroutine), when `offset` is none of `instruction_starts`,
