@@ -131,7 +131,7 @@ def test_promotion_and_strides(op: torch._ops.OpOverload, arguments: tuple[tuple
             tensors = []
             for i, shape in enumerate(arguments):
                 dtype = torch.bool if op is aten.where.self and i == 0 else (first, second)[i % 2]
-                t = torch.zeros(shape[::-1], dtype=dtype).permute(*reversed(range(len(shape))))
+                t = torch.zeros(shape[::-1], dtype=dtype).permute(tuple(reversed(range(len(shape)))))
                 tensors.append(t)
             try:
                 real = op(*tensors)

@@ -13,7 +13,7 @@ from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.sym_node import node_of
 
 TABLE = Table()
-DATA_DEPENDENT = frozenset({"index.Tensor", "_unsafe_index.Tensor", "nonzero", "masked_select", "_unique2"})
+DATA_DEPENDENT = frozenset({"index.Tensor", "_unsafe_index.Tensor", "nonzero", "masked_select", "_unique2", "repeat_interleave.Tensor"})
 """Operators whose formula takes `fresh`."""
 
 
@@ -160,3 +160,23 @@ def _sort(x: Any, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, 
 @TABLE.op("sort.stable")
 def _sort_stable(x: Any, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
     return _sort(x, dim, descending)
+
+
+@TABLE.op("searchsorted.Tensor")
+def _searchsorted(sequence: Any, values: Any, *, out_int32: bool = False, **options: Any) -> TensorSpec:
+    return contiguous(values, values.shape, torch.int32 if out_int32 else torch.int64)
+
+
+@TABLE.op("bucketize.Tensor")
+def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> TensorSpec:
+    return contiguous(x, x.shape, torch.int32 if out_int32 else torch.int64)
+
+
+@TABLE.op("isin.Tensor_Tensor", "isin.Tensor_Scalar")
+def _isin(elements: Any, test: Any, *, assume_unique: bool = False, invert: bool = False) -> TensorSpec:
+    return contiguous(elements, elements.shape, torch.bool)
+
+
+@TABLE.op("masked_scatter_backward")
+def _masked_scatter_backward(grad: Any, mask: Any, sizes: Sequence[Size]) -> TensorSpec:
+    return contiguous(grad, sizes)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Formula, Table, elementwise
-from primtorch.fake.layout import dense_like, iterator_strides
+from primtorch.fake.layout import contiguous_strides, dense_like, iterator_strides
 from primtorch.fake.promotion import (
     TENSORS,
     complex_of,
@@ -59,7 +59,7 @@ def _binary(rule: DtypeRule) -> Formula:
 TABLE.each(
     "neg positive relu sign sgn ceil floor round round.decimals trunc square nan_to_num frac bitwise_not hardtanh relu6 "
     "threshold leaky_relu elu celu selu gelu silu mish hardswish hardsigmoid softplus softshrink hardshrink "
-    "conj_physical fill.Scalar",
+    "conj_physical _conj_physical fill.Scalar",
     _unary(_same),
 )
 TABLE.each(
@@ -87,7 +87,9 @@ TABLE.each(
     "div.Tensor div.Scalar true_divide.Tensor atan2 copysign.Tensor copysign.Scalar xlogy.Tensor xlogy.Scalar_Self "
     "xlogy.Scalar_Other special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar special_zeta "
     "special_zeta.self_scalar special_zeta.other_scalar igamma igammac special_chebyshev_polynomial_t "
-    "special_chebyshev_polynomial_u special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l",
+    "special_chebyshev_polynomial_u special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l special_chebyshev_polynomial_v "
+    "special_chebyshev_polynomial_w special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
+    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w ldexp.Tensor",
     _binary(float_of),
 )
 TABLE.each(
@@ -234,3 +236,8 @@ def _native_dropout(x: Any, p: float, train: bool | None) -> tuple[TensorSpec, T
 def _native_dropout_backward(grad: Any, mask: Any, scale: float) -> TensorSpec:
     return elementwise((grad, mask), promote_number(grad.dtype, scale))
 
+
+
+@TABLE.op("glu_backward")
+def _glu_backward(grad: Any, x: Any, dim: int) -> TensorSpec:
+    return TensorSpec(tuple(x.shape), contiguous_strides(tuple(x.shape)), x.dtype, x.device)

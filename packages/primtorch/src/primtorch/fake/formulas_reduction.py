@@ -140,3 +140,46 @@ def _safe_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> TensorS
     return contiguous(x, x.shape, dtype or x.dtype)
 
 
+
+
+@TABLE.op("cummax", "cummin")
+def _cummax(x: Any, dim: int) -> tuple[TensorSpec, TensorSpec]:
+    wrap_dim(dim, x.dim())
+    return contiguous(x, x.shape), contiguous(x, x.shape, torch.int64)
+
+
+@TABLE.op("logcumsumexp")
+def _logcumsumexp(x: Any, dim: int) -> TensorSpec:
+    wrap_dim(dim, x.dim())
+    return contiguous(x, x.shape)
+
+
+@TABLE.op("kthvalue")
+def _kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return _max_dim(x, dim, keepdim)
+
+
+@TABLE.op("mode")
+def _mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return _max_dim(x, dim, keepdim)
+
+
+@TABLE.op("median.dim", "nanmedian.dim")
+def _median(x: Any, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return _max_dim(x, dim, keepdim)
+
+
+@TABLE.op("aminmax")
+def _aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    out = reduced(x, reduced_dims(x, dim), keepdim, x.dtype)
+    return out, out
+
+
+@TABLE.op("count_nonzero", "count_nonzero.dim_IntList")
+def _count_nonzero(x: Any, dim: Any = None) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), False, torch.int64)
+
+
+@TABLE.op("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")
+def _norm(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    return reduced(x, reduced_dims(x, dim), keepdim, real_of(dtype or x.dtype))

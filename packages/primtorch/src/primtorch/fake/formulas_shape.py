@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from primtorch.fake.build import Table, common_device, contiguous, strided
+from primtorch.fake.build import Fresh, Table, common_device, contiguous, refuse_fresh, strided
 from primtorch.fake.layout import (
     channels_last_strides,
     contiguous_strides,
@@ -129,3 +129,35 @@ def _copy(x: Any, src: Any, non_blocking: bool = False) -> TensorSpec:
     return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
 
 
+
+
+@TABLE.op("rot90")
+def _rot90(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorSpec:
+    if k % 4 == 0:
+        return contiguous(x, x.shape)
+    flipped = _flip(x)
+    if k % 4 == 2:
+        return flipped
+    a, b = wrap_dim(dims[0], x.dim()), wrap_dim(dims[1], x.dim())
+    shape, strides = list(flipped.shape), list(flipped.strides)
+    shape[a], shape[b] = shape[b], shape[a]
+    strides[a], strides[b] = strides[b], strides[a]
+    return strided(x, shape, strides)
+
+
+@TABLE.op("block_diag")
+def _block_diag(tensors: Sequence[Any]) -> TensorSpec:
+    rows: Size = 0
+    columns: Size = 0
+    dtype = tensors[0].dtype
+    for t in tensors:
+        rows = rows + (t.shape[0] if t.dim() == 2 else 1)
+        columns = columns + (t.shape[-1] if t.dim() else 1)
+        dtype = torch.promote_types(dtype, t.dtype)
+    return contiguous(tensors[0], (rows, columns), dtype)
+
+
+@TABLE.op("repeat_interleave.Tensor")
+def _repeat_interleave(repeats: Any, *, output_size: Size | None = None, fresh: Fresh = refuse_fresh) -> TensorSpec:
+    count = fresh(None) if output_size is None else output_size
+    return TensorSpec((count,), (1,), torch.int64, repeats.device)

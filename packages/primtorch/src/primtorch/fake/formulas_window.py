@@ -94,3 +94,71 @@ def _adaptive_max_pool(x: Any, output_size: Sequence[Size]) -> tuple[TensorSpec,
     lead = x.dim() - len(output_size)
     shape = (*x.shape[:lead], *output_size)
     return _laid_out(x, shape), _laid_out(x, shape, torch.int64)
+
+
+@TABLE.op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
+          "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
+          "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")  # fmt: skip
+def _upsample(x: Any, output_size: Sequence[Size], *args: Any, **kwargs: Any) -> TensorSpec:
+    shape = (*x.shape[:2], *output_size)
+    if len(output_size) == 1:
+        return strided(x, shape, contiguous_strides(shape))
+    return _laid_out(x, shape)
+
+
+@TABLE.op("upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
+          "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d_backward",
+          "upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward",
+          "upsample_trilinear3d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward")  # fmt: skip
+def _upsample_backward(grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any) -> TensorSpec:
+    shape = tuple(input_size)
+    if len(output_size) == 1:
+        return strided(grad, shape, contiguous_strides(shape))
+    return _laid_out(grad, shape)
+
+
+def _padded(spatial: int) -> Any:
+    def formula(x: Any, padding: Sequence[Size]) -> TensorSpec:
+        shape = list(x.shape)
+        for i in range(spatial):
+            shape[-1 - i] = shape[-1 - i] + padding[2 * i] + padding[2 * i + 1]
+        return _laid_out(x, tuple(shape))
+
+    return formula
+
+
+for _spatial in (1, 2, 3):
+    TABLE.op(f"reflection_pad{_spatial}d", f"replication_pad{_spatial}d")(_padded(_spatial))
+
+
+@TABLE.op("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
+          "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")  # fmt: skip
+def _pad_backward(grad: Any, x: Any, padding: Sequence[Size]) -> TensorSpec:
+    return _laid_out(x, tuple(x.shape))
+
+
+@TABLE.op("grid_sampler_2d", "grid_sampler_3d")
+def _grid_sampler(x: Any, grid: Any, *args: Any) -> TensorSpec:
+    shape = (*x.shape[:2], *grid.shape[1:-1])
+    return strided(x, shape, contiguous_strides(shape))
+
+
+@TABLE.op("pixel_shuffle")
+def _pixel_shuffle(x: Any, upscale_factor: int) -> TensorSpec:
+    *lead, c, h, w = x.shape
+    r = upscale_factor
+    shape = (*lead, c // (r * r), h * r, w * r)
+    return strided(x, shape, contiguous_strides(shape))
+
+
+@TABLE.op("pixel_unshuffle")
+def _pixel_unshuffle(x: Any, downscale_factor: int) -> TensorSpec:
+    *lead, c, h, w = x.shape
+    r = downscale_factor
+    shape = (*lead, c * r * r, h // r, w // r)
+    return strided(x, shape, contiguous_strides(shape))
+
+
+@TABLE.op("channel_shuffle")
+def _channel_shuffle(x: Any, groups: Size) -> TensorSpec:
+    return _laid_out(x, tuple(x.shape))

@@ -14,6 +14,7 @@ from primtorch.fake import (
     formulas_contraction,
     formulas_creation,
     formulas_indexing,
+    formulas_linalg,
     formulas_nn,
     formulas_pointwise,
     formulas_random,
@@ -22,7 +23,7 @@ from primtorch.fake import (
     formulas_view,
     formulas_window,
 )
-from primtorch.fake.build import Formula
+from primtorch.fake.build import Formula, contiguous
 from primtorch.fake.layout import broadcast
 from primtorch.fake.promotion import TENSORS, category
 from primtorch.fake.structured import meta_formula
@@ -35,6 +36,7 @@ _FAMILIES = (
     formulas_indexing,
     formulas_nn,
     formulas_contraction,
+    formulas_linalg,
     formulas_attention,
     formulas_window,
     formulas_creation,
@@ -157,7 +159,7 @@ def _derived(op: OpOverload) -> Formula | None:
     schema = op._schema
     name = schema.name.removeprefix("aten::")
     if not schema.is_mutable:
-        return None
+        return _view_copy(name, schema.overload_name)
     outs = [a.name for a in schema.arguments if a.is_out]
     if outs:
         functional = _functional_of_out(op, set(outs))
@@ -168,6 +170,22 @@ def _derived(op: OpOverload) -> Formula | None:
             return NAMED.get(_RESTRIDED_AS.get(name, name[:-1] + suffix))
         return _in_place(NAMED.get(name[:-1] + suffix), op)
     return None
+
+
+def _view_copy(name: str, overload: str) -> Formula | None:
+    """`view_copy` and the like: the view's result in fresh row-major memory."""
+    if not name.endswith("_copy"):
+        return None
+    viewed = formulas_view.TABLE.get(name.removesuffix("_copy") + (f".{overload}" if overload else ""))
+    if viewed is None:
+        return None
+    found = viewed
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        result = found(*args, **kwargs)
+        return contiguous(result, result.shape) if isinstance(result, TENSORS) else [contiguous(r, r.shape) for r in result]
+
+    return copied
 
 
 def _functional_of_out(op: OpOverload, outs: set[str]) -> Formula | None:

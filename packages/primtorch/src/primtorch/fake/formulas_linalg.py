@@ -1,0 +1,137 @@
+"""Linear algebra. LAPACK's results are column-major in their last two dims."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch.fake.build import Table, common_device, contiguous, elementwise, strided
+from primtorch.fake.layout import broadcast, contiguous_strides, wrap_dim
+from primtorch.fake.promotion import complex_of, real_of, result_type
+from primtorch.spec import Size, TensorSpec
+
+TABLE = Table()
+
+
+def column_major(like: Any, shape: Sequence[Size], dtype: torch.dtype | None = None) -> TensorSpec:
+    """A batch of column-major matrices."""
+    sizes = tuple(shape)
+    swapped = (*sizes[:-2], sizes[-1], sizes[-2])
+    strides = contiguous_strides(swapped)
+    return strided(like, sizes, (*strides[:-2], strides[-1], strides[-2]), dtype)
+
+
+def _smaller(a: Size, b: Size) -> Size:
+    return a if a is b else torch.sym_min(a, b)
+
+
+def _pivots(a: Any) -> TensorSpec:
+    return contiguous(a, (*a.shape[:-2], _smaller(a.shape[-2], a.shape[-1])), torch.int32)
+
+
+def _info(a: Any) -> TensorSpec:
+    return contiguous(a, a.shape[:-2], torch.int32)
+
+
+@TABLE.op("linalg_cholesky_ex")
+def _cholesky_ex(a: Any, *, upper: bool = False, check_errors: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return column_major(a, a.shape), _info(a)
+
+
+@TABLE.op("linalg_inv_ex")
+def _inv_ex(a: Any, *, check_errors: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return column_major(a, a.shape), _info(a)
+
+
+@TABLE.op("linalg_lu_factor_ex")
+def _lu_factor_ex(a: Any, *, pivot: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
+    return column_major(a, a.shape), _pivots(a), _info(a)
+
+
+@TABLE.op("_linalg_det")
+def _det(a: Any) -> tuple[TensorSpec, ...]:
+    return contiguous(a, a.shape[:-2]), column_major(a, a.shape), _pivots(a)
+
+
+@TABLE.op("_linalg_slogdet")
+def _slogdet(a: Any) -> tuple[TensorSpec, ...]:
+    lead = a.shape[:-2]
+    return contiguous(a, lead), contiguous(a, lead, real_of(a.dtype)), column_major(a, a.shape), _pivots(a)
+
+
+@TABLE.op("linalg_qr")
+def _qr(a: Any, mode: str = "reduced") -> tuple[TensorSpec, TensorSpec]:
+    *lead, m, n = a.shape
+    k = _smaller(m, n) if mode == "reduced" else m
+    r = column_major(a, (*lead, _smaller(m, n) if mode != "complete" else m, n))
+    return (contiguous(a, (0,)) if mode == "r" else column_major(a, (*lead, m, k))), r
+
+
+@TABLE.op("_linalg_svd")
+def _svd(
+    a: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    *lead, m, n = a.shape
+    k = _smaller(m, n)
+    values = contiguous(a, (*lead, k), real_of(a.dtype))
+    if not compute_uv:
+        empty = contiguous(a, (0,))
+        return empty, values, empty
+    left = column_major(a, (*lead, m, m if full_matrices else k))
+    right_shape = (*lead, n if full_matrices else k, n)
+    # On CPU V^H is column-major as LAPACK leaves it; the CUDA solvers give V, so V^H is row-major.
+    right = column_major(a, right_shape) if a.device.type == "cpu" else contiguous(a, right_shape)
+    return left, values, right
+
+
+@TABLE.op("_linalg_eigh")
+def _eigh(a: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[TensorSpec, TensorSpec]:
+    values = contiguous(a, a.shape[:-1], real_of(a.dtype))
+    return values, column_major(a, a.shape) if compute_v else contiguous(a, (0,))
+
+
+@TABLE.op("linalg_eig")
+def _eig(a: Any) -> tuple[TensorSpec, TensorSpec]:
+    dtype = complex_of(a.dtype)
+    return contiguous(a, a.shape[:-1], dtype), column_major(a, a.shape, dtype)
+
+
+@TABLE.op("linalg_cross")
+def _cross(a: Any, b: Any, *, dim: int = -1) -> TensorSpec:
+    wrap_dim(dim, a.dim())
+    return contiguous(a, broadcast(tuple(a.shape), tuple(b.shape)))
+
+
+@TABLE.op("_linalg_check_errors")
+def _check_errors(info: Any, api_name: str, *, is_matrix: bool) -> None:
+    return None
+
+
+@TABLE.op("linalg_matrix_exp")
+def _matrix_exp(a: Any) -> TensorSpec:
+    return contiguous(a, a.shape)
+
+
+@TABLE.op("_cdist_forward")
+def _cdist(x1: Any, x2: Any, p: float, compute_mode: int | None) -> TensorSpec:
+    common_device((x1, x2))
+    lead = broadcast(tuple(x1.shape[:-2]), tuple(x2.shape[:-2]))
+    return contiguous(x1, (*lead, x1.shape[-2], x2.shape[-2]))
+
+
+@TABLE.op("_cdist_backward")
+def _cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> TensorSpec:
+    lead = broadcast(tuple(x1.shape[:-2]), tuple(x2.shape[:-2]))
+    return contiguous(x1, (*lead, *x1.shape[-2:]))
+
+
+@TABLE.op("trace")
+def _trace(a: Any) -> TensorSpec:
+    return contiguous(a, (), a.dtype if a.dtype.is_floating_point or a.dtype.is_complex else torch.int64)
+
+
+@TABLE.op("dist")
+def _dist(a: Any, b: Any, p: Any = 2) -> TensorSpec:
+    return contiguous(a, (), real_of(elementwise((a, b), result_type((a, b))).dtype))
