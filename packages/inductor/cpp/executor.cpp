@@ -167,11 +167,7 @@ void run(const Program& program, Frame& frame) {
   c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   c10::OptionalDeviceGuard device_guard;
-  if (!program.device.is_cpu()) {
-    device_guard.reset_device(program.device);
-    const auto* accelerator = c10::impl::getDeviceGuardImpl(program.device.type());
-    frame.stream = accelerator->getStreamNativeHandle(accelerator->getStream(program.device));
-  }
+  if (!program.device.is_cpu()) device_guard.reset_device(program.device);
   for (const int32_t value : program.initial_values) frame.values[value] = evaluate(program.values[value], frame.symbols);
   size_t position = 0;
   try {

@@ -130,6 +130,14 @@ Destination destination_of(py::handle object) {
   return destination;
 }
 
+// A Python object that C++ shares; it is released with the GIL held.
+std::shared_ptr<py::object> hold(py::object object) {
+  return {new py::object(std::move(object)), [](py::object* held) {
+            py::gil_scoped_acquire gil;
+            delete held;
+          }};
+}
+
 // ---- the builder ----------------------------------------------------------------------------------------------------
 
 struct Builder {
@@ -154,6 +162,11 @@ struct Builder {
     input.index = symbol;
     input.name = std::move(name);
     program->inputs.push_back(std::move(input));
+  }
+  void stream(py::object getter, int64_t device) {
+    program->current_stream = [held = hold(std::move(getter)), device] {
+      return reinterpret_cast<void*>((*held)(device).cast<uint64_t>());
+    };
   }
   void constant(int32_t slot, py::handle tensor) { program->constants.emplace_back(slot, tensor_of(tensor)); }
   int64_t value(const std::vector<std::pair<int, int64_t>>& steps, bool initial) {
@@ -225,11 +238,7 @@ struct Builder {
     in.buffers = std::move(slots);
     in.shape = dims_of(integers);
     for (py::handle item : destinations) in.destinations.push_back(destination_of(item));
-    // The callable lives as long as the program, which Python owns; it is released with the GIL held.
-    auto held = std::shared_ptr<py::object>(new py::object(std::move(callable)), [](py::object* object) {
-      py::gil_scoped_acquire gil;
-      delete object;
-    });
+    auto held = hold(std::move(callable));
     in.python = [held](const std::vector<at::Tensor>& tensors, c10::ArrayRef<int64_t> numbers) {
       py::gil_scoped_acquire gil;
       py::list inputs, ints;
@@ -331,6 +340,7 @@ PyObject* execute(const Program& program, PyObject* list, bool consume) {
   Frame frame{slots.data(), symbols.data(), values.data()};
   try {
     bind(program, list, frame);
+    if (program.current_stream) frame.stream = program.current_stream();
   } catch (py::builtin_exception& error) {
     error.set_error();
     return nullptr;
@@ -427,6 +437,7 @@ PYBIND11_MODULE(_C, m) {
       .def(py::init<>())
       .def("input_tensor", &Builder::input_tensor)
       .def("input_symbol", &Builder::input_symbol)
+      .def("stream", &Builder::stream)
       .def("constant", &Builder::constant)
       .def("value", &Builder::value)
       .def("alloc", &Builder::alloc)

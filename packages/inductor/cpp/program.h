@@ -105,6 +105,7 @@ struct Program {
   std::vector<Instruction> instructions;
   std::vector<Output> outputs;
   c10::Device device{c10::DeviceType::CPU};  // the accelerator it runs on, if any
+  std::function<void*()> current_stream;  // the accelerator's native stream; called with the GIL
 };
 
 // The state of one call: a program may run on several threads at a time.

@@ -2,6 +2,7 @@
 
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, codegen_for, register_codegen
 from torchinductor.codegen.cpp.backend import CppBackend
+from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.compile import CompiledGraph, compile_graph
 from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
 from torchinductor.schemas import GraphStats, InductorOptions
@@ -20,6 +21,7 @@ __all__ = [
     "InductorOptions",
     "KernelSource",
     "LoweringError",
+    "TritonBackend",
     "UnknownDevice",
     "codegen_for",
     "compile_graph",
@@ -27,3 +29,4 @@ __all__ = [
 ]
 
 register_codegen("cpu", CppBackend())
+register_codegen("cuda", TritonBackend())

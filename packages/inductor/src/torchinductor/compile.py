@@ -54,6 +54,7 @@ def compile_graph(
     clock.lap("lower")
     operations = schedule(lowered, options)
     clock.lap("schedule")
+    operations = _legalize(lowered, operations)
     for operation in operations:
         if isinstance(operation, Kernel):
             verify(operation)
@@ -82,6 +83,19 @@ class _Clock:
         now = time.perf_counter()
         self.seconds[name] = now - self._last
         self._last = now
+
+
+def _legalize(lowered: Lowered, operations: Sequence[Operation]) -> list[Operation]:
+    """Lets each device's back end cut kernels as the device needs; what they add becomes buffers of the graph."""
+    result: list[Operation] = []
+    for operation in operations:
+        if not isinstance(operation, Kernel):
+            result.append(operation)
+            continue
+        for kernel in codegen_for(operation.device.type).legalize(operation):
+            lowered.buffers.update((name, kernel.buffers[name]) for name in kernel.arguments)
+            result.append(kernel)
+    return result
 
 
 Sources = dict[str, tuple[list[KernelSource], dict[str, int]]]

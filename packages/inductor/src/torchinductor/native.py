@@ -66,6 +66,12 @@ class _Encoder:
 
     def encode(self) -> _C.CompiledProgram:
         self._read_sizes()
+        if self.device.type == "cuda":
+            # Asked once a call, so that kernels follow torch.cuda.stream(...) and a capture's stream.
+            getter = getattr(torch._C, "_cuda_getCurrentRawStream", None)
+            if getter is None:
+                raise InductorError("a program for CUDA needs a PyTorch that is built with CUDA")
+            self.builder.stream(getter, self.device.index or 0)
         for item in self.program.inputs:
             if isinstance(item, SymbolInput):
                 self.builder.input_symbol(item.name, -1 if item.symbol is None else self.symbols[item.symbol])

@@ -37,6 +37,13 @@ class Built:
 class CodegenBackend(ABC):
     """Maps fused kernels of one device type to code."""
 
+    def legalize(self, kernel: Kernel) -> list[Kernel]:
+        """Kernels that together do a scheduled kernel's work on this device, in order; by default the kernel itself.
+
+        Buffers that they add (workspaces) stand in their `buffers`; the driver allocates them like any other.
+        """
+        return [kernel]
+
     @abstractmethod
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         """Source for a kernel. Its pointer arguments are `kernel.arguments`, its int64 ones `kernel.symbols`."""
