@@ -35,9 +35,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 _LIVE: weakref.WeakKeyDictionary[Stats, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
-def optimize(
-    backend: Backend, *, options: CaptureOptions | None = None, dump: Dump | None = None
-) -> Callable[[F], F]:
+def optimize(backend: Backend, *, options: CaptureOptions | None = None, dump: Dump | None = None) -> Callable[[F], F]:
     """A decorator that captures calls of a function, method or nn.Module and compiles their graphs with `backend`.
 
     Args:

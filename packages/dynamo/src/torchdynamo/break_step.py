@@ -16,7 +16,7 @@ from torchdynamo.capture import Stopped
 from torchdynamo.codegen import Codegen
 from torchdynamo.interpreter.protocol import NULL
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.resume import StackSlot, make_resume
+from torchdynamo.resume import StackSlot
 
 Resume = Callable[[int, tuple[StackSlot, ...], tuple[str, ...], bool], Any]
 
@@ -100,7 +100,9 @@ def _branch(codegen: Codegen, stopped: Stopped, resume: Resume, name: str) -> li
     condition = stack.pop()
     decoded = stopped.frame.decoded
     offset = decoded.offsets[stopped.index]
-    found = next(i for i in dis.get_instructions(stopped.frame.function.__code__) if i.offset >= offset and "JUMP" in i.opname)
+    found = next(
+        i for i in dis.get_instructions(stopped.frame.function.__code__) if i.offset >= offset and "JUMP" in i.opname
+    )
     target = found.argval
     following = decoded.offsets[stopped.index + 1]
     kept = [condition] if "OR_POP" in name else []

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from primtorch.schemas import UserFrame
 
+from primtorch.schemas import UserFrame
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
 from torchdynamo.errors import InternalError

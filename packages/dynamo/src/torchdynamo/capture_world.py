@@ -181,13 +181,17 @@ class CaptureWorld(PlainWorld):
             module = "builtins"  # its own __new__ and __init__ are those of a built-in base
         package = module.partition(".")[0]
         if module not in torch_calls.PURE_C_MODULES and package not in ("torch", "builtins"):
-            raise BreakGraph("numpy" if package == "numpy" else "c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}")
+            raise BreakGraph(
+                "numpy" if package == "numpy" else "c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}"
+            )
         return super().call_leaf(fn, args, kwargs)
 
     def _may_call_method_of(self, owner: Any) -> bool:
         kind = type(owner)
         if self.outside.externals.lookup(owner) is None:
-            return kind.__module__.partition(".")[0] in torch_calls.PURE_C_MODULES | {"torch"} or bool(kind.__flags__ & _HEAP_TYPE)
+            return kind.__module__.partition(".")[0] in torch_calls.PURE_C_MODULES | {"torch"} or bool(
+                kind.__flags__ & _HEAP_TYPE
+            )
         return isinstance(owner, (*CONTAINER_BASES, re.Pattern, torch.Tensor, contextvars.ContextVar))
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:

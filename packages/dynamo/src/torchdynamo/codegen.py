@@ -1,11 +1,11 @@
 """Generated Python source of a compiled function: run the graph, replay the side effects, rebuild the result.
 
-    def compiled(inputs, x, self):
-        v0 = self                             # loads: external objects, before anything changes
-        (o0, o1) = graph(*inputs)             # the graph
-        v1 = [o0, 3]                          # build: objects the program made
-        object.__setattr__(v0, 'last', v1)    # effects
-        return v1
+def compiled(inputs, x, self):
+    v0 = self                             # loads: external objects, before anything changes
+    (o0, o1) = graph(*inputs)             # the graph
+    v1 = [o0, 3]                          # build: objects the program made
+    object.__setattr__(v0, 'last', v1)    # effects
+    return v1
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from primtorch.fake import FakeTensor
 from torch import fx
 
+from primtorch.fake import FakeTensor
 from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.iterators import (
@@ -292,7 +292,7 @@ class Codegen:
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
         if isinstance(obj, BaseException):
             name = self._name(obj, f"{self.pin(kind)}.__new__({self.pin(kind)}, {self.items(obj.args)})")
-        elif kind.__new__ is object.__new__ or object.__new__ in _new_chain(kind):
+        elif object.__new__ in _new_chain(kind):
             name = self._name(obj, f"object.__new__({self.pin(kind)})")
         else:
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
@@ -325,7 +325,9 @@ class Codegen:
         if slot.kind == "cell":
             text = f"del {owner}.cell_contents" if value is DELETED else f"{owner}.cell_contents = {self.value(value)}"
         elif slot.kind == "global":
-            text = f"del {owner}[{slot.name!r}]" if value is DELETED else f"{owner}[{slot.name!r}] = {self.value(value)}"
+            text = (
+                f"del {owner}[{slot.name!r}]" if value is DELETED else f"{owner}[{slot.name!r}] = {self.value(value)}"
+            )
         else:
             base = "type" if isinstance(slot.owner, type) else "object"
             if isinstance(slot.owner, (types.FunctionType, types.ModuleType, torch.Tensor)):
@@ -369,7 +371,10 @@ class Codegen:
     def _write_dict(self, known: External) -> None:
         before: dict[Any, Any] = known.snapshot
         shadow = known.value
-        now = {key: dict.__getitem__(shadow, key) for key in list(shadow.keys() if type(shadow) is dict else type(shadow).__iter__(shadow))}
+        now = {
+            key: dict.__getitem__(shadow, key)
+            for key in list(shadow.keys() if type(shadow) is dict else type(shadow).__iter__(shadow))
+        }
         if _same_items(list(now), list(before)) and _same_items(list(now.values()), list(before.values())):
             return
         base = self.pin(collections.OrderedDict) if isinstance(shadow, collections.OrderedDict) else "dict"
@@ -408,7 +413,9 @@ def _new_chain(kind: type) -> list[Any]:
 
 
 def _same_items(a: Sequence[Any], b: Sequence[Any]) -> bool:
-    return len(a) == len(b) and all(x is y or (type(x) in _LITERALS and type(x) is type(y) and x == y) for x, y in zip(a, b, strict=True))
+    return len(a) == len(b) and all(
+        x is y or (type(x) in _LITERALS and type(x) is type(y) and x == y) for x, y in zip(a, b, strict=True)
+    )
 
 
 def _plain_world() -> PlainWorld:
@@ -418,7 +425,7 @@ def _plain_world() -> PlainWorld:
     return world
 
 
-_ITERATORS = (
+_ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter({})), type(iter(set())), type(iter("")), type(iter(range(0))),
     zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
 )  # fmt: skip

@@ -16,10 +16,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from primtorch.fake import FakeTensor
-from primtorch.symbolic import expr_of
 from torch import fx
 
+from primtorch.fake import FakeTensor
+from primtorch.symbolic import expr_of
 from torchdynamo import _C
 from torchdynamo.break_step import continue_after
 from torchdynamo.capture import Captured, interpret
@@ -108,7 +108,8 @@ class Function:
         if len(compiled.entries) < limit and policy == "continue":
             return True
         table = "\n".join(f"  {index}: {reason}" for index, reason in enumerate(why))
-        where = f"{self.function.__qualname__} ({self.function.__code__.co_filename}:{self.function.__code__.co_firstlineno})"
+        code = self.function.__code__
+        where = f"{self.function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
         text = f"{where} has {len(compiled.entries)} compiled versions, and none fits this call:\n{table}"
         if len(compiled.entries) >= limit:
             remedy = "\nMake the values that change arguments of tensor type, or mark sizes with mark_dynamic."
@@ -154,7 +155,9 @@ def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
         state.dump("compiled.py", text)
     sources = [source for source, _ in inputs] if has_graph else []
     tree = _C.GuardTree(guards, sources, state.function, outside.externals.pins.objects)
-    info = Compiled(guards, graph, text, captured.stopped.graph_break if captured.stopped else None, outside.externals.pins.objects)
+    info = Compiled(
+        guards, graph, text, captured.stopped.graph_break if captured.stopped else None, outside.externals.pins.objects
+    )
     return _C.Entry(tree, code, info)
 
 
@@ -166,7 +169,8 @@ def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | None:
         policy = DynamicPolicy(state.options.dynamic is True, frozenset(state.changed), state.options.dynamic is False)
         captured = interpret(state.function, flat, policy, stop_at, reason)
         if captured.error is not None:
-            return _failed(state, captured)
+            _failed(state, captured)
+            return None
         if captured.broke is None:
             return captured
         reason, stop_at = captured.broke
@@ -189,7 +193,6 @@ def _failed(state: Function, captured: Captured) -> None:
         state.stats.fallbacks.append((state.function.__qualname__, str(error)))
         _log.warning("capture of %s failed, it runs eagerly: %s", state.function.__qualname__, error)
         state.skip = True
-    return None
 
 
 def _no_graph(state: Function, reason: GraphBreak) -> None:
@@ -300,8 +303,8 @@ def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
     """All guards: those of the reads, and those of the relations between sizes that were asked."""
     externals = outside.externals
     for name, source in outside.symbol_sources.items():
-        program = (("sym", name), ("const", 2), ("ge", 0))
-        externals.guards.add(None, GuardKind.SHAPE, ShapeProgram(program, {name: source}, f"{name} >= 2"), ())
+        at_least = (("sym", name), ("const", 2), ("ge", 0))
+        externals.guards.add(None, GuardKind.SHAPE, ShapeProgram(at_least, {name: source}, f"{name} >= 2"), ())
     for guard in outside.shape_env.guards:
         symbols = {name: outside.symbol_sources[name] for name in guard.expr.symbols()}
         shape = ShapeProgram(tuple(guard.expr.program()), symbols, str(guard.expr))
@@ -310,8 +313,10 @@ def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
         if any(isinstance(size, torch.SymInt) for size in fake.shape):
             for dim in range(tensor.dim()):
                 stride = expr_of(fake.stride(dim))
-                program = (*stride.program(), ("sym", "stride"), ("eq", 0))
-                symbols = {n: outside.symbol_sources[n] for n in stride.symbols()} | {"stride": TensorStride(source, dim)}
+                program: tuple[tuple[str, Any], ...] = (*stride.program(), ("sym", "stride"), ("eq", 0))
+                symbols = {n: outside.symbol_sources[n] for n in stride.symbols()} | {
+                    "stride": TensorStride(source, dim)
+                }
                 shape = ShapeProgram(program, symbols, f"{source.expression()}.stride({dim}) == {stride}")
                 externals.guards.add(None, GuardKind.SHAPE, shape, ())
     externals.guards.add(None, GuardKind.GLOBAL_STATE, ambient, ())
@@ -321,7 +326,9 @@ def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
 def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
     if not any(node.op.startswith("call") for node in outside.recorder.graph.nodes):
         return None
-    return fx.GraphModule(torch.nn.Module(), outside.recorder.graph, class_name=f"Graph_{name}" if name.isidentifier() else "Graph")
+    return fx.GraphModule(
+        torch.nn.Module(), outside.recorder.graph, class_name=f"Graph_{name}" if name.isidentifier() else "Graph"
+    )
 
 
 def _call_backend(
@@ -366,4 +373,6 @@ def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
                 if expected is not None and size != expected:
                     found.add(TensorSize(guard.source, dim))
     return found
+
+
 _ = FakeTensor

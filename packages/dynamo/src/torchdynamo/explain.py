@@ -33,7 +33,8 @@ class Explanation:
 
     def __str__(self) -> str:
         lines = [
-            f"graphs: {len(self.graphs)}, calls in them: {self.op_count}, breaks: {len(self.breaks)}, guards: {len(self.guards)}"
+            f"graphs: {len(self.graphs)}, calls in them: {self.op_count}",
+            f"breaks: {len(self.breaks)}, guards: {len(self.guards)}",
         ]
         lines += [describe(graph_break) for graph_break in self.breaks]
         lines += [f"ran eagerly: {what}: {why}" for what, why in self.fallbacks]

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
+
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
-
 from torchdynamo.guards import GuardSet, instance_dict
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
@@ -75,7 +75,7 @@ IDENTITY_TYPES: tuple[type, ...] = (
     torch._ops._Ops,
     type(typing.Any),
     type(typing.Optional),
-    type(typing.List[int]),
+    type(list[int]),
 )
 
 # Containers that are shadowed, by built-in base.
@@ -119,7 +119,7 @@ class Pins:
         if index is None:
             index = self._index[id(obj)] = len(self.objects)
             self.objects.append(obj)
-        return Pinned(index, label or getattr(obj, "__name__", type(obj).__name__))
+        return Pinned(index, label or str(getattr(obj, "__name__", type(obj).__name__)))
 
 
 class Externals:
@@ -224,7 +224,7 @@ class Externals:
         if fields is None:
             raise BreakGraph("generator", f"{source.expression()} is an iterator that capture cannot take over")
         self.guard(source, GuardKind.TYPE, kind)
-        copied = kind.__new__(kind)
+        copied: Any = object.__new__(kind)
         known = self._shadow_record(value, source, copied)
         for name in fields:
             part, where = getattr(value, name), Attribute(source, name)
@@ -257,8 +257,8 @@ class Externals:
             return self._shadow(value, source, shadow, set(items))
         self.guard(source, GuardKind.LENGTH, len(value))
         if isinstance(value, tuple):
-            items = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))
-            return self._register(value, source, tuple.__new__(kind, items)).value  # type: ignore[type-var]
+            parts = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))
+            return self._register(value, source, tuple.__new__(kind, parts)).value  # type: ignore[type-var]
         if isinstance(value, list):
             shadow = list.__new__(kind)
             known = self._shadow_record(value, source, shadow)
@@ -273,7 +273,11 @@ class Externals:
     def _dict(self, value: dict[Any, Any], kind: type, source: Source) -> Any:
         keys = tuple(dict.keys(value))
         self.guard(source, GuardKind.DICT_KEYS, keys)
-        shadow = kind.__new__(kind)
+        shadow: Any = (
+            dict.__new__(kind)
+            if not issubclass(kind, collections.OrderedDict)
+            else collections.OrderedDict.__new__(kind)
+        )
         known = self._shadow_record(value, source, shadow)
         if isinstance(value, collections.defaultdict):
             shadow.default_factory = self.wrap(value.default_factory, Attribute(source, "default_factory"))
@@ -321,7 +325,7 @@ def is_constant(value: Any) -> bool:
     """An immutable value without parts that have an identity of their own."""
     if type(value) in (tuple, frozenset):
         return all(map(is_constant, value))
-    return type(value) in CONSTANT_TYPES and type(value) is not int or type(value) is int
+    return (type(value) in CONSTANT_TYPES and type(value) is not int) or type(value) is int
 
 
 def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuard:

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from primtorch.schemas import UserFrame
 
+from primtorch.schemas import UserFrame
 from torchdynamo.schemas import GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard
 from torchdynamo.sources import (
     Argument,
@@ -107,10 +107,8 @@ def instance_dict(obj: Any) -> Mapping[str, Any]:
 
 def base_item(container: Any, key: Any) -> Any:
     """An item by the lookup of the built-in base class."""
-    for base in (dict, list, tuple):
-        if isinstance(container, base):
-            return base.__getitem__(container, key)  # type: ignore[attr-defined]
-    return container[key]
+    lookup: Any = next((base.__getitem__ for base in (dict, list, tuple) if isinstance(container, base)), None)
+    return container[key] if lookup is None else lookup(container, key)
 
 
 def global_state() -> GlobalState:
@@ -164,10 +162,11 @@ _CHECKS: dict[GuardKind, Callable[[Any, Any], bool]] = {
 }
 
 
-def tensor_mismatch(value: Any, want: TensorGuard) -> str | None:
+def tensor_mismatch(value: torch.Tensor, want: TensorGuard) -> str | None:
     """What differs between a tensor and its guard, or None."""
-    if type(value) is not want.type:
-        return f"type {type(value).__name__}, expected {want.type.__name__}"
+    kind: type = type(value)
+    if kind is not want.type:
+        return f"type {kind.__name__}, expected {want.type.__name__}"
     for name in ("dtype", "device", "requires_grad"):
         if getattr(value, name) != getattr(want, name):
             return f"{name} {getattr(value, name)}, expected {getattr(want, name)}"

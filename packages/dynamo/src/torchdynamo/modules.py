@@ -82,4 +82,6 @@ def has_no_hooks(module: nn.Module) -> bool:
 
 
 def uses_plain_getattr(kind: type) -> bool:
-    return getattr(kind, "__getattr__", None) is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
+    return (
+        getattr(kind, "__getattr__", None) is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
+    )

@@ -8,7 +8,6 @@ from typing import Any, Final
 
 from torchdynamo.interpreter.protocol import MISSING, Marker
 
-
 __all__ = ["DELETED", "MISSING", "Overlays", "Slot"]
 
 DELETED: Final = Marker("DELETED")
@@ -41,7 +40,11 @@ class Overlays:
 
     def names(self, owner: Any) -> dict[str, Any]:
         """What was written to the attributes of `owner`."""
-        return {name: value for (key, name, kind), (_, value) in self._slots.items() if key == id(owner) and kind == "attribute"}
+        return {
+            name: value
+            for (key, name, kind), (_, value) in self._slots.items()
+            if key == id(owner) and kind == "attribute"
+        }
 
     def take(self, owner: Any) -> dict[str, Any]:
         """The attribute writes to `owner`, removed from here."""

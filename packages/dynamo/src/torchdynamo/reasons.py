@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from primtorch.schemas import UserFrame
-
 from torchdynamo.interpreter.protocol import Escape
 from torchdynamo.schemas import GraphBreak
 
@@ -54,7 +53,7 @@ _TABLE = (
     Reason(
         "c_function",
         "a C function that capture does not know to be pure",
-        "use a Python or torch function instead, or name it with torchdynamo.allow_in_graph if it works on tensors alone",
+        "use a Python or torch function, or mark it with torchdynamo.allow_in_graph if it works on tensors alone",
     ),
     Reason(
         "operator_without_meta",
@@ -68,7 +67,11 @@ _TABLE = (
     ),
     Reason("disabled", "the function was marked with torchdynamo.disable", "remove the mark to capture the function"),
     Reason("graph_break", "torchdynamo.graph_break() asks for a break here", "remove the call"),
-    Reason("backward", "autograd's engine is run inside of the compiled function", "call backward outside of the compiled function"),
+    Reason(
+        "backward",
+        "autograd's engine is run inside of the compiled function",
+        "call backward outside of the compiled function",
+    ),
     Reason(
         "tensor_metadata_write",
         "the program changes a tensor's storage or metadata in place",
@@ -79,7 +82,11 @@ _TABLE = (
         "a tensor subclass with its own behaviour enters the graph",
         "pass plain tensors, or unwrap the subclass outside of the compiled function",
     ),
-    Reason("random_state", "the program reads or writes a random generator's state", "seed outside of the compiled function"),
+    Reason(
+        "random_state",
+        "the program reads or writes a random generator's state",
+        "seed outside of the compiled function",
+    ),
     Reason(
         "rebuild",
         "a value made during capture has to outlive the graph, and generated code cannot make it again",

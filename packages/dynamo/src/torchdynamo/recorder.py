@@ -15,12 +15,12 @@ from types import TracebackType
 from typing import Any
 
 import torch
+from torch import fx
+
 from primtorch import errors as primtorch_errors
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
-from torch import fx
-
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Source
 
@@ -72,7 +72,24 @@ _OPERATORS: dict[str, Callable[..., Any]] = {
 # Reflected operators: the same function with its operands exchanged.
 _REFLECTED: dict[str, Callable[..., Any]] = {
     f"__r{name}__": _OPERATORS[f"__{name}__"]
-    for name in ("add sub mul truediv div floordiv mod pow matmul and or xor lshift rshift".split())
+    for name in (
+        [
+            "add",
+            "sub",
+            "mul",
+            "truediv",
+            "div",
+            "floordiv",
+            "mod",
+            "pow",
+            "matmul",
+            "and",
+            "or",
+            "xor",
+            "lshift",
+            "rshift",
+        ]
+    )
 }
 
 # Methods and functions that need a tensor's values, by the reason that they break the graph for.
@@ -164,15 +181,13 @@ class Recorder:
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        kwargs = dict(kwargs or {})
         name = function_name(func)
         reason = _BREAKS.get(name)
         if reason is not None and (reason not in _TENSOR_ONLY or _has_tensor(args)):
             raise BreakGraph(reason, f"{name}() of a tensor" if _has_tensor(args) else f"torch {name}()")
         if getattr(func, "__name__", "") in _SETTERS:
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
-        args, kwargs = self._adopt_all(args), self._adopt_all(kwargs)
-        return self.record(func, args, kwargs)
+        return self.record(func, self._adopt_all(args), self._adopt_all(dict(kwargs or {})))
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
@@ -269,7 +284,9 @@ class Recorder:
         return value
 
 
-_TENSOR_ONLY = frozenset({"tensor_to_number", "tensor_repr", "data_dependent_branch", "backward", "tensor_metadata_write"})
+_TENSOR_ONLY = frozenset(
+    {"tensor_to_number", "tensor_repr", "data_dependent_branch", "backward", "tensor_metadata_write"}
+)
 
 
 def function_name(func: Any) -> str:
@@ -285,7 +302,22 @@ def is_inplace(name: str) -> bool:
 
 
 _INPLACE_OPERATORS = frozenset(
-    f"__i{name}__" for name in "add sub mul truediv div floordiv mod pow and or xor lshift rshift".split()
+    f"__i{name}__"
+    for name in [
+        "add",
+        "sub",
+        "mul",
+        "truediv",
+        "div",
+        "floordiv",
+        "mod",
+        "pow",
+        "and",
+        "or",
+        "xor",
+        "lshift",
+        "rshift",
+    ]
 )
 
 

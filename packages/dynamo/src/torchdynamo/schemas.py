@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from primtorch.schemas import UserFrame
 
+from primtorch.schemas import UserFrame
 from torchdynamo.sources import Source
 
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[Any]]]
@@ -31,7 +31,7 @@ class GuardKind(enum.Enum):
     BOOL = "bool"  # truth value of a container, None or number
     TENSOR = "tensor"  # TensorGuard
     SAME_OBJECT = "same_object"  # Source: the object is that one
-    DISTINCT_STORAGE = "distinct_storage"  # tuple of Sources: no two tensors overlap in memory (source itself is the first)
+    DISTINCT_STORAGE = "distinct_storage"  # tuple of Sources: no two of these tensors and the source's own overlap
     SHAPE = "shape"  # ShapeProgram: relation between sizes of inputs; the guard's own source is None
     GLOBAL_STATE = "global_state"  # GlobalState; the guard's own source is None
     PREDICATE = "predicate"  # a Python callable object -> bool; the slow last resort

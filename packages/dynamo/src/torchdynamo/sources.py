@@ -79,7 +79,7 @@ class InstanceAttribute:
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """`base[key]` of an exact or subclassed list, tuple or dict, by the base class's own lookup; `key` is a constant."""
+    """`base[key]` of a list, tuple or dict (or a subclass), by the built-in class's lookup; `key` is a constant."""
 
     base: Source
     key: object

@@ -76,7 +76,19 @@ NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
         torch.finfo, torch.iinfo,
     }
 )  # fmt: skip
-_LOG = ("debug", "info", "warning", "error", "critical", "log", "isEnabledFor", "getEffectiveLevel", "warning_once", "info_once", "warning_advice")
+_LOG = (
+    "debug",
+    "info",
+    "warning",
+    "error",
+    "critical",
+    "log",
+    "isEnabledFor",
+    "getEffectiveLevel",
+    "warning_once",
+    "info_once",
+    "warning_advice",
+)
 LOGGING_FUNCTIONS: frozenset[Any] = frozenset(
     function for name in _LOG if (function := getattr(logging.Logger, name, None)) is not None
 )
@@ -93,7 +105,18 @@ PURE_C_MODULES: frozenset[str] = frozenset(
 )  # fmt: skip
 
 # Python modules of torch whose functions are thin layers over operators: run natively under the recorder.
-LEAF_MODULES = frozenset({"torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops", "torch._VF", "torch.linalg", "torch.fft", "torch.special"})
+LEAF_MODULES = frozenset(
+    {
+        "torch.nn.functional",
+        "torch.functional",
+        "torch._tensor",
+        "torch._ops",
+        "torch._VF",
+        "torch.linalg",
+        "torch.fft",
+        "torch.special",
+    }
+)
 
 
 def _overridable() -> frozenset[Any]:
@@ -121,10 +144,15 @@ def is_leaf(function: Any) -> bool:
     if kind is types.BuiltinFunctionType:
         owner = function.__self__
         module = function.__module__ or ""
-        return module.startswith("torch") or owner is torch._C._VariableFunctionsClass or _owner_name(owner).startswith("torch")
+        return (
+            module.startswith("torch")
+            or owner is _VARIABLE_FUNCTIONS
+            or _owner_name(owner).startswith("torch")
+        )
     return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
 
 
+_VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 

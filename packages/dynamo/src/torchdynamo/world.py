@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import nn
+
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
-from torch import nn
-
-from torchdynamo import modules, torch_calls
+from torchdynamo import modules
 from torchdynamo.externals import External, Externals, is_constant, tensor_guard
 from torchdynamo.guards import instance_dict
 from torchdynamo.interpreter.iterators import native_type
@@ -30,7 +29,6 @@ from torchdynamo.sources import (
     Global,
     InstanceAttribute,
     Item,
-    Pinned,
     Source,
     TensorSize,
     base_of,
@@ -420,7 +418,19 @@ def getattr_static_dict(obj: Any) -> dict[str, Any] | None:
 
 
 # Attributes that cannot change while the object is the same.
-_FIXED_ATTRIBUTES = frozenset({"__name__", "__qualname__", "__module__", "__code__", "__doc__", "__closure__", "__self__", "__func__", "__objclass__"})
+_FIXED_ATTRIBUTES = frozenset(
+    {
+        "__name__",
+        "__qualname__",
+        "__module__",
+        "__code__",
+        "__doc__",
+        "__closure__",
+        "__self__",
+        "__func__",
+        "__objclass__",
+    }
+)
 _CLASS_DICT = type.__dict__["__dict__"].__get__
 _HEAP_TYPE = 1 << 9
 _DESCRIPTORS = (
