@@ -10,7 +10,9 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
+from primtorch.spec import TensorSpec
 
 
 class RecordingMode:
@@ -38,7 +40,8 @@ class RecordingMode:
 
     def track(self, tensor: Any, node: fx.Node) -> None:
         """Make `node` the one that gives `tensor`."""
-        node.meta.setdefault("val", tensor)
+        # A real tensor's metadata may be changed in place later; a descriptor says what it was here.
+        node.meta.setdefault("val", tensor if isinstance(tensor, FakeTensor) else TensorSpec.of(tensor))
         node.meta.setdefault("stack", ())
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
@@ -77,9 +80,11 @@ class RecordingMode:
         if isinstance(out, torch.Tensor):
             self.track(out, node)
             return
-        node.meta["val"] = out
         if not isinstance(out, (tuple, list)):
+            node.meta["val"] = out
             return
+        node.meta["val"] = tuple(
+            TensorSpec.of(o) if isinstance(o, torch.Tensor) and not isinstance(o, FakeTensor) else o for o in out)
         for i, part in enumerate(out):
             if isinstance(part, torch.Tensor):
                 item = self.graph.call_function(operator.getitem, (node, i))

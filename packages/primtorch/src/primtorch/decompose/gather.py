@@ -107,8 +107,10 @@ def _full_rank(x: Value, index: Value) -> Value:
 def _gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     if x.rank == 0:
         return x.expand(index.shape)
-    if index.rank == 0:
+    if index.rank == 0:  # of a 1-d tensor
         return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64).reshape((1,))).reshape(())  # type: ignore[no-any-return]
+    if isinstance(index.numel(), int) and index.numel() == 0 and index.rank != x.rank:
+        return b.full(index.shape, 0, x.dtype, x.device)
     return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64))  # type: ignore[no-any-return]
 
 

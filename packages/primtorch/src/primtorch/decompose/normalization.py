@@ -22,9 +22,11 @@ def _rsqrt(variance: Value, eps: float) -> Value:
     return (variance + eps).map(prims.rsqrt)
 
 
-def _statistics_dtype(x: Value) -> torch.dtype:
-    """Where eager keeps mean and rstd of a normalisation: float32 for reduced precision on a GPU, else x's."""
-    return x.dtype if x.device.type == "cpu" else compute_dtype(x.dtype)
+def _statistics_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
+    """Where eager keeps mean and rstd of a normalisation: float32 for reduced precision on a GPU, and on the CPU
+    where the parameters are float32; else x's dtype."""
+    mixed = any(p is not None and p.dtype is not x.dtype for p in parameters)
+    return x.dtype if x.device.type == "cpu" and not mixed else compute_dtype(x.dtype)
 
 
 # --- layer norm ----------------------------------------------------------------------------------
@@ -41,7 +43,7 @@ def _layer_norm(b: Builder, x: Value, normalized_shape: Sequence[Any], weight: V
         out = out * weight.to(wide.dtype)
     if bias is not None:
         out = out + bias.to(wide.dtype)
-    kept = _statistics_dtype(x)
+    kept = _statistics_dtype(x, weight, bias)
     return out.to(x.dtype), mean.to(kept), rstd.to(kept)
 
 
@@ -77,7 +79,7 @@ def _rms_norm(b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Val
     out = wide * rstd
     if weight is not None:
         out = out * weight.to(wide.dtype)
-    return out.to(x.dtype), rstd.to(_statistics_dtype(x))
+    return out.to(x.dtype), rstd.to(_statistics_dtype(x, weight))
 
 
 @RULES("aten::_fused_rms_norm_backward.default")
@@ -135,18 +137,20 @@ def _batch_norm_parts(b: Builder, x: Value, weight: Value | None, bias: Value | 
     return out.to(x.dtype), mean, rstd, new_mean, new_var
 
 
-def _saved(b: Builder, x: Value, mean: Value, rstd: Value, training: bool) -> tuple[Value, Value]:
+def _saved(b: Builder, x: Value, mean: Value, rstd: Value, training: bool,
+           *parameters: Value | None) -> tuple[Value, Value]:
+    kept = _statistics_dtype(x, *parameters)
     if training:
-        return mean, rstd
-    empty = b.full((0,), 0, mean.dtype, x.device)
-    return (empty, empty) if x.device.type == "cpu" else (mean, rstd)
+        return mean.to(kept), rstd.to(kept)
+    empty = b.full((0,), 0, kept, x.device)
+    return (empty, empty) if x.device.type == "cpu" else (mean.to(kept), rstd.to(kept))
 
 
 @RULES(aten.native_batch_norm.default)
 def _native_batch_norm(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
                        running_var: Value | None, training: bool, momentum: float, eps: float) -> tuple[Value, ...]:
     out, mean, rstd, _, _ = _batch_norm_parts(b, x, weight, bias, running_mean, running_var, training, momentum, eps)
-    return (out, *_saved(b, x, mean, rstd, training))
+    return (out, *_saved(b, x, mean, rstd, training, weight, bias, running_mean, running_var))
 
 
 @RULES(aten._native_batch_norm_legit.no_stats)
@@ -166,7 +170,7 @@ def _batch_norm_functional(b: Builder, x: Value, weight: Value | None, bias: Val
                            running_var: Value, training: bool, momentum: float, eps: float) -> tuple[Any, ...]:
     out, mean, rstd, new_mean, new_var = _batch_norm_parts(
         b, x, weight, bias, running_mean, running_var, training, momentum, eps)
-    return (out, *_saved(b, x, mean, rstd, training), new_mean, new_var)
+    return (out, *_saved(b, x, mean, rstd, training, weight, bias, running_mean, running_var), new_mean, new_var)
 
 
 @RULES("aten::_batch_norm_with_update_functional.default")
@@ -247,7 +251,7 @@ def _group_norm(b: Builder, x: Value, weight: Value | None, bias: Value | None, 
         out = out * weight.to(wide.dtype).unsqueeze(0, 2)
     if bias is not None:
         out = out + bias.to(wide.dtype).unsqueeze(0, 2)
-    kept = _statistics_dtype(x) if weight is None else weight.dtype
+    kept = _statistics_dtype(x, weight, bias)
     return (out.reshape(x.shape).to(x.dtype), mean.reshape((n, group)).to(kept),
             rstd.reshape((n, group)).to(kept))
 

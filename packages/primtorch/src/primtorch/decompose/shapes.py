@@ -115,7 +115,7 @@ def _select(b: Builder, x: Value, dim: int, index: Any) -> Value:
     return x.select(dim, _position(index, x.shape[dim], dim))
 
 
-@RULES(aten.split_with_sizes.default, "aten::split_with_sizes_copy.default")
+@RULES(aten.split_with_sizes.default, aten.unsafe_split_with_sizes.default, "aten::split_with_sizes_copy.default")
 def _split_with_sizes(b: Builder, x: Value, sizes: Sequence[Any], dim: int = 0) -> tuple[Value, ...]:
     dim = x.dim(dim)
     parts = []
@@ -126,7 +126,7 @@ def _split_with_sizes(b: Builder, x: Value, sizes: Sequence[Any], dim: int = 0) 
     return tuple(parts)
 
 
-@RULES(aten.split.Tensor, "aten::split_copy.Tensor")
+@RULES(aten.split.Tensor, aten.unsafe_split.Tensor, "aten::split_copy.Tensor")
 def _split(b: Builder, x: Value, size: Any, dim: int = 0) -> tuple[Value, ...]:
     dim = x.dim(dim)
     total = x.shape[dim]
@@ -502,11 +502,11 @@ def _arange(b: Builder, *ends: Any, dtype: Any = None, layout: Any = None, devic
     start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1) if len(ends) == 2 else ends
     integral = all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step))
     dtype = dtype or (torch.int64 if integral else torch.get_default_dtype())
+    if not integral and not dtype.is_floating_point:
+        start, end, step = int(start), int(end), int(step)
+        integral = True
     length, place = _count(start, end, step), _place(device)
     if integral:
-        return b.iota(length, place, start, step).to(dtype)
-    if not dtype.is_floating_point:
-        start, step = int(start), int(step)
         return b.iota(length, place, start, step).to(dtype)
     return (b.iota(length, place).to(torch.float64) * float(step) + float(start)).to(dtype)
 
@@ -571,3 +571,82 @@ def _diag_embed(b: Builder, x: Value, offset: int = 0, dim1: int = -2, dim2: int
     return filled.permute(order)  # type: ignore[no-any-return]
 
 
+
+
+# --- padding by the tensor's own elements -----------------------------------------------------------
+def _mirrored(i: Value, size: Any) -> Value:
+    """Positions outside [0, size) reflected at the ends, which are not repeated."""
+    last = size - 1
+    return last - (last - i.map(prims.abs)).map(prims.abs)
+
+
+def _clamped(i: Value, size: Any) -> Value:
+    return i.maximum(0).minimum(size - 1)
+
+
+def _pad_indices(b: Builder, place: Any, spatial: Sequence[Any], padding: Sequence[Any],
+                 device: torch.device) -> list[Value]:
+    rank = len(spatial)
+    indices = []
+    for d, size in enumerate(spatial):
+        low, high = padding[2 * (rank - 1 - d)], padding[2 * (rank - 1 - d) + 1]
+        i = place(b.iota(size + low + high, device, start=-low), size)
+        indices.append(i.unsqueeze(*range(1, rank - d)))
+    return indices
+
+
+def _indexed_pad(place: Any, rank: int) -> Any:
+    def rule(b: Builder, x: Value, padding: Sequence[Any]) -> Value:
+        lead = x.rank - rank
+        indices = _pad_indices(b, place, x.shape[lead:], padding, x.device)
+        return b.emit(prims.index, x, (*(None,) * lead, *indices))  # type: ignore[no-any-return]
+
+    return rule
+
+
+def _indexed_pad_backward(place: Any, rank: int) -> Any:
+    def rule(b: Builder, grad: Value, x: Value, padding: Sequence[Any]) -> Value:
+        lead = x.rank - rank
+        indices = _pad_indices(b, place, x.shape[lead:], padding, x.device)
+        g = grad.compute()
+        zeros = b.full(x.shape, 0, g.dtype, g.device)
+        return b.emit(prims.index_put, zeros, (*(None,) * lead, *indices), g, True).to(grad.dtype)  # type: ignore[no-any-return]
+
+    return rule
+
+
+for _rank in (1, 2, 3):
+    for _name, _how in (("reflection", _mirrored), ("replication", _clamped)):
+        RULES.add(getattr(aten, f"{_name}_pad{_rank}d").default, _indexed_pad(_how, _rank))
+        RULES.add(getattr(aten, f"{_name}_pad{_rank}d_backward").default, _indexed_pad_backward(_how, _rank))
+
+
+@RULES(aten.pixel_shuffle.default)
+def _pixel_shuffle(b: Builder, x: Value, factor: int) -> Value:
+    *lead, c, h, w = x.shape
+    n, f = len(lead), factor
+    split = x.reshape((*lead, c // (f * f), f, f, h, w))
+    moved = split.permute([*range(n), n, n + 3, n + 1, n + 4, n + 2])
+    return moved.reshape((*lead, c // (f * f), h * f, w * f))
+
+
+@RULES(aten.pixel_unshuffle.default)
+def _pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
+    *lead, c, h, w = x.shape
+    n, f = len(lead), factor
+    split = x.reshape((*lead, c, h // f, f, w // f, f))
+    moved = split.permute([*range(n), n, n + 2, n + 4, n + 1, n + 3])
+    return moved.reshape((*lead, c * f * f, h // f, w // f))
+
+
+@RULES(aten.channel_shuffle.default, "aten::native_channel_shuffle.default")
+def _channel_shuffle(b: Builder, x: Value, groups: int) -> Value:
+    n, c, *rest = x.shape
+    return x.reshape((n, groups, c // groups, *rest)).transpose(1, 2).reshape(x.shape)
+
+
+@RULES(aten.trace.default)
+def _trace(b: Builder, x: Value) -> Value:
+    diagonal = b.emit(prims.diagonal, x, 0, 0, 1)
+    wide = diagonal if x.dtype.is_floating_point or x.dtype.is_complex else diagonal.to(torch.int64)
+    return wide.sum((0,))  # type: ignore[no-any-return]

@@ -1,0 +1,154 @@
+"""What becomes of each overload in torch.ops.aten: the census behind `python -m primtorch coverage`."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from enum import Enum
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.decompose import decompositions
+from primtorch.prims import PRIMS
+
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+class Class(Enum):
+    """How a graph that holds the overload is brought into the set."""
+
+    PRIM = "prim"
+    DECOMPOSED = "decomposed"
+    DERIVED = "derived"
+    COMPOSITE = "composite by dispatcher"
+    OUT_OF_SCOPE = "out of scope"
+    MISSING = "missing"
+
+
+class Reason(Enum):
+    """Why an overload is out of scope."""
+
+    SPARSE = "sparse layouts"
+    QUANTIZED = "quantized tensors"
+    NESTED = "nested tensors"
+    NAMED = "named dimensions"
+    VENDOR = "one vendor's kernel"
+    PYTHON = "on Python numbers, strings and lists, not tensors"
+    AUTOGRAD = "internals of autograd, functionalization or forward-mode differentiation"
+    FOREACH = "lists of tensors of the optimizers"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One overload and what becomes of it."""
+
+    overload: OpOverload
+    kind: Class
+    reason: Reason | None = None
+
+
+_BY_NAME: tuple[tuple[Reason, tuple[str, ...]], ...] = (
+    (Reason.SPARSE, ("sparse", "_coalesce", "coalesce", "_indices", "_values", "crow_indices", "col_indices",
+                     "ccol_indices", "row_indices", "_nnz", "_dimI", "_dimV", "to_dense", "_to_dense", "is_coalesced",
+                     "_is_coalesced", "hspmm", "_spdiags", "_csr", "_csc", "_bsr", "_bsc", "indices", "values")),
+    (Reason.QUANTIZED, ("quant", "fbgemm", "q_scale", "q_zero", "q_per_channel", "qscheme", "int_repr", "_int4",
+                        "_int8", "_weight_int", "_dyn_quant", "_choose_qparams", "_scaled_mm", "_scaled_grouped",
+                        "_make_per", "fake_quant", "_fused_moving_avg", "_empty_affine", "_empty_per")),
+    (Reason.NESTED, ("nested", "jagged", "_padded_dense", "to_padded_tensor")),
+    (Reason.NAMED, ("rename", "refine_names", "align_", "names")),
+    (Reason.VENDOR, ("mkldnn", "cudnn", "miopen", "mps", "vulkan", "xnnpack", "metal", "_cslt", "hip", "xpu",
+                     "nnpack", "_cufft", "_cuda", "_triton", "_thnn", "_transformer_encoder", "_native_multi_head",
+                     "_flash_attention", "_efficient_attention", "_cudnn_attention", "_fused_sdp", "_overrideable",
+                     "_convolution_mode", "_mixed_dtypes", "_int_mm", "_grouped_mm", "_wrapped_")),
+    (Reason.FOREACH, ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_")),
+    (Reason.AUTOGRAD, ("_fw_primal", "_make_dual", "_unpack_dual", "_new_zeros_with_same_feature", "_has_same_storage",
+                       "_version", "retain_grad", "retains_grad", "requires_grad_", "_backward", "output_nr", "is_leaf",
+                       "set_data", "data", "record_stream", "_functional_", "_propagate_xla", "_to_cpu", "_lazy_clone",
+                       "set_", "resize", "_resize", "pin_memory", "_pin_memory", "is_pinned", "_validate", "_assert",
+                       "_debug", "_test_", "_print", "_async_error", "_remove_batch", "_add_batch")),
+)
+
+
+def _reason(overload: OpOverload) -> Reason | None:
+    name = overload._schema.name.split("::")[1]
+    if "name" in overload._overloadname or "Dimname" in str(overload._schema):
+        return Reason.NAMED
+    types = [str(a.type) for a in overload._schema.arguments] + [str(r.type) for r in overload._schema.returns]
+    if not any("Tensor" in t for t in types):
+        return Reason.PYTHON
+    for reason, marks in _BY_NAME:
+        exact = name in marks
+        if reason is Reason.AUTOGRAD:
+            if exact or any(name.startswith(m) for m in marks if m not in ("_backward", "data", "set_", "resize")):
+                return reason
+        elif exact or any(m in name for m in marks if len(m) > 6 or m.startswith("_") or reason is not Reason.SPARSE):
+            return reason
+    return None
+
+
+def _functional_form(overload: OpOverload) -> str | None:
+    """The name of the functional operator that an in-place or out= variant writes the result of."""
+    schema = overload._schema
+    if not any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+        return None
+    name = schema.name.split("::")[1]
+    return name[:-1] if name.endswith("_") and not name.endswith("__") else name
+
+
+def census() -> Iterator[Entry]:
+    """Every overload of `torch.ops.aten`, by name."""
+    rules = decompositions()
+    whole = {p.aten for p in PRIMS.values() if p.aten is not None}
+    known = {op._schema.name.split("::")[1] for op in rules}
+    for packet_name in sorted(dir(torch.ops.aten)):
+        packet = getattr(torch.ops.aten, packet_name)
+        if not hasattr(packet, "overloads"):
+            continue
+        for overload_name in packet.overloads():
+            yield classify(getattr(packet, overload_name), rules, whole, known)
+
+
+def classify(overload: OpOverload, rules: object, whole: set[OpOverload], known: set[str]) -> Entry:
+    if overload in whole:
+        return Entry(overload, Class.PRIM)
+    if overload in rules:  # type: ignore[operator]
+        return Entry(overload, Class.DECOMPOSED)
+    reason = _reason(overload)
+    if reason is not None:
+        return Entry(overload, Class.OUT_OF_SCOPE, reason)
+    if not torch._C._dispatch_has_kernel(overload.name()):  # TorchScript's own, never dispatched
+        return Entry(overload, Class.OUT_OF_SCOPE, Reason.PYTHON)
+    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), _COMPOSITE):
+        return Entry(overload, Class.COMPOSITE)
+    functional = _functional_form(overload)
+    if functional is not None and (functional in known or _is_composite(functional)):
+        return Entry(overload, Class.DERIVED)
+    return Entry(overload, Class.MISSING)
+
+
+def _is_composite(name: str) -> bool:
+    packet = getattr(torch.ops.aten, name, None)
+    return packet is not None and any(
+        torch._C._dispatch_has_kernel(getattr(packet, o).name())
+        and torch._C._dispatch_has_kernel_for_dispatch_key(getattr(packet, o).name(), _COMPOSITE)
+        for o in packet.overloads())
+
+
+def report(*, missing: bool = False) -> str:
+    """The table of the census as text; with `missing`, also the overloads that nothing covers."""
+    entries = list(census())
+    kinds = Counter(e.kind for e in entries)
+    reasons = Counter(e.reason for e in entries if e.reason is not None)
+    lines = [f"{len(entries)} overloads in torch.ops.aten, torch {torch.__version__}", ""]
+    lines += [f"{kind.value:26} {kinds[kind]:5}" for kind in Class]
+    lines += ["", "out of scope:"] + [f"  {reason.value:66} {count:5}" for reason, count in reasons.most_common()]
+    inside = len(entries) - kinds[Class.OUT_OF_SCOPE]
+    functional = [e for e in entries if e.kind is not Class.OUT_OF_SCOPE and _functional_form(e.overload) is None]
+    covered = sum(e.kind is not Class.MISSING for e in functional)
+    lines += ["", f"in scope: {inside}, covered {100 * (1 - kinds[Class.MISSING] / inside):.1f}%; "
+                  f"functional: {len(functional)}, covered {100 * covered / len(functional):.1f}%"]
+    if missing:
+        lines += ["", "missing:"] + [f"  {e.overload}" for e in entries if e.kind is Class.MISSING]
+    return "\n".join(lines)

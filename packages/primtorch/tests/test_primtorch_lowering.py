@@ -1,0 +1,170 @@
+"""Joint forward and backward graphs, lowered to prims and interpreted, against eager in float64."""
+
+import torch
+from torch import nn
+
+import pytest
+from primtorch import interpret, lower, trace, verify
+from primtorch.errors import NotClosed
+from primtorch.prims import PRIMS, Prim
+from torch.nn import functional as F
+
+aten = torch.ops.aten
+
+
+class Transformer(nn.Module):
+    def __init__(self, width=16, words=50):
+        super().__init__()
+        self.table, self.places = nn.Embedding(words, width, padding_idx=0), nn.Embedding(12, width)
+        self.q, self.k, self.v, self.o = (nn.Linear(width, width) for _ in range(4))
+        self.norm1, self.norm2 = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.head = nn.Linear(width, words)
+
+    def forward(self, ids, labels):
+        x = self.table(ids) + self.places(torch.arange(ids.shape[1]))
+        split = lambda t: t.view(*t.shape[:2], 4, -1).transpose(1, 2)
+        q, k, v = split(self.q(x)), split(self.k(x)), split(self.v(x))
+        mask = torch.ones(ids.shape[1], ids.shape[1], dtype=torch.bool).tril()
+        scores = (q @ k.transpose(-1, -2) / 2.0).masked_fill(~mask, float("-inf")).softmax(-1)
+        mixed = self.o((scores @ v).transpose(1, 2).reshape(x.shape))
+        x = self.norm1(x + mixed)
+        x = self.norm2(x + self.down(F.gelu(self.up(x), approximate="tanh")))
+        return F.cross_entropy(self.head(x).flatten(0, 1), labels.flatten(), ignore_index=-100)
+
+
+class Images(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.stem, self.depthwise = nn.Conv2d(3, 8, 3, stride=2, padding=1), nn.Conv2d(8, 8, 3, padding=1, groups=8)
+        self.squeeze, self.excite = nn.Conv2d(8, 4, 1), nn.Conv2d(4, 8, 1)
+        self.weight, self.bias = nn.Parameter(torch.rand(8)), nn.Parameter(torch.rand(8))
+        self.group, self.head = nn.GroupNorm(2, 8), nn.Linear(32, 5)
+
+    def forward(self, x, labels):
+        x = F.max_pool2d(F.hardswish(self.stem(x)), 3, 2, 1)
+        x = F.batch_norm(self.depthwise(x), None, None, self.weight, self.bias, training=True)
+        x = F.relu6(x) + F.avg_pool2d(x, 3, 1, 1)
+        x = x * F.hardsigmoid(self.excite(F.silu(self.squeeze(F.adaptive_avg_pool2d(x, 1)))))
+        x = self.group(F.interpolate(x, scale_factor=2, mode="bilinear"))
+        x = F.adaptive_avg_pool2d(x, (2, 2)).flatten(1)
+        return F.cross_entropy(self.head(x), labels)
+
+
+def joint(model, *, autocast=False):
+    parameters = list(model.parameters())
+
+    def step(x, labels, *parameters):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            loss = model(x, labels)
+        return (loss, *torch.autograd.grad(loss, parameters))
+
+    return step, parameters
+
+
+def inputs_of(model, seed):
+    torch.manual_seed(seed)
+    if isinstance(model, Transformer):
+        ids = torch.randint(0, 50, (3, 9))
+        return ids, torch.where(ids < 10, -100, ids)
+    return torch.randn(2, 3, 24, 20).to(next(model.parameters()).dtype), torch.randint(0, 5, (2,))
+
+
+@pytest.mark.parametrize("build", [Transformer, Images])
+def test_joint_graph_equals_eager(build):
+    torch.manual_seed(0)
+    model = build().double()
+    x, labels = inputs_of(model, 1)
+    step, parameters = joint(model)
+    graph = trace(step, x, labels, *parameters)
+    lowered = lower(graph)
+    verify(lowered)
+    for got, want in zip(interpret(lowered)(x, labels, *parameters), step(x, labels, *parameters), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-7, atol=1e-10)
+        assert got.stride() == want.stride()
+
+
+@pytest.mark.parametrize("build", [Transformer, Images])
+def test_autocast_is_as_near_to_float64_as_eager(build):
+    torch.manual_seed(0)
+    model = build()
+    x, labels = inputs_of(model, 2)
+    step, parameters = joint(model, autocast=True)
+    lowered = lower(trace(step, x, labels, *parameters))
+    verify(lowered)
+    ours = interpret(lowered)(x, labels, *parameters)
+    eager = step(x, labels, *parameters)
+    exact_model = build().double()
+    exact_model.load_state_dict(model.state_dict())
+    exact_step, exact_parameters = joint(exact_model)
+    exact = exact_step(x.double() if x.is_floating_point() else x, labels, *exact_parameters)
+    for got, want, truth in zip(ours, eager, exact, strict=True):
+        assert got.dtype == want.dtype
+        assert (got - truth).norm() <= 2 * (want - truth).norm() + 1e-2 * truth.norm() + 1e-6
+
+
+def test_dropout_keeps_its_rate_and_its_gradient_agrees():
+    def program(x):
+        y = aten.native_dropout(x, 0.25, True)[0]
+        return y, *torch.autograd.grad(y.sum(), x)
+
+    x = torch.ones(64, 256, requires_grad=True)
+    lowered = lower(trace(program, x))
+    verify(lowered)
+    torch.manual_seed(5)
+    y, gradient = interpret(lowered)(x)
+    assert torch.equal(y, gradient)
+    assert abs((y == 0).float().mean() - 0.25) < 0.02
+    assert torch.allclose(y[y != 0], torch.tensor(1 / 0.75))
+    torch.manual_seed(5)
+    assert torch.equal(interpret(lowered)(x)[0], y)
+    assert not torch.equal(interpret(lowered)(x)[0], y)
+
+
+def test_equal_calls_are_recorded_once_and_draws_are_not():
+    def program(x):
+        return x.exp() + x.exp(), torch.rand_like(x) - torch.rand_like(x)
+
+    lowered = lower(trace(program, torch.randn(4)))
+    names = [n.target.name for n in lowered.graph.nodes if isinstance(n.target, Prim)]
+    assert names.count("exp") == 1
+    assert names.count("random_seed") == 2
+
+
+def test_core_aten_is_closed_and_equal():
+    model = Transformer().double()
+    x, labels = inputs_of(model, 3)
+    step, parameters = joint(model)
+    lowered = lower(trace(step, x, labels, *parameters), opset="core_aten")
+    verify(lowered, "core_aten")
+    for got, want in zip(interpret(lowered)(x, labels, *parameters), step(x, labels, *parameters), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_preserved_operator_stays_whole():
+    x = torch.randn(4, dtype=torch.float64)
+    lowered = lower(trace(lambda x: F.gelu(x) * 2, x), preserve=[aten.gelu.default])
+    assert aten.gelu.default in {n.target for n in lowered.graph.nodes}
+    verify(lowered, preserve=[aten.gelu.default])
+    with pytest.raises(NotClosed, match="gelu"):
+        verify(lowered)
+
+
+def test_mutation_is_a_clear_error_with_the_users_line():
+    with pytest.raises(NotClosed, match=r"add_.*functionalise(.|\n)*test_primtorch_lowering"):
+        lower(trace(lambda x: x.clone().add_(1), torch.randn(3)))
+
+
+def test_nodes_keep_the_users_frames():
+    lowered = lower(trace(lambda x: x.softmax(-1), torch.randn(3)))
+    calls = [n for n in lowered.graph.nodes if n.op == "call_function"]
+    assert all(n.meta["stack"][-1].file == __file__ for n in calls)
+
+
+def test_prims_print_and_pickle_by_name():
+    import pickle
+
+    assert pickle.loads(pickle.dumps(PRIMS["add"])) is PRIMS["add"]
+    lowered = lower(trace(lambda x: x + x, torch.randn(3)))
+    assert "primtorch_prims_add" in lowered.code
+    assert len(PRIMS) <= 260
