@@ -1,6 +1,7 @@
 """What a traced forward did to its inputs, and how its outputs alias inputs and each other.
 
-Functionalization has turned aliasing into data flow: a tensor that is a view of another is, in the graph, a chain of view
+Functionalization has turned aliasing into data flow: a tensor that is a view of another is, in the graph, a chain of
+view
 operators on the other's present value. So every relation is read off the graph.
 """
 
@@ -71,7 +72,8 @@ def analyse(
     outputs: Sequence[Any],
     size_node: Any,
 ) -> Analysis:
-    """Judges a forward that has run. `starts` holds the inner tensors that the inputs began with, `flat` their functional
+    """Judges a forward that has run. `starts` holds the inner tensors that the inputs began with, `flat` their
+    functional
     wrappers; `size_node` gives the node of a SymInt."""
     inputs: list[InputInfo] = []
     result: list[Any] = []
@@ -140,7 +142,7 @@ def _input_info(
         raise UnsupportedMutation(f"input {place} was given another storage (set_ or .data assignment) in the graph")
     inner = unwrap(outer)
     hidden = id(inner) in written
-    data = hidden or (bool(torch._functionalize_has_data_mutation(outer)) and inner is not start)
+    data = hidden or (bool(torch._functionalize_has_data_mutation(outer)) and inner is not start)  # type: ignore[attr-defined]
     metadata = bool(torch._functionalize_has_metadata_mutation(outer))
     history = outer.grad_fn
     unchanged = history is None or type(history).__name__ == "NonLeafBackward"
@@ -221,7 +223,9 @@ def _emit_group(
             infos[m.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=m.value.requires_grad)
         else:
             steps = m.steps_from(depth) or (_same_memory(m.value),)
-            infos[m.place] = OutputInfo(OutputKind.VIEW_OF_VALUE, slot, steps, requires_grad=m.value.grad_fn is not None)
+            infos[m.place] = OutputInfo(
+                OutputKind.VIEW_OF_VALUE, slot, steps, requires_grad=m.value.grad_fn is not None
+            )
 
 
 def _base_with_history(

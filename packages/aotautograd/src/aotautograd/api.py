@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -40,8 +39,8 @@ def aot_module(
 ) -> Callable[..., Sequence[Any]]:
     """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
 
-    The result is for inputs with the metadata of the examples (what differs is for the caller to guard). The compilers get
-    functional graphs whose placeholders are SymInts first, then tensors.
+    The result is for inputs with the metadata of the examples (what differs is for the caller to guard). The compilers
+    get functional graphs whose placeholders are SymInts first, then tensors.
     """
     joint = trace_joint(program, example_inputs)
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
@@ -118,7 +117,8 @@ def aot_function(
     decompositions: Opset | None = None,
     dump: Dump | None = None,
 ) -> Callable[..., Any]:
-    """A compiled form of a function of pytrees. Tensors anywhere in the arguments are inputs; everything else is constant.
+    """A compiled form of a function of pytrees. Tensors anywhere in the arguments are inputs; everything else is
+    constant.
 
     It is traced once for each structure of arguments, metadata of tensors, and state of grad mode and autocast.
     """

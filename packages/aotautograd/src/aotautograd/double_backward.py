@@ -1,6 +1,7 @@
 """A backward that can be differentiated: the gradients as one program of the forward's inputs and the tangents.
 
-It is derived when a backward runs with `create_graph=True`, and compiled like any other program, so that its own backward
+It is derived when a backward runs with `create_graph=True`, and compiled like any other program, so that its own
+backward
 is again derived on demand, to any order.
 """
 
@@ -12,17 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from primtorch.symbolic import hint_of
 from torch import fx
 
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import JointGraph
+from primtorch.symbolic import hint_of
 
 aten = torch.ops.aten
 
 # Their results depend on the argument's metadata, not on its values.
-_METADATA_ONLY = frozenset({aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like})
+_METADATA_ONLY = frozenset(
+    {aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like}
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,8 @@ CompileProgram = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Sequenc
 
 
 class GradientsOnDemand:
-    """Computes a joint graph's gradients so that autograd can follow; derives and compiles that at its first use for each
+    """Computes a joint graph's gradients so that autograd can follow; derives and compiles that at its first use for
+    each
     pattern of `requires_grad`."""
 
     def __init__(self, joint: JointGraph, saved_names: Sequence[str], compile_program: CompileProgram) -> None:
@@ -63,7 +67,8 @@ class GradientsOnDemand:
     def _readable(
         self, program: GradientProgram, inputs: Sequence[Any], saved: Sequence[Any], place: dict[str, int]
     ) -> list[Any]:
-        """The inputs' values before the program ran; for one that it wrote, the copy that the forward kept, if it did."""
+        """The inputs' values before the program ran; for one that it wrote, the copy that the forward kept, if it
+        did."""
         nodes = [n for n in self.joint.module.graph.nodes if n.op == "placeholder"]
         values = list(inputs)
         for i, (value, node) in enumerate(zip(inputs, nodes, strict=False)):
@@ -76,7 +81,8 @@ class GradientsOnDemand:
                 values[i] = saved[place[node.name]]
             else:
                 raise DoubleBackwardUnavailable(
-                    f"a derivative of the backward needs the value that input {node.name} had before the program wrote it"
+                    f"a derivative of the backward needs the value that input {node.name} had "
+                    "before the program wrote it"
                 )
         return values
 
@@ -129,7 +135,8 @@ def _depends_on_draws(nodes: Sequence[fx.Node]) -> set[fx.Node]:
 
 def _is_dropout_mask(node: fx.Node) -> bool:
     source = node.args[0] if node.target is operator.getitem else None
-    return isinstance(source, fx.Node) and source.target is aten.native_dropout.default and node.args[1] == 1
+    is_dropout = isinstance(source, fx.Node) and source.target is aten.native_dropout.default
+    return is_dropout and bool(node.args[1] == 1)
 
 
 def _in_order(
@@ -143,7 +150,8 @@ def _in_order(
             continue
         if is_random(node) and node not in masks:
             raise DoubleBackwardUnavailable(
-                f"a derivative of the backward needs the random value {node.format_node()}, which the forward did not keep",
+                f"a derivative of the backward needs the random value {node.format_node()}, "
+                "which the forward did not keep",
                 node.meta.get("stack", ()),
             )
         needed.add(node)

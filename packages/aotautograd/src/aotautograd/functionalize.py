@@ -39,7 +39,7 @@ def unwrap(outer: torch.Tensor) -> torch.Tensor:
     """The present value, after pending writes through aliases."""
     if not torch._is_functional_tensor(outer):
         return outer
-    torch._sync(outer)
+    torch._sync(outer)  # type: ignore[attr-defined]
     inner: torch.Tensor = torch._from_functional_tensor(outer)
     return inner
 

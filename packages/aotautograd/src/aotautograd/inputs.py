@@ -7,13 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-from primtorch.fake import FakeMode
-from primtorch.spec import TensorSpec
-from primtorch.symbolic import ShapeEnv, expr_of, hint_of, shape_env_of
 from torch import fx
 
 from aotautograd.errors import InvalidJoint
 from aotautograd.schemas import SymbolSource
+from primtorch.fake import FakeMode
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import ShapeEnv, expr_of, hint_of, shape_env_of
 
 
 @dataclass(slots=True)
@@ -54,7 +54,9 @@ def bind_inputs(program: fx.GraphModule | Callable[..., Any], example_inputs: Se
     if isinstance(program, fx.GraphModule):
         nodes = [n for n in program.graph.nodes if n.op == "placeholder"]
         if len(nodes) != len(examples):
-            raise InvalidJoint(f"the graph has {len(nodes)} placeholders, and {len(examples)} example inputs were given")
+            raise InvalidJoint(
+                f"the graph has {len(nodes)} placeholders, and {len(examples)} example inputs were given"
+            )
         described = [n.meta.get("val", e) for n, e in zip(nodes, examples, strict=True)]
         names = [n.name for n in nodes]
     fake_mode = FakeMode(_shape_env(described))
@@ -102,8 +104,8 @@ def _uncarried_symbols(values: Sequence[Any]) -> list[tuple[SymbolSource, torch.
     for i, value in enumerate(values):
         if not isinstance(value, torch.Tensor):
             continue
-        for size in sizes_of(value):
-            needed |= expr_of(size).symbols()
+        for inner in sizes_of(value):
+            needed |= expr_of(inner).symbols()
         for dim, size in enumerate(value.shape):
             if isinstance(size, torch.SymInt):
                 name = str(expr_of(size))
@@ -126,4 +128,4 @@ def dense_spec(value: torch.Tensor) -> TensorSpec:
         if hint_of(size) != 1 or hint_of(strides[d]) == 0:
             strides[d] = step
             step = step * size
-    return TensorSpec(spec.shape, tuple(strides), spec.dtype, spec.device, 0)
+    return TensorSpec(spec.shape, tuple(strides), spec.dtype, spec.device)

@@ -14,9 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from primtorch.fake import FakeMode, FakeTensor
-from primtorch.schemas import UserFrame
-from primtorch.symbolic import expr_of, materialize
 from torch import fx
 from torch.utils import _pytree as pytree
 
@@ -24,7 +21,10 @@ from aotautograd.analysis import analyse, returns_alias
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import NonLeaf, WriteByCopy, functional_region, unwrap, wrap
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
-from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
+from aotautograd.schemas import PHASE, JointGraph
+from primtorch.fake import FakeMode, FakeTensor
+from primtorch.schemas import UserFrame
+from primtorch.symbolic import expr_of, materialize
 
 aten = torch.ops.aten
 
@@ -203,16 +203,16 @@ def _record_batch_norm(
         return NotImplemented
     functional = aten._native_batch_norm_legit_functional.default
     results = functional(x, weight, bias, mean, var, training, momentum, eps)
-    node = recorder.record(functional, node_args, node_kwargs, results)
-    for place, (statistic, value) in enumerate(((mean, results[3]), (var, results[4])), 3):
+    recorder.record(functional, node_args, node_kwargs, results)
+    for statistic, value in ((mean, results[3]), (var, results[4])):
         old = recorder.node_of[id(statistic)]
         if old.op == "call_function" and returns_alias(old.target):
             raise UnsupportedMutation(
-                "batch_norm in training mode updates running statistics that are a view of another tensor", recorder.stack
+                "batch_norm in training mode updates running statistics that are a view of another tensor",
+                recorder.stack,
             )
         recorder.node_of[id(statistic)] = recorder.node_of[id(value)]
         recorder.written.add(id(statistic))
-    assert node.op == "call_function"
     return tuple(results[:3])
 
 
@@ -271,9 +271,7 @@ def _make_placeholders(recorder: Recorder, bound: ProgramInputs) -> dict[int, to
     return fakes
 
 
-def _wrap_inputs(
-    bound: ProgramInputs, fakes: dict[int, torch.Tensor]
-) -> tuple[list[Any], dict[int, torch.Tensor]]:
+def _wrap_inputs(bound: ProgramInputs, fakes: dict[int, torch.Tensor]) -> tuple[list[Any], dict[int, torch.Tensor]]:
     """The flat inputs to run the program on, and the leaves to differentiate by."""
     flat: list[Any] = list(bound.values)
     leaves: dict[int, torch.Tensor] = {}

@@ -73,7 +73,8 @@ class FlowNetwork:
         return sent
 
     def sink_side(self, sink: int) -> set[int]:
-        """After `run`: vertices from which the sink can still be reached. Edges into this set are the minimum cut that is
+        """After `run`: vertices from which the sink can still be reached. Edges into this set are the minimum cut
+        that is
         nearest to the sink."""
         side = {sink}
         queue = deque([sink])

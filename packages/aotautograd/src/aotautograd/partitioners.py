@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-from primtorch.symbolic import expr_of, hint_of
 from torch import fx
 
 from aotautograd.analysis import is_view
@@ -15,6 +13,7 @@ from aotautograd.errors import InvalidJoint
 from aotautograd.inputs import sizes_of
 from aotautograd.passes import eliminate_dead_code, is_random, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
+from primtorch.symbolic import expr_of, hint_of
 
 aten = torch.ops.aten
 
@@ -69,7 +68,7 @@ def _memory_of(node: fx.Node) -> fx.Node:
         source = node.args[0]
         assert isinstance(source, fx.Node)
         if not is_tensor(source):  # an item of a list of views: step over the list
-            source = source.args[0]  # type: ignore[assignment]
+            source = source.all_input_nodes[0]
         node = source
     return node
 
@@ -77,7 +76,8 @@ def _memory_of(node: fx.Node) -> fx.Node:
 def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     """The two graphs, given the forward values to keep.
 
-    What the backward needs and is not kept is computed again from what is. Raises InvalidJoint if that would draw random
+    What the backward needs and is not kept is computed again from what is. Raises InvalidJoint if that would draw
+    random
     numbers a second time.
     """
     graph = joint.module.graph

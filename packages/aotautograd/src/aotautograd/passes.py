@@ -21,7 +21,8 @@ def output_values(graph: fx.Graph) -> tuple[Any, ...]:
 
 
 def output_node(graph: fx.Graph) -> fx.Node:
-    return next(iter(reversed(graph.nodes)))
+    node: fx.Node = next(iter(reversed(graph.nodes)))
+    return node
 
 
 def is_random(node: fx.Node) -> bool:
@@ -152,7 +153,8 @@ _NO_OPS: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
 def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
     """Replaces operators that return their argument's value by the argument.
 
-    A node of `distinct` stays if its stand-in is a placeholder or another of `distinct`: the caller gets it as memory of
+    A node of `distinct` stays if its stand-in is a placeholder or another of `distinct`: the caller gets it as
+    memory of
     its own.
     """
     apart = {n for n in distinct if isinstance(n, fx.Node)}

@@ -40,7 +40,9 @@ def is_cheap(node: fx.Node) -> bool:
     family = getattr(target, "family", None)
     if family is not None:
         return any(str(family).startswith(cheap) for cheap in _CHEAP_FAMILIES)
-    return torch.Tag.pointwise in getattr(target, "tags", ()) or getattr(target, "overloadpacket", None) in _CHEAP_PACKETS
+    return (
+        torch.Tag.pointwise in getattr(target, "tags", ()) or getattr(target, "overloadpacket", None) in _CHEAP_PACKETS
+    )
 
 
 def min_cut(memory_budget: float = 1.0) -> Partitioner:
@@ -96,7 +98,8 @@ def _result_bytes(node: fx.Node) -> int:
 
 
 def _cut(joint: JointGraph, values: Sequence[fx.Node], costly: set[fx.Node]) -> list[fx.Node]:
-    """The nodes to keep. Each value is an edge whose capacity is its size; what the backward reads leads to the sink."""
+    """The nodes to keep. Each value is an edge whose capacity is its size; what the backward reads leads to the
+    sink."""
     source, sink = 2 * len(values), 2 * len(values) + 1
     place = {n: 2 * i for i, n in enumerate(values)}
     network = FlowNetwork(2 * len(values) + 2)

@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from primtorch.symbolic import expr_of
 
 from aotautograd.schemas import (
     Compiled,
@@ -19,6 +18,7 @@ from aotautograd.schemas import (
     SymbolSource,
     ViewStep,
 )
+from primtorch.symbolic import expr_of
 
 Flat = Callable[..., Sequence[Any]]
 
@@ -65,11 +65,13 @@ def training_callable(
 ) -> Flat:
     """Calls a forward whose results are connected to the compiled backward, which `backward()` gives at its first use.
 
-    `gradients(inputs, saved tensors, tangents)` computes the gradients in a way that can be differentiated; an input that
-    the program wrote is given as None.
+    `gradients(inputs, saved tensors, tangents)` computes the gradients in a way that can be differentiated; an input
+    that the program wrote is given as None.
     """
     # Function.apply in Python first looks for transforms on every argument; its C++ base is what does the work.
-    apply = super(torch.autograd.Function, _autograd_function(metadata, partition, boxed(forward), backward, gradients)).apply
+    apply = super(
+        torch.autograd.Function, _autograd_function(metadata, partition, boxed(forward), backward, gradients)
+    ).apply
     gather = _gather(metadata)
     finish = _epilogue(metadata)
     differentiable = metadata.gradients
@@ -181,7 +183,9 @@ def _sizes(sizes: Sequence[Any]) -> Callable[[dict[str, int]], tuple[int, ...]]:
 
 def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[Any]], Sequence[Any]] | None:
     """Write-back and outputs; None if the forward's values are the program's outputs as they are."""
-    plain = all(o.kind is OutputKind.VALUE and o.slot == i and o.same_as is None for i, o in enumerate(metadata.outputs))
+    plain = all(
+        o.kind is OutputKind.VALUE and o.slot == i and o.same_as is None for i, o in enumerate(metadata.outputs)
+    )
     writes = [_write_back(metadata, info) for info in metadata.inputs if info.mutates_data or info.mutates_metadata]
     if plain and not writes and len(metadata.outputs) == len(metadata.forward_outputs):
         return None
@@ -258,7 +262,9 @@ def _maker(output: OutputInfo) -> Callable[..., Any]:
 
 
 def _replay(steps: Sequence[ViewStep], requires_grad: bool) -> Callable[[Any, dict[str, int]], Any]:
-    prepared = [(s.op, _arguments(s.args), _arguments(tuple(v for _, v in s.kwargs)), [k for k, _ in s.kwargs]) for s in steps]
+    prepared = [
+        (s.op, _arguments(s.args), _arguments(tuple(v for _, v in s.kwargs)), [k for k, _ in s.kwargs]) for s in steps
+    ]
 
     def replay(base: Any, symbols: dict[str, int]) -> Any:
         if not requires_grad and base.requires_grad:

@@ -10,7 +10,9 @@ from typing import Any, Literal
 import torch
 
 Compiled = Callable[..., Sequence[Any]]
-Compiler = Callable[[torch.fx.GraphModule, list[Any]], Compiled]  # (graph, example inputs) -> flat inputs to flat outputs
+Compiler = Callable[
+    [torch.fx.GraphModule, list[Any]], Compiled
+]  # (graph, example inputs) -> flat inputs to flat outputs
 Dump = Callable[[str, str], None]  # (file name, text)
 Opset = Literal["prims", "core_aten"]
 
@@ -87,13 +89,13 @@ class ProgramMetadata:
     """The readable table of a program's mutations, aliases and gradients."""
 
     num_inputs: int  # flat inputs of the program
-    placeholders: tuple[int | SymbolSource, ...]  # for each placeholder of the forward: the flat input, or a derived symbol
+    placeholders: tuple[int | SymbolSource, ...]  # for each placeholder of the forward: flat input or derived symbol
     inputs: tuple[InputInfo, ...]  # tensor inputs only
     outputs: tuple[OutputInfo, ...]
     forward_outputs: tuple[ForwardOutput, ...]
     tangents: tuple[int, ...]  # for each tangent: the forward output it belongs to
     gradients: tuple[int, ...]  # flat input of each gradient that the joint graph returns
-    symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: the input itself)
+    symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
 
     @property
     def num_placeholders(self) -> int:
