@@ -93,7 +93,7 @@ def test_smaller_budgets_keep_less() -> None:
     joint = simplify(trace_joint(program, [*net.parameters(), torch.randint(0, 20, (4, 6))]))
     kept = [strategy(joint).report.bytes for strategy in (default_partition, min_cut(), min_cut(0.5), min_cut(0.0))]
     assert kept == sorted(kept, reverse=True)
-    assert kept[-1] == 0
+    assert kept[-1] <= kept[1] // 4  # attention may draw random numbers, so its results stay
     assert kept[2] <= kept[1] // 2
 
 
