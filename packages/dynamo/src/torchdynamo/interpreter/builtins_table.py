@@ -687,12 +687,66 @@ def call_exception(world: World, args: Args, kwargs: Kwargs) -> Any:
     return world.interpreter.handled_exception()
 
 
-@interprets(eval, exec)
-def call_eval(world: World, args: Args, kwargs: Kwargs) -> Any:
-    return world.unsupported("c_function", "eval and exec compile source text while the program runs")
+def _in_frame(native: Any) -> BuiltinRule:
+    """`eval` and `exec` compile text and run it natively, in the namespaces of the interpreted frame."""
+
+    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) == 1 and not kwargs:
+            frame = world.interpreter.frames[-1]
+            args = (args[0], frame.function.__globals__, frame.local_values())
+        return world.call_leaf(native, args, kwargs)
+
+    return rule
+
+
+BUILTINS[eval] = _in_frame(eval)
+BUILTINS[exec] = _in_frame(exec)
+
+
+class FrameView(InterpreterObject):
+    """What `sys._getframe` returns for an interpreted frame."""
+
+    __slots__ = ("_frame", "_world", "_place")
+    native = types.FrameType
+
+    def __init__(self, world: World, place: int) -> None:
+        self._world, self._place, self._frame = world, place, world.interpreter.frames[place]
+
+    @property
+    def f_back(self) -> FrameView | None:
+        return FrameView(self._world, self._place - 1) if self._place else None
+
+    @property
+    def f_globals(self) -> dict[str, Any]:
+        return self._frame.function.__globals__  # type: ignore[no-any-return]
+
+    @property
+    def f_locals(self) -> dict[str, Any]:
+        return self._frame.local_values()  # type: ignore[no-any-return]
+
+    @property
+    def f_code(self) -> types.CodeType:
+        return self._frame.function.__code__  # type: ignore[no-any-return]
+
+    @property
+    def f_lineno(self) -> int:
+        return self._frame.position.line  # type: ignore[no-any-return]
+
+
+def _frame_at(world: World, args: Args) -> FrameView:
+    depth = max(args[0], 0) if args else 0
+    place = len(world.interpreter.frames) - 1 - depth
+    if place < 0:
+        world.unsupported("c_function", "sys._getframe reads frames outside of the interpreted program")
+    return FrameView(world, place)
 
 
 @interprets(sys._getframe)
 def call_getframe(world: World, args: Args, kwargs: Kwargs) -> Any:
-    return world.unsupported("c_function", "sys._getframe reads the native stack")
+    return sys._getframe(*args, **kwargs) if kwargs or len(args) > 1 else _frame_at(world, args)
 
+
+@interprets(getattr(sys, "_getframemodulename", None))
+def call_getframemodulename(world: World, args: Args, kwargs: Kwargs) -> Any:
+    """Since Python 3.12."""
+    return _frame_at(world, (*args, *kwargs.values()))._frame.function.__module__

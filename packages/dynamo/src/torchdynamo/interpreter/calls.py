@@ -12,7 +12,7 @@ from typing import Any
 from torchdynamo.interpreter.attributes import bind, is_python
 from torchdynamo.interpreter.builtins_table import BUILTINS, itertools_call
 from torchdynamo.interpreter.frame import CODES, InterpretedFrame
-from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, Position, World
+from torchdynamo.interpreter.protocol import MISSING, Escape, InterpreterObject, Position, World
 from torchdynamo.interpreter.state import ExceptionState
 
 _HEAP_TYPE = 1 << 9
@@ -28,6 +28,7 @@ class Interpreter:
         self.frames: list[InterpretedFrame] = []
         self.exc_state = ExceptionState()
         self.propagating: BaseException | None = None  # an exception on its way out of an inner frame
+        self.pending_escape: Escape | None = None
 
     # -- entry ------------------------------------------------------------------------------
 
@@ -82,6 +83,8 @@ class Interpreter:
         return self.world.call_leaf(fn, args, kwargs)
 
     def call_function(self, fn: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        if self.pending_escape is not None:
+            raise self.pending_escape
         decoded = CODES.get(fn.__code__)
         if decoded.simple_arguments == len(args) and not kwargs:
             arguments = list(args)

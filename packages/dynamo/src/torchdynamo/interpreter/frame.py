@@ -89,6 +89,8 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
                         self.index = index + 1
                         handler, operand = program[index]
                         if handler(self, operand) is not None:
+                            if self.interpreter.pending_escape is not None:
+                                raise self.interpreter.pending_escape
                             self.executed += 1
                             return True
                         self.executed += 1

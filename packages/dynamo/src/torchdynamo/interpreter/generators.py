@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchdynamo.interpreter.protocol import InterpreterObject
+from torchdynamo.interpreter.protocol import Escape, InterpreterObject
 from torchdynamo.interpreter.state import ExceptionState
 
 if TYPE_CHECKING:
@@ -73,13 +73,12 @@ class InterpretedGenerator(InterpreterObject):
         delegate = self._delegate()
         if delegate is None:
             return self._resume(frame, error)
+        finished: BaseException
         try:
             return self._throw_into(delegate, error, frame)
-        except StopIteration as stop:
-            finished = stop
-        except BaseException as other:
-            return self._resume(frame, other)
-        if _HAS_CLEANUP_THROW:
+        except BaseException as raised:  # the body runs on below, outside of this handler
+            finished = raised
+        if not isinstance(finished, StopIteration) or _HAS_CLEANUP_THROW:
             return self._resume(frame, finished)
         # Continue after the delegation: RESUME, the jump back to SEND, and where SEND goes at the end.
         send = frame.decoded.program[frame.index + 1].operand
@@ -160,6 +159,19 @@ class InterpretedGenerator(InterpreterObject):
             self.gi_running = False
             interpreter.exc_state, state.previous = state.previous, None
         raise failure
+
+    def __del__(self) -> None:
+        """A generator that is dropped runs its `finally` and `with` blocks, as long as the program runs."""
+        frame = self._frame
+        if frame is None or not self._started or self.gi_running or not frame.interpreter.frames:
+            return
+        offset = frame.decoded.offsets[frame.index - 1]
+        if not any(entry.start <= offset < entry.end for entry in frame.decoded.exceptions):
+            return
+        try:
+            self.close()
+        except Escape as escape:  # a destructor cannot raise: the next call of the program does
+            frame.interpreter.pending_escape = escape
 
     def __repr__(self) -> str:
         return f"<generator object {self.__qualname__} at {id(self):#x}>"

@@ -96,11 +96,13 @@ class ControlOpcodes(FrameState):
     @opcode()
     def RETURN_VALUE(self, _: int) -> bool:
         self.result = self.stack.pop()
+        self.fast.clear()  # what only the locals held is finalised while the frame is still there
         return LEAVE
 
     @opcode(since=(3, 12))
     def RETURN_CONST(self, value: Any) -> bool:
         self.result = value
+        self.fast.clear()
         return LEAVE
 
     @opcode()

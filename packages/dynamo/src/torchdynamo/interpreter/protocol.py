@@ -73,6 +73,7 @@ class InterpreterApi(Protocol):
     world: World
     frames: list[Any]
     propagating: BaseException | None
+    pending_escape: Escape | None  # raised where nothing could raise it; the next call does
     exc_state: Any
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
