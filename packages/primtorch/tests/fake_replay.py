@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+
 from primtorch.fake import FakeMode
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, hint_of
-from torch.utils import _pytree as pytree
 
 # Indexing with nothing left to slice gives an alias.
 IGNORED = {"aten.detach.default", "aten.alias.default", "aten.lift_fresh.default"}

@@ -13,10 +13,11 @@ import warnings
 from typing import Any
 
 import torch
+from torch.utils import _pytree as pytree
+
 from primtorch.errors import DataDependentShape, NoFormula
 from primtorch.fake import formula_of
 from primtorch.spec import TensorSpec
-from torch.utils import _pytree as pytree
 
 UNDEFINED_STRIDES = {
     # Results whose contents and layout eager leaves open.
@@ -88,7 +89,9 @@ class FormulaCheck:
         if isinstance(real, tuple | list):
             if not isinstance(predicted, tuple | list) or len(real) != len(predicted):
                 return f"real gives {len(real)} results, formula {predicted}"
-            return "; ".join(filter(None, (self.difference(r, p, in_place) for r, p in zip(real, predicted, strict=True))))
+            return "; ".join(
+                filter(None, (self.difference(r, p, in_place) for r, p in zip(real, predicted, strict=True)))
+            )
         a, b = facts(real), facts(predicted)
         # An undefined tensor comes out of a binding as None or as an empty tensor.
         return "" if a == b else f"real {a}, formula {b}"
@@ -112,7 +115,9 @@ def samples(names: list[str], dtypes: list[torch.dtype], limit: int) -> Any:
                 yield op, dtype, grad, sample
 
 
-def run(names: list[str], dtypes: list[torch.dtype], limit: int) -> tuple[FormulaCheck, int, int, collections.Counter[str]]:
+def run(
+    names: list[str], dtypes: list[torch.dtype], limit: int
+) -> tuple[FormulaCheck, int, int, collections.Counter[str]]:
     check = FormulaCheck()
     total = good = 0
     bad: collections.Counter[str] = collections.Counter()

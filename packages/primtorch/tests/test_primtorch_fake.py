@@ -7,6 +7,7 @@ import pickle
 
 import pytest
 import torch
+
 from primtorch.errors import DataDependent, DataDependentShape, FakeTensorError, NoFormula
 from primtorch.fake import FakeMode, FakeTensor, formula_of, register_formula
 from primtorch.spec import TensorSpec
@@ -125,7 +126,16 @@ def test_register_formula_for_a_new_operator() -> None:
     ],
 )
 def test_promotion_and_strides(op: torch._ops.OpOverload, arguments: tuple[tuple[int, ...], ...]) -> None:
-    dtypes = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.bool, torch.complex64]
+    dtypes = [
+        torch.float32,
+        torch.bfloat16,
+        torch.float16,
+        torch.float64,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+        torch.complex64,
+    ]
     for first in dtypes:
         for second in dtypes:
             tensors = []
@@ -138,4 +148,7 @@ def test_promotion_and_strides(op: torch._ops.OpOverload, arguments: tuple[tuple
             except (RuntimeError, NotImplementedError):
                 continue
             spec = formula_of(op)(*map(TensorSpec.of, tensors))
-            assert (spec.shape, spec.strides, spec.dtype) == (tuple(real.shape), real.stride(), real.dtype), (first, second)
+            assert (spec.shape, spec.strides, spec.dtype) == (tuple(real.shape), real.stride(), real.dtype), (
+                first,
+                second,
+            )

@@ -36,7 +36,14 @@ def _gpt2() -> Case:
 def _t5() -> Case:
     t = pytest.importorskip("transformers")
     config = t.T5Config(
-        vocab_size=200, d_model=32, d_kv=8, d_ff=48, num_layers=2, num_heads=4, decoder_start_token_id=0, use_cache=False
+        vocab_size=200,
+        d_model=32,
+        d_kv=8,
+        d_ff=48,
+        num_layers=2,
+        num_heads=4,
+        decoder_start_token_id=0,
+        use_cache=False,
     )
     ids = _tokens()
     return t.T5ForConditionalGeneration(config), (), {"input_ids": ids, "labels": ids.clone()}
@@ -61,7 +68,13 @@ def _distilbert() -> Case:
 def _vit() -> Case:
     t = pytest.importorskip("transformers")
     config = t.ViTConfig(
-        hidden_size=32, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16, patch_size=4, num_labels=5
+        hidden_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        intermediate_size=48,
+        image_size=16,
+        patch_size=4,
+        num_labels=5,
     )
     kwargs = {"pixel_values": torch.randn(2, 3, 16, 16), "labels": torch.tensor([0, 1])}
     return t.ViTForImageClassification(config), (), kwargs

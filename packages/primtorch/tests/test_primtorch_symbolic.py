@@ -10,6 +10,7 @@ import sympy
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from primtorch.errors import DataDependentValue
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv, constant, expr_of, hint_of, materialize, relate, shape_env_of, symbol
@@ -45,11 +46,14 @@ def _pair(tree: Any) -> tuple[IntExpr, Any]:
 
 LEAVES = st.one_of(st.sampled_from(NAMES), st.integers(-6, 6))
 POLYNOMIALS = st.recursive(LEAVES, lambda c: st.tuples(st.sampled_from("+-*"), c, c), max_leaves=8)
-DIVISORS = st.one_of(st.sampled_from(NAMES), st.integers(1, 6), st.tuples(st.just("*"), st.sampled_from(NAMES), st.integers(1, 4)))
+DIVISORS = st.one_of(
+    st.sampled_from(NAMES), st.integers(1, 6), st.tuples(st.just("*"), st.sampled_from(NAMES), st.integers(1, 4))
+)
 EXPRESSIONS = st.recursive(
     LEAVES,
     lambda c: st.one_of(
-        st.tuples(st.sampled_from(["+", "-", "*", "min", "max"]), c, c), st.tuples(st.sampled_from(["//", "%"]), c, DIVISORS)
+        st.tuples(st.sampled_from(["+", "-", "*", "min", "max"]), c, c),
+        st.tuples(st.sampled_from(["//", "%"]), c, DIVISORS),
     ),
     max_leaves=8,
 )
@@ -96,7 +100,12 @@ def _run(program: Any, values: dict[str, int]) -> int:
 
 
 @settings(max_examples=150, deadline=None)
-@given(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["eq", "ne", "lt", "le", "gt", "ge"]), st.lists(VALUES, min_size=4, max_size=4))
+@given(
+    EXPRESSIONS,
+    EXPRESSIONS,
+    st.sampled_from(["eq", "ne", "lt", "le", "gt", "ge"]),
+    st.lists(VALUES, min_size=4, max_size=4),
+)
 def test_static_decisions_hold_for_all_values(a: Any, b: Any, op: str, samples: list[dict[str, int]]) -> None:
     env = ShapeEnv()
     for _ in NAMES:
@@ -108,7 +117,11 @@ def test_static_decisions_hold_for_all_values(a: Any, b: Any, op: str, samples: 
 
 
 @settings(max_examples=100, deadline=None)
-@given(EXPRESSIONS, st.lists(st.tuples(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["eq", "lt", "ge", "ne"])), max_size=4), VALUES)
+@given(
+    EXPRESSIONS,
+    st.lists(st.tuples(EXPRESSIONS, EXPRESSIONS, st.sampled_from(["eq", "lt", "ge", "ne"])), max_size=4),
+    VALUES,
+)
 def test_what_guards_teach_is_true_where_they_hold(tree: Any, facts: Any, values: dict[str, int]) -> None:
     env = ShapeEnv()
     for n in NAMES:

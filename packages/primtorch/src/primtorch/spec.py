@@ -4,18 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import Any, ClassVar, TypeAlias, TypeVar, dataclass_transform
 
 import torch
 
 Size: TypeAlias = int | torch.SymInt
 
-if TYPE_CHECKING:
-    _record = dataclass(frozen=True, slots=True, repr=False)
-else:
-    # A frozen dataclass pays object.__setattr__ for each field, which would be most of the cost of propagating an
-    # operator. The type checker sees it frozen; at run time nothing in this package assigns to a field.
-    _record = dataclass(slots=True, repr=False, unsafe_hash=True)
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True)
+def _record(cls: type[T]) -> type[T]:
+    """A dataclass that only the type checker sees frozen.
+
+    At run time a frozen one pays object.__setattr__ for each field, which would be most of the cost of propagating an
+    operator; nothing in this package assigns to a field.
+    """
+    return dataclass(slots=True, repr=False, unsafe_hash=True)(cls)
 
 
 @_record

@@ -55,7 +55,9 @@ def contiguous(like: TensorLike, shape: Iterable[Size], dtype: torch.dtype | Non
     return TensorSpec(sizes, contiguous_strides(sizes), dtype or like.dtype, like.device)
 
 
-def strided(like: TensorLike, shape: Iterable[Size], strides: Iterable[Size], dtype: torch.dtype | None = None) -> TensorSpec:
+def strided(
+    like: TensorLike, shape: Iterable[Size], strides: Iterable[Size], dtype: torch.dtype | None = None
+) -> TensorSpec:
     """A fresh result with the given strides."""
     return TensorSpec(tuple(shape), tuple(strides), dtype or like.dtype, like.device)
 
@@ -82,7 +84,9 @@ def common_device(operands: Sequence[TensorLike]) -> torch.device:
         if device.type == "cpu" and all(not o.shape for o in operands if o.device == device):
             device = other
             continue
-        raise RuntimeError(f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}!")
+        raise RuntimeError(
+            f"Expected all tensors to be on the same device, but found at least two devices, {device} and {other}!"
+        )
     return device
 
 

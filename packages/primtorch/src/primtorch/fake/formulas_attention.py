@@ -31,7 +31,14 @@ def _seed(query: Any) -> tuple[TensorSpec, TensorSpec]:
 
 @TABLE.op("_scaled_dot_product_flash_attention_for_cpu")
 def _flash_cpu(
-    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None, scale: Any = None
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    attn_mask: Any = None,
+    scale: Any = None,
 ) -> tuple[TensorSpec, TensorSpec]:
     n, heads, length, _ = query.shape
     out = _transposed(query, (n, heads, length, value.shape[3]))
@@ -40,7 +47,9 @@ def _flash_cpu(
 
 
 @TABLE.op("_scaled_dot_product_flash_attention_for_cpu_backward")
-def _flash_cpu_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+def _flash_cpu_backward(
+    grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, ...]:
     return tuple(_transposed(t, tuple(t.shape)) for t in (query, key, value))
 
 
@@ -86,7 +95,8 @@ def _efficient_backward(
     dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = False, *, scale: Any = None,
 ) -> tuple[TensorSpec | None, ...]:  # fmt: skip
     grads: list[TensorSpec | None] = [
-        _transposed(t, tuple(t.shape)) if wanted else None for t, wanted in zip((query, key, value), grad_input_mask, strict=False)
+        _transposed(t, tuple(t.shape)) if wanted else None
+        for t, wanted in zip((query, key, value), grad_input_mask, strict=False)
     ]
     bias = None
     if grad_input_mask[3] and attn_bias is not None:

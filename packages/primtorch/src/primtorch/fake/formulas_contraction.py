@@ -79,7 +79,9 @@ def _addbmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorS
 @TABLE.op("mv")
 def _mv(a: Any, v: Any) -> TensorSpec:
     if a.shape[1] != v.shape[0]:
-        raise RuntimeError(f"size mismatch, got input ({a.shape[0]}), mat ({a.shape[0]}x{a.shape[1]}), vec ({v.shape[0]})")
+        raise RuntimeError(
+            f"size mismatch, got input ({a.shape[0]}), mat ({a.shape[0]}x{a.shape[1]}), vec ({v.shape[0]})"
+        )
     return contiguous(a, (a.shape[0],))
 
 
@@ -96,7 +98,9 @@ def _addr(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpe
 @TABLE.op("dot", "vdot")
 def _dot(a: Any, b: Any) -> TensorSpec:
     if a.dim() != 1 or b.dim() != 1 or a.dtype is not b.dtype or a.shape[0] != b.shape[0]:
-        raise RuntimeError(f"dot: expected two 1D tensors of one size and dtype, got {list(a.shape)} and {list(b.shape)}")
+        raise RuntimeError(
+            f"dot: expected two 1D tensors of one size and dtype, got {list(a.shape)} and {list(b.shape)}"
+        )
     return contiguous(a, ())
 
 

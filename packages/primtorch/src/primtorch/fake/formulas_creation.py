@@ -69,7 +69,9 @@ def _randperm(n: Size, *, dtype: torch.dtype | None = torch.int64, device: Any =
 
 
 @TABLE.op("full")
-def _full(size: Sequence[Size], value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> TensorSpec:
+def _full(
+    size: Sequence[Size], value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+) -> TensorSpec:
     return _made(size, dtype or number_dtype(value), device)
 
 
@@ -80,14 +82,24 @@ def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, device: Any 
 
 @TABLE.op("empty_strided")
 def _empty_strided(
-    size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **options: Any,
 ) -> TensorSpec:
     return TensorSpec(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), placed(device))
 
 
 @TABLE.op("empty_permuted")
 def _empty_permuted(
-    size: Sequence[Size], physical_layout: Sequence[int], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+    size: Sequence[Size],
+    physical_layout: Sequence[int],
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **options: Any,
 ) -> TensorSpec:
     strides: list[Size] = [0] * len(size)
     step: Size = 1
@@ -126,7 +138,9 @@ def _randint_like(x: Any, low: Any, high: Any, **options: Any) -> TensorSpec:
 
 
 @TABLE.op("new_empty", "new_zeros", "new_ones")
-def _new(x: Any, size: Sequence[Size], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> TensorSpec:
+def _new(
+    x: Any, size: Sequence[Size], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+) -> TensorSpec:
     return _made(size, dtype or x.dtype, x.device if device is None else device)
 
 
@@ -137,7 +151,13 @@ def _new_full(x: Any, size: Sequence[Size], value: Any, **options: Any) -> Tenso
 
 @TABLE.op("new_empty_strided")
 def _new_empty_strided(
-    x: Any, size: Sequence[Size], stride: Sequence[Size], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+    x: Any,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **options: Any,
 ) -> TensorSpec:
     return TensorSpec(tuple(size), tuple(stride), dtype or x.dtype, x.device if device is None else placed(device))
 
@@ -166,7 +186,9 @@ def _arange(end: Any, *, dtype: torch.dtype | None = None, device: Any = None, *
 
 
 @TABLE.op("arange.start")
-def _arange_start(start: Any, end: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> TensorSpec:
+def _arange_start(
+    start: Any, end: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+) -> TensorSpec:
     return _arange_step(start, end, 1, dtype=dtype, device=device)
 
 
@@ -190,7 +212,14 @@ def _arange_step(
 
 @TABLE.op("linspace", "logspace")
 def _linspace(
-    start: Any, end: Any, steps: Size, base: float = 10.0, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+    start: Any,
+    end: Any,
+    steps: Size,
+    base: float = 10.0,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Any = None,
+    **options: Any,
 ) -> TensorSpec:
     if dtype is None and any(isinstance(v, complex) for v in (start, end)):
         dtype = number_dtype(1j)
@@ -215,11 +244,11 @@ def _tril_indices(
     return _made((2, sum(lengths)), dtype or torch.int64, device)
 
 
-
-
 @TABLE.op("resize_")
 def _resize(x: Any, size: Sequence[Size], *, memory_format: torch.memory_format | None = None) -> TensorSpec:
-    return TensorSpec(tuple(size), format_strides(tuple(size), memory_format or torch.contiguous_format), x.dtype, x.device)
+    return TensorSpec(
+        tuple(size), format_strides(tuple(size), memory_format or torch.contiguous_format), x.dtype, x.device
+    )
 
 
 @TABLE.op("resize_as_")

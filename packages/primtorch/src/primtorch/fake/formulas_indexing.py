@@ -13,7 +13,9 @@ from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.sym_node import node_of
 
 TABLE = Table()
-DATA_DEPENDENT = frozenset({"index.Tensor", "_unsafe_index.Tensor", "nonzero", "masked_select", "_unique2", "repeat_interleave.Tensor"})
+DATA_DEPENDENT = frozenset(
+    {"index.Tensor", "_unsafe_index.Tensor", "nonzero", "masked_select", "_unique2", "repeat_interleave.Tensor"}
+)
 """Operators whose formula takes `fresh`."""
 
 
@@ -127,7 +129,12 @@ def _masked_select(x: Any, mask: Any, *, fresh: Fresh = refuse_fresh) -> TensorS
 
 @TABLE.op("_unique2")
 def _unique(
-    x: Any, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False, *, fresh: Fresh = refuse_fresh
+    x: Any,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    fresh: Fresh = refuse_fresh,
 ) -> tuple[TensorSpec, ...]:
     count = fresh(product(x.shape))
 
@@ -158,7 +165,9 @@ def _sort(x: Any, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, 
 
 
 @TABLE.op("sort.stable")
-def _sort_stable(x: Any, *, stable: bool | None, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _sort_stable(
+    x: Any, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
     return _sort(x, dim, descending)
 
 

@@ -23,7 +23,8 @@ def _statistics_dtype(x: Any, weight: Any) -> torch.dtype:
     """CPU keeps statistics in the input's dtype, except for mixed dtypes; CUDA in the accumulator's."""
     if x.device.type != "cpu":
         return accumulate_dtype(x.dtype)
-    return weight.dtype if weight is not None and weight.dtype is not x.dtype else x.dtype
+    dtype: torch.dtype = x.dtype if weight is None else weight.dtype
+    return dtype
 
 
 @TABLE.op("native_layer_norm")
@@ -41,7 +42,14 @@ def _layer_norm(x: Any, normalized_shape: Sequence[Size], weight: Any, bias: Any
 
 @TABLE.op("native_layer_norm_backward")
 def _layer_norm_backward(
-    grad: Any, x: Any, normalized_shape: Sequence[Size], mean: Any, rstd: Any, weight: Any, bias: Any, output_mask: Sequence[bool]
+    grad: Any,
+    x: Any,
+    normalized_shape: Sequence[Size],
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:
     return (
         _like(x) if output_mask[0] else None,
@@ -51,7 +59,9 @@ def _layer_norm_backward(
 
 
 @TABLE.op("native_group_norm")
-def _group_norm(x: Any, weight: Any, bias: Any, N: Size, C: Size, HxW: Size, group: int, eps: float) -> tuple[TensorSpec, ...]:
+def _group_norm(
+    x: Any, weight: Any, bias: Any, N: Size, C: Size, HxW: Size, group: int, eps: float
+) -> tuple[TensorSpec, ...]:
     statistics = contiguous(x, (N, group), _statistics_dtype(x, weight))
     strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
     return strided(x, x.shape, strides), statistics, statistics
@@ -59,7 +69,16 @@ def _group_norm(x: Any, weight: Any, bias: Any, N: Size, C: Size, HxW: Size, gro
 
 @TABLE.op("native_group_norm_backward")
 def _group_norm_backward(
-    grad: Any, x: Any, mean: Any, rstd: Any, weight: Any, N: Size, C: Size, HxW: Size, group: int, output_mask: Sequence[bool]
+    grad: Any,
+    x: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    N: Size,
+    C: Size,
+    HxW: Size,
+    group: int,
+    output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:
     like = weight if weight is not None else x
     strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
@@ -87,7 +106,9 @@ def _batch_norm(
 
 
 @TABLE.op("_native_batch_norm_legit.no_stats")
-def _batch_norm_no_stats(x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float) -> tuple[TensorSpec, ...]:
+def _batch_norm_no_stats(
+    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
     out, statistics = _batch_norm_parts(x, weight, training)
     return out, statistics, statistics
 
@@ -139,7 +160,9 @@ def _cudnn_batch_norm_backward(x: Any, grad: Any, weight: Any, *args: Any, **kwa
 
 
 @TABLE.op("_fused_rms_norm")
-def _rms_norm(x: Any, normalized_shape: Sequence[Size], weight: Any, eps: float | None) -> tuple[TensorSpec, TensorSpec]:
+def _rms_norm(
+    x: Any, normalized_shape: Sequence[Size], weight: Any, eps: float | None
+) -> tuple[TensorSpec, TensorSpec]:
     lead = x.dim() - len(normalized_shape)
     dtype = x.dtype if weight is None else result_type((x, weight))
     statistics = contiguous(x, (*x.shape[:lead], *(1 for _ in normalized_shape)), accumulate_dtype(x.dtype))

@@ -48,7 +48,9 @@ def _binary(rule: DtypeRule) -> Formula:
                     dtype = result_type((a, b))
                 shape, strides, device = tuple(a.shape), a.stride(), a.device
                 if len(shape) == b.dim() and shape == b.shape and strides == b.stride() and device == b.device:
-                    return TensorSpec(shape, iterator_strides(shape, ((shape, strides), (shape, strides))), rule(dtype), device)
+                    return TensorSpec(
+                        shape, iterator_strides(shape, ((shape, strides), (shape, strides))), rule(dtype), device
+                    )
                 return elementwise((a, b), rule(dtype))
             return elementwise((a,), rule(promote_number(a.dtype, b)))
         return elementwise((b,), rule(promote_number(b.dtype, a)))
@@ -235,7 +237,6 @@ def _native_dropout(x: Any, p: float, train: bool | None) -> tuple[TensorSpec, T
 @TABLE.op("native_dropout_backward")
 def _native_dropout_backward(grad: Any, mask: Any, scale: float) -> TensorSpec:
     return elementwise((grad, mask), promote_number(grad.dtype, scale))
-
 
 
 @TABLE.op("glu_backward")

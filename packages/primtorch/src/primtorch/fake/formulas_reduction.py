@@ -43,7 +43,9 @@ TABLE.each("any all", _full(lambda d: torch.uint8 if d is torch.uint8 else torch
 
 
 @TABLE.op("sum.dim_IntList", "nansum")
-def _sum(x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+def _sum(
+    x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorSpec:
     return reduced(x, reduced_dims(x, dim), keepdim, dtype or integer_sum_dtype(x.dtype))
 
 
@@ -58,7 +60,9 @@ def _mean(x: Any, *, dtype: torch.dtype | None = None) -> TensorSpec:
 
 
 @TABLE.op("mean.dim")
-def _mean_dim(x: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+def _mean_dim(
+    x: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorSpec:
     out = dtype or x.dtype
     if not (out.is_floating_point or out.is_complex):
         raise RuntimeError(
@@ -99,12 +103,16 @@ def _var_all(x: Any, unbiased: bool = True) -> TensorSpec:
 
 
 @TABLE.op("var.dim", "std.dim", "var.correction", "std.correction")
-def _var(x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None) -> TensorSpec:
+def _var(
+    x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None
+) -> TensorSpec:
     return reduced(x, reduced_dims(x, dim), keepdim, real_of(x.dtype))
 
 
 @TABLE.op("var_mean.correction", "std_mean.correction")
-def _var_mean(x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _var_mean(
+    x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
     dims = reduced_dims(x, dim)
     return reduced(x, dims, keepdim, real_of(x.dtype)), reduced(x, dims, keepdim, x.dtype)
 
@@ -138,8 +146,6 @@ def _softmax_backward(grad: Any, output: Any, dim: int, input_dtype: torch.dtype
 @TABLE.op("_safe_softmax")
 def _safe_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
     return contiguous(x, x.shape, dtype or x.dtype)
-
-
 
 
 @TABLE.op("cummax", "cummin")
@@ -181,5 +187,7 @@ def _count_nonzero(x: Any, dim: Any = None) -> TensorSpec:
 
 
 @TABLE.op("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")
-def _norm(x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+def _norm(
+    x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorSpec:
     return reduced(x, reduced_dims(x, dim), keepdim, real_of(dtype or x.dtype))

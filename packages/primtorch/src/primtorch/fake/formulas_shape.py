@@ -60,7 +60,9 @@ def _stack(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
     at = wrap_dim(dim, first.dim() + 1)
     for t in tensors[1:]:
         if tuple(t.shape) != tuple(first.shape):
-            raise RuntimeError(f"stack expects each tensor to be equal size, but got {list(first.shape)} and {list(t.shape)}")
+            raise RuntimeError(
+                f"stack expects each tensor to be equal size, but got {list(first.shape)} and {list(t.shape)}"
+            )
     shape = list(first.shape)
     shape.insert(at, len(tensors))
     dtype = first.dtype
@@ -76,7 +78,9 @@ def _constant_pad(x: Any, pad: Sequence[Size], value: Any = 0) -> TensorSpec:
         dim = len(shape) - 1 - k
         shape[dim] = shape[dim] + pad[2 * k] + pad[2 * k + 1]
         if shape[dim] < 0:
-            raise RuntimeError(f"The input size {x.shape[dim]}, plus negative padding, resulted in a negative output size")
+            raise RuntimeError(
+                f"The input size {x.shape[dim]}, plus negative padding, resulted in a negative output size"
+            )
     out = tuple(shape)
     if all(p <= 0 for p in pad):
         # Cropping alone is a copy of a view.
@@ -127,8 +131,6 @@ def _scatter_slice(x: Any, src: Any, *args: Any, **kwargs: Any) -> TensorSpec:
 def _copy(x: Any, src: Any, non_blocking: bool = False) -> TensorSpec:
     shape = tuple(x.shape)
     return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
-
-
 
 
 @TABLE.op("rot90")

@@ -42,7 +42,8 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Sizes:
             f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 can be "
             "any value and is ambiguous"
         )
-    if numel % known != 0:
+    whole: Any = numel
+    if whole % known != 0:
         raise RuntimeError(f"shape '{list(shape)}' is invalid for input of size {numel}")
     filled = list(shape)
     filled[unknown] = numel // known
@@ -364,7 +365,9 @@ def _view_dtype(x: Any, dtype: torch.dtype) -> TensorSpec:
             raise RuntimeError("self.dim() cannot be 0 to view a tensor with a larger element size")
         ratio = new // old
         if shape[-1] % ratio != 0 or offset % ratio != 0 or strides[-1] != 1:
-            raise RuntimeError(f"self cannot be viewed as {dtype}: sizes, strides and offset must be divisible by {ratio}")
+            raise RuntimeError(
+                f"self cannot be viewed as {dtype}: sizes, strides and offset must be divisible by {ratio}"
+            )
         shape[-1] = shape[-1] // ratio
         strides = [s // ratio for s in strides[:-1]] + [1]
         offset = offset // ratio
@@ -381,7 +384,9 @@ def _view_as_real(x: Any) -> TensorSpec:
 def _view_as_complex(x: Any) -> TensorSpec:
     dtypes = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
     if x.dtype not in dtypes:
-        raise RuntimeError(f"view_as_complex is only supported for half, float and double tensors, but got a tensor of {x.dtype}")
+        raise RuntimeError(
+            f"view_as_complex is only supported for half, float and double tensors, but got a tensor of {x.dtype}"
+        )
     if x.dim() == 0 or x.shape[-1] != 2:
         raise RuntimeError("Tensor must have a last dimension of size 2")
     strides = tuple(s // 2 for s in x.stride()[:-1])

@@ -41,7 +41,9 @@ def _pooled_shape(
     lead = x.dim() - spatial
     sizes = [pooled_size(x.shape[lead + i], k[i], s[i], p[i], d[i], ceil_mode) for i in range(spatial)]
     if any(size <= 0 for size in sizes):
-        raise RuntimeError(f"Given input size: {list(x.shape)}. Calculated output size: {sizes}. Output size is too small")
+        raise RuntimeError(
+            f"Given input size: {list(x.shape)}. Calculated output size: {sizes}. Output size is too small"
+        )
     return (*x.shape[:lead], *sizes)
 
 
@@ -110,7 +112,9 @@ def _upsample(x: Any, output_size: Sequence[Size], *args: Any, **kwargs: Any) ->
           "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d_backward",
           "upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward",
           "upsample_trilinear3d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward")  # fmt: skip
-def _upsample_backward(grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any) -> TensorSpec:
+def _upsample_backward(
+    grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any
+) -> TensorSpec:
     shape = tuple(input_size)
     if len(output_size) == 1:
         return strided(grad, shape, contiguous_strides(shape))

@@ -19,9 +19,9 @@ def has_native_meta(op: OpOverload) -> bool:
     if torch._C.DispatchKey.Meta in op.py_kernels:
         return False
     name = op.name()
-    return torch._C._dispatch_has_kernel_for_dispatch_key(name, "Meta") or torch._C._dispatch_has_kernel_for_dispatch_key(
-        name, "CompositeExplicitAutogradNonFunctional"
-    )
+    return torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "Meta"
+    ) or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutogradNonFunctional")
 
 
 def meta_formula(op: OpOverload) -> Formula:

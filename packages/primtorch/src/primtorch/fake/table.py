@@ -45,8 +45,7 @@ _FAMILIES = (
 NAMED: dict[str, Formula] = {name: formula for family in _FAMILIES for name, formula in family.TABLE.items()}
 
 RESTRIDING = frozenset(
-    "t_ transpose_ squeeze_ squeeze_.dim squeeze_.dims unsqueeze_ as_strided_ resize_ resize_as_ set_.source_Tensor "
-    "set_.source_Storage_storage_offset set_.source_Tensor_storage_offset".split()
+    ["t_", "transpose_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_", "as_strided_", "resize_", "resize_as_", "set_.source_Tensor", "set_.source_Storage_storage_offset", "set_.source_Tensor_storage_offset"]
 )
 """In-place operators that change their argument's own shape."""
 _RESTRIDED_AS = {"transpose_": "transpose.int"}
@@ -81,7 +80,9 @@ class RuleTable(dict[OpOverload, Rule]):
     def __missing__(self, op: OpOverload) -> Rule:
         formula, source = self._find(op)
         alias, mutates = _effects(op)
-        rule = self[op] = Rule(formula, op_key(op) in RESTRIDING, op_key(op) in formulas_indexing.DATA_DEPENDENT, alias, mutates, source)
+        rule = self[op] = Rule(
+            formula, op_key(op) in RESTRIDING, op_key(op) in formulas_indexing.DATA_DEPENDENT, alias, mutates, source
+        )
         return rule
 
     def _find(self, op: OpOverload) -> tuple[Formula, str]:
@@ -103,7 +104,8 @@ RULES = RuleTable()
 
 def op_key(op: OpOverload) -> str:
     """The name under which the table knows an overload: "add.Tensor", "relu"; other namespaces keep theirs."""
-    return op.name().removeprefix("aten::")
+    name: str = op.name()
+    return name.removeprefix("aten::")
 
 
 def formula_of(op: OpOverload) -> Formula:
@@ -183,7 +185,11 @@ def _view_copy(name: str, overload: str) -> Formula | None:
 
     def copied(*args: Any, **kwargs: Any) -> Any:
         result = found(*args, **kwargs)
-        return contiguous(result, result.shape) if isinstance(result, TENSORS) else [contiguous(r, r.shape) for r in result]
+        return (
+            contiguous(result, result.shape)
+            if isinstance(result, TENSORS)
+            else [contiguous(r, r.shape) for r in result]
+        )
 
     return copied
 
@@ -211,9 +217,7 @@ def _in_place(formula: Formula | None, op: OpOverload) -> Formula:
         result = functional(target, *args, **kwargs)
         own = tuple(target.shape)
         if result.shape != own and (len(result.shape) > len(own) or broadcast(own, result.shape) != own):
-            raise RuntimeError(
-                f"output with shape {list(own)} doesn't match the broadcast shape {list(result.shape)}"
-            )
+            raise RuntimeError(f"output with shape {list(own)} doesn't match the broadcast shape {list(result.shape)}")
         if result.dtype is not target.dtype and category(result.dtype) > max(category(target.dtype), 1):
             raise RuntimeError(
                 f"result type {_scalar_name(result.dtype)} can't be cast to the desired output type {_scalar_name(target.dtype)}"
@@ -240,6 +244,13 @@ def _out_variant(formula: Formula, outs: list[str], op: OpOverload) -> Formula:
 
 
 def _scalar_name(dtype: torch.dtype) -> str:
-    names = {"float32": "Float", "float64": "Double", "int64": "Long", "int32": "Int", "float16": "Half", "uint8": "Byte"}
+    names = {
+        "float32": "Float",
+        "float64": "Double",
+        "int64": "Long",
+        "int32": "Int",
+        "float16": "Half",
+        "uint8": "Byte",
+    }
     text = str(dtype).removeprefix("torch.")
     return names.get(text, text.capitalize())

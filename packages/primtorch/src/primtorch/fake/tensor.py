@@ -35,11 +35,13 @@ class Memory:
 class FakeTensor(torch.Tensor):
     """A tensor without data. Its operators compute shape, strides, dtype and device by the table of formulas."""
 
-    mode: FakeMode
+    fake_mode: FakeMode
     memory: Memory
 
     @staticmethod
-    def __new__(cls, spec: TensorSpec, mode: FakeMode, memory: Memory | None = None, requires_grad: bool = False) -> FakeTensor:
+    def __new__(
+        cls, spec: TensorSpec, mode: FakeMode, memory: Memory | None = None, requires_grad: bool = False
+    ) -> FakeTensor:
         self: FakeTensor = _wrap(
             cls,
             spec.shape,
@@ -49,29 +51,33 @@ class FakeTensor(torch.Tensor):
             device=spec.device,
             requires_grad=requires_grad,
         )
-        self.mode = mode
+        self.fake_mode = mode
         self.memory = Memory() if memory is None else memory
         return self
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @classmethod
-    def __torch_dispatch__(
-        cls, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    def __torch_dispatch__(  # type: ignore[override]
+        cls,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         for arg in args:
             if isinstance(arg, FakeTensor):
-                return propagate(arg.mode, func, args, kwargs or {})
+                return propagate(arg.fake_mode, func, args, kwargs or {})
         return propagate(_mode_among((args, kwargs)), func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"FakeTensor({TensorSpec.of(self)!r}{grad})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
         copied = memo.get(id(self))
         if copied is None:
-            copied = FakeTensor(TensorSpec.of(self), self.mode, None, self.requires_grad)
+            copied = FakeTensor(TensorSpec.of(self), self.fake_mode, None, self.requires_grad)
             if getattr(self, "_is_param", False):
                 copied._is_param = True
             memo[id(self)] = copied
@@ -85,11 +91,11 @@ class FakeTensor(torch.Tensor):
 
     def tolist(self) -> Any:
         raise DataDependentValue("Tensor.tolist()", "a fake tensor has no data", "Keep this call out of the compiled region.",
-                                 self.mode.user_frames())  # fmt: skip
+                                 self.fake_mode.user_frames())  # fmt: skip
 
     def numpy(self, *, force: bool = False) -> Any:
         raise DataDependentValue("Tensor.numpy()", "a fake tensor has no data", "Keep this call out of the compiled region.",
-                                 self.mode.user_frames())  # fmt: skip
+                                 self.fake_mode.user_frames())  # fmt: skip
 
 
 def _unpickle(spec: TensorSpec, requires_grad: bool) -> FakeTensor:
@@ -101,7 +107,7 @@ def _mode_among(tree: Any) -> FakeMode:
     while stack:
         item = stack.pop()
         if isinstance(item, FakeTensor):
-            return item.mode
+            return item.fake_mode
         if isinstance(item, tuple | list):
             stack.extend(item)
         elif isinstance(item, dict):
@@ -133,7 +139,11 @@ class FakeMode:
         torch._C._pop_torch_dispatch_stack(None)
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return propagate(self, func, args, kwargs or {})
 
@@ -149,7 +159,9 @@ class FakeMode:
     def from_spec(self, spec: TensorSpec, *, requires_grad: bool = False) -> FakeTensor:
         """A fresh fake tensor of this description."""
         if spec.device.type == "cuda" and not torch.cuda.is_available():
-            raise FakeTensorError(f"{spec}: this torch has no CUDA device, and autograd aborts on a tensor that claims one")
+            raise FakeTensorError(
+                f"{spec}: this torch has no CUDA device, and autograd aborts on a tensor that claims one"
+            )
         return FakeTensor(spec, self, None, requires_grad)
 
     def from_tensor(self, t: torch.Tensor, *, dynamic: Mapping[int, torch.SymInt] | None = None) -> FakeTensor:

@@ -235,7 +235,9 @@ class IntExpr:
     def as_operand(self) -> str:
         """The text, in parentheses where a surrounding operator would bind tighter."""
         text = str(self)
-        single = len(self.terms) <= 1 and all(len(m) + (abs(c) != 1 or not m) <= 1 and c > 0 for m, c in self.terms.items())
+        single = len(self.terms) <= 1 and all(
+            len(m) + (abs(c) != 1 or not m) <= 1 and c > 0 for m, c in self.terms.items()
+        )
         return text if single else f"({text})"
 
     __repr__ = __str__
@@ -275,7 +277,7 @@ def _nested_floordiv(left: IntExpr, right: IntExpr) -> IntExpr:
     """`(a // m) // n == a // (m*n)` for positive constants; a common positive factor cancels."""
     n = right.as_int()
     if n is not None and n > 0 and len(left.terms) == 1:
-        (monomial, coefficient), = left.terms.items()
+        ((monomial, coefficient),) = left.terms.items()
         if coefficient == 1 and len(monomial) == 1:
             inner = monomial[0]
             if isinstance(inner, Call) and inner.op == "floordiv":
@@ -297,7 +299,7 @@ def _monomial_quotient(monomial: Monomial, divisor: Monomial) -> Monomial | None
 def _divide(left: IntExpr, right: IntExpr) -> tuple[IntExpr, IntExpr]:
     """(q, r) with left == q*right + r, taking out of `left` what is an exact multiple of `right`."""
     if len(right.terms) == 1:
-        (divisor, factor), = right.terms.items()
+        ((divisor, factor),) = right.terms.items()
         quotient: dict[Monomial, int] = {}
         rest: dict[Monomial, int] = {}
         for monomial, coefficient in left.terms.items():

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 import torch
-from torch import fx
 
 from primtorch.symbolic.expr import Atom, IntExpr, Symbol
 from primtorch.symbolic.shape_env import ShapeEnv
 from primtorch.symbolic.sym_node import node_of
+
+if TYPE_CHECKING:  # `import torch` alone does not load torch.fx, which takes longer than this whole package
+    from torch import fx
 
 _ATOM_OPERATORS: dict[str, Callable[..., Any]] = {
     "floordiv": operator.floordiv,
@@ -20,7 +22,7 @@ _ATOM_OPERATORS: dict[str, Callable[..., Any]] = {
     "min": torch.sym_min,
     "max": torch.sym_max,
 }
-_Operand = fx.Node | int
+_Operand: TypeAlias = "fx.Node | int"
 _made: WeakKeyDictionary[fx.Graph, dict[tuple[object, ...], fx.Node]] = WeakKeyDictionary()
 
 
@@ -83,9 +85,9 @@ class _Materializer:
         found = self.cache.get(key)
         if found is not None and not found._erased:
             return found
-        with self.graph.inserting_after(self._latest([a for a in args if isinstance(a, fx.Node)])):
+        with self.graph.inserting_after(self._latest([a for a in args if not isinstance(a, int)])):
             made = self.graph.call_function(fn, args)
-        made.meta["val"] = fn(*(a.meta["val"] if isinstance(a, fx.Node) else a for a in args))
+        made.meta["val"] = fn(*(a if isinstance(a, int) else a.meta["val"] for a in args))
         made.meta["stack"] = ()
         self.cache[key] = made
         return made

@@ -393,7 +393,11 @@ def _product(a: Range, b: Range) -> Range:
     if _sign(a) and _sign(b):
         sign = _sign(a) * _sign(b)
         nearest = _near(a) * _near(b)
-        return (nearest, _far_product(a, b)) if sign > 0 else (_negate(_far_product(_magnitude(a), _magnitude(b))), -nearest)
+        return (
+            (nearest, _far_product(a, b))
+            if sign > 0
+            else (_negate(_far_product(_magnitude(a), _magnitude(b))), -nearest)
+        )
     return None, None
 
 

@@ -20,7 +20,15 @@ if TYPE_CHECKING:
     from primtorch.symbolic.shape_env import ShapeEnv
 
 Expr: TypeAlias = IntExpr | Relation | Connective | Truth | FloatExpr
-_FLOAT = {"add": operator.add, "sub": operator.sub, "mul": operator.mul, "truediv": operator.truediv, "pow": operator.pow}
+Text: TypeAlias = str
+"""`str` by a name that SymNode's method of that name does not hide."""
+_FLOAT = {
+    "add": operator.add,
+    "sub": operator.sub,
+    "mul": operator.mul,
+    "truediv": operator.truediv,
+    "pow": operator.pow,
+}
 _COMPARE = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
@@ -88,7 +96,7 @@ class SymNode:
     def pytype(self) -> type:
         return int if self.is_int() else float if self.is_float() else bool
 
-    def str(self) -> str:
+    def str(self) -> Text:
         return str(self.env.simplify(self.expr) if isinstance(self.expr, IntExpr) else self.expr)
 
     __str__ = str
@@ -180,7 +188,11 @@ class SymNode:
 
     def pow(self, other: SymNode) -> SymNode:
         exponent = other.maybe_as_int()
-        return self.pow_by_natural(other) if self.is_int() and exponent is not None and exponent >= 0 else self.float_pow(other)
+        return (
+            self.pow_by_natural(other)
+            if self.is_int() and exponent is not None and exponent >= 0
+            else self.float_pow(other)
+        )
 
     def lshift(self, other: SymNode) -> SymNode:
         return self.mul(self.wrap_int(1 << self.env.specialize(other._int(), other._hint_int())))
@@ -197,9 +209,11 @@ class SymNode:
             return self.expr
         raise TypeError(f"a number is expected, not {self.expr}")
 
-    def _float(self, op: str, other: SymNode) -> SymNode:
+    def _float(self, op: Text, other: SymNode) -> SymNode:
         hint = _both(_FLOAT[op], self.hint, other.hint)
-        return SymNode(FloatExpr(op, (self._operand(), other._operand())), None if hint is None else float(hint), self.env)
+        return SymNode(
+            FloatExpr(op, (self._operand(), other._operand())), None if hint is None else float(hint), self.env
+        )
 
     def int_truediv(self, other: SymNode) -> SymNode:
         return self._float("truediv", other)
@@ -213,13 +227,15 @@ class SymNode:
         return self._float("pow", other)
 
     def sym_float(self) -> SymNode:
-        return SymNode(FloatExpr("value", (self._operand(),)), None if self.hint is None else float(self.hint), self.env)
+        return SymNode(
+            FloatExpr("value", (self._operand(),)), None if self.hint is None else float(self.hint), self.env
+        )
 
     def is_integer(self) -> SymNode:
         return self.wrap_bool(self.is_int() or float(self.guard_float("", 0)).is_integer())
 
     # relations ------------------------------------------------------------------------------------------------
-    def _relation(self, op: str, other: SymNode) -> SymNode:
+    def _relation(self, op: Text, other: SymNode) -> SymNode:
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
             return SymNode(relate(op, a, b), _both(_COMPARE[op], self.hint, other.hint), self.env)
@@ -275,24 +291,32 @@ class SymNode:
             return self.guard_float("", 0) != 0.0
         return self.env.evaluate(self.expr, None if self.hint is None else bool(self.hint))
 
-    def guard_bool(self, file: str, line: int) -> bool:
+    def guard_bool(self, file: Text, line: int) -> bool:
         return self.bool_()
 
-    def guard_int(self, file: str, line: int) -> int:
+    def guard_int(self, file: Text, line: int) -> int:
         return self.env.specialize(self._int(), self._hint_int())
 
     def int_(self) -> int:
         return self.env.specialize(self._int(), self._hint_int())
 
-    def guard_float(self, file: str, line: int) -> float:
-        sizes = [self.expr] if isinstance(self.expr, IntExpr) else self.expr.sizes() if isinstance(self.expr, FloatExpr) else []
+    def guard_float(self, file: Text, line: int) -> float:
+        sizes = (
+            [self.expr]
+            if isinstance(self.expr, IntExpr)
+            else self.expr.sizes()
+            if isinstance(self.expr, FloatExpr)
+            else []
+        )
         for size in sizes:
             self.env.specialize(size, self.env.hint(size))
         if self.hint is None:
-            raise DataDependentValue(f"the value of {self.expr}", "it is known only when the program runs", "Keep it symbolic.")
+            raise DataDependentValue(
+                f"the value of {self.expr}", "it is known only when the program runs", "Keep it symbolic."
+            )
         return float(self.hint)
 
-    def guard_size_oblivious(self, file: str, line: int) -> bool:
+    def guard_size_oblivious(self, file: Text, line: int) -> bool:
         """As `guard_bool`, but a data-dependent size that is neither known nor excluded counts as at least 2."""
         expr = self._truth()
         known = self.env.decide(expr)
@@ -302,10 +326,10 @@ class SymNode:
                 return expr.op == "ne"
         return self.bool_() if known is None else known
 
-    def guard_or_false(self, file: str, line: int) -> bool:
+    def guard_or_false(self, file: Text, line: int) -> bool:
         return self._guard_or(False)
 
-    def guard_or_true(self, file: str, line: int) -> bool:
+    def guard_or_true(self, file: Text, line: int) -> bool:
         return self._guard_or(True)
 
     def _guard_or(self, default: bool) -> bool:
@@ -314,17 +338,17 @@ class SymNode:
             return known
         return default if self.hint is None else self.bool_()
 
-    def statically_known_true(self, file: str, line: int) -> bool:
+    def statically_known_true(self, file: Text, line: int) -> bool:
         return self.env.decide(self._truth()) is True
 
-    def expect_true(self, file: str, line: int) -> bool:
+    def expect_true(self, file: Text, line: int) -> bool:
         """An assertion of the program: a guard when its value is known, else a fact to check at run time."""
         if self.hint is not None or self.env.decide(self._truth()) is not None:
             return self.bool_()
         self.env.assume(self._truth(), self.env.assumptions)
         return True
 
-    def expect_size(self, file: str, line: int) -> bool:
+    def expect_size(self, file: Text, line: int) -> bool:
         return self.ge(self.wrap_int(0)).expect_true(file, line)
 
     # layout predicates ----------------------------------------------------------------------------------------
@@ -400,11 +424,15 @@ def _oblivious(node: SymNode, relation: BoolExpr, hint: int | bool | float | Non
     return node.env.evaluate(relation, hint == relation.right.as_int())
 
 
-def _looks_channels_last(node: SymNode, sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Sequence[int]) -> bool:
+def _looks_channels_last(
+    node: SymNode, sizes: Sequence[SymNode], strides: Sequence[SymNode], order: Sequence[int]
+) -> bool:
     """ATen's looser predicate: strides grow along the order, with its tie breaks for sizes of 1."""
 
     def less(a: SymNode, b: SymNode) -> bool:
-        return a.lt(b).bool_() if a.hint is not None and b.hint is not None else node.env.decide(a.lt(b)._truth()) is True
+        return (
+            a.lt(b).bool_() if a.hint is not None and b.hint is not None else node.env.decide(a.lt(b)._truth()) is True
+        )
 
     minimum = node.wrap_int(0)
     channel = strides[1]
