@@ -76,7 +76,7 @@ class _Lowering:
         made = self.graph.placeholder(str(node.target))
         made.meta.update(node.meta)
         val = node.meta.get("val")
-        if val is None or isinstance(val, (bool, int, float, str)) and not isinstance(val, torch.SymInt):
+        if val is None or (isinstance(val, (bool, int, float, str)) and not isinstance(val, torch.SymInt)):
             return val if val is not None else made
         if not isinstance(val, torch.SymInt):
             made.meta["val"] = val = as_spec(val)
@@ -187,7 +187,9 @@ def _nested(args: Any) -> bool:
 
 
 def _is_impure(node: fx.Node) -> bool:
-    return node.op in ("placeholder", "output") or (isinstance(node.target, Prim) and node.target.name == "assert_async")
+    if node.op in ("placeholder", "output"):
+        return True
+    return isinstance(node.target, Prim) and node.target.name == "assert_async"
 
 
 def _why_no_rule(target: Any) -> str:

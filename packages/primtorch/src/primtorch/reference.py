@@ -15,9 +15,9 @@ def reference_page() -> str:
         "",
         f"Version {SET_VERSION} of the set: {len(PRIMS)} prims. Made by `python -m primtorch reference`.",
         "",
-        "Arguments come in the order of the schema; those after `*` by name. Operands of an elementwise prim have one",
-        "shape and one dtype, or are Python numbers (not all of them); nothing promotes or broadcasts. `Size` is an int",
-        "or a SymInt, `Dims` a tuple of distinct non-negative ints. A prim with an ATen overload has exactly that",
+        "Arguments come in the order of the schema; those after `*` by name. Operands of an elementwise prim have",
+        "one shape and one dtype, or are Python numbers (not all of them); nothing promotes or broadcasts. `Size` is",
+        "an int or a SymInt, `Dims` a tuple of distinct non-negative ints. A prim with an ATen overload has exactly that",
         "overload's arguments and results.",
         "",
     ]

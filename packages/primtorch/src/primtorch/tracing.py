@@ -92,7 +92,7 @@ class RecordingMode:
                 self.track(part, item)
 
     def __enter__(self) -> RecordingMode:
-        torch._C._push_on_torch_dispatch_stack(self)
+        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
         return self
 
     def __exit__(self, *exc: object) -> None:

@@ -297,7 +297,7 @@ def _loss_backward(slope: Any, *names: Any) -> None:
         out = slope(t, y, *rest, **options)
         if reduction == _MEAN:
             g = g / out.numel()
-        return (out * g).to(dtype)
+        return (out * g).to(dtype)  # type: ignore[no-any-return]
 
     for name in names:
         RULES.add(name, rule)

@@ -183,7 +183,7 @@ class Value:
 
     def mean(self, dims: Sequence[int], keepdim: bool = False) -> Value:
         count = numel([self.spec.shape[d] for d in dims])
-        return self.sum(dims, keepdim) / count
+        return self.sum(dims, keepdim) / count  # type: ignore[no-any-return]
 
 
 def same_size(a: Any, b: Any) -> bool:
@@ -370,7 +370,7 @@ class Builder:
 class Results(Sequence[Any]):
     """The results of a call that has several; reading one records its getitem once."""
 
-    __slots__ = ("b", "node", "vals", "_read")
+    __slots__ = ("_read", "b", "node", "vals")
 
     def __init__(self, b: Builder, node: fx.Node, vals: Sequence[Any]) -> None:
         self.b = b

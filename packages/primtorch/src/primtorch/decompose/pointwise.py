@@ -126,7 +126,7 @@ def _sign(b: Builder, x: Value) -> Value:
 @RULES(aten.sgn.default)
 def _sgn(b: Builder, x: Value) -> Value:
     if not x.dtype.is_complex:
-        return _sign(b, x)
+        return _sign(b, x)  # type: ignore[no-any-return]
     size = x.map(prims.abs)
     zero = size.eq(0.0)
     return b.where(zero, 0j, x / b.where(zero, 1.0, size).to(x.dtype))
@@ -450,7 +450,7 @@ def _lerp(b: Builder, start: Value, end: Value, weight: Any) -> Value:
         return b.where(weight.map(prims.abs) < 0.5, near, end - (end - start) * (1 - weight)).to(dtype)
     start, end = promoted(b, (start, end), compute_dtype(dtype))
     out = start + (end - start) * weight if abs(weight) < 0.5 else end - (end - start) * (1 - weight)
-    return out.to(dtype)
+    return out.to(dtype)  # type: ignore[no-any-return]
 
 
 @RULES(aten.xlogy)

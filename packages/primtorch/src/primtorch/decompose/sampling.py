@@ -75,7 +75,7 @@ def _randn_like(b: Builder, x: Value, *, dtype: Any = None, layout: Any = None, 
 
 
 def _integers(b: Builder, low: Any, high: Any, shape: Sequence[Any], device: torch.device) -> Value:
-    return _bits(b, shape, device) % (high - low) + low
+    return _bits(b, shape, device) % (high - low) + low  # type: ignore[no-any-return]
 
 
 @RULES(aten.randint.default)

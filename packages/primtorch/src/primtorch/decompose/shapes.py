@@ -98,8 +98,7 @@ def _slice(b: Builder, x: Value, dim: int = 0, start: Any = None, end: Any = Non
     size = x.shape[dim]
     start = _bound(start, size, 0)
     end = _bound(end, size, size)
-    if end < start:
-        end = start
+    end = max(end, start)
     return x.slice(dim, start, end, step)
 
 
@@ -296,8 +295,7 @@ def _slice_scatter(b: Builder, x: Value, src: Value, dim: int = 0, start: Any = 
     size = x.shape[dim]
     start = _bound(start, size, 0)
     end = _bound(end, size, size)
-    if end < start:
-        end = start
+    end = max(end, start)
     length = (end - start + step - 1) // step
     src = src.to(x.dtype).expand([length if d == dim else s for d, s in enumerate(x.shape)])
     if isinstance(step, int) and step == 1 and isinstance(start, int) and start == 0 and same_size(end, size):
@@ -545,7 +543,7 @@ def _eye(b: Builder, n: Any, m: Any = None, *, dtype: Any = None, layout: Any = 
 def triangle(b: Builder, rows: Any, columns: Any, diagonal: Any, device: torch.device) -> Value:
     """(rows, columns) bool: true at and below the given diagonal."""
     i, j = b.iota(rows, device).unsqueeze(1), b.iota(columns, device).unsqueeze(0)
-    return j <= i + diagonal
+    return j <= i + diagonal  # type: ignore[no-any-return]
 
 
 @RULES(aten.tril.default)
@@ -577,7 +575,7 @@ def _diag_embed(b: Builder, x: Value, offset: int = 0, dim1: int = -2, dim2: int
 def _mirrored(i: Value, size: Any) -> Value:
     """Positions outside [0, size) reflected at the ends, which are not repeated."""
     last = size - 1
-    return last - (last - i.map(prims.abs)).map(prims.abs)
+    return last - (last - i.map(prims.abs)).map(prims.abs)  # type: ignore[no-any-return]
 
 
 def _clamped(i: Value, size: Any) -> Value:

@@ -75,7 +75,7 @@ def _avg_pool(rank: int) -> Any:
         image, single = _batched(x, rank)
         out = b.emit(prims.avg_pool, image.compute(), kernel, _each(stride, rank, kernel), _each(padding, rank),
                      ceil_mode, count_include_pad, divisor_override).to(x.dtype)
-        return out.squeeze(0) if single else out
+        return out.squeeze(0) if single else out  # type: ignore[no-any-return]
 
     return rule
 
@@ -87,7 +87,7 @@ def _window_counts(b: Builder, size: Any, out: Any, kernel: Any, stride: Any, pa
     stop = (start + kernel).minimum(size + padding)
     if not include_pad:
         start, stop = start.maximum(0), stop.minimum(size)
-    return stop - start
+    return stop - start  # type: ignore[no-any-return]
 
 
 def _spread(b: Builder, grad: Value, dim: int, size: Any, kernel: Any, stride: Any, padding: Any) -> Value:
@@ -147,7 +147,7 @@ def _averaging(b: Builder, size: Any, out: Any, like: Value) -> Value:
     start, stop = (i * size) // out, ((i + 1) * size + (out - 1)) // out
     j = b.iota(size, like.device).unsqueeze(0)
     inside = (j >= start.unsqueeze(1)) & (j < stop.unsqueeze(1))
-    return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)
+    return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)  # type: ignore[no-any-return]
 
 
 def _times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
@@ -185,7 +185,7 @@ def _adaptive_avg_pool_backward(rank: int) -> Any:
             count: Any = 1
             for size in x.shape[first:]:
                 count = count * size
-            return (g / count).expand(x.shape).to(grad.dtype)
+            return (g / count).expand(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
         for d in range(rank):
             if not same_size(grad.shape[first + d], x.shape[first + d]):
                 matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)

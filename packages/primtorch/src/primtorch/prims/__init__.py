@@ -8,7 +8,7 @@ from primtorch.prims import elementwise, indexing, opaque, reduction, tensors, w
 from primtorch.prims.elementwise import *  # noqa: F403
 from primtorch.prims.indexing import *  # noqa: F403
 from primtorch.prims.opaque import *  # noqa: F403
-from primtorch.prims.record import Prim
+from primtorch.prims.record import Prim as Prim
 from primtorch.prims.reduction import *  # noqa: F403
 from primtorch.prims.tensors import *  # noqa: F403
 from primtorch.prims.window import *  # noqa: F403

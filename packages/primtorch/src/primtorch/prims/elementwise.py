@@ -4,6 +4,7 @@ All tensor operands have one shape and one dtype; a Python number may stand for 
 prim and takes the tensor's dtype. The result is dense, in the operands' order of dimensions.
 """
 
+# ruff: noqa: B023 -- the messages of checks are built at once, in the iteration that fails
 from __future__ import annotations
 
 from collections.abc import Callable

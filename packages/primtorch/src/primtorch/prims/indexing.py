@@ -1,5 +1,6 @@
 """Gather, scatter and advanced indexing; sort and search."""
 
+# ruff: noqa: B023 -- the messages of checks are built at once, in the iteration that fails
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -7,7 +8,7 @@ from typing import Any
 
 import torch
 
-from primtorch.prims.layout import broadcast_shapes, contiguous_strides, numel, preserved_strides
+from primtorch.prims.layout import broadcast_shapes, contiguous_strides, preserved_strides
 from primtorch.prims.record import Prim, require, require_dim, same_shape, spec_like
 from primtorch.spec import TensorSpec
 
@@ -60,7 +61,8 @@ def _index_put_meta(t: TensorSpec, indices: Sequence[Any], values: TensorSpec, a
 
 
 def _index_put(t: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool) -> torch.Tensor:
-    return torch.ops.aten.index_put_.default(torch.empty_like(t).copy_(t), list(indices), values, accumulate)  # type: ignore[no-any-return]
+    out = torch.empty_like(t).copy_(t)
+    return torch.ops.aten.index_put_.default(out, list(indices), values, accumulate)  # type: ignore[no-any-return]
 
 
 def _check_along(name: str, t: TensorSpec, dim: int, index: TensorSpec) -> None:

@@ -1,5 +1,6 @@
 """Prims that make, convert and re-shape tensors: conversion, creation, random, view and shape families."""
 
+# ruff: noqa: B023 -- the messages of checks are built at once, in the iteration that fails
 from __future__ import annotations
 
 from collections.abc import Sequence

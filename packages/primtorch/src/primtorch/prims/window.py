@@ -12,7 +12,6 @@ from primtorch.prims.layout import (
     contiguous_strides,
     is_channels_last,
     is_contiguous,
-    numel,
     strides_in_order,
     suggested_strides,
 )
