@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from torchdynamo import _C
-from torchdynamo.convert import Function
+from torchdynamo.convert import Function, Nested
 from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
 from torchdynamo.stats import Stats, total
@@ -63,7 +63,9 @@ def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | N
         return target
     if isinstance(target, types.FunctionType):
         stats = Stats()
-        compiled = Function(target, backend, options, dump, stats).callable()
+        owner = Function(target, backend, options, dump, stats)
+        owner.nested = Nested(backend, options, dump, stats)
+        compiled = owner.callable()
         _LIVE[stats] = weakref.ref(compiled)
         return compiled
     if isinstance(target, types.MethodType):
@@ -137,5 +139,7 @@ def reset() -> None:
             owner.changed.clear()
             owner.resumes.clear()
             owner.parts.clear()
+            if owner.nested is not None:
+                owner.nested = Nested(*owner.nested.arguments)
     for kept in list(_LIVE):
         kept.clear()

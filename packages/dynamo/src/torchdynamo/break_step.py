@@ -46,7 +46,8 @@ def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str 
     index = stopped.index
     while dis.opname[decoded.opcodes[index]] in ("CALL", "PRECALL") and frame.keyword_names:
         index -= 1  # the names of keyword arguments are no stack entry: enter where they are pushed
-    return [_enter(codegen, resume, decoded.offsets[index], stopped.stack, [], stopped.locals, False)]
+    rest = _enter(codegen, resume, decoded.offsets[index], stopped.stack, [], stopped.locals, False)
+    return [rest] if run is None else [f"with {run}:", f"    {rest}"]
 
 
 def _enter(

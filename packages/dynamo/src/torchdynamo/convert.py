@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import linecache
 import logging
+import os
 import sys
+import sysconfig
 import time
 import types
 import weakref
@@ -61,6 +63,7 @@ class Function:
     skip: bool = False
     resumes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     parts: list[Function] = field(default_factory=list)
+    nested: Nested | None = None
     made: list[weakref.ref[_C.CompiledCallable]] = field(default_factory=list)
 
     def callable(self) -> _C.CompiledCallable:
@@ -75,7 +78,7 @@ class Function:
         """The entries of this function and of its continuations."""
         own = self.compiled()
         found = list(own.entries) if own is not None else []
-        for part in self.parts:
+        for part in (*self.parts, *(self.nested.parts if self.nested is not None else ())):
             found += part.versions()
         return found
 
@@ -125,18 +128,47 @@ class Function:
         return policy != "eager"
 
 
+class Nested:
+    """Captures functions that broken code calls for real: found by the frame hook while such a call runs."""
+
+    def __init__(self, backend: Backend, options: CaptureOptions, dump: Dump | None, stats: Stats) -> None:
+        self.arguments = (backend, options, dump, stats)
+        self.parts: list[Function] = []
+        self._plain: set[types.CodeType] = set()
+        self.hook = _C.Hook(self.found)
+
+    def leave_alone(self, function: types.FunctionType) -> None:
+        self._plain.add(function.__code__)
+
+    def found(self, function: types.FunctionType) -> _C.CompiledCallable | None:
+        code = function.__code__
+        if code in self._plain or code.co_filename.startswith(_LEFT_ALONE):
+            return None
+        part = Function(function, *self.arguments)
+        part.nested = self
+        self.parts.append(part)
+        return part.callable()
+
+
+# Files whose functions are not captured on their own: Python's library, torch, this package, generated code.
+_LEFT_ALONE = (
+    *(path + os.sep for path in {sysconfig.get_paths()["stdlib"], os.path.dirname(torch.__file__)}),
+    os.path.dirname(__file__) + os.sep,
+    "<",
+)
+
+
 def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
     """One capture, start to end."""
     ambient = global_state()
     captured = _capture(state, flat)
-    if captured is None:
-        return None
+    if not isinstance(captured, Captured):
+        return captured
     outside = captured.outside
     try:
         codegen, tail = _generate(state, captured, ambient)
     except BreakGraph as error:
-        _no_graph(state, GraphBreak(error.reason, error.detail, ()))
-        return None
+        return _no_graph(state, GraphBreak(error.reason, error.detail, ()))
     inputs = _finish_graph(outside, codegen)
     guards = _guards(outside, ambient)
     graph = _graph_module(outside, state.function.__name__)
@@ -161,7 +193,7 @@ def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
     return _C.Entry(tree, code, info)
 
 
-def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | None:
+def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | _C.Entry | None:
     """Interprets the call; at a break, again up to the instruction of the root frame that broke."""
     stop_at: int | None = None
     reason: GraphBreak | None = None
@@ -177,8 +209,7 @@ def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | None:
         if state.options.fullgraph:
             raise Unsupported(describe(reason))
         if stop_at is None:
-            _no_graph(state, reason)
-            return None
+            return _no_graph(state, reason)
         state.stats.record_break(reason)
     raise InternalError("capture did not settle on a place to break")
 
@@ -195,11 +226,36 @@ def _failed(state: Function, captured: Captured) -> None:
         state.skip = True
 
 
-def _no_graph(state: Function, reason: GraphBreak) -> None:
+def _no_graph(state: Function, reason: GraphBreak) -> _C.Entry | None:
+    """Capture cannot begin or cannot go on: the function runs as it is, and what it calls is captured."""
     if state.options.fullgraph:
         raise Unsupported(describe(reason))
     state.stats.record_break(reason)
     state.skip = True
+    nested, function = state.nested, state.function
+    if nested is None:
+        return None
+    nested.leave_alone(function)
+
+    def run(inputs: list[Any], *flat: Any) -> Any:
+        args, kwargs = _unflatten(function.__code__, flat)
+        with _C.hook_enabled(nested.hook):
+            return function(*args, **kwargs)
+
+    return _C.Entry(None, run, Compiled((), None, "", reason, []))
+
+
+def _unflatten(code: types.CodeType, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call that binds to these slots."""
+    named = code.co_argcount + code.co_kwonlyargcount
+    args = list(flat[: code.co_argcount])
+    kwargs = dict(zip(code.co_varnames[code.co_argcount : named], flat[code.co_argcount : named], strict=True))
+    rest = list(flat[named:])
+    if code.co_flags & 4:
+        args += rest.pop(0)
+    if code.co_flags & 8:
+        kwargs.update(rest.pop(0))
+    return args, kwargs
 
 
 def _parameters(function: types.FunctionType) -> list[str]:
@@ -218,7 +274,10 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
             tail.append(f"return {codegen.value(captured.value)}")
             codegen.side_effects()
         else:
-            tail = continue_after(codegen, captured.stopped, _resume_factory(state), None)
+            hooked = None
+            if state.nested is not None:
+                hooked = f"{codegen.pin(_C.hook_enabled)}({codegen.pin(state.nested.hook)})"
+            tail = continue_after(codegen, captured.stopped, _resume_factory(state), hooked)
             codegen.side_effects()
         if captured.grad_enabled != ambient.grad_enabled:
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({captured.grad_enabled})")
@@ -235,10 +294,13 @@ def _resume_factory(state: Function) -> Callable[..., Any]:
             function = make_resume(state.function, offset, slots, names)
             if compiled:
                 part = Function(function, state.backend, state.options, state.dump, state.stats)
+                part.nested = state.nested
                 state.parts.append(part)
                 found = part.callable()
             else:
                 found = function
+                if state.nested is not None:
+                    state.nested.leave_alone(function)
             state.resumes[key] = found
         return found
 

@@ -278,9 +278,19 @@ class Outside:
         label = f"{klass.__module__}.{klass.__qualname__}"
         return self.externals.wrap(value, Attribute(self.externals.pins.source(klass, label), name))
 
+    def stored_names(self, obj: Any) -> set[str]:
+        """Names in the `__dict__` of an external object of a C type, and those written during capture."""
+        known = self.externals.lookup(obj)
+        own = getattr_static_dict(known.original) if known is not None else None
+        return {*(own or ()), *self.overlays.names(obj)}
+
     def leaf_get(self, obj: Any, name: str) -> Any:
         """An attribute of an object of a C type."""
         known = self.externals.lookup(obj)
+        if known is not None and not isinstance(obj, (torch.Tensor, types.FunctionType)):
+            stored = self.instance_get(obj, name) if name in self.stored_names(obj) else MISSING
+            if stored is not MISSING:
+                return stored
         value = getattr(obj, name)
         if known is None or isinstance(obj, torch.Tensor) or callable(value):
             return value
