@@ -17,8 +17,8 @@ def reference_page() -> str:
         "",
         "Arguments come in the order of the schema; those after `*` by name. Operands of an elementwise prim have",
         "one shape and one dtype, or are Python numbers (not all of them); nothing promotes or broadcasts. `Size` is",
-        "an int or a SymInt, `Dims` a tuple of distinct non-negative ints. A prim with an ATen overload has exactly that",
-        "overload's arguments and results.",
+        "an int or a SymInt, `Dims` a tuple of distinct non-negative ints. A prim with an ATen overload has exactly",
+        "that overload's arguments and results.",
         "",
     ]
     for family, prims in families.items():

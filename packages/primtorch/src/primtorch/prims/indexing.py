@@ -77,7 +77,8 @@ def _gather_meta(t: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     return _contiguous(t, index.shape)
 
 
-def _scatter_meta(t: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *rest: Any, **options: Any) -> TensorSpec:
+def _scatter_meta(t: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *rest: Any,
+                  **options: Any) -> TensorSpec:
     _check_along("scatter", t, dim, index)
     require(src.dtype == t.dtype, "scatter", lambda: f"src has dtype {src.dtype}, the tensor {t.dtype}")
     return _contiguous(t, t.shape)
@@ -96,7 +97,7 @@ index_put = Prim(
 gather = Prim(
     "gather", "gather(t: Tensor, dim: int, index: Tensor) -> Tensor", "indexing",
     "out[i][j][k] = t[i][index[i][j][k]][k] for dim = 1; index sizes may be smaller than t's in other dims. "
-    "Indices are in [0, size).", _gather_meta, lambda t, dim, index: torch.gather(t, dim, index),
+    "Indices are in [0, size).", _gather_meta, torch.gather,
     frozenset({"indexing"}))
 scatter = Prim(
     "scatter", "scatter(t: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor", "indexing",
