@@ -6,6 +6,7 @@ from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.compile import CompiledGraph, compile_graph
 from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
 from torchinductor.schemas import GraphStats, InductorOptions
+from torchinductor.source import generate_source
 
 __version__ = "0.1.0"
 
@@ -25,6 +26,7 @@ __all__ = [
     "UnknownDevice",
     "codegen_for",
     "compile_graph",
+    "generate_source",
     "register_codegen",
 ]
 

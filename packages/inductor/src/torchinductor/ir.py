@@ -360,9 +360,9 @@ class Kernel:
         def loops(axes: Sequence[Axis]) -> str:
             return ", ".join(f"{a.name} < {a.size}" for a in axes)
 
-        lines = [f"kernel {self.name} on {self.device}" + (f"  # {', '.join(self.origins)}" if self.origins else "")]
+        lines = [f"kernel {self.name} on {self.device}" + (f"  # {', '.join(dict.fromkeys(self.origins))}" if self.origins else "")]
         lines += [f"  {self.buffers[b]}" + ("  (local)" if b in self.local else "") for b in self.arguments]
-        lines.append(f"  for {loops(self.outer)}:")
+        lines.append(f"  for {loops(self.outer)}:" if self.outer else "  once:")
         for stage in self.stages:
             indent = "    "
             if stage.kind == "inner":

@@ -473,8 +473,8 @@ class _StageWriter(OpsHandler[Value]):
             assert position is not None
             sign = ">" if kind == "argmax" else "<"
             self.declared += [f"{type_} {name}_v = {_lowest(kind, made.dtype)}; i64 {name} = -1;"]
-            nan = f" || ({v} != {v} && {name}_v == {name}_v)" if made.dtype.is_floating_point else ""
-            inside.append(f"if ({name} < 0 || {v} {sign} {name}_v{nan}) {{ {name}_v = {v}; {name} = {position.text}; }}")
+            better = _better(sign, v, f"{name}_v", position.text, name, made.dtype)
+            inside.append(f"if ({better}) {{ {name}_v = {v}; {name} = {position.text}; }}")
             self.sequential = True
         elif kind in ("amax", "amin"):
             sign = ">" if kind == "amax" else "<"
@@ -514,9 +514,9 @@ class _StageWriter(OpsHandler[Value]):
             sign = ">" if kind == "argmax" else "<"
             self.declared.append(f"{type_} {name}_v[{lanes}]; i64 {name}[{lanes}];")
             self.declared.append(f"{each} {{ {name}_v[k] = {_lowest(kind, made.dtype)}; {name}[k] = -1; }}")
-            nan = f" | (({v} != {v}) & ({name}_v[{lane}] == {name}_v[{lane}]))" if made.dtype.is_floating_point else ""
             better = f"{name}_better"
-            inside.append(f"const bool {better} = ({name}[{lane}] < 0) | ({v} {sign} {name}_v[{lane}]){nan};")
+            test = _better(sign, v, f"{name}_v[{lane}]", position.text, f"{name}[{lane}]", made.dtype)
+            inside.append(f"const bool {better} = {test};")
             inside.append(f"{name}_v[{lane}] = {better} ? {v} : {name}_v[{lane}];")
             inside.append(f"{name}[{lane}] = {better} ? {position.text} : {name}[{lane}];")
             return
@@ -562,6 +562,15 @@ class _StageWriter(OpsHandler[Value]):
         else:
             inside.append(f"{state} {'+' if kind == 'sum' else '*'}= {v};")
         return (self._emit(f"({type_}){state}", value.dtype, depth),)
+
+
+def _better(sign: str, value: str, best: str, position: str, at: str, dtype: torch.dtype) -> str:
+    """Whether an element takes the place of the best one so far. Loops may run in any order, so positions are compared."""
+    greater, equal = f"({value} {sign} {best})", f"({value} == {best})"
+    if dtype.is_floating_point:
+        greater = f"({greater} | (({value} != {value}) & ({best} == {best})))"
+        equal = f"({equal} | (({value} != {value}) & ({best} != {best})))"
+    return f"({at} < 0) | {greater} | ({equal} & ({position} < {at}))"
 
 
 def _power(dtype: torch.dtype, base: str, exponent: str) -> str:

@@ -1,0 +1,66 @@
+"""The kernels of a graph as source text, for a device that need not be there."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import torch
+from primtorch.spec import TensorSpec
+from torch import fx
+
+from torchinductor.codegen.base import codegen_for
+from torchinductor.ir import Kernel
+from torchinductor.lowering.graph import lower_graph
+from torchinductor.scheduling.schedule import schedule
+from torchinductor.schemas import InductorOptions
+
+
+def generate_source(
+    gm: fx.GraphModule, device: torch.device | str | None = None, options: InductorOptions | None = None
+) -> dict[str, str]:
+    """Source of each kernel that a graph of prims becomes, by the kernels' names, in the order in which they run.
+
+    Nothing is built or run, so this works for "cuda" on a machine without a GPU. With `device`, the graph is taken as
+    if all of its tensors were there.
+
+    Raises:
+        LoweringError: a node has no rule.
+        UnknownDevice: the device has no code generation back end.
+    """
+    options = options or InductorOptions()
+    lowered = lower_graph(gm if device is None else on_device(gm, torch.device(device)), options)
+    sources: dict[str, str] = {}
+    for operation in schedule(lowered, options):
+        if isinstance(operation, Kernel):
+            backend = codegen_for(operation.device.type)
+            sources.update((part.name, backend.generate(part, options).text) for part in backend.legalize(operation))
+    return sources
+
+
+def on_device(gm: fx.GraphModule, device: torch.device) -> fx.GraphModule:
+    """A copy of the graph whose values, and device arguments, say `device`."""
+    nodes: dict[fx.Node, fx.Node] = {}
+    graph = fx.Graph()
+    for node in gm.graph.nodes:
+        made = nodes[node] = graph.node_copy(node, nodes.__getitem__)
+        made.meta = {**node.meta, "val": _moved(node.meta.get("val"), device)}
+        if node.op == "call_function":
+            made.args = _replaced(made.args, device)
+            made.kwargs = {name: _replaced(value, device) for name, value in made.kwargs.items()}
+    return fx.GraphModule(copy.copy(gm), graph)
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(_moved(item, device) for item in value)
+    if isinstance(value, torch.Tensor):
+        value = TensorSpec.of(value)
+    return replace(value, device=device) if isinstance(value, TensorSpec) else value
+
+
+def _replaced(value: Any, device: torch.device) -> Any:
+    if isinstance(value, (tuple, list)):
+        return type(value)(_replaced(item, device) for item in value)
+    return device if isinstance(value, torch.device) else value
