@@ -22,6 +22,7 @@ from aotautograd.passes import (
 )
 from aotautograd.runtime import inference_callable, training_callable
 from aotautograd.schemas import Compiled, Compiler, Dump, JointGraph, Opset, Partition, Partitioner
+from primtorch import graph_text
 
 __all__ = ["aot_function", "aot_module", "partition", "simplify", "trace_joint"]
 
@@ -103,8 +104,7 @@ def _at_first_use(compiler: Compiler, module: fx.GraphModule) -> Callable[[], Co
 
 def _show(dump: Dump | None, name: str, module: fx.GraphModule, heading: str = "") -> None:
     if dump is not None:
-        comment = "".join(f"# {line}\n" for line in heading.splitlines())
-        dump(f"{name}.py", comment + module.print_readable(print_output=False))
+        dump(f"{name}.py", graph_text(module, name, heading))
 
 
 def aot_function(

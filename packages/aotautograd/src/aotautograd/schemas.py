@@ -9,6 +9,8 @@ from typing import Any, Literal
 
 import torch
 
+from primtorch import graph_text
+
 Compiled = Callable[..., Sequence[Any]]
 Compiler = Callable[
     [torch.fx.GraphModule, list[Any]], Compiled
@@ -150,7 +152,7 @@ class JointGraph:
         return len(self.metadata.forward_outputs)
 
     def print(self) -> str:
-        return self.module.print_readable(print_output=False)
+        return graph_text(self.module, "joint")
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +164,10 @@ class SavedReport:
     bytes: int  # of tensors that are not inputs; symbolic sizes by their hints
     input_tensors: int
     recomputed_nodes: int
+
+    def __str__(self) -> str:
+        kept = f"kept for backward: {self.tensors} tensors, {self.input_tensors} of them inputs, and {self.symbols} sizes"
+        return f"{kept}; {self.bytes} bytes beside inputs; {self.recomputed_nodes} operations run again in backward"
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,10 +20,12 @@ from typing import Any
 import torch
 from torch import fx
 
+from primtorch import graph_text
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import expr_of
 from torchdynamo import _C
 from torchdynamo.break_step import continue_after
+from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, interpret
 from torchdynamo.codegen import Codegen, parameter_name
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, Unsupported
@@ -160,6 +162,8 @@ _LEFT_ALONE = (
 
 def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
     """One capture, start to end."""
+    if state.dump is not None:
+        state.dump("bytecode.txt", bytecode_text(state.function.__code__))
     ambient = global_state()
     captured = _capture(state, flat)
     if not isinstance(captured, Captured):
@@ -176,7 +180,7 @@ def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
     if state.dump is not None:
         state.dump("guards.txt", print_guards(guards))
         if graph is not None:
-            state.dump("torch_graph.py", graph.print_readable(print_output=False))
+            state.dump("torch_graph.py", graph_text(graph, "graph"))
     compiled_graph = None
     if graph is not None:
         compiled_graph = _call_backend(state, graph, outside, inputs, flat)
@@ -218,12 +222,27 @@ def _failed(state: Function, captured: Captured) -> None:
     """The program raised, or capture is at fault: the eager run shows which."""
     error = captured.error
     assert error is not None
-    if isinstance(error, InternalError):
+    if _is_own_fault(error):
         if state.options.strict:
-            raise error
+            raise InternalError(f"capture of {state.function.__qualname__} failed: {error!r}") from error
         state.stats.fallbacks.append((state.function.__qualname__, str(error)))
         _log.warning("capture of %s failed, it runs eagerly: %s", state.function.__qualname__, error)
         state.skip = True
+
+
+def _is_own_fault(error: BaseException) -> bool:
+    """Whether capture's own code raised, rather than what it ran for the program."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if isinstance(error, InternalError) or trace is None:
+        return isinstance(error, InternalError)
+    file = trace.tb_frame.f_code.co_filename
+    return os.path.dirname(file) == os.path.dirname(__file__) and os.path.basename(file) not in _RUN_THE_PROGRAM
+
+
+# Modules of this package from which the program's own C code is called.
+_RUN_THE_PROGRAM = frozenset({"recorder.py", "calls.py", "capture_world.py", "world.py"})
 
 
 def _no_graph(state: Function, reason: GraphBreak) -> _C.Entry | None:

@@ -7,8 +7,10 @@ reference for it, and tells which guard failed and why when a recompile is expla
 from __future__ import annotations
 
 import math
+import types
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 from typing import Any
 
 import torch
@@ -297,11 +299,53 @@ def first_failure(guards: Iterable[Guard], scope: Scope) -> str | None:
 
 
 def print_guards(guards: Iterable[Guard]) -> str:
-    """One line per guard, for dumps."""
-    lines = []
+    """A table with a row for each guard: what is read, what is checked of it, what it has to be, who asked."""
+    rows = []
     for guard in guards:
-        where = guard.source.expression() if guard.source is not None else "-"
-        payload = guard.payload.text if isinstance(guard.payload, ShapeProgram) else _short(guard.payload, 200)
-        user = f"  # {guard.user_frames[-1].file}:{guard.user_frames[-1].line}" if guard.user_frames else ""
-        lines.append(f"{guard.kind.value:16} {where}  {payload}{user}")
-    return "\n".join(lines) + "\n"
+        where = guard.source.expression() if guard.source is not None else ""
+        frame = guard.user_frames[-1] if guard.user_frames else None
+        asked = f"  # {PurePath(frame.file).name}:{frame.line}" if frame is not None else ""
+        rows.append((where, guard.kind.value, _payload_text(guard.payload) + asked))
+    first = min(max((len(row[0]) for row in rows), default=0), 48)
+    second = max((len(row[1]) for row in rows), default=0)
+    return "".join(f"{where:{first}}  {kind:{second}}  {text}".rstrip() + "\n" for where, kind, text in rows)
+
+
+def _payload_text(payload: Any) -> str:
+    """A payload without addresses and paths, which tell a reader nothing and differ from run to run."""
+    match payload:
+        case ShapeProgram():
+            return payload.text
+        case TensorGuard():
+            return _tensor_text(payload)
+        case GlobalState():
+            casts = ", ".join(f"{device} {dtype}" for device, enabled, dtype in payload.autocast if enabled)
+            parts = [
+                "grad mode on" if payload.grad_enabled else "grad mode off",
+                f"autocast {casts}" if casts else "no autocast",
+                f"default dtype {str(payload.default_dtype).removeprefix('torch.')}",
+            ]
+            parts += ["inference mode"] * payload.inference_mode + ["deterministic algorithms"] * payload.deterministic
+            parts += [f"{payload.torch_function_modes} function modes"] * bool(payload.torch_function_modes)
+            return ", ".join(parts)
+        case types.ModuleType():
+            return f"module {payload.__name__}"
+        case type() | types.FunctionType() | types.BuiltinFunctionType():
+            return f"{payload.__module__}.{payload.__qualname__}"
+        case int() | float() | complex() | str() | bytes() | None | tuple() | frozenset():
+            return _short(payload, 200)
+    if hasattr(payload, "expression"):
+        return str(payload.expression())
+    text = _short(payload, 200)
+    return f"an object of {type(payload).__module__}.{type(payload).__qualname__}" if " at 0x" in text else text
+
+
+def _tensor_text(want: TensorGuard) -> str:
+    """dtype[sizes] and what else is checked; `?` for an entry that a SHAPE guard speaks of."""
+    sizes, strides = (", ".join("?" if x is None else str(x) for x in xs) for xs in (want.sizes, want.strides))
+    parts = [f"{str(want.dtype).removeprefix('torch.')}[{sizes}]", f"strides ({strides})", str(want.device)]
+    parts += ["requires grad"] * want.requires_grad
+    parts += [] if want.is_leaf is None else ["leaf" if want.is_leaf else "not a leaf"]
+    parts += [] if want.has_grad is None else ["with .grad" if want.has_grad else "without .grad"]
+    parts += [] if want.type is torch.Tensor else [f"type {want.type.__name__}"]
+    return ", ".join(parts)

@@ -3,8 +3,9 @@
 from primtorch.decompose import decompositions
 from primtorch.interpret import interpret
 from primtorch.lower import lower
+from primtorch.printing import graph_text
 from primtorch.trace import trace
 from primtorch.verify import verify
 
 __version__ = "0.1.0"
-__all__ = ["decompositions", "interpret", "lower", "trace", "verify"]
+__all__ = ["decompositions", "graph_text", "interpret", "lower", "trace", "verify"]

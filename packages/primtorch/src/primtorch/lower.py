@@ -14,6 +14,7 @@ from primtorch.decompose import Builder, Opset, Results, Rule, Value, decomposit
 from primtorch.decompose.builder import as_spec, same_sizes
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.errors import NotClosed
+from primtorch.printing import graph_text
 from primtorch.prims import Prim, copy_strided
 from primtorch.spec import TensorSpec
 
@@ -42,7 +43,7 @@ def lower(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOverl
     """
     lowered = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve)).run()
     if dump is not None:
-        dump(f"{opset}.py", lowered.print_readable(print_output=False))
+        dump(f"{opset}.py", graph_text(lowered, opset))
     return lowered
 
 
