@@ -1,0 +1,64 @@
+"""One kernel for every size: graphs with symbolic sizes, run at several of them."""
+
+import pytest
+import torch
+from prim_graphs import Recorder, Value, build
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import ShapeEnv
+from torch import fx
+from torchinductor import InductorOptions, compile_graph
+
+CPU = torch.device("cpu")
+
+
+def symbolic(fn, hints, specs):
+    """A graph whose symbols are int placeholders; `specs(*symbols)` gives the tensor inputs' (shape, dtype)."""
+    env = ShapeEnv()
+    graph = fx.Graph()
+    symbols = []
+    for k, hint in enumerate(hints):
+        node = graph.placeholder(f"s{k}")
+        node.meta["val"] = env.symbol(hint, f"size{k}")
+        symbols.append(Value(node, node.meta["val"]))
+    values = []
+    for k, (shape, dtype) in enumerate(specs(*[s.spec for s in symbols])):
+        node = graph.placeholder(f"a{k}")
+        strides, step = [], 1
+        for size in reversed(shape):
+            strides.insert(0, step)
+            step = step * size
+        node.meta["val"] = TensorSpec(tuple(shape), tuple(strides), dtype, CPU)
+        values.append(Value(node, node.meta["val"]))
+    out = fn(Recorder(graph), *[s.spec for s in symbols], *values)
+    graph.output(tuple(v.node for v in (out if isinstance(out, tuple) else (out,))))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_norms_and_softmax(native):
+    def fn(p, b, s, x, w):
+        flat = p.reshape(x, (b * s, 24))
+        var, mean = p.var_mean(flat, (1,), 0.0, True)
+        y = p.mul(p.sub(flat, p.expand(mean, flat.shape)), p.expand(p.rsqrt(p.add(var, 1e-5)), flat.shape))
+        y = p.mul(y, p.expand(w, flat.shape))
+        cols = p.permute(x, (0, 2, 1))
+        e = p.exp(p.sub(cols, p.expand(p.amax(cols, (2,), True), cols.shape)))
+        soft = p.div(e, p.expand(p.sum(e, (2,), True), cols.shape))
+        return y, soft, p.sum(flat, (0,)), p.slice(x, 1, 1, s, 1), p.cat((x, x), 1)
+
+    gm = symbolic(fn, (3, 5), lambda b, s: [((b, s, 24), torch.float32), ((24,), torch.float32)])
+    compiled = compile_graph(gm, (), InductorOptions(native_executor=native))
+    for b, s in ((3, 5), (7, 2), (2, 300), (40, 64)):
+        x, w = torch.randn(b, s, 24), torch.randn(24)
+        y, soft, total, part, double = compiled(b, s, x, w)
+        torch.testing.assert_close(y, torch.nn.functional.layer_norm(x, (24,), w).reshape(b * s, 24))
+        torch.testing.assert_close(soft, torch.softmax(x.permute(0, 2, 1), 2))
+        torch.testing.assert_close(total, x.sum((0, 1)), atol=1e-3, rtol=1e-4)
+        assert torch.equal(part, x[:, 1:]) and torch.equal(double, torch.cat((x, x), 1))
+
+
+def test_static_and_symbolic_share_results():
+    x = torch.randn(6, 8)
+    fixed = compile_graph(build(lambda p, x: p.sum(p.exp(x), (1,)), x), (x,), InductorOptions())
+    free = compile_graph(symbolic(lambda p, n, x: p.sum(p.exp(x), (1,)), (6,), lambda n: [((n, 8), torch.float32)]), (), InductorOptions())
+    assert torch.equal(fixed(x)[0], free(6, x)[0])
