@@ -34,7 +34,7 @@ def compiled_module(model: ModuleT, transform: Transform) -> ModuleT:
 
     def reduce(self: torch.nn.Module, protocol: Any) -> Any:
         # A saved compiled model is the plain model: generated code belongs to this process.
-        return original_view(self).__reduce_ex__(protocol)
+        return _plain_object, (original,), original_view(self).__getstate__()
 
     namespace = {
         "__module__": original.__module__,
@@ -51,6 +51,12 @@ def compiled_module(model: ModuleT, transform: Transform) -> ModuleT:
     return cast(ModuleT, view)
 
 
+def _plain_object(kind: type[torch.nn.Module]) -> torch.nn.Module:
+    """An object of the user's class before its state is set: what a pickled compiled model starts from."""
+    plain: torch.nn.Module = object.__new__(kind)
+    return plain
+
+
 def original_class(model: torch.nn.Module) -> type[torch.nn.Module]:
     """The user's class of a model, compiled or not."""
     return cast(type[torch.nn.Module], getattr(type(model), "_torchcompile_original", type(model)))
@@ -58,6 +64,6 @@ def original_class(model: torch.nn.Module) -> type[torch.nn.Module]:
 
 def original_view(model: torch.nn.Module) -> torch.nn.Module:
     """The plain model that a compiled one was made from (an object of its own class, sharing the state)."""
-    view: torch.nn.Module = object.__new__(original_class(model))
+    view = _plain_object(original_class(model))
     object.__setattr__(view, "__dict__", model.__dict__)
     return view
