@@ -14,8 +14,8 @@ from primtorch.decompose import Builder, Opset, Results, Rule, Value, decomposit
 from primtorch.decompose.builder import as_spec, same_sizes
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.errors import NotClosed
-from primtorch.printing import graph_text
 from primtorch.prims import Prim, copy_strided
+from primtorch.printing import graph_text
 from primtorch.spec import TensorSpec
 
 SIZE_FUNCTIONS = frozenset({
