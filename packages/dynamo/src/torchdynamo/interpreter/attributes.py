@@ -12,8 +12,12 @@ from typing import Any
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement (or by C code that imitates one)
-_object_getattribute = object.__getattribute__
-_type_getattribute = type.__getattribute__
+_object_getattribute: Any = object.__getattribute__
+_type_getattribute: Any = type.__getattribute__
+_object_setattr: Any = object.__setattr__
+_type_setattr: Any = type.__setattr__
+_object_delattr: Any = object.__delattr__
+_type_delattr: Any = type.__delattr__
 _Function = types.FunctionType
 
 
@@ -165,9 +169,9 @@ def store_attribute(world: World, obj: Any, name: str, value: Any) -> None:
     setter = cls.__setattr__
     if is_python(setter):
         world.call(setter, (obj, name, value), {})
-    elif setter is object.__setattr__ and cls.__flags__ & _HEAP_TYPE:
+    elif setter is _object_setattr and cls.__flags__ & _HEAP_TYPE:
         store_instance_attribute(world, obj, name, value)
-    elif setter is type.__setattr__ and obj.__flags__ & _HEAP_TYPE:
+    elif setter is _type_setattr and obj.__flags__ & _HEAP_TYPE:
         descriptor = world.class_get(cls, name)
         if descriptor is not MISSING and hasattr(type(descriptor[0]), "__set__"):
             set_through(world, descriptor[0], obj, value)
@@ -204,9 +208,9 @@ def delete_attribute(world: World, obj: Any, name: str) -> None:
     deleter = cls.__delattr__
     if is_python(deleter):
         world.call(deleter, (obj, name), {})
-    elif deleter is object.__delattr__ and cls.__flags__ & _HEAP_TYPE:
+    elif deleter is _object_delattr and cls.__flags__ & _HEAP_TYPE:
         delete_instance_attribute(world, obj, name)
-    elif deleter is type.__delattr__ and obj.__flags__ & _HEAP_TYPE:
+    elif deleter is _type_delattr and obj.__flags__ & _HEAP_TYPE:
         world.class_del(obj, name)
     elif isinstance(obj, types.ModuleType):
         world.instance_del(obj, name)

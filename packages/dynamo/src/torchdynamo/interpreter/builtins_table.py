@@ -61,10 +61,9 @@ def consumable(world: World, obj: Any) -> Any:
     kind = type(obj)
     if not kind.__flags__ & _HEAP_TYPE or isinstance(obj, InterpreterObject):
         return obj
-    if not (is_python(getattr(kind, "__iter__", None)) or is_python(getattr(kind, "__next__", None))):
-        if hasattr(kind, "__iter__") or not is_python(getattr(kind, "__getitem__", None)):
-            return obj
-    return native_iterator(world, obj)
+    names = ("__iter__", "__next__") if hasattr(kind, "__iter__") else ("__getitem__",)
+    runs_python = any(python_method(kind, name) is not None for name in names)
+    return native_iterator(world, obj) if runs_python else obj
 
 
 def callback(world: World, fn: Any) -> Any:
@@ -94,15 +93,8 @@ def call_filter(world: World, args: Args, kwargs: Kwargs) -> Any:
 @interprets(zip)
 def call_zip(world: World, args: Args, kwargs: Kwargs) -> Any:
     if kwargs.keys() - {"strict"}:
-        return zip(*args, **kwargs)
-    iterators = []
-    for arg in args:
-        try:
-            iterators.append(world.iterate(arg))
-        except TypeError:
-            if hasattr(type(arg), "__iter__"):
-                raise
-            raise TypeError(f"'{type(arg).__name__}' object is not iterable") from None
+        return zip(*args, **kwargs)  # noqa: B905 - raises
+    iterators = [world.iterate(arg) for arg in args]
     return ZipIterator(world, tuple(iterators), world.truth(kwargs.get("strict", False)))
 
 
@@ -174,9 +166,11 @@ def _method_consumer(method: Any) -> BuiltinRule:
     return rule
 
 
-for _method in (list.extend, list.__init__, set.update, set.__init__, str.join, bytes.join):
-    BUILTINS[_method] = _method_consumer(_method)
-for _method in (set.union, set.intersection, set.difference, set.intersection_update, set.difference_update):
+_CONSUMING_METHODS: tuple[Any, ...] = (
+    list.extend, list.__init__, set.update, set.__init__, str.join, bytes.join, set.union, set.intersection,
+    set.difference, set.intersection_update, set.difference_update,
+)  # fmt: skip
+for _method in _CONSUMING_METHODS:
     BUILTINS[_method] = _method_consumer(_method)
 
 
@@ -343,6 +337,7 @@ def call_getattr(world: World, args: Args, kwargs: Kwargs) -> Any:
     try:
         return world.getattr(args[0], args[1])
     except AttributeError:
+        world.interpreter.propagating = None
         return args[2]
 
 
@@ -353,6 +348,7 @@ def call_hasattr(world: World, args: Args, kwargs: Kwargs) -> Any:
     try:
         world.getattr(args[0], args[1])
     except AttributeError:
+        world.interpreter.propagating = None
         return False
     return True
 
@@ -497,11 +493,15 @@ def _asks(native: Any, *names: str) -> BuiltinRule:
                 if method is None:
                     break
                 answer = world.call(method, (args[0], *args[1:]), kwargs)
-                # The name of the class is in the messages of the checks.
-                return native(type(cls.__name__, (), {name: lambda _self, *_args: answer})())
+                return native(_answering(cls.__name__, name, answer))
         return world.call_leaf(native, args, kwargs)
 
     return rule
+
+
+def _answering(class_name: str, method: str, answer: Any) -> Any:
+    """An object whose special method returns `answer`; the class's name is in the messages of the checks."""
+    return type(class_name, (), {method: lambda _self, *_args: answer})()
 
 
 for _native, _names in (
@@ -533,10 +533,12 @@ def _delegates(native: Any, name: str) -> BuiltinRule:
 
 
 def _rounded(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if not args or kwargs.keys() - {"ndigits"}:
+        return round(*args, **kwargs)
     given = (*args, *kwargs.values())
     if len(given) == 2 and given[1] is None:
         given = given[:1]
-    return _delegates(round, "__round__")(world, given, {}) if not kwargs.keys() - {"ndigits"} else round(*args, **kwargs)
+    return _delegates(round, "__round__")(world, given, {})
 
 
 BUILTINS[abs] = _delegates(abs, "__abs__")
@@ -660,10 +662,10 @@ def call_vars(world: World, args: Args, kwargs: Kwargs) -> Any:
     if not args and not kwargs:
         return world.interpreter.frames[-1].local_values()
     if len(args) == 1 and not kwargs:
-        try:
-            return world.getattr(args[0], "__dict__")
-        except AttributeError:
-            raise TypeError("vars() argument must have __dict__ attribute") from None
+        found = call_getattr(world, (args[0], "__dict__", MISSING), {})
+        if found is MISSING:
+            raise TypeError("vars() argument must have __dict__ attribute")
+        return found
     return vars(*args, **kwargs)
 
 
@@ -706,7 +708,7 @@ BUILTINS[exec] = _in_frame(exec)
 class FrameView(InterpreterObject):
     """What `sys._getframe` returns for an interpreted frame."""
 
-    __slots__ = ("_frame", "_world", "_place")
+    __slots__ = ("_frame", "_place", "_world")
     native = types.FrameType
 
     def __init__(self, world: World, place: int) -> None:

@@ -134,7 +134,8 @@ class Interpreter:
         init = type(obj).__init__
         if init is object.__init__:
             return obj  # the arguments were checked by __new__
-        result = world.call(init, (obj, *args), kwargs) if is_python(init) else world.call_leaf(init, (obj, *args), kwargs)
+        call = world.call if is_python(init) else world.call_leaf
+        result = call(init, (obj, *args), kwargs)
         if result is not None:
             raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
         return obj

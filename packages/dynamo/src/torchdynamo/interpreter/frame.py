@@ -66,7 +66,11 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
                     raise
                 except BaseException as error:
                     raised = error
-                self.unwind(raised)
+                if not self.unwind(raised):
+                    try:
+                        raise raised
+                    finally:
+                        del raised  # its traceback holds this frame
         finally:
             frames.pop()
 
@@ -101,7 +105,11 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
                 except BaseException as error:
                     raised = error
                 self.executed += 1
-                self.unwind(raised)
+                if not self.unwind(raised):
+                    try:
+                        raise raised
+                    finally:
+                        del raised  # its traceback holds this frame
         finally:
             frames.pop()
 
@@ -114,13 +122,15 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
         """Raise `error` at the instruction where the frame is suspended, and run on."""
         self.interpreter.frames.append(self)
         try:
-            self.unwind(error)
+            if not self.unwind(error):
+                raise error
         finally:
+            del error  # its traceback holds this frame
             self.interpreter.frames.pop()
         return self.run()
 
-    def unwind(self, error: BaseException) -> None:
-        """Go to the handler of the exception, or raise it out of the frame."""
+    def unwind(self, error: BaseException) -> bool:
+        """Go to the handler of the exception; false when the frame has none."""
         interpreter = self.interpreter
         if interpreter.propagating is error:
             interpreter.propagating = None
@@ -135,9 +145,9 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
                     self.stack.append(offset)
                 self.stack.append(error)
                 self.index = entry.target
-                return
+                return True
         interpreter.propagating = error
-        raise error
+        return False
 
 
 def _collect(version: Version) -> dict[int, Handler]:

@@ -70,21 +70,28 @@ class InterpretedGenerator(InterpreterObject):
         frame = self._frame
         if frame is None:
             raise error
-        delegate = self._delegate()
-        if delegate is None:
-            return self._resume(frame, error)
-        finished: BaseException
         try:
-            return self._throw_into(delegate, error, frame)
-        except BaseException as raised:  # the body runs on below, outside of this handler
-            finished = raised
-        if not isinstance(finished, StopIteration) or _HAS_CLEANUP_THROW:
-            return self._resume(frame, finished)
-        # Continue after the delegation: RESUME, the jump back to SEND, and where SEND goes at the end.
-        send = frame.decoded.program[frame.index + 1].operand
-        frame.stack[-1] = finished.value
-        frame.index = frame.decoded.program[send].operand
-        return self._resume(frame, None)
+            return self._throw(frame, error)
+        finally:
+            del error  # its traceback holds this frame
+
+    def _throw(self, frame: InterpretedFrame, error: BaseException) -> Any:
+        delegate = self._delegate()
+        if delegate is not None:
+            try:
+                return self._throw_into(delegate, error, frame)
+            except BaseException as raised:  # the body runs on below, outside of this handler
+                error = raised
+            if isinstance(error, StopIteration) and not _HAS_CLEANUP_THROW:
+                # Continue after the delegation: RESUME, the jump back to SEND, and where SEND goes at the end.
+                send = frame.decoded.program[frame.index + 1].operand
+                frame.stack[-1] = error.value
+                frame.index = frame.decoded.program[send].operand
+                return self._resume(frame, None)
+        try:
+            return self._resume(frame, error)
+        finally:
+            del error
 
     def _throw_into(self, delegate: Any, error: BaseException, frame: InterpretedFrame) -> Any:
         world = frame.world
@@ -100,6 +107,7 @@ class InterpretedGenerator(InterpreterObject):
                 raise error
             return _call(world, throw, (error,))
         finally:
+            del error
             self.gi_running = False
 
     def close(self) -> Any:
@@ -136,7 +144,6 @@ class InterpretedGenerator(InterpreterObject):
             if error is None:
                 value = frame.run()
             elif not started:  # nothing of the body can handle it
-                interpreter.propagating = error
                 raise error
             else:
                 value = frame.throw(error)
@@ -152,13 +159,15 @@ class InterpretedGenerator(InterpreterObject):
             if frame.decoded.opcodes[frame.index - 1] == _YIELD_VALUE:
                 return value
             self._frame = None
-            stop = StopIteration() if value is None else StopIteration(value)
-            interpreter.propagating = stop
-            raise stop
+            raise StopIteration if value is None else StopIteration(value)
         finally:
+            del error
             self.gi_running = False
             interpreter.exc_state, state.previous = state.previous, None
-        raise failure
+        try:
+            raise failure
+        finally:
+            del failure  # its traceback holds this frame
 
     def __del__(self) -> None:
         """A generator that is dropped runs its `finally` and `with` blocks, as long as the program runs."""

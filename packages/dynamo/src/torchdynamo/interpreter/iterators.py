@@ -253,3 +253,9 @@ def native_type(value: Any) -> type:
     if isinstance(value, InterpreterObject) and value.native is not object:
         return value.native
     return type(value)
+
+
+def is_iterable(value: Any) -> bool:
+    """Whether `iter(value)` gets as far as calling something."""
+    kind = type(value)
+    return getattr(kind, "__iter__", None) is not None or (not hasattr(kind, "__iter__") and hasattr(kind, "__getitem__"))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import sys
 import types
 from typing import Any
 
+from torchdynamo.interpreter.iterators import is_iterable
 from torchdynamo.interpreter.protocol import MISSING, NULL
 from torchdynamo.interpreter.state import FrameState, opcode
 
@@ -69,16 +71,13 @@ class CallOpcodes(FrameState):
         self.stack.append(self.world.call(callee, arguments, dict(keywords) if keywords else {}))
 
     def star_arguments(self, callee: Any, arguments: Any) -> list[Any]:
-        try:
-            iterator = self.world.iterate(arguments)
-        except TypeError:
-            if hasattr(type(arguments), "__iter__") or hasattr(type(arguments), "__getitem__"):
-                raise
+        if not is_iterable(arguments):
             name = getattr(callee, "__qualname__", f"{type(callee).__name__} object")
             module = getattr(callee, "__module__", None)
             name = name if module in (None, "builtins") else f"{module}.{name}"
             kind = type(arguments).__name__
-            raise TypeError(f"{name}() argument after * must be an iterable, not {kind}") from None
+            raise TypeError(f"{name}() argument after * must be an iterable, not {kind}")
+        iterator = self.world.iterate(arguments)
         values = []
         while True:
             try:
@@ -138,12 +137,11 @@ class CallOpcodes(FrameState):
         value = self.world.call(getattr, (module, name, MISSING), {})
         if value is MISSING:
             owner = getattr(module, "__name__", None) or "<unknown module name>"
-            try:  # a submodule that is being imported in a circle
-                value = self.world.import_name(self.function, f"{owner}.{name}", (name,), 0)
-            except ImportError:
+            value = sys.modules.get(f"{owner}.{name}", MISSING)  # a submodule that is being imported in a circle
+            if value is MISSING:
                 where = getattr(module, "__file__", None) or "unknown location"
                 message = f"cannot import name {name!r} from {owner!r} ({where})"
-                raise ImportError(message, name=owner, path=getattr(module, "__file__", None)) from None
+                raise ImportError(message, name=owner, path=getattr(module, "__file__", None))
         self.stack.append(value)
 
 

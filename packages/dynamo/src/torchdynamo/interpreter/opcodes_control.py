@@ -164,7 +164,10 @@ class ControlOpcodes(FrameState):
     def reraise(self, error: BaseException) -> None:
         """Raise an exception again: its context stays as it is."""
         self.interpreter.propagating = error
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     @opcode()
     def RAISE_VARARGS(self, count: int) -> None:

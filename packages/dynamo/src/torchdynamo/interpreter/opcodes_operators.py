@@ -8,6 +8,7 @@ import opcode as stdlib_opcode
 import typing
 from typing import Any
 
+from torchdynamo.interpreter.iterators import is_iterable
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.interpreter.state import FrameState, opcode
 
@@ -153,14 +154,9 @@ class OperatorOpcodes(FrameState):
     @opcode()
     def LIST_EXTEND(self, depth: int) -> None:
         iterable = self.stack.pop()
-        try:
-            iterator = self.world.iterate(iterable)
-        except TypeError:
-            if hasattr(type(iterable), "__iter__") or hasattr(type(iterable), "__getitem__"):
-                raise
-            kind = type(iterable).__name__
-            raise TypeError(f"Value after * must be an iterable, not {kind}") from None
-        self.stack[-depth].extend(self.consume(iterator))
+        if not is_iterable(iterable):
+            raise TypeError(f"Value after * must be an iterable, not {type(iterable).__name__}")
+        self.stack[-depth].extend(self.consume(self.world.iterate(iterable)))
 
     @opcode()
     def SET_UPDATE(self, depth: int) -> None:
@@ -225,12 +221,9 @@ class OperatorOpcodes(FrameState):
 
     def take(self, value: Any, limit: int) -> list[Any]:
         """At most `limit` values of an iterable."""
-        try:
-            iterator = self.world.iterate(value)
-        except TypeError:
-            if hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
-                raise
-            raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object") from None
+        if not is_iterable(value):
+            raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
+        iterator = self.world.iterate(value)
         values: list[Any] = []
         while len(values) < limit:
             try:
@@ -243,12 +236,9 @@ class OperatorOpcodes(FrameState):
     def UNPACK_EX(self, argument: int) -> None:
         before, after = argument & 255, argument >> 8
         value = self.stack.pop()
-        try:
-            iterator = self.world.iterate(value)
-        except TypeError:
-            if hasattr(type(value), "__iter__") or hasattr(type(value), "__getitem__"):
-                raise
-            raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object") from None
+        if not is_iterable(value):
+            raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
+        iterator = self.world.iterate(value)
         values = self.consume(iterator)
         if len(values) < before + after:
             wanted = f"at least {before + after}"

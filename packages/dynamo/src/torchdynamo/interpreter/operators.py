@@ -100,9 +100,7 @@ def inplace(world: World, symbol: str, a: Any, b: Any) -> Any:
     value = _by_methods(world, a, b, method, reflected)
     if value is not NotImplemented:
         return value
-    shown = "** or pow()" if symbol == "**" else symbol
-    shown = "**=" if symbol == "**" else f"{shown}="
-    raise TypeError(f"unsupported operand type(s) for {shown}: '{kind_a.__name__}' and '{kind_b.__name__}'")
+    raise TypeError(f"unsupported operand type(s) for {symbol}=: '{kind_a.__name__}' and '{kind_b.__name__}'")
 
 
 def compare(world: World, symbol: str, a: Any, b: Any) -> Any:
@@ -110,10 +108,9 @@ def compare(world: World, symbol: str, a: Any, b: Any) -> Any:
     kind_a, kind_b = type(a), type(b)
     if not kind_a.__flags__ & _HEAP_TYPE and not kind_b.__flags__ & _HEAP_TYPE:
         return native(a, b)
-    if python_method(kind_a, method) is None and python_method(kind_b, reflected) is None:
-        # object.__ne__ asks __eq__
-        if symbol != "!=" or (python_method(kind_a, "__eq__") is None and python_method(kind_b, "__eq__") is None):
-            return native(a, b)
+    names = (method, reflected, "__eq__") if symbol == "!=" else (method, reflected)  # object.__ne__ asks __eq__
+    if all(python_method(kind, name) is None for kind in (kind_a, kind_b) for name in names):
+        return native(a, b)
     tried_right = False
     if kind_a is not kind_b and issubclass(kind_b, kind_a):
         tried_right = True

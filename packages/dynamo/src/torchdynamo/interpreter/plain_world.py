@@ -16,6 +16,7 @@ from torchdynamo.interpreter.iterators import GetitemIterator, LocalIterator, lo
 from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, InterpreterObject, UnsupportedProgram
 
 _HEAP_TYPE = 1 << 9
+_object_format: Any = object.__format__
 
 
 class PlainWorld:
@@ -219,7 +220,7 @@ class PlainWorld:
                 if not isinstance(text, str):
                     raise TypeError(f"__format__ must return a str, not {type(text).__name__}")
                 return text
-            if kind.__format__ is object.__format__ and not spec:
+            if kind.__format__ is _object_format and not spec:
                 return self.convert(value, "str")
         return format(value, spec)
 

@@ -42,7 +42,7 @@ class Position:
         return f"{self.file}:{self.line} in {self.function}"
 
 
-class Escape(BaseException):  # noqa: N818 - it is control flow, not an error
+class Escape(BaseException):
     """Leaves all interpreted frames; no `except`, `finally` or `with` of the program sees it.
 
     `positions` is filled in where the escape started: the user's frames, outermost first.
@@ -135,6 +135,8 @@ class World(Protocol):
     # calls
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...  # runs C code
-    def build_class(self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
+    def build_class(
+        self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any: ...
     def import_name(self, fn: types.FunctionType, name: str, fromlist: Any, level: int) -> Any: ...
     def unsupported(self, reason: str, detail: str) -> NoReturn: ...
