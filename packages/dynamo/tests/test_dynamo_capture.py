@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-import torchdynamo
 from torch import fx, nn
+
+import torchdynamo
 
 
 class Graphs:
@@ -302,3 +303,48 @@ def test_explain_and_export() -> None:
     same(exported(torch.ones(2)), torch.full((2,), 2.0))
     with pytest.raises(ValueError, match="does not fit"):
         exported(torch.ones(3, 3))
+
+
+def test_inputs_that_share_memory_are_not_written_apart() -> None:
+    def f(x, y):
+        x.add_(1)
+        return x + y
+
+    g, graphs = captured(f, fullgraph=False)
+    ours, theirs = torch.zeros(4), torch.zeros(4)
+    for cut in (lambda t: (t[:2], t[2:]), lambda t: (t[:3], t[1:]), lambda t: (t[:2], t[2:])):
+        same(g(*cut(ours)), f(*cut(theirs)))
+        same(ours, theirs)
+    x = torch.zeros(3)
+    same(g(x, x), torch.full((3,), 2.0))
+
+
+def test_interrupt_during_capture_restores_everything() -> None:
+    def backend(graph, inputs):
+        raise KeyboardInterrupt
+
+    def f(x):
+        with torch.no_grad():
+            return x * 2
+
+    g = torchdynamo.optimize(backend)(f)
+    with pytest.raises(KeyboardInterrupt):
+        g(torch.ones(2))
+    assert torch.is_grad_enabled() and torch._C._len_torch_function_stack() == 0
+    assert type(torch.ones(2) + 1) is torch.Tensor
+
+
+def test_functions_called_at_a_break_are_captured_too() -> None:
+    def inner(x):
+        y = x.sin()
+        print(end="")
+        return y.cos()
+
+    def f(x):
+        return inner(x + 1) * 2
+
+    g, graphs = captured(f, fullgraph=False)
+    x = torch.randn(3)
+    for _ in range(2):
+        same(g(x), f(x))
+    assert len(graphs.graphs) == 4

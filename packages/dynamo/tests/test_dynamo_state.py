@@ -8,9 +8,10 @@ import types
 from typing import Any
 
 import torch
-import torchdynamo
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+import torchdynamo
 
 SCALE = 2
 

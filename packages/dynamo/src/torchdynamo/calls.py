@@ -73,6 +73,8 @@ class Calls:
             if fn.__wrapped__ in torch_calls.LOGGING_FUNCTIONS:
                 return self._native(fn, args, kwargs)
             return Redirect(fn.__wrapped__, args, kwargs)
+        if kind.__name__ == "ScriptFunction" and hasattr(fn, "_torchdynamo_inline"):
+            return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
         if isinstance(fn, nn.Module):
             return self._module_object(fn, args, kwargs)
         if kind in _BUILTINS:

@@ -29,7 +29,8 @@ from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, interpret
 from torchdynamo.codegen import Codegen, parameter_name
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, Unsupported
-from torchdynamo.guards import Scope, first_failure, global_state, print_guards, resolve
+from torchdynamo.guards import Scope, first_failure, global_state, overlap, print_guards, resolve
+from torchdynamo.modules import in_registry
 from torchdynamo.reasons import BreakGraph, describe
 from torchdynamo.resume import StackSlot, make_resume
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind, ShapeProgram
@@ -173,6 +174,9 @@ def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
         codegen, tail = _generate(state, captured, ambient)
     except BreakGraph as error:
         return _no_graph(state, GraphBreak(error.reason, error.detail, ()))
+    shared = _guard_written_inputs(outside)
+    if shared is not None:
+        return _no_graph(state, GraphBreak("overlapping_inputs", shared, ()))
     inputs = _finish_graph(outside, codegen)
     guards = _guards(outside, ambient)
     graph = _graph_module(outside, state.function.__name__)
@@ -358,6 +362,25 @@ def _finish_graph(outside: Outside, codegen: Codegen) -> list[tuple[Source, Any]
     return inputs
 
 
+def _guard_written_inputs(outside: Outside) -> str | None:
+    """Inputs that the program writes to must not share memory with others. Tells which do; guards that none will.
+
+    Parameters and buffers of modules are taken to be apart from each other.
+    """
+    memories = {id(fake.memory) for fake in outside.recorder.written if isinstance(fake, FakeTensor)}
+    loose = [(source, tensor, fake) for source, tensor, fake in outside.tensors if not in_registry(source)]
+    written = [source for source, _, fake in loose if id(fake.memory) in memories]
+    for source in written:
+        others = tuple(other for other, _, _ in loose if other != source)
+        for other, tensor, _ in loose:
+            mine = next(t for s, t, _ in loose if s == source)
+            if other != source and overlap(mine, tensor):
+                return f"{source.expression()} and {other.expression()}"
+        for one in others:
+            outside.externals.guard(source, GuardKind.DISTINCT_STORAGE, (one,))
+    return None
+
+
 def _symbol_name(node: fx.Node) -> str:
     return str(expr_of(node.meta["val"]))
 
@@ -454,6 +477,3 @@ def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
                 if expected is not None and size != expected:
                     found.add(TensorSize(guard.source, dim))
     return found
-
-
-_ = FakeTensor

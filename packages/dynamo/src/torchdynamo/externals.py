@@ -168,7 +168,7 @@ class Externals:
     def _admit(self, value: Any, kind: type, source: Source) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, source)
-        if kind in _BOUND_C_METHODS and not isinstance(value.__self__, (type, types.ModuleType, type(None))):
+        if kind in _BOUND_C_METHODS and _is_bound(value):
             return self._bound_c_method(value, kind, source)
         if isinstance(value, LocalIterator):
             return self._iterator(value, kind, source)
@@ -273,11 +273,8 @@ class Externals:
     def _dict(self, value: dict[Any, Any], kind: type, source: Source) -> Any:
         keys = tuple(dict.keys(value))
         self.guard(source, GuardKind.DICT_KEYS, keys)
-        shadow: Any = (
-            dict.__new__(kind)
-            if not issubclass(kind, collections.OrderedDict)
-            else collections.OrderedDict.__new__(kind)
-        )
+        allocate: Any = collections.OrderedDict.__new__ if issubclass(kind, collections.OrderedDict) else dict.__new__
+        shadow = allocate(kind)
         known = self._shadow_record(value, source, shadow)
         if isinstance(value, collections.defaultdict):
             shadow.default_factory = self.wrap(value.default_factory, Attribute(source, "default_factory"))
@@ -319,6 +316,12 @@ ITERATOR_FIELDS: dict[type, tuple[str, ...]] = {
 _BOUND_C_METHODS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 CONSTANT_BASES: tuple[type, ...] = (type(None),)
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+def _is_bound(value: Any) -> bool:
+    """A C method of an object, unlike a module's function (whose `__self__` is its module or a private record)."""
+    owner = value.__self__
+    return not isinstance(owner, (type, types.ModuleType, type(None))) and hasattr(type(owner), value.__name__)
 
 
 def is_constant(value: Any) -> bool:

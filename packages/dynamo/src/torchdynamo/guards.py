@@ -223,7 +223,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def _overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
+def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
     """Whether two tensors' address ranges touch (an upper bound of true overlap)."""
     if a.numel() == 0 or b.numel() == 0 or a.device != b.device:
         return False
@@ -276,7 +276,7 @@ def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | 
         return f"{where} is no longer the same object as {guard.payload.expression()}"
     if guard.kind is GuardKind.DISTINCT_STORAGE:
         for other in guard.payload:
-            if other != guard.source and _overlap(value, resolve(other, scope)):
+            if other != guard.source and overlap(value, resolve(other, scope)):
                 return f"{where} and {other.expression()} share memory"
         return None
     if _CHECKS[guard.kind](value, guard.payload):

@@ -11,7 +11,7 @@ from torchdynamo.externals import External, Externals
 from torchdynamo.guards import instance_dict
 from torchdynamo.overlays import MISSING, Overlays
 from torchdynamo.schemas import GuardKind
-from torchdynamo.sources import Global, InstanceAttribute, Item
+from torchdynamo.sources import Global, InstanceAttribute, Item, Source, base_of
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_pre_hooks", "_forward_hooks")
@@ -74,6 +74,12 @@ def has_plain_call(externals: Externals, overlays: Overlays, module: External) -
     return True
 
 
+def in_registry(source: Source) -> bool:
+    """Whether a source leads to a parameter or buffer of a module."""
+    base = base_of(source)
+    return isinstance(base, InstanceAttribute) and base.name in _REGISTRIES
+
+
 def has_no_hooks(module: nn.Module) -> bool:
     """The same question of a module that the program made itself."""
     return not any(getattr(module, name) for name in _HOOKS) and not any(
@@ -83,5 +89,6 @@ def has_no_hooks(module: nn.Module) -> bool:
 
 def uses_plain_getattr(kind: type) -> bool:
     return (
-        getattr(kind, "__getattr__", None) is nn.Module.__getattr__ and kind.__getattribute__ is object.__getattribute__
+        getattr(kind, "__getattr__", None) is nn.Module.__getattr__
+        and vars(object)["__getattribute__"] is kind.__getattribute__
     )

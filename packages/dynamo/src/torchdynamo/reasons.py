@@ -98,6 +98,11 @@ _TABLE = (
         "write plain attributes or items",
     ),
     Reason("opcode", "the interpreter has no handler for this instruction", "rewrite the statement"),
+    Reason(
+        "overlapping_inputs",
+        "the program writes to a tensor whose memory another of its inputs shares",
+        "pass tensors that do not overlap, or write to a clone",
+    ),
     Reason("ambient_state", "the program changes process-wide state", "change it outside of the compiled function"),
     Reason("unsupported_read", "the object cannot be read in a way that a guard can check", "pass plain Python data"),
 )

@@ -131,6 +131,7 @@ class Recorder:
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []
         self._last_placeholder: fx.Node | None = None
+        self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
         self.calls = 0  # number of nodes that compute
 
     # -- entering and leaving ---------------------------------------------------------------
@@ -208,6 +209,7 @@ class Recorder:
             node = self.write(func, args, kwargs, result)
             if inplace or name in _EFFECTS:
                 node.meta["effect"] = True
+                self.written += [tensor for tensor, version in operands if tensor._version != version]
         return result
 
     def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
