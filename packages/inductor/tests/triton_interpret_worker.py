@@ -1,28 +1,17 @@
 """Runs the small kernel set in Triton's interpreter, and prints one JSON line a case. Started with TRITON_INTERPRET=1."""
 
-import importlib.util
 import json
 import sys
-import tempfile
 import traceback
-from pathlib import Path
 
 import torch
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.writer import write
+from triton_interpreter import load
 from triton_kernel_set import small_cases
 
 
-def load(text: str, name: str, folder: Path, count: int):
-    file = folder / f"kernel_{count}.py"
-    file.write_text(text)
-    spec = importlib.util.spec_from_file_location(file.stem, file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return getattr(module, name)
-
-
-def run(case, folder: Path, count: int) -> float:
+def run(case) -> float:
     inputs = case.inputs("cpu")
     tensors = dict(inputs)
     kernels = [part for kernel in case.kernels for part in split_reductions(kernel)]
@@ -32,9 +21,9 @@ def run(case, folder: Path, count: int) -> float:
             shape = [s.as_int() for s in buffer.shape]
             filler = 0 if name in case.zeroed or buffer.dtype is torch.int64 else float("nan")
             tensors.setdefault(name, torch.full(shape, filler, dtype=buffer.dtype))
-    for position, kernel in enumerate(kernels):
-        source = write(kernel, portable=True)
-        function = load(source.text, source.name, folder, 100 * count + position)
+    for kernel in kernels:
+        source = write(kernel)
+        function = load(source.text, source.name)
         grid = tuple(g.as_int() for g in source.grid)
         function[grid](*(tensors[b] for b in source.buffers))
     wide = {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
@@ -50,13 +39,12 @@ def run(case, folder: Path, count: int) -> float:
 
 def main() -> None:
     torch.manual_seed(int(sys.argv[1]))
-    with tempfile.TemporaryDirectory() as folder:
-        for count, case in enumerate(small_cases()):
-            try:
-                reply = {"case": case.name, "error": run(case, Path(folder), count)}
-            except Exception:
-                reply = {"case": case.name, "failure": traceback.format_exc()[-2500:]}
-            print(json.dumps(reply), flush=True)
+    for case in small_cases():
+        try:
+            reply = {"case": case.name, "error": run(case)}
+        except Exception:
+            reply = {"case": case.name, "failure": traceback.format_exc()[-2500:]}
+        print(json.dumps(reply), flush=True)
 
 
 main()

@@ -1,7 +1,6 @@
 """Triton text of the scalar operations: tables from the protocol's names, by kind of operand.
 
-`m.` is libdevice in compiled kernels. Triton's interpreter has no libdevice, so `portable` text uses the language's own
-functions; they differ in the last bits only.
+`m.` is libdevice.
 """
 
 from __future__ import annotations
@@ -84,26 +83,12 @@ LIBDEVICE_UNARY = (
     "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma"
 ).split()
 
-# What the interpreter can run, for those that its tests meet.
-PORTABLE_UNARY: Mapping[str, str] = {
-    "exp": "tl.exp({0})",
-    "exp2": "tl.exp2({0})",
-    "log": "tl.log({0})",
-    "log2": "tl.log2({0})",
-    "sin": "tl.sin({0})",
-    "cos": "tl.cos({0})",
-    "erf": "tl.erf({0})",
-    "expm1": "(tl.exp({0}) - 1)",
-    "log1p": "tl.log(1 + {0})",
-    "tanh": "(1 - 2 / (tl.exp(2 * {0}) + 1))",
-}
-
 FLOAT_UNARY: Mapping[str, str] = {
     **{name: f"m.{name}({{0}})" for name in LIBDEVICE_UNARY},
     "sqrt": "tl.sqrt_rn({0})",
     "rsqrt": "m.rsqrt({0})",
     "reciprocal": "(1 / {0})",
-    "sigmoid": "(1 / (1 + EXP(-{0})))",
+    "sigmoid": "(1 / (1 + m.exp(-{0})))",
     "floor": "tl.floor({0})",
     "ceil": "tl.ceil({0})",
     "trunc": "m.trunc({0})",
@@ -175,7 +160,8 @@ FLOAT_BINARY: Mapping[str, str] = {
     "nextafter": "m.nextafter({0}, {1})",
 }
 
-FLOAT32_BINARY: Mapping[str, str] = {
+FLOAT32: Mapping[str, str] = {
+    "rsqrt": "tl.rsqrt({0})",
     "div": "tl.div_rn({0}, {1})",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
@@ -195,29 +181,24 @@ BOOL_OPS: Mapping[str, str] = {
 TERNARY: Mapping[str, str] = {"where": "tl.where({0}, {1}, {2})", "fma": "tl.fma({0}, {1}, {2})"}
 
 
-def _tables(kind: torch.dtype, portable: bool) -> list[Mapping[str, str]]:
+def _tables(kind: torch.dtype) -> list[Mapping[str, str]]:
     if kind is torch.bool:
         return [BOOL_OPS, ANY_UNARY, ANY_BINARY]
     if not kind.is_floating_point:
         return [ANY_UNARY, ANY_BINARY]
-    tables: list[Mapping[str, str]] = [FLOAT_UNARY, FLOAT_BINARY, ANY_UNARY, ANY_BINARY]
-    if portable:
-        extremes = {k: v for k, v in FLOAT32_BINARY.items() if k != "div"}
-        return [PORTABLE_UNARY | {"rsqrt": "(1 / tl.sqrt({0}))"} | extremes, *tables]
-    if kind is torch.float32:
-        return [{"rsqrt": "tl.rsqrt({0})"}, FLOAT32_BINARY, *tables]
-    return [{"sqrt": "m.sqrt({0})"}, *tables]
+    special = FLOAT32 if kind is torch.float32 else {"sqrt": "m.sqrt({0})"}
+    return [special, FLOAT_UNARY, FLOAT_BINARY, ANY_UNARY, ANY_BINARY]
 
 
-def apply_text(op: str, operands: list[Value], portable: bool) -> str:
+def apply_text(op: str, operands: list[Value]) -> str:
     """The expression of an elementwise operation on named operands. Unsupported when there is none."""
     names = [v.name for v in operands]
     if op in TERNARY:
         return TERNARY[op].format(*names)
     kind = operands[0].dtype
-    for table in _tables(kind, portable):
+    for table in _tables(kind):
         if op in table:
-            return table[op].replace("EXP", "tl.exp" if portable else "m.exp").format(*names)
+            return table[op].format(*names)
     raise Unsupported(f"the Triton back end has no {op} of {kind}")
 
 

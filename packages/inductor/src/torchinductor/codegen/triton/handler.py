@@ -53,9 +53,8 @@ def _call_text(call: Call) -> str:
 class TritonHandler(OpsHandler[Value]):
     """Values are names. Equal expressions share a name while both stand in one scope (the kernel, or one inner loop)."""
 
-    def __init__(self, plan: Plan, portable: bool) -> None:
+    def __init__(self, plan: Plan) -> None:
         self.plan = plan
-        self.portable = portable
         self.lines: list[str] = []  # of the kernel's own level
         self.loop: list[str] | None = None  # of the inner loop being written
         self.after: list[str] = []  # what follows that loop
@@ -203,9 +202,7 @@ class TritonHandler(OpsHandler[Value]):
     def apply(self, op: str, *args: Value) -> Value:
         result = ELEMENTWISE[op].result
         dtype = torch.bool if result == "bool" else args[1].dtype if result == "second" else args[0].dtype
-        return self.emit(
-            apply_text(op, list(args), self.portable), dtype, NO_DIMS.union(*(a.dims for a in args))
-        )
+        return self.emit(apply_text(op, list(args)), dtype, NO_DIMS.union(*(a.dims for a in args)))
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
         position = self.index_expr(index, torch.int64)

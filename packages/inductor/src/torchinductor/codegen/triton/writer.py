@@ -14,8 +14,7 @@ from .expressions import POINTER_TYPES, PRELUDE, Unsupported
 from .handler import NO_DIMS, TritonHandler, index_text
 from .plan import Plan, plan
 
-HEADER = "import triton\nimport triton.language as tl\n"
-LIBDEVICE = "from triton.language.extra import libdevice as m\n"
+HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,20 +32,20 @@ class TritonSource:
     written: tuple[int, ...]  # positions in `buffers`
 
 
-def write(kernel: Kernel, *, portable: bool = False) -> TritonSource:
-    """The source of a kernel. `portable` text runs in Triton's interpreter. Raises Unsupported."""
+def write(kernel: Kernel) -> TritonSource:
+    """The source of a kernel. Raises Unsupported."""
     layout = plan(kernel)
     kernel = layout.kernel
     for name in kernel.arguments:
         if kernel.buffers[name].dtype not in POINTER_TYPES:
             raise Unsupported(f"Triton has no type {kernel.buffers[name].dtype} (buffer {name})")
-    body = _Writer(layout, portable).write()
+    body = _Writer(layout).write()
     pointers = [(f"p{i}", POINTER_TYPES[kernel.buffers[b].dtype]) for i, b in enumerate(kernel.arguments)]
     integers = [(s, "i64") for s in kernel.symbols]
     parameters = ", ".join(name for name, _ in (*pointers, *integers))
     name = f"triton_{layout.layout}"
     signature = ", ".join(f"{n}: {kind}" for n, kind in (*pointers, *integers))
-    lines = [HEADER + ("" if portable else LIBDEVICE) + PRELUDE, "", "@triton.jit", f"def {name}({parameters}):"]
+    lines = [HEADER + PRELUDE, "", "@triton.jit", f"def {name}({parameters}):"]
     lines.append(f"    # {signature}; {layout.warps} warps")  # kernels of equal text are one kernel
     lines += ["    " + line for line in body]
     written = tuple(i for i, b in enumerate(kernel.arguments) if b in kernel.writes)
@@ -64,9 +63,9 @@ def write(kernel: Kernel, *, portable: bool = False) -> TritonSource:
 
 
 class _Writer:
-    def __init__(self, layout: Plan, portable: bool) -> None:
+    def __init__(self, layout: Plan) -> None:
         self.plan = layout
-        self.handler = TritonHandler(layout, portable)
+        self.handler = TritonHandler(layout)
 
     def write(self) -> list[str]:
         handler, layout = self.handler, self.plan

@@ -1,0 +1,83 @@
+"""A back end that runs generated Triton kernels in Triton's interpreter on CPU tensors (needs TRITON_INTERPRET=1)."""
+
+from __future__ import annotations
+
+import importlib.util
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
+from torchinductor.codegen.triton.plan import plan
+from torchinductor.codegen.triton.split import split_reductions
+from torchinductor.codegen.triton.writer import write
+from torchinductor.indexing import variable
+from torchinductor.ir import Kernel
+from torchinductor.program import Instruction, TritonCall
+from torchinductor.schemas import InductorOptions
+from triton import language as tl
+from triton.runtime.interpreter import TensorHandle
+
+FOLDER = tempfile.TemporaryDirectory(prefix="triton-interpreter-")
+
+
+def load(text: str, name: str) -> Any:
+    """The kernel function of a source; it must stand in a file, because Triton reads it back."""
+    file = Path(FOLDER.name) / f"kernel_{len(list(Path(FOLDER.name).iterdir()))}.py"
+    file.write_text(text)
+    spec = importlib.util.spec_from_file_location(file.stem, file)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    module.m = Libdevice()
+    return getattr(module, name)
+
+
+class Libdevice:
+    """libdevice by torch's own functions: the interpreter has none."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        function = TORCH_NAMES.get(name) or getattr(torch, name, None) or getattr(torch.special, name)
+
+        def call(*operands: Any) -> Any:
+            arrays = np.broadcast_arrays(*(o.handle.data for o in operands))
+            result = function(*(torch.from_numpy(np.array(a)) for a in arrays)).numpy()
+            first = max(operands, key=lambda o: o.handle.data.size)
+            return tl.core.tensor(TensorHandle(result, first.handle.dtype), first.type)
+
+        return call
+
+
+TORCH_NAMES: dict[str, Callable[..., Any]] = {
+    "cyl_bessel_i0": torch.special.i0,
+    "cyl_bessel_i1": torch.special.i1,
+    "nearbyint": torch.round,
+    "normcdfinv": torch.special.ndtri,
+}
+
+
+class InterpreterBackend(CodegenBackend):
+    def legalize(self, kernel: Kernel) -> list[Kernel]:
+        return split_reductions(kernel)
+
+    def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
+        source = write(kernel)
+        return KernelSource(source.text, source, kernel.origins)
+
+    def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
+        def launcher(function: Any) -> Any:
+            def launch(tensors: Sequence[Any], symbols: Sequence[int], grid: Sequence[int]) -> None:
+                if all(grid):
+                    function[tuple(grid)](*tensors, *symbols)
+
+            return launch
+
+        functions = [load(s.text, s.meta.name) for s in sources]
+        return Built(launchers=tuple(map(launcher, functions)), files={f"{i}.py": s.text for i, s in enumerate(sources)})
+
+    def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
+        symbols = tuple(variable(name) for name in source.meta.symbols)
+        return TritonCall(handle, (plan(kernel).grid, 1, 1), slots, symbols, kernel.name)
