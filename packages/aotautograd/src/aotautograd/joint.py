@@ -21,6 +21,7 @@ from aotautograd.analysis import analyse, returns_alias
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import NonLeaf, WriteByCopy, functional_region, unwrap, wrap
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
+from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
@@ -219,7 +220,7 @@ def _record_batch_norm(
 _HIDDEN_WRITES: dict[Any, Callable[..., Any]] = {aten.native_batch_norm.default: _record_batch_norm}
 
 
-def trace_joint(program: fx.GraphModule | Callable[..., Any], example_inputs: Sequence[Any]) -> JointGraph:
+def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any]) -> JointGraph:
     """The joint graph of `program`, a function of flat inputs to a flat sequence of outputs.
 
     The forward is traced under the ambient grad and autocast state, the backward with autocast off. There is a backward
@@ -289,6 +290,9 @@ def _wrap_inputs(bound: ProgramInputs, fakes: dict[int, torch.Tensor]) -> tuple[
 
 
 def _run_program(recorder: Recorder, program: Any, flat: Sequence[Any]) -> list[Any]:
+    if isinstance(program, Rebased):
+        inputs = program.inputs_of(flat)
+        return program.outputs_of(inputs, _run_program(recorder, program.program, inputs))
     if isinstance(program, fx.GraphModule):
         return _interpret(recorder, program, flat)
     recorder.user_node(())
@@ -344,5 +348,14 @@ def _trace_backward(
 ) -> list[fx.Node | None]:
     """A node (or None) for the gradient of each leaf."""
     with torch._C._DisableAutocast(), torch.autograd.set_multithreading_enabled(False), torch.no_grad():
-        grads = torch.autograd.grad(values, leaves, [wrap(t) for t in tangents], allow_unused=True)
+        # The engine itself: `torch.autograd.grad` would import sympy first (half a second) to compare shapes.
+        grads = torch.autograd.Variable._execution_engine.run_backward(
+            tuple(values),
+            tuple(wrap(t) for t in tangents),
+            keep_graph=False,
+            create_graph=False,
+            inputs=tuple(leaves),
+            allow_unreachable=True,
+            accumulate_grad=False,
+        )
     return [None if g is None else recorder.node_of[id(unwrap(g))] for g in grads]

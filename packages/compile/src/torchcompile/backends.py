@@ -41,6 +41,12 @@ class Toolchain:
         title = self.journal.next_title()
         return title, self.dumps.named(title) if self.dumps is not None else None
 
+    def no_compiler(self, title: str, error: CompilerMissing) -> None:
+        """Without a compiler there is no generated kernel: say so with the remedy, and count it."""
+        self.journal.add(FallbackRecord(title, str(error)))
+        remedy = "Install g++ or clang++, or name one by the environment variable CXX or options={'cxx': path}."
+        warnings.warn(f"{error}\n{remedy} Until then the model runs eagerly.", stacklevel=2)
+
 
 def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
     """Runs the captured graph as it is."""
@@ -66,7 +72,13 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: lis
 
         def build(graph: torch.fx.GraphModule, inputs: list[Any]) -> Runner:
             start = time.perf_counter()
-            compiled = torchinductor.compile_graph(graph, inputs, settings, dump=named_dump)
+            try:
+                compiled = torchinductor.compile_graph(graph, inputs, settings, dump=named_dump)
+            except CompilerMissing as error:
+                if kind != "backward":
+                    raise  # nothing has run yet: the captured graph as a whole runs eagerly
+                toolchain.no_compiler(f"{title} {kind}", error)
+                return graph.forward
             stats = compiled.stats
             toolchain.journal.add(
                 CompiledGraphRecord(
@@ -97,9 +109,7 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: lis
             dump=dump,
         )
     except CompilerMissing as error:
-        # Without a compiler there is no generated kernel at all: say so once, run the graph eagerly, count it.
-        toolchain.journal.add(FallbackRecord(title, str(error)))
-        warnings.warn(f"{error}\nUntil then the model runs eagerly.", stacklevel=2)
+        toolchain.no_compiler(title, error)
         return gm.forward
 
 
