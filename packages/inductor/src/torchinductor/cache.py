@@ -29,7 +29,9 @@ def _usable(folder: str) -> bool:
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError as error:
-        _log.warning("the kernel cache %s cannot be written to (%s): kernels are built again in each process", folder, error)
+        _log.warning(
+            "the kernel cache %s cannot be written to (%s): kernels are built again in each process", folder, error
+        )
         return False
 
 

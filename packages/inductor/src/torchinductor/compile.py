@@ -38,7 +38,10 @@ class CompiledGraph:
 
 
 def compile_graph(
-    gm: fx.GraphModule, example_inputs: Sequence[Any] = (), options: InductorOptions | None = None, *,
+    gm: fx.GraphModule,
+    example_inputs: Sequence[Any] = (),
+    options: InductorOptions | None = None,
+    *,
     dump: Dump | None = None,
 ) -> CompiledGraph:
     """Compiles a graph that is closed under the prims.
@@ -120,7 +123,11 @@ def _generate(operations: Sequence[Operation], options: InductorOptions) -> Sour
 
 
 def _program(
-    lowered: Lowered, operations: Sequence[Operation], sources: Sources, built: dict[str, Built], options: InductorOptions
+    lowered: Lowered,
+    operations: Sequence[Operation],
+    sources: Sources,
+    built: dict[str, Built],
+    options: InductorOptions,
 ) -> Program:
     kernels: tuple[int, ...] = ()
     launchers: tuple[Any, ...] = ()
@@ -137,7 +144,9 @@ def _program(
     return emit(lowered, operations, handles, kernels, launchers, keepalive, options.reuse_buffers)
 
 
-def _dump(dump: Dump, lowered: Lowered, operations: Sequence[Operation], files: dict[str, str], program: Program) -> None:
+def _dump(
+    dump: Dump, lowered: Lowered, operations: Sequence[Operation], files: dict[str, str], program: Program
+) -> None:
     dump("loop_ir.txt", "\n\n".join(map(str, lowered.operations)) + "\n")
     dump("scheduled.txt", "\n\n".join(map(str, operations)) + "\n")
     for name, text in files.items():

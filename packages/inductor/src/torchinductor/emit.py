@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from primtorch.symbolic.expr import IntExpr
 
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.base import CodegenBackend, KernelSource
 from torchinductor.indexing import Index, product
 from torchinductor.ir import Buffer, Kernel
@@ -136,8 +136,13 @@ class _Emitter:
 
 
 def emit(
-    lowered: Lowered, operations: Sequence[Operation], handles: Mapping[str, Handle], kernels: tuple[int, ...],
-    launchers: tuple[Any, ...], keepalive: tuple[Any, ...], reuse: bool,
+    lowered: Lowered,
+    operations: Sequence[Operation],
+    handles: Mapping[str, Handle],
+    kernels: tuple[int, ...],
+    launchers: tuple[Any, ...],
+    keepalive: tuple[Any, ...],
+    reuse: bool,
 ) -> Program:
     """The program of scheduled operations. `handles` maps kernels' names to their generated code."""
     emitter = _Emitter(lowered, reuse)
@@ -167,8 +172,16 @@ def emit(
     emitter.instructions.append(_output(emitter, lowered))
     names = [i.symbol for i in inputs if isinstance(i, SymbolInput) and i.symbol is not None]
     names += [op.symbol for op in operations if isinstance(op, ScalarRead)]
-    return Program(tuple(inputs), tuple(dict.fromkeys(names)), emitter.count, tuple(constants),
-                   tuple(emitter.instructions), kernels, launchers, keepalive)
+    return Program(
+        tuple(inputs),
+        tuple(dict.fromkeys(names)),
+        emitter.count,
+        tuple(constants),
+        tuple(emitter.instructions),
+        kernels,
+        launchers,
+        keepalive,
+    )
 
 
 def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Handle]) -> None:

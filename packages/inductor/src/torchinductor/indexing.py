@@ -1,4 +1,4 @@
-"""Index expressions: integer polynomials over loop variables, simplified with what is known about the variables' ranges.
+"""Index expressions: integer polynomials over loop variables, simplified by what is known of their ranges.
 
 A loop variable v of size n satisfies 0 <= v < n, and a size is at least zero. That is enough to undo what `reshape`
 does to indices: `(4*i + j) // 4 == i` and `(4*i + j) % 4 == j` for j < 4, and `(a // b)*b + a % b == a`.
@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from math import gcd
 from typing import TypeAlias
 
 import torch
+
 from primtorch.symbolic import expr_of
 from primtorch.symbolic.expr import Call, IntExpr, Symbol, atom_expr, constant, intern_symbol, symbol
 
@@ -115,7 +117,7 @@ def reshape_index(index: Index, old: Sequence[IntExpr], new: Sequence[IntExpr], 
 
 
 def matching_groups(old: Sequence[IntExpr], new: Sequence[IntExpr]) -> list[tuple[list[int], list[int]]]:
-    """Cuts two shapes of equal numel into the shortest runs of dims whose products agree. Dims of size one are left out."""
+    """Cuts two shapes of equal numel into the shortest runs of dims whose products agree, without dims of size one."""
     a = [d for d, s in enumerate(old) if not is_one(s)]
     b = [d for d, s in enumerate(new) if not is_one(s)]
     groups: list[tuple[list[int], list[int]]] = []
@@ -150,7 +152,7 @@ def _divides(left: IntExpr, right: IntExpr) -> bool:
     x, y = left.as_int(), right.as_int()
     if x is not None and y is not None:
         return x < y
-    return len(left.terms) == 1 and not (right % left).terms or (x is not None and y is None)
+    return (len(left.terms) == 1 and not (right % left).terms) or (x is not None and y is None)
 
 
 def rename(expr: IntExpr, mapping: Mapping[Symbol, IntExpr]) -> IntExpr:
@@ -213,8 +215,9 @@ def simplify(expr: IntExpr, ranges: Ranges) -> IntExpr:
         result = ZERO
         for monomial, coefficient in expr.terms.items():
             term = number(coefficient)
-            for atom in monomial:
-                term = term * (replaced.get(atom) or atom_expr(atom)) if atom in replaced else term * atom_expr(atom)
+            for factor in monomial:
+                known = replaced.get(factor) if isinstance(factor, Call) else None
+                term = term * (known if known is not None else atom_expr(factor))
             result = result + term
         expr = result
     return _recombine(expr)
@@ -236,7 +239,12 @@ def _split_multiple(left: IntExpr, right: IntExpr) -> tuple[IntExpr, IntExpr]:
     rest = left % right
     if len(rest.terms) == 1:
         (monomial,) = rest.terms
-        if len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].op == "mod" and monomial[0].right == right:
+        if (
+            len(monomial) == 1
+            and isinstance(monomial[0], Call)
+            and monomial[0].op == "mod"
+            and monomial[0].right == right
+        ):
             rest = monomial[0].left
     return left - rest, rest
 
@@ -265,7 +273,7 @@ def _mod(left: IntExpr, right: IntExpr, ranges: Ranges) -> IntExpr:
 
 def _common_factor(left: IntExpr, right: IntExpr, ranges: Ranges) -> tuple[IntExpr, IntExpr, IntExpr, int] | None:
     """left = g*q + r with 0 <= r < g, right = g*d, for a number g > 1: then left // right == q // d."""
-    coefficients = [c for c in right.terms.values()]
+    coefficients = list(right.terms.values())
     base = gcd(*coefficients) if coefficients else 1
     if base <= 1:
         return None
@@ -289,7 +297,7 @@ def _recombine(expr: IntExpr) -> IntExpr:
             for position, atom in enumerate(monomial):
                 if not (isinstance(atom, Call) and atom.op == "mod"):
                     continue
-                factor = IntExpr({monomial[:position] + monomial[position + 1:]: coefficient})
+                factor = IntExpr({monomial[:position] + monomial[position + 1 :]: coefficient})
                 wanted = (atom.left // atom.right) * atom.right * factor
                 if wanted.terms and all(expr.terms.get(m) == c for m, c in wanted.terms.items()):
                     expr = expr - wanted - IntExpr({monomial: coefficient}) + atom.left * factor
@@ -320,13 +328,11 @@ def coefficient_of(expr: IntExpr, name: str) -> IntExpr | None:
     return IntExpr(found)
 
 
-def broadcast_strides(
-    shape: Sequence[IntExpr], strides: Sequence[IntExpr], new: Sequence[IntExpr]
-) -> Index | None:
+def broadcast_strides(shape: Sequence[IntExpr], strides: Sequence[IntExpr], new: Sequence[IntExpr]) -> Index | None:
     """Strides of a reshape of a strided tensor that needs no copy, None when it needs one (or it is not provable)."""
     result: list[IntExpr] = [ZERO] * len(new)
     for olds, news in matching_groups(shape, new):
-        for a, b in zip(olds, olds[1:], strict=False):
+        for a, b in pairwise(olds):
             if strides[a] != strides[b] * shape[b]:
                 return None
         if not news:

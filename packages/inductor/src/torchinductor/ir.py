@@ -7,8 +7,8 @@ inside each outer iteration (a reduction's or a scan's loops). Its `stages` run 
 * an "inner" stage runs its body for every point of the inner axes; `reduce` in it accumulates, and the result is
   `carried` to the stages after it.
 
-So softmax is: inner(reduce amax), inner(reduce sum of exp), inner(store); layer norm the same with outer stages for what
-is stored a row. A pointwise kernel is one outer stage. Loads in a stage see the stores of the stages before it in the
+So softmax is: inner(reduce amax), inner(reduce sum of exp), inner(store); layer norm the same with outer stages for
+what is stored a row. A pointwise kernel is one outer stage. Loads in a stage see the stores of the stages before it in the
 same outer iteration, and of the same stage at the same point.
 """
 
@@ -20,8 +20,8 @@ from functools import cached_property
 from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
-from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 
+from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.errors import InductorError
 from torchinductor.indexing import Ranges, dot, number, rename, simplify, variable
 from torchinductor.ops import ELEMENTWISE, OpsHandler, PrintHandler, ReductionKind, ScanKind, StoreMode
@@ -100,7 +100,9 @@ class Body:
 
     @cached_property
     def reads(self) -> frozenset[str]:
-        return frozenset(op.attr[0] for op in self.ops if op.name == "load" or (op.name == "store" and op.attr[2] != "set"))
+        return frozenset(
+            op.attr[0] for op in self.ops if op.name == "load" or (op.name == "store" and op.attr[2] != "set")
+        )
 
     @cached_property
     def writes(self) -> frozenset[str]:
@@ -159,7 +161,7 @@ def _replay(op: Op, values: list[Any], handler: OpsHandler[V], symbols: dict[Sym
 
 
 class Recorder(OpsHandler[int]):
-    """Records a body. Values are ids. Repeated operations are shared; a load of what was just stored is the stored value."""
+    """Records a body; values are ids. Repeated operations are shared, a load of what was just stored is that value."""
 
     def __init__(self, ranges: Ranges, first_symbol: int = 0) -> None:
         self.ranges = ranges
@@ -202,7 +204,9 @@ class Recorder(OpsHandler[int]):
 
     def store(self, buffer: str, index: IntExpr, value: int, mode: StoreMode = "set", mask: int | None = None) -> None:
         index = self.simplify(index)
-        self.ops.append(Op("store", self.dtype(value), (value,) if mask is None else (value, mask), (buffer, index, mode)))
+        self.ops.append(
+            Op("store", self.dtype(value), (value,) if mask is None else (value, mask), (buffer, index, mode))
+        )
         if mode == "set" and mask is None:
             self._stored[buffer, index] = (value, self.dtype(value))
 
@@ -322,7 +326,9 @@ class Kernel:
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """Buffers loaded (or combined into), in order of first use."""
-        seen = {b: None for s in self.stages for op, b, _ in s.body.accesses() if op.name == "load" or op.attr[2] != "set"}
+        seen = {
+            b: None for s in self.stages for op, b, _ in s.body.accesses() if op.name == "load" or op.attr[2] != "set"
+        }
         return tuple(seen)
 
     @cached_property
@@ -360,7 +366,10 @@ class Kernel:
         def loops(axes: Sequence[Axis]) -> str:
             return ", ".join(f"{a.name} < {a.size}" for a in axes)
 
-        lines = [f"kernel {self.name} on {self.device}" + (f"  # {', '.join(dict.fromkeys(self.origins))}" if self.origins else "")]
+        lines = [
+            f"kernel {self.name} on {self.device}"
+            + (f"  # {', '.join(dict.fromkeys(self.origins))}" if self.origins else "")
+        ]
         lines += [f"  {self.buffers[b]}" + ("  (local)" if b in self.local else "") for b in self.arguments]
         lines.append(f"  for {loops(self.outer)}:" if self.outer else "  once:")
         for stage in self.stages:

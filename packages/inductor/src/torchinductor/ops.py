@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
 import torch
+
 from primtorch.symbolic.expr import IntExpr, symbol
 
 V = TypeVar("V")
@@ -54,7 +55,7 @@ def _table() -> dict[str, ElementwiseOp]:
 ELEMENTWISE: Mapping[str, ElementwiseOp] = _table()
 
 ReductionKind = Literal["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin"]
-ScanKind = Literal["sum", "prod", "cummax", "cummin", "logsumexp"]
+ScanKind = Literal["sum", "prod", "cummax", "cummin", "logcumsumexp"]
 StoreMode = Literal["set", "add", "prod", "amax", "amin"]
 
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
+
 from primtorch.symbolic import IntExpr
 
 Size: TypeAlias = int | IntExpr

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
-from primtorch.symbolic.expr import IntExpr
 from torch import fx
 
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
 from torchinductor.indexing import ZERO, Index, contiguous_strides, dot, exprs
 from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage, space, space_index
@@ -77,8 +77,11 @@ class Context:
     def fail(self, reason: str) -> LoweringError:
         """The error that names the node at work and the user's lines behind it."""
         node = self.node
-        return LoweringError(node.format_node() or str(node) if node is not None else "?", reason,
-                             node.meta.get("stack", ()) if node is not None else ())
+        return LoweringError(
+            node.format_node() or str(node) if node is not None else "?",
+            reason,
+            node.meta.get("stack", ()) if node is not None else (),
+        )
 
     def origin(self) -> tuple[str, ...]:
         return () if self.node is None else (self.node.name,)
@@ -87,12 +90,16 @@ class Context:
         self._names += 1
         return f"{prefix}{self._names - 1}"
 
-    def new_buffer(self, shape: Index, dtype: torch.dtype, device: torch.device, strides: Index | None = None) -> Buffer:
+    def new_buffer(
+        self, shape: Index, dtype: torch.dtype, device: torch.device, strides: Index | None = None
+    ) -> Buffer:
         buffer = Buffer(self.new_name("buf"), dtype, device, shape, strides or contiguous_strides(shape))
         self.buffers[buffer.name] = buffer
         return buffer
 
-    def kernel(self, device: torch.device, axes: tuple[Axis, ...], stages: Sequence[Stage], scatters: bool = False) -> Kernel:
+    def kernel(
+        self, device: torch.device, axes: tuple[Axis, ...], stages: Sequence[Stage], scatters: bool = False
+    ) -> Kernel:
         """Adds a kernel to the operations."""
         made = Kernel(self.new_name("op"), device, axes, tuple(stages), self.buffers, self.origin(), scatters=scatters)
         self.operations.append(made)
@@ -100,8 +107,15 @@ class Context:
 
     # values ---------------------------------------------------------------------------------------------------
     def lazy(
-        self, shape: Index, dtype: torch.dtype, device: torch.device, load: Load, *,
-        of: Sequence[TensorValue] = (), cost: int = 1, heavy: bool = False,
+        self,
+        shape: Index,
+        dtype: torch.dtype,
+        device: torch.device,
+        load: Load,
+        *,
+        of: Sequence[TensorValue] = (),
+        cost: int = 1,
+        heavy: bool = False,
     ) -> TensorValue:
         """A computation from other values."""
         reads: frozenset[str] = frozenset().union(*(v.reads for v in of)) if of else frozenset()
@@ -133,7 +147,11 @@ class Context:
         return value
 
     def write(
-        self, buffer: Buffer, value: TensorValue, strides: Index | None = None, offset: IntExpr = ZERO,
+        self,
+        buffer: Buffer,
+        value: TensorValue,
+        strides: Index | None = None,
+        offset: IntExpr = ZERO,
     ) -> Kernel:
         """buffer[offset + i*strides] = value[i], for all i."""
         axes, index = space(value.shape), space_index(value.shape)
@@ -143,8 +161,13 @@ class Context:
         return self.kernel(value.device, axes, [Stage("outer", recorder.body())])
 
     def reduction(
-        self, value: TensorValue, dims: Sequence[int], kind: ReductionKind, dtype: torch.dtype,
-        finish: Callable[[Any, Recorder, Index], Any] | None = None, transform: Load | None = None,
+        self,
+        value: TensorValue,
+        dims: Sequence[int],
+        kind: ReductionKind,
+        dtype: torch.dtype,
+        finish: Callable[[Any, Recorder, Index], Any] | None = None,
+        transform: Load | None = None,
         position: Callable[[Index], IntExpr] | None = None,
     ) -> TensorValue:
         """Reduces `value` (seen through `transform`) over dims; the result keeps them with size one."""
@@ -170,8 +193,13 @@ class Context:
         return self.strided(buffer)
 
     def scatter(
-        self, buffer: Buffer, shape: Index, target: Callable[[Index, Recorder], IntExpr], values: Load,
-        mode: StoreMode, device: torch.device,
+        self,
+        buffer: Buffer,
+        shape: Index,
+        target: Callable[[Index, Recorder], IntExpr],
+        values: Load,
+        mode: StoreMode,
+        device: torch.device,
     ) -> None:
         """buffer[target(i)] (mode)= values(i) for all i of `shape`, in row-major order where the order matters."""
         axes, index = space(shape), space_index(shape)
@@ -185,7 +213,9 @@ class Context:
         data = self.realize(value)
         return ViewRef(data.buffer, value.shape, data.strides, data.offset)
 
-    def extern(self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Any]) -> list[Any]:
+    def extern(
+        self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Any]
+    ) -> list[Any]:
         """Calls an op on values in memory. `results` are the metas of its results, one entry each, None for unused."""
         reads: set[str] = set()
 

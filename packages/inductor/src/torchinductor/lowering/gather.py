@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from primtorch.symbolic.expr import IntExpr
 
-from torchinductor.indexing import Index, ZERO, dot, is_one
+from primtorch.symbolic.expr import IntExpr
+from torchinductor.indexing import ZERO, Index, dot, is_one
 from torchinductor.lowering.context import Context, dense
 from torchinductor.lowering.values import Lazy, TensorValue
 from torchinductor.ops import OpsHandler, StoreMode
@@ -56,7 +56,7 @@ class _Advanced:
         result.update(zip(self.after, index[high:], strict=True))
         for d, tensor in enumerate(self.indices):
             if tensor is not None:
-                middle = index[low:high][len(self.broadcast) - len(tensor.shape):]
+                middle = index[low:high][len(self.broadcast) - len(tensor.shape) :]
                 at = tuple(ZERO if is_one(s) else i for s, i in zip(tensor.shape, middle, strict=True))
                 result[d] = _place(ops, tensor.load(at, ops), self.sizes[d], True)
         return tuple(result[d] for d in range(len(self.sizes)))
@@ -68,8 +68,9 @@ def index(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None]) -
     for tensor in tensors:
         _readable(ctx, tensor)
     _readable(ctx, t)
-    return ctx.lazy(plan.shape, t.dtype, t.device, lambda at, ops: t.load(plan.source(at, ops), ops),
-                    of=[t, *tensors], cost=3)
+    return ctx.lazy(
+        plan.shape, t.dtype, t.device, lambda at, ops: t.load(plan.source(at, ops), ops), of=[t, *tensors], cost=3
+    )
 
 
 def gather(ctx: Context, t: TensorValue, dim: int, index: TensorValue) -> TensorValue:
@@ -79,7 +80,7 @@ def gather(ctx: Context, t: TensorValue, dim: int, index: TensorValue) -> Tensor
 
     def load(at: Index, ops: OpsHandler[Any]) -> Any:
         place = _place(ops, index.load(at, ops), t.shape[dim], False)
-        return t.load((*at[:dim], place, *at[dim + 1:]), ops)
+        return t.load((*at[:dim], place, *at[dim + 1 :]), ops)
 
     return ctx.lazy(index.shape, t.dtype, t.device, load, of=[t, index], cost=2)
 
@@ -92,7 +93,11 @@ def _copied(ctx: Context, t: TensorValue) -> TensorValue:
 
 
 def _scattered(
-    ctx: Context, t: TensorValue, shape: Index, values: TensorValue, mode: StoreMode,
+    ctx: Context,
+    t: TensorValue,
+    shape: Index,
+    values: TensorValue,
+    mode: StoreMode,
     source: Callable[[Index, OpsHandler[Any]], Index],
 ) -> TensorValue:
     if mode == "add" and t.dtype in (torch.bfloat16, torch.float16):
@@ -106,7 +111,9 @@ def _scattered(
     return out
 
 
-def index_put(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], values: TensorValue, accumulate: bool) -> TensorValue:
+def index_put(
+    ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], values: TensorValue, accumulate: bool
+) -> TensorValue:
     plan = _Advanced(t.shape, indices)
     for tensor in indices:
         if tensor is not None:
@@ -121,7 +128,7 @@ def _scatter_rule(mode: StoreMode) -> Callable[..., TensorValue]:
             if not t.shape:
                 return ()
             place = _place(ops, index.load(at, ops), t.shape[dim], False)
-            return (*at[:dim], place, *at[dim + 1:])
+            return (*at[:dim], place, *at[dim + 1 :])
 
         return _scattered(ctx, t, index.shape, src, mode, source)
 

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from primtorch.prims import Prim
-from primtorch.symbolic.expr import IntExpr
 from torch import fx
 
+from primtorch.prims import Prim
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs
 from torchinductor.ir import Buffer
@@ -21,7 +21,11 @@ from torchinductor.lowering.values import Lazy, Strided, TensorValue
 from torchinductor.schemas import InductorOptions
 
 RULES: Mapping[str, Callable[..., Any]] = {
-    **pointwise.RULES, **views.RULES, **reductions.RULES, **gather.RULES, **window.RULES,
+    **pointwise.RULES,
+    **views.RULES,
+    **reductions.RULES,
+    **gather.RULES,
+    **window.RULES,
 }
 
 
@@ -113,9 +117,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     meta = node.meta.get("val")
     if isinstance(meta, (int, torch.SymInt)) and not isinstance(meta, bool) and not isinstance(node.target, Prim):
         return as_expr(meta)  # size arithmetic: the value is in the meta
-    args = fx.map_arg(node.args, lambda n: values[n])
-    kwargs = fx.map_arg(node.kwargs, lambda n: values[n])
-    args = tuple(_plain(a) for a in args)
+    kwargs: dict[str, Any] = dict(fx.map_arg(node.kwargs, lambda n: values[n]))
+    args: tuple[Any, ...] = tuple(_plain(a) for a in fx.map_arg(node.args, lambda n: values[n]))
     if node.target is operator.getitem:
         return args[0][args[1]]
     if not isinstance(node.target, Prim):
@@ -148,10 +151,12 @@ def _plain(arg: Any) -> Any:
 
 def _has_complex(args: Any, meta: Any) -> bool:
     found = [a for a in args if isinstance(a, TensorValue)] + [
-        b for a in args if isinstance(a, tuple) for b in a if isinstance(b, TensorValue)]
+        b for a in args if isinstance(a, tuple) for b in a if isinstance(b, TensorValue)
+    ]
     metas = meta if isinstance(meta, (tuple, list)) else (meta,)
     return any(v.dtype.is_complex for v in found) or any(
-        getattr(m, "dtype", torch.float32).is_complex for m in metas if m is not None)
+        getattr(m, "dtype", torch.float32).is_complex for m in metas if m is not None
+    )
 
 
 def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
-from primtorch.symbolic.expr import IntExpr
 
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import Index, as_expr, contiguous_strides, dot, exprs
 from torchinductor.ir import REDUCED_PRECISION
 from torchinductor.lowering.context import Context, SeedCall
@@ -60,7 +60,9 @@ def convert_element_type(ctx: Context, t: TensorValue, dtype: torch.dtype) -> Te
 
 
 def bitcast(ctx: Context, t: TensorValue, dtype: torch.dtype) -> TensorValue:
-    return ctx.lazy(t.shape, dtype, t.device, lambda index, ops: ops.bitcast(t.load(index, ops), dtype, t.dtype), of=[t])
+    return ctx.lazy(
+        t.shape, dtype, t.device, lambda index, ops: ops.bitcast(t.load(index, ops), dtype, t.dtype), of=[t]
+    )
 
 
 def full(ctx: Context, shape: Any, value: Number, dtype: torch.dtype, device: Any) -> TensorValue:
@@ -109,7 +111,7 @@ def random_uniform(ctx: Context, seed: TensorValue, shape: Any, stream: int = 0)
 
 
 # Prims of ELEMENTWISE that no loop computes: the backend calls ATen for them.
-_BY_ATEN = frozenset("erfinv lgamma digamma i0 i1 i0e i1e ndtri".split())
+_BY_ATEN = frozenset(["erfinv", "lgamma", "digamma", "i0", "i1", "i0e", "i1e", "ndtri"])
 _NO_PRIM = frozenset(("fma", "relu", "logical_not"))
 
 RULES: Mapping[str, Callable[..., TensorValue]] = {
@@ -123,4 +125,3 @@ RULES: Mapping[str, Callable[..., TensorValue]] = {
     "random_bits": random_bits,
     "random_uniform": random_uniform,
 }
-

@@ -40,8 +40,13 @@ def arg_reduction(kind: ReductionKind) -> Callable[..., TensorValue]:
     def rule(ctx: Context, t: TensorValue, dims: Sequence[int], keepdim: bool = False) -> TensorValue:
         over = tuple(dims) or tuple(range(len(t.shape)))
         if _trivial(t, over):
-            zero = ctx.lazy(tuple(ONE if d in over else s for d, s in enumerate(t.shape)), torch.int64, t.device,
-                            lambda index, ops: ops.constant(0, torch.int64), cost=0)
+            zero = ctx.lazy(
+                tuple(ONE if d in over else s for d, s in enumerate(t.shape)),
+                torch.int64,
+                t.device,
+                lambda index, ops: ops.constant(0, torch.int64),
+                cost=0,
+            )
             return _kept(ctx, zero, over, keepdim)
         strides = contiguous_strides(t.shape)
         position = (lambda index: index[dims[0]]) if dims else (lambda index: dot(index, strides))
@@ -67,6 +72,7 @@ def var_mean(
         return ops.apply("div", value, below)
 
     if _trivial(t, dims):
+
         def zero_spread(index: Index, ops: OpsHandler[Any]) -> Any:
             value = t.load(index, ops)
             return divided(ops.apply("sub", value, value), ops, correction)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
-from primtorch.symbolic.expr import IntExpr
 
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot
 from torchinductor.ops import OpsHandler, StoreMode
 

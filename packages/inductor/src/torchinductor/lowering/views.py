@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from primtorch.symbolic.expr import IntExpr
 
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ONE, ZERO, Index, as_expr, broadcast_strides, exprs, is_one, reshape_index
 from torchinductor.lowering.context import Context
 from torchinductor.lowering.values import Lazy, Masked, Strided, TensorValue
@@ -16,7 +16,9 @@ from torchinductor.ops import OpsHandler
 IndexMap = Callable[[Index], Index]
 
 
-def _view(ctx: Context, t: TensorValue, shape: Index, index_map: Callable[[Index, OpsHandler[Any]], Index]) -> TensorValue:
+def _view(
+    ctx: Context, t: TensorValue, shape: Index, index_map: Callable[[Index, OpsHandler[Any]], Index]
+) -> TensorValue:
     """A view that is not (or not surely) a strided one of memory."""
     return ctx.lazy(shape, t.dtype, t.device, lambda index, ops: t.load(index_map(index, ops), ops), of=[t], cost=0)
 
@@ -88,7 +90,9 @@ def unsqueeze(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
     shape = tuple(ONE if s is None else t.shape[s] for s in source)
     if isinstance(t.data, Strided):
         return _strided(t, shape, _unsqueezed_strides(t, shape, source), t.data.offset)
-    return _view(ctx, t, shape, lambda index, ops: tuple(i for i, s in zip(index, source, strict=True) if s is not None))
+    return _view(
+        ctx, t, shape, lambda index, ops: tuple(i for i, s in zip(index, source, strict=True) if s is not None)
+    )
 
 
 def _unsqueezed_strides(t: TensorValue, shape: Index, source: Sequence[int | None]) -> Index:
@@ -106,19 +110,20 @@ def _unsqueezed_strides(t: TensorValue, shape: Index, source: Sequence[int | Non
 def slice_(ctx: Context, t: TensorValue, dim: int, start: Any, stop: Any, step: Any) -> TensorValue:
     low, high, by = as_expr(start), as_expr(stop), as_expr(step)
     length = high - low if is_one(by) else (high - low + by - ONE) // by
-    shape = (*t.shape[:dim], length, *t.shape[dim + 1:])
+    shape = (*t.shape[:dim], length, *t.shape[dim + 1 :])
     if isinstance(t.data, Strided):
         strides = list(t.data.strides)
         offset = t.data.offset + low * strides[dim]
         strides[dim] = strides[dim] * by
         return _strided(t, shape, tuple(strides), offset)
-    return _view(ctx, t, shape, lambda i, ops: (*i[:dim], low + i[dim] * by, *i[dim + 1:]))
+    return _view(ctx, t, shape, lambda i, ops: (*i[:dim], low + i[dim] * by, *i[dim + 1 :]))
 
 
 def flip(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
     shape = t.shape
-    return _view(ctx, t, shape, lambda index, ops: tuple(
-        shape[d] - ONE - i if d in dims else i for d, i in enumerate(index)))
+    return _view(
+        ctx, t, shape, lambda index, ops: tuple(shape[d] - ONE - i if d in dims else i for d, i in enumerate(index))
+    )
 
 
 def roll(ctx: Context, t: TensorValue, shifts: Any, dims: Sequence[int]) -> TensorValue:
@@ -166,11 +171,11 @@ def unfold(ctx: Context, t: TensorValue, dim: int, size: Any, step: Any) -> Tens
     if not t.shape:
         return _view(ctx, t, (width,), lambda index, ops: ())
     count = (t.shape[dim] - width) // by + ONE
-    shape = (*t.shape[:dim], count, *t.shape[dim + 1:], width)
+    shape = (*t.shape[:dim], count, *t.shape[dim + 1 :], width)
     if isinstance(t.data, Strided):
         strides = list(t.data.strides)
-        return _strided(t, shape, (*strides[:dim], strides[dim] * by, *strides[dim + 1:], strides[dim]), t.data.offset)
-    return _view(ctx, t, shape, lambda i, ops: (*i[:dim], i[dim] * by + i[-1], *i[dim + 1:-1]))
+        return _strided(t, shape, (*strides[:dim], strides[dim] * by, *strides[dim + 1 :], strides[dim]), t.data.offset)
+    return _view(ctx, t, shape, lambda i, ops: (*i[:dim], i[dim] * by + i[-1], *i[dim + 1 : -1]))
 
 
 def _laid_out(ctx: Context, t: TensorValue) -> tuple[TensorValue, IntExpr]:
@@ -186,7 +191,9 @@ def as_strided(ctx: Context, t: TensorValue, shape: Any, strides: Any, offset: A
     return _strided(base, exprs(shape), exprs(strides), base.data.offset + as_expr(offset) - start)
 
 
-def as_strided_scatter(ctx: Context, t: TensorValue, src: TensorValue, shape: Any, strides: Any, offset: Any) -> TensorValue:
+def as_strided_scatter(
+    ctx: Context, t: TensorValue, src: TensorValue, shape: Any, strides: Any, offset: Any
+) -> TensorValue:
     assert ctx.node is not None
     meta = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
     buffer = ctx.new_buffer(t.shape, t.dtype, t.device, exprs(meta.stride()))
@@ -230,7 +237,7 @@ def cat(ctx: Context, tensors: Sequence[TensorValue], dim: int) -> TensorValue:
     for t in parts:
         starts.append(total)
         total = total + t.shape[dim]
-    shape = (*first.shape[:dim], total, *first.shape[dim + 1:])
+    shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
     if not parts:
         return ctx.lazy(shape, first.dtype, first.device, lambda index, ops: ops.constant(0, first.dtype), cost=0)
     if len(parts) > 4:
@@ -238,7 +245,7 @@ def cat(ctx: Context, tensors: Sequence[TensorValue], dim: int) -> TensorValue:
 
     def load(index: Index, ops: OpsHandler[Any]) -> Any:
         def at(part: int) -> Index:
-            return (*index[:dim], index[dim] - starts[part], *index[dim + 1:])
+            return (*index[:dim], index[dim] - starts[part], *index[dim + 1 :])
 
         last = len(parts) - 1
         result = None
@@ -253,7 +260,9 @@ def cat(ctx: Context, tensors: Sequence[TensorValue], dim: int) -> TensorValue:
     return ctx.lazy(shape, first.dtype, first.device, load, of=parts, cost=2 * len(parts))
 
 
-def _cat_in_memory(ctx: Context, parts: Sequence[TensorValue], starts: Sequence[IntExpr], dim: int, shape: Index) -> TensorValue:
+def _cat_in_memory(
+    ctx: Context, parts: Sequence[TensorValue], starts: Sequence[IntExpr], dim: int, shape: Index
+) -> TensorValue:
     buffer = ctx.new_buffer(shape, parts[0].dtype, parts[0].device)
     for part, start in zip(parts, starts, strict=True):
         ctx.write(buffer, part, buffer.strides, start * buffer.strides[dim])
@@ -281,7 +290,9 @@ def pad(ctx: Context, t: TensorValue, low: Any, high: Any, value: Any) -> Tensor
     return ctx.lazy(shape, t.dtype, t.device, load, of=[t], cost=4)
 
 
-def slice_scatter(ctx: Context, t: TensorValue, src: TensorValue, dim: int, start: Any, stop: Any, step: Any) -> TensorValue:
+def slice_scatter(
+    ctx: Context, t: TensorValue, src: TensorValue, dim: int, start: Any, stop: Any, step: Any
+) -> TensorValue:
     low, high, by = as_expr(start), as_expr(stop), as_expr(step)
     if low == ZERO and high == t.shape[dim] and is_one(by):
         return src
@@ -292,7 +303,7 @@ def slice_scatter(ctx: Context, t: TensorValue, src: TensorValue, dim: int, star
         if not is_one(by):
             hit = ops.apply("eq", ops.index_expr(shifted % by, torch.int64), ops.constant(0, torch.int64))
             mask = hit if mask is None else ops.apply("bitwise_and", mask, hit)
-        inside = (*index[:dim], shifted // by, *index[dim + 1:])
+        inside = (*index[:dim], shifted // by, *index[dim + 1 :])
         return masked(src, inside, ops, mask, t.load(index, ops))
 
     return ctx.lazy(t.shape, t.dtype, t.device, load, of=[t, src], cost=3)

@@ -7,13 +7,13 @@ from itertools import product as cartesian
 from typing import Any
 
 import torch
-from primtorch.symbolic.expr import IntExpr
 
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ONE, ZERO, Index, as_expr, contiguous_strides, dot, exprs, number
 from torchinductor.lowering.context import Context
+from torchinductor.lowering.reductions import reduction
 from torchinductor.lowering.values import Masked, TensorValue
 from torchinductor.lowering.views import masked
-from torchinductor.lowering.reductions import reduction
 from torchinductor.ops import OpsHandler
 
 # Windows of at most this many elements are unrolled.
@@ -41,8 +41,10 @@ class _Windows:
 
     def at(self, out: Sequence[IntExpr], place: Sequence[IntExpr]) -> Index:
         """The spatial input index, possibly outside the input."""
-        return tuple(o * s + k * d - p for o, k, s, d, p in
-                     zip(out, place, self.stride, self.dilation, self.padding, strict=True))
+        return tuple(
+            o * s + k * d - p
+            for o, k, s, d, p in zip(out, place, self.stride, self.dilation, self.padding, strict=True)
+        )
 
     def inside(self, ops: OpsHandler[Any], spatial: Index, place: Sequence[int] | None) -> Any:
         """Whether the input index lies inside; None when it surely does."""
@@ -57,7 +59,9 @@ class _Windows:
             low = (first * self.dilation[d] - self.padding[d]).as_int()
             if low is None or low < 0:
                 mask = both(ops.apply("ge", ops.index_expr(position, torch.int64), ops.constant(0, torch.int64)))
-            high = self.sizes[d] - ONE - ((self.out[d] - ONE) * self.stride[d] + last * self.dilation[d] - self.padding[d])
+            high = (
+                self.sizes[d] - ONE - ((self.out[d] - ONE) * self.stride[d] + last * self.dilation[d] - self.padding[d])
+            )
             if any(c < 0 for c in high.terms.values()):
                 size = ops.index_expr(self.sizes[d], torch.int64)
                 mask = both(ops.apply("lt", ops.index_expr(position, torch.int64), size))
@@ -117,7 +121,13 @@ def _first_inside(position: IntExpr, step: IntExpr) -> IntExpr:
 
 
 def avg_pool(
-    ctx: Context, t: TensorValue, kernel: Any, stride: Any, padding: Any, ceil_mode: bool, count_include_pad: bool,
+    ctx: Context,
+    t: TensorValue,
+    kernel: Any,
+    stride: Any,
+    padding: Any,
+    ceil_mode: bool,
+    count_include_pad: bool,
     divisor: int | None,
 ) -> TensorValue:
     shape = _result_shape(ctx)
@@ -143,10 +153,16 @@ def avg_pool(
         spatial = windows.at(index[2:], place)
         mask = windows.inside(ops, spatial, known)
         at = (*index[:2], *spatial)
-        return t.load(at, ops) if mask is None else t.load(at, Masked(ops, mask)) if t.cost <= 1 else masked(
-            t, at, ops, mask, ops.constant(0, t.dtype))
+        return (
+            t.load(at, ops)
+            if mask is None
+            else t.load(at, Masked(ops, mask))
+            if t.cost <= 1
+            else masked(t, at, ops, mask, ops.constant(0, t.dtype))
+        )
 
     if windows.count <= _UNROLL:
+
         def unrolled(index: Index, ops: OpsHandler[Any]) -> Any:
             total = None
             for offset in windows.places():
@@ -161,8 +177,9 @@ def avg_pool(
     view = ctx.lazy(wide, compute, t.device, lambda i, ops: element(i[:cut], i[cut:], None, ops), of=[t], cost=2)
     total = reduction("sum")(ctx, view, tuple(range(cut, len(wide))), False)
     op = "div" if compute.is_floating_point else "trunc_div"
-    return ctx.lazy(shape, t.dtype, t.device, lambda i, ops: ops.apply(op, total.load(i, ops), count(i, ops)),
-                    of=[total], cost=2)
+    return ctx.lazy(
+        shape, t.dtype, t.device, lambda i, ops: ops.apply(op, total.load(i, ops), count(i, ops)), of=[total], cost=2
+    )
 
 
 RULES: Mapping[str, Callable[..., Any]] = {"max_pool": max_pool, "avg_pool": avg_pool}

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 import torch
-from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 
+from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.indexing import ZERO, coefficient_of
 from torchinductor.ir import Axis, Body, Kernel, Op, Recorder, Stage
 from torchinductor.ops import ELEMENTWISE
@@ -37,7 +37,12 @@ class _Merging(Recorder):
 
     def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: int | None = None) -> int:
         found = self.stored.get(buffer) if mask is None else None
-        if found is not None and self.stages[found.stage] is not self and found.cheap and found.index == self.simplify(index):
+        if (
+            found is not None
+            and self.stages[found.stage] is not self
+            and found.cheap
+            and found.index == self.simplify(index)
+        ):
             source = self.stages[found.stage]
             return self.to_dtype(self._copy(source, found.value, {}), dtype, source.dtype(found.value))
         return super().load(buffer, index, dtype, mask)
@@ -100,8 +105,9 @@ def _append(target: _Merging, place: int, body: Body, stored: dict[str, Stored],
     for position, op in enumerate(target.ops):
         if op.name == "store" and op.attr[2] == "set" and len(op.args) == 1 and op.attr[0] not in stored:
             cost, keys, heavy = _slice(target, op.args[0])
-            stored[op.attr[0]] = Stored(place, op.args[0], op.attr[1], cost <= _CHEAP and not heavy, keys,
-                                        target.kind == "outer")
+            stored[op.attr[0]] = Stored(
+                place, op.args[0], op.attr[1], cost <= _CHEAP and not heavy, keys, target.kind == "outer"
+            )
             del position
 
 
@@ -206,7 +212,9 @@ def merge_axes(kernel: Kernel) -> Kernel:
         position = 0
         while position < len(axes):
             slow = axes[position]
-            fast = next((f for f in axes if f is not slow and f.inner == slow.inner and _one_walk(steps, slow, f)), None)
+            fast = next(
+                (f for f in axes if f is not slow and f.inner == slow.inner and _one_walk(steps, slow, f)), None
+            )
             if fast is None:
                 position += 1
                 continue

@@ -6,7 +6,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from primtorch.symbolic.expr import IntExpr
-
 from torchinductor.emit import buffers_of
 from torchinductor.indexing import product
 from torchinductor.ir import Kernel
@@ -68,7 +67,8 @@ def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]
     kept: list[Operation] = []
     for operation in reversed(operations):
         effect = isinstance(operation, (SeedCall, ScalarRead)) or (
-            isinstance(operation, ExternCall) and not any(o is not None for o in operation.outputs))
+            isinstance(operation, ExternCall) and not any(o is not None for o in operation.outputs)
+        )
         if effect or writes_of(operation) & wanted:
             kept.append(operation)
             wanted |= reads_of(operation)

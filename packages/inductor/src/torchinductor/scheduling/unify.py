@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
-
 from torchinductor.indexing import ONE, contiguous_strides, dot, matching_groups, product
 from torchinductor.ir import Axis, Kernel, Recorder, Stage, StageKind
+
+# Common axes, the first kernel's stages, the second one's.
+Joined: TypeAlias = tuple[tuple[Axis, ...], tuple[Stage, ...], tuple[Stage, ...]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +38,10 @@ def unify(left: Sequence[Axis], right: Sequence[Axis], prefix: str = "i") -> Uni
     for lefts, rights in matching_groups([a.size for a in left], [a.size for a in right]):
         if len(lefts) != 1 and len(rights) != 1:
             return None
-        fine, coarse, fine_map, coarse_map = (
-            ([left[d] for d in lefts], [right[d] for d in rights], *maps) if len(rights) == 1
-            else ([right[d] for d in rights], [left[d] for d in lefts], *reversed(maps))
-        )
+        fine, coarse = [left[d] for d in lefts], [right[d] for d in rights]
+        fine_map, coarse_map = maps
+        if len(rights) != 1:
+            fine, coarse, fine_map, coarse_map = coarse, fine, coarse_map, fine_map
         flags = {left[d].inner for d in lefts}
         if len(rights) == 1 and len(lefts) > 1:
             made = [Axis(f"{prefix}{len(axes) + k}", a.size, a.inner) for k, a in enumerate(fine)]
@@ -58,7 +61,7 @@ def _onto(old: Sequence[Axis], new: Sequence[Axis]) -> dict[Symbol, IntExpr]:
 
 def numel(axes: Sequence[Axis]) -> IntExpr:
     """The number of iterations."""
-    return product((a.size for a in axes)) if axes else ONE
+    return product(a.size for a in axes) if axes else ONE
 
 
 def reindexed(
@@ -78,7 +81,7 @@ def reindexed(
     return tuple(result)
 
 
-def join(first: Kernel, second: Kernel) -> tuple[tuple[Axis, ...], tuple[Stage, ...], tuple[Stage, ...]] | None:
+def join(first: Kernel, second: Kernel) -> Joined | None:
     """(axes, first's stages, second's stages) over one space, None where the spaces do not fit."""
     if first.inner and second.inner:
         return _join_reductions(first, second)
@@ -93,14 +96,15 @@ def join(first: Kernel, second: Kernel) -> tuple[tuple[Axis, ...], tuple[Stage, 
     return both.axes, reindexed(first.stages, both.left, both.axes), reindexed(second.stages, both.right, both.axes)
 
 
-def _join_pointwise(
-    reduction: Kernel, pointwise: Kernel
-) -> tuple[tuple[Axis, ...], tuple[Stage, ...], tuple[Stage, ...]] | None:
+def _join_pointwise(reduction: Kernel, pointwise: Kernel) -> Joined | None:
     """A pointwise kernel over the whole space of a reduction, or over its outer axes."""
     both = unify(reduction.axes, pointwise.axes)
     if both is not None:
-        return (both.axes, reindexed(reduction.stages, both.left, both.axes),
-                reindexed(pointwise.stages, both.right, both.axes, "inner"))
+        return (
+            both.axes,
+            reindexed(reduction.stages, both.left, both.axes),
+            reindexed(pointwise.stages, both.right, both.axes, "inner"),
+        )
     outer = unify(reduction.outer, pointwise.axes, "o")
     if outer is None:
         return None
@@ -123,19 +127,29 @@ def _replace_outer(reduction: Kernel, outer: Unified) -> tuple[Axis, ...]:
     return (*rest, *result)
 
 
-def _join_reductions(first: Kernel, second: Kernel) -> tuple[tuple[Axis, ...], tuple[Stage, ...], tuple[Stage, ...]] | None:
+def _join_reductions(first: Kernel, second: Kernel) -> Joined | None:
     """Two reductions over the same outer and the same inner axes."""
     both = unify(first.axes, second.axes)
     if both is not None:
         flags = {n: a.inner for a in both.axes for n in (a.name,)}
-        fits = all(flags[n] == axis.inner for axis in second.axes
-                   for n in both.right[intern_symbol(axis.name)].symbols() if n in flags)
+        fits = all(
+            flags[n] == axis.inner
+            for axis in second.axes
+            for n in both.right[intern_symbol(axis.name)].symbols()
+            if n in flags
+        )
         if fits:
-            return (both.axes, reindexed(first.stages, both.left, both.axes),
-                    reindexed(second.stages, both.right, both.axes))
+            return (
+                both.axes,
+                reindexed(first.stages, both.left, both.axes),
+                reindexed(second.stages, both.right, both.axes),
+            )
     outer, inner = unify(first.outer, second.outer, "o"), unify(first.inner, second.inner, "r")
     if outer is None or inner is None:
         return None
     axes = (*outer.axes, *(replace(a, inner=True) for a in inner.axes))
-    return (axes, reindexed(first.stages, {**outer.left, **inner.left}, axes),
-            reindexed(second.stages, {**outer.right, **inner.right}, axes))
+    return (
+        axes,
+        reindexed(first.stages, {**outer.left, **inner.left}, axes),
+        reindexed(second.stages, {**outer.right, **inner.right}, axes),
+    )

@@ -14,8 +14,17 @@ from torchinductor.cache import DiskCache, content_key
 from torchinductor.errors import BuildFailed, CompilerMissing
 
 FLAGS = (
-    "-std=c++17", "-O3", "-march=native", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off",
-    "-fwrapv", "-fPIC", "-shared", "-w",
+    "-std=c++17",
+    "-O3",
+    "-march=native",
+    "-fopenmp",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-ffp-contract=off",
+    "-fwrapv",
+    "-fPIC",
+    "-shared",
+    "-w",
 )
 _NAMES = ("g++", "c++", "clang++")
 

@@ -6,16 +6,26 @@ import math
 from collections.abc import Callable, Mapping
 
 import torch
-from primtorch.symbolic.expr import Atom, IntExpr, Symbol
 
+from primtorch.symbolic.expr import Atom, IntExpr, Symbol
 from torchinductor.indexing import Ranges, upper_bound
 from torchinductor.ir import compute_dtype
 
 # The type of an element in memory.
 STORAGE: Mapping[torch.dtype, str] = {
-    torch.float32: "float", torch.float64: "double", torch.bfloat16: "u16", torch.float16: "_Float16",
-    torch.bool: "u8", torch.int8: "i8", torch.uint8: "u8", torch.int16: "i16", torch.int32: "i32", torch.int64: "i64",
-    torch.uint16: "u16", torch.uint32: "u32", torch.uint64: "u64",
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "u16",
+    torch.float16: "_Float16",
+    torch.bool: "u8",
+    torch.int8: "i8",
+    torch.uint8: "u8",
+    torch.int16: "i16",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint16: "u16",
+    torch.uint32: "u32",
+    torch.uint64: "u64",
 }
 
 
@@ -172,8 +182,32 @@ def _signbit(dtype: torch.dtype, a: str) -> str:
 
 # op -> text(operand dtype, *operand texts)
 OPERATIONS: Mapping[str, Text] = {
-    **{n: _libm(n) for n in ("exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh "
-                             "asinh acosh atanh erf erfc").split()},
+    **{
+        n: _libm(n)
+        for n in [
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log2",
+            "log10",
+            "log1p",
+            "sin",
+            "cos",
+            "tan",
+            "asin",
+            "acos",
+            "atan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "asinh",
+            "acosh",
+            "atanh",
+            "erf",
+            "erfc",
+        ]
+    },
     "abs": _float_or_int(_builtin("fabs"), lambda d, a: f"({value_type(d)})({a} < 0 ? -{a} : {a})"),
     "neg": lambda d, a: f"({value_type(d)})(-{a})",
     "sqrt": _builtin("sqrt"),
@@ -204,8 +238,9 @@ OPERATIONS: Mapping[str, Text] = {
     "fmax": _by_kind("fmax_", "imax"),
     "fmin": _by_kind("fmin_", "imin"),
     "floor_div": _float_or_int(_call("ffloor_div"), lambda d, a, b: f"ifloor_div<{value_type(d)}>({a}, {b})"),
-    "trunc_div": _float_or_int(lambda d, a, b: _builtin("trunc")(d, f"{a} / {b}"),
-                               lambda d, a, b: f"idiv<{value_type(d)}>({a}, {b})"),
+    "trunc_div": _float_or_int(
+        lambda d, a, b: _builtin("trunc")(d, f"{a} / {b}"), lambda d, a, b: f"idiv<{value_type(d)}>({a}, {b})"
+    ),
     "fmod": _float_or_int(_libm2("fmod"), lambda d, a, b: f"imod<{value_type(d)}>({a}, {b})"),
     "remainder": _float_or_int(_call("fremainder"), lambda d, a, b: f"iremainder<{value_type(d)}>({a}, {b})"),
     "pow": _float_or_int(_libm2("pow"), lambda d, a, b: f"ipow<{value_type(d)}>({a}, {b})"),
@@ -217,8 +252,12 @@ OPERATIONS: Mapping[str, Text] = {
     "lcm": lambda d, a, b: f"ilcm<{value_type(d)}>({a}, {b})",
     "shift_left": lambda d, a, b: f"shl<{value_type(d)}>({a}, {b})",
     "shift_right": lambda d, a, b: f"shr<{value_type(d)}>({a}, {b})",
-    "eq": _compare("=="), "ne": _compare("!="), "lt": _compare("<"),
-    "le": _compare("<="), "gt": _compare(">"), "ge": _compare(">="),
+    "eq": _compare("=="),
+    "ne": _compare("!="),
+    "lt": _compare("<"),
+    "le": _compare("<="),
+    "gt": _compare(">"),
+    "ge": _compare(">="),
     "where": lambda d, c, a, b: f"({c} ? {a} : {b})",
     "fma": lambda d, a, b, c: f"__builtin_fma{'' if d == torch.float64 else 'f'}({a}, {b}, {c})",
 }

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import torch
-from primtorch.symbolic.expr import Call, IntExpr
 
+from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import (
     OPERATIONS,
     STORAGE,
@@ -260,7 +260,18 @@ def make_plan(kernel: Kernel, grain: int) -> Plan:
         loops = _split(full(vector), _SUM_BLOCK) if last is None or last > _SUM_BLOCK else [full(vector)]
         inner_loops = [*inner_loops, *loops]
         simd = not arg
-    return Plan(kernel, frame, inner_loops, outer_loops, lanes, lane_count, simd, _parallel(kernel, frame, grain), chunked, sizes)
+    return Plan(
+        kernel,
+        frame,
+        inner_loops,
+        outer_loops,
+        lanes,
+        lane_count,
+        simd,
+        _parallel(kernel, frame, grain),
+        chunked,
+        sizes,
+    )
 
 
 def _known_small(axes: list[Axis]) -> bool:
@@ -388,7 +399,9 @@ class _StageWriter(OpsHandler[Value]):
             depth = len(self.loops)
         return self._emit(text, torch.float32 if dtype in (torch.bfloat16, torch.float16) else dtype, depth)
 
-    def store(self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None) -> None:
+    def store(
+        self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
+    ) -> None:
         dtype = self.plan.kernel.buffers[buffer].dtype
         place = f"{self.writer.pointer[buffer]}[{self._index(index)}]"
         text = value.text
@@ -440,7 +453,9 @@ class _StageWriter(OpsHandler[Value]):
         return self._emit(text, dtype, depth)
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
-        return self._emit(f"philox({seed.text}, {self._index(index)}, {stream}u)", torch.int64, self._depth(index, seed))
+        return self._emit(
+            f"philox({seed.text}, {self._index(index)}, {stream}u)", torch.int64, self._depth(index, seed)
+        )
 
     def carried(self, key: str, dtype: torch.dtype) -> Value:
         made = self.writer.accumulators[key]
@@ -529,7 +544,14 @@ class _StageWriter(OpsHandler[Value]):
             return
         self.declared.append(f"{type_} {name}[{lanes}];")
         self.declared.append(f"{each} {name}[k] = {identity};")
-        op = {"sum": "add", "prod": "mul", "amax": "maximum", "amin": "minimum", "any": "bitwise_or", "all": "bitwise_and"}[kind]
+        op = {
+            "sum": "add",
+            "prod": "mul",
+            "amax": "maximum",
+            "amin": "minimum",
+            "any": "bitwise_or",
+            "all": "bitwise_and",
+        }[kind]
         inside.append(f"{name}[{lane}] = {OPERATIONS[op](made.dtype, f'{name}[{lane}]', v)};")
 
     def scan(self, kind: ScanKind, value: Value, position: Value | None = None) -> tuple[Value, ...]:
@@ -538,16 +560,21 @@ class _StageWriter(OpsHandler[Value]):
         type_, v, depth = value_type(value.dtype), value.text, len(self.loops)
         wide = "double" if kind == "sum" and value.dtype == torch.float32 else type_
         lanes = self.plan.lanes
-        start = "0" if kind == "sum" else "1" if kind == "prod" else _lowest(
-            "max" if kind != "cummin" else "min", value.dtype)
+        start = (
+            "0"
+            if kind == "sum"
+            else "1"
+            if kind == "prod"
+            else _lowest("max" if kind != "cummin" else "min", value.dtype)
+        )
         places = [(wide, name, start)] + ([("i64", f"{name}_at", "0")] if position is not None else [])
         slot = f"[{self._lane()}]" if lanes is not None else ""
-        for kind_text, variable, first in places:
+        for kind_text, state_name, first in places:
             if lanes is None:
-                self.declared.append(f"{kind_text} {variable} = {first};")
+                self.declared.append(f"{kind_text} {state_name} = {first};")
             else:
-                self.declared.append(f"{kind_text} {variable}[{self.plan.lane_count}];")
-                self.declared.append(f"for (int k = 0; k < {self.plan.lane_count}; k++) {variable}[k] = {first};")
+                self.declared.append(f"{kind_text} {state_name}[{self.plan.lane_count}];")
+                self.declared.append(f"for (int k = 0; k < {self.plan.lane_count}; k++) {state_name}[k] = {first};")
         state = f"{name}{slot}"
         inside = self.lines[depth]
         if lanes is None:
@@ -565,7 +592,7 @@ class _StageWriter(OpsHandler[Value]):
 
 
 def _better(sign: str, value: str, best: str, position: str, at: str, dtype: torch.dtype) -> str:
-    """Whether an element takes the place of the best one so far. Loops may run in any order, so positions are compared."""
+    """Whether an element takes the place of the best one. Loops may run in any order, so positions are compared."""
     greater, equal = f"({value} {sign} {best})", f"({value} == {best})"
     if dtype.is_floating_point:
         greater = f"({greater} | (({value} != {value}) & ({best} == {best})))"
@@ -586,4 +613,3 @@ def _power(dtype: torch.dtype, base: str, exponent: str) -> str:
         case "-1.0":
             return f"({one} / {base})"
     return OPERATIONS["pow"](dtype, base, exponent)
-

@@ -1,4 +1,4 @@
-"""The fixed head of every generated translation unit: types, math declarations, scalar functions. No header is included."""
+"""The fixed head of every generated translation unit: types, math declarations, scalar functions; no header."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ def _declarations() -> str:
         for since, names in table.items():
             attribute = '__attribute__((simd("notinbranch"))) ' if have >= since else ""
             for f in names.split():
-                lines.append(f"{attribute}float {f}f({', '.join(['float'] * arity)}) noexcept; "
-                             f"{attribute}double {f}({', '.join(['double'] * arity)}) noexcept;")
+                lines.append(
+                    f"{attribute}float {f}f({', '.join(['float'] * arity)}) noexcept; "
+                    f"{attribute}double {f}({', '.join(['double'] * arity)}) noexcept;"
+                )
     for f in _SCALAR_MATH_2.split():
         lines.append(f"float {f}f(float, float) noexcept; double {f}(double, double) noexcept;")
     return 'extern "C" {\n' + "\n".join(lines) + "\n}\n"
