@@ -61,35 +61,40 @@ class NonLeaf(torch.autograd.Function):
         return grads[0]
 
 
-_WRITES_TO_REWRITE = ("clamp", "clamp_min", "clamp_max", "clip", "tril", "triu", "cumsum", "cumprod")
+_WRITES_TO_REWRITE = (
+    "clamp", "clamp_min", "clamp_max", "clip", "tril", "triu", "cumsum", "cumprod", "masked_fill", "index_fill", "nan_to_num",
+    "renorm", "xlogy", "threshold",
+)  # fmt: skip
 _REWRITTEN: dict[Any, Any] = {
-    **{getattr(torch.Tensor, f"{name}_"): getattr(torch.Tensor, name) for name in _WRITES_TO_REWRITE},
+    **{getattr(torch.Tensor, f"{n}_"): getattr(torch.Tensor, n) for n in _WRITES_TO_REWRITE if n != "threshold"},
     **{getattr(torch, f"{n}_"): getattr(torch, n) for n in _WRITES_TO_REWRITE if hasattr(torch, f"{n}_")},
     torch._C._nn.hardtanh_: torch._C._nn.hardtanh,
     torch._C._nn.hardswish_: torch._C._nn.hardswish,
     torch._C._nn.hardsigmoid_: torch._C._nn.hardsigmoid,
     torch._C._nn.relu6_: torch._C._nn.relu6,
+    torch.Tensor.exponential_: torch.ops.aten.exponential.default,
 }
 # Functions that hand a torch-function mode themselves, not the operator in them.
-_WITH_INPLACE_FLAG = {f: inspect.signature(f) for f in (F.hardtanh, F.hardswish, F.hardsigmoid, F.relu6)}
+_WITH_INPLACE_FLAG = {f: inspect.signature(f) for f in (F.hardtanh, F.hardswish, F.hardsigmoid, F.relu6, F._threshold)}
 
 
 class WriteByCopy(TorchFunctionMode):
-    """Runs `x.f_(...)` as `x.copy_(x.f(...))` for the operators above.
+    """Runs `x.f_(...)` as `x.copy_(x.clone().f(...))` for the operators above.
 
     C++ functionalization first runs an in-place operator on meta tensors, to find shape errors. With symbolic sizes the
-    meta kernels of these do not work.
+    meta kernels of these do not work. What the backward saves is the clone, because x itself is written.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         functional = _REWRITTEN.get(func)
         if functional is not None:
-            return args[0].copy_(functional(*args, **kwargs))
+            return args[0].copy_(functional(args[0].clone(), *args[1:], **kwargs))
         signature = _WITH_INPLACE_FLAG.get(func)
         if signature is not None:
             call = signature.bind(*args, **kwargs)
             if call.arguments.get("inplace", False):
                 call.arguments["inplace"] = False
-                return args[0].copy_(func(*call.args, **call.kwargs))
+                target = call.args[0]
+                return target.copy_(func(target.clone(), *call.args[1:], **call.kwargs))
         return func(*args, **kwargs)

@@ -22,6 +22,11 @@ def _random_like(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
 
 
+@TABLE.op("rrelu_with_noise_functional")
+def _rrelu(x: Any, noise: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+    return _random_like(x), _random_like(noise)
+
+
 @TABLE.op("multinomial")
 def _multinomial(x: Any, num_samples: Any, replacement: bool = False, *, generator: Any = None) -> TensorSpec:
     shape = (*x.shape[:-1], num_samples)

@@ -133,6 +133,12 @@ def _copy(x: Any, src: Any, non_blocking: bool = False) -> TensorSpec:
     return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
 
 
+@TABLE.op("zero")
+def _zero(x: Any) -> TensorSpec:
+    shape = tuple(x.shape)
+    return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
+
+
 @TABLE.op("rot90")
 def _rot90(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorSpec:
     if k % 4 == 0:

@@ -16,9 +16,10 @@ from primtorch.spec import TensorSpec
 
 def has_native_meta(op: OpOverload) -> bool:
     """Whether the operator's active Meta kernel is a C++ one."""
-    if torch._C.DispatchKey.Meta in op.py_kernels:
-        return False
     name = op.name()
+    # Operators of TorchScript alone are not the dispatcher's.
+    if torch._C.DispatchKey.Meta in op.py_kernels or not torch._C._dispatch_has_kernel(name):
+        return False
     return torch._C._dispatch_has_kernel_for_dispatch_key(
         name, "Meta"
     ) or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutogradNonFunctional")

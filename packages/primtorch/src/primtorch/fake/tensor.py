@@ -294,7 +294,27 @@ def _lift_fresh(mode: FakeMode, x: torch.Tensor) -> FakeTensor:
     return fake
 
 
+def _whole(size: Size) -> int:
+    """A size that a C++ kernel asks for as a number: one that is symbolic gets fixed, with a guard that says so."""
+    return int(size)
+
+
+_aten = torch.ops.aten
 _SPECIAL: dict[OpOverload, Callable[..., Any]] = {
-    torch.ops.aten._local_scalar_dense.default: _item,
-    torch.ops.aten.lift_fresh.default: _lift_fresh,
+    _aten._local_scalar_dense.default: _item,
+    _aten.lift_fresh.default: _lift_fresh,
+    # Kernels that know no symbolic sizes ask for the numbers. They ask the tensor, which asks the dispatcher.
+    _aten.size.default: lambda mode, x: [_whole(s) for s in x.shape],
+    _aten.size.int: lambda mode, x, dim: _whole(x.shape[dim]),
+    _aten.stride.default: lambda mode, x: [_whole(s) for s in x.stride()],
+    _aten.stride.int: lambda mode, x, dim: _whole(x.stride(dim)),
+    _aten.numel.default: lambda mode, x: _whole(x.numel()),
+    _aten.storage_offset.default: lambda mode, x: _whole(x.storage_offset()),
+    _aten.sym_size.default: lambda mode, x: list(x.shape),
+    _aten.sym_size.int: lambda mode, x, dim: x.shape[dim],
+    _aten.sym_stride.default: lambda mode, x: list(x.stride()),
+    _aten.sym_stride.int: lambda mode, x, dim: x.stride(dim),
+    _aten.sym_numel.default: lambda mode, x: x.numel(),
+    _aten.sym_storage_offset.default: lambda mode, x: x.storage_offset(),
+    _aten.dim.default: lambda mode, x: x.dim(),
 }

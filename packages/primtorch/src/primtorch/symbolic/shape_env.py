@@ -245,6 +245,21 @@ class ShapeEnv:
         self.assume(expr if hint else expr.negated(), self.guards)
         return hint
 
+    # Torch's own Python meta kernels, which C++ functionalization runs for in-place operators, ask by these two names.
+    def evaluate_sym_node(
+        self, node: SymNode, size_oblivious: bool = False, fallback_value: bool | None = None
+    ) -> int | bool | float:
+        """The node's value in the example, guarded; for a boolean that depends on data, the fallback where given."""
+        if not node.is_bool():
+            return node.int_() if node.is_int() else node.guard_float("", 0)
+        if fallback_value is not None:
+            return node.guard_or_true("", 0) if fallback_value else node.guard_or_false("", 0)
+        return node.guard_size_oblivious("", 0) if size_oblivious else node.bool_()
+
+    def _maybe_evaluate_static(self, expr: BoolExpr | IntExpr) -> int | bool | None:
+        """The value that follows from what is known, without a guard; None where it does not."""
+        return self.simplify(expr).as_int() if isinstance(expr, IntExpr) else self.decide(expr)
+
     def assume(self, expr: BoolExpr, record: list[ShapeGuard]) -> None:
         """Record a fact and learn from it."""
         record.append(ShapeGuard(expr, self.user_frame()))
