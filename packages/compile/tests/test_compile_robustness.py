@@ -63,8 +63,9 @@ def test_two_processes_fill_one_cache(tmp_path: Path) -> None:
 
 
 INTERRUPTED = """
-import os, signal, sys, threading, time
+import copy, os, signal, sys, threading, time
 import torch, torchcompile
+torch.manual_seed(0)
 layers = [m for _ in range(30) for m in (torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))]
 model = torch.nn.Sequential(*layers)
 compiled = torchcompile.compile(model)
@@ -77,7 +78,9 @@ try:
 except KeyboardInterrupt:
     print("interrupted")
 assert torch.is_grad_enabled() and not torch.is_autocast_enabled("cpu")
-torch.testing.assert_close(compiled(x), model(x))
+truth = copy.deepcopy(model).double()(x.double())
+error = lambda found: float((found.double() - truth).norm() / truth.norm())
+assert error(compiled(x)) <= 2 * error(model(x)) + 2e-6
 torch.testing.assert_close(torchcompile.compile(lambda a: a.sin())(x), x.sin())
 print("usable")
 """
