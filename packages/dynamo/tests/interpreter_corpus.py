@@ -1,3 +1,4 @@
+# ruff: noqa - the programs are meant to be odd
 """Programs over the whole language, without torch: each function is run natively and interpreted, and compared.
 
 A program takes nothing and returns a value that compares by equality; an exception that it raises is part of its result.
@@ -1688,3 +1689,26 @@ def module_like():
 
     net = Net()
     return net(1.0), net(2.0, scale=0.5), list(net.parameters()), caught(lambda: net.zzz)
+
+
+@program
+def sequences_meet_reflected_methods():
+    class R:
+        def __radd__(self, o):
+            return ("radd", o)
+
+        def __rmul__(self, o):
+            return NotImplemented
+
+    l = [1]
+    l += R()
+    k = [1]
+
+    def times():
+        return [1] * R()
+
+    def other():
+        return "a" + object()
+
+    k += (x for x in "ab")
+    return "s" + R(), (1,) + R(), l, k, caught(times), caught(other)

@@ -8,9 +8,12 @@ import inspect
 import itertools
 import math
 import pathlib
+import shutil
+import subprocess
 import sys
 
 import pytest
+
 from torchdynamo.interpreter import NULL, Escape, Interpreter, PlainWorld, UnsupportedProgram
 from torchdynamo.interpreter.coverage import report
 from torchdynamo.interpreter.iterators import EnumerateIterator
@@ -150,3 +153,13 @@ def test_except_star_is_refused_with_a_reason():
     exec(source, namespace)
     with pytest.raises(UnsupportedProgram, match="except\\*"):
         Interpreter(PlainWorld()).run(namespace["program"])
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_other_pythons(version):
+    python = shutil.which(f"python{version}")
+    if python is None or subprocess.run([python, "-c", ""], capture_output=True).returncode:
+        pytest.skip(f"no working python{version} on the path")
+    script = _PATH.with_name("interpreter_other_python.py")
+    ran = subprocess.run([python, "-W", "ignore", str(script)], capture_output=True, text=True)
+    assert ran.returncode == 0, ran.stdout + ran.stderr

@@ -258,4 +258,6 @@ def native_type(value: Any) -> type:
 def is_iterable(value: Any) -> bool:
     """Whether `iter(value)` gets as far as calling something."""
     kind = type(value)
-    return getattr(kind, "__iter__", None) is not None or (not hasattr(kind, "__iter__") and hasattr(kind, "__getitem__"))
+    if hasattr(kind, "__iter__"):
+        return kind.__iter__ is not None
+    return hasattr(kind, "__getitem__")

@@ -6,6 +6,7 @@ Otherwise the data model's rules are followed here, and native slots take part t
 
 from __future__ import annotations
 
+import collections
 import operator
 from collections.abc import Callable
 from typing import Any
@@ -61,6 +62,11 @@ def binary(world: World, symbol: str, a: Any, b: Any) -> Any:
     raise TypeError(f"unsupported operand type(s) for {shown}: '{kind_a.__name__}' and '{kind_b.__name__}'")
 
 
+# Their `+` and `*` are slots of sequences, tried after the numeric methods of both operands.
+_SEQUENCES = (str, bytes, bytearray, list, tuple, collections.deque)
+_SEQUENCE_METHODS = ("__add__", "__mul__")
+
+
 def _by_methods(world: World, a: Any, b: Any, method: str, reflected: str) -> Any:
     """The left operand's method first, unless the right one is of a subclass that overrides the reflected method."""
     kind_a, kind_b = type(a), type(b)
@@ -73,14 +79,23 @@ def _by_methods(world: World, a: Any, b: Any, method: str, reflected: str) -> An
             if value is not NotImplemented:
                 return value
     left = getattr(kind_a, method, None)
-    if left is not None:
+    late = method in _SEQUENCE_METHODS and isinstance(a, _SEQUENCES) and not is_python(left)
+    if left is not None and not late:
         value = world.call(left, (a, b), {})
         if value is not NotImplemented:
             return value
     right = getattr(kind_b, reflected, None)
     if right is not None and not tried_right and kind_a is not kind_b:
-        return world.call(right, (b, a), {})
-    return NotImplemented
+        value = world.call(right, (b, a), {})
+        if value is not NotImplemented:
+            return value
+    return _sequence_operation(a, b, left, method) if late else NotImplemented
+
+
+def _sequence_operation(a: Any, b: Any, left: Any, method: str) -> Any:
+    if method == "__mul__" and not hasattr(type(b), "__index__"):
+        raise TypeError(f"can't multiply sequence by non-int of type '{type(b).__name__}'")
+    return left(a, b)
 
 
 def inplace(world: World, symbol: str, a: Any, b: Any) -> Any:
@@ -93,10 +108,16 @@ def inplace(world: World, symbol: str, a: Any, b: Any) -> Any:
         value = world.call(own, (a, b), {})
         if value is not NotImplemented:
             return value
-    elif hasattr(kind_a, in_place) or (
-        python_method(kind_a, method) is None and python_method(kind_b, reflected) is None
-    ):
+    elif python_method(kind_a, method) is None and python_method(kind_b, reflected) is None:
         return native(a, b)
+    elif hasattr(kind_a, in_place) and not (isinstance(a, _SEQUENCES) and method in _SEQUENCE_METHODS):
+        value = world.call(getattr(kind_a, in_place), (a, b), {})
+        if value is not NotImplemented:
+            return value
+    elif hasattr(kind_a, in_place):  # list += x: the numeric methods of x come first
+        right = getattr(kind_b, reflected, None)
+        value = NotImplemented if right is None else world.call(right, (b, a), {})
+        return getattr(kind_a, in_place)(a, b) if value is NotImplemented else value
     value = _by_methods(world, a, b, method, reflected)
     if value is not NotImplemented:
         return value
