@@ -20,7 +20,7 @@ from torchinductor.program import TritonCall
 
 
 class PythonWriter(OpsHandler[str]):
-    """Turns the operations of a loop body into lines of Python. A value is the name of a tensor over the loops' grid."""
+    """Turns the operations of a loop body into lines of Python. A value is the name of a tensor over the loops."""
 
     def __init__(self, kernel):
         self.pointers = {buffer: f"p{i}" for i, buffer in enumerate(kernel.arguments)}
@@ -82,7 +82,8 @@ class PythonWriter(OpsHandler[str]):
     def reduce(self, kind, key, value, position=None):
         flat = self.over_grid(value)
         if position is None:
-            result = f"{flat}.{kind}(-1)" if kind in ("any", "all", "amax", "amin") else f"{flat}.{kind}(-1, dtype={value}.dtype)"
+            accumulator = f", dtype={value}.dtype" if kind in ("sum", "prod") else ""
+            result = f"{flat}.{kind}(-1{accumulator})"
         else:
             result = f"{self.over_grid(position)}.gather(-1, {flat}.{kind}(-1, keepdim=True)).squeeze(-1)"
         ones = ", None" * (len(self.grid) - self.outer)

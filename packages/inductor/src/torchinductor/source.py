@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import torch
-from primtorch.spec import TensorSpec
 from torch import fx
 
+from primtorch.spec import TensorSpec
 from torchinductor.codegen.base import codegen_for
 from torchinductor.ir import Kernel
 from torchinductor.lowering.graph import lower_graph
