@@ -54,7 +54,7 @@ def _compile(sources: dict[Path, Path]) -> None:
             running.append(subprocess.Popen([_compiler(), *flags, "-c", str(source), "-o", str(obj)]))
         failed |= running.pop(0).wait() != 0
     if failed:
-        raise RuntimeError(f"{PACKAGE}._C did not compile: install a C++20 compiler (g++ 11 or newer) or set CXX to one")
+        raise RuntimeError(f"{PACKAGE}._C did not compile: install a C++20 compiler (g++ 11 or newer) or set CXX")
 
 
 def _link(objects: list[Path], target: Path) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
+
 from primtorch.symbolic import IntExpr
 from primtorch.symbolic.float_expr import FloatExpr
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
+
 from primtorch.symbolic import IntExpr
 from primtorch.symbolic.expr import symbol
 from primtorch.symbolic.float_expr import FloatExpr
@@ -32,7 +33,7 @@ from .program import (
 )
 
 # The order of `enum class SizeOp` in cpp/program.h.
-SIZE_OPS = {n: i for i, n in enumerate("const sym add sub mul floordiv mod min max neg".split())}
+SIZE_OPS = {n: i for i, n in enumerate(["const", "sym", "add", "sub", "mul", "floordiv", "mod", "min", "max", "neg"])}
 
 
 class MixedDevices(InductorError):
@@ -91,7 +92,9 @@ class _Encoder:
             exprs += map(symbol, self.symbols)  # a Python callable is given the symbols themselves
         for expr in dict.fromkeys(exprs):
             if expr.as_int() is None:
-                steps = [(SIZE_OPS[op], self.symbols[arg] if op == "sym" else int(arg)) for op, arg in expr.program()]
+                steps = [
+                    (SIZE_OPS[op], self.symbols[str(arg)] if op == "sym" else int(arg)) for op, arg in expr.program()
+                ]
                 self.values[expr] = self.builder.value(steps, expr.symbols() <= self.known)
 
     def _size(self, size: Size) -> tuple[bool, int]:

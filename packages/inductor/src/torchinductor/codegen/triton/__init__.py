@@ -1,4 +1,4 @@
-"""Triton kernels for CUDA devices: `plan` lays the loops over programs, `writer` writes the text, `compiler` builds it."""
+"""Triton kernels for CUDA devices: `plan` lays loops over programs, `writer` writes text, `compiler` builds it."""
 
 from torchinductor.codegen.triton.backend import TritonBackend, TritonLauncher
 from torchinductor.codegen.triton.expressions import Unsupported

@@ -79,7 +79,9 @@ class TritonCompiler:
         atexit.register(self.close)
         self.folder = folder or Path(self._temporary.name)
         self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._workers = [Worker(Path(self._temporary.name) / "triton") for _ in range(workers or min(16, os.cpu_count() or 1))]
+        self._workers = [
+            Worker(Path(self._temporary.name) / "triton") for _ in range(workers or min(16, os.cpu_count() or 1))
+        ]
         for worker in self._workers:
             self._idle.put(worker)
         self._lock = threading.Lock()
@@ -119,7 +121,9 @@ class TritonCompiler:
         finally:
             self._idle.put(worker)
         if "error" in reply:
-            raise BuildFailed(f"Triton could not compile {file}: {reply['error']}\n{reply.get('trace', '')}{source.text}")
+            raise BuildFailed(
+                f"Triton could not compile {file}: {reply['error']}\n{reply.get('trace', '')}{source.text}"
+            )
         built = self._read(key)
         if built is None:
             raise BuildFailed(f"the compiled kernel {self.folder / key}.cubin disappeared")

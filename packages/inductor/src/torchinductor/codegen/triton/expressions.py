@@ -79,9 +79,12 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
 
 # ---- one operand ----------------------------------------------------------------------------------------------------
 
-LIBDEVICE_UNARY = (
-    "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh erf erfc erfinv lgamma"
-).split()
+# fmt: off
+LIBDEVICE_UNARY = [
+    "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
+]
+# fmt: on
 
 FLOAT_UNARY: Mapping[str, str] = {
     **{name: f"m.{name}({{0}})" for name in LIBDEVICE_UNARY},
@@ -113,7 +116,7 @@ ANY_UNARY: Mapping[str, str] = {
     "isfinite": "({0} == {0})",
     "isinf": "({0} != {0})",
     "signbit": "({0} < 0)",
-    **{name: "{0}" for name in ("floor", "ceil", "trunc", "round")},
+    **dict.fromkeys(("floor", "ceil", "trunc", "round"), "{0}"),
 }
 
 # ---- two operands ---------------------------------------------------------------------------------------------------
@@ -267,7 +270,7 @@ SCANS: Mapping[str, Combine] = {
 ATOMICS: Mapping[str, str] = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
 
 # Functions that generated kernels call. Comparisons with a NaN are false, which the forms below rely on.
-PRELUDE = '''
+PRELUDE = """
 @triton.jit
 def _add(a, b):
     return a + b
@@ -382,4 +385,4 @@ def _philox(seed, index, stream):
         k0 = k0 + w0
         k1 = k1 + w1
     return c0.to(tl.int64)
-'''
+"""

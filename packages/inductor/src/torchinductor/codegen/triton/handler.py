@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 import torch
-from primtorch.symbolic.expr import Call, IntExpr, Symbol
 
+from primtorch.symbolic.expr import Call, IntExpr, Symbol
 from torchinductor.indexing import variable
 from torchinductor.ir import compute_dtype
 from torchinductor.ops import ELEMENTWISE, OpsHandler, ReductionKind, ScanKind, StoreMode
@@ -51,7 +51,7 @@ def _call_text(call: Call) -> str:
 
 
 class TritonHandler(OpsHandler[Value]):
-    """Values are names. Equal expressions share a name while both stand in one scope (the kernel, or one inner loop)."""
+    """Values are names. Equal expressions share a name while both stand in one scope (the kernel, or one loop)."""
 
     def __init__(self, plan: Plan) -> None:
         self.plan = plan

@@ -13,8 +13,8 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 
+from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.indexing import ZERO, coefficient_of, number, product
 from torchinductor.ir import Axis, Body, Kernel, Op, Stage
 
@@ -142,7 +142,7 @@ def _unit_axes(kernel: Kernel) -> Counter[str]:
     votes: Counter[str] = Counter()
     sizes = {a.name: a.size.as_int() or UNKNOWN_SIZE for a in kernel.axes}
     for stage in kernel.stages:
-        for op, name, index in stage.body.accesses():
+        for _, name, index in stage.body.accesses():
             used = index.symbols()
             scattered = bool(used - sizes.keys() - set(kernel.symbols))  # by a value that is read: anywhere
             weight = kernel.buffers[name].dtype.itemsize
@@ -206,7 +206,9 @@ def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Plan:
         rows = min(rows, _pow2(max(1, count // PROGRAMS_WANTED)))
     elements = rows * r_block
     warps = max(1, min(16, elements // 512))  # 16 elements a thread
-    return Plan("reduction", kernel, kernel.outer, r=kernel.inner, x_block=rows, r_block=r_block, persistent=True, warps=warps)
+    return Plan(
+        "reduction", kernel, kernel.outer, r=kernel.inner, x_block=rows, r_block=r_block, persistent=True, warps=warps
+    )
 
 
 def _column(kernel: Kernel, length: int | None, count: int | None) -> Plan:
@@ -214,7 +216,9 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Plan:
     width = 64 if count is None else min(64, _pow2(count))
     r_block = 64 if length is None else min(64, _pow2(length))
     whole = length is not None and length <= r_block
-    return Plan("reduction", kernel, kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=8)
+    return Plan(
+        "reduction", kernel, kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=8
+    )
 
 
 def argument_types(kernel: Kernel) -> Sequence[torch.dtype]:

@@ -1,6 +1,6 @@
 """Splits a reduction that would keep too few programs busy into one over chunks and one over the chunks' results.
 
-A kernel with few outer points (a column sum, a mean of everything, batch statistics) is cut at each of its inner stages:
+A kernel with few outer points (a column sum, a mean of everything, batch statistics) is cut at each inner stage:
 one kernel reduces chunks into a workspace, a small one combines the workspace, and what only stores runs as a pointwise
 kernel. The workspace is an ordinary buffer, so allocation, reuse and fusion of the rest know nothing about it.
 """
@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 
 import torch
-from primtorch.symbolic.expr import IntExpr, intern_symbol
 
+from primtorch.symbolic.expr import IntExpr, intern_symbol
 from torchinductor.indexing import contiguous_strides, dot, number, product
 from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Stage, compute_dtype
 from torchinductor.ops import ReductionKind, StoreMode

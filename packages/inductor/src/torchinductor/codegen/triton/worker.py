@@ -1,8 +1,8 @@
-"""Compiles Triton sources in a process of its own: one JSON request a line on stdin, one JSON reply a line on stdout.
+"""Compiles Triton sources in a process of its own: a JSON request a line on stdin, a JSON reply a line on stdout.
 
-Started by path with a plain interpreter, so it imports triton and nothing else. A request has `source` (a file), `name`,
-`signature` ([[parameter, type], ...], pointers first), `warps`, `stages`, `arch` and `target` (path of the result without
-suffix). The binary goes to `target`.cubin, then what launching needs to `target`.json; both appear by atomic rename.
+Started by path with a plain interpreter, so it imports triton and nothing else. A request has `source` (a file),
+`name`, `signature` ([[parameter, type], ...], pointers first), `warps`, `stages`, `arch` and `target` (path of the
+result without suffix). The binary goes to `target`.cubin, then what launching needs to `target`.json; both appear by atomic rename.
 """
 
 import importlib.util
@@ -11,14 +11,16 @@ import os
 import re
 import sys
 import traceback
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
 
 
-def compile_source(request):
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
+def compile_source(request: dict[str, Any]) -> None:
     spec = importlib.util.spec_from_file_location("generated_kernel", request["source"])
+    assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     signature = dict(request["signature"])
@@ -42,14 +44,14 @@ def compile_source(request):
     write(request["target"] + ".json", json.dumps(record).encode())
 
 
-def write(path, data):
+def write(path: str, data: bytes) -> None:
     fresh = f"{path}.{os.getpid()}"
     with open(fresh, "wb") as file:
         file.write(data)
     os.replace(fresh, path)
 
 
-def main():
+def main() -> None:
     replies = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what triton prints must not mix with the replies
     for line in sys.stdin:

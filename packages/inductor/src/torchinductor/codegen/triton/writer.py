@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from primtorch.symbolic.expr import IntExpr
-
 from torchinductor.indexing import number, product
 from torchinductor.ir import Axis, Kernel, Stage
 
@@ -103,7 +102,9 @@ class _Writer:
         suffix = {"tiled": {"x": "[None, :]", "y": "[:, None]"}, "reduction": {"x": "[:, None]"}}
         count = index_text((size + number(block - 1)) // number(block))
         program = rest if last else f"({rest}) % ({count})"
-        self._line(f"{dim} = ({program}) * {block} + tl.arange(0, {block}){suffix.get(self.plan.layout, {}).get(dim, '')}")
+        self._line(
+            f"{dim} = ({program}) * {block} + tl.arange(0, {block}){suffix.get(self.plan.layout, {}).get(dim, '')}"
+        )
         self._bound(dim, size, block)
         self._split(dim, axes, dim, dim)
         return f"({rest}) // ({count})"
