@@ -130,6 +130,7 @@ def analyse(
         forward_outputs=tuple(forward),
         tangents=(),
         gradients=(),
+        complex_inputs=tuple(place for place, start in starts.items() if start.is_complex()),
         symbol_places=bound.symbol_places(),
     )
     return Analysis(metadata, result, differentiable)

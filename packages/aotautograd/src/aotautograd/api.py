@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ from torch.utils import _pytree as pytree
 from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.joint import trace_joint
 from aotautograd.lowering import lower_joint
+from aotautograd.overlap import OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import (
     drop_unused_statistics,
@@ -27,6 +29,18 @@ from primtorch import graph_text
 __all__ = ["aot_function", "aot_module", "partition", "simplify", "trace_joint"]
 
 
+@dataclass(frozen=True, slots=True)
+class Compilers:
+    """What turns a joint graph into something that runs."""
+
+    forward: Compiler
+    backward: Compiler
+    inference: Compiler
+    partitioner: Partitioner
+    decompositions: Opset | None
+    dump: Dump | None
+
+
 def aot_module(
     program: fx.GraphModule | Callable[..., Any],
     example_inputs: Sequence[Any],
@@ -37,43 +51,71 @@ def aot_module(
     partitioner: Partitioner = default_partition,
     decompositions: Opset | None = None,
     dump: Dump | None = None,
+    distinct_inputs: bool = False,
 ) -> Callable[..., Sequence[Any]]:
     """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
 
     The result is for inputs with the metadata of the examples (what differs is for the caller to guard). The compilers
     get functional graphs whose placeholders are SymInts first, then tensors.
+
+    A program that writes to inputs is compiled again for calls in which a written input shares memory with another.
+    `distinct_inputs` says that the caller sees to it that none does, and saves the check at each call.
     """
+    compilers = Compilers(
+        fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partitioner, decompositions, dump
+    )
+    joint, compiled = _compile(program, example_inputs, compilers)
+    written = [i.index for i in joint.metadata.inputs if i.mutates_data or i.mutates_metadata]
+    if distinct_inputs or not written or len(joint.metadata.inputs) == 1:
+        return compiled
+    tensors = [i.index for i in joint.metadata.inputs]
+    overlaps = OverlapCheck(tensors, written)
+    variants: dict[Any, tuple[Rebased, Callable[..., Sequence[Any]]]] = {}
+
+    def call(*flat: Any) -> Sequence[Any]:
+        if not overlaps(flat):
+            return compiled(*flat)
+        key = (pattern(flat, tensors), torch.is_grad_enabled(), _autocast_state())
+        found = variants.get(key)
+        if found is None:
+            rebased, inputs = rebase(program, flat, tensors)
+            found = variants[key] = (rebased, _compile(rebased, inputs, compilers)[1])
+        rebased, run = found
+        outputs = list(run(*bases_of(rebased, flat)))
+        for place, source in rebased.returned.items():
+            outputs[place] = flat[source]
+        return outputs
+
+    return call
+
+
+def _compile(
+    program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any], compilers: Compilers
+) -> tuple[JointGraph, Callable[..., Sequence[Any]]]:
+    """The pipeline: trace, clean, lower, cut, compile, wrap."""
+    dump = compilers.dump
     joint = trace_joint(program, example_inputs)
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
     source = joint = simplify(joint)
-    if decompositions is not None:
-        joint = simplify(lower_joint(joint, decompositions, dump))
+    if compilers.decompositions is not None:
+        joint = simplify(lower_joint(joint, compilers.decompositions, dump))
     _show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
-        compiler = inference_compiler or fw_compiler
-        return inference_callable(joint.metadata, compiler(joint.module, example_values(joint.module)))
-    parts = partitioner(joint)
+        run = compilers.inference(joint.module, example_values(joint.module))
+        return joint, inference_callable(joint.metadata, run)
+    parts = compilers.partitioner(joint)
     _show(dump, "forward", parts.forward, str(parts.report))
     _show(dump, "backward", parts.backward)
-    forward = fw_compiler(parts.forward, example_values(parts.forward))
+    forward = compilers.forward(parts.forward, example_values(parts.forward))
 
     def compile_program(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
-        return aot_module(
-            module,
-            inputs,
-            fw_compiler=fw_compiler,
-            bw_compiler=bw_compiler,
-            inference_compiler=inference_compiler,
-            partitioner=partitioner,
-            decompositions=decompositions,
-            dump=dump,
-        )
+        return _compile(module, inputs, compilers)[1]
 
-    backward = _at_first_use(bw_compiler or fw_compiler, parts.backward)
+    backward = _at_first_use(compilers.backward, parts.backward)
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
     gradients = GradientsOnDemand(source, saved_names, compile_program)
-    return training_callable(joint.metadata, parts, forward, backward, gradients)
+    return joint, training_callable(joint.metadata, parts, forward, backward, gradients)
 
 
 def simplify(joint: JointGraph) -> JointGraph:

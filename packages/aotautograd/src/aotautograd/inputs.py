@@ -46,7 +46,7 @@ class ProgramInputs:
         return (*derived, *given)
 
 
-def bind_inputs(program: fx.GraphModule | Callable[..., Any], example_inputs: Sequence[Any]) -> ProgramInputs:
+def bind_inputs(program: object, example_inputs: Sequence[Any]) -> ProgramInputs:
     """Fakes the inputs. A graph's placeholders say their fake values in meta["val"]; the examples say requires_grad."""
     examples = list(example_inputs)
     described = examples

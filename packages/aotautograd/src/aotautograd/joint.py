@@ -292,7 +292,7 @@ def _wrap_inputs(bound: ProgramInputs, fakes: dict[int, torch.Tensor]) -> tuple[
 def _run_program(recorder: Recorder, program: Any, flat: Sequence[Any]) -> list[Any]:
     if isinstance(program, Rebased):
         inputs = program.inputs_of(flat)
-        return program.outputs_of(inputs, _run_program(recorder, program.program, inputs))
+        return program.outputs_of(flat, inputs, _run_program(recorder, program.program, inputs))
     if isinstance(program, fx.GraphModule):
         return _interpret(recorder, program, flat)
     recorder.user_node(())

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from aotautograd.errors import InputMismatch, InvalidJoint
 from aotautograd.schemas import (
     Compiled,
     InputInfo,
@@ -86,11 +87,16 @@ def training_callable(
 def _gather(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...]], list[Any]]:
     """Flat inputs of the program -> inputs of the forward graph."""
     places = metadata.placeholders
-    if places == tuple(range(metadata.num_inputs)):
+    if places == tuple(range(metadata.num_inputs)) and not metadata.complex_inputs:
         return list
+    if not metadata.complex_inputs:
+        return lambda flat: [flat[p] if isinstance(p, int) else flat[p.input].shape[p.dim] for p in places]
 
     def gather(flat: tuple[Any, ...]) -> list[Any]:
-        return [flat[p] if isinstance(p, int) else flat[p.input].shape[p.dim] for p in places]
+        resolved = list(flat)
+        for i in metadata.complex_inputs:  # a compiler reads memory, in which a lazy conjugation has not happened
+            resolved[i] = flat[i].resolve_conj()
+        return [resolved[p] if isinstance(p, int) else flat[p.input].shape[p.dim] for p in places]
 
     return gather
 
@@ -115,6 +121,7 @@ def _autograd_function(
         if isinstance(n.meta["val"], torch.SymInt)
     }
     layouts = [_layout(spec) for spec in specs]
+    unreached = _without_unreached(partition)
     compiled: list[Callable[[list[Any]], Sequence[Any]]] = []
     # A written input leads back to this node, so the node must not hold it.
     written = {i.index for i in metadata.inputs if i.mutates_data}
@@ -126,6 +133,7 @@ def _autograd_function(
             ctx.inputs = held = list(inputs)
             for i in unheld:
                 held[i] = None
+            ctx.versions = [t._version for t in held if isinstance(t, torch.Tensor)]
             if symbol_places:
                 ctx.symbols = {name: int(inputs[i]) for name, i in symbol_places.items()}
             if torch._C._is_any_autocast_enabled():
@@ -144,30 +152,71 @@ def _autograd_function(
         def backward(ctx: Any, *gradients: Any) -> Any:
             symbols = ctx.symbols if symbol_places else {}
             saved = ctx.saved_tensors
-            tangents = [layout(gradients[s], symbols) for s, layout in zip(tangent_slots, layouts, strict=True)]
+            given = [gradients[s] for s in tangent_slots]
+            tangents = [layout(g, symbols) for g, layout in zip(given, layouts, strict=True)]
             if torch.is_grad_enabled():
-                return (None, *differentiable_gradients(ctx.inputs, saved, tangents))
+                if [t._version for t in ctx.inputs if isinstance(t, torch.Tensor)] != ctx.versions:
+                    raise InputMismatch(
+                        "an input of the compiled program was modified in place after the forward, and a derivative of "
+                        "the backward needs its old value"
+                    )
+                results = differentiable_gradients(ctx.inputs, saved, tangents)
+                return (None, *unreached(given, results))
             inputs = [*ctx.scalars, *saved, *tangents]
             if not compiled:
                 compiled.append(boxed(compile_backward()))
             with torch._C._DisableAutocast():
                 results = compiled[0](inputs)
-            return (None, *results)
+            return (None, *unreached(given, results))
 
     return CompiledProgram
+
+
+def _without_unreached(partition: Partition) -> Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]:
+    """Puts None for the gradients that only tangents which did not come lead to, as autograd leaves them out."""
+    reach: list[int] = []
+
+    def unreached(given: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
+        missing = sum(1 << i for i, g in enumerate(given) if g is None)
+        if not missing:
+            return results
+        if not reach:
+            reach.extend(_tangents_behind(partition.backward, len(given)))
+        # A gradient behind no tangent at all is a constant, which belongs to the program as a whole.
+        return [None if r and not r & ~missing else g for r, g in zip(reach, results, strict=True)]
+
+    return unreached
+
+
+def _tangents_behind(backward: torch.fx.GraphModule, tangents: int) -> list[int]:
+    """For each output of a backward, a mask of the tangents that it is computed from."""
+    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
+    masks = {n: 1 << i for i, n in enumerate(placeholders[len(placeholders) - tangents :])}
+    for node in backward.graph.nodes:
+        if node.op == "output":
+            return [masks.get(g, 0) if isinstance(g, torch.fx.Node) else 0 for g in node.args[0]]
+        for source in node.all_input_nodes:
+            masks[node] = masks.get(node, 0) | masks.get(source, 0)
+    raise InvalidJoint("the backward has no output")
 
 
 def _layout(spec: Any) -> Callable[[torch.Tensor | None, dict[str, int]], torch.Tensor]:
     """Brings a tangent into the layout that the backward was traced with; None becomes zeros."""
     dtype, device = spec.dtype, spec.device
     shape_of, stride_of = _sizes(spec.shape), _sizes(spec.stride())
+    is_complex = dtype.is_complex
 
     def fit(gradient: torch.Tensor | None, symbols: dict[str, int]) -> torch.Tensor:
         shape, stride = shape_of(symbols), stride_of(symbols)
         if gradient is None:
             return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-        if gradient.stride() == stride:
+        if is_complex or gradient.is_neg():
+            gradient = gradient.resolve_conj().resolve_neg()
+        found = gradient.stride()
+        if found == stride:
             return gradient
+        if all(n == 1 or a == b for n, a, b in zip(shape, found, stride, strict=True)):
+            return gradient.as_strided(shape, stride)  # they differ where nothing is stepped over
         return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(gradient)
 
     return fit

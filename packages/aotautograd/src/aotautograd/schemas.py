@@ -97,6 +97,7 @@ class ProgramMetadata:
     forward_outputs: tuple[ForwardOutput, ...]
     tangents: tuple[int, ...]  # for each tangent: the forward output it belongs to
     gradients: tuple[int, ...]  # flat input of each gradient that the joint graph returns
+    complex_inputs: tuple[int, ...] = ()  # flat inputs that may come lazily conjugated
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
 
     @property
@@ -166,7 +167,8 @@ class SavedReport:
     recomputed_nodes: int
 
     def __str__(self) -> str:
-        kept = f"kept for backward: {self.tensors} tensors, {self.input_tensors} of them inputs, and {self.symbols} sizes"
+        sizes = f" and {self.symbols} sizes" if self.symbols else ""
+        kept = f"kept for backward: {self.tensors} tensors{sizes}, {self.input_tensors} of them inputs"
         return f"{kept}; {self.bytes} bytes beside inputs; {self.recomputed_nodes} operations run again in backward"
 
 

@@ -1,0 +1,209 @@
+"""Programs that write to an input whose memory another input shares.
+
+A functional graph takes every input for memory of its own. Where that does not hold, the inputs that share memory
+become views of one base, which is the graph's input in their place; functionalization then sees every write.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotautograd.errors import UnsupportedAlias
+
+Flat = Callable[..., Sequence[Any]]
+_address = torch.Tensor.data_ptr
+
+
+@dataclass(frozen=True, slots=True)
+class ViewOfBase:
+    """Input `place` of the program is this view of base number `base`."""
+
+    place: int
+    base: int
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+    requires_grad: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Rebased:
+    """A program whose flat inputs are bases, then the inputs of `program` that share no memory.
+
+    `returned` is filled while the program runs: (place among its outputs, place among its inputs) of each output that
+    is an input which became a view.
+    """
+
+    program: fx.GraphModule | Callable[..., Any]
+    num_inputs: int
+    num_bases: int
+    views: tuple[ViewOfBase, ...]
+    others: tuple[int, ...]
+    returned: dict[int, int]
+
+    def inputs_of(self, flat: Sequence[Any]) -> list[Any]:
+        """The inputs of `program`, from those of this one."""
+        inputs: list[Any] = [None] * self.num_inputs
+        for view in self.views:
+            base = flat[view.base]
+            # as_strided first: functionalization has no writes through a view of a view that is as_strided.
+            value = base.as_strided(view.shape, view.stride, view.offset)
+            inputs[view.place] = value.detach() if base.requires_grad and not view.requires_grad else value
+        for place, value in zip(self.others, flat[self.num_bases :], strict=True):
+            inputs[place] = value
+        return inputs
+
+    def outputs_of(self, flat: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """Replaces outputs that are rebased inputs themselves by None, and notes them."""
+        for view in self.views:
+            if not view.requires_grad and flat[view.base].requires_grad and inputs[view.place].requires_grad:
+                raise UnsupportedAlias(
+                    f"input {view.place} is a detached alias of an input that needs a gradient, and the program writes "
+                    "to it a value that needs one; pass a copy of it"
+                )
+        places = {id(inputs[v.place]): v.place for v in self.views}
+        self.returned.clear()
+        self.returned.update({i: places[id(o)] for i, o in enumerate(outputs) if id(o) in places})
+        return [None if i in self.returned else o for i, o in enumerate(outputs)]
+
+
+class OverlapCheck:
+    """Finds, at each call, whether a written input shares memory with another input.
+
+    Compares ranges of addresses, and only of inputs that have moved since the last call.
+    """
+
+    def __init__(self, tensors: Sequence[int], written: Sequence[int]) -> None:
+        self.places = tuple(tensors)
+        written_inputs = set(written)
+        self.is_written = [p in written_inputs for p in self.places]
+        self.written = [i for i, w in enumerate(self.is_written) if w]
+        self.known: list[int] = [-1] * len(self.places)  # addresses at the last call that found no overlap
+
+    def __call__(self, flat: Sequence[Any]) -> bool:
+        """Whether any does."""
+        places = self.places
+        addresses = [_address(flat[p]) for p in places]
+        if addresses == self.known:
+            return False
+        ends = [a + _extent(flat[p]) for a, p in zip(addresses, places, strict=True)]
+        everything = range(len(places))
+        for i, (now, before) in enumerate(zip(addresses, self.known, strict=True)):
+            if now == before:
+                continue
+            for j in everything if self.is_written[i] else self.written:
+                if i != j and now < ends[j] and addresses[j] < ends[i]:
+                    return True
+        self.known = addresses
+        return False
+
+
+def _extent(t: torch.Tensor) -> int:
+    """Bytes from a tensor's first element to behind its last."""
+    return _reach(t) * t.element_size()
+
+
+def _reach(t: torch.Tensor) -> int:
+    """Elements from a tensor's first to behind its last, gaps included."""
+    if t.numel() == 0:
+        return 0
+    return 1 + sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+
+
+def shares_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[tuple[int, torch.Tensor]]]:
+    """Groups of (place, tensor) of the storages in which ranges meet.
+
+    A whole storage is one group: the write-back of its base would undo what is written through another input.
+    """
+    ranges = sorted(((t.data_ptr(), t.data_ptr() + _extent(t), i, t) for i, t in tensors), key=lambda r: r[:3])
+    members: dict[int, list[tuple[int, torch.Tensor]]] = {}
+    meeting: set[int] = set()
+    reach, holder = -1, -1
+    for start, end, place, tensor in ranges:
+        if end == start:
+            continue
+        storage = tensor.untyped_storage().data_ptr()
+        members.setdefault(storage, []).append((place, tensor))
+        if start < reach:
+            if storage != holder:
+                raise UnsupportedAlias(f"input {place} and another are different storages over the same memory")
+            meeting.add(storage)
+        if end > reach:
+            reach, holder = end, storage
+    return [members[s] for s in sorted(meeting)]
+
+
+def rebase(
+    program: fx.GraphModule | Callable[..., Any], flat: Sequence[Any], tensors: Sequence[int]
+) -> tuple[Rebased, list[Any]]:
+    """The program on bases in place of the inputs that share memory, and its inputs made of `flat`.
+
+    Raises UnsupportedAlias where no base can stand for a group: other dtypes, or gradients without a common base.
+    """
+    bases: list[torch.Tensor] = []
+    views: list[ViewOfBase] = []
+    for group in shares_memory([(p, flat[p]) for p in tensors]):
+        number = len(bases)
+        base = _base_of(group)
+        bases.append(base)
+        for place, t in group:
+            if t.dtype != base.dtype or t.is_conj() != base.is_conj() or t.is_neg() != base.is_neg():
+                raise UnsupportedAlias(
+                    f"inputs {[p for p, _ in group]} share memory, the program writes to an input that shares memory, "
+                    f"and they read it as different types ({t.dtype} and {base.dtype}); pass a copy of one of them"
+                )
+            views.append(
+                ViewOfBase(place, number, tuple(t.shape), t.stride(), t.storage_offset(), t.requires_grad)
+            )
+    rebased = {v.place for v in views}
+    others = tuple(i for i in range(len(flat)) if i not in rebased)
+    result = Rebased(program, len(flat), len(bases), tuple(views), others, {})
+    return result, [*bases, *(flat[i] for i in others)]
+
+
+def bases_of(rebased: Rebased, flat: Sequence[Any]) -> list[Any]:
+    """The inputs of a rebased program for another call with the same pattern."""
+    groups: list[list[tuple[int, torch.Tensor]]] = [[] for _ in range(rebased.num_bases)]
+    for view in rebased.views:
+        groups[view.base].append((view.place, flat[view.place]))
+    return [*map(_base_of, groups), *(flat[i] for i in rebased.others)]
+
+
+def _base_of(group: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
+    needing = [t for _, t in group if t.requires_grad]
+    roots = [t if t._base is None else t._base for t in needing or [t for _, t in group]]
+    root = roots[0]
+    if all(r is root for r in roots) and torch.ops.aten.is_non_overlapping_and_dense.default(root):
+        start, size = root.storage_offset(), root.numel()
+        if all(start <= t.storage_offset() and t.storage_offset() + _reach(t) <= start + size for _, t in group):
+            return root
+    if needing:
+        raise UnsupportedAlias(
+            f"inputs {[p for p, _ in group]} share memory and need gradients, the program writes to an input that "
+            "shares memory, and they are not views of one dense tensor; pass copies of them"
+        )
+    first = min((t for _, t in group), key=lambda t: t.storage_offset())
+    start = first.storage_offset()
+    end = max(t.storage_offset() + _reach(t) for _, t in group)
+    return first.detach().as_strided((end - start,), (1,), start)
+
+
+def pattern(flat: Sequence[Any], tensors: Sequence[int]) -> Any:
+    """What a rebased program is compiled for: every input's metadata, with its place in its storage, and constants."""
+    found = set(tensors)
+    storages: dict[int, int] = {}
+    key: list[Any] = []
+    for i, value in enumerate(flat):
+        if i not in found:
+            key.append((type(value), value))
+            continue
+        storage = storages.setdefault(value.untyped_storage().data_ptr(), len(storages))
+        base = value if value._base is None else value._base
+        facts = (value.shape, value.stride(), value.storage_offset(), value.dtype, value.requires_grad, value.is_leaf)
+        key.append((storage, *facts, id(base) == id(value), base.shape, base.requires_grad, base.is_leaf))
+    return tuple(key)
