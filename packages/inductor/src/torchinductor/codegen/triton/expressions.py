@@ -108,7 +108,7 @@ FLOAT_UNARY: Mapping[str, str] = {
 ANY_UNARY: Mapping[str, str] = {
     "abs": "tl.abs({0})",
     "neg": "(-{0})",
-    "sign": "(tl.where({0} > 0, 1, 0) - tl.where({0} < 0, 1, 0))",
+    "sign": "(tl.where({0} > 0, 1, 0) - tl.where({0} < 0, 1, 0)).to({0}.dtype)",
     "relu": "tl.maximum({0}, 0)",
     "bitwise_not": "(~{0})",
     "logical_not": "({0} == 0)",
@@ -165,12 +165,15 @@ FLOAT_BINARY: Mapping[str, str] = {
 
 FLOAT32: Mapping[str, str] = {
     "rsqrt": "tl.rsqrt({0})",
+    "signbit": "({0}.to(tl.int32, bitcast=True) < 0)",
     "div": "tl.div_rn({0}, {1})",
     "maximum": "tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "minimum": "tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)",
     "fmax": "tl.maximum({0}, {1})",
     "fmin": "tl.minimum({0}, {1})",
 }
+
+FLOAT64: Mapping[str, str] = {"sqrt": "m.sqrt({0})", "signbit": "({0}.to(tl.int64, bitcast=True) < 0)"}
 
 BOOL_OPS: Mapping[str, str] = {
     "logical_not": "({0} == 0)",
@@ -189,7 +192,7 @@ def _tables(kind: torch.dtype) -> list[Mapping[str, str]]:
         return [BOOL_OPS, ANY_UNARY, ANY_BINARY]
     if not kind.is_floating_point:
         return [ANY_UNARY, ANY_BINARY]
-    special = FLOAT32 if kind is torch.float32 else {"sqrt": "m.sqrt({0})"}
+    special = FLOAT32 if kind is torch.float32 else FLOAT64
     return [special, FLOAT_UNARY, FLOAT_BINARY, ANY_UNARY, ANY_BINARY]
 
 
@@ -210,10 +213,22 @@ def convert_text(value: Value, dtype: torch.dtype) -> str:
     if dtype is torch.bool:
         return f"({value.name} != 0)"
     if dtype in (torch.bfloat16, torch.float16):
-        return f"{value.name}.to({tl_type(dtype)}).to(tl.float32)"
+        return f"{_rounded(value, dtype)}.to(tl.float32)"
     if value.is_float and dtype is torch.uint8:  # negative floats wrap around as on the CPU
         return f"{value.name}.to(tl.int32).to(tl.uint8)"
     return f"{value.name}.to({tl_type(dtype)})"
+
+
+def stored_text(value: Value, dtype: torch.dtype) -> str:
+    """The value in a buffer's own type."""
+    if value.dtype is dtype:
+        return value.name
+    return _rounded(value, dtype) if dtype in (torch.bfloat16, torch.float16) else convert_text(value, dtype)
+
+
+def _rounded(value: Value, dtype: torch.dtype) -> str:
+    through = "" if value.dtype is torch.float32 else ".to(tl.float32)"  # as eager: from float64 in two roundings
+    return f"{value.name}{through}.to({tl_type(dtype)})"
 
 
 # ---- reductions and scans -------------------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ from .expressions import (
     apply_text,
     convert_text,
     literal,
+    stored_text,
     tl_type,
 )
 from .plan import Plan
@@ -130,9 +131,7 @@ class TritonHandler(OpsHandler[Value]):
     ) -> None:
         dtype = self.plan.kernel.buffers[buffer].dtype
         dims = self.dims_of(index) | (mask.dims if mask else NO_DIMS) | value.dims
-        stored = value.name if value.dtype is dtype else f"{value.name}.to({tl_type(dtype)})"
-        if dtype is torch.bool and value.dtype is not torch.bool:
-            stored = f"({value.name} != 0)"
+        stored = stored_text(value, dtype)
         address = self._address(buffer, index, block=True)
         guard = self.mask_text(dims, mask)
         arguments = f"{address}, {stored}" + (f", mask={guard}" if guard else "")
