@@ -279,7 +279,7 @@ SCANS: Mapping[str, Combine] = {
     "prod": Combine("_mul", _one),
     "cummax": Combine("_last_max", _lowest, pair=True),
     "cummin": Combine("_last_min", _highest, pair=True),
-    "logsumexp": Combine("_logaddexp", _lowest),
+    "logcumsumexp": Combine("_logaddexp", _lowest),
 }
 
 ATOMICS: Mapping[str, str] = {"add": "tl.atomic_add", "amax": "tl.atomic_max", "amin": "tl.atomic_min"}
