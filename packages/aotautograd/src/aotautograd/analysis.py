@@ -139,7 +139,7 @@ def analyse(
 def _input_info(
     place: int, bound: ProgramInputs, start: torch.Tensor, outer: torch.Tensor, written: set[int]
 ) -> InputInfo:
-    if storage_was_replaced(outer):
+    if storage_was_replaced(outer) or outer.untyped_storage()._cdata != bound.storages[place]:
         raise UnsupportedMutation(f"input {place} was given another storage (set_ or .data assignment) in the graph")
     inner = unwrap(outer)
     hidden = id(inner) in written

@@ -14,6 +14,8 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from primtorch.symbolic import hint_of
+
 
 @contextlib.contextmanager
 def functional_region() -> Iterator[None]:
@@ -78,19 +80,30 @@ _REWRITTEN: dict[Any, Any] = {
 _WITH_INPLACE_FLAG = {f: inspect.signature(f) for f in (F.hardtanh, F.hardswish, F.hardsigmoid, F.relu6, F._threshold)}
 
 
-class WriteByCopy(TorchFunctionMode):
-    """Runs `x.f_(...)` as `x.copy_(x.clone().f(...))` for the operators above.
+class InPlaceCalls(TorchFunctionMode):
+    """Raises what eager raises for writes to a tensor that overlaps itself, and rewrites some in-place calls.
 
-    C++ functionalization first runs an in-place operator on meta tensors, to find shape errors. With symbolic sizes the
-    meta kernels of these do not work. What the backward saves is the clone, because x itself is written.
+    C++ functionalization turns a write to an expanded tensor into arithmetic on its base, without an error. And it
+    first runs an in-place operator on meta tensors, to find shape errors: with symbolic sizes the meta kernels of the
+    operators above do not work, so that `x.f_(...)` becomes `x.copy_(x.clone().f(...))`; what the backward saves is the clone, because x itself
+    is written.
     """
+
+    def __init__(self, symbolic: bool) -> None:
+        self.rewritten = _REWRITTEN if symbolic else {}
+        self.with_inplace_flag = _WITH_INPLACE_FLAG if symbolic else {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        functional = _REWRITTEN.get(func)
+        name = getattr(func, "__name__", "")
+        if (name[-1:] == "_" and name not in _NO_WRITE) and args and isinstance(args[0], torch.Tensor):
+            written = name[:2] != "__" or name in _AUGMENTED
+            if (written and _overlaps_itself(args[0])) or (name == "__setitem__" and _item_overlaps(args)):
+                raise RuntimeError(_OVERLAP)
+        functional = self.rewritten.get(func)
         if functional is not None:
             return args[0].copy_(functional(args[0].clone(), *args[1:], **kwargs))
-        signature = _WITH_INPLACE_FLAG.get(func)
+        signature = self.with_inplace_flag.get(func)
         if signature is not None:
             call = signature.bind(*args, **kwargs)
             if call.arguments.get("inplace", False):
@@ -98,3 +111,32 @@ class WriteByCopy(TorchFunctionMode):
                 target = call.args[0]
                 return target.copy_(func(target.clone(), *call.args[1:], **call.kwargs))
         return func(*args, **kwargs)
+
+
+_NO_WRITE = frozenset({"requires_grad_", "detach_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_",
+                       "swapdims_", "as_strided_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_",
+                       "rename_", "__get__", "__set__"})  # fmt: skip
+_AUGMENTED = frozenset({"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
+                        "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"})  # fmt: skip
+_OVERLAP = (
+    "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
+    "Please clone() the tensor before performing the operation."
+)
+
+
+def _overlaps_itself(t: torch.Tensor) -> bool:
+    """A dimension of stride 0 that has more than one element, decided without a guard."""
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        if type(stride) is int and stride == 0 and hint_of(size) > 1:
+            return True
+    return False
+
+
+def _item_overlaps(args: tuple[Any, ...]) -> bool:
+    """Whether `args[0][args[1]]`, a view, overlaps itself."""
+    if not _overlaps_itself(args[0]):
+        return False
+    index = args[1] if isinstance(args[1], tuple) else (args[1],)
+    if any(isinstance(i, (torch.Tensor, list)) for i in index):
+        return True  # advanced indexing writes to the whole tensor
+    return _overlaps_itself(args[0].detach()[args[1]])

@@ -28,6 +28,8 @@ class ProgramInputs:
     symbols: list[tuple[SymbolSource, torch.SymInt]]  # symbols in sizes that no SymInt input carries
     versions: dict[int, int] = field(default_factory=dict)  # `_version` of each wrapped input before the program ran
 
+    storages: dict[int, int] = field(default_factory=dict)  # identity of each wrapped input's storage, likewise
+
     def placeholders(self) -> Iterator[tuple[str, int | SymbolSource, Any]]:
         """(name, source, value) of each placeholder: SymInts first, then tensors. Constants are baked in."""
         for source, value in self.symbols:

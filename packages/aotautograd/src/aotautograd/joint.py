@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from aotautograd.analysis import analyse, returns_alias
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
-from aotautograd.functionalize import NonLeaf, WriteByCopy, functional_region, unwrap, wrap
+from aotautograd.functionalize import InPlaceCalls, NonLeaf, functional_region, unwrap, wrap
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph
@@ -146,7 +146,7 @@ class Recorder:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
         if self.phase == "backward":
             self._find_forward_stack()
-        rule = _HIDDEN_WRITES.get(func)
+        rule = _SPECIAL.get(func)
         if rule is not None:
             out: Any = rule(self, func, node_args, node_kwargs, args, kwargs or {})
             if out is not NotImplemented:
@@ -217,7 +217,34 @@ def _record_batch_norm(
     return tuple(results[:3])
 
 
-_HIDDEN_WRITES: dict[Any, Callable[..., Any]] = {aten.native_batch_norm.default: _record_batch_norm}
+def _record_conjugate(recorder: Recorder, func: Any, *rest: Any) -> Any:
+    """A derivative may conjugate a number that the program multiplied by: it is no tensor of the graph yet."""
+    number = rest[0][0]
+    if not isinstance(number, (int, float, complex)):
+        return NotImplemented
+    args, kwargs = (complex(number).conjugate(),), {"dtype": torch.complex128}
+    out = aten.scalar_tensor.default(*args, **kwargs)
+    recorder.record(aten.scalar_tensor.default, args, kwargs, out)
+    return out
+
+
+def _refuse_resize(recorder: Recorder, func: Any, *rest: Any) -> Any:
+    raise UnsupportedMutation(
+        "a tensor is resized in the graph, and a functional graph has no memory to resize; "
+        "make a new tensor of that size, or keep the call out of the compiled region",
+        recorder.stack,
+    )
+
+
+# Operators that are not recorded as they come. NotImplemented means that this call is.
+_SPECIAL: dict[Any, Callable[..., Any]] = {
+    aten.native_batch_norm.default: _record_batch_norm,
+    aten._conj.default: _record_conjugate,
+    aten._conj_physical.default: _record_conjugate,
+    aten.resize.default: _refuse_resize,
+    aten.resize_.default: _refuse_resize,
+    aten.resize_as.default: _refuse_resize,
+}
 
 
 def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any]) -> JointGraph:
@@ -226,12 +253,15 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
     The forward is traced under the ambient grad and autocast state, the backward with autocast off. There is a backward
     if an output has a history that leads to an input.
     """
+    if torch.is_inference_mode_enabled():  # its tensors count no writes and have no views to follow
+        with torch.inference_mode(False), torch.no_grad():
+            return trace_joint(program, example_inputs)
     bound = bind_inputs(program, example_inputs)
     recorder = Recorder(bound.fake_mode)
     starts = _make_placeholders(recorder, bound)
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
-        with WriteByCopy() if recorder.symbol_nodes else contextlib.nullcontext():
+        with InPlaceCalls(symbolic=bool(recorder.symbol_nodes)):
             outputs = _run_program(recorder, program, flat)
         analysis = analyse(recorder.node_of, recorder.written, bound, starts, flat, outputs, recorder.size)
         specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]
@@ -253,7 +283,15 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
 def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
     # The vendor's batch norm and recurrent kernels have private formats of saved values; without them the ordinary
     # operators arrive.
-    with torch.backends.cudnn.flags(enabled=False), fake_mode, recorder, functional_region():
+    # Anomaly mode would look for NaN in values that are not there yet.
+    anomaly = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
+    with (
+        torch.autograd.set_detect_anomaly(True, check_nan=False) if anomaly else contextlib.nullcontext(),
+        torch.backends.cudnn.flags(enabled=False),
+        fake_mode,
+        recorder,
+        functional_region(),
+    ):
         try:
             yield
         finally:
@@ -286,6 +324,7 @@ def _wrap_inputs(bound: ProgramInputs, fakes: dict[int, torch.Tensor]) -> tuple[
                     outer = NonLeaf.apply(outer)
         flat[place] = outer
         bound.versions[place] = outer._version
+        bound.storages[place] = outer.untyped_storage()._cdata
     return flat, leaves
 
 
@@ -340,6 +379,23 @@ def _tangent_placeholders(recorder: Recorder, fakes: list[torch.Tensor]) -> list
     return fakes
 
 
+def _recomputes_by_reentry(values: Sequence[torch.Tensor]) -> bool:
+    """Whether `torch.utils.checkpoint` with `use_reentrant=True` made a part of the values' history."""
+    work = [v.grad_fn for v in values]
+    seen: set[Any] = set(work)
+    while work:
+        node = work.pop()
+        if node is None:
+            continue
+        if node.name() == "CheckpointFunctionBackward":
+            return True
+        for source, _ in node.next_functions:
+            if source not in seen:
+                seen.add(source)
+                work.append(source)
+    return False
+
+
 def _trace_backward(
     recorder: Recorder,
     values: Sequence[torch.Tensor],
@@ -349,13 +405,16 @@ def _trace_backward(
     """A node (or None) for the gradient of each leaf."""
     with torch._C._DisableAutocast(), torch.autograd.set_multithreading_enabled(False), torch.no_grad():
         # The engine itself: `torch.autograd.grad` would import sympy first (half a second) to compare shapes.
+        by_name = not _recomputes_by_reentry(values)  # such nodes refuse to run for named inputs
         grads = torch.autograd.Variable._execution_engine.run_backward(
             tuple(values),
             tuple(wrap(t) for t in tangents),
             keep_graph=False,
             create_graph=False,
-            inputs=tuple(leaves),
+            inputs=tuple(leaves) if by_name else (),
             allow_unreachable=True,
-            accumulate_grad=False,
+            accumulate_grad=not by_name,
         )
+        if not by_name:
+            grads = tuple(leaf.grad for leaf in leaves)
     return [None if g is None else recorder.node_of[id(unwrap(g))] for g in grads]

@@ -141,12 +141,14 @@ def _autograd_function(
                     values = forward(inputs)
             else:
                 values = forward(inputs)
+            # A view made in here could not be written to afterwards; an alias with the same version counter can.
+            outputs = [v.detach() if isinstance(v, torch.Tensor) and v._is_view() else v for v in values[:returned]]
             ctx.save_for_backward(*values[returned:last_tensor])
             ctx.scalars = values[last_tensor:]
             if constant:
-                ctx.mark_non_differentiable(*[values[i] for i in constant])
+                ctx.mark_non_differentiable(*[outputs[i] for i in constant])
             ctx.set_materialize_grads(False)
-            return tuple(values[:returned])
+            return tuple(outputs)
 
         @staticmethod
         def backward(ctx: Any, *gradients: Any) -> Any:
@@ -263,6 +265,11 @@ def _symbol_reads(metadata: ProgramMetadata) -> list[tuple[str, Callable[[tuple[
     return reads
 
 
+def _version_of(t: torch.Tensor) -> int:
+    """`_version`, or 0 for an inference tensor, which counts no writes."""
+    return 0 if t.is_inference() else t._version
+
+
 def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., None]:
     place = info.index
     slot = next((i for i, f in enumerate(metadata.forward_outputs) if f.input == place), None)
@@ -277,7 +284,7 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
 
     def write(flat: tuple[Any, ...], values: Sequence[Any], symbols: dict[str, int]) -> None:
         target = flat[place]
-        version = target._version
+        version = _version_of(target)
         if info.mutates_metadata:
             target.as_strided_(shape_of(symbols), stride_of(symbols), offset_of(symbols)[0])
         if slot is not None:
@@ -287,7 +294,7 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
                 target.detach().copy_(values[slot])
             else:
                 target.data.copy_(values[slot])
-        if bumps > 1 and target._version != version + bumps:
+        if bumps > 1 and not target.is_inference() and _version_of(target) != version + bumps:
             torch._C._autograd._unsafe_set_version_counter((target,), (version + bumps,))
 
     return write
