@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Formula, Table, elementwise
-from primtorch.fake.layout import contiguous_strides, dense_like, iterator_strides
+from primtorch.fake.layout import broadcast, contiguous_strides, dense_like, iterator_strides
 from primtorch.fake.promotion import (
     TENSORS,
     complex_of,
@@ -47,10 +47,10 @@ def _binary(rule: DtypeRule) -> Formula:
                 if b.dtype is not dtype:
                     dtype = result_type((a, b))
                 shape, strides, device = tuple(a.shape), a.stride(), a.device
-                if len(shape) == b.dim() and shape == b.shape and strides == b.stride() and device == b.device:
-                    return TensorSpec(
-                        shape, iterator_strides(shape, ((shape, strides), (shape, strides))), rule(dtype), device
-                    )
+                if device == b.device:
+                    other, layout = tuple(b.shape), (shape, strides)
+                    shape = broadcast(shape, other)
+                    return TensorSpec(shape, iterator_strides(shape, (layout, (other, b.stride()))), rule(dtype), device)
                 return elementwise((a, b), rule(dtype))
             return elementwise((a,), rule(promote_number(a.dtype, b)))
         return elementwise((b,), rule(promote_number(b.dtype, a)))

@@ -12,7 +12,7 @@ from typing import Protocol, TypeAlias, TypeVar, cast
 import torch
 
 from primtorch.spec import Size
-from primtorch.symbolic.sym_node import node_of
+from primtorch.symbolic.sym_node import SymNode, node_of
 
 Sizes: TypeAlias = tuple[Size, ...]
 
@@ -35,16 +35,43 @@ F = TypeVar("F", bound=Callable[..., object])
 
 
 def _memoised(fn: F) -> F:
-    """Memoise calls whose arguments hash (SymInts do not)."""
+    """Memoise calls on nested tuples of sizes: of ints globally, with symbols in their environment."""
     cached = lru_cache(maxsize=8192)(fn)
 
     def call(*args: object) -> object:
         try:
             return cached(*args)
-        except TypeError:
+        except TypeError:  # SymInts do not hash; their expressions do
+            pass
+        node = _first_node(args)
+        if node is None:
             return fn(*args)
+        memo, key = node.env.layouts, (fn, _expressions(args))
+        if key not in memo:
+            memo[key] = fn(*args)
+        return memo[key]
 
     return cast(F, call)
+
+
+def _first_node(sizes: tuple[object, ...]) -> SymNode | None:
+    for item in sizes:
+        if type(item) is torch.SymInt:
+            return node_of(item)
+        if isinstance(item, tuple):
+            found = _first_node(item)
+            if found is not None:
+                return found
+    return None
+
+
+def _expressions(sizes: tuple[object, ...]) -> tuple[object, ...]:
+    return tuple(
+        [
+            i if type(i) is int else i.node.expr if type(i) is torch.SymInt else _expressions(i)  # type: ignore[arg-type]
+            for i in sizes
+        ]
+    )
 
 
 def product(sizes: Iterable[Size]) -> Size:
@@ -181,6 +208,16 @@ def format_strides(shape: Sizes, memory_format: torch.memory_format) -> Sizes:
 
 
 def broadcast(left: Sizes, right: Sizes) -> Sizes:
+    """The common shape, right-aligned.
+
+    Raises:
+        RuntimeError: two sizes differ and neither is 1.
+    """
+    return left if left is right else _broadcast(left, right)
+
+
+@_memoised
+def _broadcast(left: Sizes, right: Sizes) -> Sizes:
     """The common shape, right-aligned.
 
     Raises:

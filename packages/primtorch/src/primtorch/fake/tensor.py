@@ -12,7 +12,8 @@ from torch._ops import OpOverload
 from primtorch.errors import DataDependentValue, FakeTensorError
 from primtorch.fake.build import refuse_fresh
 from primtorch.fake.layout import is_contiguous
-from primtorch.fake.table import RULES
+from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, has_symbols, recipe_of, storage_bytes
+from primtorch.fake.table import RULES, Rule
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.shape_env import ShapeEnv
@@ -40,8 +41,19 @@ class FakeTensor(torch.Tensor):
 
     @staticmethod
     def __new__(
-        cls, spec: TensorSpec, mode: FakeMode, memory: Memory | None = None, requires_grad: bool = False
+        cls,
+        spec: TensorSpec,
+        mode: FakeMode,
+        memory: Memory | None = None,
+        requires_grad: bool = False,
+        nbytes: Size | None = None,
     ) -> FakeTensor:
+        if nbytes is None:
+            for size in spec.shape:
+                if type(size) is not int:
+                    nbytes = storage_bytes(spec)
+                    break
+        # Without the storage's size torch computes it, and over symbols that is five times the cost of the rest.
         self: FakeTensor = _wrap(
             cls,
             spec.shape,
@@ -50,6 +62,7 @@ class FakeTensor(torch.Tensor):
             dtype=spec.dtype,
             device=spec.device,
             requires_grad=requires_grad,
+            storage_size=nbytes,
         )
         self.fake_mode = mode
         self.memory = Memory() if memory is None else memory
@@ -127,6 +140,8 @@ class FakeMode:
 
     def __init__(self, shape_env: ShapeEnv | None = None) -> None:
         self.shape_env = shape_env
+        self.recipes: dict[tuple[Any, ...], Recipe] = {}
+        """Results of operators over symbolic sizes by their arguments: what is known of symbols only grows."""
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
 
     # A TorchDispatchMode subclass would import torch's own compiler on first use; the dispatcher needs no more than
@@ -213,6 +228,8 @@ def propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: M
     if special is not None:
         return special(mode, *args, **kwargs)
     rule = RULES[func]
+    if has_symbols(args) and not (rule.fresh or rule.restrides or rule.mutates):
+        return _propagate_symbols(mode, func, rule, args, kwargs)
     if rule.fresh:
         out = rule.formula(*args, **kwargs, fresh=mode.fresh_size)
     else:
@@ -223,11 +240,38 @@ def propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: M
         _written(rule.mutates, args, kwargs)
     elif type(out) is TensorSpec and rule.alias is None:
         return FakeTensor(out, mode)
-    memory = None
-    if rule.alias is not None:
-        base = args[rule.alias] if rule.alias < len(args) else None
-        memory = base.memory if isinstance(base, FakeTensor) else None
-    return _wrapped(out, mode, memory)
+    return _wrapped(out, mode, _shared_memory(rule, args))
+
+
+def _propagate_symbols(
+    mode: FakeMode, func: OpOverload, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> Any:
+    """As `propagate`, computing the result once for each combination of symbolic arguments."""
+    memory = _shared_memory(rule, args)
+    try:
+        key = call_key(func, args, kwargs)
+        recipe = mode.recipes.get(key)
+    except (NotRepeatable, TypeError):  # an argument that does not hash
+        return _wrapped(rule.formula(*args, **kwargs), mode, memory)
+    if recipe is None:
+        recipe = mode.recipes[key] = recipe_of(rule.formula(*args, **kwargs))
+    return _built(recipe, mode, memory)
+
+
+def _built(recipe: Recipe, mode: FakeMode, memory: Memory | None) -> Any:
+    if recipe.spec is not None:
+        return FakeTensor(recipe.spec, mode, memory, False, recipe.nbytes)
+    if recipe.kind is not None:
+        return recipe.kind([_built(part, mode, memory) for part in recipe.parts])
+    return recipe.value
+
+
+def _shared_memory(rule: Rule, args: Sequence[Any]) -> Memory | None:
+    """The memory of the argument that the result is a view of."""
+    if rule.alias is None or rule.alias >= len(args):
+        return None
+    base = args[rule.alias]
+    return base.memory if isinstance(base, FakeTensor) else None
 
 
 def _wrapped(out: Any, mode: FakeMode, memory: Memory | None) -> Any:

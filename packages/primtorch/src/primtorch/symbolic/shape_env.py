@@ -69,6 +69,8 @@ class ShapeEnv:
         self.guards: list[ShapeGuard] = []
         self.assumptions: list[ShapeGuard] = []
         """What the program asserts of data-dependent sizes: to be checked at run time, not before the call."""
+        self.layouts: dict[object, object] = {}
+        """Results of rules on symbolic layouts, by the rule and the sizes' expressions: what is known only grows."""
         self._ranges: dict[str, Range] = {}
         self._substitutions: dict[Atom, IntExpr] = {}
         self._simplified: dict[IntExpr, IntExpr] = {}
