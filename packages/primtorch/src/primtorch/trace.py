@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from primtorch.errors import TraceError
+from primtorch.functionalize import functionalize, writes
 from primtorch.schemas import UserFrame
 from primtorch.tracing import RecordingMode
 
@@ -35,14 +36,19 @@ def _user_frames() -> tuple[UserFrame, ...]:
 def trace(fn: Callable[..., Any], *examples: Any) -> fx.GraphModule:
     """Run `fn` on the examples once and record every ATen call, gradients included.
 
-    The graph takes the tensors among the examples (pytree order) and returns fn's tensors as a flat tuple. It is
-    functional where the program is. Tensors that fn reads from elsewhere become constants.
+    The graph takes the tensors among the examples (pytree order) and returns fn's results as a flat tuple. It is
+    functional: a program that writes in place is rewritten, and where it writes to its inputs, their new values follow
+    the outputs and `gm.meta["written_inputs"]` has their positions. Tensors that fn reads from elsewhere become
+    constants.
 
     Raises:
-        TraceError: fn returns something that is not a tensor, a number or None.
+        TraceError: fn returns something that is not a tensor, a number or None, or writes to a tensor that is neither
+            its own nor an input.
     """
     leaves, _ = pytree.tree_flatten(examples)
-    mode = RecordingMode(frames=_user_frames)
+    inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+    snapshots = _Snapshots(inputs)
+    mode = RecordingMode(frames=_user_frames, before_write=snapshots.before_write)
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             mode.placeholder(leaf, f"input_{i}")
@@ -52,4 +58,33 @@ def trace(fn: Callable[..., Any], *examples: Any) -> fx.GraphModule:
     for out in flat:
         if out is not None and not isinstance(out, (torch.Tensor, int, float, bool)):
             raise TraceError(f"fn returned a {type(out).__name__}; expected tensors, numbers or None in containers")
-    return mode.finish(tuple(flat))
+    recorded = mode.finish(tuple(flat))
+    return functionalize(recorded, snapshots.restored()) if writes(recorded) else recorded
+
+
+class _Snapshots:
+    """The inputs as they were before the program's first write to their memory."""
+
+    def __init__(self, inputs: list[torch.Tensor]) -> None:
+        self.inputs = inputs
+        self.shared = [t.untyped_storage()._cdata for t in inputs if t.layout is torch.strided]
+        self.saved: dict[int, torch.UntypedStorage] = {}
+
+    def before_write(self, t: torch.Tensor) -> None:
+        storage = t.untyped_storage()
+        key = storage._cdata
+        if key in self.saved or key not in self.shared:
+            return
+        if self.shared.count(key) > 1:
+            raise TraceError("the program writes to an input that shares its memory with another input; a functional "
+                             "graph has one value for each input")
+        self.saved[key] = storage.clone()
+
+    def restored(self) -> list[torch.Tensor]:
+        return [self._restored(t.detach()) for t in self.inputs]
+
+    def _restored(self, t: torch.Tensor) -> torch.Tensor:
+        saved = self.saved.get(t.untyped_storage()._cdata) if t.layout is torch.strided else None
+        if saved is None:
+            return t
+        return torch.empty(0, dtype=t.dtype, device=t.device).set_(saved, t.storage_offset(), t.size(), t.stride())

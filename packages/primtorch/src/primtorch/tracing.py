@@ -23,14 +23,17 @@ class RecordingMode:
     Args:
         run: computes a call's result from (overload, args, kwargs); by default the call itself.
         frames: the user's frames to put on a node.
+        before_write: told of each tensor that a call is about to write to.
     """
 
     def __init__(self, run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any] | None = None,
-                 frames: Callable[[], tuple[UserFrame, ...]] | None = None) -> None:
+                 frames: Callable[[], tuple[UserFrame, ...]] | None = None,
+                 before_write: Callable[[torch.Tensor], None] | None = None) -> None:
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self._run = run
         self._frames = frames
+        self._before_write = before_write
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[Any] = []  # ids stay unique only while their tensors live
 
@@ -70,11 +73,22 @@ class RecordingMode:
         options = dict(kwargs or {})
         nodes = tuple(self.node_of(a) for a in args)
         node_options = {k: self.node_of(v) for k, v in options.items()}
+        if self._before_write is not None and func._schema.is_mutable:
+            self._announce(func, args, options)
         out = self._run(func, args, options) if self._run is not None else func(*args, **options)
         node = self.graph.call_function(func, nodes, node_options)
         node.meta["stack"] = self._frames() if self._frames is not None else ()
         self._track_results(out, node)
         return out
+
+    def _announce(self, func: OpOverload, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
+        assert self._before_write is not None
+        for place, argument in enumerate(func._schema.arguments):
+            if argument.is_write:
+                written = args[place] if place < len(args) else options.get(argument.name)
+                for t in written if isinstance(written, (list, tuple)) else (written,):
+                    if isinstance(t, torch.Tensor):
+                        self._before_write(t)
 
     def _track_results(self, out: Any, node: fx.Node) -> None:
         if isinstance(out, torch.Tensor):

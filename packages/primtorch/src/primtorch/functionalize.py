@@ -1,0 +1,124 @@
+"""In-place programs made functional: a recorded graph is run again through PyTorch's own functionalization."""
+
+from __future__ import annotations
+
+import contextlib
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from primtorch.errors import TraceError
+from primtorch.schemas import UserFrame
+from primtorch.tracing import RecordingMode
+
+aten = torch.ops.aten
+WRITTEN_INPUTS = "written_inputs"
+"""Key of a graph module's meta: positions of the inputs whose new values follow the outputs."""
+
+
+@contextlib.contextmanager
+def functional_region() -> Iterator[None]:
+    """Inside, operators on wrapped tensors reach a dispatch mode below without writes; views stay views."""
+    torch._enable_functionalization(reapply_views=True)
+    try:
+        yield
+    finally:
+        torch._disable_functionalization()
+
+
+def wrap(inner: torch.Tensor) -> torch.Tensor:
+    outer: torch.Tensor = torch._to_functional_tensor(inner)
+    return outer
+
+
+def unwrap(outer: torch.Tensor) -> torch.Tensor:
+    """The present value, after pending writes through aliases."""
+    if not torch._is_functional_tensor(outer):
+        return outer
+    torch._sync(outer)  # type: ignore[attr-defined]
+    inner: torch.Tensor = torch._from_functional_tensor(outer)
+    return inner
+
+
+def writes(gm: fx.GraphModule) -> bool:
+    """Whether an operator of the graph writes to one of its arguments."""
+    return any(n.op == "call_function" and (n.target in _HIDDEN_WRITES or n.target._schema.is_mutable)
+               for n in gm.graph.nodes if hasattr(n.target, "_schema"))
+
+
+def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
+                eps: float) -> Any:
+    """native_batch_norm writes its running statistics, which its schema does not say."""
+    if not training or mean is None:
+        return aten.native_batch_norm.default(x, weight, bias, mean, var, training, momentum, eps)
+    functional = aten._native_batch_norm_legit_functional.default
+    *results, new_mean, new_var = functional(x, weight, bias, mean, var, training, momentum, eps)
+    mean.copy_(new_mean)
+    var.copy_(new_var)
+    return tuple(results)
+
+
+_HIDDEN_WRITES: dict[Any, Callable[..., Any]] = {
+    aten.native_batch_norm.default: _batch_norm,
+    aten.cudnn_batch_norm.default: _batch_norm,
+}
+
+
+def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """The same program without writes. It returns the old outputs, and then the new value of each input that the
+    program writes to; `gm.meta["written_inputs"]` has the positions of those.
+
+    Args:
+        inputs: one tensor for each placeholder, as they were before the program ran.
+
+    Raises:
+        TraceError: the program writes to a tensor that is neither its own nor an input.
+    """
+    frames: tuple[UserFrame, ...] = ()
+    mode = RecordingMode(frames=lambda: frames)
+    values: dict[fx.Node, Any] = {}
+    wrapped: list[torch.Tensor] = []
+    starts: list[fx.Node] = []
+    constants: list[tuple[str, torch.Tensor, fx.Node]] = []
+    outputs: list[Any] = []
+    with torch.no_grad(), mode, functional_region():
+        for node in gm.graph.nodes:
+            frames = node.meta.get("stack", ())
+            if node.op == "placeholder":
+                inner = inputs[len(starts)].detach()
+                starts.append(mode.placeholder(inner, str(node.target)))
+                values[node] = wrap(inner)
+                wrapped.append(values[node])
+            elif node.op == "get_attr":
+                inner = operator.attrgetter(str(node.target))(gm).detach()
+                values[node] = wrap(inner)
+                constants.append((str(node.target), values[node], mode.node_of(inner)))
+            elif node.op == "output":
+                outputs = [unwrap(v) if isinstance(v, torch.Tensor) else v
+                           for v in fx.map_arg(node.args[0], values.__getitem__)]
+            else:
+                values[node] = _run(node, values)
+        ends = [unwrap(w) for w in wrapped]
+        for name, outer, start in constants:
+            if mode.node_of(unwrap(outer)) is not start:
+                raise TraceError(f"the program writes to {name}, a tensor that it takes from elsewhere; make it an "
+                                 "input of the function")
+    written = [i for i, (end, start) in enumerate(zip(ends, starts, strict=True)) if mode.node_of(end) is not start]
+    made = mode.finish((*outputs, *(ends[i] for i in written)))
+    made.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _is_effect(n))
+    made.recompile()
+    made.meta[WRITTEN_INPUTS] = tuple(written)
+    return made
+
+
+def _is_effect(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or "_assert" in str(node.target)
+
+
+def _run(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+    call: Any = _HIDDEN_WRITES.get(node.target, node.target)
+    return call(*args, **kwargs)
