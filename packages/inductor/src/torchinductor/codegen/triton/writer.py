@@ -112,7 +112,7 @@ class _Writer:
     def _bound(self, dim: str, size: IntExpr, block: int) -> None:
         """A mask where the tile may reach over the end."""
         known = size.as_int()
-        if known is None or known % block:
+        if not known or known % block:  # an empty reduction is all mask
             self._line(f"{dim}_mask = {dim} < {index_text(size)}")
             self.handler.masks[dim] = f"{dim}_mask"
 
