@@ -4,15 +4,17 @@
     python tools/bench/models.py --device cuda --scale full --dtype amp --models hf/BertForMaskedLM tv/resnet18
     python tools/bench/models.py --write docs/results/NAME.md
 
-Each process starts with empty caches, measures eager and one compiler in turns, and compares loss and all
-gradients with eager's. Columns: median milliseconds of a step, the ratio to eager's of the same process
-(above 1: faster than eager), seconds from the call to the first result, relative errors, peak memory (CUDA).
+Each process starts with empty caches, measures eager and one compiler in turns, and compares the loss and all
+gradients with eager in float64. Columns: median milliseconds of a step, the ratio to eager's of the same
+process (above 1: faster than eager), seconds from the call to the first result, relative errors with eager's
+own in parentheses, peak memory (CUDA).
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import copy
 import json
 import os
 import platform
@@ -30,82 +32,112 @@ DEFAULT_MODELS = (
 )  # fmt: skip
 
 
+class Bench:
+    """A model on its device with its inputs; runs steps, times them, compares values."""
+
+    def __init__(self, case: dict[str, Any]) -> None:
+        import torch
+        from zoo import build
+
+        self.case = case
+        self.train = case["mode"] == "train"
+        self.synchronize = torch.cuda.synchronize if case["device"] == "cuda" else (lambda: None)
+        torch.manual_seed(0)
+        suite, name = case["model"].split("/")
+        model, args, kwargs = build(
+            suite, name, scale=case["scale"], train=self.train, batch=case["batch"], length=case["length"]
+        )
+        move = lambda x: x.to(case["device"]) if isinstance(x, torch.Tensor) else x
+        self.model, self.args = model.to(case["device"]), [move(a) for a in args]
+        self.kwargs = {k: move(v) for k, v in kwargs.items()}
+
+    def step(self, candidate: Any, double: bool = False) -> Any:
+        """One training step (or inference): the loss (or the output) in its own precision."""
+        import torch
+
+        for p in candidate.parameters():
+            p.grad = None
+        cast = lambda x: x.double() if double and torch.is_tensor(x) and x.is_floating_point() else x
+        args, kwargs = [cast(a) for a in self.args], {k: cast(v) for k, v in self.kwargs.items()}
+        amp = self.case["dtype"] == "amp" and not double
+        autocast = torch.autocast(self.case["device"], torch.bfloat16) if amp else contextlib.nullcontext()
+        with torch.set_grad_enabled(self.train), autocast:
+            out = candidate(*args, **kwargs)
+        value = out if isinstance(out, torch.Tensor) else out.loss if self.train else out.logits
+        if self.train:
+            (value if value.dim() == 0 else value.float().pow(2).mean()).backward()
+        return value.detach()
+
+    def results(self, candidate: Any, double: bool = False) -> tuple[Any, dict[str, Any]]:
+        """The step's value and every gradient, as float64 on the CPU."""
+        state = {k: v.clone() for k, v in candidate.state_dict().items()}
+        value = self.step(candidate, double).double().cpu()
+        gradients = {n: p.grad.double().cpu() for n, p in candidate.named_parameters() if p.grad is not None}
+        candidate.load_state_dict(state)  # running statistics and the like as before
+        return value, gradients
+
+    def median_ms(self, candidate: Any) -> float:
+        for _ in range(3):
+            self.step(candidate)
+        self.synchronize()
+        seconds: list[float] = []
+        end = time.perf_counter() + self.case["seconds"]
+        while time.perf_counter() < end or len(seconds) < 5:
+            start = time.perf_counter()
+            self.step(candidate)
+            self.synchronize()
+            seconds.append(time.perf_counter() - start)
+        return statistics.median(seconds) * 1e3
+
+    def peak_mb(self, candidate: Any) -> float | None:
+        import torch
+
+        if self.case["device"] != "cuda":
+            return None
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.step(candidate)
+        self.synchronize()
+        return torch.cuda.max_memory_allocated() / 2**20
+
+
+def errors(found: tuple[Any, dict[str, Any]], truth: tuple[Any, dict[str, Any]]) -> tuple[float, float]:
+    """Relative errors of the value and of all gradients together."""
+    value = float((found[0] - truth[0]).norm() / (truth[0].norm() + 1e-30))
+    difference = sum(float((g - found[1][n]).norm() ** 2) for n, g in truth[1].items())
+    norm = sum(float(g.norm() ** 2) for g in truth[1].values())
+    return value, (difference / (norm + 1e-30)) ** 0.5
+
+
 def measure(case: dict[str, Any]) -> dict[str, Any]:
     """One (model, compiler) in this process."""
     import torch
 
     sys.path.insert(0, str(Path(__file__).parent))
-    from zoo import build
-
-    device, train = case["device"], case["mode"] == "train"
-    torch.manual_seed(0)
-    suite, name = case["model"].split("/")
-    model, args, kwargs = build(
-        suite, name, scale=case["scale"], train=train, batch=case["batch"], length=case["length"]
-    )
-    move = lambda x: x.to(device) if isinstance(x, torch.Tensor) else x
-    model, args, kwargs = model.to(device), [move(a) for a in args], {k: move(v) for k, v in kwargs.items()}
-    synchronize = torch.cuda.synchronize if device == "cuda" else (lambda: None)
-
-    def step(candidate: torch.nn.Module) -> torch.Tensor:
-        for p in model.parameters():
-            p.grad = None
-        autocast = torch.autocast(device, torch.bfloat16) if case["dtype"] == "amp" else contextlib.nullcontext()
-        with torch.set_grad_enabled(train), autocast:
-            out = candidate(*args, **kwargs)
-        value = out if isinstance(out, torch.Tensor) else out.loss if train else out.logits
-        if train:
-            (value if value.dim() == 0 else value.float().pow(2).mean()).backward()
-        return value.detach().float()
-
-    def median_ms(candidate: torch.nn.Module) -> float:
-        for _ in range(3):
-            step(candidate)
-        synchronize()
-        seconds: list[float] = []
-        end = time.perf_counter() + case["seconds"]
-        while time.perf_counter() < end or len(seconds) < 5:
-            start = time.perf_counter()
-            step(candidate)
-            synchronize()
-            seconds.append(time.perf_counter() - start)
-        return statistics.median(seconds) * 1e3
-
-    def gradients() -> dict[str, torch.Tensor]:
-        return {n: p.grad.float().clone() for n, p in model.named_parameters() if p.grad is not None}
-
-    def peak_mb(candidate: torch.nn.Module) -> float | None:
-        if device != "cuda":
-            return None
-        torch.cuda.reset_peak_memory_stats()
-        step(candidate)
-        synchronize()
-        return torch.cuda.max_memory_allocated() / 2**20
-
-    state = {k: v.clone() for k, v in model.state_dict().items()}
-    expected, expected_gradients = step(model), gradients()
-    row = dict(case, eager_ms=median_ms(model), eager_peak_mb=peak_mb(model))
-    model.load_state_dict(state)
+    bench = Bench(case)
+    model = bench.model
+    judge = copy.deepcopy(model).double()
+    truth = bench.results(judge, double=True)
+    del judge
+    row = dict(case)
+    row["eager_error"], row["eager_gradient_error"] = errors(bench.results(model), truth)
+    row["eager_ms"], row["eager_peak_mb"] = bench.median_ms(model), bench.peak_mb(model)
     if case["compiler"] == "torch":
         compiled = torch.compile(model)
     else:
         import torchcompile
 
         compiled = torchcompile.compile(model)
+    bench.synchronize()
     start = time.perf_counter()
-    found = step(compiled)
-    synchronize()
+    bench.step(compiled)
+    bench.synchronize()
     row["first_s"] = time.perf_counter() - start
-    row["error"] = float((found - expected).norm() / (expected.norm() + 1e-12))
-    found_gradients = gradients()
-    row["missing"] = len(expected_gradients.keys() - found_gradients.keys())
-    shared = expected_gradients.keys() & found_gradients.keys()
-    difference = sum(float((expected_gradients[n] - found_gradients[n]).norm() ** 2) for n in shared)
-    norm = sum(float(g.norm() ** 2) for g in expected_gradients.values())
-    row["gradient_error"] = (difference / (norm + 1e-30)) ** 0.5
-    row["ms"] = median_ms(compiled)
-    row["peak_mb"] = peak_mb(compiled)
-    row["eager_ms"] = min(row["eager_ms"], median_ms(model))
+    found = bench.results(compiled)
+    row["missing"] = len(truth[1].keys() - found[1].keys())
+    row["error"], row["gradient_error"] = errors(found, truth)
+    row["ms"], row["peak_mb"] = bench.median_ms(compiled), bench.peak_mb(compiled)
+    row["eager_ms"] = min(row["eager_ms"], bench.median_ms(model))
     row["ratio"] = row["eager_ms"] / row["ms"]
     if case["compiler"] == "torchcompile":
         report = torchcompile.report()
@@ -128,17 +160,22 @@ def in_fresh_process(case: dict[str, Any], timeout: float) -> dict[str, Any]:
 
 def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
-    head = "| model | mode | compiler | eager ms | ms | ratio | first s | error | gradient error | peak MB (eager) |"
-    lines = [head, "|---|---|---|---|---|---|---|---|---|---|"]
+    head = (
+        "| model | mode | compiler | eager ms | ms | ratio | first s | error (eager) | gradient error (eager) "
+        "| peak MB (eager) | graphs, breaks, fallbacks |"
+    )
+    lines = [head, "|---" * 11 + "|"]
     for row in rows:
         start = f"| {row['model']} | {row['mode']} | {row['compiler']} |"
         if "failed" in row:
-            lines.append(f"{start} failed: {row['failed']} | | | | | | |")
+            lines.append(f"{start} failed: {row['failed']} | | | | | | | |")
             continue
         peak = f"{row['peak_mb']:.0f} ({row['eager_peak_mb']:.0f})" if row.get("peak_mb") else "-"
+        counts = f"{row['graphs']}, {row['breaks']}, {row['fallbacks']}" if "graphs" in row else "-"
         lines.append(
             f"{start} {row['eager_ms']:.2f} | {row['ms']:.2f} | {row['ratio']:.2f} | {row['first_s']:.1f} "
-            f"| {row['error']:.1e} | {row['gradient_error']:.1e} | {peak} |"
+            f"| {row['error']:.1e} ({row['eager_error']:.1e}) "
+            f"| {row['gradient_error']:.1e} ({row['eager_gradient_error']:.1e}) | {peak} | {counts} |"
         )
     return "\n".join(lines)
 
