@@ -69,11 +69,12 @@ class Bench:
         return value.detach()
 
     def results(self, candidate: Any, double: bool = False) -> tuple[Any, dict[str, Any]]:
-        """The step's value and every gradient, as float64 on the CPU."""
-        state = {k: v.clone() for k, v in candidate.state_dict().items()}
+        """The step's value and every gradient, as float64 on the CPU. `double`: the candidate is a copy in float64."""
+        owner = candidate if double else self.model  # torch.compile's wrapper gives parameters other names
+        state = {k: v.clone() for k, v in owner.state_dict().items()}
         value = self.step(candidate, double).double().cpu()
-        gradients = {n: p.grad.double().cpu() for n, p in candidate.named_parameters() if p.grad is not None}
-        candidate.load_state_dict(state)  # running statistics and the like as before
+        gradients = {n: p.grad.double().cpu() for n, p in owner.named_parameters() if p.grad is not None}
+        owner.load_state_dict(state)  # running statistics and the like as before
         return value, gradients
 
     def median_ms(self, candidate: Any) -> float:
