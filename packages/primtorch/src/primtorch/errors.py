@@ -15,6 +15,14 @@ def format_frames(frames: Sequence[UserFrame]) -> str:
 class PrimTorchError(RuntimeError):
     """Base of this package's errors."""
 
+    frames: tuple[UserFrame, ...] = ()
+
+    def locate(self, frames: Sequence[UserFrame]) -> None:
+        """Name the user's lines, where the error was raised without knowing them."""
+        if not self.frames and frames:
+            self.frames = tuple(frames)
+            self.args = (f"{self}{format_frames(frames)}",)
+
 
 class DataDependent(PrimTorchError):
     """A result depends on tensor data that does not exist while shapes are propagated."""

@@ -9,12 +9,12 @@ from typing import Any, ClassVar
 import torch
 from torch._ops import OpOverload
 
-from primtorch.errors import DataDependentValue, FakeTensorError
+from primtorch.errors import DataDependentValue, FakeTensorError, PrimTorchError
 from primtorch.fake.build import refuse_fresh
 from primtorch.fake.layout import is_contiguous
 from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, has_symbols, recipe_of, storage_bytes
 from primtorch.fake.table import RULES, Rule
-from primtorch.schemas import UserFrame
+from primtorch.schemas import UserFrame, calling_frames
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.shape_env import ShapeEnv
 
@@ -163,7 +163,9 @@ class FakeMode:
         return propagate(self, func, args, kwargs or {})
 
     def user_frames(self) -> tuple[UserFrame, ...]:
-        return self.shape_env.user_frame() if self.shape_env is not None else ()
+        """The user's lines, outermost first: as the ShapeEnv's owner tells them, else those of the Python stack."""
+        told = self.shape_env.user_frame() if self.shape_env is not None else ()
+        return told or calling_frames()
 
     def fresh_size(self, maximum: Size | None) -> Size:
         """A size that depends on data, as an unbacked symbol."""
@@ -224,6 +226,14 @@ def symbolic_strides(sizes: Sequence[int], strides: Sequence[int], symbols: Sequ
 
 def propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     """The fake result of an operator on fake tensors."""
+    try:
+        return _propagate(mode, func, args, kwargs)
+    except PrimTorchError as error:
+        error.locate(mode.user_frames())
+        raise
+
+
+def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
     special = _SPECIAL.get(func)
     if special is not None:
         return special(mode, *args, **kwargs)
