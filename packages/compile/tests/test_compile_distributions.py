@@ -25,8 +25,6 @@ IMPORTS = {
 
 def run(*command: str | Path, cwd: Path | None = None) -> str:
     env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "VIRTUAL_ENV")}
-    if "PIP_FIND_LINKS" in env:
-        env["UV_FIND_LINKS"] = env["PIP_FIND_LINKS"]
     done = subprocess.run(
         [str(part) for part in command], capture_output=True, text=True, env=env, cwd=cwd, timeout=900, check=False
     )
@@ -67,7 +65,8 @@ def test_wheel_works_with_only_what_it_declares(name: str, wheels: Path, uv: str
     environment = tmp_path / "env"
     run(uv, "venv", "-q", "--python", sys.executable, environment)
     python = environment / "bin" / "python"
-    install = (uv, "pip", "install", "-q", "--python", python, "--find-links", wheels)
+    links = [wheels, *os.environ.get("PIP_FIND_LINKS", "").split()]  # an option of uv's replaces its variable
+    install = (uv, "pip", "install", "-q", "--python", python, *(part for link in links for part in ("--find-links", link)))
     run(*install, "-c", ROOT / "constraints.txt", f"{distribution}==0.1.0", "numpy")
     module = IMPORTS.get(name, name)
     where = run(python, "-c", f"import {module}; print({module}.__file__, {module}.__version__)", cwd=tmp_path)
