@@ -1,6 +1,7 @@
 """A closed set of primitive operators for PyTorch: decompositions, fake tensors, symbolic sizes."""
 
 from primtorch.decompose import decompositions
+from primtorch.derived import formula_from_rule
 from primtorch.interpret import interpret
 from primtorch.lower import lower
 from primtorch.printing import graph_text
@@ -8,4 +9,4 @@ from primtorch.trace import trace
 from primtorch.verify import verify
 
 __version__ = "0.1.0"
-__all__ = ["decompositions", "graph_text", "interpret", "lower", "trace", "verify"]
+__all__ = ["decompositions", "formula_from_rule", "graph_text", "interpret", "lower", "trace", "verify"]

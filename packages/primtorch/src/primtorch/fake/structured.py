@@ -14,6 +14,12 @@ from primtorch.fake.promotion import TENSORS
 from primtorch.spec import TensorSpec
 
 
+def _has_symbols(leaf: Any) -> bool:
+    if isinstance(leaf, TENSORS):
+        return any(type(s) is not int for s in (*leaf.shape, *leaf.stride()))
+    return isinstance(leaf, torch.SymInt)
+
+
 def has_native_meta(op: OpOverload) -> bool:
     """Whether the operator's active Meta kernel is a C++ one."""
     name = op.name()
@@ -25,28 +31,31 @@ def has_native_meta(op: OpOverload) -> bool:
     ) or torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeExplicitAutogradNonFunctional")
 
 
-def meta_formula(op: OpOverload) -> Formula:
+def meta_formula(op: OpOverload, symbolic: Formula | None = None) -> Formula:
     """A formula that runs the operator's C++ meta kernel.
 
+    Args:
+        symbolic: the formula to use when a size is symbolic, which these kernels do not take.
+
     Raises:
-        NoFormula: the operator has none, or (when called) a size is symbolic.
+        NoFormula: (when called) a size is symbolic and there is no formula for that.
     """
-    if not has_native_meta(op):
-        raise NoFormula(op.name())
 
     def formula(*args: Any, **kwargs: Any) -> Any:
         leaves, tree = pytree.tree_flatten((args, kwargs))
+        if symbolic is not None and any(map(_has_symbols, leaves)):
+            return symbolic(*args, **kwargs)
         device: torch.device | None = None
         converted: list[Any] = []
         for leaf in leaves:
             if not isinstance(leaf, TENSORS):
-                if isinstance(leaf, torch.SymInt):
+                if _has_symbols(leaf):
                     raise NoFormula(op.name(), reason="its kernel for meta tensors takes no symbolic sizes")
                 converted.append(leaf)
                 continue
             if device is None or (device.type == "cpu" and leaf.device.type != "cpu"):
                 device = leaf.device
-            if any(type(s) is not int for s in (*leaf.shape, *leaf.stride())):
+            if _has_symbols(leaf):
                 raise NoFormula(op.name(), reason="its kernel for meta tensors takes no symbolic sizes")
             converted.append(torch.empty_strided(tuple(leaf.shape), leaf.stride(), dtype=leaf.dtype, device="meta"))
         meta_args, meta_kwargs = pytree.tree_unflatten(converted, tree)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
+from primtorch.errors import NoFormula
 from primtorch.fake import (
     formulas_attention,
     formulas_contraction,
@@ -26,7 +27,7 @@ from primtorch.fake import (
 from primtorch.fake.build import Formula, contiguous
 from primtorch.fake.layout import broadcast
 from primtorch.fake.promotion import TENSORS, category
-from primtorch.fake.structured import meta_formula
+from primtorch.fake.structured import has_native_meta, meta_formula
 
 _FAMILIES = (
     formulas_pointwise,
@@ -92,11 +93,12 @@ class RuleTable(dict[OpOverload, Rule]):
         derived = _derived(op)
         if derived is not None:
             return derived, "derived"
-        for fallback in self.fallbacks:
-            formula = fallback(op)
-            if formula is not None:
-                return formula, "fallback"
-        return meta_formula(op), "meta"
+        formula = next(filter(None, (fallback(op) for fallback in self.fallbacks)), None)
+        if has_native_meta(op):
+            return meta_formula(op, formula), "meta"
+        if formula is None:
+            raise NoFormula(op.name())
+        return formula, "fallback"
 
 
 RULES = RuleTable()
@@ -135,7 +137,7 @@ def register_fallback(fallback: Fallback) -> None:
         fallback: overload -> formula, or None where it has none.
     """
     RULES.fallbacks.append(fallback)
-    for op in [op for op, rule in RULES.items() if rule.source == "meta"]:
+    for op in [op for op, rule in RULES.items() if rule.source != "formula"]:
         del RULES[op]
 
 

@@ -1,0 +1,60 @@
+"""Shape propagation from rules: an operator without a formula has the metadata that its decomposition computes."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from primtorch.decompose import Builder, Results, Value, decompositions
+from primtorch.decompose.builder import as_spec
+from primtorch.fake import register_fallback
+from primtorch.fake.build import Formula
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import expr_of
+
+
+def formula_from_rule(op: OpOverload) -> Formula | None:
+    """A formula that runs the operator's rule on a scratch graph, and reads the results' descriptors off it.
+
+    Shapes and dtypes are the operator's; strides are those of the last prim, which eager may lay out otherwise.
+    """
+    rule = decompositions().get(op)
+    if rule is None:
+        return None
+
+    def formula(*args: Any, **kwargs: Any) -> Any:
+        graph = fx.Graph()
+        builder = Builder(graph)
+
+        def value(leaf: Any) -> Any:
+            if isinstance(leaf, torch.SymInt):
+                for name in expr_of(leaf).symbols():
+                    builder.symbol_nodes.setdefault(name, graph.placeholder(name))
+                return leaf
+            return builder.result(graph.placeholder("x"), as_spec(leaf)) if isinstance(leaf, _TENSORS) else leaf
+
+        given = [pytree.tree_map(value, tree) for tree in (args, kwargs)]
+        return _described(rule(builder, *given[0], **given[1]))
+
+    formula.__name__ = op.name()
+    return formula
+
+
+_TENSORS = (torch.Tensor, TensorSpec)
+
+
+def _described(result: Any) -> Any:
+    if isinstance(result, Value):
+        return result.spec
+    if isinstance(result, Results):
+        return result.vals
+    if isinstance(result, tuple | list):
+        return type(result)([_described(part) for part in result])
+    return result
+
+
+register_fallback(formula_from_rule)
