@@ -56,7 +56,7 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = (
     Phases stay apart: a forward operator repeated in the backward is a recomputation that the program asked for.
     Two nodes of `distinct` (outputs that the caller may write to) are never merged.
     """
-    apart = {n for n in distinct if isinstance(n, fx.Node)}
+    apart = {m for n in distinct if isinstance(n, fx.Node) for m in (n, _memory(n))}
     seen: dict[Any, fx.Node] = {}
     removed = 0
     for node in graph.nodes:
@@ -158,6 +158,7 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
     its own.
     """
     apart = {n for n in distinct if isinstance(n, fx.Node)}
+    owner = {_memory(n): n for n in apart}
     removed = 0
     for node in graph.nodes:
         rule = _NO_OPS.get(node.target) if node.op == "call_function" else None
@@ -166,10 +167,15 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
         source = rule(node)
         if source is None:
             continue
-        if node in apart:
-            if source in apart or _memory(source).op in ("placeholder", "get_attr") or _memory(source) in apart:
+        mine = owner.get(node, node if node in apart else None)
+        if mine is not None:
+            memory = _memory(source)
+            if source in apart or memory.op in ("placeholder", "get_attr") or owner.get(memory, mine) is not mine:
                 continue
-            apart.add(source)
+            owner[memory] = mine
+            if node in apart:
+                apart.add(source)
+                owner = {m: source if o is node else o for m, o in owner.items()}
         node.replace_all_uses_with(source)
         graph.erase_node(node)
         removed += 1

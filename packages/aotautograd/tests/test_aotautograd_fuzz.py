@@ -1,0 +1,206 @@
+"""Random programs of views, writes and aliases: everything a caller can observe is eager's.
+
+More of them: `pytest packages/aotautograd/tests/test_aotautograd_fuzz.py --programs 20000`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from aotautograd import AotAutogradError, aot_function
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+Env = list[torch.Tensor]
+
+VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "first": lambda t: t[0] if t.dim() else t.view(()),
+    "tail": lambda t: t[1:] if t.dim() else t.view(()),
+    "every_second": lambda t: t[::2] if t.dim() else t.view(()),
+    "transposed": lambda t: t.transpose(0, -1) if t.dim() else t.view(()),
+    "flat": lambda t: t.view(-1),
+    "unsqueezed": lambda t: t.unsqueeze(0),
+    "same": lambda t: t.view_as(t),
+    "detached": lambda t: t.detach(),
+    "diagonal": lambda t: t.diagonal() if t.dim() >= 2 else t.view_as(t),
+    "narrow": lambda t: t.narrow(-1, 0, 1) if t.dim() and t.shape[-1] else t.view_as(t),
+    "split": lambda t: t.split(2)[0] if t.dim() else t.view_as(t),
+    "unbound": lambda t: t.unbind(0)[-1] if t.dim() and t.shape[0] else t.view_as(t),
+}
+VALUES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "product": lambda a, b: a * (b if a.shape == b.shape else b.sum()),
+    "sine": lambda a, b: a.sin(),
+    "sum": lambda a, b: a + (b if a.shape == b.shape else 1),
+    "clone": lambda a, b: a.clone(),
+    "contiguous": lambda a, b: a.contiguous(),
+    "reshaped": lambda a, b: a.reshape(-1),
+    "total": lambda a, b: a.sum(),
+}
+WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
+    "add": lambda a, b: a.add_(1),
+    "mul": lambda a, b: a.mul_(b if a.shape == b.shape else 0.5),
+    "sin": lambda a, b: a.sin_(),
+    "copy": lambda a, b: a.copy_(b if a.shape == b.shape else b.sum()),
+    "zero": lambda a, b: a.zero_(),
+    "fill_first": lambda a, b: a.__setitem__(0, b.sum()) if a.dim() and a.shape[0] else a.fill_(2.0),
+    "augmented": lambda a, b: a.__iadd__(b.sum()),
+}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    kind: str  # view, value, write, or one of the last two under no_grad
+    name: str
+    a: int
+    b: int
+
+    def run(self, env: Env) -> None:
+        a, b = env[self.a % len(env)], env[self.b % len(env)]
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not self.kind.startswith("no_grad ")):
+            kind = self.kind.removeprefix("no_grad ")
+            if kind == "view":
+                env.append(VIEWS[self.name](a))
+            elif kind == "value":
+                env.append(VALUES[self.name](a, b))
+            else:
+                WRITES[self.name](a, b)
+
+
+@dataclass(frozen=True)
+class RandomProgram:
+    inputs: tuple[tuple[str, str, int], ...]  # (kind, view, of which input) of each input
+    instructions: tuple[Instruction, ...]
+    outputs: tuple[int, ...]
+
+    def __call__(self, *inputs: torch.Tensor) -> list[torch.Tensor]:
+        env = list(inputs)
+        for instruction in self.instructions:
+            instruction.run(env)
+        return [env[i % len(env)] for i in self.outputs]
+
+    def make_inputs(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Leaves, and inputs made of them."""
+        leaves: list[torch.Tensor] = []
+        inputs: list[torch.Tensor] = []
+        for kind, view, of in self.inputs:
+            if kind == "alias" and inputs:
+                inputs.append(VIEWS[view](inputs[of % len(inputs)]))
+                continue
+            leaf = torch.randn(4, 4, dtype=torch.float64, requires_grad=kind != "plain")
+            leaves.append(leaf)
+            inputs.append(leaf * 1 if kind == "inner" else leaf)
+        return leaves, inputs
+
+
+index = st.integers(0, 11)
+instructions = st.one_of(
+    st.builds(Instruction, st.just("view"), st.sampled_from(sorted(VIEWS)), index, index),
+    st.builds(Instruction, st.just("no_grad view"), st.sampled_from(sorted(VIEWS)), index, index),
+    st.builds(Instruction, st.just("value"), st.sampled_from(sorted(VALUES)), index, index),
+    st.builds(Instruction, st.just("write"), st.sampled_from(sorted(WRITES)), index, index),
+    st.builds(Instruction, st.just("no_grad write"), st.sampled_from(sorted(WRITES)), index, index),
+)
+inputs = st.tuples(
+    st.sampled_from(["plain", "plain", "leaf", "inner", "inner", "alias"]), st.sampled_from(sorted(VIEWS)), index
+)
+programs = st.builds(
+    RandomProgram,
+    st.lists(inputs, min_size=1, max_size=3).map(tuple),
+    st.lists(instructions, min_size=1, max_size=7).map(tuple),
+    st.lists(index, min_size=1, max_size=3).map(tuple),
+)
+
+
+def identity(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    return gm
+
+
+def has_history(t: torch.Tensor) -> bool:
+    """`requires_grad`, but for views made under no_grad: those repeat what their base says and lead nowhere."""
+    return t.grad_fn is not None or (t.requires_grad and not t._is_view())
+
+
+def observe(function: Callable[..., Any], program: RandomProgram, grad: bool) -> dict[str, Any]:
+    torch.manual_seed(0)
+    leaves, inputs = program.make_inputs()
+    before = [t._version for t in inputs]
+    with torch.set_grad_enabled(grad):
+        outputs = list(function(*inputs))
+    seen = [*outputs, *inputs]
+    storages = [t.untyped_storage().data_ptr() for t in seen]
+    facts = {
+        "identity": [a is b for a in seen for b in seen],
+        "aliasing": [a == b for a in storages for b in storages],
+        "metadata": [(t.shape, t.stride(), t.storage_offset(), has_history(t)) for t in seen],
+        "values": [t.detach().clone() for t in seen],
+        "versions": [t._version - v for t, v in zip(inputs, before, strict=True)],
+    }
+    ends = [t for t in seen if t.requires_grad and t.grad_fn is not None]
+    if ends:
+        sum((t * t).sum() for t in ends).backward()
+    facts["gradients"] = [t.grad for t in leaves]
+    return facts
+
+
+def compare(eager: dict[str, Any], ours: dict[str, Any]) -> None:
+    for what in ("identity", "aliasing", "metadata", "versions"):
+        assert ours[what] == eager[what], f"{what}: {ours[what]} instead of {eager[what]}"
+    for what in ("values", "gradients"):
+        for i, (a, b) in enumerate(zip(eager[what], ours[what], strict=True)):
+            assert (a is None) == (b is None), f"{what} {i}: {b} instead of {a}"
+            if a is not None:
+                torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what} {i}: {m}")
+
+
+def judge(program: RandomProgram, grad: bool, seen: Counter[str]) -> None:
+    try:
+        eager: Any = observe(program, program, grad)
+    except (RuntimeError, IndexError) as error:
+        eager = error
+    compiled = aot_function(program, fw_compiler=identity)
+    try:
+        ours = observe(compiled, program, grad)
+    except AotAutogradError:
+        seen["refused"] += 1
+        return
+    except (RuntimeError, IndexError):
+        assert isinstance(eager, Exception), "raises where eager does not"
+        seen["both raise"] += 1
+        return
+    if isinstance(eager, Exception):
+        # A functional program has no memory in which a source and a destination could overlap.
+        assert "some elements of the input tensor and the written-to tensor" in str(eager), f"eager raises {eager}"
+        seen["runs where eager's memory overlaps"] += 1
+        return
+    compare(eager, ours)
+    seen["equal"] += 1
+
+
+def test_random_programs(request: pytest.FixtureRequest) -> None:
+    count = request.config.getoption("--programs", default=None) or 2000
+    seen: Counter[str] = Counter()
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=count <= 2000,
+        suppress_health_check=list(HealthCheck),
+        phases=[Phase.generate, Phase.shrink],
+    )
+    @given(programs, st.booleans())
+    def run(program: RandomProgram, grad: bool) -> None:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            judge(program, grad, seen)
+
+    run()
+    print(f"\nrandom programs: {dict(seen)}")
+    assert seen["equal"] > 0.5 * count
+    assert seen["refused"] < 0.1 * count
