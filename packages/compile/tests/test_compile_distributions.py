@@ -66,7 +66,15 @@ def test_wheel_works_with_only_what_it_declares(name: str, wheels: Path, uv: str
     run(uv, "venv", "-q", "--python", sys.executable, environment)
     python = environment / "bin" / "python"
     links = [wheels, *os.environ.get("PIP_FIND_LINKS", "").split()]  # an option of uv's replaces its variable
-    install = (uv, "pip", "install", "-q", "--python", python, *(part for link in links for part in ("--find-links", link)))
+    install = (
+        uv,
+        "pip",
+        "install",
+        "-q",
+        "--python",
+        python,
+        *(part for link in links for part in ("--find-links", link)),
+    )
     run(*install, "-c", ROOT / "constraints.txt", f"{distribution}==0.1.0", "numpy")
     module = IMPORTS.get(name, name)
     where = run(python, "-c", f"import {module}; print({module}.__file__, {module}.__version__)", cwd=tmp_path)
