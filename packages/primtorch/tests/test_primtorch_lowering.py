@@ -5,8 +5,9 @@ from torch import nn
 
 import pytest
 from primtorch import interpret, lower, trace, verify
-from primtorch.errors import NotClosed
+from primtorch.errors import NotClosed, TraceError
 from primtorch.prims import PRIMS, Prim
+from primtorch.tracing import RecordingMode
 from torch.nn import functional as F
 
 aten = torch.ops.aten
@@ -151,8 +152,52 @@ def test_preserved_operator_stays_whole():
 
 
 def test_mutation_is_a_clear_error_with_the_users_line():
-    with pytest.raises(NotClosed, match=r"add_.*functionalise(.|\n)*test_primtorch_lowering"):
-        lower(trace(lambda x: x.clone().add_(1), torch.randn(3)))
+    mode = RecordingMode()
+    x = torch.randn(3)
+    mode.placeholder(x, "x")
+    with mode:
+        y = x.clone().add_(1)
+    with pytest.raises(NotClosed, match=r"add_.*functionalise"):
+        lower(mode.finish((y,)))
+
+
+def test_traces_of_programs_that_write_are_functional():
+    def program(x, y):
+        z = x.clone()
+        z[1:].mul_(2)
+        z.t()[0] = 5
+        y.add_(z.sum())
+        y.view(-1)[0] = 7
+        return z + y, z
+
+    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    before, after = y.clone(), y.clone()
+    graph = trace(program, x, y)
+    assert graph.meta["written_inputs"] == (1,)
+    lowered = lower(graph)
+    verify(lowered)
+    for got, want in zip(interpret(lowered)(x, before), (*program(x, after), after), strict=True):
+        torch.testing.assert_close(got, want)
+
+
+def test_running_statistics_are_written_inputs():
+    def program(x, mean, var):
+        return F.batch_norm(x, mean, var, training=True)
+
+    x, mean, var = torch.randn(5, 4), torch.zeros(4), torch.ones(4)
+    graph = trace(program, x, mean.clone(), var.clone())
+    assert graph.meta["written_inputs"] == (1, 2)
+    got = interpret(lower(graph))(x, mean, var)
+    torch.testing.assert_close(got[0], program(x, mean, var))
+    torch.testing.assert_close(got[1:], (mean, var))
+
+
+def test_what_a_trace_cannot_express_is_an_error():
+    outside, x = torch.zeros(3), torch.randn(3)
+    with pytest.raises(TraceError, match="takes from elsewhere"):
+        trace(lambda x: outside.add_(x), x)
+    with pytest.raises(TraceError, match="shares its memory"):
+        trace(lambda x, y: x.add_(y), x, x[:])
 
 
 def test_nodes_keep_the_users_frames():

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from primtorch.decompose import Builder, Opset, Results, Rule, Value, decompositions
 from primtorch.decompose.builder import as_spec, same_sizes
@@ -67,8 +68,9 @@ class _Lowering:
                 raise self.not_closed(node, f"a {node.op} node has no place in a functional ATen graph")
             self.b.meta = {"stack": ()} | {k: v for k, v in node.meta.items() if k != "val"}
             self.env[node] = step(node)
-        self.graph.eliminate_dead_code(_is_impure)
-        lowered = fx.GraphModule(self.gm, self.graph)
+        _remove_dead(self.graph)
+        # Its Python source is written and compiled when somebody calls it; compilers only read the graph.
+        lowered = _LazyGraphModule(self.gm, self.graph)
         lowered.meta.update(self.gm.meta)
         return lowered
 
@@ -187,10 +189,12 @@ def _nested(args: Any) -> bool:
     return any(isinstance(a, (tuple, list, dict, slice)) for a in args)
 
 
-def _is_impure(node: fx.Node) -> bool:
-    if node.op in ("placeholder", "output"):
-        return True
-    return isinstance(node.target, Prim) and node.target.name == "assert_async"
+def _remove_dead(graph: fx.Graph) -> None:
+    """Remove what no output needs. A draw of random numbers that nobody reads goes, an assertion stays."""
+    for node in reversed(graph.nodes):
+        if not node.users and node.op not in ("placeholder", "output") and not (
+                isinstance(node.target, Prim) and node.target.name == "assert_async"):
+            graph.erase_node(node)
 
 
 def _why_no_rule(target: Any) -> str:

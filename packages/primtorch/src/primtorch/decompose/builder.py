@@ -16,6 +16,7 @@ from primtorch.prims.layout import broadcast_shapes, contiguous_strides, numel
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of, materialize
 
+_ATOMS = frozenset({int, float, bool, type(None), str, complex, torch.dtype, torch.device})
 Operand = Any  # Value | int | float | bool | complex | SymInt
 
 
@@ -217,13 +218,13 @@ def wrap_dims(dims: Sequence[int] | int | None, rank: int, *, empty_is_all: bool
 
 def _frozen(argument: Any) -> Any:
     """A hashable stand-in that tells 1, 1.0, True and -0.0 apart."""
-    if isinstance(argument, Value):
-        return argument.node
-    if isinstance(argument, (tuple, list)):
-        return tuple([_frozen(a) for a in argument])
     kind = type(argument)
     if kind is int or kind is str or argument is None:
         return argument
+    if kind is Value:
+        return argument.node
+    if kind is tuple or kind is list or isinstance(argument, (tuple, list)):
+        return tuple([a if type(a) is int else _frozen(a) for a in argument])
     if kind is torch.SymInt:
         return ("sym", str(expr_of(argument)))
     return (kind, str(argument))
@@ -251,18 +252,19 @@ class Builder:
     # --- recording -------------------------------------------------------------------------------
     def emit(self, prim: Prim, *args: Any, **kwargs: Any) -> Any:
         """One call of a prim; a call equal to an earlier one gives that one's result, unless it is an effect."""
-        key = None
+        key: tuple[Any, ...] | None = None
         if "effect" not in prim.tags:
-            key = (prim, tuple([_frozen(a) for a in args]))
+            key = (prim, *[a.node if type(a) is Value else _frozen(a) for a in args])
             if kwargs:
-                key = (*key, tuple((k, _frozen(v)) for k, v in sorted(kwargs.items())))  # type: ignore[assignment]
+                key = (*key, tuple((k, _frozen(v)) for k, v in sorted(kwargs.items())))
             known = self._known.get(key)
             if known is not None:
                 return known
         if "dynamic" in prim.tags and self.val is not None:
             specs = self.val  # the sizes' symbols are those that the rest of the graph knows
         else:
-            specs = prim.meta(*_specs(args), **{k: _specs(v) for k, v in kwargs.items()})
+            specs = prim.meta(*[a.spec if type(a) is Value else _specs(a) for a in args],
+                              **{k: _specs(v) for k, v in kwargs.items()})
         target: Any = prim
         if self.rewrite is not None:
             target, args, kwargs = self.rewrite(self, prim, args, kwargs)
@@ -273,8 +275,11 @@ class Builder:
 
     def record(self, target: Any, args: Any, kwargs: Mapping[str, Any], val: Any, name: str) -> Any:
         """One node, whatever its target; `val` describes its result."""
-        node = self.graph.create_node("call_function", target, self._nodes(args),
-                                      {k: self._nodes(v) for k, v in kwargs.items()}, name=name)
+        node = self.graph.create_node("call_function", target, (), {}, name)
+        # Given to create_node, they would be walked twice more, in search of symbolic sizes that _nodes has replaced.
+        node.args = self._nodes(args)
+        if kwargs:
+            node.kwargs = {k: self._nodes(v) for k, v in kwargs.items()}
         node.meta.update(self.meta)
         node.meta["val"] = val
         return self.result(node, val)
@@ -309,13 +314,14 @@ class Builder:
             self.symbol_nodes[name] = made
 
     def _nodes(self, argument: Any) -> Any:
-        if isinstance(argument, Value):
+        kind = type(argument)
+        if kind is Value or kind is Results:
             return argument.node
-        if isinstance(argument, Results):
-            return argument.node
+        if kind in _ATOMS:
+            return argument
         if isinstance(argument, (tuple, list)):
-            return tuple([self._nodes(a) for a in argument])
-        if type(argument) is torch.SymInt:
+            return tuple([a.node if type(a) is Value else self._nodes(a) for a in argument])
+        if kind is torch.SymInt:
             return materialize(self.graph, argument, self.symbol_nodes)
         return argument
 
@@ -391,7 +397,8 @@ class Results(Sequence[Any]):
         if self.vals[index] is None:
             return None
         if index not in self._read:
-            node = self.b.graph.create_node("call_function", _getitem, (self.node, index), {}, name="getitem")
+            node = self.b.graph.create_node("call_function", _getitem, (), {}, name="getitem")
+            node.args = (self.node, index)
             node.meta.update(self.node.meta)
             node.meta["val"] = self.vals[index]
             self._read[index] = self.b.result(node, self.vals[index])
@@ -399,8 +406,11 @@ class Results(Sequence[Any]):
 
 
 def _specs(argument: Any) -> Any:
-    if isinstance(argument, Value):
+    kind = type(argument)
+    if kind is Value:
         return argument.spec
+    if kind in _ATOMS:
+        return argument
     if isinstance(argument, (tuple, list)):
         return tuple([_specs(a) for a in argument])
     return argument

@@ -181,9 +181,22 @@ def _batch_norm_with_update(b: Builder, x: Value, weight: Value | None, bias: Va
     return out, mean, rstd, b.full((0,), 0, torch.uint8, x.device), new_mean, new_var
 
 
+_FEW = 64
+
+
+def _gradient_dtype(x: Value, dims: Sequence[int]) -> torch.dtype:
+    """Where a channel has few elements the gradient is a small difference of large terms (of two elements, all but
+    eps / (var + eps) cancels). Eager computes it in double on the CPU; so do we, where it matters and costs little."""
+    compute = compute_dtype(x.dtype)
+    count = numel([x.shape[d] for d in dims])
+    few = isinstance(count, int) and count <= _FEW
+    return torch.float64 if few and compute is torch.float32 and x.device.type == "cpu" else compute
+
+
 def _batch_norm_grads(b: Builder, grad: Value, x: Value, weight: Value | None, mean: Value, rstd: Value, train: bool,
                       output_mask: Sequence[bool]) -> tuple[Value | None, ...]:
-    compute, dims, rank = compute_dtype(x.dtype), _other_dims(x), x.rank
+    dims, rank = _other_dims(x), x.rank
+    compute = _gradient_dtype(x, dims) if train else compute_dtype(x.dtype)
     g, mean, rstd = grad.to(compute), mean.to(compute), rstd.to(compute)
     centred = x.to(compute) - _per_channel(mean, rank)
     sum_g = g.sum(dims)
@@ -199,7 +212,7 @@ def _batch_norm_grads(b: Builder, grad: Value, x: Value, weight: Value | None, m
         else:
             grad_x = g * _per_channel(scale, rank)
         grad_x = grad_x.to(x.dtype)
-    parameter = compute if weight is None else weight.dtype
+    parameter = compute_dtype(x.dtype) if weight is None else weight.dtype
     grad_weight = (dot * rstd).to(parameter) if output_mask[1] else None
     grad_bias = sum_g.to(parameter) if output_mask[2] else None
     return grad_x, grad_weight, grad_bias

@@ -1,0 +1,231 @@
+"""Samples of torch's operator database, lowered to prims and compared with eager; a script and a source of test cases.
+
+    python opdb_replay.py [--dtypes float32,int64] [--slice 0:60] [--ops name,name] [--limit 12] [--json file]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import json
+import time
+import warnings
+from dataclasses import dataclass, field
+
+import torch
+import torch.utils._pytree as pytree
+from torch.testing._internal.common_methods_invocations import op_db
+
+from primtorch import interpret, lower, trace, verify
+
+DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "complex64")
+WIDE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64,
+        torch.complex64: torch.complex128}
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 5e-3,
+             torch.bfloat16: 4e-2}
+RANDOM = frozenset({
+    "bernoulli", "multinomial", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
+    "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "nn.functional.feature_alpha_dropout", "normal",
+    "rand_like", "randn_like", "randint_like", "randn", "randint", "uniform", "cauchy", "exponential", "geometric",
+    "log_normal", "nn.functional.rrelu", "svd_lowrank", "pca_lowrank", "rand", "torch.ops.aten._fused_dropout",
+    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
+})
+"""Values are drawn; only dtype, shape and strides are compared."""
+UNSET = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_",
+                   "resize_as_"})
+"""Values are whatever memory held."""
+NOT_UNIQUE = frozenset({
+    "linalg.eig", "linalg.eigh", "linalg.svd", "svd", "linalg.qr", "qr", "geqrf", "linalg.lstsq", "linalg.lu", "lu",
+    "symeig", "nn.functional.scaled_dot_product_attention"})
+
+
+TIES = frozenset({"kthvalue", "median", "nanmedian", "mode", "topk", "sort", "argsort", "msort"})
+"""Which of equal elements is taken is left open: places after the first result are not compared."""
+
+
+@dataclass
+class Tally:
+    """What became of the samples."""
+
+    taken: int = 0
+    passed: int = 0
+    failures: dict[str, collections.Counter] = field(default_factory=lambda: collections.defaultdict(collections.Counter))
+
+
+def name_of(op) -> str:
+    return op.name + (f".{op.variant_test_name}" if op.variant_test_name else "")
+
+
+def samples(op, dtype, limit):
+    """The operator's own samples, and a few with every other element of a larger memory."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            made = list(op.sample_inputs("cpu", dtype, requires_grad=False))
+        except Exception:  # this dtype has no samples, whatever supported_dtypes says
+            return
+    step = max(1, len(made) // limit)
+    chosen = made[::step][:limit]
+    yield from chosen
+    for sample in chosen[:2]:
+        if all(t.layout is torch.strided for t in pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+               if isinstance(t, torch.Tensor)):
+            yield sample.noncontiguous()
+
+
+def program_of(op, sample):
+    """(function of the sample's tensors, those tensors), or None for layouts out of scope."""
+    flat, spec = pytree.tree_flatten((sample.input, sample.args, sample.kwargs))
+    places = [i for i, x in enumerate(flat) if isinstance(x, torch.Tensor)]
+    if any(flat[i].layout is not torch.strided for i in places):
+        return None
+
+    def program(*tensors):
+        leaves = list(flat)
+        for i, t in zip(places, tensors, strict=True):
+            leaves[i] = t
+        first, args, kwargs = pytree.tree_unflatten(leaves, spec)
+        return op.op(first, *args, **kwargs)
+
+    return program, [flat[i] for i in places]
+
+
+def copies(tensors):
+    return [torch.empty_strided(t.shape, t.stride(), dtype=t.dtype).copy_(t) if _plain(t) else t.clone() for t in tensors]
+
+
+def _plain(t):
+    return t.numel() and all(s for s, n in zip(t.stride(), t.shape, strict=True) if n > 1) and not t.is_conj() and not t.is_neg()
+
+
+def check(op, dtype, program, tensors):
+    """Raises where the lowered program differs from eager. Returns False where eager refuses the sample."""
+    torch.manual_seed(0)
+    try:
+        with torch.no_grad():
+            eager = pytree.tree_leaves(program(*copies(tensors)))
+    except Exception:  # eager's refusal is not ours to judge
+        return False
+    if any(isinstance(e, torch.Tensor) and e.layout is not torch.strided for e in eager):
+        return False
+    torch.manual_seed(0)
+    with torch.no_grad():
+        graph = trace(program, *copies(tensors))
+        lowered = lower(graph)
+        verify(lowered)
+        torch.manual_seed(0)
+        got = interpret(lowered)(*copies(tensors))
+    got = got[: len(eager)]
+    assert len(got) == len(eager), f"{len(got)} results, not {len(eager)}"
+    for want, have in zip(eager, got, strict=True):
+        if isinstance(want, torch.Tensor):
+            _compare_layout(want, have)
+    if op.name in RANDOM or op.name in UNSET or name_of(op).startswith(("empty", "new_empty")):
+        return True
+    if op.name in TIES:
+        eager, got = ([], []) if op.name == "argsort" else (eager[:1], got[:1])
+    try:
+        for want, have in zip(eager, got, strict=True):
+            if isinstance(want, torch.Tensor):
+                _compare(want, have)
+    except AssertionError:
+        if op.name in NOT_UNIQUE or not _as_near_to_truth(program, tensors, eager, got):
+            raise
+    return True
+
+
+def _compare_layout(want, have):
+    assert want.dtype == have.dtype, f"dtype {have.dtype} not {want.dtype}"
+    assert want.shape == have.shape, f"shape {tuple(have.shape)} not {tuple(want.shape)}"
+    same = want.numel() < 2 or all(
+        a == b or n == 1 for a, b, n in zip(want.stride(), have.stride(), want.shape, strict=True))
+    assert same, f"strides {have.stride()} not {want.stride()} of shape {tuple(want.shape)}"
+
+
+def _compare(want, have):
+    t = TOLERANCE.get(want.dtype, 0)
+    torch.testing.assert_close(have, want, equal_nan=True, rtol=t, atol=t * 0.1)
+
+
+def _as_near_to_truth(program, tensors, eager, got):
+    """Whether the result is about as near as eager's to the result in float64."""
+    widened = [t.to(WIDE[t.dtype]) if t.dtype in WIDE else t.clone() for t in tensors]
+    try:
+        with torch.no_grad():
+            truth = pytree.tree_leaves(program(*widened))
+    except Exception:  # no judge
+        return False
+    for exact, want, have in zip(truth, eager, got, strict=True):
+        if not isinstance(want, torch.Tensor):
+            continue
+        if not (want.is_floating_point() or want.is_complex()):
+            if not torch.equal(want, have):
+                return False
+            continue
+        known = torch.isfinite(exact) & torch.isfinite(want)
+        theirs, ours = ((r.to(exact.dtype) - exact)[known].abs() for r in (want, have))
+        eps = torch.finfo(want.dtype).eps
+        allowed = 2 * theirs.max() + 8 * eps * exact[known].abs().max() if theirs.numel() else 0
+        if theirs.numel() and not bool((ours <= allowed).all()):
+            return False
+        odd = ~known
+        if not torch.equal(torch.isfinite(have)[odd], torch.isfinite(want)[odd]):
+            return False
+    return True
+
+
+def replay(ops, dtypes, limit, *, seconds=None) -> Tally:
+    tally = Tally()
+    start = time.time()
+    for op in ops:
+        supported = op.supported_dtypes("cpu")
+        for dtype_name in dtypes:
+            dtype = getattr(torch, dtype_name)
+            if dtype not in supported:
+                continue
+            for sample in samples(op, dtype, limit):
+                case = program_of(op, sample)
+                if case is None:
+                    continue
+                try:
+                    taken = check(op, dtype, *case)
+                except Exception as error:  # every failure is counted and shown
+                    taken = True
+                    text = (str(error).strip() or "?").splitlines()
+                    line = next((t for t in text if "Mismatched" in t), text[0])
+                    tally.failures[name_of(op)][f"{dtype_name}: {type(error).__name__}: {line[:170]}"] += 1
+                else:
+                    tally.passed += taken
+                tally.taken += taken
+        if seconds is not None and time.time() - start > seconds:
+            break
+    return tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtypes", default=",".join(DTYPES))
+    parser.add_argument("--slice", default=":")
+    parser.add_argument("--ops", default="")
+    parser.add_argument("--limit", type=int, default=10)
+    parser.add_argument("--json", default="")
+    options = parser.parse_args()
+    warnings.filterwarnings("ignore")
+    first, _, last = options.slice.partition(":")
+    chosen = op_db[int(first or 0): int(last) if last else None]
+    if options.ops:
+        wanted = options.ops.split(",")
+        chosen = [op for op in op_db if op.name in wanted or name_of(op) in wanted]
+    tally = replay(chosen, options.dtypes.split(","), options.limit)
+    print(f"{tally.passed} of {tally.taken} samples of {len(chosen)} operators")
+    for name, kinds in tally.failures.items():
+        for what, count in kinds.most_common(3):
+            print(f"{name}: {count}x {what}")
+    if options.json:
+        record = {"passed": tally.passed, "taken": tally.taken, "failures": tally.failures}
+        with open(options.json, "w") as file:
+            json.dump(record, file, indent=1)
+
+
+if __name__ == "__main__":
+    main()
