@@ -41,6 +41,7 @@ check: $(VENV)/.ready ## ruff, mypy --strict, import contracts, generated docs
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check/contracts.py
 	$(BIN)/mypy $(SOURCES)
+	$(BIN)/python tools/docs.py --check
 
 bench: $(VENV)/.ready ## eager, torch.compile and this stack side by side
 	$(BIN)/python tools/bench/models.py
