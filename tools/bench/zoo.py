@@ -16,6 +16,8 @@ os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
 # Names that are not the class's own: (class, changes of its config).
 CLASSES: dict[str, tuple[str, dict[str, Any]]] = {
     "T5Small": ("T5ForConditionalGeneration", {}),
+    "AllenaiLongformerBase": ("LongformerForMaskedLM", {}),
+    "CamemBert": ("CamembertForMaskedLM", {}),
     "DistillGPT2": ("GPT2LMHeadModel", {"n_layer": 6}),
 }
 
@@ -27,8 +29,16 @@ TINY: dict[str, int] = {
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "intermediate_size": 128, "d_ff": 128, "d_inner": 128, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
-    "hidden_dim": 128, "vocab_size": 1000, "d_kv": 16, "rotary_dim": 8,
+    "hidden_dim": 128, "vocab_size": 1000, "d_kv": 16, "rotary_dim": 8, "d_ff": 128, "d_inner": 128,
+    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "ffn_dim": 128, "word_embed_proj_dim": 64,
 }  # fmt: skip
+# More fields, for the classes whose name begins so.
+TINY_BY_CLASS: dict[str, dict[str, Any]] = {
+    "MobileBert": {"intra_bottleneck_size": 64, "true_hidden_size": 64, "embedding_size": 32},
+    "GPTNeo": {"attention_types": [[["global", "local"], 1]], "attention_layers": ["global", "local"]},
+    "Longformer": {"attention_window": [16, 16]},
+    "Electra": {"embedding_size": 64},
+}
 
 TORCHVISION_OPS = (
     "roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool _roi_pool_backward ps_roi_pool "
@@ -85,6 +95,9 @@ def _transformer(
             current = getattr(config, key, None)
             if isinstance(current, int) and not isinstance(current, bool):
                 setattr(config, key, value)
+        for prefix, fields in TINY_BY_CLASS.items():
+            if class_name.startswith(prefix):
+                changes = changes | fields
     for key, value in changes.items():
         setattr(config, key, value)
     for key, value in list(vars(config).items()):
@@ -96,14 +109,20 @@ def _transformer(
             setattr(config, key, 1)
     if hasattr(config, "use_cache"):
         config.use_cache = False
+    if class_name.endswith("CausalLM") and hasattr(config, "is_decoder"):
+        config.is_decoder = True
     model = cls(config)
     ids = torch.randint(3, config.vocab_size, (batch, length))
-    if class_name.endswith("SequenceClassification"):
+    if class_name.endswith(("SequenceClassification", "QuestionAnswering")) or "Bart" in class_name:
         ids[:, -1] = config.eos_token_id
     kwargs = {"input_ids": ids}
+    if class_name.startswith("LayoutLM"):
+        kwargs["bbox"] = torch.zeros(batch, length, 4, dtype=torch.long)
     if class_name.endswith("ForConditionalGeneration"):
         kwargs["decoder_input_ids"] = ids.clone()
-    if train:
+    if train and class_name.endswith("QuestionAnswering"):
+        kwargs["start_positions"], kwargs["end_positions"] = torch.randint(0, length, (2, batch))
+    elif train:
         sequence = class_name.endswith("SequenceClassification")
         kwargs["labels"] = torch.randint(0, config.num_labels, (batch,)) if sequence else ids.clone()
     return model, (), kwargs

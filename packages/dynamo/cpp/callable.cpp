@@ -225,6 +225,12 @@ class FlatArguments {
   PyObject** values_ = inline_;
 };
 
+// Guards may run the program's own attribute methods, whose frames are none of the hook's business.
+PyObject* check_unhooked(PyObject* tree, const Scope& scope, Py_ssize_t* failed) {
+  HookPause pause;
+  return check_tree(tree, scope, failed);
+}
+
 // Calls code(inputs, [closure,] *flat).
 PyObject* run_entry(EntryObject* entry, PyObject* inputs, PyObject* function, PyObject* const* flat, Py_ssize_t count) {
   constexpr Py_ssize_t kInline = 24;
@@ -281,7 +287,7 @@ PyObject* capture(CallableObject* self, PyObject* function, const Scope& scope, 
   }
   EntryObject* record = as_entry(entry.get());
   Py_ssize_t failed = 0;
-  Ref inputs = Ref::steal(record->tree == Py_None ? PyList_New(0) : check_tree(record->tree, scope, &failed));
+  Ref inputs = Ref::steal(record->tree == Py_None ? PyList_New(0) : check_unhooked(record->tree, scope, &failed));
   if (!inputs) return PyErr_Occurred() ? nullptr : fresh_guard_failed(function, record, failed);
   int listed = PySequence_Contains(self->entries, entry.get());
   if (listed < 0 || (listed == 0 && PyList_Insert(self->entries, 0, entry.get()) < 0)) return nullptr;
@@ -442,7 +448,7 @@ PyObject* dispatch(PyObject* object, PyObject* function, PyObject* const* flat, 
     EntryObject* record = as_entry(entry.get());
     if (Py_TYPE(entry.get()) != entry_type) return PyErr_Format(PyExc_TypeError, "%R is not an Entry", entry.get());
     Py_ssize_t failed = 0;
-    Ref inputs = Ref::steal(record->tree == Py_None ? PyList_New(0) : check_tree(record->tree, scope, &failed));
+    Ref inputs = Ref::steal(record->tree == Py_None ? PyList_New(0) : check_unhooked(record->tree, scope, &failed));
     if (!inputs) {
       if (PyErr_Occurred()) return nullptr;
       continue;

@@ -16,7 +16,7 @@ namespace {
 
 enum class Access {
   argument, global, module_global, closure_cell, pinned,  // roots
-  attribute, instance_attribute, item, dict_key_at, type_of,
+  attribute, instance_attribute, instance_dict, item, dict_key_at, type_of,
   tensor_size, tensor_stride, tensor_offset,  // integers, read without making a Python object
 };
 
@@ -280,6 +280,9 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
       visit.kept.push_back(Ref::steal(value));
       return value;
     }
+    case Access::instance_dict:
+      if (dict == nullptr) dict = instance_dict(base);
+      return dict;
     case Access::item: {
       if (PyDict_Check(base)) return dict_lookup(base, node.key.get());
       if (!PyLong_Check(node.key.get())) return nullptr;
@@ -463,7 +466,7 @@ bool Tree::record_node(std::vector<Step>& steps, const Node& node, PyObject* val
   }
   for (size_t index : node.children) {
     Access access = nodes_[index].access;
-    if (access == Access::instance_attribute) {
+    if (access == Access::instance_attribute || access == Access::instance_dict) {
       needs_instance = true;
     } else if (access == Access::item && PyDict_CheckExact(value)) {
       needs_dict = true;
@@ -591,7 +594,10 @@ void Tree::place_anchor(Node& node) {
   auto replay = std::make_unique<Replay>();
   if (survey(node, replay->inputs) < kWorthwhile) return;
   bool by_instance = false;
-  for (size_t child : node.children) by_instance |= nodes_[child].access == Access::instance_attribute;
+  for (size_t child : node.children) {
+    Access access = nodes_[child].access;
+    by_instance |= access == Access::instance_attribute || access == Access::instance_dict;
+  }
   if (by_instance) {
     node.replay = static_cast<int>(replays_.size());
     replays_.push_back(std::move(replay));
@@ -678,6 +684,7 @@ const std::unordered_map<std::string, Access>& access_names() {
       {"Argument", Access::argument},       {"Global", Access::global},
       {"ClosureCell", Access::closure_cell}, {"Pinned", Access::pinned},
       {"Attribute", Access::attribute},     {"InstanceAttribute", Access::instance_attribute},
+      {"InstanceDict", Access::instance_dict},
       {"Item", Access::item},               {"DictKeyAt", Access::dict_key_at},
       {"TypeOf", Access::type_of},          {"TensorSize", Access::tensor_size},
       {"TensorStride", Access::tensor_stride}, {"TensorOffset", Access::tensor_offset},

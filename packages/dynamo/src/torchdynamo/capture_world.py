@@ -148,6 +148,16 @@ class CaptureWorld(PlainWorld):
         else:
             super().descriptor_set(descriptor, obj, value)
 
+    # -- iteration --------------------------------------------------------------------------
+
+    def iterate(self, obj: Any) -> Any:
+        self.outside.refuse_iterator(obj)
+        return super().iterate(obj)
+
+    def advance(self, iterator: Any) -> Any:
+        self.outside.refuse_iterator(iterator)
+        return super().advance(iterator)
+
     # -- operators --------------------------------------------------------------------------
 
     def truth(self, obj: Any) -> bool:
@@ -167,6 +177,8 @@ class CaptureWorld(PlainWorld):
 
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """C code. What is not known to be pure breaks the graph."""
+        for argument in args:
+            self.outside.refuse_iterator(argument)
         if isinstance(fn, types.BuiltinFunctionType) and not isinstance(fn.__self__, (types.ModuleType, type)):
             owner = fn.__self__
             if owner is not None and not self._may_call_method_of(owner):

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import collections
 import functools
+import gc
 import math
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -245,10 +246,7 @@ class Codegen:
         if not self.keep_iterators:
             return self._native_iterator(obj)
         if isinstance(obj, MappingIterator):
-            name = self._name(obj, f"{self.pin(kind)}({self.value(obj.iterable)})")
-            if obj.consumed:
-                self.build.append(f"for _ in range({obj.consumed}): next({name})")
-            return name
+            return self._name(obj, f"{self.pin(kind)}({self.value(obj.container)}, {obj.view!r}, {obj.consumed})")
         name = self._name(obj, f"object.__new__({self.pin(kind)})")
         for field in fields:
             self.build.append(f"{name}.{field} = {self.value(getattr(obj, field))}")
@@ -265,7 +263,8 @@ class Codegen:
                 name = self._name(obj, f"iter({self.value(obj.sequence)})")
                 self.build.append(f"{name}.__setstate__({index if index >= 0 else len(obj.sequence)})")
             case MappingIterator():
-                name = self._name(obj, f"iter({self.value(obj.iterable)})")
+                view = "" if obj.view is None else f".{obj.view}()"
+                name = self._name(obj, f"iter({self.value(obj.container)}{view})")
                 self.build.append(f"for _ in range({obj.consumed}): next({name})")
             case MapIterator():
                 name = self._name(obj, f"map({self.value(obj.fn)}, *{self.value(obj.iterators)})")
@@ -281,6 +280,10 @@ class Codegen:
             case _:
                 raise BreakGraph("rebuild", f"an iterator of kind {type(obj).__name__}")
         return name
+
+    def _view(self, obj: Any) -> str:
+        """`d.keys()`, `d.values()` or `d.items()`."""
+        return self._name(obj, f"dict.{_VIEWS[type(obj)]}({self.value(gc.get_referents(obj)[0])})")
 
     def _generator(self, obj: Any) -> str:
         raise BreakGraph("generator", f"{obj!r} outlives the graph")
@@ -430,6 +433,8 @@ _ITERATORS: tuple[type, ...] = (
     zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
 )  # fmt: skip
 
+_VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+
 # Builders by built-in base, most specific first.
 _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (tuple, Codegen._tuple),
@@ -444,6 +449,7 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (types.FunctionType, Codegen._function),
     (types.CellType, Codegen._cell),
     (_ITERATORS, Codegen._iterator),
+    (tuple(_VIEWS), Codegen._view),
     (LocalIterator, Codegen._local_iterator),
     (InterpreterObject, Codegen._generator),
 )

@@ -64,6 +64,7 @@ class Function:
     stats: Stats
     changed: set[Source] = field(default_factory=set)
     skip: bool = False
+    found: bool = False  # by the frame hook, in a call that runs for real
     resumes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     parts: list[Function] = field(default_factory=list)
     nested: Nested | None = None
@@ -145,14 +146,18 @@ class Nested:
 
     def found(self, function: types.FunctionType) -> _C.CompiledCallable | None:
         code = function.__code__
-        if code in self._plain or code.co_filename.startswith(_LEFT_ALONE):
+        plain = code in self._plain or code.co_name in _COMPREHENSIONS
+        if plain or code.co_filename.startswith(_LEFT_ALONE):
             return None
         part = Function(function, *self.arguments)
         part.nested = self
+        part.found = True
         self.parts.append(part)
         return part.callable()
 
 
+# Their argument is an iterator, which capture may not advance; what they call is captured.
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 # Files whose functions are not captured on their own: Python's library, torch, this package, generated code.
 _LEFT_ALONE = (
     *(path + os.sep for path in {sysconfig.get_paths()["stdlib"], os.path.dirname(torch.__file__)}),
@@ -181,6 +186,9 @@ def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
     guards = _guards(outside, ambient)
     graph = _graph_module(outside, state.function.__name__)
     has_graph = graph is not None
+    if graph is None and captured.stopped is None and state.found:
+        state.skip = True  # nothing to compile: the hook's next calls of it run as they are
+        return None
     if state.dump is not None:
         state.dump("guards.txt", print_guards(guards))
         if graph is not None:
@@ -256,7 +264,7 @@ def _no_graph(state: Function, reason: GraphBreak) -> _C.Entry | None:
     state.stats.record_break(reason)
     state.skip = True
     nested, function = state.nested, state.function
-    if nested is None:
+    if nested is None or state.found:  # the hook that found it looks at what it calls
         return None
     nested.leave_alone(function)
 

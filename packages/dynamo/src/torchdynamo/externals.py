@@ -24,7 +24,7 @@ import torch
 
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
-from torchdynamo.guards import GuardSet, instance_dict
+from torchdynamo.guards import GuardSet
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
     FilterIterator,
@@ -234,9 +234,7 @@ class Externals:
                 part = self.wrap(part, where)
             object.__setattr__(copied, name, part)
         if isinstance(copied, MappingIterator):
-            copied.inner = iter(copied.iterable)
-            for _ in range(copied.consumed):
-                next(copied.inner)
+            copied.start()
         if "native" in getattr(kind, "__slots__", ()):
             object.__setattr__(copied, "native", value.native)  # type: ignore[attr-defined]
         if "world" in getattr(kind, "__slots__", ()):
@@ -296,17 +294,11 @@ class Externals:
         known.snapshot = snapshot
         return shadow
 
-    def instance_dict_shadow(self, owner: External) -> dict[str, Any]:
-        """`owner.__dict__` as an object in the program's hands."""
-        source = Attribute(owner.source, "__dict__")
-        mapping = instance_dict(owner.original)
-        return self.wrap(mapping, source)  # type: ignore[no-any-return]
-
 
 # State of the interpreter's iterators, without the parts that follow from it.
 ITERATOR_FIELDS: dict[type, tuple[str, ...]] = {
     SequenceIterator: ("sequence", "index"),
-    MappingIterator: ("iterable", "consumed"),
+    MappingIterator: ("container", "view", "consumed"),
     MapIterator: ("fn", "iterators"),
     FilterIterator: ("fn", "iterator", "keep"),
     ZipIterator: ("iterators", "strict"),

@@ -24,6 +24,7 @@ from torchdynamo.sources import (
     DictKeyAt,
     Global,
     InstanceAttribute,
+    InstanceDict,
     Item,
     Pinned,
     Source,
@@ -87,6 +88,8 @@ def resolve(source: Source, scope: Scope) -> Any:
             return getattr(resolve(base, scope), name)
         case InstanceAttribute(base=base, name=name):
             return instance_dict(resolve(base, scope))[name]
+        case InstanceDict(base=base):
+            return instance_dict(resolve(base, scope))
         case Item(base=base, key=key):
             return base_item(resolve(base, scope), key)
         case DictKeyAt(base=base, index=index):

@@ -74,7 +74,17 @@ class InstanceAttribute:
     name: str
 
     def expression(self) -> str:
-        return f"{self.base.expression()}.__dict__[{self.name!r}]"
+        return f"{InstanceDict(self.base).expression()}[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceDict:
+    """The instance's dictionary itself, whatever the class says about `__dict__` or `__getattribute__`."""
+
+    base: Source
+
+    def expression(self) -> str:
+        return f"object.__getattribute__({self.base.expression()}, '__dict__')"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +158,7 @@ Source = Union[
     Pinned,
     Attribute,
     InstanceAttribute,
+    InstanceDict,
     Item,
     DictKeyAt,
     TypeOf,

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from primtorch.schemas import UserFrame
 from torchdynamo.schemas import GraphBreak
 
 
@@ -21,11 +22,19 @@ class Stats:
     break_details: list[GraphBreak] = field(default_factory=list)
     recompile_reasons: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     fallbacks: list[tuple[str, str]] = field(default_factory=list)
+    seen_from_inside: set[tuple[UserFrame, ...]] = field(default_factory=set)
 
     def clear(self) -> None:
         self.__init__()  # type: ignore[misc]
 
     def record_break(self, graph_break: GraphBreak) -> None:
+        """Counts a break once: the frames that the broken call was inlined into break at the same place, seen from
+        further out, before the call itself is captured and breaks there."""
+        stack = graph_break.user_frames
+        if stack in self.seen_from_inside:
+            self.seen_from_inside.discard(stack)
+            return
+        self.seen_from_inside.update(stack[depth:] for depth in range(1, len(stack)))
         place = graph_break.user_frames[-1] if graph_break.user_frames else None
         where = f"{place.file}:{place.line}" if place is not None else "?"
         self.break_counts[graph_break.reason, where] += 1

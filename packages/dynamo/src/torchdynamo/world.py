@@ -28,6 +28,7 @@ from torchdynamo.sources import (
     ClosureCell,
     Global,
     InstanceAttribute,
+    InstanceDict,
     Item,
     Source,
     TensorSize,
@@ -234,7 +235,7 @@ class Outside:
             return obj.__dict__  # type: ignore[no-any-return]
         attributes = instance_dict(known.original)
         first = id(attributes) not in self.externals.by_original
-        shadow: dict[str, Any] = self.externals.wrap(attributes, Attribute(known.source, "__dict__"))
+        shadow: dict[str, Any] = self.externals.wrap(attributes, InstanceDict(known.source))
         if first:  # earlier writes move from the overlay into the shadow, which answers from now on
             for name, value in self.overlays.take(obj).items():
                 if value is DELETED:
@@ -313,6 +314,15 @@ class Outside:
             source = Attribute(known.source, "__kwdefaults__")
             keywords = {key: self.externals.wrap(value, Item(source, key)) for key, value in keywords.items()}
         return defaults, keywords
+
+    def refuse_iterator(self, obj: Any) -> None:
+        """Breaks at the use of an iterator in C that the program did not make: advancing it would show outside."""
+        method = getattr(type(obj), "__next__", None)
+        if type(method) is not types.WrapperDescriptorType:
+            return
+        known = self.externals.lookup(obj)
+        if known is not None and known.original is obj:
+            raise BreakGraph("generator", f"{known.source.expression()} is a {type(obj).__name__} made outside")
 
     def class_set(self, kind: type, name: str, value: Any) -> None:
         if self.externals.lookup(kind) is None:

@@ -5,6 +5,7 @@ Each class has fields that say where it stands, and yields what CPython's iterat
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from typing import Any
 
@@ -46,15 +47,26 @@ class SequenceIterator(LocalIterator):
 
 
 class MappingIterator(LocalIterator):
-    """Over a dict, a view of one, a set or a deque: `consumed` items of `iterable` were handed out."""
+    """Over a dict, a `view` of one ("keys", "values", "items") or a set: `consumed` items were handed out."""
 
-    __slots__ = ("consumed", "inner", "iterable", "native")
+    __slots__ = ("consumed", "container", "inner", "native", "view")
 
-    def __init__(self, iterable: Any) -> None:
-        self.iterable = iterable
+    def __init__(self, iterable: Any, view: str | None = None, consumed: int = 0) -> None:
+        self.container, self.view = iterable, view
+        if type(iterable) in _DICT_VIEWS:
+            self.container, self.view = gc.get_referents(iterable)[0], _DICT_VIEWS[type(iterable)]
         self.consumed = 0
-        self.inner = iter(iterable)
+        self.start()
         self.native = type(self.inner)
+        for _ in range(consumed):
+            next(self)
+
+    def start(self) -> None:
+        """Makes the iterator beneath: anew, as far as `consumed` says."""
+        view = self.container if self.view is None else getattr(dict, self.view)(self.container)
+        self.inner = iter(view)
+        for _ in range(self.consumed):
+            next(self.inner)
 
     def __next__(self) -> Any:
         value = next(self.inner)
@@ -235,7 +247,8 @@ class Trampoline(InterpreterObject):
 
 
 _SEQUENCES: frozenset[type] = frozenset({list, tuple, range, str, bytes})
-_VIEWS: frozenset[type] = frozenset({dict, set, frozenset, type({}.keys()), type({}.values()), type({}.items())})
+_DICT_VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
+_VIEWS: frozenset[type] = frozenset({dict, set, frozenset, *_DICT_VIEWS})
 
 
 def local_iterator(obj: Any) -> LocalIterator | None:
