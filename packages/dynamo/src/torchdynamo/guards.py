@@ -17,6 +17,7 @@ import torch
 
 from primtorch.schemas import UserFrame
 from torchdynamo.schemas import GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard
+from torchdynamo.source_text import source_text
 from torchdynamo.sources import (
     Argument,
     Attribute,
@@ -305,11 +306,11 @@ def print_guards(guards: Iterable[Guard]) -> str:
     """A table with a row for each guard: what is read, what is checked of it, what it has to be, who asked."""
     rows = []
     for guard in guards:
-        where = guard.source.expression() if guard.source is not None else ""
+        where = source_text(guard.source) if guard.source is not None else ""
         frame = guard.user_frames[-1] if guard.user_frames else None
         asked = f"  # {PurePath(frame.file).name}:{frame.line}" if frame is not None else ""
         rows.append((where, guard.kind.value, _payload_text(guard.payload) + asked))
-    first = min(max((len(row[0]) for row in rows), default=0), 48)
+    first = min(max((len(row[0]) for row in rows), default=0), 72)
     second = max((len(row[1]) for row in rows), default=0)
     return "".join(f"{where:{first}}  {kind:{second}}  {text}".rstrip() + "\n" for where, kind, text in rows)
 
@@ -338,7 +339,7 @@ def _payload_text(payload: Any) -> str:
         case int() | float() | complex() | str() | bytes() | None | tuple() | frozenset():
             return _short(payload, 200)
     if hasattr(payload, "expression"):
-        return str(payload.expression())
+        return source_text(payload)
     text = _short(payload, 200)
     return f"an object of {type(payload).__module__}.{type(payload).__qualname__}" if " at 0x" in text else text
 

@@ -27,6 +27,10 @@ class ViewRef:
     strides: Index
     offset: IntExpr
 
+    def __str__(self) -> str:
+        offset = f" offset {self.offset}" if self.offset.terms else ""
+        return f"{self.buffer}[{', '.join(map(str, self.shape))}] strides ({', '.join(map(str, self.strides))}){offset}"
+
 
 @dataclass(frozen=True, slots=True)
 class ExternCall:
@@ -39,6 +43,17 @@ class ExternCall:
     outputs: tuple[str | None, ...]
     reads: frozenset[str]
 
+    def __str__(self) -> str:
+        lines = [f"call {self.name} of {self.op}", f"  -> {', '.join(o or '_' for o in self.outputs)}"]
+        lines += [f"  {_text(argument)}" for argument in self.args]
+        return "\n".join([*lines, *(f"  {name}={_text(value)}" for name, value in self.kwargs)])
+
+
+def _text(argument: Any) -> str:
+    if isinstance(argument, (tuple, list)):
+        return f"[{', '.join(map(_text, argument))}]"
+    return str(argument)
+
 
 @dataclass(frozen=True, slots=True)
 class SeedCall:
@@ -48,6 +63,9 @@ class SeedCall:
     output: str
     device: torch.device
 
+    def __str__(self) -> str:
+        return f"seed {self.name} on {self.device}\n  -> {self.output}"
+
 
 @dataclass(frozen=True, slots=True)
 class ScalarRead:
@@ -56,6 +74,9 @@ class ScalarRead:
     name: str
     symbol: str
     source: ViewRef
+
+    def __str__(self) -> str:
+        return f"read {self.name}\n  -> {self.symbol}\n  {self.source}"
 
 
 Operation: TypeAlias = Kernel | ExternCall | SeedCall | ScalarRead
