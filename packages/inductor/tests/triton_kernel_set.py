@@ -520,16 +520,16 @@ def dropout_add(n: int, d: int, dtype: torch.dtype) -> Case:
 
 
 def philox_uniform(seed: torch.Tensor, count: int) -> torch.Tensor:
-    """Philox4x32-10 in 64-bit integers: key = the seed's halves, counter = (i, i >> 32, 0, 0), word 0."""
+    """Philox4x32-10 in 64-bit integers: key = the seed's halves, element i is word i % 4 of counter i // 4."""
     mask = 0xFFFFFFFF
-    i = torch.arange(count, dtype=I64, device=seed.device)
+    i = torch.arange((count + 3) // 4, dtype=I64, device=seed.device)
     c0, c1, c2, c3 = i & mask, i >> 32, torch.zeros_like(i), torch.zeros_like(i)
     k0, k1 = seed & mask, (seed >> 32) & mask
     for _ in range(10):
         (h0, l0), (h1, l1) = _wide_product(c0, 0xD2511F53), _wide_product(c2, 0xCD9E8D57)
         c0, c1, c2, c3 = h1 ^ c1 ^ k0, l1, h0 ^ c3 ^ k1, l0
         k0, k1 = (k0 + 0x9E3779B9) & mask, (k1 + 0xBB67AE85) & mask
-    return (c0 >> 8).to(torch.float32) * 2.0**-24
+    return (torch.stack((c0, c1, c2, c3), 1).view(-1)[:count] >> 8).to(torch.float32) * 2.0**-24
 
 
 def _wide_product(a: torch.Tensor, factor: int) -> tuple[torch.Tensor, torch.Tensor]:

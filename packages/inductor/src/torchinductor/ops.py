@@ -97,7 +97,7 @@ class OpsHandler(Generic[V]):
         raise NotImplementedError
 
     def random_bits(self, seed: V, index: IntExpr, stream: int) -> V:
-        """Word 0 of Philox4x32-10 with key `seed` and counter (index, stream), as an int64 in [0, 2^32)."""
+        """Word index mod 4 of Philox4x32-10 with key `seed` and counter (index // 4, stream), int64 in [0, 2^32)."""
         raise NotImplementedError
 
     def reduce(self, kind: ReductionKind, key: str, value: V, position: V | None = None) -> None:

@@ -24,11 +24,11 @@ def _multiply(constant: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 def bits(seed: torch.Tensor, shape: Sequence[int], stream: int = 0) -> torch.Tensor:
-    """Word 0 of the block at each row-major index, int64 in [0, 2^32)."""
+    """Word i mod 4 of block i // 4 at each row-major index i, int64 in [0, 2^32)."""
     count = 1
     for size in shape:
         count *= size
-    index = torch.arange(count, dtype=torch.int64, device=seed.device)
+    index = torch.arange(-(-count // 4), dtype=torch.int64, device=seed.device)
     key = [seed & _MASK, (seed >> 32) & _MASK]
     zero = torch.zeros_like(index)
     words = [index & _MASK, index >> 32, zero + stream, zero]
@@ -37,7 +37,7 @@ def bits(seed: torch.Tensor, shape: Sequence[int], stream: int = 0) -> torch.Ten
         high1, low1 = _multiply(_MULTIPLIERS[1], words[2])
         words = [high1 ^ words[1] ^ key[0], low1, high0 ^ words[3] ^ key[1], low0]
         key = [(k + step) & _MASK for k, step in zip(key, _KEY_STEPS, strict=True)]
-    return words[0].reshape(tuple(shape))
+    return torch.stack(words, 1).reshape(-1)[:count].reshape(tuple(shape))
 
 
 def uniform(seed: torch.Tensor, shape: Sequence[int], stream: int = 0) -> torch.Tensor:

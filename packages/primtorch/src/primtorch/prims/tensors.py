@@ -143,8 +143,8 @@ random_uniform = Prim(
     _uniform_meta, philox.uniform, frozenset({"pointwise", "random"}))
 random_bits = Prim(
     "random_bits", "random_bits(seed: Tensor, shape: Sizes, stream: int = 0) -> Tensor", "random",
-    "int64 in [0, 2^32): word 0 of Philox4x32-10 with key (seed mod 2^32, seed >> 32) and counter "
-    "(i mod 2^32, i >> 32, stream, 0), i the row-major linear index.",
+    "int64 in [0, 2^32): element i of the row-major order is word i mod 4 of Philox4x32-10 with key "
+    "(seed mod 2^32, seed >> 32) and counter (q mod 2^32, q >> 32, stream, 0), q = i // 4.",
     _bits_meta, philox.bits, frozenset({"pointwise", "random"}))
 
 

@@ -85,13 +85,16 @@ def write_kernel(kernel: Kernel, grain: int) -> str:
     kernel = ordered_scatter(kernel) if kernel.scatters else kernel
     plan = make_plan(kernel, grain)
     writer = _Writer(plan)
+    checks = _indirect_sizes(kernel)
     lines = [
-        'extern "C" void KERNEL(void* const* buffers, const i64* symbols) {',
+        'extern "C" int KERNEL(void* const* buffers, const i64* symbols) {',
         *(f"  {line}" for line in _arguments(kernel)),
+        *(f"  {line}" for line in _empty_checks(kernel, checks)),
     ]
     depth = 1
     if plan.frame and plan.parallel is not None:
         clause = f" if ({plan.parallel})" if plan.parallel else ""
+        clause += " reduction(|:bad)" if checks else ""
         collapse = f" collapse({len(plan.frame)})" if len(plan.frame) > 1 else ""
         lines.append(f"  #pragma omp parallel for schedule(static){collapse}{clause}")
     for loop in plan.frame:
@@ -104,6 +107,7 @@ def write_kernel(kernel: Kernel, grain: int) -> str:
     lines.append(f"{indent}{{")
     lines += [f"{indent}  {line}" for line in body]
     lines.append(f"{indent}}}")
+    lines.append(f"  return {'bad' if checks else '0'};")
     lines.append("}")
     return "\n".join(lines) + "\n"
 
@@ -118,6 +122,22 @@ def _arguments(kernel: Kernel) -> list[str]:
     for position, symbol in enumerate(kernel.symbols):
         lines.append(f"const i64 {symbol} = symbols[{position}];")
     return lines
+
+
+def _indirect_sizes(kernel: Kernel) -> tuple[IntExpr, ...]:
+    """The sizes of the dims that the kernel indexes by loaded values."""
+    return tuple(
+        dict.fromkeys(op.attr[1] for stage in kernel.stages for op in stage.body.ops if op.name == "indirect")
+    )
+
+
+def _empty_checks(kernel: Kernel, sizes: tuple[IntExpr, ...]) -> list[str]:
+    """The flag of indices out of bounds. An empty dim has no place that a wrong index could be moved to."""
+    if not sizes:
+        return []
+    total = index_text(product(a.size for a in kernel.axes), {})
+    empty = [index_text(size, {}) for size in sizes if not (size.as_int() or 0) > 0]
+    return ["int bad = 0;", *(f"if ({text} <= 0 && {total} > 0) return 1;" for text in empty)]
 
 
 # planning -----------------------------------------------------------------------------------------------------
@@ -427,9 +447,16 @@ class _StageWriter(OpsHandler[Value]):
         return self._emit(text, dtype, self._depth(expr))
 
     def indirect(self, value: Value, size: IntExpr) -> IntExpr:
-        name = f"j{self.writer.names}"
+        name, flag = f"j{self.writer.names}", f"bad{self.writer.names}"
         self.writer.names += 1
-        self.lines[value.depth].append(f"const i64 {name} = {value.text};")
+        inside = self._emit(f"(u64){value.text} < (u64)({self._index(size)})", torch.bool, value.depth).text
+        self.declared.append(f"int {flag} = 0;")
+        # A wrong index is reported after the kernel; here it must only not leave the memory.
+        self.lines[value.depth].append(f"{flag} |= !{inside};")
+        self.lines[value.depth].append(f"const i64 {name} = {inside} ? {value.text} : 0;")
+        self.finishing.append(f"bad |= {flag};")
+        if value.depth == len(self.loops):
+            self.reductions.append(f"reduction(|:{flag})")
         self.depths[name] = value.depth
         return variable(name)
 

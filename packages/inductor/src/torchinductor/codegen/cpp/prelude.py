@@ -109,14 +109,15 @@ INLINE double log_add(double a, double b) {
 }
 INLINE i64 philox(i64 seed, i64 index, u32 stream) {
   u32 k0 = (u32)seed, k1 = (u32)((u64)seed >> 32);
-  u32 c0 = (u32)index, c1 = (u32)((u64)index >> 32), c2 = stream, c3 = 0;
+  u32 c0 = (u32)(index >> 2), c1 = (u32)((u64)index >> 34), c2 = stream, c3 = 0;
   for (int round = 0; round < 10; round++) {
     u64 p0 = (u64)0xD2511F53u * c0, p1 = (u64)0xCD9E8D57u * c2;
     u32 n0 = (u32)(p1 >> 32) ^ c1 ^ k0, n2 = (u32)(p0 >> 32) ^ c3 ^ k1;
     c1 = (u32)p1; c3 = (u32)p0; c0 = n0; c2 = n2;
     k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
   }
-  return (i64)c0;
+  u32 even = index & 2 ? c2 : c0, odd = index & 2 ? c3 : c1;
+  return (i64)(index & 1 ? odd : even);
 }
 """
 

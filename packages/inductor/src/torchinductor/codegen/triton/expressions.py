@@ -374,12 +374,12 @@ def _float_floor_div(a, b, r):
 
 
 @triton.jit
-def _philox(seed, index, stream):
-    # Philox4x32-10, word 0: key = the seed's halves, counter = (index's halves, stream, 0).
+def _philox_block(seed, block, stream):
+    # Philox4x32-10: key = the seed's halves, counter = (block's halves, stream, 0).
     bits = seed.to(tl.uint64)
     k0 = (bits & 0xFFFFFFFF).to(tl.uint32)
     k1 = (bits >> 32).to(tl.uint32)
-    wide = index.to(tl.uint64)
+    wide = block.to(tl.uint64)
     c0 = (wide & 0xFFFFFFFF).to(tl.uint32)
     c1 = (wide >> 32).to(tl.uint32)
     c2 = c0 * 0 + stream
@@ -399,5 +399,20 @@ def _philox(seed, index, stream):
         c3 = l0
         k0 = k0 + w0
         k1 = k1 + w1
-    return c0.to(tl.int64)
+    return c0, c1, c2, c3
+
+
+@triton.jit
+def _philox(seed, index, stream):
+    # Word index % 4 of block index // 4.
+    c0, c1, c2, c3 = _philox_block(seed, index >> 2, stream)
+    odd = (index & 1) != 0
+    return tl.where((index & 2) != 0, tl.where(odd, c3, c2), tl.where(odd, c1, c0)).to(tl.int64)
+
+
+@triton.jit
+def _philox_line(seed, first, stream, shape: tl.constexpr):
+    # The words of a tile whose index runs on without a gap; `first` holds each fourth index, a multiple of 4.
+    c0, c1, c2, c3 = _philox_block(seed, first >> 2, stream)
+    return tl.reshape(tl.join(tl.join(c0, c2), tl.join(c1, c3)), shape).to(tl.int64)
 """

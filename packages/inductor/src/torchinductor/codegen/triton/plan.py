@@ -43,6 +43,10 @@ class Plan:
     warps: int = 4
     wide: bool = False  # offsets need 64 bits
 
+    def across(self, dim: str) -> int:
+        """The length of a two-dimensional tile across one of its dimensions."""
+        return self.x_block if dim == "r" else self.y_block
+
     @property
     def grid(self) -> IntExpr:
         """Programs to launch."""

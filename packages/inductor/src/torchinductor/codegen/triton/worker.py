@@ -3,7 +3,7 @@
 Started by path with a plain interpreter, so it imports triton and nothing else. A request has `source` (a file),
 `name`, `signature` ([[parameter, type], ...], pointers first), `warps`, `stages`, `arch` and `target` (path of the
 result without suffix). The binary goes to `target`.cubin, then what launching needs to `target`.json; both appear by
-atomic rename. """
+atomic rename."""
 
 import importlib.util
 import json

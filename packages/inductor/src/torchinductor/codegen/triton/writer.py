@@ -10,7 +10,7 @@ from torchinductor.indexing import number, product
 from torchinductor.ir import Axis, Kernel, Stage
 
 from .expressions import POINTER_TYPES, PRELUDE, Unsupported
-from .handler import NO_DIMS, TritonHandler, index_text
+from .handler import NO_DIMS, Tile, TritonHandler, index_text
 from .plan import Plan, plan
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
@@ -102,9 +102,10 @@ class _Writer:
         suffix = {"tiled": {"x": "[None, :]", "y": "[:, None]"}, "reduction": {"x": "[:, None]"}}
         count = index_text((size + number(block - 1)) // number(block))
         program = rest if last else f"({rest}) % ({count})"
-        self._line(
-            f"{dim} = ({program}) * {block} + tl.arange(0, {block}){suffix.get(self.plan.layout, {}).get(dim, '')}"
-        )
+        column = suffix.get(self.plan.layout, {}).get(dim, "")
+        start = f"({program}) * {block}"
+        self._line(f"{dim} = {start} + tl.arange(0, {block}){column}")
+        self.handler.tiles[dim] = Tile(tuple(axes), start, block, column)
         self._bound(dim, size, block)
         self._split(dim, axes, dim, dim)
         return f"({rest}) // ({count})"
@@ -140,6 +141,7 @@ class _Writer:
         layout = self.plan
         offset = "" if start == "0" else f"{start} + "
         self._line(f"r = {offset}tl.arange(0, {layout.r_block})[None, :]")
+        self.handler.tiles["r"] = Tile(layout.r, start, layout.r_block, "[None, :]")
         self._bound("r", product(a.size for a in layout.r), layout.r_block)
         self._split("r", layout.r, "r", "r")
 
