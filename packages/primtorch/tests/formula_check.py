@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from primtorch.errors import DataDependentShape, NoFormula
+from primtorch.errors import DataDependent, NoFormula
 from primtorch.fake import formula_of
 from primtorch.spec import TensorSpec
 
@@ -63,7 +63,7 @@ class FormulaCheck:
         except NoFormula:
             self.missing[name] += 1
             return out
-        except DataDependentShape:
+        except DataDependent:
             self.data_dependent[name] += 1
             return out
         except Exception as error:

@@ -20,7 +20,16 @@ class UserFrame:
 
 
 _NOT_THE_USERS = frozenset(
-    ["torch", "primtorch", "aotautograd", "torchdynamo", "torchinductor", "torchcompile", "torchdistributed", "contextlib"]
+    [
+        "torch",
+        "primtorch",
+        "aotautograd",
+        "torchdynamo",
+        "torchinductor",
+        "torchcompile",
+        "torchdistributed",
+        "contextlib",
+    ]
 )
 
 

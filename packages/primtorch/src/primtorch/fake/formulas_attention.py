@@ -59,9 +59,15 @@ def _round_up(size: Size, multiple: int) -> Size:
 
 @TABLE.op("_scaled_dot_product_flash_attention")
 def _flash(
-    query: Any, key: Any, value: Any, dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
+    query: Any,
+    key: Any,
+    value: Any,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
     scale: Any = None,
-) -> tuple[Any, ...]:  # fmt: skip
+) -> tuple[Any, ...]:
     n, heads, length, _ = query.shape
     keys = key.shape[2]
     out = _transposed(query, (n, heads, length, value.shape[3]))
@@ -80,9 +86,16 @@ def _flash_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **k
 
 @TABLE.op("_scaled_dot_product_efficient_attention")
 def _efficient(
-    query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False, *,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_bias: Any,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
     scale: Any = None,
-) -> tuple[TensorSpec, ...]:  # fmt: skip
+) -> tuple[TensorSpec, ...]:
     n, heads, length, _ = query.shape
     out = _transposed(query, (n, heads, length, value.shape[3]))
     logsumexp = contiguous(query, (n, heads, _round_up(length, 32) if compute_log_sumexp else 0), torch.float32)
@@ -91,9 +104,21 @@ def _efficient(
 
 @TABLE.op("_scaled_dot_product_efficient_attention_backward")
 def _efficient_backward(
-    grad: Any, query: Any, key: Any, value: Any, attn_bias: Any, out: Any, logsumexp: Any, philox_seed: Any, philox_offset: Any,
-    dropout_p: float, grad_input_mask: Sequence[bool], is_causal: bool = False, *, scale: Any = None,
-) -> tuple[TensorSpec | None, ...]:  # fmt: skip
+    grad: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_bias: Any,
+    out: Any,
+    logsumexp: Any,
+    philox_seed: Any,
+    philox_offset: Any,
+    dropout_p: float,
+    grad_input_mask: Sequence[bool],
+    is_causal: bool = False,
+    *,
+    scale: Any = None,
+) -> tuple[TensorSpec | None, ...]:
     grads: list[TensorSpec | None] = [
         _transposed(t, tuple(t.shape)) if wanted else None
         for t, wanted in zip((query, key, value), grad_input_mask, strict=False)

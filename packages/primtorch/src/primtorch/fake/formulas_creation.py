@@ -36,25 +36,41 @@ def _made(size: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_f
 
 @TABLE.op("empty.memory_format", "zeros", "ones")
 def _empty(
-    size: Sequence[Size], *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
+    size: Sequence[Size],
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
     memory_format: torch.memory_format | None = None,
-) -> TensorSpec:  # fmt: skip
+) -> TensorSpec:
     return _made(size, dtype, device, memory_format)
 
 
 @TABLE.op("rand", "randn", "rand.generator", "randn.generator")
 def _rand(
-    size: Sequence[Size], *, generator: Any = None, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None,
+    size: Sequence[Size],
+    *,
+    generator: Any = None,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
     pin_memory: Any = None,
-) -> TensorSpec:  # fmt: skip
+) -> TensorSpec:
     return _made(size, dtype, device)
 
 
 @TABLE.op("randint", "randint.generator")
 def _randint(
-    high: Any, size: Sequence[Size], *, generator: Any = None, dtype: torch.dtype | None = torch.int64, layout: Any = None,
-    device: Any = None, pin_memory: Any = None,
-) -> TensorSpec:  # fmt: skip
+    high: Any,
+    size: Sequence[Size],
+    *,
+    generator: Any = None,
+    dtype: torch.dtype | None = torch.int64,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> TensorSpec:
     return _made(size, dtype or torch.int64, device)
 
 
@@ -210,7 +226,16 @@ def _arange_step(
     return _made((length,), dtype, device)
 
 
-@TABLE.op("linspace", "logspace")
+@TABLE.op(
+    "linspace",
+    "linspace.Tensor_Tensor",
+    "linspace.Tensor_Scalar",
+    "linspace.Scalar_Tensor",
+    "logspace",
+    "logspace.Tensor_Tensor",
+    "logspace.Tensor_Scalar",
+    "logspace.Scalar_Tensor",
+)
 def _linspace(
     start: Any,
     end: Any,
@@ -236,11 +261,19 @@ def _eye_m(n: Size, m: Size, *, dtype: torch.dtype | None = None, device: Any = 
     return _made((n, m), dtype, device)
 
 
-@TABLE.op("tril_indices", "triu_indices")
+@TABLE.op("tril_indices")
 def _tril_indices(
     row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = torch.int64, device: Any = None, **options: Any
 ) -> TensorSpec:
     lengths = [min(max(r + offset + 1, 0), col) for r in range(row)]
+    return _made((2, sum(lengths)), dtype or torch.int64, device)
+
+
+@TABLE.op("triu_indices")
+def _triu_indices(
+    row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = torch.int64, device: Any = None, **options: Any
+) -> TensorSpec:
+    lengths = [col - min(max(r + offset, 0), col) for r in range(row)]
     return _made((2, sum(lengths)), dtype or torch.int64, device)
 
 

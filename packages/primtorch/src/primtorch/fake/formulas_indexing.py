@@ -14,7 +14,16 @@ from primtorch.symbolic.sym_node import node_of
 
 TABLE = Table()
 DATA_DEPENDENT = frozenset(
-    {"index.Tensor", "_unsafe_index.Tensor", "nonzero", "masked_select", "_unique2", "repeat_interleave.Tensor"}
+    {
+        "index.Tensor",
+        "_unsafe_index.Tensor",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "repeat_interleave.Tensor",
+        "_unique",
+        "_ctc_loss.Tensor",
+    }
 )
 """Operators whose formula takes `fresh`."""
 
@@ -33,12 +42,43 @@ def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Tenso
 
 
 @TABLE.op(
-    "scatter.src", "scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_add", "scatter_reduce.two", "index_add",
-    "index_copy", "index_fill.int_Scalar", "index_fill.int_Tensor", "index_reduce", "masked_fill.Scalar", "masked_fill.Tensor",
-    "masked_scatter", "index_put", "_unsafe_index_put", "put",
-)  # fmt: skip
+    "scatter.src",
+    "scatter.value",
+    "scatter.reduce",
+    "scatter.value_reduce",
+    "scatter_add",
+    "scatter_reduce.two",
+    "index_add",
+    "index_copy",
+    "index_fill.int_Scalar",
+    "index_fill.int_Tensor",
+    "index_reduce",
+    "index_put",
+    "_unsafe_index_put",
+    "put",
+)
 def _updated(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     return _like(x)
+
+
+@TABLE.op("masked_fill.Scalar", "masked_fill.Tensor", "masked_scatter")
+def _masked(x: Any, mask: Any, value: Any) -> TensorSpec:
+    shape = broadcast(tuple(x.shape), tuple(mask.shape))
+    return _like(x) if shape == tuple(x.shape) else contiguous(x, shape)
+
+
+@TABLE.op("_embedding_bag_backward", "_embedding_bag_dense_backward")
+def _embedding_bag_backward(
+    grad: Any,
+    indices: Any,
+    offsets: Any,
+    offset2bag: Any,
+    bag_size: Any,
+    maximum_indices: Any,
+    num_weights: Size,
+    *args: Any,
+) -> TensorSpec:
+    return contiguous(grad, (num_weights, grad.shape[1]))
 
 
 @TABLE.op("index_select")
@@ -143,6 +183,28 @@ def _unique(
 
     inverse = of(tuple(x.shape), torch.int64) if return_inverse or return_counts else of((0,), torch.int64)
     return of((count,), x.dtype), inverse, of((count,) if return_counts else (0,), torch.int64)
+
+
+@TABLE.op("_unique")
+def _unique_flat(
+    x: Any, sorted: bool = True, return_inverse: bool = False, *, fresh: Fresh = refuse_fresh
+) -> tuple[TensorSpec, ...]:
+    return _unique(x, sorted, return_inverse, fresh=fresh)[:2]
+
+
+@TABLE.op("nonzero_static")
+def _nonzero_static(x: Any, *, size: Size, fill_value: int = -1) -> TensorSpec:
+    return contiguous(x, (size, x.dim()), torch.int64)
+
+
+@TABLE.op("_unsafe_masked_index")
+def _masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> TensorSpec:
+    return _index(x, indices)
+
+
+@TABLE.op("_unsafe_masked_index_put_accumulate")
+def _masked_index_put(x: Any, mask: Any, indices: Sequence[Any], values: Any) -> TensorSpec:
+    return _like(x)
 
 
 @TABLE.op("topk")

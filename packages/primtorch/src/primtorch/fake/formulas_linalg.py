@@ -50,6 +50,36 @@ def _lu_factor_ex(a: Any, *, pivot: bool = True, check_errors: bool = False) -> 
     return column_major(a, a.shape), _pivots(a), _info(a)
 
 
+@TABLE.op("lu_unpack")
+def _lu_unpack(
+    lu: Any, pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    *lead, m, n = lu.shape
+    k = _smaller(m, n)
+    nothing = contiguous(lu, (0,))
+    permutation = contiguous(lu, (*lead, m, m)) if unpack_pivots else nothing
+    if not unpack_data:
+        return permutation, nothing, nothing
+    return permutation, contiguous(lu, (*lead, m, k)), contiguous(lu, (*lead, k, n))
+
+
+@TABLE.op("linalg_lu")
+def _lu(a: Any, *, pivot: bool = True) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+    return _lu_unpack(a, None, True, pivot)
+
+
+@TABLE.op("linalg_lu_solve")
+def _lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False) -> TensorSpec:
+    lead = broadcast(tuple(lu.shape[:-2]), tuple(b.shape[:-2]))
+    shape = (*lead, *b.shape[-2:])
+    return column_major(b, shape) if left else contiguous(b, shape)
+
+
+@TABLE.op("cholesky")
+def _cholesky(a: Any, upper: bool = False) -> TensorSpec:
+    return column_major(a, a.shape)
+
+
 @TABLE.op("_linalg_det")
 def _det(a: Any) -> tuple[TensorSpec, ...]:
     return contiguous(a, a.shape[:-2]), column_major(a, a.shape), _pivots(a)

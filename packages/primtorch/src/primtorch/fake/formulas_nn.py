@@ -105,6 +105,14 @@ def _batch_norm(
     return out, statistics, statistics
 
 
+@TABLE.op("_batch_norm_with_update", "_batch_norm_no_update")
+def _batch_norm_updating(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    out, statistics = _batch_norm_parts(x, weight, True)
+    return out, statistics, statistics, TensorSpec((0,), (1,), torch.uint8, x.device)
+
+
 @TABLE.op("_native_batch_norm_legit.no_stats")
 def _batch_norm_no_stats(
     x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
@@ -141,9 +149,17 @@ def _cudnn_batch_norm(
 
 @TABLE.op("native_batch_norm_backward")
 def _batch_norm_backward(
-    grad: Any, x: Any, weight: Any, running_mean: Any, running_var: Any, save_mean: Any, save_invstd: Any, train: bool, eps: float,
+    grad: Any,
+    x: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: bool,
+    eps: float,
     output_mask: Sequence[bool],
-) -> tuple[TensorSpec | None, ...]:  # fmt: skip
+) -> tuple[TensorSpec | None, ...]:
     shape = tuple(x.shape)
     dtype = weight.dtype if weight is not None else _statistics_dtype(x, None)
     return (

@@ -50,7 +50,9 @@ def _binary(rule: DtypeRule) -> Formula:
                 if device == b.device:
                     other, layout = tuple(b.shape), (shape, strides)
                     shape = broadcast(shape, other)
-                    return TensorSpec(shape, iterator_strides(shape, (layout, (other, b.stride()))), rule(dtype), device)
+                    return TensorSpec(
+                        shape, iterator_strides(shape, (layout, (other, b.stride()))), rule(dtype), device
+                    )
                 return elementwise((a, b), rule(dtype))
             return elementwise((a,), rule(promote_number(a.dtype, b)))
         return elementwise((b,), rule(promote_number(b.dtype, a)))

@@ -54,6 +54,19 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
     return TensorSpec(out, strides, dtype, device)
 
 
+@TABLE.op("_chunk_cat")
+def _chunk_cat(tensors: Sequence[Any], dim: int, num_chunks: int) -> TensorSpec:
+    first = tensors[0]
+    at = wrap_dim(dim, first.dim())
+    width: Size = 0
+    for t in tensors:
+        chunk = (t.shape[at] + num_chunks - 1) // num_chunks
+        for size in t.shape[at + 1 :]:
+            chunk = chunk * size
+        width = width + chunk
+    return contiguous(first, (*first.shape[:at], num_chunks, width))
+
+
 @TABLE.op("stack")
 def _stack(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
     first = tensors[0]

@@ -63,9 +63,14 @@ TABLE.op("max_pool3d_with_indices")(_max_pool(3))
 
 def _avg_pool(spatial: int) -> Any:
     def formula(
-        x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), ceil_mode: bool = False, count_include_pad: bool = True,
+        x: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
         divisor_override: int | None = None,
-    ) -> TensorSpec:  # fmt: skip
+    ) -> TensorSpec:
         return _laid_out(x, _pooled_shape(x, spatial, kernel_size, stride, padding, (1,), ceil_mode))
 
     return formula
@@ -77,10 +82,15 @@ TABLE.op("avg_pool3d")(_avg_pool(3))
 
 
 @TABLE.op(
-    "max_pool2d_with_indices_backward", "max_pool3d_with_indices_backward", "avg_pool2d_backward", "avg_pool3d_backward",
-    "_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward",
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+    "avg_pool2d_backward",
+    "avg_pool3d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "_adaptive_avg_pool3d_backward",
+    "adaptive_max_pool2d_backward",
     "adaptive_max_pool3d_backward",
-)  # fmt: skip
+)
 def _pool_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     return _laid_out(x, tuple(x.shape))
 
@@ -98,9 +108,20 @@ def _adaptive_max_pool(x: Any, output_size: Sequence[Size]) -> tuple[TensorSpec,
     return _laid_out(x, shape), _laid_out(x, shape, torch.int64)
 
 
-@TABLE.op("upsample_nearest1d", "upsample_nearest2d", "upsample_nearest3d", "_upsample_nearest_exact1d",
-          "_upsample_nearest_exact2d", "_upsample_nearest_exact3d", "upsample_linear1d", "upsample_bilinear2d",
-          "upsample_bicubic2d", "upsample_trilinear3d", "_upsample_bilinear2d_aa", "_upsample_bicubic2d_aa")  # fmt: skip
+@TABLE.op(
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+    "upsample_trilinear3d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+)
 def _upsample(x: Any, output_size: Sequence[Size], *args: Any, **kwargs: Any) -> TensorSpec:
     shape = (*x.shape[:2], *output_size)
     if len(output_size) == 1:
@@ -108,10 +129,20 @@ def _upsample(x: Any, output_size: Sequence[Size], *args: Any, **kwargs: Any) ->
     return _laid_out(x, shape)
 
 
-@TABLE.op("upsample_nearest1d_backward", "upsample_nearest2d_backward", "upsample_nearest3d_backward",
-          "_upsample_nearest_exact1d_backward", "_upsample_nearest_exact2d_backward", "_upsample_nearest_exact3d_backward",
-          "upsample_linear1d_backward", "upsample_bilinear2d_backward", "upsample_bicubic2d_backward",
-          "upsample_trilinear3d_backward", "_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward")  # fmt: skip
+@TABLE.op(
+    "upsample_nearest1d_backward",
+    "upsample_nearest2d_backward",
+    "upsample_nearest3d_backward",
+    "_upsample_nearest_exact1d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "_upsample_nearest_exact3d_backward",
+    "upsample_linear1d_backward",
+    "upsample_bilinear2d_backward",
+    "upsample_bicubic2d_backward",
+    "upsample_trilinear3d_backward",
+    "_upsample_bilinear2d_aa_backward",
+    "_upsample_bicubic2d_aa_backward",
+)
 def _upsample_backward(
     grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any
 ) -> TensorSpec:
@@ -166,3 +197,49 @@ def _pixel_unshuffle(x: Any, downscale_factor: int) -> TensorSpec:
 @TABLE.op("channel_shuffle")
 def _channel_shuffle(x: Any, groups: Size) -> TensorSpec:
     return _laid_out(x, tuple(x.shape))
+
+
+@TABLE.op("max_unpool2d")
+def _max_unpool2d(x: Any, indices: Any, output_size: Sequence[Size]) -> TensorSpec:
+    return _laid_out(x, (*x.shape[:-2], *output_size))
+
+
+@TABLE.op("max_unpool3d")
+def _max_unpool3d(x: Any, indices: Any, output_size: Sequence[Size], *args: Any) -> TensorSpec:
+    shape = (*x.shape[:-3], *output_size)
+    return strided(x, shape, contiguous_strides(shape))
+
+
+@TABLE.op("fractional_max_pool2d", "fractional_max_pool3d")
+def _fractional_max_pool(
+    x: Any, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    shape = (*x.shape[: x.dim() - len(output_size)], *output_size)
+    strides = contiguous_strides(shape)
+    return strided(x, shape, strides), strided(x, shape, strides, torch.int64)
+
+
+@TABLE.op("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
+def _fractional_max_pool_backward(grad: Any, x: Any, *args: Any) -> TensorSpec:
+    shape = tuple(x.shape)
+    return strided(x, shape, contiguous_strides(shape))
+
+
+@TABLE.op("im2col")
+def _im2col(
+    x: Any, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> TensorSpec:
+    *lead, channels, height, width = x.shape
+    rows, columns = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, d, p, s in zip((height, width), kernel_size, dilation, padding, stride, strict=True)
+    )
+    shape = (*lead, channels * kernel_size[0] * kernel_size[1], rows * columns)
+    return strided(x, shape, contiguous_strides(shape))
+
+
+@TABLE.op("col2im")
+def _col2im(x: Any, output_size: Sequence[Size], kernel_size: Sequence[int], *args: Any) -> TensorSpec:
+    *lead, rows, _ = x.shape
+    shape = (*lead, rows // (kernel_size[0] * kernel_size[1]), *output_size)
+    return strided(x, shape, contiguous_strides(shape))

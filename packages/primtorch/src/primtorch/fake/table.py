@@ -14,8 +14,10 @@ from primtorch.fake import (
     formulas_attention,
     formulas_contraction,
     formulas_creation,
+    formulas_fourier,
     formulas_indexing,
     formulas_linalg,
+    formulas_loss,
     formulas_nn,
     formulas_pointwise,
     formulas_random,
@@ -42,11 +44,26 @@ _FAMILIES = (
     formulas_window,
     formulas_creation,
     formulas_random,
+    formulas_fourier,
+    formulas_loss,
 )
 NAMED: dict[str, Formula] = {name: formula for family in _FAMILIES for name, formula in family.TABLE.items()}
 
 RESTRIDING = frozenset(
-    ["t_", "transpose_", "squeeze_", "squeeze_.dim", "squeeze_.dims", "unsqueeze_", "as_strided_", "resize_", "resize_as_", "set_.source_Tensor", "set_.source_Storage_storage_offset", "set_.source_Tensor_storage_offset"]
+    [
+        "t_",
+        "transpose_",
+        "squeeze_",
+        "squeeze_.dim",
+        "squeeze_.dims",
+        "unsqueeze_",
+        "as_strided_",
+        "resize_",
+        "resize_as_",
+        "set_.source_Tensor",
+        "set_.source_Storage_storage_offset",
+        "set_.source_Tensor_storage_offset",
+    ]
 )
 """In-place operators that change their argument's own shape."""
 _RESTRIDED_AS = {"transpose_": "transpose.int"}

@@ -103,12 +103,20 @@ class FakeTensor(torch.Tensor):
         return _unpickle, (spec, self.requires_grad)
 
     def tolist(self) -> Any:
-        raise DataDependentValue("Tensor.tolist()", "a fake tensor has no data", "Keep this call out of the compiled region.",
-                                 self.fake_mode.user_frames())  # fmt: skip
+        raise DataDependentValue(
+            "Tensor.tolist()",
+            "a fake tensor has no data",
+            "Keep this call out of the compiled region.",
+            self.fake_mode.user_frames(),
+        )
 
     def numpy(self, *, force: bool = False) -> Any:
-        raise DataDependentValue("Tensor.numpy()", "a fake tensor has no data", "Keep this call out of the compiled region.",
-                                 self.fake_mode.user_frames())  # fmt: skip
+        raise DataDependentValue(
+            "Tensor.numpy()",
+            "a fake tensor has no data",
+            "Keep this call out of the compiled region.",
+            self.fake_mode.user_frames(),
+        )
 
 
 def _unpickle(spec: TensorSpec, requires_grad: bool) -> FakeTensor:
