@@ -2,7 +2,7 @@
 
     python tools/aot_opdb.py [--samples 4] [--only NAME] [--out docs/results/aotautograd_opdb.md] [--seconds 600]
 
-The compilers run the graphs as they are, so that a difference is this package's. What is random is skipped.
+The compilers run the graphs as they are, so that a difference is this package's. Operators that leave memory unset are skipped.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import signal
 import time
 import warnings
 from typing import Any
+from unittest import mock
 
 import torch
 from aotautograd import aot_function
@@ -33,7 +34,9 @@ class Skipped(Exception):
 def observe(function: Any, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -> tuple[list[Any], list[Any]]:
     """Outputs and the gradients by every differentiable input."""
     torch.manual_seed(0)
-    outputs = [o for o in pytree.tree_leaves(function(*args, **kwargs)) if isinstance(o, torch.Tensor)]
+    with mock.patch("torch.manual_seed"):  # the database's random operators seed the generator in the program
+        results = function(*args, **kwargs)
+    outputs = [o for o in pytree.tree_leaves(results) if isinstance(o, torch.Tensor)]
     ends = [o for o in outputs if o.requires_grad]
     if not ends:
         return outputs, []
@@ -110,7 +113,7 @@ def main() -> None:
     failures: dict[str, dict[str, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
     end, done = time.monotonic() + options.seconds, 0
     for op in op_db:
-        if options.only not in op.name or time.monotonic() > end:
+        if options.only not in op.name or op.name.startswith(("empty", "new_empty")) or time.monotonic() > end:
             continue
         done += 1
         for dtype in DTYPES:

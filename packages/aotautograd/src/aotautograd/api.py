@@ -210,6 +210,8 @@ def _flat_program(
 
 
 def _key(leaf: Any) -> Any:
+    if isinstance(leaf, slice):
+        return (slice, leaf.start, leaf.stop, leaf.step)
     if not isinstance(leaf, torch.Tensor):
         return (type(leaf), leaf)
     return (type(leaf), leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf)

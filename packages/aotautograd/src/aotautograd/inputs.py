@@ -61,7 +61,7 @@ def bind_inputs(program: object, example_inputs: Sequence[Any]) -> ProgramInputs
             )
         described = [n.meta.get("val", e) for n, e in zip(nodes, examples, strict=True)]
         names = [n.name for n in nodes]
-    fake_mode = FakeMode(_shape_env(described))
+    fake_mode = FakeMode(_shape_env(described) or ShapeEnv())
     values: list[Any] = []
     requires_grad: dict[int, bool] = {}
     is_leaf: dict[int, bool] = {}

@@ -184,7 +184,5 @@ def _extract(
             result.meta.update(value.meta)
         results.append(result)
     graph.output(tuple(results))
-    part = fx.GraphModule(module, graph, name)
-    eliminate_dead_code(part.graph)
-    part.recompile()
-    return part
+    eliminate_dead_code(graph)
+    return fx.GraphModule(module, graph, name)

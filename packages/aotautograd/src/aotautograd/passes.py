@@ -170,6 +170,8 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
         mine = owner.get(node, node if node in apart else None)
         if mine is not None:
             memory = _memory(source)
+            if memory is not source and not returns_alias(node.target):
+                continue  # a part of a larger memory is no stand-in for a copy of it
             if source in apart or memory.op in ("placeholder", "get_attr") or owner.get(memory, mine) is not mine:
                 continue
             owner[memory] = mine

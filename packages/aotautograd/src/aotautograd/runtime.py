@@ -110,6 +110,7 @@ def _autograd_function(
 ) -> type[torch.autograd.Function]:
     returned = len(metadata.forward_outputs)
     last_tensor = returned + partition.num_saved_tensors
+    tensor_slots = [i for i, o in enumerate(metadata.forward_outputs) if o.kind != "symbol"]
     constant = [i for i, o in enumerate(metadata.forward_outputs) if o.tangent is None and o.kind != "symbol"]
     tangent_slots = metadata.tangents
     specs = [n.meta["val"] for n in partition.backward.graph.nodes if n.op == "placeholder"][-len(tangent_slots) :]
@@ -126,6 +127,15 @@ def _autograd_function(
     # A written input leads back to this node, so the node must not hold it.
     written = {i.index for i in metadata.inputs if i.mutates_data}
     unheld = [i for i, p in enumerate(metadata.placeholders) if p in written]
+    # Autograd itself sees to it that saved tensors are not modified; the other inputs are read by a derivative of the
+    # backward.
+    saved_inputs = set(partition.saved_names)
+    unguarded = [
+        i
+        for i, (p, n) in enumerate(zip(metadata.placeholders, partition.forward.graph.nodes, strict=False))
+        if p not in written and n.name not in saved_inputs and not isinstance(n.meta["val"], torch.SymInt)
+    ]
+    version_of = operator.attrgetter("_version")
 
     class CompiledProgram(torch.autograd.Function):
         @staticmethod
@@ -133,7 +143,7 @@ def _autograd_function(
             ctx.inputs = held = list(inputs)
             for i in unheld:
                 held[i] = None
-            ctx.versions = [t._version for t in held if isinstance(t, torch.Tensor)]
+            ctx.versions = [version_of(held[i]) for i in unguarded]
             if symbol_places:
                 ctx.symbols = {name: int(inputs[i]) for name, i in symbol_places.items()}
             if torch._C._is_any_autocast_enabled():
@@ -142,7 +152,10 @@ def _autograd_function(
             else:
                 values = forward(inputs)
             # A view made in here could not be written to afterwards; an alias with the same version counter can.
-            outputs = [v.detach() if isinstance(v, torch.Tensor) and v._is_view() else v for v in values[:returned]]
+            outputs = list(values[:returned])
+            for i in tensor_slots:
+                if outputs[i]._is_view():
+                    outputs[i] = outputs[i].detach()
             ctx.save_for_backward(*values[returned:last_tensor])
             ctx.scalars = values[last_tensor:]
             if constant:
@@ -157,7 +170,7 @@ def _autograd_function(
             given = [gradients[s] for s in tangent_slots]
             tangents = [layout(g, symbols) for g, layout in zip(given, layouts, strict=True)]
             if torch.is_grad_enabled():
-                if [t._version for t in ctx.inputs if isinstance(t, torch.Tensor)] != ctx.versions:
+                if ctx.versions != [version_of(ctx.inputs[i]) for i in unguarded]:
                     raise InputMismatch(
                         "an input of the compiled program was modified in place after the forward, and a derivative of "
                         "the backward needs its old value"
