@@ -58,7 +58,8 @@ void call_kernel(const Instruction& in, const Frame& frame) {
   c10::SmallVector<void*, 32> pointers;
   c10::SmallVector<int64_t, 16> symbols;
   for (const int32_t slot : in.buffers) pointers.push_back(const_cast<void*>(frame.slots[slot].unsafeGetTensorImpl()->data()));
-  in.kernel(pointers.data(), resolve(in.shape, frame.values, symbols).data());
+  const int bad = in.kernel(pointers.data(), resolve(in.shape, frame.values, symbols).data());
+  TORCH_CHECK_INDEX(bad == 0, "index out of bounds: an index tensor holds a value outside the dimension that it indexes");
 }
 
 void call_triton(const Instruction& in, const Frame& frame) {

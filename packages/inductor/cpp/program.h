@@ -53,7 +53,8 @@ struct Destination {
   std::vector<Destination> items;
 };
 
-using KernelFunction = void (*)(void* const* buffers, const int64_t* symbols);
+// Returns nonzero where it met an index outside its dimension.
+using KernelFunction = int (*)(void* const* buffers, const int64_t* symbols);
 
 enum class Opcode : int8_t { Alloc, Free, View, Kernel, Triton, Aten, Python, ReadScalar };
 

@@ -65,9 +65,9 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     """A kernel in the generated kernels' ABI: out[i] = a[i] + symbols[1]."""
     folder = tmp_path_factory.mktemp("kernel")
     source = """#include <cstdint>
-    extern "C" void add(void* const* buffers, const int64_t* symbols) {
+    extern "C" int add(void* const* buffers, const int64_t* symbols) {
       const float* a = (const float*)buffers[0]; float* out = (float*)buffers[1];
-      for (int64_t i = 0; i < symbols[0]; ++i) out[i] = a[i] + symbols[1]; }"""
+      for (int64_t i = 0; i < symbols[0]; ++i) out[i] = a[i] + symbols[1]; return 0; }"""
     (folder / "k.cpp").write_text(source)
     subprocess.run(["g++", "-O1", "-shared", "-fPIC", "k.cpp", "-o", "k.so"], cwd=folder, check=True)
     return ctypes.CDLL(str(folder / "k.so"))

@@ -15,7 +15,7 @@ import torch
 from primtorch.symbolic import IntExpr
 from primtorch.symbolic.float_expr import FloatExpr
 
-from .errors import InductorError
+from .errors import InductorError, OutOfBounds
 from .program import (
     Alloc,
     AtenCall,
@@ -45,7 +45,7 @@ class PythonExecutor:
 
     def __init__(self, program: Program) -> None:
         self.program = program
-        signature = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)
+        signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._kernels = [signature(address) for address in program.kernels]
 
     def __call__(self, inputs: list[Any]) -> list[Any]:
@@ -96,7 +96,10 @@ class PythonExecutor:
             case KernelCall(kernel, buffers, sizes, _):
                 pointers = (ctypes.c_void_p * len(buffers))(*(slots[b].data_ptr() for b in buffers))
                 numbers = (ctypes.c_int64 * len(sizes))(*evaluate_all(sizes, symbols))
-                self._kernels[kernel](pointers, numbers)
+                if self._kernels[kernel](pointers, numbers) != 0:
+                    raise OutOfBounds(
+                        "index out of bounds: an index tensor holds a value outside the dimension that it indexes"
+                    )
             case TritonCall(kernel, grid, buffers, sizes, _):
                 tensors = [slots[b] for b in buffers]
                 self.program.launchers[kernel](tensors, evaluate_all(sizes, symbols), evaluate_all(grid, symbols))

@@ -81,7 +81,10 @@ class View:
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """Calls `Program.kernels[kernel]` as `void(void* const* buffers, const int64_t* symbols)`."""
+    """Calls `Program.kernels[kernel]` as `int(void* const* buffers, const int64_t* symbols)`.
+
+    A result other than zero says that the kernel met an index outside its dimension: an IndexError is raised.
+    """
 
     kernel: int
     buffers: tuple[int, ...]
