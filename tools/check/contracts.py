@@ -108,6 +108,7 @@ def is_forbidden(name: str) -> bool:
 def findings(root: Path) -> Iterator[str]:
     files = sorted((root / "packages").glob("*/src/**/*.py"))
     modules = {module_name(path): path for path in files}
+    extensions = {module_name(path) for path in (root / "packages").glob("*/src/**/*.pyi")}  # they import none of ours
     graph: networkx.DiGraph = networkx.DiGraph()
     for module, path in modules.items():
         package = module.split(".")[0]
@@ -122,7 +123,8 @@ def findings(root: Path) -> Iterator[str]:
                     yield f"{where}:{found.line}: {package} may not import {first}"
                 if found.in_function and not found.typing_only:
                     yield f"{where}:{found.line}: first-party import inside a function: {found.name}"
-            if first == package and not found.typing_only:
+            compiled = any(found.name == name or found.name.startswith(name + ".") for name in extensions)
+            if first == package and not found.typing_only and not compiled:
                 target = found.name if found.name in modules else found.name.rpartition(".")[0]
                 if target in modules and target != module:
                     graph.add_edge(module, target)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from torchdynamo.sources import Argument, ClosureCell, Global, InstanceAttribute, Item, Source
 
@@ -22,7 +23,7 @@ def source_text(source: Source) -> str:
             return f"{source_text(owner)}.{key}"
         case InstanceAttribute(base=owner, name=name):
             return f"{source_text(owner)}.{name}"
-    base = getattr(source, "base", None)
-    if base is None:
+    record: Any = source
+    if not hasattr(record, "base"):
         return source.expression()
-    return replace(source, base=Argument(0, source_text(base))).expression()  # type: ignore[call-arg]
+    return str(replace(record, base=Argument(0, source_text(record.base))).expression())
