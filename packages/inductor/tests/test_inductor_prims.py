@@ -32,8 +32,9 @@ def make(shape, dtype, generator, low=-3.0, high=3.0, strided=False):
     return t[..., ::2].transpose(0, -1).contiguous().transpose(0, -1) if shape and strided else t
 
 
-def check(fn, *inputs, options=OPTIONS, kernels=None, exact=False, times=2.0, slack=0.01):
-    """Compiled against the references; floats may differ from float64 by `times` eager's own error and a few ulps."""
+def check(fn, *inputs, options=OPTIONS, kernels=None, exact=False, times=2.0):
+    """Compiled against the references; floats may differ from float64 by `times` the worst of eager's own errors in that
+    result and a few ulps."""
     gm = build(fn, *inputs)
     compiled = compile_graph(gm, inputs, options)
     results = compiled(*inputs)
@@ -59,7 +60,10 @@ def check(fn, *inputs, options=OPTIONS, kernels=None, exact=False, times=2.0, sl
         judge = exact_value.double()[fine]
         eps = torch.finfo(want.dtype).eps
         scale = judge.abs().max() if judge.numel() else 0.0
-        allowed = times * (want.double()[fine] - judge).abs() + 6 * eps * judge.abs() + eps * scale * slack
+        own = (want.double()[fine] - judge).abs().max() if judge.numel() else 0.0
+        if want.dtype == torch.float64:  # the judge is eager itself, whose error nobody knows
+            own = 8 * eps * scale
+        allowed = times * own + 6 * eps * judge.abs() + 0.01 * eps * scale
         excess = (got.double()[fine] - judge).abs() - allowed
         assert not excess.numel() or excess.max() <= 0, (got[fine][excess.argmax()], judge[excess.argmax()])
     return compiled
@@ -170,7 +174,7 @@ def test_reductions(name):
                     t[tuple(s // 2 for s in t.shape)] = math.nan
                 inputs.append(t)
                 plans.append((dims, keep))
-    check(lambda p, *ts: tuple(getattr(p, name)(t, d, k) for t, (d, k) in zip(ts, plans, strict=True)), *inputs, slack=4)
+    check(lambda p, *ts: tuple(getattr(p, name)(t, d, k) for t, (d, k) in zip(ts, plans, strict=True)), *inputs)
 
 
 def test_empty_reductions():
@@ -184,7 +188,7 @@ def test_var_mean():
     inputs = [make(s, d, g) + 10 for d in F[:3] for s, _ in cases]
     def graph(p, *ts):
         return tuple(x for t, (_, dims) in zip(ts, cases * 3, strict=True) for c in (0.0, 1.0) for x in p.var_mean(t, dims, c, True))
-    check(graph, *inputs, times=3, slack=16)
+    check(graph, *inputs)
 
 
 @pytest.mark.parametrize("name", ["cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"])
@@ -231,6 +235,31 @@ def test_indexing():
     check(graph, t, w, i, j, ids, along)
 
 
+def test_indices_out_of_bounds():
+    table = torch.randn(5, 4)
+    graphs = {
+        "index": lambda p, t, i: p.index(t, (i,)),
+        "gather": lambda p, t, i: p.gather(t, 0, p.expand(p.unsqueeze(i, (1,)), (3, 4))),
+        "index_put": lambda p, t, i: p.index_put(t, (i,), p.slice(t, 0, 0, 3, 1), True),
+        "scatter": lambda p, t, i: p.scatter(t, 0, p.expand(p.unsqueeze(i, (1,)), (3, 4)), p.slice(t, 0, 0, 3, 1)),
+        "reduced": lambda p, t, i: p.sum(p.index(p.exp(t), (i,)), (0, 1)),
+    }
+    good = torch.tensor([0, 4, 2])
+    for name, graph in graphs.items():
+        gm = build(graph, table, good)
+        for native in (False, True):
+            compiled = compile_graph(gm, (), InductorOptions(native_executor=native))
+            compiled(table, good)
+            for bad in (5, -6, 2**62, -(2**62)):
+                with pytest.raises(IndexError, match="out of bounds"):
+                    compiled(table, torch.tensor([0, bad, 2]))
+            compiled(table, good)
+        if name == "index":
+            empty = compile_graph(build(graph, table[:0], good), (), OPTIONS)
+            with pytest.raises(IndexError):
+                empty(table[:0], good)
+
+
 def test_scatters():
     t = torch.randn(6, 5)
     base = torch.zeros(50, 16)
@@ -265,7 +294,7 @@ def test_opaque():
     def graph(p, a, b):
         m = p.mm(p.exp(a), p.permute(b, (1, 0)))
         return (m, p.add(m, 1.0), *p.sort(m, 1, False, True), p.lgamma(p.exp(a)))
-    compiled = check(graph, a, b, slack=1)
+    compiled = check(graph, a, b)
     assert compiled.stats.aten_calls >= 3
 
 
@@ -279,9 +308,9 @@ def test_kernel_counts():
         var, mean = p.var_mean(x, (1,), 0.0, True)
         y = p.mul(p.sub(x, p.expand(mean, x.shape)), p.expand(p.rsqrt(p.add(var, 1e-5)), x.shape))
         return p.mul(y, p.expand(w, x.shape)), mean, var
-    check(layer_norm, x, w, kernels=1, slack=1)
+    check(layer_norm, x, w, kernels=1)
     check(lambda p, x, w: (p.exp(x), p.sin(x), p.add(x, p.expand(w, x.shape))), x, w, kernels=1)
-    check(lambda p, x, w: p.sum(p.exp(x), (0,)), x, w, kernels=1, slack=1)
+    check(lambda p, x, w: p.sum(p.exp(x), (0,)), x, w, kernels=1)
 
 
 def test_every_rule_has_a_test():
