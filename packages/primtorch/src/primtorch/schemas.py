@@ -34,7 +34,7 @@ _NOT_THE_USERS = frozenset(
 
 
 def calling_frames(limit: int = 8) -> tuple[UserFrame, ...]:
-    """The innermost lines of the Python stack that belong neither to torch nor to this stack of packages, outermost first."""
+    """The innermost lines of the Python stack outside of torch and of these packages, outermost first."""
     frames: list[UserFrame] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(frames) < limit:

@@ -134,9 +134,17 @@ def _efficient_backward(
 
 @TABLE.op("_scaled_dot_product_cudnn_attention")
 def _cudnn(
-    query: Any, key: Any, value: Any, attn_bias: Any, compute_log_sumexp: bool, dropout_p: float = 0.0, is_causal: bool = False,
-    return_debug_mask: bool = False, *, scale: Any = None,
-) -> tuple[Any, ...]:  # fmt: skip
+    query: Any,
+    key: Any,
+    value: Any,
+    attn_bias: Any,
+    compute_log_sumexp: bool,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    return_debug_mask: bool = False,
+    *,
+    scale: Any = None,
+) -> tuple[Any, ...]:
     n, heads, length, _ = query.shape
     shape = (n, heads, length, value.shape[3])
     like = tuple(query.shape)
@@ -157,6 +165,8 @@ class _Key:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _Key) and bool(self.value == other.value)
+
+    __hash__ = None  # type: ignore[assignment]  # a symbolic size does not hash
 
 
 @TABLE.op("_scaled_dot_product_cudnn_attention_backward")

@@ -26,7 +26,8 @@ def _check_inner(name: str, a: Any, b: Any) -> None:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
     if a.shape[-1] != b.shape[-2]:
         raise RuntimeError(
-            f"{name}: mat1 and mat2 shapes cannot be multiplied ({a.shape[0]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
+            f"{name}: mat1 and mat2 shapes cannot be multiplied ({a.shape[0]}x{a.shape[-1]} and "
+            f"{b.shape[-2]}x{b.shape[-1]})"
         )
 
 
@@ -123,7 +124,8 @@ def _convolution(
     expected = weight.shape[0] if transposed else weight.shape[1] * groups
     if x.shape[1] != expected:
         raise RuntimeError(
-            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to have {expected} "
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to "
+            f"have {expected} "
             f"channels, but got {x.shape[1]} channels instead"
         )
     if x.dtype is not weight.dtype:
@@ -146,9 +148,9 @@ def _convolution(
 def _conv_strides(x: Any, weight: Any, shape: Sizes) -> Sizes:
     """channels_last when the input or the weight suggests it, as ATen's convolution back ends choose."""
     for t in (x, weight):
-        if suggests_channels_last(tuple(t.shape), t.stride()):
-            if is_channels_last(tuple(t.shape), t.stride()) or t is x:
-                return channels_last_strides(shape)
+        layout = tuple(t.shape), t.stride()
+        if suggests_channels_last(*layout) and (t is x or is_channels_last(*layout)):
+            return channels_last_strides(shape)
     return contiguous_strides(shape)
 
 

@@ -145,7 +145,8 @@ def _expand_masks(x: Any, indices: Sequence[Any], fresh: Fresh) -> list[Any]:
         for k in range(index.dim()):
             if index.shape[k] != x.shape[len(out) + k]:
                 raise IndexError(
-                    f"The shape of the mask {list(index.shape)} at index {k} does not match the shape of the indexed tensor "
+                    f"The shape of the mask {list(index.shape)} at index {k} does not match the shape of the "
+                    "indexed tensor "
                     f"{list(x.shape)} at index {len(out) + k}"
                 )
         count = fresh(product(index.shape))

@@ -32,7 +32,8 @@ def _layer_norm(x: Any, normalized_shape: Sequence[Size], weight: Any, bias: Any
     lead = x.dim() - len(normalized_shape)
     if tuple(x.shape[lead:]) != tuple(normalized_shape):
         raise RuntimeError(
-            f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, {', '.join(map(str, normalized_shape))}], "
+            f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, "
+            f"{', '.join(map(str, normalized_shape))}], "
             f"but got input of size{list(x.shape)}"
         )
     shape = (*x.shape[:lead], *(1 for _ in normalized_shape))

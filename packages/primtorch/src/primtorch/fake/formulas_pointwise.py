@@ -61,29 +61,37 @@ def _binary(rule: DtypeRule) -> Formula:
 
 
 TABLE.each(
-    "neg positive relu sign sgn ceil floor round round.decimals trunc square nan_to_num frac bitwise_not hardtanh relu6 "
+    "neg positive relu sign sgn ceil floor round round.decimals trunc square nan_to_num frac bitwise_not "
+    "hardtanh relu6 "
     "threshold leaky_relu elu celu selu gelu silu mish hardswish hardsigmoid softplus softshrink hardshrink "
     "conj_physical _conj_physical fill.Scalar",
     _unary(_same),
 )
 TABLE.each(
-    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh "
-    "sigmoid erf erfc erfinv lgamma digamma sinc special_entr special_erfcx special_i0e special_i1 special_i1e special_log_ndtr "
+    "exp exp2 expm1 log log2 log10 log1p sqrt rsqrt reciprocal sin cos tan asin acos atan sinh cosh tanh asinh "
+    "acosh atanh "
+    "sigmoid erf erfc erfinv lgamma digamma sinc special_entr special_erfcx special_i0e special_i1 special_i1e "
+    "special_log_ndtr "
     "special_ndtri special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_modified_bessel_i0 "
-    "special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 special_scaled_modified_bessel_k0 "
+    "special_modified_bessel_i1 special_modified_bessel_k0 special_modified_bessel_k1 "
+    "special_scaled_modified_bessel_k0 "
     "special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_airy_ai i0 logit deg2rad rad2deg",
     _unary(float_of),
 )
 TABLE.each("isnan isinf isfinite isposinf isneginf signbit logical_not isreal", _unary(_bool))
 TABLE.each("abs", _unary(real_of))
 TABLE.each(
-    "add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar rsub.Tensor rsub.Scalar maximum minimum fmax fmin "
-    "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar floor_divide floor_divide.Scalar "
+    "add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar rsub.Tensor rsub.Scalar maximum minimum "
+    "fmax fmin "
+    "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar floor_divide "
+    "floor_divide.Scalar "
     "bitwise_and.Tensor bitwise_and.Scalar bitwise_and.Scalar_Tensor bitwise_or.Tensor bitwise_or.Scalar "
-    "bitwise_or.Scalar_Tensor bitwise_xor.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor __and__.Tensor __and__.Scalar "
+    "bitwise_or.Scalar_Tensor bitwise_xor.Tensor bitwise_xor.Scalar bitwise_xor.Scalar_Tensor __and__.Tensor "
+    "__and__.Scalar "
     "__or__.Tensor __or__.Scalar __xor__.Tensor __xor__.Scalar __lshift__.Tensor __lshift__.Scalar __rshift__.Tensor "
     "__rshift__.Scalar bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor "
-    "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor gcd lcm hypot nextafter "
+    "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor gcd lcm "
+    "hypot nextafter "
     "heaviside pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar logaddexp logaddexp2",
     _binary(_same),
 )
@@ -91,13 +99,16 @@ TABLE.each(
     "div.Tensor div.Scalar true_divide.Tensor atan2 copysign.Tensor copysign.Scalar xlogy.Tensor xlogy.Scalar_Self "
     "xlogy.Scalar_Other special_xlog1py special_xlog1py.self_scalar special_xlog1py.other_scalar special_zeta "
     "special_zeta.self_scalar special_zeta.other_scalar igamma igammac special_chebyshev_polynomial_t "
-    "special_chebyshev_polynomial_u special_hermite_polynomial_h special_hermite_polynomial_he special_laguerre_polynomial_l special_chebyshev_polynomial_v "
+    "special_chebyshev_polynomial_u special_hermite_polynomial_h special_hermite_polynomial_he "
+    "special_laguerre_polynomial_l special_chebyshev_polynomial_v "
     "special_chebyshev_polynomial_w special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
-    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v special_shifted_chebyshev_polynomial_w ldexp.Tensor",
+    "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
+    "special_shifted_chebyshev_polynomial_w ldexp.Tensor",
     _binary(float_of),
 )
 TABLE.each(
-    "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar ge.Tensor ge.Scalar "
+    "eq.Tensor eq.Scalar ne.Tensor ne.Scalar lt.Tensor lt.Scalar le.Tensor le.Scalar gt.Tensor gt.Scalar "
+    "ge.Tensor ge.Scalar "
     "logical_and logical_or logical_xor",
     _binary(_bool),
 )
@@ -212,7 +223,8 @@ def _grad_of(*positions: int) -> Formula:
 
 
 TABLE.each(
-    "threshold_backward hardtanh_backward leaky_relu_backward gelu_backward silu_backward mish_backward hardswish_backward "
+    "threshold_backward hardtanh_backward leaky_relu_backward gelu_backward silu_backward mish_backward "
+    "hardswish_backward "
     "hardsigmoid_backward softplus_backward softshrink_backward hardshrink_backward sigmoid_backward tanh_backward "
     "logit_backward",
     _grad_of(0, 1),

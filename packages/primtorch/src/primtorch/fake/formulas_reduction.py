@@ -66,7 +66,8 @@ def _mean_dim(
     out = dtype or x.dtype
     if not (out.is_floating_point or out.is_complex):
         raise RuntimeError(
-            f"mean(): could not infer output dtype. Input dtype must be either a floating point or complex dtype. Got: {x.dtype}"
+            "mean(): could not infer output dtype. Input dtype must be either a floating point or complex "
+            f"dtype. Got: {x.dtype}"
         )
     return reduced(x, reduced_dims(x, dim), keepdim, out)
 

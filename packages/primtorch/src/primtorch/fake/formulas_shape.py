@@ -44,7 +44,8 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
         for d, size in enumerate(t.shape):
             if d != at and size != shape[d]:
                 raise RuntimeError(
-                    f"Sizes of tensors must match except in dimension {at}. Expected {shape[d]} in dimension {d} but got {size} "
+                    f"Sizes of tensors must match except in dimension {at}. Expected {shape[d]} in dimension "
+                    f"{d} but got {size} "
                     f"for tensor number {position} in the list"
                 )
         shape[at] = shape[at] + t.shape[at]

@@ -39,7 +39,8 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Sizes:
         raise RuntimeError(f"shape '{list(shape)}' is invalid for input of size {numel}")
     if known == 0:
         raise RuntimeError(
-            f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension size -1 can be "
+            f"cannot reshape tensor of 0 elements into shape {list(shape)} because the unspecified dimension "
+            "size -1 can be "
             "any value and is ambiguous"
         )
     whole: Any = numel
@@ -135,7 +136,8 @@ def _transpose(x: Any, dim0: int, dim1: int) -> TensorSpec:
 def _permute(x: Any, dims: Sequence[int]) -> TensorSpec:
     if len(dims) != x.dim():
         raise RuntimeError(
-            f"permute(sparse_coo): number of dimensions in the tensor input does not match the length of the desired ordering of "
+            "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the "
+            "desired ordering of "
             f"dimensions i.e. input.dim() = {x.dim()} is not equal to len(dims) = {len(dims)}"
         )
     order = wrap_dims(dims, x.dim())
@@ -149,7 +151,8 @@ def _expand(x: Any, size: Sequence[Size], *, implicit: bool = False) -> TensorSp
     lead = len(size) - len(shape)
     if lead < 0:
         raise RuntimeError(
-            f"expand({x!r}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or equal to the "
+            f"expand({x!r}, size={list(size)}): the number of sizes provided ({len(size)}) must be greater or "
+            "equal to the "
             f"number of dimensions in the tensor ({len(shape)})"
         )
     out_shape: list[Size] = []
@@ -171,7 +174,8 @@ def _expand(x: Any, size: Sequence[Size], *, implicit: bool = False) -> TensorSp
             stride = 0
         else:
             raise RuntimeError(
-                f"The expanded size of the tensor ({wanted}) must match the existing size ({own}) at non-singleton dimension "
+                f"The expanded size of the tensor ({wanted}) must match the existing size ({own}) at "
+                "non-singleton dimension "
                 f"{dim}.  Target sizes: {list(size)}.  Tensor sizes: {list(shape)}"
             )
         out_shape.append(wanted)
@@ -295,7 +299,8 @@ def _split_with_sizes(x: Any, sizes: Sequence[Size], dim: int = 0) -> list[Tenso
         total = total + size
     if total != x.shape[at]:
         raise RuntimeError(
-            f"split_with_sizes expects split_sizes to sum exactly to {x.shape[at]} (input tensor's size at dimension {at}), "
+            f"split_with_sizes expects split_sizes to sum exactly to {x.shape[at]} (input tensor's size at "
+            f"dimension {at}), "
             f"but got split_sizes={list(sizes)}"
         )
     return out

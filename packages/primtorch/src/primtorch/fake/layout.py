@@ -231,14 +231,15 @@ def _broadcast(left: Sizes, right: Sizes) -> Sizes:
     out = list(long[:lead])
     for dim in range(len(short)):
         x, y = short[dim], long[lead + dim]
-        if x is y or x == y or x == 1:
+        if x is y or x in (y, 1):
             out.append(y)
         elif y == 1:
             out.append(x)
         else:
             a, b = (left[dim - len(short)], right[dim - len(short)])
             raise RuntimeError(
-                f"The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton dimension {lead + dim}"
+                f"The size of tensor a ({a}) must match the size of tensor b ({b}) at non-singleton dimension "
+                f"{lead + dim}"
             )
     return tuple(out)
 

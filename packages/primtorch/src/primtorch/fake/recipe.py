@@ -1,7 +1,7 @@
 """Results of operators over symbolic sizes, kept by their arguments.
 
-Arithmetic on SymInts crosses between C++ and Python several times an operation, so a formula over symbols costs a hundred
-times one over ints. A network repeats few combinations of layouts; each is computed once.
+Arithmetic on SymInts crosses between C++ and Python several times an operation, so a formula over symbols costs a
+hundred times one over ints. A network repeats few combinations of layouts; each is computed once.
 """
 
 from __future__ import annotations

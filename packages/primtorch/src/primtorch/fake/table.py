@@ -1,4 +1,4 @@
-"""The table of formulas: own formulas by name, in-place and out= variants derived from the functional ones, fallbacks."""
+"""The table of formulas: own ones by name, in-place and out= variants derived from the functional ones, fallbacks."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def _functional_of_out(op: OpOverload, outs: set[str]) -> Formula | None:
 
 
 def _in_place(formula: Formula | None, op: OpOverload) -> Formula:
-    """The written argument, checked against the functional result where that is known (random_ and the like have none)."""
+    """The written argument, checked against the functional result where that is known (random_ has none)."""
     if formula is None:
         return lambda target, *args, **kwargs: target
     functional = formula
@@ -239,7 +239,8 @@ def _in_place(formula: Formula | None, op: OpOverload) -> Formula:
             raise RuntimeError(f"output with shape {list(own)} doesn't match the broadcast shape {list(result.shape)}")
         if result.dtype is not target.dtype and category(result.dtype) > max(category(target.dtype), 1):
             raise RuntimeError(
-                f"result type {_scalar_name(result.dtype)} can't be cast to the desired output type {_scalar_name(target.dtype)}"
+                f"result type {_scalar_name(result.dtype)} can't be cast to the desired output type "
+                f"{_scalar_name(target.dtype)}"
             )
         return target
 
@@ -254,7 +255,8 @@ def _out_variant(formula: Formula, outs: list[str], op: OpOverload) -> Formula:
         for result, target in zip((results,) if isinstance(results, TENSORS) else results, targets, strict=True):
             if tuple(target.shape) != result.shape:
                 raise RuntimeError(
-                    f"{op.name()}: out= has shape {list(target.shape)}, the result {list(result.shape)}; fake tensors do not resize"
+                    f"{op.name()}: out= has shape {list(target.shape)}, the result {list(result.shape)}; fake "
+                    "tensors do not resize"
                 )
         return targets[0] if len(targets) == 1 else tuple(targets)
 

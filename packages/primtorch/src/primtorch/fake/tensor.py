@@ -83,7 +83,7 @@ class FakeTensor(torch.Tensor):
                 return propagate(arg.fake_mode, func, args, kwargs or {})
         return propagate(_mode_among((args, kwargs)), func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = ", requires_grad=True" if self.requires_grad else ""
         return f"FakeTensor({TensorSpec.of(self)!r}{grad})"
 

@@ -343,7 +343,7 @@ class ShapeEnv:
                 self._learn_at_least_zero(bound)
 
     def _solve(self, difference: IntExpr) -> tuple[Atom, IntExpr] | None:
-        """An atom that the equation `difference == 0` gives in terms of others: the youngest symbol that occurs once."""
+        """An atom that `difference == 0` gives in terms of others: the youngest symbol that occurs once."""
         best: tuple[tuple[bool, bool, int], Atom, int] | None = None
         for monomial, coefficient in difference.terms.items():
             if len(monomial) != 1:
@@ -351,9 +351,9 @@ class ShapeEnv:
             atom = monomial[0]
             rest = difference - IntExpr({monomial: coefficient})
             if isinstance(atom, Symbol):
-                if abs(coefficient) != 1 or atom.key in rest.symbols():
-                    if rest.as_int() is None or rest.terms.get((), 0) % coefficient:
-                        continue
+                whole = rest.as_int() is not None and rest.terms.get((), 0) % coefficient == 0
+                if not whole and (abs(coefficient) != 1 or atom.key in rest.symbols()):
+                    continue
                 info = self.symbols[atom.key]
                 rank = (True, not info.backed, int(info.name[1:]))
             elif rest.as_int() is not None and rest.terms.get((), 0) % coefficient == 0:
