@@ -150,6 +150,9 @@ _NO_OPS: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
 }
 
 
+_COPY = aten.copy.default
+
+
 def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
     """Replaces operators that return their argument's value by the argument.
 
@@ -167,6 +170,8 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
         source = rule(node)
         if source is None:
             continue
+        if _memory(source) is not source and any(u.target is _COPY and u.args[0] is node for u in node.users):
+            continue  # copy takes over the offset of its destination
         mine = owner.get(node, node if node in apart else None)
         if mine is not None:
             memory = _memory(source)

@@ -343,7 +343,9 @@ def _replay(steps: Sequence[ViewStep], requires_grad: bool) -> Callable[[Any, di
 
     def run(value: Any, symbols: dict[str, int]) -> Any:
         for op, args, values, names in prepared:
-            if op is operator.getitem:
+            if op is torch.ops.aten.view_as_real.default:  # there is no such view of a lazily conjugated tensor
+                value = op(value.resolve_conj())
+            elif op is operator.getitem:
                 value = value[args(symbols)[0]]
             else:
                 value = op(value, *args(symbols), **dict(zip(names, values(symbols), strict=True)))
