@@ -2,7 +2,8 @@
 
     python tools/aot_opdb.py [--samples 4] [--only NAME] [--out docs/results/aotautograd_opdb.md] [--seconds 600]
 
-The compilers run the graphs as they are, so that a difference is this package's. Operators that leave memory unset are skipped.
+The compilers run the graphs as they are, so that a difference is this package's.
+Operators that leave memory unset are skipped.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from typing import Any
 from unittest import mock
 
 import torch
-from aotautograd import aot_function
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
+
+from aotautograd import aot_function
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
 
@@ -146,7 +148,8 @@ def main() -> None:
         "",
         f"torch {torch.__version__}, CPU, {done} of {len(op_db)} operators, at most {options.samples} samples an "
         "operator and dtype. Compilers run the graphs as they are; outputs, strides and gradients beside eager's at "
-        "`torch.testing.assert_close`'s tolerances. Skipped: eager raises, gives another layout, or differs from run to run.",
+        "`torch.testing.assert_close`'s tolerances. Skipped: eager raises, gives a sparse result, or differs from run "
+        "to run.",
         "",
         "| dtype | right | refused with an error | wrong | right of those run | skipped |",
         "|---|---|---|---|---|---|",

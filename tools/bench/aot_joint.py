@@ -1,6 +1,6 @@
 """Seconds to trace, clean and cut the joint graph of a BERT-sized encoder, beside torch's own ahead-of-time tracer.
 
-    python tools/bench/aot_joint.py [layers] [--profile]
+python tools/bench/aot_joint.py [layers] [--profile]
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import time
 from typing import Any
 
 import torch
+from functorch.compile import aot_module
+
 from aotautograd import default_partition, min_cut, trace_joint
 from aotautograd.api import simplify
-from functorch.compile import aot_module
 
 
 class Block(torch.nn.Module):

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+
 from aotautograd import aot_function
 
 Program = Callable[..., Any]
@@ -41,9 +42,7 @@ def check(program: Program, make: Callable[[], list[torch.Tensor]], *, non_leaf:
             differentiable = [o for o in (*outputs, *args) if o.requires_grad and o.grad_fn is not None]
             relations = [same_storage(a, b) for a in (*outputs, *args) for b in (*outputs, *args)]
             identities = [a is b for a in (*outputs, *args) for b in (*outputs, *args)]
-            facts = [
-                (o.shape, o.stride(), o.storage_offset(), o.dtype, o.requires_grad) for o in (*outputs, *args)
-            ]
+            facts = [(o.shape, o.stride(), o.storage_offset(), o.dtype, o.requires_grad) for o in (*outputs, *args)]
             versions = [a._version for a in args]
             values = [o.detach().clone() for o in (*outputs, *args)]
             if differentiable:

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from aotautograd import AotAutogradError, aot_function, aot_module
 from torch.utils.checkpoint import checkpoint
+
+from aotautograd import AotAutogradError, aot_function, aot_module
 
 Program = Callable[..., Any]
 

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from aotautograd import aot_function
 from torch import nn
+
+from aotautograd import aot_function
 
 
 def identity(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:

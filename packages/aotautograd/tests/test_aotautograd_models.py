@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from aotautograd import aot_function, default_partition, min_cut, trace_joint
 from aotautograd.api import simplify
 from aotautograd.schemas import Partitioner
-from torch import nn
 
 
 def identity(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:

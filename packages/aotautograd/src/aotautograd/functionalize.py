@@ -64,8 +64,8 @@ class NonLeaf(torch.autograd.Function):
 
 
 _WRITES_TO_REWRITE = (
-    "clamp", "clamp_min", "clamp_max", "clip", "tril", "triu", "cumsum", "cumprod", "masked_fill", "index_fill", "nan_to_num",
-    "renorm", "xlogy", "threshold",
+    "clamp", "clamp_min", "clamp_max", "clip", "tril", "triu", "cumsum", "cumprod", "masked_fill", "index_fill",
+    "nan_to_num", "renorm", "xlogy", "threshold",
 )  # fmt: skip
 _REWRITTEN: dict[Any, Any] = {
     **{getattr(torch.Tensor, f"{n}_"): getattr(torch.Tensor, n) for n in _WRITES_TO_REWRITE if n != "threshold"},
@@ -77,7 +77,7 @@ _REWRITTEN: dict[Any, Any] = {
     torch.Tensor.exponential_: torch.ops.aten.exponential.default,
 }
 # Functions that hand a torch-function mode themselves, not the operator in them.
-_WITH_INPLACE_FLAG = {f: inspect.signature(f) for f in (F.hardtanh, F.hardswish, F.hardsigmoid, F.relu6, F._threshold)}
+_WITH_INPLACE_FLAG = {f: inspect.signature(f) for f in (F.hardtanh, F.hardswish, F.hardsigmoid, F.relu6, F._threshold)}  # type: ignore[attr-defined]
 
 
 class InPlaceCalls(TorchFunctionMode):
@@ -85,8 +85,8 @@ class InPlaceCalls(TorchFunctionMode):
 
     C++ functionalization turns a write to an expanded tensor into arithmetic on its base, without an error. And it
     first runs an in-place operator on meta tensors, to find shape errors: with symbolic sizes the meta kernels of the
-    operators above do not work, so that `x.f_(...)` becomes `x.copy_(x.clone().f(...))`; what the backward saves is the clone, because x itself
-    is written.
+    operators above do not work, so that `x.f_(...)` becomes `x.copy_(x.clone().f(...))`. What the backward saves is
+    the clone, because x itself is written.
     """
 
     def __init__(self, symbolic: bool) -> None:

@@ -27,7 +27,7 @@ class ViewOfBase:
     base: int
     shape: tuple[int, ...]
     stride: tuple[int, ...]
-    offset: int
+    offset: int | torch.SymInt
     requires_grad: bool
 
 
@@ -157,9 +157,7 @@ def rebase(
                     f"inputs {[p for p, _ in group]} share memory, the program writes to an input that shares memory, "
                     f"and they read it as different types ({t.dtype} and {base.dtype}); pass a copy of one of them"
                 )
-            views.append(
-                ViewOfBase(place, number, tuple(t.shape), t.stride(), t.storage_offset(), t.requires_grad)
-            )
+            views.append(ViewOfBase(place, number, tuple(t.shape), t.stride(), t.storage_offset(), t.requires_grad))
     rebased = {v.place for v in views}
     others = tuple(i for i in range(len(flat)) if i not in rebased)
     result = Rebased(program, len(flat), len(bases), tuple(views), others, {})
