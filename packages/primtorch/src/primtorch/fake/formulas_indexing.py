@@ -36,7 +36,8 @@ def _like(x: Any) -> TensorSpec:
 @TABLE.op("gather")
 def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> TensorSpec:
     wrap_dim(dim, x.dim())
-    if x.dim() != index.dim() and x.dim() and index.dim():
+    empty = any(type(size) is int and size == 0 for size in index.shape)
+    if x.dim() != index.dim() and x.dim() and index.dim() and not empty:
         raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
     return contiguous(x, index.shape)
 

@@ -75,6 +75,12 @@ def _lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool 
     return column_major(b, shape) if left else contiguous(b, shape)
 
 
+@TABLE.op("linalg_ldl_solve")
+def _ldl_solve(ld: Any, pivots: Any, b: Any, *, hermitian: bool = False) -> TensorSpec:
+    lead = broadcast(tuple(ld.shape[:-2]), tuple(b.shape[:-2]))
+    return column_major(b, (*lead, *b.shape[-2:]))
+
+
 @TABLE.op("cholesky")
 def _cholesky(a: Any, upper: bool = False) -> TensorSpec:
     return column_major(a, a.shape)
