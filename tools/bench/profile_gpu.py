@@ -1,0 +1,51 @@
+"""Where a training step's time and memory go on a GPU: the longest kernels, eager and compiled.
+
+python tools/bench/profile_gpu.py hf/BertForMaskedLM --batch 16 --length 512 --dtype amp
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+import torch
+import torchcompile
+
+sys.path.insert(0, str(Path(__file__).parent))
+from models import Bench
+
+
+def longest(bench: Bench, candidate: torch.nn.Module, rows: int) -> str:
+    """Device milliseconds and calls of the kernels that take longest in one step."""
+    for _ in range(3):
+        bench.step(candidate)
+    torch.cuda.synchronize()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        bench.step(candidate)
+        torch.cuda.synchronize()
+    events = sorted(profile.key_averages(), key=lambda e: -e.self_device_time_total)
+    total = sum(e.self_device_time_total for e in events) / 1e3
+    lines = [f"{e.self_device_time_total / 1e3:9.3f} ms {e.count:5d} x {e.key[:110]}" for e in events[:rows]]
+    return "\n".join([f"{total:9.3f} ms on the device", *lines])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model")
+    parser.add_argument("--batch", type=int, default=16)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--dtype", default="amp", choices=["fp32", "amp"])
+    parser.add_argument("--rows", type=int, default=25)
+    arguments = parser.parse_args()
+    case = dict(vars(arguments), device="cuda", scale="full", mode="train", seconds=1.0)
+    bench = Bench(case)
+    print("eager\n" + longest(bench, bench.model, arguments.rows))
+    compiled = torchcompile.compile(bench.model)
+    print("compiled\n" + longest(bench, compiled, arguments.rows))
+    print(f"peak MB: eager {bench.peak_mb(bench.model):.0f}, compiled {bench.peak_mb(compiled):.0f}")
+    print(torchcompile.report())
+
+
+if __name__ == "__main__":
+    main()
