@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as F
+
 from primtorch.errors import DataDependent, NoFormula
 from primtorch.fake import FakeMode, FakeTensor, formula_of
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, hint_of
-from torch.nn import functional as F
 
 
 def fake() -> tuple[ShapeEnv, FakeMode, FakeTensor]:
