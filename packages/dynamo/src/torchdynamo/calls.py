@@ -21,6 +21,7 @@ from torchdynamo._C import CompiledCallable
 from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling, marked
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.recorder import BREAKS_BY_NAME
 from torchdynamo.world import Outside
 
 Args = tuple[Any, ...]
@@ -36,12 +37,21 @@ class Redirect:
     kwargs: Kwargs
 
 
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """An autocast region that is open: its context, the node that entered it, how to enter it again."""
+
+    context: Any
+    node: Any
+    parameters: tuple[Any, ...]
+
+
 class Calls:
     """Rules by identity of the function, then by its kind."""
 
     def __init__(self, outside: Outside) -> None:
         self.outside = outside
-        self.entered: dict[int, Any] = {}  # an autocast context that was entered -> the node that entered it
+        self.entered: dict[int, Entered] = {}  # autocast contexts that are open, by identity
         self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
             id(function): rule for function, rule in self._table()
         }
@@ -49,6 +59,7 @@ class Calls:
     def _table(self) -> tuple[tuple[Any, Callable[[Any, Args, Kwargs], Any]], ...]:
         return (
             (type, self._type),
+            (torch._C._InferenceMode, self._ambient),
             (graph_break, self._graph_break),
             (is_compiling, lambda fn, args, kwargs: True),
             (nn.Module.__call__, self._module),
@@ -96,11 +107,17 @@ class Calls:
         if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
         self._break_if_listed(fn, module)
+        if module.startswith("primtorch.fake"):  # a method of the fake in the place of the tensor's
+            if fn.__name__ in BREAKS_BY_NAME:
+                raise BreakGraph(BREAKS_BY_NAME[fn.__name__], f"{fn.__name__}() of a tensor")
+            return self._native(fn, args, kwargs)
         if torch_calls.is_leaf(fn) or fn in torch_calls.NATIVE_FUNCTIONS or fn in torch_calls.LOGGING_FUNCTIONS:
             return self._native(fn, args, kwargs)
         return MISSING
 
     def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        if args and isinstance(args[0], torch._C._InferenceMode):
+            return self._ambient(fn, args, kwargs)
         try:
             if fn in torch_calls.ANSWERS:
                 return torch_calls.ANSWERS[fn]
@@ -154,14 +171,30 @@ class Calls:
         parameters = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
         node = self.outside.recorder.write(autocast_mode._enter_autocast, parameters, {}, None)
         node.meta["effect"] = True
-        self.entered[id(context)] = node
+        self.entered[id(context)] = Entered(context, node, parameters)
         return result
 
     def _exit_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        entered = self.entered.pop(id(args[0]), None)
+        if entered is None:
+            raise BreakGraph("ambient_state", "the end of an autocast region that began before the graph")
         result = fn(*args, **kwargs)
-        node = self.outside.recorder.write_node(autocast_mode._exit_autocast, (self.entered.pop(id(args[0])),))
-        node.meta["effect"] = True
+        self._close(entered)
         return result
+
+    def _close(self, entered: Entered) -> None:
+        node = self.outside.recorder.write_node(autocast_mode._exit_autocast, (entered.node,))
+        node.meta["effect"] = True
+
+    def close_regions(self) -> list[tuple[Any, ...]]:
+        """Ends the autocast regions that are still open where the graph ends; their parameters, outermost first."""
+        still_open = list(self.entered.values())
+        for entered in reversed(still_open):
+            self._close(entered)
+        return [entered.parameters for entered in still_open]
+
+    def _ambient(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")
 
 
 _BUILTINS = (

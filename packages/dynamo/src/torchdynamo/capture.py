@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +13,6 @@ import torch
 from primtorch.schemas import UserFrame
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
-from torchdynamo.errors import InternalError
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.protocol import NULL, Position
 from torchdynamo.reasons import BreakGraph
@@ -42,6 +41,8 @@ class Captured:
     broke: tuple[GraphBreak, int | None] | None = None
     error: BaseException | None = None
     grad_enabled: bool = True
+    close_regions: Callable[[], list[tuple[Any, ...]]] = list
+    where: Position | None = None  # in the root frame, of the error
     alive: list[Any] = field(default_factory=list)
 
 
@@ -61,7 +62,7 @@ def interpret(
     outside = Outside(function, policy, user_frames)
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
-    captured = Captured(outside)
+    captured = Captured(outside, close_regions=world.calls.close_regions)
     frame: InterpretedFrame | None = None
     with restored_ambient_state():
         try:
@@ -81,6 +82,7 @@ def interpret(
             captured.broke = (GraphBreak(error.reason, error.detail, where), place)
         except Exception as error:
             captured.error = error
+            captured.where = frame.position if frame is not None else None
         captured.grad_enabled = torch.is_grad_enabled()
     return captured
 
@@ -115,5 +117,3 @@ def restored_ambient_state() -> Iterator[None]:
         for _ in range(now - nesting + 1):
             torch.autocast_decrement_nesting()
 
-
-_ = InternalError

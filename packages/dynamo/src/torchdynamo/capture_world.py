@@ -16,6 +16,7 @@ from torchdynamo.externals import CONTAINER_BASES
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.recorder import FAKE_ERRORS, as_break
 from torchdynamo.world import Outside, getattr_static_dict
 
 
@@ -168,9 +169,12 @@ class CaptureWorld(PlainWorld):
     # -- calls ------------------------------------------------------------------------------
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self.calls.handle(fn, args, kwargs)
-        if result is MISSING:
-            return super().call(fn, args, kwargs)
+        try:
+            result = self.calls.handle(fn, args, kwargs)
+            if result is MISSING:
+                return super().call(fn, args, kwargs)
+        except FAKE_ERRORS as error:  # raised outside of an operator, by a method that reads data
+            raise as_break(error) from error
         if type(result) is Redirect:
             return self.call(result.function, result.args, result.kwargs)
         return result

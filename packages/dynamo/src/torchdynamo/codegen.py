@@ -156,7 +156,8 @@ class Codegen:
             return self._name(obj, text)
         if hasattr(kind, "n_sequence_fields"):  # torch.return_types and other structure sequences
             return self._name(obj, f"{self.pin(kind)}({text})")
-        return self._name(obj, f"tuple.__new__({self.pin(kind)}, {text})")
+        base = torch.Size if issubclass(kind, torch.Size) else tuple
+        return self._name(obj, f"{self.pin(base)}.__new__({self.pin(kind)}, {text})")
 
     def _list(self, obj: list[Any]) -> str:
         kind = type(obj)
@@ -193,6 +194,8 @@ class Codegen:
         return self._name(obj, f"slice({self.items((obj.start, obj.stop, obj.step))})")
 
     def _bound(self, obj: types.MethodType) -> str:
+        if isinstance(obj.__self__, FakeTensor):  # the fake's own method stands for the tensor's of that name
+            return self._name(obj, f"{self.value(obj.__self__)}.{obj.__func__.__name__}")
         return self._name(obj, f"{self.pin(types.MethodType)}({self.value(obj.__func__)}, {self.value(obj.__self__)})")
 
     def _builtin(self, obj: types.BuiltinFunctionType) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.amp import autocast_mode
 
 from primtorch import graph_text
 from primtorch.fake import FakeTensor
@@ -92,11 +93,12 @@ class Function:
             return None
         if compiled.entries and not self._recompile(compiled, flat):
             return None
-        began = time.perf_counter()
+        began, in_backend = time.perf_counter(), self.stats.backend_seconds
         try:
             return convert(self, flat)
         finally:
-            self.stats.seconds += time.perf_counter() - began
+            in_backend = self.stats.backend_seconds - in_backend
+            self.stats.seconds += time.perf_counter() - began - in_backend
 
     def scope(self, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
         function = self.function
@@ -217,8 +219,7 @@ def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | _C.Entry | No
         policy = DynamicPolicy(state.options.dynamic is True, frozenset(state.changed), state.options.dynamic is False)
         captured = interpret(state.function, flat, policy, stop_at, reason)
         if captured.error is not None:
-            _failed(state, captured)
-            return None
+            return _failed(state, captured, captured.error)
         if captured.broke is None:
             return captured
         reason, stop_at = captured.broke
@@ -230,16 +231,41 @@ def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | _C.Entry | No
     raise InternalError("capture did not settle on a place to break")
 
 
-def _failed(state: Function, captured: Captured) -> None:
-    """The program raised, or capture is at fault: the eager run shows which."""
-    error = captured.error
-    assert error is not None
+def _failed(state: Function, captured: Captured, error: BaseException) -> _C.Entry | None:
+    """The program raised, or capture is at fault: the eager run of this one call shows which."""
     if _is_own_fault(error):
-        if state.options.strict:
-            raise InternalError(f"capture of {state.function.__qualname__} failed: {error!r}") from error
-        state.stats.fallbacks.append((state.function.__qualname__, str(error)))
-        _log.warning("capture of %s failed, it runs eagerly: %s", state.function.__qualname__, error)
-        state.skip = True
+        _fault(state, captured, error)
+        return None
+    function = state.function
+
+    def run(inputs: list[Any], *flat: Any) -> Any:
+        compiled = state.compiled()
+        if compiled is not None:
+            compiled.entries[:] = [other for other in compiled.entries if other is not entry]
+        args, kwargs = _unflatten(function.__code__, flat)
+        try:
+            result = function(*args, **kwargs)
+        except BaseException as raised:
+            if type(raised) is not type(error) and isinstance(raised, Exception):
+                _fault(state, captured, error)
+            raise
+        _fault(state, captured, error)
+        return result
+
+    entry = _C.Entry(None, run, Compiled((), None, "", None, []))
+    return entry
+
+
+def _fault(state: Function, captured: Captured, error: BaseException) -> None:
+    """Counts and logs an error that capture made and the program did not; raises it under `strict`."""
+    place = captured.where
+    where = f" at {place.file}:{place.line}" if place is not None else ""
+    why = f"{type(error).__name__}: {error}{where}"
+    state.skip = True
+    state.stats.fallbacks.append((state.function.__qualname__, why))
+    if state.options.strict:
+        raise InternalError(f"capture of {state.function.__qualname__} failed: {why}") from error
+    _log.warning("capture of %s failed, it runs eagerly: %s", state.function.__qualname__, why)
 
 
 def _is_own_fault(error: BaseException) -> bool:
@@ -310,6 +336,8 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
                 hooked = f"{codegen.pin(_C.hook_enabled)}({codegen.pin(state.nested.hook)})"
             tail = continue_after(codegen, captured.stopped, _resume_factory(state), hooked)
             codegen.side_effects()
+        for region in captured.close_regions():
+            codegen.effects.append(f"{codegen.pin(autocast_mode._enter_autocast)}(*{codegen.pin(region)})")
         if captured.grad_enabled != ambient.grad_enabled:
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({captured.grad_enabled})")
     return codegen, tail
@@ -446,7 +474,11 @@ def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
 def _call_backend(
     state: Function, graph: fx.GraphModule, outside: Outside, inputs: list[tuple[Source, Any]], flat: tuple[Any, ...]
 ) -> Callable[..., Sequence[Any]]:
-    compiled = state.backend(graph, [value for _, value in inputs])
+    began = time.perf_counter()
+    try:
+        compiled = state.backend(graph, [value for _, value in inputs])
+    finally:
+        state.stats.backend_seconds += time.perf_counter() - began
     if not callable(compiled):
         raise TypeError(f"the backend returned {type(compiled).__name__}, expected a callable")
     return compiled

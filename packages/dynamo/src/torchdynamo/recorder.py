@@ -93,7 +93,7 @@ _REFLECTED: dict[str, Callable[..., Any]] = {
 }
 
 # Methods and functions that need a tensor's values, by the reason that they break the graph for.
-_BREAKS: dict[str, str] = {
+BREAKS_BY_NAME: dict[str, str] = {
     **dict.fromkeys(
         ("item", "tolist", "numpy", "__int__", "__float__", "__index__", "__complex__", "__array__", "__dlpack__"),
         "tensor_to_number",
@@ -183,7 +183,7 @@ class Recorder:
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = function_name(func)
-        reason = _BREAKS.get(name)
+        reason = BREAKS_BY_NAME.get(name)
         if reason is not None and (reason not in _TENSOR_ONLY or _has_tensor(args)):
             raise BreakGraph(reason, f"{name}() of a tensor" if _has_tensor(args) else f"torch {name}()")
         if getattr(func, "__name__", "") in _SETTERS:
@@ -192,24 +192,20 @@ class Recorder:
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
-        operands = [(tensor, tensor._version) for tensor in _tensors_in((args, kwargs))]
+        operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
         try:
             result = func(*args, **kwargs)
-        except primtorch_errors.DataDependentShape as error:
-            raise BreakGraph("data_dependent_shape", str(error)) from error
-        except primtorch_errors.DataDependentValue as error:
-            raise BreakGraph("tensor_to_number", str(error)) from error
-        except primtorch_errors.NoFormula as error:
-            raise BreakGraph("operator_without_meta", str(error)) from error
+        except FAKE_ERRORS as error:
+            raise as_break(error) from error
         name = function_name(func)
-        inplace = any(tensor._version != version for tensor, version in operands) or is_inplace(name)
+        inplace = any(_version(tensor) != version for tensor, version in operands) or is_inplace(name)
         if not inplace and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
         if inplace or name in _EFFECTS or _has_tensor(result):
             node = self.write(func, args, kwargs, result)
             if inplace or name in _EFFECTS:
                 node.meta["effect"] = True
-                self.written += [tensor for tensor, version in operands if tensor._version != version]
+                self.written += [tensor for tensor, version in operands if _version(tensor) != version]
         return result
 
     def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
@@ -286,6 +282,16 @@ class Recorder:
         return value
 
 
+# What a tensor without data cannot do, as a reason to break.
+FAKE_ERRORS = (primtorch_errors.DataDependentShape, primtorch_errors.DataDependentValue, primtorch_errors.NoFormula)
+
+
+def as_break(error: BaseException) -> BreakGraph:
+    reasons = ("data_dependent_shape", "tensor_to_number", "operator_without_meta")
+    reason = next(reason for kind, reason in zip(FAKE_ERRORS, reasons, strict=True) if isinstance(error, kind))
+    return BreakGraph(reason, str(error).partition("\n")[0])
+
+
 _TENSOR_ONLY = frozenset(
     {"tensor_to_number", "tensor_repr", "data_dependent_branch", "backward", "tensor_metadata_write"}
 )
@@ -335,6 +341,11 @@ def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, .
     if raw and args and isinstance(args[0], torch.Tensor) and getattr(torch.Tensor, raw, None) is func:
         return "call_method", raw, args
     return "call_function", func, args
+
+
+def _version(tensor: torch.Tensor) -> int:
+    """Number of writes so far; tensors of inference mode do not count theirs."""
+    return -1 if tensor.is_inference() else tensor._version
 
 
 def _has_tensor(value: Any) -> bool:

@@ -16,7 +16,8 @@ class Stats:
     """What one `optimize` did."""
 
     graphs: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of capture alone
+    backend_seconds: float = 0.0
     recompiles: int = 0
     break_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
     break_details: list[GraphBreak] = field(default_factory=list)
@@ -56,6 +57,7 @@ def total(parts: Sequence[Stats]) -> Stats:
     for part in parts:
         result.graphs += part.graphs
         result.seconds += part.seconds
+        result.backend_seconds += part.backend_seconds
         result.recompiles += part.recompiles
         result.break_counts.update(part.break_counts)
         result.break_details += part.break_details
