@@ -92,9 +92,11 @@ TritonKernel::TritonKernel(
       shared_(shared) {}
 
 void* TritonKernel::function(int device) {
+  if (device < 0 || device >= kMaxDevices) throw std::runtime_error("no CUDA device " + std::to_string(device));
+  void* ready = loaded_[device].load(std::memory_order_acquire);
+  if (ready != nullptr) return ready;
   std::lock_guard<std::mutex> lock(mutex_);
-  if (loaded_.size() <= static_cast<size_t>(device)) loaded_.resize(device + 1, nullptr);
-  if (loaded_[device] == nullptr) {
+  if (loaded_[device].load(std::memory_order_relaxed) == nullptr) {
     const Driver& d = driver();
     void* module = nullptr;
     void* function = nullptr;
@@ -103,9 +105,9 @@ void* TritonKernel::function(int device) {
     if (shared_ > kDefaultShared) {
       check(d.function_attribute(function, kMaxDynamicShared, shared_), "reserving shared memory for " + name_);
     }
-    loaded_[device] = function;
+    loaded_[device].store(function, std::memory_order_release);
   }
-  return loaded_[device];
+  return loaded_[device].load(std::memory_order_relaxed);
 }
 
 void TritonKernel::launch(int device, void* stream, const int64_t grid[3], const int64_t* arguments) {
@@ -118,11 +120,10 @@ void TritonKernel::launch(int device, void* stream, const int64_t grid[3], const
   if (count + scratch_ > kMaxParameters) throw std::runtime_error("Triton kernel " + name_ + " has too many parameters");
   for (size_t i = 0; i < count; ++i) cells[i] = const_cast<int64_t*>(arguments + i);  // little-endian: an int32 is the low half
   for (int i = 0; i < scratch_; ++i) cells[count + i] = const_cast<void*>(static_cast<const void*>(&null_scratch));
-  check(
-      driver().launch(
+  const Result launched = driver().launch(
           function(device), static_cast<unsigned>(grid[0]), static_cast<unsigned>(grid[1]), static_cast<unsigned>(grid[2]),
-          static_cast<unsigned>(threads_), 1, 1, static_cast<unsigned>(shared_), stream, cells, nullptr),
-      "launching Triton kernel " + name_);
+          static_cast<unsigned>(threads_), 1, 1, static_cast<unsigned>(shared_), stream, cells, nullptr);
+  if (launched != 0) check(launched, "launching Triton kernel " + name_);  // the text is made only when needed
 }
 
 }  // namespace inductor

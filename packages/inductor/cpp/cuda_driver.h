@@ -1,6 +1,8 @@
 // Launches Triton's binaries through the CUDA driver, which is found at run time: nothing here links CUDA.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <cstdint>
 #include <mutex>
 #include <string>
@@ -29,7 +31,8 @@ class TritonKernel {
   int threads_;
   int shared_;
   std::mutex mutex_;
-  std::vector<void*> loaded_;  // by device
+  static constexpr int kMaxDevices = 64;
+  std::array<std::atomic<void*>, kMaxDevices> loaded_{};  // by device
 };
 
 }  // namespace inductor

@@ -5,6 +5,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/_local_scalar_dense.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/empty_strided_ops.h>
 #include <c10/core/DeviceGuard.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/Exception.h>
@@ -36,6 +37,11 @@ at::Tensor allocate(const Instruction& in, const int64_t* values) {
   const auto strides = resolve(in.strides, values, stride_buffer);
   if (in.device.is_cpu()) {
     return at::Tensor(at::detail::empty_strided_cpu(shape, strides, in.dtype, /*pin_memory=*/false));
+  }
+  if (in.device.is_cuda()) {  // straight to the device's kernel: no backend is left to select
+    constexpr c10::DispatchKeySet cuda(c10::DispatchKey::CUDA);
+    return at::_ops::empty_strided::redispatch(
+        cuda, c10::fromIntArrayRefSlow(shape), c10::fromIntArrayRefSlow(strides), in.dtype, c10::kStrided, in.device, std::nullopt);
   }
   return at::empty_strided(shape, strides, at::TensorOptions().dtype(in.dtype).device(in.device));
 }

@@ -52,6 +52,7 @@ class Libdevice:
 
 
 TORCH_NAMES: dict[str, Callable[..., Any]] = {
+    "fast_dividef": torch.div,
     "cyl_bessel_i0": torch.special.i0,
     "cyl_bessel_i1": torch.special.i1,
     "nearbyint": torch.round,

@@ -113,6 +113,7 @@ class TritonCompiler:
             "warps": source.warps,
             "stages": source.stages,
             "arch": self.arch,
+            "asserts": "tl.device_assert" in source.text,
             "target": str(self.folder / key),
         }
         worker = self._idle.get()

@@ -173,6 +173,15 @@ FLOAT32: Mapping[str, str] = {
     "fmin": "tl.minimum({0}, {1})",
 }
 
+# In kernels that store only 16-bit floats: errors of a few units in the last place of a float32 are rounded away.
+COARSE: Mapping[str, str] = {
+    "exp": "tl.exp({0})",
+    "exp2": "tl.exp2({0})",
+    "log": "tl.log({0})",
+    "sigmoid": "m.fast_dividef(tl.full([], 1.0, tl.float32), 1 + tl.exp(-{0}))",
+    "div": "({0} / {1})",
+}
+
 FLOAT64: Mapping[str, str] = {"sqrt": "m.sqrt({0})", "signbit": "({0}.to(tl.int64, bitcast=True) < 0)"}
 
 BOOL_OPS: Mapping[str, str] = {
@@ -187,22 +196,26 @@ BOOL_OPS: Mapping[str, str] = {
 TERNARY: Mapping[str, str] = {"where": "tl.where({0}, {1}, {2})", "fma": "tl.fma({0}, {1}, {2})"}
 
 
-def _tables(kind: torch.dtype) -> list[Mapping[str, str]]:
+def _tables(kind: torch.dtype, coarse: bool) -> list[Mapping[str, str]]:
     if kind is torch.bool:
         return [BOOL_OPS, ANY_UNARY, ANY_BINARY]
     if not kind.is_floating_point:
         return [ANY_UNARY, ANY_BINARY]
     special = FLOAT32 if kind is torch.float32 else FLOAT64
-    return [special, FLOAT_UNARY, FLOAT_BINARY, ANY_UNARY, ANY_BINARY]
+    first = [COARSE] if coarse and kind is torch.float32 else []
+    return [*first, special, FLOAT_UNARY, FLOAT_BINARY, ANY_UNARY, ANY_BINARY]
 
 
-def apply_text(op: str, operands: list[Value]) -> str:
-    """The expression of an elementwise operation on named operands. Unsupported when there is none."""
+def apply_text(op: str, operands: list[Value], *, coarse: bool = False) -> str:
+    """The expression of an elementwise operation on named operands. Unsupported when there is none.
+
+    `coarse`: the results will be rounded to 16 bits.
+    """
     names = [v.name for v in operands]
     if op in TERNARY:
         return TERNARY[op].format(*names)
     kind = operands[0].dtype
-    for table in _tables(kind):
+    for table in _tables(kind, coarse):
         if op in table:
             return table[op].format(*names)
     raise Unsupported(f"the Triton back end has no {op} of {kind}")

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 
 from primtorch.symbolic.expr import Call, IntExpr, Symbol
-from torchinductor.indexing import contiguous_strides, dot, variable
+from torchinductor.indexing import contiguous_strides, dot, number, variable
 from torchinductor.ir import Axis, compute_dtype
 from torchinductor.ops import ELEMENTWISE, OpsHandler, ReductionKind, ScanKind, StoreMode
 
@@ -28,6 +28,8 @@ from .expressions import (
 from .plan import Plan
 
 NO_DIMS: frozenset[str] = frozenset()
+HALF_TYPES = frozenset({torch.bfloat16, torch.float16})
+COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
 class Tile(NamedTuple):
@@ -84,6 +86,9 @@ class TritonHandler(OpsHandler[Value]):
         self.written: set[str] = set()
         self.tiles: dict[str, Tile] = {}
         self.masks: dict[str, str] = {}  # tile dimension -> name of its bound check, where it needs one
+        self._narrow: dict[str, str] = {}  # int64 values that are positions -> their 32-bit text
+        kinds = {plan.kernel.buffers[b].dtype for b in plan.kernel.writes}
+        self.coarse = all(k in HALF_TYPES or not k.is_floating_point for k in kinds) and bool(kinds & HALF_TYPES)
         self._shared: dict[str, Value] = {}
         self._loop_shared: dict[str, Value] = {}
         self._loads: dict[str, set[str]] = {}  # buffer -> load texts that are shared
@@ -180,10 +185,13 @@ class TritonHandler(OpsHandler[Value]):
 
     def _address(self, buffer: str, index: IntExpr, *, block: bool) -> str:
         """`block`: a tile of addresses is needed even where the index is one number."""
-        text = index_text(index)
+        # The constant goes last and by itself: neighbours share the rest, and it becomes the instruction's own offset.
+        constant = sum(c for monomial, c in index.ordered_terms() if not monomial)
+        text = index_text(index - number(constant))
         if block and not self.dims_of(index):
             text += " + zero"
-        return self.pointers[buffer] if text == "0" else f"{self.pointers[buffer]} + ({text})"
+        pointer = self.pointers[buffer] if text == "0" else f"{self.pointers[buffer]} + ({text})"
+        return pointer if constant == 0 else f"{pointer} + {constant}"
 
     # ---- values ----------------------------------------------------------------------------------------------
 
@@ -193,16 +201,25 @@ class TritonHandler(OpsHandler[Value]):
     def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
         kind = compute_dtype(dtype)
         text = index_text(expr)
-        if expr.as_int() is not None:
-            return self.constant(expr.as_int() or 0, kind)
-        return self.emit(f"({text}).to({tl_type(kind)})", kind, self.dims_of(expr))
+        known = expr.as_int()
+        if known is not None:
+            value = self.constant(known, kind)
+            if abs(known) < 2**31:
+                self._narrow[value.name] = str(known)
+            return value
+        value = self.emit(f"({text}).to({tl_type(kind)})", kind, self.dims_of(expr))
+        if kind is torch.int64 and not self.plan.wide:
+            self._narrow[value.name] = f"({text})"
+        return value
 
     def indirect(self, value: Value, size: IntExpr) -> IntExpr:
         name = self.name("j")
         kind = "tl.int64" if self.plan.wide else "tl.int32"
         line = f"{name} = {value.name}.to({kind})"
         inside = self.loop is not None and "r" in value.dims
-        (self.loop if inside and self.loop is not None else self.lines).append(line)
+        lines = self.loop if inside and self.loop is not None else self.lines
+        # As in eager, an index out of bounds stops the kernel before it touches memory.
+        lines += [line, f'tl.device_assert(({name} >= 0) & ({name} < {index_text(size)}), "index out of bounds")']
         self.dims[name] = value.dims
         return variable(name)
 
@@ -221,7 +238,14 @@ class TritonHandler(OpsHandler[Value]):
     def apply(self, op: str, *args: Value) -> Value:
         result = ELEMENTWISE[op].result
         dtype = torch.bool if result == "bool" else args[1].dtype if result == "second" else args[0].dtype
-        return self.emit(apply_text(op, list(args)), dtype, NO_DIMS.union(*(a.dims for a in args)))
+        text = apply_text(op, self._narrowed(op, args), coarse=self.coarse)
+        return self.emit(text, dtype, NO_DIMS.union(*(a.dims for a in args)))
+
+    def _narrowed(self, op: str, args: Sequence[Value]) -> list[Value]:
+        """Comparisons of positions are made in the positions' own 32 bits."""
+        if op in COMPARISONS and all(a.name in self._narrow for a in args):
+            return [Value(self._narrow[a.name], torch.int32, a.dims) for a in args]
+        return list(args)
 
     def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
         line = self._random_line(seed, index, stream)

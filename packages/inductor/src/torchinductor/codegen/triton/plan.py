@@ -159,6 +159,10 @@ def _unit_axes(kernel: Kernel) -> Counter[str]:
     return votes
 
 
+def _masked_loads(kernel: Kernel) -> int:
+    return sum(op.name == "load" and bool(op.args) for stage in kernel.stages for op in stage.body.ops)
+
+
 def _pow2(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
@@ -175,6 +179,10 @@ def _pointwise(kernel: Kernel) -> Plan:
         fixed = tuple(a for a in axes if a not in (other, last))
         return Plan("tiled", kernel, (last,), (other,), fixed=fixed, x_block=64, y_block=64, warps=8)
     width = last.size.as_int() if last is not None else 1
+    if len(axes) > 1 and width is not None and last is not None and width >= 16 and _masked_loads(kernel) >= 3:
+        # A window: its rows' positions and checks are made once a row, its columns' once a column.
+        block = min(_pow2(width), 128)
+        return Plan("tiled", kernel, (last,), tuple(axes[:-1]), x_block=block, y_block=max(1, 1024 // block))
     if len(axes) > 1 and width is not None and last is not None:
         block = min(_pow2(width), 2048)
         if width >= 256 and -(-width // block) * block <= 1.13 * width:
