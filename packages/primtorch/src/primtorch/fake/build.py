@@ -97,6 +97,8 @@ def elementwise(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
         only = tensors[0]
         shape: Sizes = tuple(only.shape)
         return TensorSpec(shape, iterator_strides(shape, ((shape, only.stride()),)), dtype, only.device)
+    if not tensors:  # torch.div(7, 2) and the like: numbers alone give a 0-d tensor
+        return TensorSpec((), (), dtype, torch.device("cpu"))
     device = common_device(tensors)
     layouts = tuple((tuple(t.shape), t.stride()) for t in tensors)
     shape = layouts[0][0]
