@@ -69,9 +69,9 @@ class Instruction:
         a, b = env[self.a % len(env)], env[self.b % len(env)]
         with torch.set_grad_enabled(torch.is_grad_enabled() and not self.kind.startswith("no_grad ")):
             kind = self.kind.removeprefix("no_grad ")
+            if torch.is_grad_enabled() and a._is_view() and a.requires_grad and a.grad_fn is None:
+                raise ViewOfNoGradView
             if kind == "view":
-                if torch.is_grad_enabled() and a._is_view() and a.requires_grad and a.grad_fn is None:
-                    raise ViewOfNoGradView
                 env.append(VIEWS[self.name](a))
             elif kind == "value":
                 env.append(VALUES[self.name](a, b))

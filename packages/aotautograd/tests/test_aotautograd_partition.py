@@ -1,0 +1,78 @@
+"""What the partitioners keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from aotautograd import min_cut, partition, trace_joint
+from aotautograd.api import simplify
+from aotautograd.lowering import lower_joint
+from torch import nn
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down, self.norm = nn.Linear(32, 64), nn.Linear(64, 32), nn.LayerNorm(32)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = nn.functional.gelu(self.up(x))
+        return self.norm(x + nn.functional.dropout(self.down(hidden), 0.1)).square().sum()
+
+
+def program() -> tuple[Callable[..., Any], list[torch.Tensor], Block]:
+    torch.manual_seed(0)
+    block = Block()
+    names, values = zip(*block.named_parameters(), strict=True)
+
+    def run(*args: torch.Tensor) -> list[torch.Tensor]:
+        return [torch.func.functional_call(block, dict(zip(names, args, strict=False)), args[-1:])]
+
+    return run, [*values, torch.randn(8, 16, 32)], block
+
+
+def kept_by_eager(block: Block, inputs: list[torch.Tensor]) -> int:
+    own = {t.untyped_storage().data_ptr() for t in inputs}
+    kept: dict[int, int] = {}
+
+    def pack(t: torch.Tensor) -> torch.Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes()
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        alive = block(inputs[-1])
+    assert alive.requires_grad
+    return sum(kept.values())
+
+
+@pytest.mark.parametrize("bfloat16", [False, True])
+@pytest.mark.parametrize("lowered", [False, True])
+def test_min_cut_keeps_at_most_what_eager_keeps(lowered: bool, bfloat16: bool) -> None:
+    run, inputs, block = program()
+    with torch.autocast("cpu", torch.bfloat16, enabled=bfloat16):
+        joint = simplify(trace_joint(run, inputs))
+        limit = kept_by_eager(block, inputs)
+    if lowered:
+        joint = simplify(lower_joint(joint, "prims"))
+    parts = partition(joint, min_cut())
+    assert parts.report.bytes <= limit
+    assert f"{parts.report.bytes} bytes" in str(parts.report)
+    names = [str(n.target) for n in parts.backward.graph.nodes if n.op == "call_function"]
+    forward_matmuls = sum("mm" in str(n.target) for n in parts.forward.graph.nodes)
+    backward_matmuls = sum("mm" in n for n in names)
+    # x needs no gradient: three of four products.
+    assert forward_matmuls == 2 and backward_matmuls == 3, "a matmul is computed again"
+    assert not any("rand" in n or "bernoulli" in n or "dropout.default" in n for n in names), "a mask is drawn again"
+
+
+def test_masks_are_kept_as_bool() -> None:
+    run, inputs, _ = program()
+    joint = simplify(lower_joint(simplify(trace_joint(run, inputs)), "prims"))
+    parts = partition(joint, min_cut())
+    kept = [n.meta["val"] for n in parts.backward.graph.nodes if n.op == "placeholder"]
+    assert any(v.dtype == torch.bool for v in kept if hasattr(v, "dtype"))
