@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
+
 from aotautograd import min_cut, partition, trace_joint
 from aotautograd.api import simplify
 from aotautograd.lowering import lower_joint
-from torch import nn
 
 
 class Block(nn.Module):

@@ -193,7 +193,18 @@ def _alias_of_input(output: _Candidate, place: int, flat: Sequence[Any]) -> Outp
     if value is flat[place]:
         return OutputInfo(OutputKind.INPUT, place, requires_grad=value.requires_grad)
     steps = output.steps_from(0) or (_same_memory(value),)
+    _refuse_detached_history(output, steps)
     return OutputInfo(OutputKind.VIEW_OF_INPUT, place, steps, requires_grad=value.grad_fn is not None)
+
+
+def _refuse_detached_history(output: _Candidate, steps: Sequence[ViewStep]) -> None:
+    """A replayed `detach` cuts the history that a later write gave to the detached tensor."""
+    if output.value.grad_fn is not None and any(s.op is aten.detach.default for s in steps):
+        raise UnsupportedAlias(
+            f"output {output.place} is a detached alias to which the program then wrote a value that needs a gradient; "
+            "write to a clone of it",
+            output.node.meta.get("stack", ()),
+        )
 
 
 def _same_memory(value: torch.Tensor) -> ViewStep:
@@ -224,6 +235,7 @@ def _emit_group(
             infos[m.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=m.value.requires_grad)
         else:
             steps = m.steps_from(depth) or (_same_memory(m.value),)
+            _refuse_detached_history(m, steps)
             infos[m.place] = OutputInfo(
                 OutputKind.VIEW_OF_VALUE, slot, steps, requires_grad=m.value.grad_fn is not None
             )
