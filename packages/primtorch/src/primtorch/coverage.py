@@ -38,6 +38,8 @@ class Reason(Enum):
     PYTHON = "on Python numbers, strings and lists, not tensors"
     AUTOGRAD = "internals of autograd, functionalization or forward-mode differentiation"
     FOREACH = "lists of tensors of the optimizers"
+    ANSWER = "give the program a Python bool that depends on data or identity"
+    HELPER = "the inner half of an operator that is covered; never dispatched by itself"
 
 
 @dataclass(frozen=True)
@@ -49,26 +51,38 @@ class Entry:
     reason: Reason | None = None
 
 
-_BY_NAME: tuple[tuple[Reason, tuple[str, ...]], ...] = (
-    (Reason.SPARSE, ("sparse", "_coalesce", "coalesce", "_indices", "_values", "crow_indices", "col_indices",
-                     "ccol_indices", "row_indices", "_nnz", "_dimI", "_dimV", "to_dense", "_to_dense", "is_coalesced",
-                     "_is_coalesced", "hspmm", "_spdiags", "_csr", "_csc", "_bsr", "_bsc", "indices", "values")),
-    (Reason.QUANTIZED, ("quant", "fbgemm", "q_scale", "q_zero", "q_per_channel", "qscheme", "int_repr", "_int4",
-                        "_int8", "_weight_int", "_dyn_quant", "_choose_qparams", "_scaled_mm", "_scaled_grouped",
-                        "_make_per", "fake_quant", "_fused_moving_avg", "_empty_affine", "_empty_per")),
+_PARTS: tuple[tuple[Reason, tuple[str, ...]], ...] = (
+    (Reason.SPARSE, ("sparse", "coalesce", "hspmm", "_spdiags", "_csr", "_csc", "_bsr", "_bsc", "to_dense", "_spsolve")),
+    (Reason.QUANTIZED, ("quant", "fbgemm", "q_scale", "q_zero", "q_per_channel", "qscheme", "int_repr", "_int4", "_int8",
+                        "_weight_int", "_dyn_quant", "_choose_qparams", "_scaled_mm", "_scaled_grouped", "_make_per",
+                        "_fused_moving_avg", "_empty_affine", "_empty_per")),
     (Reason.NESTED, ("nested", "jagged", "_padded_dense", "to_padded_tensor")),
-    (Reason.NAMED, ("rename", "refine_names", "align_", "names")),
-    (Reason.VENDOR, ("mkldnn", "cudnn", "miopen", "mps", "vulkan", "xnnpack", "metal", "_cslt", "hip", "xpu",
-                     "nnpack", "_cufft", "_cuda", "_triton", "_thnn", "_transformer_encoder", "_native_multi_head",
+    (Reason.NAMED, ("rename", "refine_names", "align_")),
+    (Reason.VENDOR, ("mkldnn", "cudnn", "miopen", "mps", "vulkan", "xnnpack", "metal", "_cslt", "hip", "xpu", "nnpack",
+                     "_cufft", "_cuda", "_triton", "_thnn", "_transformer_encoder", "_native_multi_head",
                      "_flash_attention", "_efficient_attention", "_cudnn_attention", "_fused_sdp", "_overrideable",
-                     "_convolution_mode", "_mixed_dtypes", "_int_mm", "_grouped_mm", "_wrapped_")),
+                     "_convolution_mode", "_mixed_dtypes", "_int_mm", "_grouped_mm", "_wrapped_", "_cpu_fallback",
+                     "_transform_bias_rescale_qkv", "_fill_mem_eff")),
     (Reason.FOREACH, ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_")),
-    (Reason.AUTOGRAD, ("_fw_primal", "_make_dual", "_unpack_dual", "_new_zeros_with_same_feature", "_has_same_storage",
-                       "_version", "retain_grad", "retains_grad", "requires_grad_", "_backward", "output_nr", "is_leaf",
-                       "set_data", "data", "record_stream", "_functional_", "_propagate_xla", "_to_cpu", "_lazy_clone",
-                       "set_", "resize", "_resize", "pin_memory", "_pin_memory", "is_pinned", "_validate", "_assert",
-                       "_debug", "_test_", "_print", "_async_error", "_remove_batch", "_add_batch")),
 )
+"""A part of the operator's name."""
+_STARTS = (Reason.AUTOGRAD, (
+    "_fw_primal", "_make_dual", "_unpack_dual", "_new_zeros_with_same_feature", "_has_same_storage", "_version",
+    "retain_grad", "retains_grad", "requires_grad_", "output_nr", "is_leaf", "record_stream", "_functional_",
+    "_propagate_xla", "_to_cpu", "_lazy_clone", "pin_memory", "_pin_memory", "is_pinned", "_validate", "_assert",
+    "_debug", "_test_", "_print", "_async_error", "_remove_batch", "_add_batch", "_copy_from", "_efficientzerotensor",
+    "_make_dep_token", "_foobar", "_resize", "resize", "set_", "glu_jvp", "glu_backward_jvp", "slice_inverse"))
+_WHOLE: dict[str, Reason] = {
+    **dict.fromkeys(("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices", "indices",
+                     "values", "_nnz", "_dimI", "_dimV", "dense_dim", "values_copy", "indices_copy", "_indices_copy",
+                     "_values_copy", "crow_indices_copy", "col_indices_copy", "ccol_indices_copy",
+                     "row_indices_copy"), Reason.SPARSE),
+    **dict.fromkeys(("_backward", "data", "set_data", "set"), Reason.AUTOGRAD),
+    **dict.fromkeys(("equal", "allclose", "is_same_size", "is_set_to"), Reason.ANSWER),
+    **dict.fromkeys(("_cummax_helper", "_cummin_helper", "_index_put_impl", "_index_put_impl_",
+                     "_compute_linear_combination", "_slow_conv2d_backward"), Reason.HELPER),
+    "from_file": Reason.PYTHON,
+}
 
 
 def _reason(overload: OpOverload) -> Reason | None:
@@ -78,14 +92,13 @@ def _reason(overload: OpOverload) -> Reason | None:
     types = [str(a.type) for a in overload._schema.arguments] + [str(r.type) for r in overload._schema.returns]
     if not any("Tensor" in t for t in types):
         return Reason.PYTHON
-    for reason, marks in _BY_NAME:
-        exact = name in marks
-        if reason is Reason.AUTOGRAD:
-            if exact or any(name.startswith(m) for m in marks if m not in ("_backward", "data", "set_", "resize")):
-                return reason
-        elif exact or any(m in name for m in marks if len(m) > 6 or m.startswith("_") or reason is not Reason.SPARSE):
+    if name in _WHOLE:
+        return _WHOLE[name]
+    for reason, parts in _PARTS:
+        if any(part in name for part in parts):
             return reason
-    return None
+    reason, starts = _STARTS
+    return reason if name.startswith(starts) else None
 
 
 def _functional_form(overload: OpOverload) -> str | None:
@@ -102,12 +115,19 @@ def census() -> Iterator[Entry]:
     rules = decompositions()
     whole = {p.aten for p in PRIMS.values() if p.aten is not None}
     known = {op._schema.name.split("::")[1] for op in rules}
-    for packet_name in sorted(dir(torch.ops.aten)):
-        packet = getattr(torch.ops.aten, packet_name)
-        if not hasattr(packet, "overloads"):
-            continue
-        for overload_name in packet.overloads():
-            yield classify(getattr(packet, overload_name), rules, whole, known)
+    for name in sorted(torch._C._dispatch_get_all_op_names()):
+        packet, _, overload = name.removeprefix("aten::").partition(".")
+        if name.startswith("aten::") and (found := _overload(packet, overload or "default")) is not None:
+            yield classify(found, rules, whole, known)
+
+
+def _overload(packet: str, overload: str) -> OpOverload | None:
+    """The overload as Python sees it; the dispatcher also lists some that have no schema."""
+    try:
+        found = getattr(getattr(torch.ops.aten, packet), overload)
+    except (AttributeError, RuntimeError):
+        return None
+    return found if isinstance(found, OpOverload) else None
 
 
 def classify(overload: OpOverload, rules: object, whole: set[OpOverload], known: set[str]) -> Entry:

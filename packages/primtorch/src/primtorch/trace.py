@@ -56,7 +56,7 @@ def trace(fn: Callable[..., Any], *examples: Any) -> fx.GraphModule:
         outputs = fn(*examples)
     flat, _ = pytree.tree_flatten(outputs)
     for out in flat:
-        if out is not None and not isinstance(out, (torch.Tensor, int, float, bool)):
+        if out is not None and not isinstance(out, (torch.Tensor, int, float, bool, complex)):
             raise TraceError(f"fn returned a {type(out).__name__}; expected tensors, numbers or None in containers")
     recorded = mode.finish(tuple(flat))
     return functionalize(recorded, snapshots.restored()) if writes(recorded) else recorded

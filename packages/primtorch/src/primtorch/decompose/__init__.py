@@ -13,11 +13,16 @@ from torch._ops import OpOverload
 from primtorch.decompose import (
     activations,
     gather,
+    legacy,
+    linalg,
+    losses,
     normalization,
     pointwise,
     reductions,
+    resampling,
     sampling,
     shapes,
+    sliding,
     windows,
 )
 from primtorch.decompose.builder import Builder, Results, Value
@@ -27,7 +32,8 @@ from primtorch.prims import PRIMS, Prim
 __all__ = ["Builder", "Opset", "Results", "Rule", "Value", "decompositions"]
 
 Opset: TypeAlias = Literal["prims", "core_aten"]
-_TABLES = (pointwise, activations, shapes, reductions, normalization, gather, windows, sampling)
+_TABLES = (pointwise, activations, losses, shapes, reductions, normalization, gather, windows, sliding, resampling,
+           linalg, sampling, legacy)
 
 
 def _taken_whole(prim: Prim) -> Rule:

@@ -10,7 +10,7 @@ import torch
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value
 from primtorch.decompose.pointwise import pointwise
-from primtorch.decompose.promotion import compute_dtype, result_dtype
+from primtorch.decompose.promotion import compute_dtype, floating, result_dtype
 from primtorch.decompose.table import RuleTable
 
 aten = torch.ops.aten
@@ -243,7 +243,9 @@ def _native_dropout(b: Builder, x: Value, p: float, train: bool | None) -> tuple
 
 @RULES(aten.native_dropout_backward.default)
 def _native_dropout_backward(b: Builder, grad: Value, mask: Value, scale: float) -> Value:
-    return b.where(mask, grad.compute() * scale, 0.0).to(grad.dtype)
+    dtype = floating(grad.dtype)
+    return b.where(mask.ne(0) if mask.dtype is not torch.bool else mask, grad.to(compute_dtype(dtype)) * scale,
+                   0.0).to(dtype)
 
 
 @RULES(aten.rrelu_with_noise_functional.default)

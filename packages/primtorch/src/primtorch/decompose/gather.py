@@ -9,23 +9,29 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value, same_sizes
-from primtorch.decompose.promotion import compute_dtype
+from primtorch.decompose.promotion import compute_dtype, result_dtype
+from primtorch.decompose.reductions import vector_norm
 from primtorch.decompose.table import RuleTable
 from primtorch.prims.indexing import indexed_shape
 from primtorch.prims.layout import broadcast_shapes
+from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
 RULES = RuleTable()
 
 
-def _integer_indices(b: Builder, x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, ...]:
-    """int64 indices; a mask becomes the positions of its true elements, whose number only the data knows."""
+def _integer_indices(b: Builder, x: Value, indices: Sequence[Value | None],
+                     count: Any = None) -> tuple[Value | None, ...]:
+    """int64 indices; a mask becomes the positions of its true elements, whose number only the data knows: `count`
+    where the graph has a symbol for it."""
     out: list[Value | None] = []
     for index in indices:
         if index is None or index.dtype is torch.int64:
             out.append(index)
         elif index.dtype in (torch.bool, torch.uint8):
             saved, b.val = b.val, None
+            if count is not None:
+                b.val = TensorSpec((count, index.rank), (1, count), torch.int64, index.device)
             positions = b.emit(prims.nonzero, index)
             b.val = saved
             out.extend(positions.select(1, d) for d in range(index.rank))
@@ -36,7 +42,15 @@ def _integer_indices(b: Builder, x: Value, indices: Sequence[Value | None]) -> t
 
 @RULES(aten.index.Tensor, "aten::_unsafe_index.Tensor")
 def _index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
-    return b.emit(prims.index, x, _integer_indices(b, x, indices))  # type: ignore[no-any-return]
+    return b.emit(prims.index, x, _integer_indices(b, x, indices, _selected(b, indices)))  # type: ignore[no-any-return]
+
+
+def _selected(b: Builder, indices: Sequence[Value | None]) -> Any:
+    """The size that the result has where one mask alone selects."""
+    tensors = [i for i in indices if i is not None]
+    if len(tensors) != 1 or tensors[0].dtype is torch.int64 or b.val is None:
+        return None
+    return b.val.shape[list(indices).index(tensors[0])]
 
 
 @RULES(aten.index_put.default, "aten::_unsafe_index_put.default")
@@ -165,6 +179,65 @@ def _scatter_by(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce
 RULES.add(aten.scatter_reduce.two, _scatter_by)
 
 
+@RULES(aten.index_reduce.default)
+def _index_reduce(b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
+                  include_self: bool = True) -> Value:
+    if x.rank == 0:
+        out = b.emit(prims.scatter_reduce, x.reshape((1,)), 0, index.to(torch.int64).reshape((1,)),
+                     source.reshape((1,)), reduce, include_self=include_self)
+        return out.reshape(())  # type: ignore[no-any-return]
+    dim = x.dim(dim)
+    source = source.to(x.dtype)
+    places = index.to(torch.int64).reshape([index.numel() if d == dim else 1 for d in range(x.rank)])
+    return b.emit(prims.scatter_reduce, x, dim, places.expand(source.shape), source, reduce,  # type: ignore[no-any-return]
+                  include_self=include_self)
+
+
+@RULES(aten._unsafe_masked_index.default)
+def _unsafe_masked_index(b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], fill: Any) -> Value:
+    """x at the indices, clamped into range, where the mask is true; `fill` elsewhere."""
+    out = b.emit(prims.index, x, _clamped(x, indices))
+    return b.where(mask, out, fill)
+
+
+@RULES(aten._unsafe_masked_index_put_accumulate.default)
+def _unsafe_masked_index_put(b: Builder, x: Value, mask: Value, indices: Sequence[Value | None],
+                             values: Value) -> Value:
+    places = _clamped(x, indices)
+    kept = b.where(mask, values, 0).expand(indexed_shape(x.shape, places))
+    return b.emit(prims.index_put, x, places, kept, True)  # type: ignore[no-any-return]
+
+
+def _clamped(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, ...]:
+    return tuple(None if i is None else i.to(torch.int64).maximum(-x.shape[d]).minimum(x.shape[d] - 1)
+                 for d, i in enumerate(indices))
+
+
+@RULES(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
+def _isin(b: Builder, elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> Value:
+    device = (elements if isinstance(elements, Value) else tests).device
+    dtype = result_dtype((elements, tests))
+    elements, tests = (v.to(dtype) if isinstance(v, Value) else b.full((), v, dtype, device)
+                       for v in (elements, tests))
+    hits = elements.unsqueeze(elements.rank).eq(tests.reshape((tests.numel(),)))
+    found = hits.reduce(prims.any, (elements.rank,))
+    return ~found if invert else found  # type: ignore[no-any-return]
+
+
+@RULES(aten.repeat_interleave.Tensor)
+def _repeat_interleave(b: Builder, repeats: Value, *, output_size: Any = None) -> Value:
+    """Each position i repeats[i] times."""
+    if output_size is None and b.val is not None:
+        output_size = b.val.shape[0]
+    if output_size is None:
+        output_size = b.emit(prims.local_scalar, repeats.to(torch.int64).sum((0,)))
+    if isinstance(repeats.shape[0], int) and repeats.shape[0] == 0:
+        return b.full((0,), 0, repeats.dtype, repeats.device)
+    ends = b.emit(prims.cumsum, repeats.to(torch.int64), 0)
+    found = b.emit(prims.searchsorted, ends, b.iota(output_size, repeats.device), True)
+    return found.to(repeats.dtype)  # type: ignore[no-any-return]
+
+
 @RULES(aten.take.default)
 def _take(b: Builder, x: Value, index: Value) -> Value:
     return b.emit(prims.index, x.reshape((x.numel(),)), (index.to(torch.int64),))  # type: ignore[no-any-return]
@@ -183,7 +256,8 @@ def _masked_select(b: Builder, x: Value, mask: Value) -> Value:
     mask, x = mask.expand(shape), x.expand(shape)
     if not shape:
         mask, x = mask.reshape((1,)), x.reshape((1,))
-    return b.emit(prims.index, x, _integer_indices(b, x, (mask,)))  # type: ignore[no-any-return]
+    count = None if b.val is None else b.val.shape[0]
+    return b.emit(prims.index, x, _integer_indices(b, x, (mask,), count))  # type: ignore[no-any-return]
 
 
 @RULES(aten.masked_scatter.default)
@@ -223,3 +297,15 @@ def _embedding_dense_backward(b: Builder, grad: Value, indices: Value, num_weigh
         g = b.where(indices.eq(padding_idx).unsqueeze(indices.rank), 0.0, g)
     table = b.full((num_weights, grad.shape[-1]), 0, g.dtype, grad.device)
     return b.emit(prims.index_put, table, (indices,), g, True).to(grad.dtype)  # type: ignore[no-any-return]
+
+
+@RULES("aten::embedding_renorm.default")
+def _embedding_renorm(b: Builder, weight: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
+    """The rows that are read, scaled down to `max_norm` where they are longer."""
+    rows = b.full((weight.shape[0],), False, torch.bool, weight.device)
+    flat = indices.to(torch.int64).reshape((indices.numel(),))
+    read = b.emit(prims.index_put, rows, (flat,), b.full((indices.numel(),), True, torch.bool, weight.device), False)
+    wide = weight.compute()
+    norms = vector_norm(b, wide, float(norm_type), (1,), True)
+    scaled = (wide * (float(max_norm) / (norms + 1e-7))).to(weight.dtype)
+    return b.where(read.unsqueeze(1) & (norms > float(max_norm)), scaled, weight)

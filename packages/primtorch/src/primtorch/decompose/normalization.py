@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -178,7 +179,66 @@ def _batch_norm_with_update(b: Builder, x: Value, weight: Value | None, bias: Va
                             running_var: Value, momentum: float, eps: float) -> tuple[Any, ...]:
     out, mean, rstd, new_mean, new_var = _batch_norm_parts(
         b, x, weight, bias, running_mean, running_var, True, momentum, eps)
-    return out, mean, rstd, b.full((0,), 0, torch.uint8, x.device), new_mean, new_var
+    saved = _saved(b, x, mean, rstd, True, weight, bias, running_mean, running_var)
+    return (out, *saved, b.full((0,), 0, torch.uint8, x.device), new_mean, new_var)
+
+
+@RULES("aten::_batch_norm_no_update.default")
+def _batch_norm_no_update(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value,
+                          running_var: Value, momentum: float, eps: float) -> tuple[Any, ...]:
+    out = _native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)
+    return (*out, b.full((0,), 0, torch.uint8, x.device))
+
+
+# --- batch norm over several devices -----------------------------------------------------------------
+@RULES(aten.batch_norm_stats.default)
+def _batch_norm_stats(b: Builder, x: Value, eps: float) -> tuple[Value, Value]:
+    var, mean = b.emit(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
+    return mean, _rsqrt(var, eps)
+
+
+@RULES(aten.batch_norm_update_stats.default)
+def _batch_norm_update_stats(b: Builder, x: Value, running_mean: Value | None, running_var: Value | None,
+                             momentum: float) -> tuple[Value, Value]:
+    var, mean = b.emit(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
+    return mean, var
+
+
+@RULES(aten.batch_norm_elemt.default)
+def _batch_norm_elemt(b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value, invstd: Value,
+                      eps: float) -> Value:
+    wide = x.compute()
+    out = (wide - _per_channel(mean.to(wide.dtype), x.rank)) * _per_channel(invstd.to(wide.dtype), x.rank)
+    if weight is not None:
+        out = out * _per_channel(weight.to(wide.dtype), x.rank)
+    if bias is not None:
+        out = out + _per_channel(bias.to(wide.dtype), x.rank)
+    return out.to(x.dtype)
+
+
+@RULES(aten.batch_norm_backward_reduce.default)
+def _batch_norm_backward_reduce(b: Builder, grad: Value, x: Value, mean: Value, invstd: Value, weight: Value | None,
+                                input_g: bool, weight_g: bool, bias_g: bool) -> tuple[Value | None, ...]:
+    compute, dims = compute_dtype(x.dtype), _other_dims(x)
+    g = grad.to(compute)
+    total = g.sum(dims)
+    dot = (g * (x.to(compute) - _per_channel(mean.to(compute), x.rank))).sum(dims)
+    parameter = compute if weight is None else weight.dtype
+    return (total if input_g else None, dot if input_g else None,
+            (dot * invstd.to(compute)).to(parameter) if weight_g else None, total.to(parameter) if bias_g else None)
+
+
+@RULES(aten.batch_norm_backward_elemt.default)
+def _batch_norm_backward_elemt(b: Builder, grad: Value, x: Value, mean: Value, invstd: Value, weight: Value | None,
+                               sum_dy: Value, sum_dy_xmu: Value, count: Value) -> Value:
+    compute = compute_dtype(x.dtype)
+    n = count.to(compute).sum((0,))
+    rstd = invstd.to(compute)
+    centred = x.to(compute) - _per_channel(mean.to(compute), x.rank)
+    slope = sum_dy_xmu.to(compute) / n * rstd * rstd
+    scale = rstd if weight is None else rstd * weight.to(compute)
+    out = grad.to(compute) - _per_channel(sum_dy.to(compute) / n, x.rank) - centred * _per_channel(slope, x.rank)
+    return (out * _per_channel(scale, x.rank)).to(x.dtype)
 
 
 _FEW = 64
@@ -295,7 +355,17 @@ def _shifted(b: Builder, x: Value, dim: int) -> Value:
     return x - x.reduce(prims.amax, (dim,), True) if x.rank else x - x
 
 
-@RULES(aten._softmax.default, "aten::_safe_softmax.default")
+@RULES("aten::_safe_softmax.default")
+def _safe_softmax(b: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    """Softmax whose rows of minus infinity alone give zeros."""
+    wide = x if dtype is None else x.to(dtype)
+    out = _softmax(b, wide, dim, False)
+    if not x.rank or _is_empty(x, x.dim(dim)):
+        return out  # type: ignore[no-any-return]
+    return b.where(wide.eq(-math.inf).reduce(prims.all, (x.dim(dim),), True), 0, out)
+
+
+@RULES(aten._softmax.default)
 def _softmax(b: Builder, x: Value, dim: int, half_to_float: Any = False) -> Value:
     out_dtype = torch.float32 if half_to_float is True else x.dtype
     wide, dim = x.compute(), x.dim(dim)

@@ -147,12 +147,12 @@ def _identity(b: Builder, x: Value) -> Value:
     return x
 
 
-@RULES(aten._conj.default, aten._conj_physical.default, aten.conj_physical.default)
+@RULES(aten._conj.default, aten._conj_physical.default, aten.conj_physical.default, "aten::_conj_copy.default")
 def _conj(b: Builder, x: Value) -> Value:
     return x.map(prims.conj) if x.dtype.is_complex else x
 
 
-@RULES(aten._neg_view.default)
+@RULES(aten._neg_view.default, "aten::_neg_view_copy.default")
 def _neg_view(b: Builder, x: Value) -> Value:
     return -x
 
@@ -167,12 +167,12 @@ def _imag(b: Builder, x: Value) -> Value:
     return x.map(prims.imag)
 
 
-@RULES(aten.view_as_real.default)
+@RULES(aten.view_as_real.default, "aten::view_as_real_copy.default")
 def _view_as_real(b: Builder, x: Value) -> Value:
     return b.emit(prims.view_as_real, x)  # type: ignore[no-any-return]
 
 
-@RULES(aten.view_as_complex.default)
+@RULES(aten.view_as_complex.default, "aten::view_as_complex_copy.default")
 def _view_as_complex(b: Builder, x: Value) -> Value:
     return b.emit(prims.view_as_complex, x)  # type: ignore[no-any-return]
 
@@ -480,10 +480,41 @@ def _entr(b: Builder, x: Value) -> Value:
     return b.where(x.map(prims.isnan), x, out).to(dtype)
 
 
+@RULES(aten.frexp.Tensor)
+def _frexp(b: Builder, x: Value) -> tuple[Value, Value]:
+    """x = mantissa * 2**exponent with 0.5 <= |mantissa| < 1, read from the bits; 0, infinities and NaN keep exponent
+    0."""
+    wide = x.compute()
+    bits, fraction, bias = ((torch.int64, 52, 1023) if wide.dtype is torch.float64 else (torch.int32, 23, 127))
+    mask = 2 * bias + 1
+    small = wide.map(prims.abs) < torch.finfo(wide.dtype).tiny
+    scaled = b.where(small, wide * 2.0 ** (fraction + 1), wide)
+    pattern = b.emit(prims.bitcast, scaled, bits)
+    exponent = (b.emit(prims.shift_right, pattern, fraction) & mask) - (bias - 1)
+    exponent = b.where(small, exponent - (fraction + 1), exponent)
+    # The bit of the sign makes the mask of the exponent's bits negative when inverted, which keeps the sign.
+    mantissa = b.emit(prims.bitcast, (pattern & ~(mask << fraction)) | ((bias - 1) << fraction), wide.dtype)
+    special = wide.eq(0.0) | ~wide.map(prims.isfinite)
+    return b.where(special, wide, mantissa).to(x.dtype), b.where(special, 0, exponent).to(torch.int32)
+
+
+def _logaddexp_complex(b: Builder, x: Value, y: Value) -> Value:
+    """The term with the larger real part is taken out of the sum."""
+    swap = x.map(prims.real) < y.map(prims.real)
+    top, low = b.where(swap, y, x), b.where(swap, x, y)
+    real = top.map(prims.real)
+    same_inf = ~real.map(prims.isfinite) & real.eq(low.map(prims.real))
+    return b.where(same_inf & (real < 0.0), low, b.where(
+        same_inf, (low.map(prims.exp) + top.map(prims.exp)).map(prims.log),
+        top + (low - top).map(prims.exp).map(prims.log1p)))
+
+
 @RULES(aten.logaddexp.default)
 def _logaddexp(b: Builder, x: Value, y: Value) -> Value:
     dtype = floating(result_dtype((x, y)))
     x, y = promoted(b, (x, y), compute_dtype(dtype))
+    if x.dtype.is_complex:
+        return _logaddexp_complex(b, x, y).to(dtype)
     top, low = x.maximum(y), x.minimum(y)
     same_inf = x.map(prims.isinf) & x.eq(y)
     return b.where(same_inf, x, top + (low - top).map(prims.exp).map(prims.log1p)).to(dtype)

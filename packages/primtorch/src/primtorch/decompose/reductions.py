@@ -188,7 +188,7 @@ def _unbiased_arguments(rest: tuple[Any, ...], options: dict[str, Any]) -> tuple
 
 
 # --- norms of vectors ------------------------------------------------------------------------------
-def _vector_norm(b: Builder, x: Value, order: float, dims: tuple[int, ...], keepdim: bool) -> Value:
+def vector_norm(b: Builder, x: Value, order: float, dims: tuple[int, ...], keepdim: bool) -> Value:
     size = x.map(prims.abs)
     if order == math.inf:
         return size.reduce(prims.amax, dims, keepdim)
@@ -208,7 +208,7 @@ def _linalg_vector_norm(b: Builder, x: Value, order: Any = 2, dim: Any = None, k
                         dtype: Any = None) -> Value:
     out_dtype = dtype or x.dtype
     wide = x.to(compute_dtype(out_dtype))
-    out = _vector_norm(b, wide, float(order), wrap_dims(dim, x.rank), keepdim)
+    out = vector_norm(b, wide, float(order), wrap_dims(dim, x.rank), keepdim)
     return out.to(_real_dtype(out_dtype))
 
 
@@ -221,7 +221,7 @@ def _norm(b: Builder, x: Value, p: Any = 2, dim: Any = None, keepdim: bool = Fal
 def _renorm(b: Builder, x: Value, p: Any, dim: int, maxnorm: Any) -> Value:
     dim = x.dim(dim)
     wide = x.compute()
-    norm = _vector_norm(b, wide, float(p), tuple(d for d in range(x.rank) if d != dim), True)
+    norm = vector_norm(b, wide, float(p), tuple(d for d in range(x.rank) if d != dim), True)
     factor = b.where(norm > float(maxnorm), float(maxnorm) / (norm + 1e-7), 1.0)
     return (wide * factor.to(wide.dtype)).to(x.dtype)
 

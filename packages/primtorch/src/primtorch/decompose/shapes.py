@@ -500,35 +500,61 @@ def _arange(b: Builder, *ends: Any, dtype: Any = None, layout: Any = None, devic
     start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1) if len(ends) == 2 else ends
     integral = all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step))
     dtype = dtype or (torch.int64 if integral else torch.get_default_dtype())
+    length, place = _count(start, end, step), _place(device)
     if not integral and not dtype.is_floating_point:
         start, end, step = int(start), int(end), int(step)
         integral = True
-    length, place = _count(start, end, step), _place(device)
+        if dtype is torch.int64:  # the other integers have as many elements as the uncut numbers give
+            length = _count(start, end, step)
     if integral:
         return b.iota(length, place, start, step).to(dtype)
     return (b.iota(length, place).to(torch.float64) * float(step) + float(start)).to(dtype)
 
 
-@RULES(aten.linspace.default)
-def _linspace(b: Builder, start: Any, end: Any, steps: Any, *, dtype: Any = None, layout: Any = None,
+@RULES(aten.range.default, aten.range.step)
+def _range(b: Builder, start: Any, end: Any, step: Any = 1, *, dtype: Any = None, layout: Any = None,
+           device: Any = None, pin_memory: Any = None) -> Value:
+    """start, start + step, ..., with the end."""
+    count = math.floor((end - start) / step) + 1
+    dtype = dtype or torch.get_default_dtype()
+    index = b.iota(count, _place(device))
+    if not dtype.is_floating_point:
+        return (index * int(step) + int(start)).to(dtype)
+    return (index.to(torch.float64) * float(step) + float(start)).to(dtype)
+
+
+@RULES(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
+def linspace(b: Builder, start: Any, end: Any, steps: Any, *, dtype: Any = None, layout: Any = None,
               device: Any = None, pin_memory: Any = None) -> Value:
-    dtype = dtype or (torch.complex64 if isinstance(start, complex) or isinstance(end, complex)
-                      else torch.get_default_dtype())
+    complex_ends = any(isinstance(v, complex) or (isinstance(v, Value) and v.dtype.is_complex) for v in (start, end))
+    dtype = dtype or (torch.complex64 if complex_ends else torch.get_default_dtype())
     work = torch.complex128 if dtype.is_complex else torch.float64
+    start, end = (_end(v, dtype, work) for v in (start, end))
     index = b.iota(steps, _place(device))
     if isinstance(steps, int) and steps == 1:
-        return b.full((1,), start, dtype, _place(device))
+        return (start.reshape((1,)).to(dtype) if isinstance(start, Value)
+                else b.full((1,), start, dtype, _place(device)))
     step = (end - start) / (steps - 1) if not (isinstance(steps, int) and steps == 0) else 0.0
     up = index.to(work) * step + start
     down = ((steps - 1) - index).to(work) * -step + end
     return b.where(index < steps // 2, up, down).to(dtype)
 
 
-@RULES(aten.logspace.default)
+def _end(value: Any, dtype: torch.dtype, work: torch.dtype) -> Any:
+    """An end of a range as eager has it: for integers it is cut first."""
+    if dtype.is_floating_point or dtype.is_complex:
+        return value.to(work) if isinstance(value, Value) else value
+    return value.to(torch.int64).to(work) if isinstance(value, Value) else int(value)
+
+
+@RULES(aten.logspace.default, aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar, aten.logspace.Scalar_Tensor)
 def _logspace(b: Builder, start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None,
               layout: Any = None, device: Any = None, pin_memory: Any = None) -> Value:
     dtype = dtype or torch.get_default_dtype()
-    exponents = _linspace(b, start, end, steps, dtype=torch.float64, device=device)
+    work = torch.complex128 if dtype.is_complex else torch.float64
+    if not same_size(steps, 1):
+        start, end = (_end(v, dtype, work) for v in (start, end))
+    exponents = linspace(b, start, end, steps, dtype=work, device=device)
     return b.binary(prims.pow, float(base), exponents).to(dtype)
 
 

@@ -150,7 +150,7 @@ def _averaging(b: Builder, size: Any, out: Any, like: Value) -> Value:
     return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)  # type: ignore[no-any-return]
 
 
-def _times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
+def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
     """Multiply dimension `dim` (size n) by a matrix (m, n)."""
     order = [d for d in range(x.rank) if d != dim] + [dim]
     moved = x.permute(order)
@@ -171,7 +171,7 @@ def _adaptive_avg_pool(rank: int) -> Any:
             return wide.mean(tuple(range(first, x.rank)), True).to(x.dtype)
         for d in range(rank):
             if not same_size(sizes[d], x.shape[first + d]):
-                wide = _times(b, wide, first + d, _averaging(b, x.shape[first + d], sizes[d], wide))
+                wide = times(b, wide, first + d, _averaging(b, x.shape[first + d], sizes[d], wide))
         return wide.to(x.dtype)
 
     return rule
@@ -189,7 +189,7 @@ def _adaptive_avg_pool_backward(rank: int) -> Any:
         for d in range(rank):
             if not same_size(grad.shape[first + d], x.shape[first + d]):
                 matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)
-                g = _times(b, g, first + d, matrix.transpose(0, 1))
+                g = times(b, g, first + d, matrix.transpose(0, 1))
         return g.to(grad.dtype)
 
     return rule
@@ -254,8 +254,15 @@ def _linear_weights(b: Builder, size: Any, out: Any, align_corners: bool, scale:
     return low, high, (place - low.to(like.dtype)).maximum(0.0).minimum(1.0)
 
 
+def refuse_bytes(x: Value) -> None:
+    if not x.dtype.is_floating_point:
+        raise NotImplementedError(f"interpolating an image of {x.dtype}: eager computes these in fixed point with a "
+                                  "rounding of its own; convert the image to float32 first")
+
+
 def _linear(rank: int) -> Any:
     def rule(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool, *scales: Any) -> Value:
+        refuse_bytes(x)
         out = x.compute()
         for d in range(rank):
             dim = 2 + d

@@ -12,7 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.prims.elementwise import _COMPLEX_TO_REAL, _operands
-from primtorch.prims.layout import contiguous_strides, preserved_strides
+from primtorch.prims.layout import broadcast_shapes, contiguous_strides, preserved_strides
 from primtorch.prims.record import Prim, spec_like
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
@@ -170,7 +170,7 @@ def _ldl_factor_ex(a: TensorSpec, *, hermitian: bool = False, check_errors: bool
 
 
 def _cdist(x1: TensorSpec, x2: TensorSpec, p: float, mode: int | None) -> TensorSpec:
-    lead = x1.shape[:-2] if len(x1.shape) >= len(x2.shape) else x2.shape[:-2]
+    lead = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
     return _dense(x1, (*lead, x1.shape[-2], x2.shape[-2]))
 
 
@@ -212,7 +212,8 @@ triangular_solve = _opaque(aten.triangular_solve.default, _LINALG, "Solve with a
 linalg_lstsq = _opaque(aten.linalg_lstsq.default, _LINALG, "Least squares.", _lstsq)
 linalg_ldl_factor_ex = _opaque(aten.linalg_ldl_factor_ex.default, _LINALG, "A = L D L^H, packed.", _ldl_factor_ex)
 linalg_ldl_solve = _opaque(aten.linalg_ldl_solve.default, _LINALG, "Solve with LDL factors.",
-                           lambda ld, pivots, b, *, hermitian=False: _column_major(b, b.shape))
+                           lambda ld, pivots, b, *, hermitian=False: _column_major(
+                               b, (*broadcast_shapes(ld.shape[:-2], b.shape[:-2]), *b.shape[-2:])))
 linalg_matrix_exp = _opaque(aten.linalg_matrix_exp.default, _LINALG, "e^A.", _like)
 cdist_forward = _opaque(aten._cdist_forward.default, _LINALG, "p-norm distances between rows.", _cdist)
 cdist_backward = _opaque(aten._cdist_backward.default, _LINALG, "Gradient of cdist for its first operand.",
@@ -352,6 +353,57 @@ dirichlet_grad = _opaque(aten._dirichlet_grad.default, _MISC, "Gradient of a Dir
 randperm = _opaque(aten.randperm.default, _MISC, "A random permutation of 0..n-1.",
                    lambda n, *, dtype=torch.int64, layout=None, device=None, pin_memory=None: TensorSpec(
                        (n,), (1,), dtype or torch.int64, torch.device(device or "cpu")), "effect")
+
+
+
+
+def _fractional(rank: int) -> Callable[..., Any]:
+    def meta(t: TensorSpec, kernel: Any, output_size: Sequence[Any], samples: TensorSpec) -> tuple[Any, ...]:
+        shape = (*t.shape[:len(t.shape) - rank], *output_size)
+        return _dense(t, shape), _dense(t, shape, torch.int64)
+
+    return meta
+
+
+fractional_max_pool2d = _opaque(
+    aten.fractional_max_pool2d.default, _MISC, "Maxima over windows whose places are drawn (Graham 2014), with their "
+    "flat positions; the draws are an argument.", _fractional(2))
+fractional_max_pool3d = _opaque(
+    aten.fractional_max_pool3d.default, _MISC, "Maxima over drawn windows of volumes, with their flat positions.",
+    _fractional(3))
+
+
+def _segments(t: TensorSpec, reduce: str, *, lengths: TensorSpec | None = None, indices: TensorSpec | None = None,
+              offsets: TensorSpec | None = None, axis: int = 0, unsafe: bool = False,
+              initial: Any = None) -> TensorSpec:
+    if lengths is not None:
+        shape = tuple(lengths.shape)
+    else:
+        assert offsets is not None, "segment_reduce: lengths or offsets"
+        shape = (*offsets.shape[:-1], offsets.shape[-1] - 1)
+    return _dense(t, (*shape, *t.shape[axis + 1:]))
+
+
+segment_reduce = _opaque(aten.segment_reduce.default, _MISC, "Reduction over consecutive segments of given lengths or "
+                         "offsets.", _segments)
+segment_reduce_backward = _opaque(aten._segment_reduce_backward.default, _MISC, "Gradient of segment_reduce.",
+                                  lambda grad, output, t, *rest, **options: _like(t))
+
+
+def _hashed(t: TensorSpec, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> TensorSpec:
+    rank = len(t.shape)
+    dims = {d % rank for d in dim} if dim and rank else set(range(rank))
+    shape = [1 if d in dims else s for d, s in enumerate(t.shape) if keepdim or d not in dims]
+    return _dense(t, shape, torch.uint64)
+
+
+if hasattr(aten, "hash_tensor"):
+    hash_tensor = _opaque(aten.hash_tensor.default, _MISC, "Exclusive or of the elements' bits.", _hashed)
+cholesky_solve_helper = _opaque(
+    aten._cholesky_solve_helper.default, _LINALG, "Solve A X = B from the Cholesky factor of A.",
+    lambda b, factor, upper: _column_major(b, b.shape))
+embedding_bag_forward_only = _opaque(
+    aten._embedding_bag_forward_only.default, _MISC, "embedding_bag where no gradient is needed.", _embedding_bag)
 
 
 def _mode(t: TensorSpec, dim: int, keepdim: bool) -> tuple[Any, ...]:
