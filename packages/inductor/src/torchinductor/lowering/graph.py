@@ -13,7 +13,7 @@ from torch import fx
 from primtorch.prims import Prim
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
-from torchinductor.indexing import as_expr, exprs
+from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer
 from torchinductor.lowering import gather, pointwise, reductions, views, window
 from torchinductor.lowering.context import Context, Operation, ScalarRead, ViewRef
@@ -185,6 +185,17 @@ def _hint(result: Any, meta: Any) -> None:
         result.hint = exprs(meta.stride())
 
 
+# Operations and loads of a value that several nodes read, up to which it is computed again for each of them.
+_CHEAP = 10
+
+
+def _large_reads(ctx: Context, value: TensorValue) -> int:
+    """The number of buffers that a value loads whose size is like its own: a weight for each channel is not one."""
+    whole = product(value.shape).as_int()
+    sizes = [product(ctx.buffers[name].shape).as_int() for name in value.reads]
+    return sum(1 for size in sizes if whole is None or size is None or size * 8 > whole)
+
+
 def _realize_shared(ctx: Context, node: fx.Node, result: Any) -> None:
     """Stores what several nodes read and what has grown large; the rest is computed where it is read."""
     parts = result if isinstance(result, tuple) else (result,)
@@ -192,6 +203,6 @@ def _realize_shared(ctx: Context, node: fx.Node, result: Any) -> None:
         if not isinstance(part, TensorValue) or isinstance(part.data, Strided):
             continue
         data = part.data
-        shared = len(node.users) > 1 and (data.heavy or data.cost > 6 or len(data.reads) > 1)
+        shared = len(node.users) > 1 and (data.heavy or data.cost > _CHEAP or _large_reads(ctx, part) > 1)
         if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:
             ctx.realize(part)
