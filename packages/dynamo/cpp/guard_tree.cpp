@@ -16,7 +16,7 @@ namespace {
 
 enum class Access {
   argument, global, module_global, closure_cell, pinned,  // roots
-  attribute, instance_attribute, instance_dict, item, dict_key_at, type_of,
+  attribute, instance_attribute, instance_dict, cell_contents, item, dict_key_at, type_of,
   tensor_size, tensor_stride, tensor_offset,  // integers, read without making a Python object
 };
 
@@ -283,6 +283,8 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
     case Access::instance_dict:
       if (dict == nullptr) dict = instance_dict(base);
       return dict;
+    case Access::cell_contents:
+      return PyCell_Check(base) ? PyCell_GET(base) : nullptr;
     case Access::item: {
       if (PyDict_Check(base)) return dict_lookup(base, node.key.get());
       if (!PyLong_Check(node.key.get())) return nullptr;
@@ -684,7 +686,7 @@ const std::unordered_map<std::string, Access>& access_names() {
       {"Argument", Access::argument},       {"Global", Access::global},
       {"ClosureCell", Access::closure_cell}, {"Pinned", Access::pinned},
       {"Attribute", Access::attribute},     {"InstanceAttribute", Access::instance_attribute},
-      {"InstanceDict", Access::instance_dict},
+      {"InstanceDict", Access::instance_dict}, {"CellContents", Access::cell_contents},
       {"Item", Access::item},               {"DictKeyAt", Access::dict_key_at},
       {"TypeOf", Access::type_of},          {"TensorSize", Access::tensor_size},
       {"TensorStride", Access::tensor_stride}, {"TensorOffset", Access::tensor_offset},
@@ -742,6 +744,11 @@ bool Builder::read_source(PyObject* source, Node& node, bool* has_base) {
       [[fallthrough]];
     case Access::attribute:
     case Access::instance_attribute: {
+      if (node.access == Access::attribute) {
+        Ref native = Ref::steal(PyObject_GetAttrString(source, "native"));
+        if (!native) return false;
+        tree_.runs_python_ |= native.get() != Py_True;
+      }
       PyObject* key = PyObject_GetAttrString(source, "name");
       if (key != nullptr) PyUnicode_InternInPlace(&key);
       node.key = Ref::steal(key);
@@ -788,7 +795,6 @@ Py_ssize_t Builder::node_of(PyObject* source) {
   } else {
     index = static_cast<Py_ssize_t>(tree_.nodes_.size());
     node.first_guard = guard_;
-    if (node.access == Access::attribute) tree_.runs_python_ = true;
     if (parent >= 0) {
       Access above = tree_.nodes_[parent].access;
       if (is_number_access(above)) {

@@ -214,8 +214,8 @@ class Externals:
     def _bound_c_method(self, value: Any, kind: type, source: Source) -> Any:
         """A C method bound to an object (`names.append`): bound anew to what stands for the object."""
         self.guard(source, GuardKind.TYPE, kind)
-        self.guard(Attribute(source, "__name__"), GuardKind.EQUALS, value.__name__)
-        owner = self.wrap(value.__self__, Attribute(source, "__self__"))
+        self.guard(Attribute(source, "__name__", native=True), GuardKind.EQUALS, value.__name__)
+        owner = self.wrap(value.__self__, Attribute(source, "__self__", native=True))
         return self._register(value, source, getattr(owner, value.__name__)).value
 
     def _iterator(self, value: LocalIterator, kind: type, source: Source) -> Any:
@@ -227,7 +227,7 @@ class Externals:
         copied: Any = object.__new__(kind)
         known = self._shadow_record(value, source, copied)
         for name in fields:
-            part, where = getattr(value, name), Attribute(source, name)
+            part, where = getattr(value, name), Attribute(source, name, native=True)
             if type(part) is int:
                 self.guard(where, GuardKind.EQUALS, part)
             else:
@@ -275,7 +275,7 @@ class Externals:
         shadow = allocate(kind)
         known = self._shadow_record(value, source, shadow)
         if isinstance(value, collections.defaultdict):
-            shadow.default_factory = self.wrap(value.default_factory, Attribute(source, "default_factory"))
+            shadow.default_factory = self.wrap(value.default_factory, Attribute(source, "default_factory", native=True))
         setter = collections.OrderedDict.__setitem__ if isinstance(value, collections.OrderedDict) else dict.__setitem__
         for index, key in enumerate(keys):
             if isinstance(key, torch.Tensor):
@@ -338,22 +338,26 @@ def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuar
     )
 
 
+def is_trusted_module(module: str) -> bool:
+    return module.partition(".")[0] in TRUSTED_PACKAGES
+
+
 def _is_trusted(value: Any, source: Source) -> bool:
     """A function, class or module that lives in a package whose functions are taken as fixed."""
     if not isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)):
         return False
     base = base_of(source)
     owner = source.module if isinstance(source, Global) else base.label if isinstance(base, Pinned) else None
-    return owner is not None and owner.partition(".")[0] in TRUSTED_PACKAGES
+    return owner is not None and is_trusted_module(owner)
 
 
 def _bound_method(externals: Externals, value: types.MethodType, source: Source) -> types.MethodType:
-    function = externals.wrap(value.__func__, Attribute(source, "__func__"))
-    return types.MethodType(function, externals.wrap(value.__self__, Attribute(source, "__self__")))
+    function = externals.wrap(value.__func__, Attribute(source, "__func__", native=True))
+    return types.MethodType(function, externals.wrap(value.__self__, Attribute(source, "__self__", native=True)))
 
 
 def _slice(externals: Externals, value: slice, source: Source) -> slice:
-    parts = (externals.wrap(getattr(value, n), Attribute(source, n)) for n in ("start", "stop", "step"))
+    parts = (externals.wrap(getattr(value, n), Attribute(source, n, native=True)) for n in ("start", "stop", "step"))
     return slice(*parts)
 
 

@@ -21,6 +21,7 @@ from torchdynamo.source_text import source_text
 from torchdynamo.sources import (
     Argument,
     Attribute,
+    CellContents,
     ClosureCell,
     DictKeyAt,
     Global,
@@ -89,6 +90,8 @@ def resolve(source: Source, scope: Scope) -> Any:
             return getattr(resolve(base, scope), name)
         case InstanceAttribute(base=base, name=name):
             return instance_dict(resolve(base, scope))[name]
+        case CellContents(base=base):
+            return resolve(base, scope).cell_contents
         case InstanceDict(base=base):
             return instance_dict(resolve(base, scope))
         case Item(base=base, key=key):

@@ -57,10 +57,11 @@ class Pinned:
 
 @dataclass(frozen=True, slots=True)
 class Attribute:
-    """`getattr(base, name)` by the full attribute protocol."""
+    """`getattr(base, name)` by the full attribute protocol; `native`: on a C type, so that no Python code runs."""
 
     base: Source
     name: str
+    native: bool = False
 
     def expression(self) -> str:
         return f"{self.base.expression()}.{self.name}"
@@ -68,13 +69,23 @@ class Attribute:
 
 @dataclass(frozen=True, slots=True)
 class InstanceAttribute:
-    """`base.__dict__[name]`: no class attribute, descriptor or `__getattr__` is asked."""
+    """`base.__dict__[name]` of an instance or a class: no other class, descriptor or `__getattr__` is asked."""
 
     base: Source
     name: str
 
     def expression(self) -> str:
         return f"{InstanceDict(self.base).expression()}[{self.name!r}]"
+
+
+@dataclass(frozen=True, slots=True)
+class CellContents:
+    """What the closure cell `base` holds."""
+
+    base: Source
+
+    def expression(self) -> str:
+        return f"{self.base.expression()}.cell_contents"
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +169,7 @@ Source = Union[
     Pinned,
     Attribute,
     InstanceAttribute,
+    CellContents,
     InstanceDict,
     Item,
     DictKeyAt,

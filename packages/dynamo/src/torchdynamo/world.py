@@ -14,7 +14,7 @@ from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from torchdynamo import modules
-from torchdynamo.externals import External, Externals, is_constant, tensor_guard
+from torchdynamo.externals import External, Externals, is_constant, is_trusted_module, tensor_guard
 from torchdynamo.guards import instance_dict
 from torchdynamo.interpreter.iterators import native_type
 from torchdynamo.interpreter.protocol import InterpreterObject
@@ -25,6 +25,7 @@ from torchdynamo.schemas import GuardKind
 from torchdynamo.sources import (
     Argument,
     Attribute,
+    CellContents,
     ClosureCell,
     Global,
     InstanceAttribute,
@@ -167,7 +168,7 @@ class Outside:
         except ValueError:
             return MISSING
         roots = [source for source in known.sources if isinstance(source, ClosureCell)]
-        return self.externals.wrap(contents, roots[0] if roots else Attribute(known.source, "cell_contents"))
+        return self.externals.wrap(contents, roots[0] if roots else CellContents(known.source))
 
     def cell_set(self, cell: types.CellType, value: Any) -> None:
         if self._external_cell(cell) is None:
@@ -256,10 +257,14 @@ class Outside:
             value = member.__get__(obj if known is None else known.original)
         except AttributeError:
             return MISSING
-        return value if known is None else self.externals.wrap(value, Attribute(known.source, name))
+        native = type(obj).__getattribute__ is object.__getattribute__
+        return value if known is None else self.externals.wrap(value, Attribute(known.source, name, native))
 
     def class_get(self, kind: type, name: str) -> Any:
-        """(raw attribute, owner) found along the class's MRO (no descriptor is run), or MISSING."""
+        """(raw attribute, owner) found along the class's MRO (no descriptor is run), or MISSING.
+
+        That the classes passed on the way lack the name is guarded, for those that a program may change.
+        """
         for klass in kind.__mro__:
             written = self.overlays.read(klass, name)
             if written is not MISSING:
@@ -269,6 +274,9 @@ class Outside:
             table = _CLASS_DICT(klass)
             if name in table:
                 return self._class_attribute(klass, name, table[name]), klass
+            if klass.__flags__ & _HEAP_TYPE and not is_trusted_module(klass.__module__):
+                label = f"{klass.__module__}.{klass.__qualname__}"
+                self.externals.guard(self.externals.pins.source(klass, label), GuardKind.INSTANCE_LACKS, name)
         return MISSING
 
     def _class_attribute(self, klass: type, name: str, value: Any) -> Any:
@@ -277,7 +285,7 @@ class Outside:
         if hasattr(type(value), "__get__") and not isinstance(value, types.FunctionType):
             return value
         label = f"{klass.__module__}.{klass.__qualname__}"
-        return self.externals.wrap(value, Attribute(self.externals.pins.source(klass, label), name))
+        return self.externals.wrap(value, InstanceAttribute(self.externals.pins.source(klass, label), name))
 
     def stored_names(self, obj: Any) -> set[str]:
         """Names in the `__dict__` of an external object of a C type, and those written during capture."""
@@ -299,7 +307,8 @@ class Outside:
             return value
         if name in _FIXED_ATTRIBUTES:
             return value
-        return self.externals.wrap(value, Attribute(known.source, name))
+        native = not type(obj).__flags__ & _HEAP_TYPE
+        return self.externals.wrap(value, Attribute(known.source, name, native))
 
     def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
         """Default values as the program may hold them: constants as they are, all else by its source."""
@@ -308,10 +317,10 @@ class Outside:
         if known is None:
             return defaults, keywords
         if defaults is not None and not all(map(is_constant, defaults)):
-            source = Attribute(known.source, "__defaults__")
+            source = Attribute(known.source, "__defaults__", native=True)
             defaults = tuple(self.externals.wrap(value, Item(source, i)) for i, value in enumerate(defaults))
         if keywords is not None and not all(map(is_constant, keywords.values())):
-            source = Attribute(known.source, "__kwdefaults__")
+            source = Attribute(known.source, "__kwdefaults__", native=True)
             keywords = {key: self.externals.wrap(value, Item(source, key)) for key, value in keywords.items()}
         return defaults, keywords
 
@@ -360,7 +369,7 @@ class Outside:
                 return self.instance_get(tensor, name)
             if name == "grad":
                 with torch._C.DisableTorchFunction():
-                    return self.externals.wrap(known.original.grad, Attribute(known.source, "grad"))
+                    return self.externals.wrap(known.original.grad, Attribute(known.source, "grad", native=True))
         return getattr(tensor, name)
 
     def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
