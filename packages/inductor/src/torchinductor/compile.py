@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from torchinductor.codegen.base import Built, KernelSource, codegen_for
+from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, refusal
 from torchinductor.emit import Handle, emit
 from torchinductor.executor import PythonExecutor
 from torchinductor.ir import Kernel, verify
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
-from torchinductor.native import prepare
+from torchinductor.native import accelerator_of, prepare
 from torchinductor.program import Program
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import GraphStats, InductorOptions
@@ -32,6 +33,7 @@ class CompiledGraph:
     stats: GraphStats
     sources: dict[str, str]
     _run: Callable[[list[Any]], list[Any]]
+    graph_runs: GraphRuns | None = None  # how the calls were made, with options.cuda_graphs
 
     def __call__(self, *inputs: Any) -> list[torch.Tensor | int | float | None]:
         return self._run(list(inputs))
@@ -68,11 +70,17 @@ def compile_graph(
     program = _program(lowered, operations, sources, built, options)
     clock.lap("emit")
     run: Callable[[list[Any]], list[Any]] = prepare(program) if options.native_executor else PythonExecutor(program)
+    refused = refusal(program) if options.cuda_graphs else None
+    graph_runs = None
+    if options.cuda_graphs and refused is None:
+        run = graphed = GraphedProgram(program, run, CudaDevice(accelerator_of(program) or torch.device("cuda")))
+        graph_runs = graphed.runs
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     if dump is not None:
         _dump(dump, lowered, operations, files, program)
-    return CompiledGraph(program, _stats(gm, lowered, operations, built, clock), files, run)
+    stats = replace(_stats(gm, lowered, operations, built, clock), no_cuda_graph=refused)
+    return CompiledGraph(program, stats, files, run, graph_runs)
 
 
 class _Clock:

@@ -26,6 +26,8 @@ class InductorOptions:
     reuse_buffers: bool = True
     # Run programs with the C++ executor; off, with the Python reference executor.
     native_executor: bool = True
+    # Replay programs for an NVIDIA GPU as CUDA graphs (`cuda_graphs.py` says when and how).
+    cuda_graphs: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,3 +41,5 @@ class GraphStats:
     seconds: dict[str, float] = field(default_factory=dict)
     cache_hits: int = 0
     cache_misses: int = 0
+    # Why the graph is not replayed as a CUDA graph though the options ask for it.
+    no_cuda_graph: str | None = None

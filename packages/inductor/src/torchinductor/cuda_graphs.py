@@ -1,0 +1,270 @@
+"""Replays a program as one CUDA graph, so that the host launches once a call.
+
+A program is run as it is at its first call, recorded at the second, and replayed from then on. Inputs that stayed
+where they were (parameters, another graph's results) are read in place; the others are copied to fixed memory first.
+Results lie in the graph's own memory. While anybody holds a result of the last replay, the next call runs the program
+as it is: a result is never overwritten under its holder, and nothing is copied for that.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+
+from .program import Alloc, AtenCall, KernelCall, Program, RandomSeed, ReadScalar, SymbolInput, TritonCall, View
+
+MAX_GRAPHS = 8  # of a program: one for each set of sizes and each stream
+MAX_RECORDINGS = 4  # of one graph: each learns which further inputs move
+
+Replay = Callable[[], object]
+Run = Callable[[list[Any]], list[Any]]
+
+
+class GraphDevice(Protocol):
+    """What records a run of kernels."""
+
+    def stream(self) -> int | None:
+        """Identifies the current stream; None where nothing can be recorded or replayed on it."""
+
+    def record(self, run: Callable[[], list[Any]]) -> tuple[Replay, list[Any]]:
+        """Runs once without effect; returns what repeats it, and the results, which each replay writes again."""
+
+
+class CudaDevice:
+    """CUDA graphs of one device."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def stream(self) -> int | None:
+        index = self.device.index or 0
+        if torch.cuda.current_device() != index:
+            with torch.cuda.device(index):
+                return self.stream()
+        if torch.cuda.is_current_stream_capturing():
+            return None
+        return int(torch._C._cuda_getCurrentRawStream(index))  # type: ignore[attr-defined]
+
+    def record(self, run: Callable[[], list[Any]]) -> tuple[Replay, list[Any]]:
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.device(self.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
+            outputs = run()
+        return graph.replay, outputs
+
+
+@dataclass(slots=True)
+class GraphRuns:
+    """How a program's calls were made: counts that grow, and why calls ran without a graph."""
+
+    recorded: int = 0
+    replayed: int = 0
+    plain: Counter[str] = field(default_factory=Counter)
+
+
+def refusal(program: Program) -> str | None:
+    """Why a program cannot be a CUDA graph; None if it can."""
+    for item in program.inputs:
+        if not isinstance(item, SymbolInput) and item.device.type != "cuda":
+            return f"input {item.name} is on {item.device.type}"
+    if any(tensor.device.type != "cuda" for _, tensor in program.constants):
+        return "a constant is not on the GPU"
+    if _first_written_input(program) is not None:
+        return "an input is written"
+    for instruction in program.instructions:
+        match instruction:
+            case Alloc(_, _, _, _, device) | RandomSeed(_, device) if device.type != "cuda":
+                return f"it allocates on {device.type}"
+            case KernelCall():
+                return "it has kernels for the CPU"
+            case ReadScalar():
+                return "it reads a number back from the GPU"
+            case AtenCall(op) if not isinstance(op, torch._ops.OpOverload):
+                return "it calls Python"
+            case AtenCall(op) if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags):
+                return f"the shape of {op}'s result depends on data"
+    return None
+
+
+def _first_written_input(program: Program) -> int | None:
+    """The slot of an input whose memory some instruction writes."""
+    owners = {i.slot: i.slot for i in program.inputs if not isinstance(i, SymbolInput)}
+    for instruction in program.instructions:
+        match instruction:
+            case Alloc(dst):
+                owners.pop(dst, None)
+            case View(dst, src):
+                owners.pop(dst, None)
+                if src in owners:
+                    owners[dst] = owners[src]
+            case TritonCall(kernel, _, buffers):
+                written = getattr(program.launchers[kernel], "written", range(len(buffers)))
+                for position in written:
+                    if buffers[position] in owners:
+                        return owners[buffers[position]]
+            case AtenCall(op, args) if isinstance(op, torch._ops.OpOverload):
+                for given, argument in zip(args, op._schema.arguments, strict=False):
+                    slot = getattr(given, "index", None)
+                    if argument.alias_info is not None and argument.alias_info.is_write and slot in owners:
+                        return owners[slot]
+    return None
+
+
+@dataclass(slots=True)
+class _Seen:
+    """A key that has been run once."""
+
+    addresses: list[int]
+    moving: set[int] = field(default_factory=set)  # inputs that do not stay where they were
+    recordings: int = 0
+
+
+@dataclass(slots=True)
+class _Recorded:
+    seen: _Seen
+    replay: Replay
+    fixed: list[tuple[int, int]]  # (input, address) of those read in place
+    copied: list[tuple[int, torch.Tensor, torch.Tensor]]  # (input, the program's tensor, what a copy writes to)
+    outputs: list[Any]
+    passed: dict[int, int]  # output -> input that it is
+    holds: list[tuple[torch.UntypedStorage, int]]  # results' memory, and how many hold it when only the graph does
+
+    def held(self) -> bool:
+        return any(_holders(storage) > count for storage, count in self.holds)
+
+
+class GraphedProgram:
+    """Takes the place of a prepared program: call it with a list of inputs. Safe to call from several threads."""
+
+    def __init__(self, program: Program, run: Run, device: GraphDevice) -> None:
+        self.runs = GraphRuns()
+        self._run = run
+        self._device = device
+        self._tensors = [i for i, item in enumerate(program.inputs) if not isinstance(item, SymbolInput)]
+        self._symbols = [i for i, item in enumerate(program.inputs) if isinstance(item, SymbolInput)]
+        self._states: dict[tuple[Any, ...], _Seen | _Recorded | str] = {}
+        self._lock = threading.Lock()
+
+    def consume(self, inputs: list[Any]) -> list[Any]:
+        """As a call, but the list is emptied."""
+        values = list(inputs)
+        inputs.clear()
+        return self(values)
+
+    def __call__(self, inputs: list[Any]) -> list[Any]:
+        if not self._lock.acquire(blocking=False):
+            return self._plain(inputs, "another thread is in the graph")
+        try:
+            return self._locked(inputs)
+        finally:
+            self._lock.release()
+
+    def _plain(self, inputs: list[Any], reason: str) -> list[Any]:
+        self.runs.plain[reason] += 1
+        return self._run(inputs)
+
+    def _locked(self, inputs: list[Any]) -> list[Any]:
+        stream = self._device.stream()
+        if stream is None:
+            return self._plain(inputs, "the caller is recording a graph")
+        key = (stream, *(inputs[i] for i in self._symbols))
+        state = self._states.get(key)
+        if state is None:
+            if len(self._states) >= MAX_GRAPHS:
+                return self._plain(inputs, "too many sizes or streams")
+            self._states[key] = _Seen(self._addresses(inputs))
+            return self._plain(inputs, "first call")
+        if isinstance(state, str):
+            return self._plain(inputs, state)
+        if isinstance(state, _Recorded):
+            moved = {i for i, address in state.fixed if _address(inputs[i]) != address}
+            if not moved:
+                return self._replay(state, inputs)
+            if state.seen.recordings >= MAX_RECORDINGS or state.held():
+                return self._plain(inputs, "an input moved")
+            state.seen.moving |= moved
+            state = state.seen
+        return self._record(key, state, inputs)
+
+    def _addresses(self, inputs: list[Any]) -> list[int]:
+        return [_address(inputs[i]) for i in self._tensors]
+
+    def _record(self, key: tuple[Any, ...], seen: _Seen, inputs: list[Any]) -> list[Any]:
+        now = self._addresses(inputs)
+        seen.moving |= {i for i, old, new in zip(self._tensors, seen.addresses, now, strict=True) if old != new}
+        seen.recordings += 1
+        given, copied = list(inputs), []
+        for i in seen.moving:
+            if inputs[i] is not None:
+                given[i], target = _double(inputs[i])
+                copied.append((i, given[i], target))
+        try:
+            replay, outputs = self._device.record(lambda: self._run(given))
+        except RuntimeError as error:
+            self._states[key] = reason = f"recording failed: {error}"
+            return self._plain(inputs, reason)
+        positions = {id(t): i for i, t in enumerate(given) if isinstance(t, torch.Tensor)}
+        results = list(enumerate(outputs))
+        passed = {o: positions[id(t)] for o, t in results if id(t) in positions}
+        made = [t for o, t in results if o not in passed and isinstance(t, torch.Tensor)]
+        memory = {t.untyped_storage().data_ptr() for _, t, _ in copied}
+        if any(t.untyped_storage().data_ptr() in memory for t in made if t.numel()):
+            self._states[key] = reason = "a result is a view of an input that moves"
+            return self._plain(inputs, reason)
+        theirs = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
+        own = {t.untyped_storage().data_ptr(): t for t in made if t.untyped_storage().data_ptr() not in theirs}
+        storages = [t.untyped_storage() for t in own.values()]
+        fixed = [(i, a) for i, a in zip(self._tensors, now, strict=True) if i not in seen.moving]
+        state = _Recorded(seen, replay, fixed, copied, outputs, passed, [])
+        state.holds = [(s, _holders(s)) for s in storages]
+        self._states[key] = state
+        self.runs.recorded += 1
+        return self._replay(state, inputs)
+
+    def _replay(self, state: _Recorded, inputs: list[Any]) -> list[Any]:
+        if state.held():
+            return self._plain(inputs, "a result of the last replay is still held")
+        if state.copied:
+            with torch.no_grad():
+                for i, like, target in state.copied:
+                    target.copy_(_dense(inputs[i]) if target is not like else inputs[i])
+        state.replay()
+        self.runs.replayed += 1
+        results: list[Any] = []
+        for position, output in enumerate(state.outputs):
+            if position in state.passed:
+                results.append(inputs[state.passed[position]])
+            else:
+                results.append(output.detach() if isinstance(output, torch.Tensor) else output)
+        return results
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
+
+
+def _holders(storage: torch.UntypedStorage) -> int:
+    return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+
+
+def _overlaps(tensor: torch.Tensor) -> bool:
+    return any(step == 0 and size > 1 for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory from a tensor's first element to its last."""
+    reach = 1 + sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.as_strided((reach if tensor.numel() else 0,), (1,))
+
+
+def _double(tensor: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Memory of its own for a tensor of the same layout, and the tensor through which it is filled."""
+    if not _overlaps(tensor):
+        made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+        return made, made
+    line = torch.empty_like(_dense(tensor))
+    return line.as_strided(tensor.shape, tensor.stride()), line
