@@ -70,7 +70,11 @@ c10::IValue fixed_list(const py::list& items, const c10::Type& element) {
 
 c10::IValue fixed_value(py::handle object, const c10::Type& type) {
   PyObject* raw = object.ptr();
-  if (object.is_none()) return {};
+  if (object.is_none()) {
+    // A mandatory Tensor that is None is an undefined one: what ATen's attention kernels return for parts they lack.
+    if (type.kind() == c10::TypeKind::TensorType) return at::Tensor();
+    return {};
+  }
   if (const auto* optional = type.castRaw<c10::OptionalType>()) return fixed_value(object, *optional->getElementType());
   if (const auto* list = type.castRaw<c10::ListType>()) {
     if (PyList_Check(raw)) return fixed_list(py::reinterpret_borrow<py::list>(object), *list->getElementType());

@@ -8,7 +8,7 @@ from __future__ import annotations
 import functools
 import time
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -16,10 +16,13 @@ import torch
 
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut
+from primtorch.spec import TensorSpec
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.journal import CompiledGraphRecord, FallbackRecord, Journal, Kind
 from torchcompile.options import CompileOptions
+from torchcompile.passes import dense_attention_masks
+from torchdynamo.guards import global_state
 from torchinductor import CompilerMissing, InductorOptions
 
 Runner = Callable[..., Sequence[Any]]
@@ -35,6 +38,7 @@ class Toolchain:
         self.options = options
         self.dumps = dumps
         self.journal = journal
+        self.compiled: dict[Hashable, Runner] = {}  # by `signature`: an equal graph is not compiled again
 
     def start(self) -> tuple[str, Dump | None]:
         """Title and dump writer of the next captured graph."""
@@ -63,7 +67,21 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: li
 
 
 def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
-    """Forward and backward as generated kernels: C++ and OpenMP on CPU, Triton on NVIDIA GPUs."""
+    """Forward and backward as generated kernels: C++ and OpenMP on CPU, Triton on NVIDIA GPUs.
+
+    A graph equal to an earlier one is compiled once: a function whose guards failed for a reason that does not show in
+    its graph (an attribute that the first call wrote, say), layers captured one by one, resumed code.
+    """
+    key = signature(gm)
+    runner = toolchain.compiled.get(key) if key is not None else None
+    if runner is None:
+        runner = _compile_with_inductor(toolchain, gm, example_inputs)
+        if key is not None:
+            toolchain.compiled[key] = runner
+    return runner
+
+
+def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
     title, dump = toolchain.start()
 
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, list[Any]], Runner]:
@@ -99,18 +117,35 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: lis
 
     try:
         return aot_module(
-            gm,
+            dense_attention_masks(gm),
             example_inputs,
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
             partitioner=PARTITIONERS[toolchain.options.partitioner],
             decompositions="prims",
+            distinct_inputs=True,  # capture guards it
             dump=dump,
         )
     except CompilerMissing as error:
         toolchain.no_compiler(title, error)
         return gm.forward
+
+
+def signature(gm: torch.fx.GraphModule) -> Hashable | None:
+    """What decides a graph's compiled form: nodes, inputs, ambient state. None if it holds objects of its own."""
+    rows: list[Hashable] = [global_state()]
+    for node in gm.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            return None
+        target = node.target if isinstance(node.target, str) else id(node.target)
+        value = ""
+        if node.op == "placeholder":
+            held = node.meta.get("val")
+            tensor = isinstance(held, torch.Tensor)
+            value = f"{TensorSpec.of(held)!r} {held.requires_grad} {type(held)}" if tensor else repr(held)
+        rows.append((node.op, node.name, target, repr(node.args), repr(node.kwargs), value))
+    return tuple(rows)
 
 
 NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, list[Any]], Runner]] = MappingProxyType(

@@ -99,7 +99,9 @@ def _efficient(
     n, heads, length, _ = query.shape
     out = _transposed(query, (n, heads, length, value.shape[3]))
     logsumexp = contiguous(query, (n, heads, _round_up(length, 32) if compute_log_sumexp else 0), torch.float32)
-    return out, logsumexp, *_seed(query)
+    # The kernel draws its seed on the host, with and without dropout (seen on CUDA outside of graph capture).
+    seed = TensorSpec((), (), torch.int64, torch.device("cpu"))
+    return out, logsumexp, seed, seed
 
 
 @TABLE.op("_scaled_dot_product_efficient_attention_backward")
