@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import fx
 
 from primtorch.prims import Prim
@@ -22,9 +23,16 @@ class _Run(fx.Interpreter):
         super().__init__(gm)
         self.backend = backend
 
+    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        value = super().get_attr(target, args, kwargs)
+        convert = getattr(self.backend, "from_torch", None)
+        return convert(value) if convert is not None and isinstance(value, torch.Tensor) else value
+
     def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(target, Prim):
             return getattr(self.backend, target.name, target)(*args, **kwargs)
+        if target is torch.ops.aten.sym_size.int:  # the backend's tensors need not be torch's
+            return args[0].shape[args[1]]
         return super().call_function(target, args, kwargs)
 
 
@@ -33,7 +41,8 @@ def interpret(gm: fx.GraphModule, backend: Any = None) -> Callable[..., Sequence
 
     Args:
         backend: `backend.add(a, b)` computes the prim `add`, and so on; the reference stands in for a prim it lacks.
-            None runs references only. A backend may use its own tensor type throughout.
+            None runs references only. A backend may use its own tensor type throughout; constants of the graph go
+            through its `from_torch` then.
     """
     runner = _Run(gm, References() if backend is None else backend)
     return lambda *inputs: runner.run(*inputs, enable_io_processing=False)

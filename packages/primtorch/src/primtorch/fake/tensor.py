@@ -136,6 +136,18 @@ def _mode_among(tree: Any) -> FakeMode:
     raise FakeTensorError("an operator was dispatched to fake tensors without one among its arguments")
 
 
+class _Computed(torch.autograd.Function):
+    """A result of autograd that is no view, so that programs may write to it; its history is never run."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, spec: TensorSpec, mode: FakeMode) -> torch.Tensor:
+        return FakeTensor(spec, mode, None, False)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None, None
+
+
 class FakeMode:
     """Makes fake tensors; as a context manager, makes every operator fake, factory functions included.
 
@@ -210,7 +222,7 @@ class FakeMode:
         fake = FakeTensor(spec, self, None, t.requires_grad and t.is_leaf)
         if t.requires_grad and not t.is_leaf:
             with torch.enable_grad():
-                fake = torch.ops.aten.alias(fake.requires_grad_())
+                fake = _Computed.apply(fake.requires_grad_(), spec, self)
         if isinstance(t, torch.nn.Parameter):
             fake._is_param = True
         key = id(t)

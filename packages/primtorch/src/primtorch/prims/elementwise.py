@@ -84,9 +84,15 @@ def _as_tensors(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
+_INEXACT = frozenset({"div", "atan2", "copysign"})
+
+
 def _binary(name: str, reference: Callable[..., Any], doc: str, *tags: str, aten: OpOverload | None = None) -> Prim:
     def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
-        return _operands(name, a, b)
+        result = _operands(name, a, b)
+        require(name not in _INEXACT or result.dtype.is_floating_point or result.dtype.is_complex, name,
+                lambda: f"takes floating operands, got {result.dtype}; convert them first")
+        return result
 
     def run(a: Any, b: Any) -> torch.Tensor:
         result: torch.Tensor = reference(*_as_tensors(a, b))

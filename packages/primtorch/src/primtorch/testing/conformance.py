@@ -14,6 +14,8 @@ from primtorch.testing.samples import Case, cases
 _DRAWN = frozenset({"random_seed", "empty_strided", "multinomial", "poisson", "binomial", "standard_gamma",
                     "sample_dirichlet", "randperm"})
 """Values are drawn, or are nobody's business."""
+_FIRST = frozenset({"ctc_loss"})
+"""Results after the first have parts that nobody reads, with whatever memory held."""
 _TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9, torch.complex64: 2e-5, torch.complex128: 1e-9,
               torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
@@ -61,6 +63,8 @@ def check_case(backend: Any, case: Case, *, to_backend: Callable[[torch.Tensor],
                                            **{k: _mapped(to_backend, v) for k, v in kwargs.items()})
     wanted, have = ([v] if not isinstance(v, (tuple, list)) else list(v) for v in (want, got))
     assert len(wanted) == len(have), f"{len(have)} results, not {len(wanted)}"
+    if case.prim.name in _FIRST:
+        wanted, have = wanted[:1], have[:1]
     for expected, result in zip(wanted, have, strict=True):
         if not isinstance(expected, torch.Tensor):
             assert expected == result, f"{result}, not {expected}"
