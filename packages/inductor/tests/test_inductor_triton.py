@@ -16,6 +16,7 @@ from torchinductor.codegen.triton.backend import TritonLauncher
 from torchinductor.codegen.triton.compiler import TritonCompiler
 from torchinductor.codegen.triton.expressions import Unsupported
 from torchinductor.codegen.triton.plan import plan
+from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.writer import write
 from torchinductor.errors import BuildFailed
 from torchinductor.indexing import contiguous_strides, number, variable
@@ -114,3 +115,20 @@ def test_layouts() -> None:
 def test_offsets_are_wide_only_when_needed() -> None:
     assert not plan(small_cases()[0].kernels[0]).wide
     assert plan(symbolic_kernel()).wide
+
+
+def loops(name: str) -> list[int]:
+    """How many loops each kernel of a case has, after splitting."""
+    kernels = [k for case in large_cases() if case.name == name for kernel in case.kernels for k in split_reductions(kernel)]
+    return [write(k).text.count("for r0 in range") for k in kernels]
+
+
+def test_a_looped_softmax_and_a_variance_read_their_values_once() -> None:
+    assert loops("cross_entropy")[0] == 1
+    assert len(loops("batch_norm_relu_train")) == 3  # chunks' moments, their joining, the normalising
+    assert len(loops("full_mean_var")) == 2
+
+
+def test_dropout_uses_every_word_of_a_block() -> None:
+    case = next(c for c in large_cases() if c.name == "dropout_add")
+    assert "_philox_line(t" in write(case.kernels[0]).text

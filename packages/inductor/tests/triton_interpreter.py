@@ -53,6 +53,7 @@ class Libdevice:
 
 TORCH_NAMES: dict[str, Callable[..., Any]] = {
     "fast_dividef": torch.div,
+    "fast_expf": torch.exp,
     "cyl_bessel_i0": torch.special.i0,
     "cyl_bessel_i1": torch.special.i1,
     "nearbyint": torch.round,

@@ -85,7 +85,10 @@ def refusal(program: Program) -> str | None:
                 return "it reads a number back from the GPU"
             case AtenCall(op) if not isinstance(op, torch._ops.OpOverload):
                 return "it calls Python"
-            case AtenCall(op) if {torch.Tag.dynamic_output_shape, torch.Tag.data_dependent_output} & set(op.tags):
+            case AtenCall(op) if isinstance(op, torch._ops.OpOverload) and {
+                torch.Tag.dynamic_output_shape,
+                torch.Tag.data_dependent_output,
+            } & set(op.tags):
                 return f"the shape of {op}'s result depends on data"
     return None
 

@@ -175,10 +175,10 @@ FLOAT32: Mapping[str, str] = {
 
 # In kernels that store only 16-bit floats: errors of a few units in the last place of a float32 are rounded away.
 COARSE: Mapping[str, str] = {
-    "exp": "tl.exp({0})",
+    "exp": "m.fast_expf({0})",
     "exp2": "tl.exp2({0})",
     "log": "tl.log({0})",
-    "sigmoid": "m.fast_dividef(tl.full([], 1.0, tl.float32), 1 + tl.exp(-{0}))",
+    "sigmoid": "m.fast_dividef(tl.full([], 1.0, tl.float32), 1 + m.fast_expf(-{0}))",
     "div": "({0} / {1})",
 }
 
@@ -321,12 +321,18 @@ def _and(a, b):
 
 @triton.jit
 def _max(a, b):
-    return tl.where((a > b) | (a != a), a, b)
+    if a.dtype == tl.float32:
+        return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where((a > b) | (a != a), a, b)
 
 
 @triton.jit
 def _min(a, b):
-    return tl.where((a < b) | (a != a), a, b)
+    if a.dtype == tl.float32:
+        return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    else:
+        return tl.where((a < b) | (a != a), a, b)
 
 
 @triton.jit

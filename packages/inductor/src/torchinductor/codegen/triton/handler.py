@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
 
 from primtorch.symbolic.expr import Call, IntExpr, Symbol
-from torchinductor.indexing import contiguous_strides, dot, number, variable
+from torchinductor.indexing import contiguous_strides, dot, number, product, variable
 from torchinductor.ir import Axis, compute_dtype
 from torchinductor.ops import ELEMENTWISE, OpsHandler, ReductionKind, ScanKind, StoreMode
 
@@ -25,6 +26,7 @@ from .expressions import (
     stored_text,
     tl_type,
 )
+from .online import joined_kind
 from .plan import Plan
 
 NO_DIMS: frozenset[str] = frozenset()
@@ -276,6 +278,12 @@ class TritonHandler(OpsHandler[Value]):
         return self.carried_values[key]
 
     def reduce(self, kind: ReductionKind, key: str, value: Value, position: Value | None = None) -> None:
+        joined = joined_kind(kind)
+        if joined is not None and self.plan.persistent:
+            kind, value = "sum", self._centred(*joined, value)
+        elif joined is not None:
+            (self._sum_exp if joined[0] == "sum_exp" else self._moments)(joined[1], key, value)
+            return
         combine = REDUCTIONS[kind]
         if kind in ("any", "all") and value.dtype is not torch.bool:
             value = self.to_dtype(value, torch.bool, value.dtype)
@@ -302,11 +310,79 @@ class TritonHandler(OpsHandler[Value]):
             self.lines.append(f"{total.name} = tl.broadcast_to({start}, {shape})")
         names = ", ".join(t.name for t in totals)
         fresh = [self.name() for _ in totals]
+        if mask and not combine.pair:  # what lies outside changes nothing
+            tiles, mask = [f"tl.where({mask}, {tiles[0]}, {starts[0]})"], ""
         interleaved = _pairs(names.split(", "), tiles)
         self.statement(f"{', '.join(fresh)} = {combine.function}({interleaved})")
         for total, new in zip(totals, fresh, strict=True):
             self.statement(f"{total.name} = " + (f"tl.where({mask}, {new}, {total.name})" if mask else new))
         return totals
+
+    def _lanes(self, start: str, dtype: torch.dtype) -> str:
+        """A number for each element of the tile that lives across the loop's iterations."""
+        name = self.name("lane")
+        shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
+        self.lines.append(f"{name} = tl.full({shape}, {start}, {tl_type(dtype)})")
+        return name
+
+    def _update(self, fresh: dict[str, str]) -> None:
+        """Assigns to lanes where the tile lies inside the row."""
+        for lane, text in fresh.items():
+            self.statement(
+                f"{lane} = " + (f"tl.where({self.masks['r']}, {text}, {lane})" if "r" in self.masks else text)
+            )
+
+    def _centred(self, kind: str, first: str, value: Value) -> Value:
+        """What a joined reduction adds up, where the row is in registers and the first result is there already."""
+        row = self.carried_values[first]
+        if kind == "sum_exp":
+            return self.apply("exp", self.apply("sub", value, row))
+        size = index_text(product(a.size for a in self.plan.r))
+        gap = self.emit(f"{value.name} - {row.name} / ({size})", value.dtype, value.dims | row.dims)
+        return self.apply("mul", gap, gap)
+
+    def _sum_exp(self, maximum: str, key: str, value: Value) -> None:
+        """The sum of exp(value - the row's maximum), by each lane's sum of exp(value - its maximum so far)."""
+        # The exponents are at most 0 and the sum at least 1, so that the fast form's error, which grows with the
+        # exponent, is lost in the sum's own rounding.
+        exp = "m.fast_expf({})" if value.dtype is torch.float32 else "m.exp({})"
+        if "r" in self.masks:
+            lowest = literal(-math.inf, value.dtype)
+            shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
+            tile = f"tl.where(tl.broadcast_to({self.masks['r']}, {shape}), tl.broadcast_to({value.name}, {shape}), {lowest})"
+            value = self.emit(tile, value.dtype, {"x", "r"})
+        high = self._lanes(repr(torch.finfo(value.dtype).min), value.dtype)  # finite: -inf - -inf would be a NaN
+        total = self._lanes("0.0", value.dtype)
+        gap, above, factor = (self.name() for _ in range(3))
+        self.statement(f"{gap} = {value.name} - {high}")
+        self.statement(f"{above} = {gap} > 0")
+        self.statement(f"{factor} = tl.where({above}, -{gap}, {gap})")
+        self.statement(f"{factor} = {exp.format(factor)}")
+        grown = f"tl.where({above}, {total} * {factor} + 1, {total} + {factor})"
+        self.statement(f"{total} = {grown}")
+        self.statement(f"{high} = tl.maximum({high}, {value.name})")
+        row, gap = self.carried_values[maximum], self.name()
+        self.after.append(f"{gap} = {high} - {row.name}")
+        self._carry_sum(key, f"{total} * {exp.format(gap)}", value.dtype)
+
+    def _moments(self, total: str, key: str, value: Value) -> None:
+        """The sum of (value - mean)^2, by each lane's mean and squares about it."""
+        kind, block = tl_type(value.dtype), self.plan.r_block
+        mean, squares = self._lanes("0.0", value.dtype), self._lanes("0.0", value.dtype)
+        gap, moved = self.name(), self.name()
+        self.statement(f"{gap} = {value.name} - {mean}")
+        self.statement(f"{moved} = {mean} + {gap} * (1 / (r0 // {block} + 1).to({kind}))")
+        self._update({squares: f"{squares} + {gap} * ({value.name} - {moved})", mean: moved})
+        size = index_text(product(a.size for a in self.plan.r))
+        count, off = self.name(), self.name()
+        self.after.append(f"{count} = (({size} - tl.arange(0, {block})[None, :] + {block - 1}) // {block}).to({kind})")
+        self.after.append(f"{off} = {mean} - {self.carried_values[total].name} / ({size})")
+        self._carry_sum(key, f"{squares} + {count} * {off} * {off}", value.dtype)
+
+    def _carry_sum(self, key: str, lanes: str, dtype: torch.dtype) -> None:
+        result = self.name("carry")
+        self.after.append(f"{result} = tl.sum({lanes}, 1)[:, None]")
+        self.carried_values[key] = Value(result, dtype, frozenset({"x"}))
 
     def _finish(self, combine: Combine, key: str, totals: list[Value]) -> None:
         lines = self.lines if self.loop is None else self.after

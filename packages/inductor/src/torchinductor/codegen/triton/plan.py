@@ -18,6 +18,8 @@ from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.indexing import ZERO, coefficient_of, number, product
 from torchinductor.ir import Axis, Body, Kernel, Op, Stage
 
+from .online import join_passes
+
 Layout = Literal["flat", "rows", "tiled", "reduction"]
 
 PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
@@ -61,10 +63,12 @@ def _ceil_div(size: IntExpr, block: int) -> IntExpr:
     return (size + number(block - 1)) // number(block)
 
 
-def plan(kernel: Kernel) -> Plan:
-    """Merges axes and chooses layout, block sizes and warps."""
+def plan(kernel: Kernel, join: bool = True) -> Plan:
+    """Merges axes and chooses layout, block sizes and warps. Without `join`, passes stay as they were recorded."""
     kernel = merge_axes(kernel)
     chosen = _reduction(kernel) if kernel.inner else _pointwise(kernel)
+    if kernel.inner and not chosen.persistent and join:
+        chosen = _reduction(join_passes(kernel))
     return replace(chosen, wide=_is_wide(kernel))
 
 
@@ -182,7 +186,8 @@ def _pointwise(kernel: Kernel) -> Plan:
     if len(axes) > 1 and width is not None and last is not None and width >= 16 and _masked_loads(kernel) >= 3:
         # A window: its rows' positions and checks are made once a row, its columns' once a column.
         block = min(_pow2(width), 128)
-        return Plan("tiled", kernel, (last,), tuple(axes[:-1]), x_block=block, y_block=max(1, 1024 // block))
+        # Two points a thread: neighbouring threads read neighbouring memory.
+        return Plan("tiled", kernel, (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
     if len(axes) > 1 and width is not None and last is not None:
         block = min(_pow2(width), 2048)
         if width >= 256 and -(-width // block) * block <= 1.13 * width:

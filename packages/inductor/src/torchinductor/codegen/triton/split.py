@@ -17,6 +17,7 @@ from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Stage, comput
 from torchinductor.ops import ReductionKind, StoreMode
 
 from .expressions import REDUCTIONS
+from .online import joined_kind
 from .plan import PROGRAMS_WANTED, Plan, plan
 
 MIN_CHUNK = 2048  # elements that a program should reduce at least
@@ -28,7 +29,15 @@ def split_reductions(kernel: Kernel) -> list[Kernel]:
     parts = _parts(layout)
     if parts is None:
         return [kernel]
+    kinds = [k for k in map(joined_kind, _reduction_kinds(layout.kernel)) if k is not None]
+    if any(head != "moments" for head, _ in kinds) or (kinds and (parts[0].size.as_int() or 1) % parts[1]):
+        layout = plan(kernel, join=False)  # only moments over whole chunks have a rule for joining chunks
+        parts = _parts(layout) or parts
     return _Splitter(layout.kernel, *parts).run()
+
+
+def _reduction_kinds(kernel: Kernel) -> list[str]:
+    return [op.attr[0] for stage in kernel.stages for op in stage.body.ops if op.name == "reduce"]
 
 
 def _parts(layout: Plan) -> tuple[Axis, int] | None:
@@ -39,7 +48,7 @@ def _parts(layout: Plan) -> tuple[Axis, int] | None:
         return None
     if any(stage.body.scans for stage in kernel.stages) or kernel.scatters:
         return None
-    if any(op.name == "reduce" and REDUCTIONS[op.attr[0]].pair for s in kernel.stages for op in s.body.ops):
+    if any(kind in REDUCTIONS and REDUCTIONS[kind].pair for kind in _reduction_kinds(kernel)):
         return None
     programs = -(-count // layout.x_block)
     wanted = min(PROGRAMS_WANTED // programs, length * layout.x_block // MIN_CHUNK)
@@ -135,6 +144,17 @@ class _Splitter:
         stage.body.replay(recorder)
         self._add(axes, [Stage("outer", recorder.body())])
 
+    def _join_moments(self, key: str, total: str, partial: dict[str, Buffer], index: IntExpr, split: Axis) -> Stage:
+        """Squares about each chunk's mean, moved to the mean of all: q + (s - S / chunks)^2 / count."""
+        count = (product(a.size for a in self.kernel.inner).as_int() or 1) // self.chunks
+        body = _Rerecorder((*self.kernel.outer, replace(split, inner=True)), self)
+        dtype = partial[key].dtype
+        share = body.apply("mul", Recorder.carried(body, total, dtype), body.constant(1 / self.chunks, dtype))
+        off = body.apply("sub", body.load(partial[total].name, index, dtype), share)
+        moved = body.apply("mul", body.apply("mul", off, off), body.constant(1 / count, dtype))
+        body.reduce("sum", key, body.apply("add", body.load(partial[key].name, index, dtype), moved))
+        return Stage("inner", body.body())
+
     def _reduce(self, body: Body, following: list[Stage], later: list[Stage]) -> None:
         outer, inner = self.kernel.outer, self.kernel.inner
         split = Axis("split", number(self.chunks))
@@ -157,10 +177,15 @@ class _Splitter:
         self._add(axes, [Stage("inner", recorder.body()), Stage("outer", write.body())])
         # The workspace into one value a point, and what is computed once a point.
         gather = _Rerecorder((*outer, replace(split, inner=True)), self)
+        joins: list[Stage] = []
         for key, buffer in partial.items():
+            joined = joined_kind(reductions[key][0])
             index = dot([split.var, *(a.var for a in outer)], buffer.strides)
-            gather.reduce(reductions[key][0], key, gather.load(buffer.name, index, buffer.dtype))
-        stages = [Stage("inner", gather.body())]
+            if joined is None:
+                gather.reduce(reductions[key][0], key, gather.load(buffer.name, index, buffer.dtype))
+            else:
+                joins.append(self._join_moments(key, joined[1], partial, index, split))
+        stages = [Stage("inner", gather.body()), *joins]
         for stage in following:
             again = _Rerecorder(outer, self)
             stage.body.replay(again)
