@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from primtorch.fake import formula_of
 from primtorch.prims.layout import (
     contiguous_strides,
     is_channels_last,
@@ -35,28 +36,51 @@ def pooled_size(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
     return count - 1 if (count - 1) * stride >= size + padding else count
 
 
-def _pooled(name: str, t: TensorSpec, kernel: Sequence[Any], stride: Sequence[Any], padding: Sequence[Any],
-            dilation: Sequence[Any], ceil_mode: bool) -> tuple[Any, ...]:
+def _pooled(
+    name: str,
+    t: TensorSpec,
+    kernel: Sequence[Any],
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    ceil_mode: bool,
+) -> tuple[Any, ...]:
     rank = len(t.shape) - 2
     require(1 <= rank <= 3, name, lambda: f"expects (N, C, *spatial) with 1 to 3 spatial dims, got {tuple(t.shape)}")
-    require(len(kernel) == len(stride) == len(padding) == len(dilation) == rank, name,
-            lambda: f"window arguments must have {rank} entries")
-    spatial = [pooled_size(*window, ceil_mode)
-               for window in zip(t.shape[2:], kernel, stride, padding, dilation, strict=True)]
+    require(
+        len(kernel) == len(stride) == len(padding) == len(dilation) == rank,
+        name,
+        lambda: f"window arguments must have {rank} entries",
+    )
+    spatial = [
+        pooled_size(*window, ceil_mode) for window in zip(t.shape[2:], kernel, stride, padding, dilation, strict=True)
+    ]
     for size in spatial:
         require(not isinstance(size, int) or size >= 0, name, lambda: f"the windows do not fit {tuple(t.shape)}")
     return (*t.shape[:2], *spatial)
 
 
-def _max_pool_meta(t: TensorSpec, kernel: Sequence[Any], stride: Sequence[Any], padding: Sequence[Any],
-                   dilation: Sequence[Any], ceil_mode: bool) -> tuple[TensorSpec, TensorSpec]:
+def _max_pool_meta(
+    t: TensorSpec,
+    kernel: Sequence[Any],
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    ceil_mode: bool,
+) -> tuple[TensorSpec, TensorSpec]:
     shape = _pooled("max_pool", t, kernel, stride, padding, dilation, ceil_mode)
     strides = suggested_strides(shape, t)
     return spec_like(t, shape, strides), spec_like(t, shape, strides, torch.int64)
 
 
-def _max_pool(t: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int],
-              dilation: Sequence[int], ceil_mode: bool) -> Any:
+def _max_pool(
+    t: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    ceil_mode: bool,
+) -> Any:
     pool = (aten.max_pool2d_with_indices, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)[len(kernel) - 1]
     if len(kernel) > 1:
         return pool.default(t, kernel, stride, padding, dilation, ceil_mode)
@@ -64,14 +88,28 @@ def _max_pool(t: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], pad
     return out[0].squeeze(2).contiguous(), out[1].squeeze(2).contiguous()
 
 
-def _avg_pool_meta(t: TensorSpec, kernel: Sequence[Any], stride: Sequence[Any], padding: Sequence[Any],
-                   ceil_mode: bool, count_include_pad: bool, divisor: int | None) -> TensorSpec:
+def _avg_pool_meta(
+    t: TensorSpec,
+    kernel: Sequence[Any],
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> TensorSpec:
     shape = _pooled("avg_pool", t, kernel, stride, padding, [1] * len(kernel), ceil_mode)
     return spec_like(t, shape, suggested_strides(shape, t))
 
 
-def _avg_pool(t: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], padding: Sequence[int], ceil_mode: bool,
-              count_include_pad: bool, divisor: int | None) -> Any:
+def _avg_pool(
+    t: torch.Tensor,
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    ceil_mode: bool,
+    count_include_pad: bool,
+    divisor: int | None,
+) -> Any:
     options = (ceil_mode, count_include_pad, divisor)
     if len(kernel) == 3:
         return aten.avg_pool3d.default(t, kernel, stride, padding, *options)
@@ -84,17 +122,25 @@ def _avg_pool(t: torch.Tensor, kernel: Sequence[int], stride: Sequence[int], pad
 max_pool = Prim(
     "max_pool",
     "max_pool(t: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool) "
-    "-> (Tensor, Tensor)", "window",
+    "-> (Tensor, Tensor)",
+    "window",
     "t is (N, C, *spatial) with 1 to 3 spatial dims. The maximum over each window (padding counts as minus infinity; "
     "NaN wins, else the first maximum in row-major order) and its int64 flat index into the spatial dims of t.",
-    _max_pool_meta, _max_pool, frozenset({"window"}))
+    _max_pool_meta,
+    _max_pool,
+    frozenset({"window"}),
+)
 avg_pool = Prim(
     "avg_pool",
     "avg_pool(t: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool, count_include_pad: bool, "
-    "divisor: int | None) -> Tensor", "window",
+    "divisor: int | None) -> Tensor",
+    "window",
     "t is (N, C, *spatial) with 1 to 3 spatial dims. The sum over each window divided by `divisor`, or else by the "
     "number of elements of the window inside the input (inside the padded input when `count_include_pad`).",
-    _avg_pool_meta, _avg_pool, frozenset({"window"}))
+    _avg_pool_meta,
+    _avg_pool,
+    frozenset({"window"}),
+)
 
 
 # --- matrix products -----------------------------------------------------------------------------
@@ -107,8 +153,9 @@ def _mm_meta(a: TensorSpec, b: TensorSpec) -> TensorSpec:
 
 def _bmm_meta(a: TensorSpec, b: TensorSpec) -> TensorSpec:
     require(len(a.shape) == 3 and len(b.shape) == 3, "bmm", lambda: f"ranks {len(a.shape)} and {len(b.shape)}")
-    require(a.shape[2] == b.shape[1] and a.shape[0] == b.shape[0], "bmm",
-            lambda: f"{tuple(a.shape)} times {tuple(b.shape)}")
+    require(
+        a.shape[2] == b.shape[1] and a.shape[0] == b.shape[0], "bmm", lambda: f"{tuple(a.shape)} times {tuple(b.shape)}"
+    )
     require(a.dtype == b.dtype, "bmm", lambda: f"dtypes {a.dtype} and {b.dtype}")
     return _contiguous(a, (a.shape[0], a.shape[1], b.shape[2]))
 
@@ -129,23 +176,39 @@ def _per_dim(values: Sequence[Any], rank: int) -> Sequence[Any]:
     return list(values) * rank if len(values) == 1 else values
 
 
-def convolution_shape(t: TensorSpec, weight: TensorSpec, stride: Sequence[Any], padding: Sequence[Any],
-                      dilation: Sequence[Any], transposed: bool, output_padding: Sequence[Any],
-                      groups: int) -> tuple[Any, ...]:
+def convolution_shape(
+    t: TensorSpec,
+    weight: TensorSpec,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: int,
+) -> tuple[Any, ...]:
     rank = len(weight.shape) - 2
     stride, padding, dilation = (_per_dim(v, rank) for v in (stride, padding, dilation))
-    lead = t.shape[:-rank - 1] if rank else t.shape
+    lead = t.shape[: -rank - 1] if rank else t.shape
     windows = zip(t.shape[-rank:], weight.shape[2:], stride, padding, dilation, strict=True)
     if not transposed:
         return (*lead, weight.shape[0], *(pooled_size(*window, False) for window in windows))
-    spatial = (_conv_transposed(*window, extra)
-               for window, extra in zip(windows, _per_dim(output_padding, rank), strict=True))
+    spatial = (
+        _conv_transposed(*window, extra) for window, extra in zip(windows, _per_dim(output_padding, rank), strict=True)
+    )
     return (*lead, weight.shape[1] * groups, *spatial)
 
 
-def _convolution_meta(t: TensorSpec, weight: TensorSpec, bias: TensorSpec | None, stride: Sequence[Any],
-                      padding: Sequence[Any], dilation: Sequence[Any], transposed: bool,
-                      output_padding: Sequence[Any], groups: int) -> TensorSpec:
+def _convolution_meta(
+    t: TensorSpec,
+    weight: TensorSpec,
+    bias: TensorSpec | None,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: int,
+) -> TensorSpec:
     require(t.dtype == weight.dtype, "convolution", lambda: f"dtypes {t.dtype} and {weight.dtype}")
     shape = convolution_shape(t, weight, stride, padding, dilation, transposed, output_padding, groups)
     return spec_like(t, shape, _convolution_strides(shape, t, weight))
@@ -154,17 +217,29 @@ def _convolution_meta(t: TensorSpec, weight: TensorSpec, bias: TensorSpec | None
 def _convolution_strides(shape: Sequence[Any], t: TensorSpec, weight: TensorSpec) -> tuple[Any, ...]:
     """Channels-last when the image or the filter is, as eager's convolutions have it."""
     for operand in (t, weight):
-        if (len(shape) in (4, 5) and len(operand.shape) == len(shape)
-                and is_channels_last(operand.shape, operand.strides)
-                and not is_contiguous(operand.shape, operand.strides)):
+        if (
+            len(shape) in (4, 5)
+            and len(operand.shape) == len(shape)
+            and is_channels_last(operand.shape, operand.strides)
+            and not is_contiguous(operand.shape, operand.strides)
+        ):
             return strides_in_order(shape, (0, *range(2, len(shape)), 1))
     return contiguous_strides(shape)
 
 
-def _convolution_backward_meta(grad: TensorSpec, t: TensorSpec, weight: TensorSpec, bias_sizes: Sequence[Any] | None,
-                               stride: Sequence[Any], padding: Sequence[Any], dilation: Sequence[Any],
-                               transposed: bool, output_padding: Sequence[Any], groups: int,
-                               output_mask: Sequence[bool]) -> tuple[TensorSpec | None, ...]:
+def _convolution_backward_meta(
+    grad: TensorSpec,
+    t: TensorSpec,
+    weight: TensorSpec,
+    bias_sizes: Sequence[Any] | None,
+    stride: Sequence[Any],
+    padding: Sequence[Any],
+    dilation: Sequence[Any],
+    transposed: bool,
+    output_padding: Sequence[Any],
+    groups: int,
+    output_mask: Sequence[bool],
+) -> tuple[TensorSpec | None, ...]:
     return (
         spec_like(t, t.shape, _convolution_strides(t.shape, grad, weight)) if output_mask[0] else None,
         spec_like(t, weight.shape, _convolution_strides(weight.shape, t, grad)) if output_mask[1] else None,
@@ -172,123 +247,105 @@ def _convolution_backward_meta(grad: TensorSpec, t: TensorSpec, weight: TensorSp
     )
 
 
-mm = Prim("mm", "mm(a: Tensor, b: Tensor) -> Tensor", "contraction",
-          "Matrix product (n, k) x (k, m) -> (n, m); reduced precision accumulates in float32.",
-          _mm_meta, torch.mm, frozenset({"contraction"}), aten.mm.default)
-bmm = Prim("bmm", "bmm(a: Tensor, b: Tensor) -> Tensor", "contraction",
-           "Batch of matrix products (B, n, k) x (B, k, m) -> (B, n, m).",
-           _bmm_meta, torch.bmm, frozenset({"contraction"}), aten.bmm.default)
-addmm = Prim("addmm", "addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor",
-             "contraction", "beta*bias + alpha*(a @ b); bias broadcasts to (n, m); beta = 0 ignores bias.",
-             _addmm_meta, torch.addmm, frozenset({"contraction"}), aten.addmm.default)
-baddbmm = Prim("baddbmm",
-               "baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor",
-               "contraction", "beta*bias + alpha*(a @ b) over a batch; bias broadcasts to (B, n, m).",
-               _baddbmm_meta, torch.baddbmm, frozenset({"contraction"}), aten.baddbmm.default)
+mm = Prim(
+    "mm",
+    "mm(a: Tensor, b: Tensor) -> Tensor",
+    "contraction",
+    "Matrix product (n, k) x (k, m) -> (n, m); reduced precision accumulates in float32.",
+    _mm_meta,
+    torch.mm,
+    frozenset({"contraction"}),
+    aten.mm.default,
+)
+bmm = Prim(
+    "bmm",
+    "bmm(a: Tensor, b: Tensor) -> Tensor",
+    "contraction",
+    "Batch of matrix products (B, n, k) x (B, k, m) -> (B, n, m).",
+    _bmm_meta,
+    torch.bmm,
+    frozenset({"contraction"}),
+    aten.bmm.default,
+)
+addmm = Prim(
+    "addmm",
+    "addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor",
+    "contraction",
+    "beta*bias + alpha*(a @ b); bias broadcasts to (n, m); beta = 0 ignores bias.",
+    _addmm_meta,
+    torch.addmm,
+    frozenset({"contraction"}),
+    aten.addmm.default,
+)
+baddbmm = Prim(
+    "baddbmm",
+    "baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor",
+    "contraction",
+    "beta*bias + alpha*(a @ b) over a batch; bias broadcasts to (B, n, m).",
+    _baddbmm_meta,
+    torch.baddbmm,
+    frozenset({"contraction"}),
+    aten.baddbmm.default,
+)
 convolution = Prim(
     "convolution",
     "convolution(t: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes, "
-    "transposed: bool, output_padding: Sizes, groups: int) -> Tensor", "contraction",
+    "transposed: bool, output_padding: Sizes, groups: int) -> Tensor",
+    "contraction",
     "Cross-correlation of (N, C, *spatial) with (O, C/groups, *kernel), or its transpose, plus bias.",
-    _convolution_meta, aten.convolution.default, frozenset({"contraction"}), aten.convolution.default)
+    _convolution_meta,
+    aten.convolution.default,
+    frozenset({"contraction"}),
+    aten.convolution.default,
+)
 convolution_backward = Prim(
     "convolution_backward",
     "convolution_backward(grad: Tensor, t: Tensor, weight: Tensor, bias_sizes: Sizes | None, stride: Sizes, "
     "padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int, output_mask: list[bool]) "
-    "-> (Tensor | None, Tensor | None, Tensor | None)", "contraction",
+    "-> (Tensor | None, Tensor | None, Tensor | None)",
+    "contraction",
     "Gradients of convolution for the input, the weight and the bias, each where `output_mask` asks for it.",
-    _convolution_backward_meta, aten.convolution_backward.default, frozenset({"contraction"}),
-    aten.convolution_backward.default)
+    _convolution_backward_meta,
+    aten.convolution_backward.default,
+    frozenset({"contraction"}),
+    aten.convolution_backward.default,
+)
 
 
 # --- attention -----------------------------------------------------------------------------------
-def _like(t: TensorSpec) -> TensorSpec:
-    return _contiguous(t, t.shape)
-
-
-def _heads_inside(t: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
-    """(B, H, S, D) laid out in memory as (B, S, H, D), which the fused kernels return."""
-    return spec_like(t, shape, strides_in_order(shape, (0, 2, 1, 3)))
-
-
-def _scalar(t: TensorSpec, dtype: torch.dtype) -> TensorSpec:
-    return TensorSpec((), (), dtype, t.device)
-
-
-def _flash_cpu_meta(q: TensorSpec, k: TensorSpec, v: TensorSpec, dropout_p: float = 0.0, is_causal: bool = False, *,
-                    attn_mask: TensorSpec | None = None, scale: float | None = None) -> tuple[TensorSpec, TensorSpec]:
-    batch, heads, length, _ = q.shape
-    lse_dtype = torch.float64 if q.dtype is torch.float64 else torch.float32
-    lse = spec_like(q, (batch, heads, length), strides_in_order((batch, heads, length), (0, 2, 1)), lse_dtype)
-    return _heads_inside(q, (batch, heads, length, v.shape[-1])), lse
-
-
-def _grads_meta(grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, *rest: Any,
-                **options: Any) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
-    return _heads_inside(q, q.shape), _heads_inside(k, k.shape), _heads_inside(v, v.shape)
-
-
-def _efficient_meta(q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: TensorSpec | None, compute_lse: bool,
-                    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None) -> tuple[Any, ...]:
-    batch, heads, length, _ = q.shape
-    padded = (length + 31) // 32 * 32 if compute_lse else 0
-    philox = _scalar(q, torch.int64)
-    return (_heads_inside(q, (batch, heads, length, v.shape[-1])),
-            _contiguous(q, (batch, heads, padded), torch.float32), philox, philox)
-
-
-def _efficient_grads_meta(grad: TensorSpec, q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: TensorSpec | None,
-                          *rest: Any, **options: Any) -> tuple[Any, ...]:
-    mask = rest[5]
-    bias_grad = _like(bias) if bias is not None and mask[3] else None
-    return (*_grads_meta(grad, q, k, v), bias_grad)
-
-
-def _flash_meta(q: TensorSpec, k: TensorSpec, v: TensorSpec, dropout_p: float = 0.0, is_causal: bool = False,
-                return_debug_mask: bool = False, *, scale: float | None = None) -> tuple[Any, ...]:
-    batch, heads, length, _ = q.shape
-    rng = _contiguous(q, (2,), torch.uint64), _scalar(q, torch.uint64)
-    debug = _contiguous(q, (batch, heads, length, k.shape[2]) if return_debug_mask else (0,))
-    return (_heads_inside(q, q.shape), _contiguous(q, (batch, heads, length), torch.float32), None, None, length,
-            k.shape[2], *rng, debug)
-
-
-def _cudnn_meta(q: TensorSpec, k: TensorSpec, v: TensorSpec, bias: TensorSpec | None, compute_lse: bool,
-                dropout_p: float = 0.0, is_causal: bool = False, return_debug_mask: bool = False, *,
-                scale: float | None = None) -> tuple[Any, ...]:
-    batch, heads, length, _ = q.shape
-    seed = _scalar(q, torch.int64)
-    return (_heads_inside(q, (batch, heads, length, v.shape[-1])),
-            _contiguous(q, (batch, heads, length, 1), torch.float32), None, None, length, k.shape[2], seed, seed,
-            _contiguous(q, (0,)))
-
-
-def _attention(overload: OpOverload, doc: str, meta: Any) -> Prim:
-    """An attention op taken whole. Random state makes a forward op with dropout an effect."""
+def _attention(overload: OpOverload, doc: str) -> Prim:
+    """An attention op taken whole, with the metadata of its formula. A forward op with dropout draws random numbers."""
     name = overload._schema.name.split("::")[1].lstrip("_")
     arguments = str(overload._schema).split("(", 1)[1]
     tags = {"contraction"} if name.endswith("backward") else {"contraction", "random"}
-    return Prim(name, f"{name}({arguments}", "attention", doc, meta, overload, frozenset(tags), overload)
+    return Prim(
+        name, f"{name}({arguments}", "attention", doc, formula_of(overload), overload, frozenset(tags), overload
+    )
 
 
 scaled_dot_product_flash_attention_for_cpu = _attention(
     aten._scaled_dot_product_flash_attention_for_cpu.default,
-    "softmax(q k^T * scale + mask) v in tiles on the CPU, and the log-sum-exp of each row.", _flash_cpu_meta)
+    "softmax(q k^T * scale + mask) v in tiles on the CPU, and the log-sum-exp of each row.",
+)
 scaled_dot_product_flash_attention_for_cpu_backward = _attention(
-    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, "Gradients for q, k and v.", _grads_meta)
+    aten._scaled_dot_product_flash_attention_for_cpu_backward.default, "Gradients for q, k and v."
+)
 scaled_dot_product_efficient_attention = _attention(
     aten._scaled_dot_product_efficient_attention.default,
-    "Memory-efficient attention on a GPU (Rabe and Staats 2021) with an optional bias.", _efficient_meta)
+    "Memory-efficient attention on a GPU (Rabe and Staats 2021) with an optional bias.",
+)
 scaled_dot_product_efficient_attention_backward = _attention(
-    aten._scaled_dot_product_efficient_attention_backward.default, "Gradients for q, k, v and the bias.",
-    _efficient_grads_meta)
+    aten._scaled_dot_product_efficient_attention_backward.default, "Gradients for q, k, v and the bias."
+)
 scaled_dot_product_flash_attention = _attention(
-    aten._scaled_dot_product_flash_attention.default, "Flash attention on a GPU (Dao et al. 2022).", _flash_meta)
+    aten._scaled_dot_product_flash_attention.default, "Flash attention on a GPU (Dao et al. 2022)."
+)
 scaled_dot_product_flash_attention_backward = _attention(
-    aten._scaled_dot_product_flash_attention_backward.default, "Gradients for q, k and v.", _grads_meta)
+    aten._scaled_dot_product_flash_attention_backward.default, "Gradients for q, k and v."
+)
 scaled_dot_product_cudnn_attention = _attention(
-    aten._scaled_dot_product_cudnn_attention.default, "Attention by cuDNN's fused kernel.", _cudnn_meta)
+    aten._scaled_dot_product_cudnn_attention.default, "Attention by cuDNN's fused kernel."
+)
 scaled_dot_product_cudnn_attention_backward = _attention(
-    aten._scaled_dot_product_cudnn_attention_backward.default, "Gradients for q, k and v.", _grads_meta)
-
-
+    aten._scaled_dot_product_cudnn_attention_backward.default, "Gradients for q, k and v."
+)
