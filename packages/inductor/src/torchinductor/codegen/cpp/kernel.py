@@ -35,6 +35,7 @@ from torchinductor.ir import Axis, Kernel, Stage
 from torchinductor.ops import ELEMENTWISE, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
+_TILE = (16, 32)  # elements of a tile along the axis that loads are contiguous in, and along the vector axis
 _BLOCK = 4096  # elements of a block of the vector axis when it is the only loop to share among threads
 _SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
 _LANE_SUM_BLOCK = 32  # the same where each accumulator takes every addition
@@ -69,6 +70,7 @@ class Plan:
     simd: bool  # whether the innermost loop may be vectorised
     parallel: str | None  # the condition under which the frame runs in parallel, None for never
     chunked: bool  # whether float32 sums go in blocks
+    ascending: bool  # whether there is one inner axis, so that positions along it only grow
     sizes: dict[str, IntExpr] = field(default_factory=dict)
 
 
@@ -252,6 +254,12 @@ def make_plan(kernel: Kernel, grain: int) -> Plan:
     simd = True
     if vector is None:
         simd = False
+    elif not inner and (cross := _crossing(kernel, vector)) is not None:
+        frame = [loop for loop in frame if loop.axis != cross.name]
+        for axis, count in zip((cross, vector), _TILE, strict=True):
+            block, tile = _split(full(axis), count)
+            frame.append(block)
+            outer_loops.append(tile)
     elif not vector.inner:
         blocked = bool(inner)
         count = _LANES if blocked else _BLOCK
@@ -290,8 +298,24 @@ def make_plan(kernel: Kernel, grain: int) -> Plan:
         simd,
         _parallel(kernel, frame, grain),
         chunked,
+        len(inner) <= 1,
         sizes,
     )
+
+
+def _crossing(kernel: Kernel, vector: Axis) -> Axis | None:
+    """The axis along which some loads are contiguous that jump along the vector axis: a transposition, done in tiles
+    so that every cache line that is fetched is used up while it is near."""
+    for axis in kernel.axes:
+        sizes = (axis.size.as_int(), vector.size.as_int())
+        if axis is vector or any(n is not None and n < 2 * t for n, t in zip(sizes, _TILE, strict=True)):
+            continue
+        for stage in kernel.stages:
+            for _, _, index in stage.body.accesses():
+                along, across = coefficient_of(index, axis.name), coefficient_of(index, vector.name)
+                if along is not None and along.as_int() == 1 and across is not None and across.terms:
+                    return axis
+    return None
 
 
 def _known_small(axes: list[Axis]) -> bool:
@@ -411,9 +435,21 @@ class _StageWriter(OpsHandler[Value]):
     def _index(self, expr: IntExpr) -> str:
         return index_text(expr, self.ranges)
 
+    def _jumps(self, buffer: str, index: IntExpr) -> bool:
+        """Whether a load along the innermost loop is not contiguous, from a buffer that surely has a first element."""
+        axis = self.loops[-1].axis if self.loops else None
+        step = coefficient_of(index, axis) if axis is not None else None
+        numel = product(self.plan.kernel.buffers[buffer].shape).as_int()
+        return bool(numel) and (step is None or step.as_int() not in (0, 1))
+
     # protocol -------------------------------------------------------------------------------------------------
     def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: Value | None = None) -> Value:
-        text = load_text(self.writer.pointer[buffer], self._index(index), dtype, mask.text if mask else None)
+        pointer, place = self.writer.pointer[buffer], self._index(index)
+        if mask is not None and self._jumps(buffer, index):
+            # Always reads, and so vectorises; where the mask does not hold it reads the first element.
+            text = f"keep({load_text(pointer, f'({place}) & -(i64){mask.text}', dtype, None)}, {mask.text})"
+        else:
+            text = load_text(pointer, place, dtype, mask.text if mask else None)
         depth = self._depth(index, mask)
         if buffer in self.stage.body.writes:
             depth = len(self.loops)
@@ -514,9 +550,10 @@ class _StageWriter(OpsHandler[Value]):
         if made.arg:
             assert position is not None
             sign = ">" if kind == "argmax" else "<"
-            self.declared += [f"{type_} {name}_v = {_lowest(kind, made.dtype)}; i64 {name} = -1;"]
-            better = _better(sign, v, f"{name}_v", position.text, name, made.dtype)
-            inside.append(f"if ({better}) {{ {name}_v = {v}; {name} = {position.text}; }}")
+            first = 0 if self.plan.ascending else -1
+            self.declared += [f"{type_} {name}_v = {_lowest(kind, made.dtype)}; i64 {name} = {first};"]
+            better = _better(sign, v, f"{name}_v", position.text, None if self.plan.ascending else name, made.dtype)
+            inside.append(f"if (__builtin_expect({better}, 0)) {{ {name}_v = {v}; {name} = {position.text}; }}")
             self.sequential = True
         elif kind in ("amax", "amin"):
             sign = ">" if kind == "amax" else "<"
@@ -555,9 +592,10 @@ class _StageWriter(OpsHandler[Value]):
             assert position is not None
             sign = ">" if kind == "argmax" else "<"
             self.declared.append(f"{type_} {name}_v[{lanes}]; i64 {name}[{lanes}];")
-            self.declared.append(f"{each} {{ {name}_v[k] = {_lowest(kind, made.dtype)}; {name}[k] = -1; }}")
-            better = f"{name}_better"
-            test = _better(sign, v, f"{name}_v[{lane}]", position.text, f"{name}[{lane}]", made.dtype)
+            first = 0 if self.plan.ascending else -1
+            self.declared.append(f"{each} {{ {name}_v[k] = {_lowest(kind, made.dtype)}; {name}[k] = {first}; }}")
+            better, at = f"{name}_better", None if self.plan.ascending else f"{name}[{lane}]"
+            test = _better(sign, v, f"{name}_v[{lane}]", position.text, at, made.dtype)
             inside.append(f"const bool {better} = {test};")
             inside.append(f"{name}_v[{lane}] = {better} ? {v} : {name}_v[{lane}];")
             inside.append(f"{name}[{lane}] = {better} ? {position.text} : {name}[{lane}];")
@@ -618,9 +656,16 @@ class _StageWriter(OpsHandler[Value]):
         return (self._emit(f"({type_}){state}", value.dtype, depth),)
 
 
-def _better(sign: str, value: str, best: str, position: str, at: str, dtype: torch.dtype) -> str:
-    """Whether an element takes the place of the best one. Loops may run in any order, so positions are compared."""
+_OPPOSITE = str.maketrans("<>", "><")
+
+
+def _better(sign: str, value: str, best: str, position: str, at: str | None, dtype: torch.dtype) -> str:
+    """Whether an element takes the place of the best one. Where loops may run in any order, positions are compared."""
     greater, equal = f"({value} {sign} {best})", f"({value} == {best})"
+    if at is None:
+        if not dtype.is_floating_point:
+            return greater
+        return f"(!({value} {sign.translate(_OPPOSITE)}= {best}) && {best} == {best})"
     if dtype.is_floating_point:
         greater = f"({greater} | (({value} != {value}) & ({best} == {best})))"
         equal = f"({equal} | (({value} != {value}) & ({best} != {best})))"

@@ -46,12 +46,13 @@ INLINE u16 bf_bits(float x) {
   return (u16)(x != x ? 0x7fc0u : r);
 }
 INLINE float bf_round(float x) { return bf_load(bf_bits(x)); }
-template <class T> INLINE T max_nan(T a, T b) { return (a != a || a > b) ? a : b; }
-template <class T> INLINE T min_nan(T a, T b) { return (a != a || a < b) ? a : b; }
+// Two selections each: a condition of two parts becomes a branch, and the loop around it stays scalar.
+template <class T> INLINE T max_nan(T a, T b) { T m = a > b ? a : b; return a != a ? a : m; }
+template <class T> INLINE T min_nan(T a, T b) { T m = a < b ? a : b; return a != a ? a : m; }
 template <class T> INLINE T imax(T a, T b) { return a > b ? a : b; }
 template <class T> INLINE T imin(T a, T b) { return a < b ? a : b; }
-template <class T> INLINE T fmax_(T a, T b) { return (b != b || a > b) ? a : b; }
-template <class T> INLINE T fmin_(T a, T b) { return (b != b || a < b) ? a : b; }
+template <class T> INLINE T fmax_(T a, T b) { T m = a > b ? a : b; return b != b ? a : m; }
+template <class T> INLINE T fmin_(T a, T b) { T m = a < b ? a : b; return b != b ? a : m; }
 template <class T> INLINE T idiv(T a, T b) { return b == 0 ? (T)0 : ((T)-1 < 0 && b == (T)-1) ? (T)(0 - a) : (T)(a / b); }
 template <class T> INLINE T imod(T a, T b) { return b == 0 || ((T)-1 < 0 && b == (T)-1) ? (T)0 : (T)(a % b); }
 template <class T> INLINE T ifloor_div(T a, T b) {
@@ -97,6 +98,10 @@ template <class T> INLINE T shl(T a, T b) { return (b < 0 || b >= (T)(8 * sizeof
 template <class T> INLINE T shr(T a, T b) {
   return (b < 0 || b >= (T)(8 * sizeof(T))) ? (T)(a < 0 ? -1 : 0) : (T)(a >> b);
 }
+// x where m, else zero, without a condition: the load before it stays unconditional and can be vectorised.
+INLINE float keep(float x, bool m) { return __builtin_bit_cast(float, __builtin_bit_cast(u32, x) & (0u - (u32)m)); }
+INLINE double keep(double x, bool m) { return __builtin_bit_cast(double, __builtin_bit_cast(u64, x) & (0ul - (u64)m)); }
+template <class T> INLINE T keep(T x, bool m) { return (T)(x & (T)(0 - (T)m)); }
 INLINE i64 floor_i(i64 a, i64 b) { i64 q = a / b; return q - ((a % b != 0) & ((a < 0) != (b < 0))); }
 INLINE i64 mod_i(i64 a, i64 b) { i64 r = a % b; return r + ((r != 0) & ((r < 0) != (b < 0)) ? b : 0); }
 INLINE float log_add(float a, float b) {
@@ -108,15 +113,16 @@ INLINE double log_add(double a, double b) {
   return hi == lo && __builtin_isinf(hi) ? hi : hi + log1p(exp(lo - hi));
 }
 INLINE i64 philox(i64 seed, i64 index, u32 stream) {
-  u32 k0 = (u32)seed, k1 = (u32)((u64)seed >> 32);
-  u32 c0 = (u32)(index >> 2), c1 = (u32)((u64)index >> 34), c2 = stream, c3 = 0;
+  // 32-bit words held in 64 bits: the loop around this vectorises without packing and unpacking.
+  const u64 low = 0xfffffffful, block = (u64)index >> 2;
+  u64 k0 = (u64)seed & low, k1 = (u64)seed >> 32, c0 = block & low, c1 = block >> 32, c2 = stream, c3 = 0;
+  #pragma GCC unroll 10
   for (int round = 0; round < 10; round++) {
-    u64 p0 = (u64)0xD2511F53u * c0, p1 = (u64)0xCD9E8D57u * c2;
-    u32 n0 = (u32)(p1 >> 32) ^ c1 ^ k0, n2 = (u32)(p0 >> 32) ^ c3 ^ k1;
-    c1 = (u32)p1; c3 = (u32)p0; c0 = n0; c2 = n2;
-    k0 += 0x9E3779B9u; k1 += 0xBB67AE85u;
+    const u64 p0 = 0xD2511F53ul * c0, p1 = 0xCD9E8D57ul * c2;
+    c0 = (p1 >> 32) ^ c1 ^ k0; c2 = (p0 >> 32) ^ c3 ^ k1; c1 = p1 & low; c3 = p0 & low;
+    k0 = (k0 + 0x9E3779B9ul) & low; k1 = (k1 + 0xBB67AE85ul) & low;
   }
-  u32 even = index & 2 ? c2 : c0, odd = index & 2 ? c3 : c1;
+  const u64 even = index & 2 ? c2 : c0, odd = index & 2 ? c3 : c1;
   return (i64)(index & 1 ? odd : even);
 }
 """
