@@ -86,7 +86,8 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
 
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, list[Any]], Runner]:
         named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
-        settings = InductorOptions(cache_dir=toolchain.options.cache, cxx=toolchain.options.cxx)
+        given = toolchain.options
+        settings = InductorOptions(cache_dir=given.cache, cxx=given.cxx, cuda_graphs=given.cuda_graphs)
 
         def build(graph: torch.fx.GraphModule, inputs: list[Any]) -> Runner:
             start = time.perf_counter()
@@ -109,7 +110,8 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
                     cache_hits=stats.cache_hits,
                 )
             )
-            for reason in stats.fallbacks:
+            reasons = [*stats.fallbacks, *([f"no CUDA graph: {stats.no_cuda_graph}"] if stats.no_cuda_graph else [])]
+            for reason in reasons:
                 toolchain.journal.add(FallbackRecord(f"{title} {kind}", reason))
             return compiled
 

@@ -34,6 +34,7 @@ class CompileOptions:
     partitioner: Literal["min_cut", "default"] = field(
         default="min_cut", metadata={"doc": "how saved activations are chosen"}
     )
+    cuda_graphs: bool = field(default=False, metadata={"doc": "replay graphs on an NVIDIA GPU as one CUDA graph"})
     recompile_limit: int = field(default=8, metadata={"doc": "graphs a function may have before it runs eagerly"})
     on_recompile: Literal["continue", "warn", "error", "eager"] = field(
         default="continue", metadata={"doc": "what a recompilation does beside being counted"}
@@ -44,7 +45,9 @@ class CompileOptions:
 
 
 # A mode is a named set of options.
-MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType({"default": MappingProxyType({})})
+MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"default": MappingProxyType({}), "reduce-overhead": MappingProxyType({"cuda_graphs": True})}
+)
 
 
 def resolve(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptions:
