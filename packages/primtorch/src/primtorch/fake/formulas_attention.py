@@ -41,7 +41,8 @@ def _flash_cpu(
     scale: Any = None,
 ) -> tuple[TensorSpec, TensorSpec]:
     n, heads, length, _ = query.shape
-    out = _transposed(query, (n, heads, length, value.shape[3]))
+    shape = (n, heads, length, value.shape[3])
+    out = strided(query, shape, dense_like(shape, query.stride()))  # in the order of the query's memory
     statistics = (n, heads, length)
     return out, strided(query, statistics, strides_in_order(statistics, (1, 2, 0)), accumulate_dtype(query.dtype))
 

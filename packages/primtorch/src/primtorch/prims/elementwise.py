@@ -84,7 +84,7 @@ def _as_tensors(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
-_INEXACT = frozenset({"div", "atan2", "copysign"})
+_INEXACT = frozenset({"div", "atan2", "copysign", "igamma", "igammac", "zeta"})
 
 
 def _binary(name: str, reference: Callable[..., Any], doc: str, *tags: str, aten: OpOverload | None = None) -> Prim:
