@@ -55,6 +55,8 @@ def compile_graph(
     """
     options = options or InductorOptions()
     clock = _Clock()
+    for device in _device_types(gm):
+        codegen_for(device).warm(options)
     lowered = lower_graph(gm, options)
     clock.lap("lower")
     operations = schedule(lowered, options)
@@ -81,6 +83,12 @@ def compile_graph(
         _dump(dump, lowered, operations, files, program)
     stats = replace(_stats(gm, lowered, operations, built, clock), no_cuda_graph=refused)
     return CompiledGraph(program, stats, files, run, graph_runs)
+
+
+def _device_types(gm: fx.GraphModule) -> set[str]:
+    """The types of the devices that a graph's inputs are on."""
+    values = [node.meta.get("val") for node in gm.graph.nodes if node.op == "placeholder"]
+    return {torch.device(v.device).type for v in values if hasattr(v, "device")}
 
 
 class _Clock:

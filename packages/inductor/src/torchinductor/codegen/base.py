@@ -37,6 +37,9 @@ class Built:
 class CodegenBackend(ABC):
     """Maps fused kernels of one device type to code."""
 
+    def warm(self, options: InductorOptions) -> None:
+        """Called before a graph is lowered: what takes time to start can start in the background."""
+
     def legalize(self, kernel: Kernel) -> list[Kernel]:
         """Kernels that together do a scheduled kernel's work on this device, in order; by default the kernel itself.
 

@@ -56,6 +56,10 @@ class TritonBackend(CodegenBackend):
         self._compilers: dict[tuple[int, str | None], TritonCompiler] = {}
         self._lock = threading.Lock()
 
+    def warm(self, options: InductorOptions) -> None:
+        """Starts the compiling process in the background; it is ready about a second later."""
+        self.compiler(options).start()
+
     def legalize(self, kernel: Kernel) -> list[Kernel]:
         """Kernels that do the kernel's work in order; their `buffers` hold the workspaces that they added."""
         return split_reductions(kernel)

@@ -1,4 +1,4 @@
-"""Turns Triton sources into binaries: a disk cache keyed by content, and worker processes for what it lacks."""
+"""Turns Triton sources into binaries: a disk cache keyed by content, and a process that forks for what it lacks."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ import atexit
 import hashlib
 import json
 import os
-import queue
+import re
 import subprocess
 import sys
 import tempfile
 import threading
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from torchinductor.cache import DiskCache
 from torchinductor.errors import BuildFailed
 
 from .writer import TritonSource
@@ -35,34 +36,73 @@ class Binary:
     hit: bool
 
 
-class Worker:
-    """One compiling process. Starts at its first request; a process that dies is replaced at the next one."""
+class Server:
+    """The compiling process. One that died is replaced at the next request."""
 
-    def __init__(self, scratch: Path) -> None:
-        self._process: subprocess.Popen[str] | None = None
+    def __init__(self, arch: int, scratch: Path, parallel: int) -> None:
+        self._arch = arch
         self._scratch = scratch
+        self._slots = threading.BoundedSemaphore(parallel)
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._waiting: dict[int, Future[dict[str, Any]]] = {}
+        self._count = 0
 
-    def compile(self, request: dict[str, Any]) -> dict[str, Any]:
-        """The worker's reply; an "error" entry when the kernel did not compile."""
+    def start(self) -> None:
+        """Starts the process, which takes about a second to be ready; does not wait for it."""
+        with self._lock:
+            self._started()
+
+    def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None or self._process.poll() is not None:
             self._process = subprocess.Popen(
-                [sys.executable, str(WORKER)],
+                [sys.executable, str(WORKER), str(self._arch)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                text=True,
                 env={**os.environ, "TRITON_CACHE_DIR": str(self._scratch), "TRITON_INTERPRET": "0"},
             )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        try:
-            self._process.stdin.write(json.dumps(request) + "\n")
-            self._process.stdin.flush()
-            line = self._process.stdout.readline()
-        except BrokenPipeError:
-            line = ""
-        if not line:
-            return {"error": f"the compiling process ended with status {self._process.wait()}"}
-        reply: dict[str, Any] = json.loads(line)
-        return reply
+            threading.Thread(target=self._listen, args=(self._process,), daemon=True).start()
+        return self._process
+
+    def _listen(self, process: subprocess.Popen[bytes]) -> None:
+        """Hands replies to those who wait for them, until the process ends."""
+        assert process.stdout is not None
+        mine: set[int] = set()
+        for line in process.stdout:
+            try:
+                found = json.loads(line)
+            except json.JSONDecodeError:  # a reply that was cut to the pipe's length
+                number = re.search(rb'"id": (\d+)', line)
+                found = {"id": int(number.group(1)) if number else -1, "error": line.decode(errors="replace")}
+            with self._lock:
+                waiting = self._waiting.pop(found.pop("id"), None)
+            if waiting is not None:
+                waiting.set_result(found)
+        status = process.wait()
+        with self._lock:
+            if self._process is process:
+                mine = set(self._waiting)
+            lost = [self._waiting.pop(number) for number in mine]
+        for waiting in lost:
+            waiting.set_result({"error": f"the compiling process ended with status {status}"})
+
+    def compile(self, request: dict[str, Any]) -> dict[str, Any]:
+        """The reply; an "error" entry when the kernel did not compile."""
+        with self._slots:
+            reply: Future[dict[str, Any]] = Future()
+            with self._lock:
+                process = self._started()
+                self._count += 1
+                self._waiting[self._count] = reply
+                line = json.dumps({"id": self._count, **request}) + "\n"
+                assert process.stdin is not None
+                try:
+                    process.stdin.write(line.encode())
+                    process.stdin.flush()
+                except BrokenPipeError:
+                    self._waiting.pop(self._count)
+                    return {"error": f"the compiling process ended with status {process.wait()}"}
+            return reply.result()
 
     def close(self) -> None:
         if self._process is not None and self._process.stdin is not None:
@@ -77,14 +117,15 @@ class TritonCompiler:
         self.arch = arch
         self._temporary = tempfile.TemporaryDirectory(prefix="torchinductor-triton-")
         atexit.register(self.close)
-        self.folder = folder or Path(self._temporary.name)
-        self._idle: queue.SimpleQueue[Worker] = queue.SimpleQueue()
-        self._workers = [
-            Worker(Path(self._temporary.name) / "triton") for _ in range(workers or min(16, os.cpu_count() or 1))
-        ]
-        for worker in self._workers:
-            self._idle.put(worker)
-        self._lock = threading.Lock()
+        self._shared = folder  # read from, even where it cannot be written to
+        writable = folder is not None and DiskCache(str(folder)).writable
+        self.folder = folder if folder is not None and writable else Path(self._temporary.name)
+        self._parallel = workers or min(16, os.cpu_count() or 1)
+        self._server = Server(arch, Path(self._temporary.name) / "triton", self._parallel)
+
+    def start(self) -> None:
+        """Gets the compiling process ready in the background."""
+        self._server.start()
 
     def key(self, source: TritonSource) -> str:
         """What the binary depends on."""
@@ -93,7 +134,7 @@ class TritonCompiler:
 
     def compile(self, sources: Sequence[TritonSource]) -> list[Binary]:
         """Binaries in the sources' order. Raises BuildFailed with the source's file when Triton refuses one."""
-        with ThreadPoolExecutor(max_workers=max(1, min(len(sources), len(self._workers)))) as pool:
+        with ThreadPoolExecutor(max_workers=max(1, min(len(sources), self._parallel))) as pool:
             return list(pool.map(self._one, sources))
 
     def _one(self, source: TritonSource) -> Binary:
@@ -116,11 +157,7 @@ class TritonCompiler:
             "asserts": "tl.device_assert" in source.text,
             "target": str(self.folder / key),
         }
-        worker = self._idle.get()
-        try:
-            reply = worker.compile(request)
-        finally:
-            self._idle.put(worker)
+        reply = self._server.compile(request)
         if "error" in reply:
             raise BuildFailed(
                 f"Triton could not compile {file}: {reply['error']}\n{reply.get('trace', '')}{source.text}"
@@ -132,14 +169,15 @@ class TritonCompiler:
 
     def _read(self, key: str) -> Binary | None:
         """The record is written last, so a kernel that has one is whole."""
-        try:
-            record = json.loads((self.folder / f"{key}.json").read_bytes())
-            return Binary(key, (self.folder / f"{key}.cubin").read_bytes(), record, hit=True)
-        except (FileNotFoundError, json.JSONDecodeError):
-            return None
+        for folder in dict.fromkeys((self._shared or self.folder, self.folder)):
+            try:
+                record = json.loads((folder / f"{key}.json").read_bytes())
+                return Binary(key, (folder / f"{key}.cubin").read_bytes(), record, hit=True)
+            except (OSError, json.JSONDecodeError):
+                continue  # not there, or not readable: it is compiled
+        return None
 
     def close(self) -> None:
-        """Ends the workers and removes the temporary folder."""
-        for worker in self._workers:
-            worker.close()
+        """Ends the compiling process and removes the temporary folder."""
+        self._server.close()
         self._temporary.cleanup()

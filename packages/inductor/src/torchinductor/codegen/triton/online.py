@@ -100,7 +100,7 @@ def _means(key: str, forms: Sequence[Form], length: int | None) -> list[Form]:
         other = form[3]
         if length is None or other[0] != "constant" or not isinstance(other[1], float):
             continue
-        if form[1] == "div" and other[1] == length or form[1] == "mul" and abs(other[1] * length - 1) < 1e-6:
+        if (form[1] == "div" and other[1] == length) or (form[1] == "mul" and abs(other[1] * length - 1) < 1e-6):
             found.append(form)
     return found
 

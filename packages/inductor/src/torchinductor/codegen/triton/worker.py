@@ -1,6 +1,7 @@
 """Compiles Triton sources in a process of its own: a JSON request a line on stdin, a JSON reply a line on stdout.
 
-Started by path with a plain interpreter, so it imports triton and nothing else. A request has `source` (a file),
+Started by path with a plain interpreter, so it imports triton and nothing else. Each request is served by a fork, which
+finds triton imported and warm. A request has `id` (of the reply too), `source` (a file),
 `name`, `signature` ([[parameter, type], ...], pointers first), `warps`, `stages`, `arch` and `target` (path of the
 result without suffix). The binary goes to `target`.cubin, then what launching needs to `target`.json; both appear by
 atomic rename."""
@@ -9,8 +10,11 @@ import importlib.util
 import json
 import os
 import re
+import select
 import sys
+import tempfile
 import traceback
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -53,17 +57,83 @@ def write(path: str, data: bytes) -> None:
     os.replace(fresh, path)
 
 
+WARM = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def warm(p0):
+    tl.store(p0 + tl.arange(0, 32), 0.0)
+"""
+
+
+def warm(arch: int) -> None:
+    """Compiles a kernel, so that forks find the compiler's own start-up done."""
+    with tempfile.TemporaryDirectory() as folder:
+        source = Path(folder) / "warm.py"
+        source.write_text(WARM)
+        request = {"source": str(source), "name": "warm", "signature": [["p0", "*fp32"]], "warps": 1, "stages": 1}
+        compile_source({**request, "arch": arch, "asserts": False, "target": str(Path(folder) / "warm")})
+
+
+def serve(request: dict[str, Any]) -> dict[str, Any]:
+    """Compiles; the reply is empty, or says what went wrong."""
+    try:
+        compile_source(request)
+        return {}
+    except Exception as error:  # any fault of the compiler is the reply
+        return {"error": f"{type(error).__name__}: {error}"[:1500], "trace": traceback.format_exc()[-1500:]}
+
+
+def reply(pipe: int, number: int, content: dict[str, Any]) -> None:
+    """One line, short enough that the pipe keeps it whole beside other processes' lines."""
+    line = json.dumps({"id": number, **content}, ensure_ascii=False).encode()[: select.PIPE_BUF - 1]
+    os.write(pipe, line + b"\n")
+
+
+def fork(request: dict[str, Any], pipe: int) -> int:
+    """Starts serving a request; returns the process."""
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        reply(pipe, request["id"], serve(request))
+        status = 0
+    finally:
+        os._exit(status)
+
+
+def reap(running: dict[int, int], pipe: int) -> None:
+    """Reports processes that ended without a reply."""
+    while running:
+        process, status = os.waitpid(-1, os.WNOHANG)
+        if process == 0:
+            return
+        number = running.pop(process)
+        if status != 0:
+            reply(pipe, number, {"error": f"the compiling process ended with status {status}"})
+
+
 def main() -> None:
-    replies = os.fdopen(os.dup(1), "w")
+    pipe = os.dup(1)
     os.dup2(2, 1)  # what triton prints must not mix with the replies
-    for line in sys.stdin:
-        try:
-            compile_source(json.loads(line))
-            reply = {}
-        except Exception as error:
-            reply = {"error": f"{type(error).__name__}: {error}", "trace": traceback.format_exc()}
-        replies.write(json.dumps(reply) + "\n")
-        replies.flush()
+    warm(int(sys.argv[1]))
+    running: dict[int, int] = {}  # process -> request
+    text = b""
+    while True:
+        ready, _, _ = select.select([0], [], [], 0.02 if running else None)
+        reap(running, pipe)
+        if not ready:
+            continue
+        piece = os.read(0, 1 << 16)
+        if not piece:
+            return
+        *lines, text = (text + piece).split(b"\n")
+        for line in lines:
+            request = json.loads(line)
+            running[fork(request, pipe)] = request["id"]
 
 
 if __name__ == "__main__":
