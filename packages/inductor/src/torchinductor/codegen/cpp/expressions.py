@@ -9,7 +9,7 @@ import torch
 
 from primtorch.symbolic.expr import Atom, IntExpr, Symbol
 from torchinductor.indexing import Ranges, upper_bound
-from torchinductor.ir import compute_dtype
+from torchinductor.ir import REDUCED_PRECISION, compute_dtype
 
 # The type of an element in memory.
 STORAGE: Mapping[torch.dtype, str] = {
@@ -93,7 +93,7 @@ def storage_text(value: str, dtype: torch.dtype, have: torch.dtype) -> str:
     if dtype == torch.float16:
         return f"(_Float16){convert_text(value, torch.float32, have)}"
     if dtype == torch.bool:
-        return f"(u8){convert_text(value, dtype, have)}"
+        return f"({convert_text(value, dtype, have)} ? (u8)1 : (u8)0)"
     return convert_text(value, dtype, have)
 
 
@@ -101,12 +101,16 @@ def convert_text(value: str, dtype: torch.dtype, have: torch.dtype) -> str:
     """A value converted to another type; to a reduced-precision type: rounded to it, but still a float."""
     if dtype == have:
         return value
+    if dtype in REDUCED_PRECISION and have == torch.bool:
+        return convert_text(value, torch.float32, have)
     if dtype == torch.bfloat16:
         return f"bf_round((float){value})"
     if dtype == torch.float16:
         return f"(float)(_Float16){value}"
     if dtype == torch.bool:
         return f"({value} != 0)"
+    if have == torch.bool:  # a selection vectorises, a conversion of a bool does not
+        return f"({value} ? {constant_text(1, dtype)} : {constant_text(0, dtype)})"
     if have.is_floating_point and dtype.itemsize < 4:
         return f"({value_type(dtype)})(i64){value}"  # out-of-range values wrap, as eager's do
     return f"({value_type(dtype)}){value}"
