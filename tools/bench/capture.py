@@ -88,7 +88,9 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     def difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
         if len(a) != len(b) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(a, b, strict=True)):
             return float("inf")
-        return max(float((x.double() - y.double()).norm() / (x.double().norm() + 1e-6)) for x, y in zip(a, b, strict=True))
+        return max(
+            float((x.double() - y.double()).norm() / (x.double().norm() + 1e-6)) for x, y in zip(a, b, strict=True)
+        )
 
     step(model)
     expected, eager = step(model)
@@ -131,7 +133,10 @@ def verdict(row: dict[str, Any], tolerance: float) -> str:
 
 
 def table(rows: list[dict[str, Any]], tolerance: float) -> str:
-    lines = ["| model | mode | compiler | graphs | breaks | capture s | ms a call | result |", "|---|---|---|---|---|---|---|---|"]
+    lines = [
+        "| model | mode | compiler | graphs | breaks | capture s | ms a call | result |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
     for row in rows:
         cells = [row["model"], row["mode"], row["compiler"]]
         if "failure" in row:
@@ -177,9 +182,9 @@ def main() -> None:
     if options.case:
         print(json.dumps(measure(json.loads(options.case))), flush=True)
         return
-    models = [
-        f"{entry}/{name}" for entry in options.models if entry in SUITES for name in SUITES[entry].split()
-    ] + [entry for entry in options.models if entry not in SUITES]
+    models = [f"{entry}/{name}" for entry in options.models if entry in SUITES for name in SUITES[entry].split()] + [
+        entry for entry in options.models if entry not in SUITES
+    ]
     rows = []
     for model in models:
         for mode in options.modes:
@@ -190,7 +195,10 @@ def main() -> None:
                 shown = " ".join(f"{k}={row[k]}" for k in ("graphs", "breaks") if k in row)
                 spent = f"{row['seconds']:.2f}s" if "seconds" in row else ""
                 notes = [*row.get("reasons", ()), *row.get("fallbacks", ())]
-                print(f"{model} {mode} {compiler}: {verdict(row, options.tolerance)} {shown} {spent} {notes or ''}", flush=True)
+                print(
+                    f"{model} {mode} {compiler}: {verdict(row, options.tolerance)} {shown} {spent} {notes or ''}",
+                    flush=True,
+                )
     text = summary(rows, options.tolerance)
     print(text)
     if options.write:

@@ -29,8 +29,8 @@ TINY: dict[str, int] = {
     "num_attention_heads": 4, "n_head": 4, "n_heads": 4, "num_heads": 4, "encoder_attention_heads": 4,
     "decoder_attention_heads": 4,
     "intermediate_size": 128, "d_ff": 128, "d_inner": 128, "encoder_ffn_dim": 128, "decoder_ffn_dim": 128,
-    "hidden_dim": 128, "vocab_size": 1000, "d_kv": 16, "rotary_dim": 8, "d_ff": 128, "d_inner": 128,
-    "encoder_ffn_dim": 128, "decoder_ffn_dim": 128, "ffn_dim": 128, "word_embed_proj_dim": 64,
+    "hidden_dim": 128, "vocab_size": 1000, "d_kv": 16, "rotary_dim": 8, "ffn_dim": 128,
+    "word_embed_proj_dim": 64,
 }  # fmt: skip
 # More fields, for the classes whose name begins so.
 TINY_BY_CLASS: dict[str, dict[str, Any]] = {

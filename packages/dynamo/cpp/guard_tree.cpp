@@ -52,6 +52,19 @@ Py_ssize_t container_length(PyObject* object) {
   return length;
 }
 
+// What guards read of functions, without a reference (borrowed); null: something else.
+PyObject* function_part(PyObject* function, PyObject* name) {
+  static PyObject* const code = PyUnicode_InternFromString("__code__");
+  static PyObject* const defaults = PyUnicode_InternFromString("__defaults__");
+  static PyObject* const by_name = PyUnicode_InternFromString("__kwdefaults__");
+  PyObject* part = nullptr;
+  if (name == code) return PyFunction_GET_CODE(function);
+  if (name == defaults) part = PyFunction_GET_DEFAULTS(function);
+  else if (name == by_name) part = PyFunction_GET_KW_DEFAULTS(function);
+  else return nullptr;
+  return part != nullptr ? part : Py_None;
+}
+
 bool is_container(PyObject* object) {
   return PyList_Check(object) || PyTuple_Check(object) || PyDict_Check(object) || PyAnySet_Check(object);
 }
@@ -151,6 +164,9 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
     case Access::attribute: {
       if (PyModule_CheckExact(base)) {
         if (PyObject* value = dict_lookup(PyModule_GetDict(base), node.key.get())) return value;
+      }
+      if (PyFunction_Check(base)) {
+        if (PyObject* value = function_part(base, node.key.get())) return value;
       }
       PyObject* value = PyObject_GetAttr(base, node.key.get());
       if (value == nullptr) {

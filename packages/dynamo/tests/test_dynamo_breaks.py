@@ -247,7 +247,9 @@ def test_a_fault_of_capture_is_counted_and_told(monkeypatch: pytest.MonkeyPatch)
     assert torch.equal(compiled(torch.ones(2), 3), torch.full((2,), 3.0))
     found = [why for what, why in torchdynamo.stats().fallbacks if "program" in what]
     assert found and "KeyError" in found[0] and "test_dynamo_breaks.py" in found[0]
-    strict = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=torchdynamo.CaptureOptions(strict=True))(program)
+    strict = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=torchdynamo.CaptureOptions(strict=True))(
+        program
+    )
     with pytest.raises(torchdynamo.InternalError):
         strict(torch.ones(2), 3)
 
@@ -256,7 +258,9 @@ def test_an_error_of_the_program_is_no_fault() -> None:
     def program(x: torch.Tensor, n: int) -> torch.Tensor:
         return x * (1 // n)
 
-    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=torchdynamo.CaptureOptions(strict=True))(program)
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=torchdynamo.CaptureOptions(strict=True))(
+        program
+    )
     for _ in range(2):
         with pytest.raises(ZeroDivisionError):
             compiled(torch.ones(2), 0)

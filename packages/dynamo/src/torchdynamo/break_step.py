@@ -21,6 +21,7 @@ from torchdynamo.interpreter.decode import ExceptionEntry
 from torchdynamo.interpreter.protocol import NULL
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.resume import StackSlot
+from torchdynamo.torch_calls import UNHOOKED
 
 Resume = Callable[[int, tuple[StackSlot, ...], tuple[str, ...], bool], Any]
 Lines = list[str]
@@ -156,7 +157,8 @@ def _call(place: Place) -> Step:
         arguments = [codegen.value(value) for value in values[:split]]
         arguments += [f"{key}={codegen.value(value)}" for key, value in zip(names, values[split:], strict=True)]
     call = f"r = {codegen.value(callee)}({', '.join(arguments)})"
-    return Step([call], stack, calls=not isinstance(callee, types.BuiltinFunctionType))
+    plain = isinstance(callee, types.BuiltinFunctionType) or callee in UNHOOKED
+    return Step([call], stack, calls=not plain)
 
 
 def _branch(place: Place) -> Step:

@@ -60,6 +60,7 @@ class Calls:
         return (
             (type, self._type),
             (torch._C._InferenceMode, self._ambient),
+            (torch.autograd.Function.apply.__func__, self._autograd_function),  # type: ignore[attr-defined]
             (graph_break, self._graph_break),
             (is_compiling, lambda fn, args, kwargs: True),
             (nn.Module.__call__, self._module),
@@ -113,6 +114,7 @@ class Calls:
             return self._native(fn, args, kwargs)
         if torch_calls.is_leaf(fn) or fn in torch_calls.NATIVE_FUNCTIONS or fn in torch_calls.LOGGING_FUNCTIONS:
             return self._native(fn, args, kwargs)
+        self.outside.inline(fn)
         return MISSING
 
     def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -124,10 +126,10 @@ class Calls:
         except TypeError:
             return MISSING
         self._break_if_listed(fn, getattr(fn, "__module__", None) or "")
+        owner = getattr(fn, "__self__", None)
+        if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
+            raise BreakGraph("autograd_function", f"{owner.__qualname__}.apply")
         if torch_calls.is_leaf(fn):
-            owner = getattr(fn, "__self__", None)
-            if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-                raise BreakGraph("c_function", f"torch.autograd.Function {owner.__qualname__}")
             return self._native(fn, args, kwargs)
         return MISSING
 
@@ -143,6 +145,9 @@ class Calls:
 
     def _graph_break(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise BreakGraph("graph_break", "torchdynamo.graph_break()")
+
+    def _autograd_function(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        raise BreakGraph("autograd_function", f"{args[0].__qualname__}.apply")
 
     def _type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if len(args) != 1 or kwargs:

@@ -116,4 +116,3 @@ def restored_ambient_state() -> Iterator[None]:
         now = torch.autocast_increment_nesting()
         for _ in range(now - nesting + 1):
             torch.autocast_decrement_nesting()
-

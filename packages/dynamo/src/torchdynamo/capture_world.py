@@ -147,7 +147,17 @@ class CaptureWorld(PlainWorld):
         if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
             self.outside.overlays.write(obj, descriptor.__name__, value)
         else:
+            self._refuse_write(descriptor, obj)
             super().descriptor_set(descriptor, obj, value)
+
+    def descriptor_del(self, descriptor: Any, obj: Any) -> None:
+        self._refuse_write(descriptor, obj)
+        super().descriptor_del(descriptor, obj)
+
+    def _refuse_write(self, descriptor: Any, obj: Any) -> None:
+        """What a descriptor in C does to an object of the outside world is not known."""
+        if self.outside.externals.lookup(obj) is not None and not isinstance(obj, torch.Tensor):
+            raise BreakGraph("external_write", f"attribute {descriptor.__name__!r} of a {type(obj).__qualname__}")
 
     # -- iteration --------------------------------------------------------------------------
 

@@ -35,7 +35,7 @@ from torchdynamo.modules import in_registry
 from torchdynamo.reasons import BreakGraph, describe
 from torchdynamo.resume import StackSlot, make_resume
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind, ShapeProgram
-from torchdynamo.sources import Source, TensorSize, TensorStride
+from torchdynamo.sources import Attribute, Source, TensorSize, TensorStride
 from torchdynamo.stats import Stats
 from torchdynamo.world import DynamicPolicy, Outside
 
@@ -347,7 +347,7 @@ def _resume_factory(state: Function) -> Callable[..., Any]:
     """Continuations of this function, one for each place, stack layout and set of bound variables."""
 
     def resume(offset: int, slots: tuple[StackSlot, ...], names: tuple[str, ...], compiled: bool) -> Any:
-        key = (offset, slots, names, compiled)
+        key = (state.function.__code__, offset, slots, names, compiled)
         found = state.resumes.get(key)
         if found is None:
             function = make_resume(state.function, offset, slots, names)
@@ -459,6 +459,8 @@ def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
                 }
                 shape = ShapeProgram(program, symbols, f"{source.expression()}.stride({dim}) == {stride}")
                 externals.guards.add(None, GuardKind.SHAPE, shape, ())
+    code = Attribute(externals.pins.source(outside.function), "__code__", native=True)
+    externals.guards.add(code, GuardKind.IDENTITY, outside.function.__code__, ())
     externals.guards.add(None, GuardKind.GLOBAL_STATE, ambient, ())
     return externals.guards.guards()
 

@@ -65,6 +65,16 @@ _TABLE = (
         "the frame is a generator or coroutine that is still running where its state would be needed",
         "exhaust the generator inside of the compiled function, or return a list",
     ),
+    Reason(
+        "autograd_function",
+        "a torch.autograd.Function brings its own backward, which the graph cannot carry",
+        "write the function with torch operations, or register it as an operator with torch.library",
+    ),
+    Reason(
+        "checkpoint",
+        "torch.utils.checkpoint runs its function again in backward, by hooks on what was saved",
+        "compile the function that is checkpointed, or leave the choice of what to save to the partitioner",
+    ),
     Reason("disabled", "the function was marked with torchdynamo.disable", "remove the mark to capture the function"),
     Reason("graph_break", "torchdynamo.graph_break() asks for a break here", "remove the call"),
     Reason(

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import TracebackType
+from types import FunctionType, TracebackType
 from typing import Any
 
 import torch
@@ -329,9 +329,17 @@ _INPLACE_OPERATORS = frozenset(
 )
 
 
+# Operators that torch defines in Python go by the name of the function that they wrap.
+_WRAPPED_OPERATORS: dict[Any, str] = {
+    method: name
+    for name in (*_OPERATORS, *_REFLECTED)
+    if isinstance(method := getattr(torch.Tensor, name, None), FunctionType) and method.__name__ != name
+}
+
+
 def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
     """(FX node kind, target, arguments) for a torch function as the mode receives it."""
-    raw = getattr(func, "__name__", "")
+    raw = _WRAPPED_OPERATORS.get(func) or getattr(func, "__name__", "")
     if raw == "__get__":
         return "call_function", getattr, (args[0], function_name(func))
     if raw in _OPERATORS:

@@ -16,6 +16,7 @@ import warnings
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 
 # Answers that a compiled program gets: what these questions mean inside of capture.
 ANSWERS: dict[Any, Any] = {
@@ -54,9 +55,15 @@ BREAKS: dict[Any, str] = {
     torch.set_default_device: "ambient_state",
     torch.autograd.backward: "backward",
     torch.autograd.grad: "backward",
+    torch.utils.checkpoint.checkpoint: "checkpoint",
+    torch.utils.checkpoint.checkpoint_sequential: "checkpoint",
+    torch._C._autograd._push_saved_tensors_default_hooks: "ambient_state",
+    torch._C._autograd._pop_saved_tensors_default_hooks: "ambient_state",
     torch.save: "c_function",
     torch.load: "c_function",
 }
+# Calls that run as they are with all that they call: what is compiled would save other tensors than the call expects.
+UNHOOKED: frozenset[Any] = frozenset({torch.utils.checkpoint.checkpoint, torch.utils.checkpoint.checkpoint_sequential})
 # Modules whose functions leave the graph.
 BREAK_MODULES: dict[str, str] = {
     "numpy": "numpy",
@@ -144,11 +151,7 @@ def is_leaf(function: Any) -> bool:
     if kind is types.BuiltinFunctionType:
         owner = function.__self__
         module = function.__module__ or ""
-        return (
-            module.startswith("torch")
-            or owner is _VARIABLE_FUNCTIONS
-            or _owner_name(owner).startswith("torch")
-        )
+        return module.startswith("torch") or owner is _VARIABLE_FUNCTIONS or _owner_name(owner).startswith("torch")
     return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
 
 

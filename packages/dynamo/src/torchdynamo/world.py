@@ -310,16 +310,25 @@ class Outside:
         native = not type(obj).__flags__ & _HEAP_TYPE
         return self.externals.wrap(value, Attribute(known.source, name, native))
 
+    def inline(self, fn: types.FunctionType) -> None:
+        """The program calls `fn`, which is interpreted: its code must be the same next time."""
+        known = self.externals.lookup(fn)
+        if known is not None and not is_trusted_module(fn.__module__ or ""):
+            source = Attribute(known.source, "__code__", native=True)
+            self.externals.guard(source, GuardKind.IDENTITY, fn.__code__)
+
     def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
         """Default values as the program may hold them: constants as they are, all else by its source."""
         defaults, keywords = fn.__defaults__, fn.__kwdefaults__
         known = self.externals.lookup(fn)
-        if known is None:
+        if known is None or is_trusted_module(fn.__module__ or ""):
             return defaults, keywords
+        for name in ("__defaults__", "__kwdefaults__"):
+            self.externals.guard(Attribute(known.source, name, native=True), GuardKind.IDENTITY, getattr(fn, name))
         if defaults is not None and not all(map(is_constant, defaults)):
             source = Attribute(known.source, "__defaults__", native=True)
             defaults = tuple(self.externals.wrap(value, Item(source, i)) for i, value in enumerate(defaults))
-        if keywords is not None and not all(map(is_constant, keywords.values())):
+        if keywords is not None:
             source = Attribute(known.source, "__kwdefaults__", native=True)
             keywords = {key: self.externals.wrap(value, Item(source, key)) for key, value in keywords.items()}
         return defaults, keywords

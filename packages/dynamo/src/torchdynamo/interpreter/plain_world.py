@@ -232,9 +232,7 @@ class PlainWorld:
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)
 
-    def build_class(
-        self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
+    def build_class(self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         resolved = types.resolve_bases(bases)
         meta, namespace, kwargs = types.prepare_class(name, resolved, kwargs)
         if resolved is not bases:
