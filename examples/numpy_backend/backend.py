@@ -18,9 +18,18 @@ from numpy.lib.stride_tricks import as_strided, sliding_window_view
 from primtorch.prims import PRIMS
 
 DTYPES = {
-    torch.float64: np.float64, torch.float32: np.float32, torch.float16: np.float16, torch.int64: np.int64,
-    torch.int32: np.int32, torch.int16: np.int16, torch.int8: np.int8, torch.uint8: np.uint8, torch.bool: np.bool_,
-    torch.complex64: np.complex64, torch.complex128: np.complex128, torch.uint64: np.uint64,
+    torch.float64: np.float64,
+    torch.float32: np.float32,
+    torch.float16: np.float16,
+    torch.int64: np.int64,
+    torch.int32: np.int32,
+    torch.int16: np.int16,
+    torch.int8: np.int8,
+    torch.uint8: np.uint8,
+    torch.bool: np.bool_,
+    torch.complex64: np.complex64,
+    torch.complex128: np.complex128,
+    torch.uint64: np.uint64,
 }
 
 
@@ -141,8 +150,9 @@ def as_strided_scatter(x, src, shape, strides, offset):
 
 # --- reductions and scans ----------------------------------------------------------------------------
 def reduction(function):
-    return lambda x, dims, keepdim=False: np.asarray(
-        function(x, axis=tuple(dims), keepdims=keepdim)).astype(x.dtype, copy=False)
+    return lambda x, dims, keepdim=False: np.asarray(function(x, axis=tuple(dims), keepdims=keepdim)).astype(
+        x.dtype, copy=False
+    )
 
 
 def position(function):
@@ -167,7 +177,7 @@ def running(accumulate):
 
     def call(x, dim):
         values = accumulate(x, axis=dim)
-        hit = (x == values) | ((x != x) & (values != values))
+        hit = (x == values) | (np.isnan(x) & np.isnan(values))
         place = np.arange(x.shape[dim]).reshape([-1 if d == dim else 1 for d in range(x.ndim)])
         return values, np.maximum.accumulate(np.where(hit, place, 0), axis=dim)
 
@@ -215,8 +225,12 @@ def scatter_with(function):
 
 
 def scatter_reduce(x, dim, index, src, reduce, *, include_self):
-    function, start = {"prod": (np.multiply, 1), "mean": (np.add, 0), "amax": (np.maximum, -np.inf),
-                       "amin": (np.minimum, np.inf)}[reduce]
+    function, start = {
+        "prod": (np.multiply, 1),
+        "mean": (np.add, 0),
+        "amax": (np.maximum, -np.inf),
+        "amin": (np.minimum, np.inf),
+    }[reduce]
     where_ = along(index, dim)
     hits = np.zeros(x.shape, np.int64)
     np.add.at(hits, where_, 1)
@@ -266,51 +280,144 @@ def _complex(re, im):
 
 
 TABLE = {
-    **{n: like_operand(getattr(np, n)) for n in (
-        "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sqrt", "sin", "cos", "tan", "sinh", "cosh", "tanh",
-        "floor", "ceil", "trunc")},
+    **{
+        n: like_operand(getattr(np, n))
+        for n in (
+            "exp",
+            "exp2",
+            "expm1",
+            "log",
+            "log2",
+            "log10",
+            "log1p",
+            "sqrt",
+            "sin",
+            "cos",
+            "tan",
+            "sinh",
+            "cosh",
+            "tanh",
+            "floor",
+            "ceil",
+            "trunc",
+        )
+    },
     **{f"a{n}": like_operand(getattr(np, f"arc{n}")) for n in ("sin", "cos", "tan", "sinh", "cosh", "tanh")},
-    **{n: same_dtype(getattr(np, m)) for n, m in (
-        ("add", "add"), ("sub", "subtract"), ("mul", "multiply"), ("div", "divide"), ("floor_div", "floor_divide"),
-        ("fmod", "fmod"), ("remainder", "remainder"), ("pow", "power"), ("maximum", "maximum"),
-        ("minimum", "minimum"), ("fmax", "fmax"), ("fmin", "fmin"), ("atan2", "arctan2"), ("copysign", "copysign"),
-        ("hypot", "hypot"), ("nextafter", "nextafter"), ("gcd", "gcd"), ("lcm", "lcm"), ("bitwise_and", "bitwise_and"),
-        ("bitwise_or", "bitwise_or"), ("bitwise_xor", "bitwise_xor"), ("shift_left", "left_shift"),
-        ("shift_right", "right_shift"))},
-    **{n: to_bool(getattr(np, m)) for n, m in (
-        ("eq", "equal"), ("ne", "not_equal"), ("lt", "less"), ("le", "less_equal"), ("gt", "greater"),
-        ("ge", "greater_equal"))},
+    **{
+        n: same_dtype(getattr(np, m))
+        for n, m in (
+            ("add", "add"),
+            ("sub", "subtract"),
+            ("mul", "multiply"),
+            ("div", "divide"),
+            ("floor_div", "floor_divide"),
+            ("fmod", "fmod"),
+            ("remainder", "remainder"),
+            ("pow", "power"),
+            ("maximum", "maximum"),
+            ("minimum", "minimum"),
+            ("fmax", "fmax"),
+            ("fmin", "fmin"),
+            ("atan2", "arctan2"),
+            ("copysign", "copysign"),
+            ("hypot", "hypot"),
+            ("nextafter", "nextafter"),
+            ("gcd", "gcd"),
+            ("lcm", "lcm"),
+            ("bitwise_and", "bitwise_and"),
+            ("bitwise_or", "bitwise_or"),
+            ("bitwise_xor", "bitwise_xor"),
+            ("shift_left", "left_shift"),
+            ("shift_right", "right_shift"),
+        )
+    },
+    **{
+        n: to_bool(getattr(np, m))
+        for n, m in (
+            ("eq", "equal"),
+            ("ne", "not_equal"),
+            ("lt", "less"),
+            ("le", "less_equal"),
+            ("gt", "greater"),
+            ("ge", "greater_equal"),
+        )
+    },
     **{n: getattr(np, n) for n in ("isnan", "isinf", "isfinite", "signbit")},
-    "abs": np.abs, "neg": np.negative, "sign": like_operand(sign), "round": like_operand(np.rint),
-    "bitwise_not": np.invert, "conj": np.conj, "real": lambda x: x.real.copy(), "imag": lambda x: x.imag.copy(),
-    "rsqrt": like_operand(lambda x: 1 / np.sqrt(x)), "reciprocal": like_operand(lambda x: 1 / x),
-    "sigmoid": like_operand(sigmoid), "erf": like_operand(erf), "erfc": like_operand(erfc),
-    "trunc_div": same_dtype(trunc_div), "where": where,
-    "convert_element_type": convert, "bitcast": lambda x, dtype: np.ascontiguousarray(x).view(DTYPES[dtype]),
-    "device_put": lambda x, device: x.copy(), "complex": _complex,
-    "view_as_real": lambda x: np.stack([x.real, x.imag], -1), "view_as_complex": lambda x: _complex(x[..., 0], x[..., 1]),
+    "abs": np.abs,
+    "neg": np.negative,
+    "sign": like_operand(sign),
+    "round": like_operand(np.rint),
+    "bitwise_not": np.invert,
+    "conj": np.conj,
+    "real": lambda x: x.real.copy(),
+    "imag": lambda x: x.imag.copy(),
+    "rsqrt": like_operand(lambda x: 1 / np.sqrt(x)),
+    "reciprocal": like_operand(lambda x: 1 / x),
+    "sigmoid": like_operand(sigmoid),
+    "erf": like_operand(erf),
+    "erfc": like_operand(erfc),
+    "trunc_div": same_dtype(trunc_div),
+    "where": where,
+    "convert_element_type": convert,
+    "bitcast": lambda x, dtype: np.ascontiguousarray(x).view(DTYPES[dtype]),
+    "device_put": lambda x, device: x.copy(),
+    "complex": _complex,
+    "view_as_real": lambda x: np.stack([x.real, x.imag], -1),
+    "view_as_complex": lambda x: _complex(x[..., 0], x[..., 1]),
     "full": lambda shape, value, dtype, device: np.full(shape, value, DTYPES[dtype]),
     "iota": lambda length, start, step, dtype, device: np.arange(length, dtype=DTYPES[dtype]) * step + start,
     "empty_strided": lambda shape, strides, dtype, device: np.zeros(shape, DTYPES[dtype]),
     "random_seed": lambda device: np.random.randint(0, 2**63 - 1, (), np.int64),
-    "random_uniform": philox.uniform, "random_bits": philox.bits,
-    "expand": np.broadcast_to, "permute": np.transpose, "reshape": np.reshape,
-    "squeeze": lambda x, dims: np.squeeze(x, tuple(dims)), "unsqueeze": expand_dims, "flip": np.flip,
+    "random_uniform": philox.uniform,
+    "random_bits": philox.bits,
+    "expand": np.broadcast_to,
+    "permute": np.transpose,
+    "reshape": np.reshape,
+    "squeeze": lambda x, dims: np.squeeze(x, tuple(dims)),
+    "unsqueeze": expand_dims,
+    "flip": np.flip,
     "slice": lambda x, dim, start, stop, step: x[at(x.ndim, dim, slice(start, stop, step))],
-    "diagonal": np.diagonal, "unfold": unfold, "as_strided": by_strides,
-    "cat": np.concatenate, "pad": pad, "copy_strided": lambda x, strides: x.copy(), "slice_scatter": slice_scatter,
-    "as_strided_scatter": as_strided_scatter, "roll": np.roll,
-    "sum": reduction(np.sum), "prod": reduction(np.prod), "amax": reduction(np.max), "amin": reduction(np.min),
-    "all": reduction(np.all), "any": reduction(np.any), "argmax": position(np.argmax), "argmin": position(np.argmin),
-    "var_mean": var_mean, "cumsum": like_operand(np.cumsum), "cumprod": like_operand(np.cumprod),
+    "diagonal": np.diagonal,
+    "unfold": unfold,
+    "as_strided": by_strides,
+    "cat": np.concatenate,
+    "pad": pad,
+    "copy_strided": lambda x, strides: x.copy(),
+    "slice_scatter": slice_scatter,
+    "as_strided_scatter": as_strided_scatter,
+    "roll": np.roll,
+    "sum": reduction(np.sum),
+    "prod": reduction(np.prod),
+    "amax": reduction(np.max),
+    "amin": reduction(np.min),
+    "all": reduction(np.all),
+    "any": reduction(np.any),
+    "argmax": position(np.argmax),
+    "argmin": position(np.argmin),
+    "var_mean": var_mean,
+    "cumsum": like_operand(np.cumsum),
+    "cumprod": like_operand(np.cumprod),
     "logcumsumexp": lambda x, dim: np.logaddexp.accumulate(x, axis=dim),
-    "cummax": running(np.maximum.accumulate), "cummin": running(np.minimum.accumulate),
-    "index": lambda x, indices: x[key(indices)], "index_put": index_put, "gather": gather, "scatter": scatter,
-    "scatter_add": scatter_with(np.add), "scatter_reduce": scatter_reduce, "sort": sort, "topk": topk,
-    "searchsorted": searchsorted, "nonzero": lambda x: np.stack(np.nonzero(x), 1),
-    "max_pool": windows.max_pool, "avg_pool": windows.avg_pool,
-    "mm": np.matmul, "bmm": np.matmul, "addmm": addmm, "baddbmm": addmm,
-    "convolution": convolutions.convolution, "convolution_backward": convolutions.convolution_backward,
+    "cummax": running(np.maximum.accumulate),
+    "cummin": running(np.minimum.accumulate),
+    "index": lambda x, indices: x[key(indices)],
+    "index_put": index_put,
+    "gather": gather,
+    "scatter": scatter,
+    "scatter_add": scatter_with(np.add),
+    "scatter_reduce": scatter_reduce,
+    "sort": sort,
+    "topk": topk,
+    "searchsorted": searchsorted,
+    "nonzero": lambda x: np.stack(np.nonzero(x), 1),
+    "max_pool": windows.max_pool,
+    "avg_pool": windows.avg_pool,
+    "mm": np.matmul,
+    "bmm": np.matmul,
+    "addmm": addmm,
+    "baddbmm": addmm,
+    "convolution": convolutions.convolution,
+    "convolution_backward": convolutions.convolution_backward,
     "fft_c2c": fft_c2c,
     "local_scalar": lambda x: x.item(),
 }
@@ -335,7 +442,10 @@ def arrays(function):
     def call(*args, **kwargs):
         with np.errstate(all="ignore"):
             result = function(*args, **kwargs)
-        return tuple(np.asarray(r) if r is not None else None for r in result) if isinstance(result, tuple) else (
-            np.asarray(result) if isinstance(result, (np.ndarray, np.generic)) else result)
+        return (
+            tuple(np.asarray(r) if r is not None else None for r in result)
+            if isinstance(result, tuple)
+            else (np.asarray(result) if isinstance(result, (np.ndarray, np.generic)) else result)
+        )
 
     return call

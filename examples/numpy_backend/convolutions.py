@@ -12,8 +12,12 @@ def _grouped(weight, groups):
 def _taps(kernel, out, stride, dilation):
     """For each kernel element: its index, and the part of the padded image that it meets."""
     for tap in itertools.product(*map(range, kernel)):
-        yield tap, tuple(slice(t * d, t * d + (n - 1) * s + 1, s)
-                         for t, d, s, n in zip(tap, dilation, stride, out, strict=True))
+        yield (
+            tap,
+            tuple(
+                slice(t * d, t * d + (n - 1) * s + 1, s) for t, d, s, n in zip(tap, dilation, stride, out, strict=True)
+            ),
+        )
 
 
 def _padded(x, padding):
@@ -39,8 +43,9 @@ def correlate(x, weight, stride, padding, dilation, groups):
 def spread(x, weight, stride, padding, dilation, groups, size):
     """The transpose of correlate for its image of spatial `size`: (N, O, *out) and the weight -> (N, C, *size)."""
     w, g = _grouped(weight, groups), _split(x, groups)
-    image = np.zeros((x.shape[0], groups, w.shape[2], *(n + 2 * p for n, p in zip(size, padding, strict=True))),
-                     x.dtype)
+    image = np.zeros(
+        (x.shape[0], groups, w.shape[2], *(n + 2 * p for n, p in zip(size, padding, strict=True))), x.dtype
+    )
     for tap, part in _taps(weight.shape[2:], x.shape[2:], stride, dilation):
         image[(..., *part)] += np.einsum("ngo...,goc->ngc...", g, w[(..., *tap)])
     inner = tuple(slice(p, p + n) for n, p in zip(size, padding, strict=True))
@@ -60,21 +65,29 @@ def weight_gradient(x, grad, kernel, stride, padding, dilation, groups):
 
 def convolution(x, weight, bias, stride, padding, dilation, transposed, output_padding, groups):
     if transposed:
-        size = [(n - 1) * s - 2 * p + d * (k - 1) + e + 1 for n, s, p, d, k, e in zip(
-            x.shape[2:], stride, padding, dilation, weight.shape[2:], output_padding, strict=True)]
+        size = [
+            (n - 1) * s - 2 * p + d * (k - 1) + e + 1
+            for n, s, p, d, k, e in zip(
+                x.shape[2:], stride, padding, dilation, weight.shape[2:], output_padding, strict=True
+            )
+        ]
         out = spread(x, weight, stride, padding, dilation, groups, size)
     else:
         out = correlate(x, weight, stride, padding, dilation, groups)
     return out if bias is None else out + bias.reshape(-1, *(1,) * (x.ndim - 2))
 
 
-def convolution_backward(grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups,
-                         output_mask):
+def convolution_backward(
+    grad, x, weight, bias_sizes, stride, padding, dilation, transposed, output_padding, groups, output_mask
+):
     kernel = weight.shape[2:]
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
-        grad_x = (correlate(grad, weight, stride, padding, dilation, groups) if transposed
-                  else spread(grad, weight, stride, padding, dilation, groups, x.shape[2:]))
+        grad_x = (
+            correlate(grad, weight, stride, padding, dilation, groups)
+            if transposed
+            else spread(grad, weight, stride, padding, dilation, groups, x.shape[2:])
+        )
         grad_x = grad_x[tuple(slice(n) for n in x.shape)]
     if output_mask[1]:
         image, result = (grad, x) if transposed else (x, grad)

@@ -16,8 +16,7 @@ def bits(seed, shape, stream=0):
     words = [block & _MASK, block >> _HALF, np.full_like(block, stream), np.zeros_like(block)]
     for _ in range(10):
         first, second = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
-        words = [second >> _HALF ^ words[1] ^ key[0], second & _MASK, first >> _HALF ^ words[3] ^ key[1],
-                 first & _MASK]
+        words = [second >> _HALF ^ words[1] ^ key[0], second & _MASK, first >> _HALF ^ words[3] ^ key[1], first & _MASK]
         key = [(k + np.uint64(step)) & _MASK for k, step in zip(key, (0x9E3779B9, 0xBB67AE85), strict=True)]
     return np.stack(words, 1).reshape(-1)[:count].reshape(shape).astype(np.int64)
 

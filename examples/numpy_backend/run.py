@@ -41,10 +41,21 @@ class Bert(nn.Module):
     def __init__(self, words=40, width=16, layers=2):
         super().__init__()
         self.words, self.places = nn.Embedding(words, width), nn.Embedding(12, width)
-        self.layers = nn.ModuleList([nn.ModuleDict({
-            "qkv": nn.Linear(width, 3 * width), "out": nn.Linear(width, width), "up": nn.Linear(width, 4 * width),
-            "down": nn.Linear(4 * width, width), "norm1": nn.LayerNorm(width), "norm2": nn.LayerNorm(width),
-        }) for _ in range(layers)])
+        self.layers = nn.ModuleList(
+            [
+                nn.ModuleDict(
+                    {
+                        "qkv": nn.Linear(width, 3 * width),
+                        "out": nn.Linear(width, width),
+                        "up": nn.Linear(width, 4 * width),
+                        "down": nn.Linear(4 * width, width),
+                        "norm1": nn.LayerNorm(width),
+                        "norm2": nn.LayerNorm(width),
+                    }
+                )
+                for _ in range(layers)
+            ]
+        )
         self.head = nn.Linear(width, words)
 
     def forward(self, ids, labels):
@@ -62,7 +73,7 @@ def train_on_numpy(model, inputs):
     parameters = list(model.parameters())
 
     def step(*arguments):
-        loss = model(*arguments[:len(inputs)])
+        loss = model(*arguments[: len(inputs)])
         return (loss, *torch.autograd.grad(loss, parameters))
 
     lowered = primtorch.lower(primtorch.trace(step, *inputs, *parameters))
@@ -82,8 +93,14 @@ def main():
         got, expected = train_on_numpy(model, inputs)
         torch.testing.assert_close(tuple(got), expected, rtol=1e-7, atol=1e-9)
         print(f"{name}: loss {got[0].item():.6f}, {len(got) - 1} gradients equal to eager's")
-    print(conformance(backend.NumpyBackend(), to_backend=backend.to_numpy, from_backend=backend.to_torch,
-                      dtypes=set(backend.DTYPES)))
+    print(
+        conformance(
+            backend.NumpyBackend(),
+            to_backend=backend.to_numpy,
+            from_backend=backend.to_torch,
+            dtypes=set(backend.DTYPES),
+        )
+    )
 
 
 if __name__ == "__main__":

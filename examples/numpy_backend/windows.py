@@ -38,8 +38,10 @@ def max_pool(x, kernel, stride, padding, dilation, ceil_mode):
     where = _windows(places, kernel, stride, padding, dilation, ceil_mode, -1)
     inside = np.broadcast_to(where >= 0, shown.shape)
     best = np.argmax(np.where(inside, shown, low), -1)[..., None]
-    return (np.take_along_axis(shown, best, -1)[..., 0],
-            np.take_along_axis(np.broadcast_to(where, shown.shape), best, -1)[..., 0])
+    return (
+        np.take_along_axis(shown, best, -1)[..., 0],
+        np.take_along_axis(np.broadcast_to(where, shown.shape), best, -1)[..., 0],
+    )
 
 
 def avg_pool(x, kernel, stride, padding, ceil_mode, count_include_pad, divisor):

@@ -1,6 +1,6 @@
 """Samples of torch's operator database, lowered to prims and compared with eager; a script and a source of test cases.
 
-    python opdb_replay.py [--dtypes float32,int64] [--slice 0:60] [--ops name,name] [--limit 12] [--json file]
+python opdb_replay.py [--dtypes float32,int64] [--slice 0:60] [--ops name,name] [--limit 12] [--json file]
 """
 
 from __future__ import annotations
@@ -19,24 +19,72 @@ from torch.testing._internal.common_methods_invocations import op_db
 from primtorch import interpret, lower, trace, verify
 
 DTYPES = ("float64", "float32", "bfloat16", "float16", "int64", "int32", "uint8", "bool", "complex64")
-WIDE = {torch.float32: torch.float64, torch.bfloat16: torch.float64, torch.float16: torch.float64,
-        torch.complex64: torch.complex128}
-TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 5e-3,
-             torch.bfloat16: 4e-2}
-RANDOM = frozenset({
-    "bernoulli", "multinomial", "nn.functional.dropout", "nn.functional.dropout2d", "nn.functional.dropout3d",
-    "nn.functional.alpha_dropout", "nn.functional.feature_alpha_dropout", "nn.functional.feature_alpha_dropout", "normal",
-    "rand_like", "randn_like", "randint_like", "randn", "randint", "uniform", "cauchy", "exponential", "geometric",
-    "log_normal", "nn.functional.rrelu", "svd_lowrank", "pca_lowrank", "rand", "torch.ops.aten._fused_dropout",
-    "nn.functional.fractional_max_pool2d", "nn.functional.fractional_max_pool3d",
-})
+WIDE = {
+    torch.float32: torch.float64,
+    torch.bfloat16: torch.float64,
+    torch.float16: torch.float64,
+    torch.complex64: torch.complex128,
+}
+TOLERANCE = {torch.float64: 1e-7, torch.float32: 1e-4, torch.complex64: 1e-4, torch.float16: 5e-3, torch.bfloat16: 4e-2}
+RANDOM = frozenset(
+    {
+        "bernoulli",
+        "multinomial",
+        "nn.functional.dropout",
+        "nn.functional.dropout2d",
+        "nn.functional.dropout3d",
+        "nn.functional.alpha_dropout",
+        "nn.functional.feature_alpha_dropout",
+        "nn.functional.feature_alpha_dropout",
+        "normal",
+        "rand_like",
+        "randn_like",
+        "randint_like",
+        "randn",
+        "randint",
+        "uniform",
+        "cauchy",
+        "exponential",
+        "geometric",
+        "log_normal",
+        "nn.functional.rrelu",
+        "svd_lowrank",
+        "pca_lowrank",
+        "rand",
+        "torch.ops.aten._fused_dropout",
+        "nn.functional.fractional_max_pool2d",
+        "nn.functional.fractional_max_pool3d",
+    }
+)
 """Values are drawn; only dtype, shape and strides are compared."""
-UNSET = frozenset({"empty", "empty_like", "empty_strided", "empty_permuted", "new_empty", "new_empty_strided", "resize_",
-                   "resize_as_"})
+UNSET = frozenset(
+    {
+        "empty",
+        "empty_like",
+        "empty_strided",
+        "empty_permuted",
+        "new_empty",
+        "new_empty_strided",
+        "resize_",
+        "resize_as_",
+    }
+)
 """Values are whatever memory held."""
-NOT_UNIQUE = frozenset({
-    "linalg.eig", "linalg.eigh", "linalg.svd", "svd", "linalg.qr", "qr", "geqrf", "linalg.lstsq", "linalg.lu", "lu",
-    "symeig"})
+NOT_UNIQUE = frozenset(
+    {
+        "linalg.eig",
+        "linalg.eigh",
+        "linalg.svd",
+        "svd",
+        "linalg.qr",
+        "qr",
+        "geqrf",
+        "linalg.lstsq",
+        "linalg.lu",
+        "lu",
+        "symeig",
+    }
+)
 
 
 ANSWERS = frozenset({"equal", "allclose", "item"})
@@ -51,7 +99,9 @@ class Tally:
 
     taken: int = 0
     passed: int = 0
-    failures: dict[str, collections.Counter] = field(default_factory=lambda: collections.defaultdict(collections.Counter))
+    failures: dict[str, collections.Counter] = field(
+        default_factory=lambda: collections.defaultdict(collections.Counter)
+    )
 
 
 def name_of(op) -> str:
@@ -70,8 +120,11 @@ def samples(op, dtype, limit):
     chosen = made[::step][:limit]
     yield from chosen
     for sample in chosen[:2]:
-        if all(t.layout is torch.strided for t in pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
-               if isinstance(t, torch.Tensor)):
+        if all(
+            t.layout is torch.strided
+            for t in pytree.tree_leaves((sample.input, sample.args, sample.kwargs))
+            if isinstance(t, torch.Tensor)
+        ):
             yield sample.noncontiguous()
 
 
@@ -146,8 +199,11 @@ def check(op, dtype, program, tensors, drops=False):
 def _compare_layout(want, have, *, strides):
     assert want.dtype == have.dtype, f"dtype {have.dtype} not {want.dtype}"
     assert want.shape == have.shape, f"shape {tuple(have.shape)} not {tuple(want.shape)}"
-    same = not strides or want.numel() < 2 or all(
-        a == b or n == 1 for a, b, n in zip(want.stride(), have.stride(), want.shape, strict=True))
+    same = (
+        not strides
+        or want.numel() < 2
+        or all(a == b or n == 1 for a, b, n in zip(want.stride(), have.stride(), want.shape, strict=True))
+    )
     assert same, f"strides {have.stride()} not {want.stride()} of shape {tuple(want.shape)}"
 
 
@@ -222,7 +278,7 @@ def main() -> None:
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
     first, _, last = options.slice.partition(":")
-    chosen = op_db[int(first or 0): int(last) if last else None]
+    chosen = op_db[int(first or 0) : int(last) if last else None]
     if options.ops:
         wanted = options.ops.split(",")
         chosen = [op for op in op_db if op.name in wanted or name_of(op) in wanted]

@@ -4,6 +4,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from primtorch.testing import check_case, parameters
 
 EXAMPLE = Path(__file__).parents[3] / "examples" / "numpy_backend"

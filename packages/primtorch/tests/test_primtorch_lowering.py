@@ -1,14 +1,14 @@
 """Joint forward and backward graphs, lowered to prims and interpreted, against eager in float64."""
 
+import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 
-import pytest
 from primtorch import interpret, lower, trace, verify
 from primtorch.errors import NotClosed, TraceError
 from primtorch.prims import PRIMS, Prim
 from primtorch.tracing import RecordingMode
-from torch.nn import functional as F
 
 aten = torch.ops.aten
 

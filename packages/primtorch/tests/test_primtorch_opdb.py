@@ -11,7 +11,9 @@ OUTSIDE = {
     "histogramdd",  # lists of tensors of computed lengths
     "resize_as_",  # a functional graph has no memory to resize
     "nn.functional.ctc_loss",  # with lengths in tensors, a result's size depends on their values
-    "nn.functional.interpolate", "nn.functional.upsample_bilinear", "_upsample_bilinear2d_aa",  # bytes: fixed point
+    "nn.functional.interpolate",
+    "nn.functional.upsample_bilinear",
+    "_upsample_bilinear2d_aa",  # bytes: fixed point
 }
 
 
@@ -26,5 +28,5 @@ def test_slice_of_the_operator_database():
 @pytest.mark.slow
 @pytest.mark.parametrize("start", range(0, len(op_db), 120))
 def test_whole_operator_database(start):
-    tally = replay(op_db[start:start + 120], DTYPES, 5)
+    tally = replay(op_db[start : start + 120], DTYPES, 5)
     assert tally.passed >= 0.985 * tally.taken, dict(tally.failures)

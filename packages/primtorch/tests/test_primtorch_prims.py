@@ -2,11 +2,11 @@
 
 import hashlib
 
-import torch
-
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
 from primtorch.prims import PRIMS, SET_VERSION
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, hint_of
@@ -67,17 +67,36 @@ def test_meta_says_what_the_reference_gives(name):
 
 
 SYMBOLIC = {
-    "add": lambda t: (t, t), "exp": lambda t: (t,), "eq": lambda t: (t, 1.0), "isnan": lambda t: (t,),
-    "sum": lambda t: (t, (0, 2), False), "amax": lambda t: (t, (1,), True), "argmax": lambda t: (t, (2,), False),
-    "var_mean": lambda t: (t, (0, 1), 1.0, True), "cumsum": lambda t: (t, 1), "permute": lambda t: (t, (2, 0, 1)),
-    "expand": lambda t: (t, (4, *t.shape)), "unsqueeze": lambda t: (t, (1,)), "flip": lambda t: (t, (0,)),
-    "reshape": lambda t: (t, (t.shape[0] * t.shape[1], t.shape[2])), "slice": lambda t: (t, 1, 0, t.shape[1] - 1, 1),
-    "cat": lambda t: ((t, t), 2), "pad": lambda t: (t, (1, 0, 2), (0, 3, 1), 0.0), "roll": lambda t: (t, (1,), (0,)),
-    "convert_element_type": lambda t: (t, torch.int64), "sort": lambda t: (t, 1, False, True),
-    "bmm": lambda t: (t, TensorSpec((t.shape[0], t.shape[2], 5), (t.shape[2] * 5, 5, 1), t.dtype, t.device)
-                      if isinstance(t, TensorSpec) else torch.zeros(t.shape[0], t.shape[2], 5)),
-    "max_pool": lambda t: (t, (3,), (2,), (1,), (1,), False), "diagonal": lambda t: (t, 1, 0, 2),
-    "unfold": lambda t: (t, 2, 2, 2), "copy_strided": lambda t: (t, (1, t.shape[0], t.shape[0] * t.shape[1])),
+    "add": lambda t: (t, t),
+    "exp": lambda t: (t,),
+    "eq": lambda t: (t, 1.0),
+    "isnan": lambda t: (t,),
+    "sum": lambda t: (t, (0, 2), False),
+    "amax": lambda t: (t, (1,), True),
+    "argmax": lambda t: (t, (2,), False),
+    "var_mean": lambda t: (t, (0, 1), 1.0, True),
+    "cumsum": lambda t: (t, 1),
+    "permute": lambda t: (t, (2, 0, 1)),
+    "expand": lambda t: (t, (4, *t.shape)),
+    "unsqueeze": lambda t: (t, (1,)),
+    "flip": lambda t: (t, (0,)),
+    "reshape": lambda t: (t, (t.shape[0] * t.shape[1], t.shape[2])),
+    "slice": lambda t: (t, 1, 0, t.shape[1] - 1, 1),
+    "cat": lambda t: ((t, t), 2),
+    "pad": lambda t: (t, (1, 0, 2), (0, 3, 1), 0.0),
+    "roll": lambda t: (t, (1,), (0,)),
+    "convert_element_type": lambda t: (t, torch.int64),
+    "sort": lambda t: (t, 1, False, True),
+    "bmm": lambda t: (
+        t,
+        TensorSpec((t.shape[0], t.shape[2], 5), (t.shape[2] * 5, 5, 1), t.dtype, t.device)
+        if isinstance(t, TensorSpec)
+        else torch.zeros(t.shape[0], t.shape[2], 5),
+    ),
+    "max_pool": lambda t: (t, (3,), (2,), (1,), (1,), False),
+    "diagonal": lambda t: (t, 1, 0, 2),
+    "unfold": lambda t: (t, 2, 2, 2),
+    "copy_strided": lambda t: (t, (1, t.shape[0], t.shape[0] * t.shape[1])),
 }
 
 

@@ -52,35 +52,154 @@ class Entry:
 
 
 _PARTS: tuple[tuple[Reason, tuple[str, ...]], ...] = (
-    (Reason.SPARSE, ("sparse", "coalesce", "hspmm", "_spdiags", "_csr", "_csc", "_bsr", "_bsc", "to_dense", "_spsolve")),
-    (Reason.QUANTIZED, ("quant", "fbgemm", "q_scale", "q_zero", "q_per_channel", "qscheme", "int_repr", "_int4", "_int8",
-                        "_weight_int", "_dyn_quant", "_choose_qparams", "_scaled_mm", "_scaled_grouped", "_make_per",
-                        "_fused_moving_avg", "_empty_affine", "_empty_per")),
+    (
+        Reason.SPARSE,
+        ("sparse", "coalesce", "hspmm", "_spdiags", "_csr", "_csc", "_bsr", "_bsc", "to_dense", "_spsolve"),
+    ),
+    (
+        Reason.QUANTIZED,
+        (
+            "quant",
+            "fbgemm",
+            "q_scale",
+            "q_zero",
+            "q_per_channel",
+            "qscheme",
+            "int_repr",
+            "_int4",
+            "_int8",
+            "_weight_int",
+            "_dyn_quant",
+            "_choose_qparams",
+            "_scaled_mm",
+            "_scaled_grouped",
+            "_make_per",
+            "_fused_moving_avg",
+            "_empty_affine",
+            "_empty_per",
+        ),
+    ),
     (Reason.NESTED, ("nested", "jagged", "_padded_dense", "to_padded_tensor")),
     (Reason.NAMED, ("rename", "refine_names", "align_")),
-    (Reason.VENDOR, ("mkldnn", "cudnn", "miopen", "mps", "vulkan", "xnnpack", "metal", "_cslt", "hip", "xpu", "nnpack",
-                     "_cufft", "_cuda", "_triton", "_thnn", "_transformer_encoder", "_native_multi_head",
-                     "_flash_attention", "_efficient_attention", "_cudnn_attention", "_fused_sdp", "_overrideable",
-                     "_convolution_mode", "_mixed_dtypes", "_int_mm", "_grouped_mm", "_wrapped_", "_cpu_fallback",
-                     "_transform_bias_rescale_qkv", "_fill_mem_eff")),
+    (
+        Reason.VENDOR,
+        (
+            "mkldnn",
+            "cudnn",
+            "miopen",
+            "mps",
+            "vulkan",
+            "xnnpack",
+            "metal",
+            "_cslt",
+            "hip",
+            "xpu",
+            "nnpack",
+            "_cufft",
+            "_cuda",
+            "_triton",
+            "_thnn",
+            "_transformer_encoder",
+            "_native_multi_head",
+            "_flash_attention",
+            "_efficient_attention",
+            "_cudnn_attention",
+            "_fused_sdp",
+            "_overrideable",
+            "_convolution_mode",
+            "_mixed_dtypes",
+            "_int_mm",
+            "_grouped_mm",
+            "_wrapped_",
+            "_cpu_fallback",
+            "_transform_bias_rescale_qkv",
+            "_fill_mem_eff",
+        ),
+    ),
     (Reason.FOREACH, ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_")),
 )
 """A part of the operator's name."""
-_STARTS = (Reason.AUTOGRAD, (
-    "_fw_primal", "_make_dual", "_unpack_dual", "_new_zeros_with_same_feature", "_has_same_storage", "_version",
-    "retain_grad", "retains_grad", "requires_grad_", "output_nr", "is_leaf", "record_stream", "_functional_",
-    "_propagate_xla", "_to_cpu", "_lazy_clone", "pin_memory", "_pin_memory", "is_pinned", "_validate", "_assert",
-    "_debug", "_test_", "_print", "_async_error", "_remove_batch", "_add_batch", "_copy_from", "_efficientzerotensor",
-    "_make_dep_token", "_foobar", "_resize", "resize", "set_", "glu_jvp", "glu_backward_jvp", "slice_inverse"))
+_STARTS = (
+    Reason.AUTOGRAD,
+    (
+        "_fw_primal",
+        "_make_dual",
+        "_unpack_dual",
+        "_new_zeros_with_same_feature",
+        "_has_same_storage",
+        "_version",
+        "retain_grad",
+        "retains_grad",
+        "requires_grad_",
+        "output_nr",
+        "is_leaf",
+        "record_stream",
+        "_functional_",
+        "_propagate_xla",
+        "_to_cpu",
+        "_lazy_clone",
+        "pin_memory",
+        "_pin_memory",
+        "is_pinned",
+        "_validate",
+        "_assert",
+        "_debug",
+        "_test_",
+        "_print",
+        "_async_error",
+        "_remove_batch",
+        "_add_batch",
+        "_copy_from",
+        "_efficientzerotensor",
+        "_make_dep_token",
+        "_foobar",
+        "_resize",
+        "resize",
+        "set_",
+        "glu_jvp",
+        "glu_backward_jvp",
+        "slice_inverse",
+    ),
+)
 _WHOLE: dict[str, Reason] = {
-    **dict.fromkeys(("_indices", "_values", "crow_indices", "col_indices", "ccol_indices", "row_indices", "indices",
-                     "values", "_nnz", "_dimI", "_dimV", "dense_dim", "values_copy", "indices_copy", "_indices_copy",
-                     "_values_copy", "crow_indices_copy", "col_indices_copy", "ccol_indices_copy",
-                     "row_indices_copy"), Reason.SPARSE),
+    **dict.fromkeys(
+        (
+            "_indices",
+            "_values",
+            "crow_indices",
+            "col_indices",
+            "ccol_indices",
+            "row_indices",
+            "indices",
+            "values",
+            "_nnz",
+            "_dimI",
+            "_dimV",
+            "dense_dim",
+            "values_copy",
+            "indices_copy",
+            "_indices_copy",
+            "_values_copy",
+            "crow_indices_copy",
+            "col_indices_copy",
+            "ccol_indices_copy",
+            "row_indices_copy",
+        ),
+        Reason.SPARSE,
+    ),
     **dict.fromkeys(("_backward", "data", "set_data", "set"), Reason.AUTOGRAD),
     **dict.fromkeys(("equal", "allclose", "is_same_size", "is_set_to"), Reason.ANSWER),
-    **dict.fromkeys(("_cummax_helper", "_cummin_helper", "_index_put_impl", "_index_put_impl_",
-                     "_compute_linear_combination", "_slow_conv2d_backward"), Reason.HELPER),
+    **dict.fromkeys(
+        (
+            "_cummax_helper",
+            "_cummin_helper",
+            "_index_put_impl",
+            "_index_put_impl_",
+            "_compute_linear_combination",
+            "_slow_conv2d_backward",
+        ),
+        Reason.HELPER,
+    ),
     "from_file": Reason.PYTHON,
 }
 
@@ -153,7 +272,8 @@ def _is_composite(name: str) -> bool:
     return packet is not None and any(
         torch._C._dispatch_has_kernel(getattr(packet, o).name())
         and torch._C._dispatch_has_kernel_for_dispatch_key(getattr(packet, o).name(), _COMPOSITE)
-        for o in packet.overloads())
+        for o in packet.overloads()
+    )
 
 
 def report(*, missing: bool = False) -> str:
@@ -167,8 +287,11 @@ def report(*, missing: bool = False) -> str:
     inside = len(entries) - kinds[Class.OUT_OF_SCOPE]
     functional = [e for e in entries if e.kind is not Class.OUT_OF_SCOPE and _functional_form(e.overload) is None]
     covered = sum(e.kind is not Class.MISSING for e in functional)
-    lines += ["", f"in scope: {inside}, covered {100 * (1 - kinds[Class.MISSING] / inside):.1f}%; "
-                  f"functional: {len(functional)}, covered {100 * covered / len(functional):.1f}%"]
+    lines += [
+        "",
+        f"in scope: {inside}, covered {100 * (1 - kinds[Class.MISSING] / inside):.1f}%; "
+        f"functional: {len(functional)}, covered {100 * covered / len(functional):.1f}%",
+    ]
     if missing:
         lines += ["", "missing:"] + [f"  {e.overload}" for e in entries if e.kind is Class.MISSING]
     return "\n".join(lines)

@@ -45,12 +45,16 @@ def unwrap(outer: torch.Tensor) -> torch.Tensor:
 
 def writes(gm: fx.GraphModule) -> bool:
     """Whether an operator of the graph writes to one of its arguments."""
-    return any(n.op == "call_function" and (n.target in _HIDDEN_WRITES or n.target._schema.is_mutable)
-               for n in gm.graph.nodes if hasattr(n.target, "_schema"))
+    return any(
+        n.op == "call_function" and (n.target in _HIDDEN_WRITES or n.target._schema.is_mutable)
+        for n in gm.graph.nodes
+        if hasattr(n.target, "_schema")
+    )
 
 
-def _batch_norm(x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float,
-                eps: float) -> Any:
+def _batch_norm(
+    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+) -> Any:
     """native_batch_norm writes its running statistics, which its schema does not say."""
     if not training or mean is None:
         return aten.native_batch_norm.default(x, weight, bias, mean, var, training, momentum, eps)
@@ -97,15 +101,19 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.Grap
                 values[node] = wrap(inner)
                 constants.append((str(node.target), values[node], mode.node_of(inner)))
             elif node.op == "output":
-                outputs = [unwrap(v) if isinstance(v, torch.Tensor) else v
-                           for v in fx.map_arg(node.args[0], values.__getitem__)]
+                outputs = [
+                    unwrap(v) if isinstance(v, torch.Tensor) else v
+                    for v in fx.map_arg(node.args[0], values.__getitem__)
+                ]
             else:
                 values[node] = _run(node, values)
         ends = [unwrap(w) for w in wrapped]
         for name, outer, start in constants:
             if mode.node_of(unwrap(outer)) is not start:
-                raise TraceError(f"the program writes to {name}, a tensor that it takes from elsewhere; make it an "
-                                 "input of the function")
+                raise TraceError(
+                    f"the program writes to {name}, a tensor that it takes from elsewhere; make it an "
+                    "input of the function"
+                )
     written = [i for i, (end, start) in enumerate(zip(ends, starts, strict=True)) if mode.node_of(end) is not start]
     made = mode.finish((*outputs, *(ends[i] for i in written)))
     made.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _is_effect(n))

@@ -19,17 +19,42 @@ from primtorch.prims import Prim, copy_strided
 from primtorch.printing import graph_text
 from primtorch.spec import TensorSpec
 
-SIZE_FUNCTIONS = frozenset({
-    operator.add, operator.sub, operator.mul, operator.floordiv, operator.mod, operator.neg, operator.truediv,
-    operator.eq, operator.ne, operator.lt, operator.le, operator.gt, operator.ge, operator.pow,
-    torch.sym_max, torch.sym_min, torch.sym_int, torch.sym_float, torch.sym_not,
-    torch.ops.aten.sym_size.int, torch.ops.aten.sym_stride.int, torch.ops.aten.sym_numel.default,
-    torch.ops.aten.sym_storage_offset.default,
-})
+SIZE_FUNCTIONS = frozenset(
+    {
+        operator.add,
+        operator.sub,
+        operator.mul,
+        operator.floordiv,
+        operator.mod,
+        operator.neg,
+        operator.truediv,
+        operator.eq,
+        operator.ne,
+        operator.lt,
+        operator.le,
+        operator.gt,
+        operator.ge,
+        operator.pow,
+        torch.sym_max,
+        torch.sym_min,
+        torch.sym_int,
+        torch.sym_float,
+        torch.sym_not,
+        torch.ops.aten.sym_size.int,
+        torch.ops.aten.sym_stride.int,
+        torch.ops.aten.sym_numel.default,
+        torch.ops.aten.sym_storage_offset.default,
+    }
+)
 
 
-def lower(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOverload] = (), *,
-          dump: Callable[[str, str], None] | None = None) -> fx.GraphModule:
+def lower(
+    gm: fx.GraphModule,
+    opset: Opset = "prims",
+    preserve: Sequence[OpOverload] = (),
+    *,
+    dump: Callable[[str, str], None] | None = None,
+) -> fx.GraphModule:
     """Rewrite a functional graph of ATen overloads into `opset`.
 
     Each node keeps the meta of the node it comes from, and has its own `meta["val"]`: a `TensorSpec` (a tuple of them,
@@ -49,8 +74,9 @@ def lower(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOverl
 
 
 class _Lowering:
-    def __init__(self, gm: fx.GraphModule, opset: Opset, rules: Mapping[OpOverload, Rule],
-                 preserve: frozenset[OpOverload]) -> None:
+    def __init__(
+        self, gm: fx.GraphModule, opset: Opset, rules: Mapping[OpOverload, Rule], preserve: frozenset[OpOverload]
+    ) -> None:
         self.gm = gm
         self.rules = rules
         self.preserve = preserve
@@ -60,8 +86,12 @@ class _Lowering:
         self.env: dict[fx.Node, Any] = {}
 
     def run(self) -> fx.GraphModule:
-        steps = {"placeholder": self.placeholder, "get_attr": self.get_attr, "call_function": self.call_function,
-                 "output": self.output}
+        steps = {
+            "placeholder": self.placeholder,
+            "get_attr": self.get_attr,
+            "call_function": self.call_function,
+            "output": self.output,
+        }
         for node in self.gm.graph.nodes:
             step = steps.get(node.op)
             if step is None:
@@ -104,8 +134,11 @@ class _Lowering:
             return self.env[node.args[0]][node.args[1]]
         if target in SIZE_FUNCTIONS:
             return self.size(node)
-        args = fx.map_arg(node.args, self.env.__getitem__) if _nested(node.args) else tuple(
-            [self.env[a] if isinstance(a, fx.Node) else a for a in node.args])
+        args = (
+            fx.map_arg(node.args, self.env.__getitem__)
+            if _nested(node.args)
+            else tuple([self.env[a] if isinstance(a, fx.Node) else a for a in node.args])
+        )
         kwargs = fx.map_arg(node.kwargs, self.env.__getitem__) if node.kwargs else {}
         self.b.val = node.meta.get("val")
         if isinstance(target, Prim):
@@ -118,8 +151,10 @@ class _Lowering:
         except NotClosed:
             raise
         except Exception as error:
-            error.add_note(f"while lowering node {node.name}: {node.format_node()}"
-                           + "".join(f"\n  {frame}" for frame in node.meta.get("stack", ())))
+            error.add_note(
+                f"while lowering node {node.name}: {node.format_node()}"
+                + "".join(f"\n  {frame}" for frame in node.meta.get("stack", ()))
+            )
             raise
         self.check(node, result)
         return result
@@ -141,8 +176,11 @@ class _Lowering:
         val = node.meta.get("val")
         if val is None:
             raise self.not_closed(node, "is kept whole, but the node has no meta['val'] that describes its result")
-        specs = tuple(None if v is None else as_spec(v) for v in val) if isinstance(val, (tuple, list)) else (
-            as_spec(val) if not isinstance(val, (int, float, torch.SymInt)) else val)
+        specs = (
+            tuple(None if v is None else as_spec(v) for v in val)
+            if isinstance(val, (tuple, list))
+            else (as_spec(val) if not isinstance(val, (int, float, torch.SymInt)) else val)
+        )
         return self.b.record(target, args, kwargs, specs, node.name)
 
     def check(self, node: fx.Node, result: Any) -> None:
@@ -183,14 +221,20 @@ class _Lowering:
 
 
 def _same_strides(spec: TensorSpec, strides: Sequence[Any]) -> bool:
-    return all(a is b or a == b or (isinstance(size, int) and size == 1)
-               for size, a, b in zip(spec.shape, spec.strides, strides, strict=True))
+    return all(
+        a is b or a == b or (isinstance(size, int) and size == 1)
+        for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
+    )
 
 
 def _is_question(target: Any) -> bool:
     """An operator that gives Python numbers or bools, whose answer a recorded program used outside of the graph."""
-    return isinstance(target, OpOverload) and not target._schema.is_mutable and bool(target._schema.returns) and all(
-        str(r.type) in ("bool", "number", "int", "float") for r in target._schema.returns)
+    return (
+        isinstance(target, OpOverload)
+        and not target._schema.is_mutable
+        and bool(target._schema.returns)
+        and all(str(r.type) in ("bool", "number", "int", "float") for r in target._schema.returns)
+    )
 
 
 def _nested(args: Any) -> bool:
@@ -200,8 +244,11 @@ def _nested(args: Any) -> bool:
 def _remove_dead(graph: fx.Graph) -> None:
     """Remove what no output needs. A draw of random numbers that nobody reads goes, an assertion stays."""
     for node in reversed(graph.nodes):
-        if not node.users and node.op not in ("placeholder", "output") and not (
-                isinstance(node.target, Prim) and node.target.name == "assert_async"):
+        if (
+            not node.users
+            and node.op not in ("placeholder", "output")
+            and not (isinstance(node.target, Prim) and node.target.name == "assert_async")
+        ):
             graph.erase_node(node)
 
 
@@ -209,9 +256,13 @@ def _why_no_rule(target: Any) -> str:
     if not isinstance(target, OpOverload):
         return "is not an ATen overload; trace the program to ATen first"
     if any(a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments):
-        return ("writes to its arguments, and lowering takes functional graphs; functionalise the program first "
-                "(aotautograd does)")
+        return (
+            "writes to its arguments, and lowering takes functional graphs; functionalise the program first "
+            "(aotautograd does)"
+        )
     if target.namespace != "aten":
-        return (f"is an operator of {target.namespace!r}; give it a decomposition, or list it in `preserve` to keep it "
-                "whole")
+        return (
+            f"is an operator of {target.namespace!r}; give it a decomposition, or list it in `preserve` to keep it "
+            "whole"
+        )
     return "has no rule; list it in `preserve` to keep it whole"

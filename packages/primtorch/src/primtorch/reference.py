@@ -25,7 +25,10 @@ def reference_page() -> str:
         lines += [f"## {family} ({len(prims)})", ""]
         for prim in prims:
             lines.append(f"* `{prim.schema}`  ")
-            lines.append(f"  {prim.doc}" + (f" *{', '.join(sorted(prim.tags))}*" if prim.tags else "")
-                         + (f" ATen: `{prim.aten}`" if prim.aten else ""))
+            lines.append(
+                f"  {prim.doc}"
+                + (f" *{', '.join(sorted(prim.tags))}*" if prim.tags else "")
+                + (f" ATen: `{prim.aten}`" if prim.aten else "")
+            )
         lines.append("")
     return "\n".join(lines)

@@ -76,8 +76,10 @@ class _Snapshots:
         if key in self.saved or key not in self.shared:
             return
         if self.shared.count(key) > 1:
-            raise TraceError("the program writes to an input that shares its memory with another input; a functional "
-                             "graph has one value for each input")
+            raise TraceError(
+                "the program writes to an input that shares its memory with another input; a functional "
+                "graph has one value for each input"
+            )
         self.saved[key] = storage.clone()
 
     def restored(self) -> list[torch.Tensor]:

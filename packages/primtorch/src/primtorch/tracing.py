@@ -26,9 +26,12 @@ class RecordingMode:
         before_write: told of each tensor that a call is about to write to.
     """
 
-    def __init__(self, run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any] | None = None,
-                 frames: Callable[[], tuple[UserFrame, ...]] | None = None,
-                 before_write: Callable[[torch.Tensor], None] | None = None) -> None:
+    def __init__(
+        self,
+        run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        frames: Callable[[], tuple[UserFrame, ...]] | None = None,
+        before_write: Callable[[torch.Tensor], None] | None = None,
+    ) -> None:
         self.graph = fx.Graph()
         self.constants: dict[str, torch.Tensor] = {}
         self._run = run
@@ -68,8 +71,9 @@ class RecordingMode:
             return [self.node_of(v) for v in value]
         return value
 
-    def __torch_dispatch__(self, func: OpOverload, types: Any, args: tuple[Any, ...] = (),
-                           kwargs: Mapping[str, Any] | None = None) -> Any:
+    def __torch_dispatch__(
+        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
         options = dict(kwargs or {})
         nodes = tuple(self.node_of(a) for a in args)
         node_options = {k: self.node_of(v) for k, v in options.items()}
@@ -98,7 +102,8 @@ class RecordingMode:
             node.meta["val"] = out
             return
         node.meta["val"] = tuple(
-            TensorSpec.of(o) if isinstance(o, torch.Tensor) and not isinstance(o, FakeTensor) else o for o in out)
+            TensorSpec.of(o) if isinstance(o, torch.Tensor) and not isinstance(o, FakeTensor) else o for o in out
+        )
         for i, part in enumerate(out):
             if isinstance(part, torch.Tensor):
                 item = self.graph.call_function(operator.getitem, (node, i))
@@ -114,8 +119,9 @@ class RecordingMode:
 
     def finish(self, outputs: Any) -> fx.GraphModule:
         """The recorded graph with these outputs (nested tuples and lists of tensors and numbers)."""
-        self.graph.output(self.node_of(outputs) if not isinstance(outputs, tuple) else tuple(
-            self.node_of(o) for o in outputs))
+        self.graph.output(
+            self.node_of(outputs) if not isinstance(outputs, tuple) else tuple(self.node_of(o) for o in outputs)
+        )
         root = torch.nn.Module()
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)

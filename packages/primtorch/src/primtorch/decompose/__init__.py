@@ -32,8 +32,21 @@ from primtorch.prims import PRIMS, Prim
 __all__ = ["Builder", "Opset", "Results", "Rule", "Value", "decompositions"]
 
 Opset: TypeAlias = Literal["prims", "core_aten"]
-_TABLES = (pointwise, activations, losses, shapes, reductions, normalization, gather, windows, sliding, resampling,
-           linalg, sampling, legacy)
+_TABLES = (
+    pointwise,
+    activations,
+    losses,
+    shapes,
+    reductions,
+    normalization,
+    gather,
+    windows,
+    sliding,
+    resampling,
+    linalg,
+    sampling,
+    legacy,
+)
 
 
 def _taken_whole(prim: Prim) -> Rule:

@@ -34,10 +34,13 @@ def _relu(b: Builder, x: Value) -> Value:
 
 RULES.add(aten.relu.default, _relu)
 RULES.add(aten.relu6.default, lambda b, x: x.maximum(0).minimum(6))
-RULES.add(aten.threshold.default, pointwise(lambda x, threshold, value: x.b.where(x <= threshold, value, x), 1,
-                                            exact=True))
-RULES.add(aten.threshold_backward.default, pointwise(
-    lambda grad, x, threshold: grad.b.where(x <= threshold, 0, grad), 2, exact=True))
+RULES.add(
+    aten.threshold.default, pointwise(lambda x, threshold, value: x.b.where(x <= threshold, value, x), 1, exact=True)
+)
+RULES.add(
+    aten.threshold_backward.default,
+    pointwise(lambda grad, x, threshold: grad.b.where(x <= threshold, 0, grad), 2, exact=True),
+)
 
 
 # --- smooth --------------------------------------------------------------------------------------
@@ -113,8 +116,9 @@ def _log_sigmoid(x: Value) -> Value:
 def _log_sigmoid_forward(b: Builder, x: Value) -> tuple[Value, Value]:
     t = x.compute()
     # The CPU kernel keeps exp(-|x|) for its backward, the CUDA kernel an empty tensor.
-    kept = (-t.map(prims.abs)).map(prims.exp).to(x.dtype) if x.device.type == "cpu" else b.full(
-        (0,), 0, x.dtype, x.device)
+    kept = (
+        (-t.map(prims.abs)).map(prims.exp).to(x.dtype) if x.device.type == "cpu" else b.full((0,), 0, x.dtype, x.device)
+    )
     return _log_sigmoid(t).to(x.dtype), kept
 
 
@@ -138,18 +142,25 @@ def _hardswish_backward(grad: Value, x: Value) -> Value:
 
 
 RULES.add(aten.hardsigmoid.default, pointwise(_hardsigmoid, 1))
-RULES.add(aten.hardsigmoid_backward.default, pointwise(
-    lambda grad, x: grad.b.where(_inside(x, -3.0, 3.0), grad * (1 / 6), 0.0), 2))
+RULES.add(
+    aten.hardsigmoid_backward.default,
+    pointwise(lambda grad, x: grad.b.where(_inside(x, -3.0, 3.0), grad * (1 / 6), 0.0), 2),
+)
 RULES.add(aten.hardswish.default, pointwise(lambda x: x * (x + 3.0).maximum(0.0).minimum(6.0) / 6.0, 1))
 RULES.add(aten.hardswish_backward.default, pointwise(_hardswish_backward, 2))
-RULES.add(aten.hardtanh.default, pointwise(
-    lambda x, min_val=-1, max_val=1: x.maximum(min_val).minimum(max_val), 1, exact=True))
-RULES.add(aten.hardtanh_backward.default, pointwise(
-    lambda grad, x, low, high: grad.b.where((x <= low) | (x >= high), 0, grad), 2, exact=True))
-RULES.add(aten.leaky_relu.default, pointwise(
-    lambda x, slope=0.01: x.b.where(x > 0, x, x * slope), 1))
-RULES.add(aten.leaky_relu_backward.default, pointwise(
-    lambda grad, x, slope, is_result: grad.b.where(x > 0, grad, grad * slope), 2))
+RULES.add(
+    aten.hardtanh.default,
+    pointwise(lambda x, min_val=-1, max_val=1: x.maximum(min_val).minimum(max_val), 1, exact=True),
+)
+RULES.add(
+    aten.hardtanh_backward.default,
+    pointwise(lambda grad, x, low, high: grad.b.where((x <= low) | (x >= high), 0, grad), 2, exact=True),
+)
+RULES.add(aten.leaky_relu.default, pointwise(lambda x, slope=0.01: x.b.where(x > 0, x, x * slope), 1))
+RULES.add(
+    aten.leaky_relu_backward.default,
+    pointwise(lambda grad, x, slope, is_result: grad.b.where(x > 0, grad, grad * slope), 2),
+)
 RULES.add(aten.prelu.default, pointwise(lambda x, w: x.b.where(x > 0, x, x * w), 2))
 
 
@@ -172,8 +183,11 @@ def _elu(x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Valu
 
 def _elu_backward(grad: Value, x: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool) -> Value:
     """Argument order of the rule's body; the ATen order puts the tensor last."""
-    negative = grad * input_scale * (x + alpha * scale) if is_result else (
-        grad * (input_scale * alpha * scale) * (x * input_scale).map(prims.exp))
+    negative = (
+        grad * input_scale * (x + alpha * scale)
+        if is_result
+        else (grad * (input_scale * alpha * scale) * (x * input_scale).map(prims.exp))
+    )
     return grad.b.where(x <= 0, negative, grad * scale)
 
 
@@ -181,17 +195,22 @@ RULES.add(aten.elu.default, pointwise(_elu, 1))
 
 
 @RULES(aten.elu_backward.default)
-def _elu_backward_rule(b: Builder, grad: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool,
-                       x: Value) -> Value:
+def _elu_backward_rule(
+    b: Builder, grad: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value
+) -> Value:
     return pointwise(_elu_backward, 2)(b, grad, x, alpha, scale, input_scale, is_result)  # type: ignore[no-any-return]
 
 
 RULES.add(aten.celu.default, pointwise(lambda x, alpha=1.0: _elu(x, alpha, 1, 1 / alpha), 1))
 RULES.add(aten.selu.default, pointwise(lambda x: _elu(x, _SELU_ALPHA, _SELU_SCALE, 1), 1))
-RULES.add(aten.hardshrink.default, pointwise(
-    lambda x, lambd=0.5: x.b.where((x >= -lambd) & (x <= lambd), 0, x), 1, exact=True))
-RULES.add(aten.hardshrink_backward.default, pointwise(
-    lambda grad, x, lambd: grad.b.where((x >= -lambd) & (x <= lambd), 0, grad), 2, exact=True))
+RULES.add(
+    aten.hardshrink.default,
+    pointwise(lambda x, lambd=0.5: x.b.where((x >= -lambd) & (x <= lambd), 0, x), 1, exact=True),
+)
+RULES.add(
+    aten.hardshrink_backward.default,
+    pointwise(lambda grad, x, lambd: grad.b.where((x >= -lambd) & (x <= lambd), 0, grad), 2, exact=True),
+)
 
 
 def _softshrink(x: Value, lambd: Any = 0.5) -> Value:
@@ -201,8 +220,10 @@ def _softshrink(x: Value, lambd: Any = 0.5) -> Value:
 
 
 RULES.add(aten.softshrink.default, pointwise(_softshrink, 1))
-RULES.add(aten.softshrink_backward.default, pointwise(
-    lambda grad, x, lambd: grad.b.where((x >= -lambd) & (x <= lambd), 0, grad), 2, exact=True))
+RULES.add(
+    aten.softshrink_backward.default,
+    pointwise(lambda grad, x, lambd: grad.b.where((x >= -lambd) & (x <= lambd), 0, grad), 2, exact=True),
+)
 
 
 # --- gated linear unit -----------------------------------------------------------------------------
@@ -244,13 +265,21 @@ def _native_dropout(b: Builder, x: Value, p: float, train: bool | None) -> tuple
 @RULES(aten.native_dropout_backward.default)
 def _native_dropout_backward(b: Builder, grad: Value, mask: Value, scale: float) -> Value:
     dtype = floating(grad.dtype)
-    return b.where(mask.ne(0) if mask.dtype is not torch.bool else mask, grad.to(compute_dtype(dtype)) * scale,
-                   0.0).to(dtype)
+    return b.where(mask.ne(0) if mask.dtype is not torch.bool else mask, grad.to(compute_dtype(dtype)) * scale, 0.0).to(
+        dtype
+    )
 
 
 @RULES(aten.rrelu_with_noise_functional.default)
-def _rrelu(b: Builder, x: Value, noise: Value, lower: float = 0.125, upper: float = 1 / 3, training: bool = False,
-           generator: Any = None) -> tuple[Value, Value]:
+def _rrelu(
+    b: Builder,
+    x: Value,
+    noise: Value,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: Any = None,
+) -> tuple[Value, Value]:
     if not training:
         return b.where(x > 0, x, (x.compute() * ((lower + upper) / 2)).to(x.dtype)), noise
     slope = (draw(b, x.shape, x.device) * (upper - lower) + lower).to(x.dtype)
@@ -259,8 +288,9 @@ def _rrelu(b: Builder, x: Value, noise: Value, lower: float = 0.125, upper: floa
 
 
 @RULES(aten.rrelu_with_noise_backward.default)
-def _rrelu_backward(b: Builder, grad: Value, x: Value, noise: Value, lower: float, upper: float, training: bool,
-                    self_is_result: bool) -> Value:
+def _rrelu_backward(
+    b: Builder, grad: Value, x: Value, noise: Value, lower: float, upper: float, training: bool, self_is_result: bool
+) -> Value:
     if training and upper - lower > 1e-6:
         return (grad.compute() * noise.compute()).to(grad.dtype)
     return b.where(x > 0, grad, (grad.compute() * ((lower + upper) / 2)).to(grad.dtype))
@@ -347,8 +377,9 @@ def _bce(b: Builder, x: Value, target: Value, weight: Value | None = None, reduc
 
 
 @RULES(aten.binary_cross_entropy_backward.default)
-def _bce_backward(b: Builder, grad: Value, x: Value, target: Value, weight: Value | None = None,
-                  reduction: int = _MEAN) -> Value:
+def _bce_backward(
+    b: Builder, grad: Value, x: Value, target: Value, weight: Value | None = None, reduction: int = _MEAN
+) -> Value:
     t, y, g = x.compute(), target.compute(), grad.compute()
     out = g * (t - y) / ((1.0 - t) * t).maximum(1e-12)
     if weight is not None:
@@ -357,8 +388,14 @@ def _bce_backward(b: Builder, grad: Value, x: Value, target: Value, weight: Valu
 
 
 @RULES(aten.binary_cross_entropy_with_logits.default)
-def _bce_logits(b: Builder, x: Value, target: Value, weight: Value | None = None, pos_weight: Value | None = None,
-                reduction: int = _MEAN) -> Value:
+def _bce_logits(
+    b: Builder,
+    x: Value,
+    target: Value,
+    weight: Value | None = None,
+    pos_weight: Value | None = None,
+    reduction: int = _MEAN,
+) -> Value:
     t, y = x.compute(), target.compute()
     if pos_weight is None:
         loss = (1.0 - y) * t - _log_sigmoid(t)

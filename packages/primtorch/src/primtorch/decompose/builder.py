@@ -263,8 +263,9 @@ class Builder:
         if "dynamic" in prim.tags and self.val is not None:
             specs = self.val  # the sizes' symbols are those that the rest of the graph knows
         else:
-            specs = prim.meta(*[a.spec if type(a) is Value else _specs(a) for a in args],
-                              **{k: _specs(v) for k, v in kwargs.items()})
+            specs = prim.meta(
+                *[a.spec if type(a) is Value else _specs(a) for a in args], **{k: _specs(v) for k, v in kwargs.items()}
+            )
         target: Any = prim
         if self.rewrite is not None:
             target, args, kwargs = self.rewrite(self, prim, args, kwargs)
@@ -362,8 +363,9 @@ class Builder:
     def full_like(self, like: Value, value: Any) -> Value:
         return self.full(like.spec.shape, value, like.spec.dtype, like.spec.device)
 
-    def iota(self, length: Any, device: torch.device, start: Any = 0, step: Any = 1,
-             dtype: torch.dtype = torch.int64) -> Value:
+    def iota(
+        self, length: Any, device: torch.device, start: Any = 0, step: Any = 1, dtype: torch.dtype = torch.int64
+    ) -> Value:
         return self.emit(prims.iota, length, start, step, dtype, device)  # type: ignore[no-any-return]
 
     def cat(self, tensors: Sequence[Value], dim: int) -> Value:

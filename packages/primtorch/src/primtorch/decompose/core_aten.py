@@ -14,34 +14,118 @@ aten = torch.ops.aten
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 _SAME_ARGUMENTS: Mapping[str, Any] = {
-    name: getattr(aten, name).default for name in (
-        "abs", "neg", "sign", "floor", "ceil", "round", "trunc", "bitwise_not", "exp", "exp2", "expm1", "log", "log2",
-        "log10", "log1p", "sqrt", "rsqrt", "reciprocal", "sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh",
-        "tanh", "asinh", "acosh", "atanh", "sigmoid", "erf", "erfc", "isnan", "isinf", "signbit", "real", "imag",
-        "view_as_real", "view_as_complex", "complex", "flip", "roll", "cat", "expand", "permute", "slice_scatter",
-        "gather", "scatter_add", "amax", "amin", "cumsum", "cumprod", "logcumsumexp", "index_put", "as_strided",
+    name: getattr(aten, name).default
+    for name in (
+        "abs",
+        "neg",
+        "sign",
+        "floor",
+        "ceil",
+        "round",
+        "trunc",
+        "bitwise_not",
+        "exp",
+        "exp2",
+        "expm1",
+        "log",
+        "log2",
+        "log10",
+        "log1p",
+        "sqrt",
+        "rsqrt",
+        "reciprocal",
+        "sin",
+        "cos",
+        "tan",
+        "asin",
+        "acos",
+        "atan",
+        "sinh",
+        "cosh",
+        "tanh",
+        "asinh",
+        "acosh",
+        "atanh",
+        "sigmoid",
+        "erf",
+        "erfc",
+        "isnan",
+        "isinf",
+        "signbit",
+        "real",
+        "imag",
+        "view_as_real",
+        "view_as_complex",
+        "complex",
+        "flip",
+        "roll",
+        "cat",
+        "expand",
+        "permute",
+        "slice_scatter",
+        "gather",
+        "scatter_add",
+        "amax",
+        "amin",
+        "cumsum",
+        "cumprod",
+        "logcumsumexp",
+        "index_put",
+        "as_strided",
     )
-} | {"scatter": aten.scatter.src, "slice": aten.slice.Tensor, "diagonal": aten.diagonal.default,
-     "squeeze": aten.squeeze.dims, "unfold": aten.unfold.default, "as_strided_scatter": aten.as_strided_scatter.default,
-     "conj": aten.conj_physical.default, "cummax": aten.cummax.default, "cummin": aten.cummin.default,
-     "index": aten.index.Tensor, "reshape": aten.view.default, "sum": aten.sum.dim_IntList}
+} | {
+    "scatter": aten.scatter.src,
+    "slice": aten.slice.Tensor,
+    "diagonal": aten.diagonal.default,
+    "squeeze": aten.squeeze.dims,
+    "unfold": aten.unfold.default,
+    "as_strided_scatter": aten.as_strided_scatter.default,
+    "conj": aten.conj_physical.default,
+    "cummax": aten.cummax.default,
+    "cummin": aten.cummin.default,
+    "index": aten.index.Tensor,
+    "reshape": aten.view.default,
+    "sum": aten.sum.dim_IntList,
+}
 
 _BINARY: Mapping[str, tuple[Any, Any]] = {
-    name: (getattr(aten, name).Tensor, getattr(aten, name).Scalar) for name in (
-        "add", "sub", "mul", "div", "fmod", "remainder", "bitwise_and", "bitwise_or", "bitwise_xor", "eq", "ne", "lt",
-        "le", "gt", "ge")
+    name: (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
+    for name in (
+        "add",
+        "sub",
+        "mul",
+        "div",
+        "fmod",
+        "remainder",
+        "bitwise_and",
+        "bitwise_or",
+        "bitwise_xor",
+        "eq",
+        "ne",
+        "lt",
+        "le",
+        "gt",
+        "ge",
+    )
 } | {"pow": (aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar)}
 _TENSORS_ONLY: Mapping[str, Any] = {
-    name: getattr(aten, name).default for name in
-    ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "nextafter", "gcd", "lcm")
-} | {"copysign": aten.copysign.Tensor, "shift_left": aten.bitwise_left_shift.Tensor,
-     "shift_right": aten.bitwise_right_shift.Tensor}
+    name: getattr(aten, name).default
+    for name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "nextafter", "gcd", "lcm")
+} | {
+    "copysign": aten.copysign.Tensor,
+    "shift_left": aten.bitwise_left_shift.Tensor,
+    "shift_right": aten.bitwise_right_shift.Tensor,
+}
 
 
 def _scalar_tensor(b: Builder, value: Any, like: Value) -> Value:
-    return b.record(aten.scalar_tensor.default, (value,),  # type: ignore[no-any-return]
-                    {"dtype": like.dtype, "device": like.device},
-                    b.contiguous_spec((), like.dtype, like.device), "scalar_tensor")
+    return b.record(  # type: ignore[no-any-return]
+        aten.scalar_tensor.default,
+        (value,),  # type: ignore[no-any-return]
+        {"dtype": like.dtype, "device": like.device},
+        b.contiguous_spec((), like.dtype, like.device),
+        "scalar_tensor",
+    )
 
 
 def _binary(b: Builder, prim: Prim, x: Any, y: Any) -> Call:
@@ -66,8 +150,11 @@ def _unsqueeze(b: Builder, prim: Prim, t: Value, dims: tuple[int, ...]) -> Call:
     shape: list[Any] = list(t.shape)
     for dim in sorted(dims):
         shape.insert(dim, 1)
-    return aten.view.default if len(dims) > 1 else aten.unsqueeze.default, (t, tuple(shape)) if len(dims) > 1 else (
-        t, dims[0]), {}
+    return (
+        aten.view.default if len(dims) > 1 else aten.unsqueeze.default,
+        (t, tuple(shape)) if len(dims) > 1 else (t, dims[0]),
+        {},
+    )
 
 
 def _one_dim_at_a_time(overload: Any) -> Callable[..., Call]:
@@ -89,12 +176,21 @@ _SPELT: Mapping[str, Callable[..., Call]] = {
     "convert_element_type": lambda b, p, t, dtype: (aten._to_copy.default, (t,), {"dtype": dtype}),
     "device_put": lambda b, p, t, device: (aten._to_copy.default, (t,), {"device": device}),
     "bitcast": lambda b, p, t, dtype: (aten.view.dtype, (t, dtype), {}),
-    "full": lambda b, p, shape, value, dtype, device: (aten.full.default, (shape, value),
-                                                       {"dtype": dtype, "device": device}),
+    "full": lambda b, p, shape, value, dtype, device: (
+        aten.full.default,
+        (shape, value),
+        {"dtype": dtype, "device": device},
+    ),
     "iota": lambda b, p, length, start, step, dtype, device: (
-        aten.arange.start_step, (start, start + length * step, step), {"dtype": dtype, "device": device}),
+        aten.arange.start_step,
+        (start, start + length * step, step),
+        {"dtype": dtype, "device": device},
+    ),
     "empty_strided": lambda b, p, shape, strides, dtype, device: (
-        aten.empty_strided.default, (shape, strides), {"dtype": dtype, "device": device}),
+        aten.empty_strided.default,
+        (shape, strides),
+        {"dtype": dtype, "device": device},
+    ),
     "isfinite": lambda b, p, t: (aten.isfinite.default, (t,), {}),
     "unsqueeze": _unsqueeze,
     "where": _where,
@@ -105,11 +201,20 @@ _SPELT: Mapping[str, Callable[..., Call]] = {
     "argmax": lambda b, p, t, dims, keepdim=False: (aten.argmax.default, (t, dims[0] if dims else None, keepdim), {}),
     "argmin": lambda b, p, t, dims, keepdim=False: (aten.argmin.default, (t, dims[0] if dims else None, keepdim), {}),
     "var_mean": lambda b, p, t, dims, correction, keepdim=False: (
-        aten.var_mean.correction, (t, dims), {"correction": correction, "keepdim": keepdim}),
+        aten.var_mean.correction,
+        (t, dims),
+        {"correction": correction, "keepdim": keepdim},
+    ),
     "sort": lambda b, p, t, dim, descending, stable: (
-        aten.sort.stable, (t,), {"stable": stable, "dim": dim, "descending": descending}),
-    "searchsorted": lambda b, p, sequence, values, right: (aten.searchsorted.Tensor, (sequence, values),
-                                                           {"right": right}),
+        aten.sort.stable,
+        (t,),
+        {"stable": stable, "dim": dim, "descending": descending},
+    ),
+    "searchsorted": lambda b, p, sequence, values, right: (
+        aten.searchsorted.Tensor,
+        (sequence, values),
+        {"right": right},
+    ),
 }
 
 

@@ -20,8 +20,9 @@ aten = torch.ops.aten
 RULES = RuleTable()
 
 
-def _integer_indices(b: Builder, x: Value, indices: Sequence[Value | None],
-                     count: Any = None) -> tuple[Value | None, ...]:
+def _integer_indices(
+    b: Builder, x: Value, indices: Sequence[Value | None], count: Any = None
+) -> tuple[Value | None, ...]:
     """int64 indices; a mask becomes the positions of its true elements, whose number only the data knows: `count`
     where the graph has a symbol for it."""
     out: list[Value | None] = []
@@ -54,8 +55,9 @@ def _selected(b: Builder, indices: Sequence[Value | None]) -> Any:
 
 
 @RULES(aten.index_put.default, "aten::_unsafe_index_put.default")
-def _index_put(b: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False,
-               unsafe: bool = False) -> Value:
+def _index_put(
+    b: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
+) -> Value:
     masks = [i for i in indices if i is not None]
     if not accumulate and len(masks) == 1 and masks[0].dtype is torch.bool and values.rank == 0:
         mask = masks[0]
@@ -128,8 +130,9 @@ def _gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool =
     return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64))  # type: ignore[no-any-return]
 
 
-def _scattering(b: Builder, prim: Any, x: Value, dim: int, index: Value, src: Value, *rest: Any,
-                **options: Any) -> Value:
+def _scattering(
+    b: Builder, prim: Any, x: Value, dim: int, index: Value, src: Value, *rest: Any, **options: Any
+) -> Value:
     """Scatter prims take equal ranks and a src of the index's shape; a 0-d tensor is one of a single element."""
     shape = x.shape
     if x.rank == 0:
@@ -169,8 +172,9 @@ def _scatter_add(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Va
     return _scattering(b, prims.scatter_add, x, dim, index, src)
 
 
-def _scatter_by(b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, *,
-                include_self: bool = True) -> Value:
+def _scatter_by(
+    b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
     if reduce == "sum" and include_self:
         return _scattering(b, prims.scatter_add, x, dim, index, src)
     return _scattering(b, prims.scatter_reduce, x, dim, index, src, reduce, include_self=include_self)
@@ -180,17 +184,32 @@ RULES.add(aten.scatter_reduce.two, _scatter_by)
 
 
 @RULES(aten.index_reduce.default)
-def _index_reduce(b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, *,
-                  include_self: bool = True) -> Value:
+def _index_reduce(
+    b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
+) -> Value:
     if x.rank == 0:
-        out = b.emit(prims.scatter_reduce, x.reshape((1,)), 0, index.to(torch.int64).reshape((1,)),
-                     source.reshape((1,)), reduce, include_self=include_self)
+        out = b.emit(
+            prims.scatter_reduce,
+            x.reshape((1,)),
+            0,
+            index.to(torch.int64).reshape((1,)),
+            source.reshape((1,)),
+            reduce,
+            include_self=include_self,
+        )
         return out.reshape(())  # type: ignore[no-any-return]
     dim = x.dim(dim)
     source = source.to(x.dtype)
     places = index.to(torch.int64).reshape([index.numel() if d == dim else 1 for d in range(x.rank)])
-    return b.emit(prims.scatter_reduce, x, dim, places.expand(source.shape), source, reduce,  # type: ignore[no-any-return]
-                  include_self=include_self)
+    return b.emit(  # type: ignore[no-any-return]
+        prims.scatter_reduce,
+        x,
+        dim,
+        places.expand(source.shape),
+        source,
+        reduce,  # type: ignore[no-any-return]
+        include_self=include_self,
+    )
 
 
 @RULES(aten._unsafe_masked_index.default)
@@ -201,24 +220,26 @@ def _unsafe_masked_index(b: Builder, x: Value, mask: Value, indices: Sequence[Va
 
 
 @RULES(aten._unsafe_masked_index_put_accumulate.default)
-def _unsafe_masked_index_put(b: Builder, x: Value, mask: Value, indices: Sequence[Value | None],
-                             values: Value) -> Value:
+def _unsafe_masked_index_put(
+    b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], values: Value
+) -> Value:
     places = _clamped(x, indices)
     kept = b.where(mask, values, 0).expand(indexed_shape(x.shape, places))
     return b.emit(prims.index_put, x, places, kept, True)  # type: ignore[no-any-return]
 
 
 def _clamped(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, ...]:
-    return tuple(None if i is None else i.to(torch.int64).maximum(-x.shape[d]).minimum(x.shape[d] - 1)
-                 for d, i in enumerate(indices))
+    return tuple(
+        None if i is None else i.to(torch.int64).maximum(-x.shape[d]).minimum(x.shape[d] - 1)
+        for d, i in enumerate(indices)
+    )
 
 
 @RULES(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
 def _isin(b: Builder, elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> Value:
     device = (elements if isinstance(elements, Value) else tests).device
     dtype = result_dtype((elements, tests))
-    elements, tests = (v.to(dtype) if isinstance(v, Value) else b.full((), v, dtype, device)
-                       for v in (elements, tests))
+    elements, tests = (v.to(dtype) if isinstance(v, Value) else b.full((), v, dtype, device) for v in (elements, tests))
     hits = elements.unsqueeze(elements.rank).eq(tests.reshape((tests.numel(),)))
     found = hits.reduce(prims.any, (elements.rank,))
     return ~found if invert else found  # type: ignore[no-any-return]
@@ -278,14 +299,21 @@ def _nonzero(b: Builder, x: Value) -> Value:
 
 # --- embeddings ----------------------------------------------------------------------------------
 @RULES(aten.embedding.default)
-def _embedding(b: Builder, weight: Value, indices: Value, padding_idx: Any = -1, scale_grad_by_freq: bool = False,
-               sparse: bool = False) -> Value:
+def _embedding(
+    b: Builder,
+    weight: Value,
+    indices: Value,
+    padding_idx: Any = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
     return b.emit(prims.index, weight, (indices.to(torch.int64),))  # type: ignore[no-any-return]
 
 
 @RULES(aten.embedding_dense_backward.default)
-def _embedding_dense_backward(b: Builder, grad: Value, indices: Value, num_weights: Any, padding_idx: Any,
-                              scale_grad_by_freq: bool) -> Value:
+def _embedding_dense_backward(
+    b: Builder, grad: Value, indices: Value, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool
+) -> Value:
     """Sum the gradient's rows into the rows that they were read from; reduced precision is summed in float32."""
     indices = indices.to(torch.int64)
     g = grad.to(compute_dtype(grad.dtype))

@@ -76,7 +76,7 @@ def _chunk_cat(b: Builder, tensors: Sequence[Value], dim: int, num_chunks: int) 
         high = tuple(size * num_chunks - t.shape[axis] if d == axis else 0 for d in range(t.rank))
         padded = b.emit(prims.pad, t, (0,) * t.rank, high, b.number(0, t)) if not same_size(high[axis], 0) else t
         rest: Any = size
-        for s in t.shape[axis + 1:]:
+        for s in t.shape[axis + 1 :]:
             rest = rest * s
         parts.append(padded.reshape((*t.shape[:axis], num_chunks, rest)))
     return b.cat(parts, parts[0].rank - 1)
@@ -100,45 +100,89 @@ def _is_any_true(b: Builder, x: Value) -> Value:
 
 
 @RULES(aten._conv_depthwise2d.default, aten.conv_depthwise3d.default)
-def _conv_depthwise(b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None, stride: Any,
-                    padding: Any, dilation: Any) -> Value:
+def _conv_depthwise(
+    b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None, stride: Any, padding: Any, dilation: Any
+) -> Value:
     return _plain_convolution(b, x, weight, bias, stride, padding, dilation, groups=x.shape[1])
 
 
 @RULES(aten._slow_conv2d_forward.default, aten.slow_conv3d_forward.default)
-def _slow_conv(b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None, stride: Any,
-               padding: Any) -> Value:
+def _slow_conv(
+    b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None, stride: Any, padding: Any
+) -> Value:
     return _plain_convolution(b, x, weight, bias, stride, padding, (1,) * (weight.rank - 2))
 
 
 @RULES(aten.slow_conv_dilated2d.default, aten.slow_conv_dilated3d.default)
-def _slow_conv_dilated(b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None = None,
-                       stride: Any = 1, padding: Any = 0, dilation: Any = 1) -> Value:
+def _slow_conv_dilated(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    kernel_size: Any,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+) -> Value:
     return _plain_convolution(b, x, weight, bias, stride, padding, dilation)
 
 
 @RULES(aten.slow_conv_transpose2d.default, aten.slow_conv_transpose3d.default)
-def _slow_conv_transpose(b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None = None,
-                         stride: Any = 1, padding: Any = 0, output_padding: Any = 0, dilation: Any = 1) -> Value:
+def _slow_conv_transpose(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    kernel_size: Any,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    dilation: Any = 1,
+) -> Value:
     return _plain_convolution(b, x, weight, bias, stride, padding, dilation, extra=output_padding)
 
 
-def _plain_convolution(b: Builder, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any,
-                       dilation: Any, *, groups: Any = 1, extra: Any = None) -> Value:
+def _plain_convolution(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    *,
+    groups: Any = 1,
+    extra: Any = None,
+) -> Value:
     rank = weight.rank - 2
-    each = [tuple(v) if isinstance(v, (tuple, list)) else (v,) * rank
-            for v in (stride, padding, dilation, 0 if extra is None else extra)]
+    each = [
+        tuple(v) if isinstance(v, (tuple, list)) else (v,) * rank
+        for v in (stride, padding, dilation, 0 if extra is None else extra)
+    ]
     single = x.rank == rank + 1
-    out = b.emit(prims.convolution, x.unsqueeze(0) if single else x, weight, bias, *each[:3], extra is not None,
-                 each[3], groups)
+    out = b.emit(
+        prims.convolution, x.unsqueeze(0) if single else x, weight, bias, *each[:3], extra is not None, each[3], groups
+    )
     return out.squeeze(0) if single else out  # type: ignore[no-any-return]
 
 
 @RULES(aten._convolution.default)
-def _convolution(b: Builder, x: Value, weight: Value, bias: Value | None, stride: Any, padding: Any, dilation: Any,
-                 transposed: bool, output_padding: Any, groups: int, *flags: bool) -> Value:
-    return _plain_convolution(b, x, weight, bias, stride, padding, dilation, groups=groups,
-                              extra=output_padding if transposed else None)
+def _convolution(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *flags: bool,
+) -> Value:
+    return _plain_convolution(
+        b, x, weight, bias, stride, padding, dilation, groups=groups, extra=output_padding if transposed else None
+    )
 
 
 # --- positions -----------------------------------------------------------------------------------
@@ -156,8 +200,9 @@ def _nonzero_static(b: Builder, x: Value, *, size: Any, fill_value: int = -1) ->
     before, count = _rank_among_true(b, mask)
     kept = mask.reshape((mask.numel(),)) & (before < size)
     slots = b.where(kept, before, size)
-    flat = b.emit(prims.scatter, b.full((size + 1,), 0, torch.int64, x.device), 0, slots,
-                  b.iota(x.numel(), x.device)).slice(0, 0, size)
+    flat = b.emit(
+        prims.scatter, b.full((size + 1,), 0, torch.int64, x.device), 0, slots, b.iota(x.numel(), x.device)
+    ).slice(0, 0, size)
     columns = []
     for length in reversed(x.shape):
         columns.append(flat % length)
@@ -180,8 +225,17 @@ def _masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: Sequen
 
 
 def _triangle_indices(lower: bool) -> Callable[..., Value]:
-    def rule(b: Builder, rows: int, columns: int, offset: int = 0, *, dtype: Any = None, layout: Any = None,
-             device: Any = None, pin_memory: Any = None) -> Value:
+    def rule(
+        b: Builder,
+        rows: int,
+        columns: int,
+        offset: int = 0,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> Value:
         place = torch.device(device) if device is not None else torch.get_default_device()
         kind = dtype or torch.int64
 
@@ -227,14 +281,22 @@ def _histogram(b: Builder, x: Value, edges: Value, weight: Value | None, density
 
 
 @RULES(aten.histogram.bins_tensor)
-def _histogram_by_edges(b: Builder, x: Value, bins: Value, *, weight: Value | None = None,
-                        density: bool = False) -> tuple[Value, Value]:
+def _histogram_by_edges(
+    b: Builder, x: Value, bins: Value, *, weight: Value | None = None, density: bool = False
+) -> tuple[Value, Value]:
     return _histogram(b, x, bins, weight, density)
 
 
 @RULES(aten.histogram.bin_ct)
-def _histogram_by_count(b: Builder, x: Value, bins: int = 100, *, range: Sequence[float] | None = None,
-                        weight: Value | None = None, density: bool = False) -> tuple[Value, Value]:
+def _histogram_by_count(
+    b: Builder,
+    x: Value,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Value | None = None,
+    density: bool = False,
+) -> tuple[Value, Value]:
     if range is not None:
         low, high = (b.full((), float(v), x.dtype, x.device) for v in range)
     elif isinstance(x.numel(), int) and x.numel() == 0:
@@ -280,16 +342,24 @@ def _window_rule(shape: Callable[[Value], Value]) -> Any:
     return rule
 
 
-for _name, _shape in (("hann", _cosines(0.5, 0.5)), ("blackman", _cosines(0.42, 0.5, 0.08)),
-                      ("bartlett", lambda t: 1.0 - (t * 2.0 - 1.0).map(prims.abs))):
+for _name, _shape in (
+    ("hann", _cosines(0.5, 0.5)),
+    ("blackman", _cosines(0.42, 0.5, 0.08)),
+    ("bartlett", lambda t: 1.0 - (t * 2.0 - 1.0).map(prims.abs)),
+):
     for _overload in ("default", "periodic"):
         RULES.add(getattr(getattr(aten, f"{_name}_window"), _overload), _window_rule(_shape))
 
 
-@RULES(aten.hamming_window.default, aten.hamming_window.periodic, aten.hamming_window.periodic_alpha,
-       aten.hamming_window.periodic_alpha_beta)
-def _hamming(b: Builder, length: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46,
-             **options: Any) -> Value:
+@RULES(
+    aten.hamming_window.default,
+    aten.hamming_window.periodic,
+    aten.hamming_window.periodic_alpha,
+    aten.hamming_window.periodic_alpha_beta,
+)
+def _hamming(
+    b: Builder, length: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any
+) -> Value:
     return _window(b, length, periodic, _cosines(alpha, beta), options)
 
 
@@ -336,8 +406,9 @@ def _logcumsumexp(b: Builder, x: Value, dim: int) -> Value:
 @RULES(aten.conv_tbc.default)
 def _conv_tbc(b: Builder, x: Value, weight: Value, bias: Value, pad: int = 0) -> Value:
     """Convolution over (time, batch, channels) with a (width, in, out) weight."""
-    out = b.emit(prims.convolution, x.permute((1, 2, 0)), weight.permute((2, 1, 0)), bias, (1,), (pad,), (1,), False,
-                 (0,), 1)
+    out = b.emit(
+        prims.convolution, x.permute((1, 2, 0)), weight.permute((2, 1, 0)), bias, (1,), (pad,), (1,), False, (0,), 1
+    )
     return out.permute((2, 0, 1))  # type: ignore[no-any-return]
 
 
@@ -359,8 +430,9 @@ def _masked_softmax_backward(b: Builder, grad: Value, output: Value, mask: Value
 
 
 @RULES("aten::linalg__powsum.default")
-def _powsum(b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool = False, *,
-            dtype: Any = None) -> Value:
+def _powsum(
+    b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
     """sum |x|^p."""
     out_dtype = dtype or (x.dtype.to_real() if x.dtype.is_complex else x.dtype)
     size = x.compute().map(prims.abs)
@@ -370,8 +442,17 @@ def _powsum(b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool
 
 
 @RULES(aten.batch_norm_gather_stats_with_counts.default)
-def _gathered_statistics(b: Builder, x: Value, mean: Value, invstd: Value, running_mean: Value | None,
-                         running_var: Value | None, momentum: float, eps: float, counts: Value) -> tuple[Value, Value]:
+def _gathered_statistics(
+    b: Builder,
+    x: Value,
+    mean: Value,
+    invstd: Value,
+    running_mean: Value | None,
+    running_var: Value | None,
+    momentum: float,
+    eps: float,
+    counts: Value,
+) -> tuple[Value, Value]:
     """Mean and rstd of the union of batches of (world,) counts with (world, C) statistics (Chan et al. 1979)."""
     wide = counts.to(mean.dtype).unsqueeze(1)
     total = wide.sum((0,))
@@ -383,8 +464,16 @@ def _gathered_statistics(b: Builder, x: Value, mean: Value, invstd: Value, runni
 
 
 @RULES(aten.batch_norm_gather_stats.default)
-def _gathered_equal_statistics(b: Builder, x: Value, mean: Value, invstd: Value, running_mean: Value | None,
-                               running_var: Value | None, momentum: float, eps: float,
-                               count: int) -> tuple[Value, Value]:
+def _gathered_equal_statistics(
+    b: Builder,
+    x: Value,
+    mean: Value,
+    invstd: Value,
+    running_mean: Value | None,
+    running_var: Value | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Value, Value]:
     counts = b.full((mean.shape[0],), count, mean.dtype, mean.device)
     return _gathered_statistics(b, x, mean, invstd, running_mean, running_var, momentum, eps, counts)  # type: ignore[no-any-return]

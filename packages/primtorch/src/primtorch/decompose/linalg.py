@@ -23,8 +23,11 @@ RULES = RuleTable()
 def _check_errors(b: Builder, info: Value, api_name: str, *, is_matrix: bool) -> None:
     fine = info.eq(0)
     fine = fine.reduce(prims.all, tuple(range(fine.rank)))
-    b.emit(prims.assert_async, fine, f"{api_name}: the factorization failed: the matrix is singular, not positive "
-                                     "definite, or holds NaN")
+    b.emit(
+        prims.assert_async,
+        fine,
+        f"{api_name}: the factorization failed: the matrix is singular, not positive definite, or holds NaN",
+    )
 
 
 @RULES(aten.linalg_cross.default)
@@ -54,8 +57,9 @@ def _adjoint(x: Value) -> Value:
 
 
 @RULES(aten.linalg_pinv.atol_rtol_tensor)
-def _pinv(b: Builder, x: Value, *, atol: Value | None = None, rtol: Value | None = None,
-          hermitian: bool = False) -> Value:
+def _pinv(
+    b: Builder, x: Value, *, atol: Value | None = None, rtol: Value | None = None, hermitian: bool = False
+) -> Value:
     """V diag(1/s) U^H over the singular values above max(atol, rtol * largest) (Moore 1920, Penrose 1955)."""
     rows, columns = x.shape[-2:]
     real = x.dtype.to_real() if x.dtype.is_complex else x.dtype
@@ -82,8 +86,17 @@ def _pinv(b: Builder, x: Value, *, atol: Value | None = None, rtol: Value | None
 
 
 @RULES(aten._trilinear.default)
-def _trilinear(b: Builder, x: Value, y: Value, z: Value, expand1: Sequence[int], expand2: Sequence[int],
-               expand3: Sequence[int], sumdim: Sequence[int], unroll_dim: int = 1) -> Value:
+def _trilinear(
+    b: Builder,
+    x: Value,
+    y: Value,
+    z: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
     """x * y * z, each with dims of size 1 inserted, summed over `sumdim`."""
     operands = []
     for v, dims in ((x, expand1), (y, expand2), (z, expand3)):
@@ -111,13 +124,16 @@ def _cholesky(b: Builder, x: Value, upper: bool = False) -> Value:
 
 
 @RULES(aten.linear_backward.default)
-def _linear_backward(b: Builder, x: Value, grad: Value, weight: Value,
-                     output_mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _linear_backward(
+    b: Builder, x: Value, grad: Value, weight: Value, output_mask: Sequence[bool]
+) -> tuple[Value | None, ...]:
     rows = numel(x.shape[:-1])
     g, flat = grad.reshape((rows, grad.shape[-1])), x.reshape((rows, x.shape[-1]))
-    return (b.emit(prims.mm, g, weight).reshape(x.shape) if output_mask[0] else None,
-            b.emit(prims.mm, g.transpose(0, 1), flat) if output_mask[1] else None,
-            g.compute().sum((0,)).to(g.dtype) if output_mask[2] else None)
+    return (
+        b.emit(prims.mm, g, weight).reshape(x.shape) if output_mask[0] else None,
+        b.emit(prims.mm, g.transpose(0, 1), flat) if output_mask[1] else None,
+        g.compute().sum((0,)).to(g.dtype) if output_mask[2] else None,
+    )
 
 
 @RULES(aten.matmul_backward.default)
@@ -148,14 +164,16 @@ def _bmm_dtype(b: Builder, x: Value, y: Value, out_dtype: torch.dtype) -> Value:
 
 
 @RULES("aten::addmm.dtype")
-def _addmm_dtype(b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Any = 1,
-                 alpha: Any = 1) -> Value:
+def _addmm_dtype(
+    b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
     return b.emit(prims.addmm, *(v.to(out_dtype) for v in (bias, x, y)), beta=beta, alpha=alpha)  # type: ignore[no-any-return]
 
 
 @RULES("aten::baddbmm.dtype")
-def _baddbmm_dtype(b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Any = 1,
-                   alpha: Any = 1) -> Value:
+def _baddbmm_dtype(
+    b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
     return b.emit(prims.baddbmm, *(v.to(out_dtype) for v in (bias, x, y)), beta=beta, alpha=alpha)  # type: ignore[no-any-return]
 
 
@@ -174,8 +192,7 @@ def _weight_norm(b: Builder, v: Value, g: Value, dim: int = 0) -> tuple[Value, V
 
 
 @RULES(aten._weight_norm_interface_backward.default)
-def _weight_norm_backward(b: Builder, grad: Value, v: Value, g: Value, norms: Value,
-                          dim: int) -> tuple[Value, Value]:
+def _weight_norm_backward(b: Builder, grad: Value, v: Value, g: Value, norms: Value, dim: int) -> tuple[Value, Value]:
     wide, w, n, scale = v.compute(), grad.compute(), norms.to(compute_dtype(v.dtype)), g.compute()
     along = (w * wide).sum(_other_dims(v, dim), True)
     grad_v = scale / n * (w - wide * (along / (n * n)))

@@ -23,8 +23,9 @@ def _rows(x: Value, target: Value) -> tuple[Value, Value]:
 
 
 # --- multi_margin_loss -----------------------------------------------------------------------------
-def _margins(b: Builder, x: Value, target: Value, margin: Any,
-             weight: Value | None) -> tuple[Value, Value, Value | None]:
+def _margins(
+    b: Builder, x: Value, target: Value, margin: Any, weight: Value | None
+) -> tuple[Value, Value, Value | None]:
     """(margin - x[y] + x[c], 0 at c = y; mask of c = y; weight of y as (N, 1))."""
     column = target.to(torch.int64).unsqueeze(1)
     own = b.iota(x.shape[1], x.device).unsqueeze(0).eq(column)
@@ -34,8 +35,15 @@ def _margins(b: Builder, x: Value, target: Value, margin: Any,
 
 
 @RULES(aten.multi_margin_loss.default)
-def _multi_margin(b: Builder, x: Value, target: Value, p: Any = 1, margin: Any = 1, weight: Value | None = None,
-                  reduction: int = _MEAN) -> Value:
+def _multi_margin(
+    b: Builder,
+    x: Value,
+    target: Value,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Value | None = None,
+    reduction: int = _MEAN,
+) -> Value:
     wide, labels = _rows(x.compute(), target)
     labels = labels.reshape((wide.shape[0],))
     terms, _, scale = _margins(b, wide, labels, margin, weight)
@@ -50,8 +58,16 @@ def _multi_margin(b: Builder, x: Value, target: Value, p: Any = 1, margin: Any =
 
 
 @RULES(aten.multi_margin_loss_backward.default)
-def _multi_margin_backward(b: Builder, grad: Value, x: Value, target: Value, p: Any, margin: Any,
-                           weight: Value | None = None, reduction: int = _MEAN) -> Value:
+def _multi_margin_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    target: Value,
+    p: Any,
+    margin: Any,
+    weight: Value | None = None,
+    reduction: int = _MEAN,
+) -> Value:
     wide, labels = _rows(x.compute(), target)
     labels = labels.reshape((wide.shape[0],))
     terms, own, scale = _margins(b, wide, labels, margin, weight)
@@ -97,8 +113,9 @@ def _multilabel_margin(b: Builder, x: Value, target: Value, reduction: int) -> t
 
 
 @RULES(aten.multilabel_margin_loss_backward.default)
-def _multilabel_margin_backward(b: Builder, grad: Value, x: Value, target: Value, reduction: int,
-                                is_target: Value) -> Value:
+def _multilabel_margin_backward(
+    b: Builder, grad: Value, x: Value, target: Value, reduction: int, is_target: Value
+) -> Value:
     wide, labels = _rows(x.compute(), target)
     places, counts, named = _labels(b, labels)
     active = (_label_terms(b, wide, places, counts, named) > 0.0).to(wide.dtype)

@@ -32,8 +32,9 @@ def _statistics_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
 
 # --- layer norm ----------------------------------------------------------------------------------
 @RULES(aten.native_layer_norm.default)
-def _layer_norm(b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None, bias: Value | None,
-                eps: float) -> tuple[Value, Value, Value]:
+def _layer_norm(
+    b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None, bias: Value | None, eps: float
+) -> tuple[Value, Value, Value]:
     """(x - mean) * rstd * weight + bias over the last dims (Ba, Kiros, Hinton 2016)."""
     dims = tuple(range(x.rank - len(normalized_shape), x.rank))
     wide = x.compute()
@@ -49,9 +50,17 @@ def _layer_norm(b: Builder, x: Value, normalized_shape: Sequence[Any], weight: V
 
 
 @RULES(aten.native_layer_norm_backward.default)
-def _layer_norm_backward(b: Builder, grad: Value, x: Value, normalized_shape: Sequence[Any], mean: Value, rstd: Value,
-                         weight: Value | None, bias: Value | None,
-                         output_mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _layer_norm_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    normalized_shape: Sequence[Any],
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    bias: Value | None,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     first = x.rank - len(normalized_shape)
     dims, outer = tuple(range(first, x.rank)), tuple(range(first))
     compute = compute_dtype(x.dtype)
@@ -71,8 +80,9 @@ def _layer_norm_backward(b: Builder, grad: Value, x: Value, normalized_shape: Se
 
 
 @RULES("aten::_fused_rms_norm.default")
-def _rms_norm(b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None,
-              eps: float | None) -> tuple[Value, Value]:
+def _rms_norm(
+    b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None, eps: float | None
+) -> tuple[Value, Value]:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
     dims = tuple(range(x.rank - len(normalized_shape), x.rank))
     wide = x.compute()
@@ -84,8 +94,15 @@ def _rms_norm(b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Val
 
 
 @RULES("aten::_fused_rms_norm_backward.default")
-def _rms_norm_backward(b: Builder, grad: Value, x: Value, normalized_shape: Sequence[Any], rstd: Value,
-                       weight: Value | None, output_mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _rms_norm_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    normalized_shape: Sequence[Any],
+    rstd: Value,
+    weight: Value | None,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     first = x.rank - len(normalized_shape)
     dims, outer = tuple(range(first, x.rank)), tuple(range(first))
     compute = compute_dtype(x.dtype)
@@ -109,9 +126,17 @@ def _other_dims(x: Value) -> tuple[int, ...]:
     return (0, *range(2, x.rank))
 
 
-def _batch_norm_parts(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
-                      running_var: Value | None, training: bool, momentum: float,
-                      eps: float) -> tuple[Value, Value, Value, Value | None, Value | None]:
+def _batch_norm_parts(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, Value, Value, Value | None, Value | None]:
     """(output, mean, rstd, new running mean, new running variance), statistics of (C,) in the compute dtype."""
     wide = x.compute()
     dims = _other_dims(x)
@@ -138,8 +163,9 @@ def _batch_norm_parts(b: Builder, x: Value, weight: Value | None, bias: Value | 
     return out.to(x.dtype), mean, rstd, new_mean, new_var
 
 
-def _saved(b: Builder, x: Value, mean: Value, rstd: Value, training: bool,
-           *parameters: Value | None) -> tuple[Value, Value]:
+def _saved(
+    b: Builder, x: Value, mean: Value, rstd: Value, training: bool, *parameters: Value | None
+) -> tuple[Value, Value]:
     kept = _statistics_dtype(x, *parameters)
     if training:
         return mean.to(kept), rstd.to(kept)
@@ -148,44 +174,89 @@ def _saved(b: Builder, x: Value, mean: Value, rstd: Value, training: bool,
 
 
 @RULES(aten.native_batch_norm.default)
-def _native_batch_norm(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value | None,
-                       running_var: Value | None, training: bool, momentum: float, eps: float) -> tuple[Value, ...]:
+def _native_batch_norm(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
     out, mean, rstd, _, _ = _batch_norm_parts(b, x, weight, bias, running_mean, running_var, training, momentum, eps)
     return (out, *_saved(b, x, mean, rstd, training, weight, bias, running_mean, running_var))
 
 
 @RULES(aten._native_batch_norm_legit.no_stats)
-def _batch_norm_no_stats(b: Builder, x: Value, weight: Value | None, bias: Value | None, training: bool,
-                         momentum: float, eps: float) -> tuple[Value, ...]:
+def _batch_norm_no_stats(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
+) -> tuple[Value, ...]:
     return _native_batch_norm(b, x, weight, bias, None, None, training, momentum, eps)  # type: ignore[no-any-return]
 
 
 @RULES(aten._native_batch_norm_legit_no_training.default)
-def _batch_norm_no_training(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-                            running_var: Value, momentum: float, eps: float) -> tuple[Value, ...]:
+def _batch_norm_no_training(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
     return _native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)  # type: ignore[no-any-return]
 
 
 @RULES(aten._native_batch_norm_legit_functional.default)
-def _batch_norm_functional(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-                           running_var: Value, training: bool, momentum: float, eps: float) -> tuple[Any, ...]:
+def _batch_norm_functional(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
     out, mean, rstd, new_mean, new_var = _batch_norm_parts(
-        b, x, weight, bias, running_mean, running_var, training, momentum, eps)
+        b, x, weight, bias, running_mean, running_var, training, momentum, eps
+    )
     return (out, *_saved(b, x, mean, rstd, training, weight, bias, running_mean, running_var), new_mean, new_var)
 
 
 @RULES("aten::_batch_norm_with_update_functional.default")
-def _batch_norm_with_update(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-                            running_var: Value, momentum: float, eps: float) -> tuple[Any, ...]:
+def _batch_norm_with_update(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
     out, mean, rstd, new_mean, new_var = _batch_norm_parts(
-        b, x, weight, bias, running_mean, running_var, True, momentum, eps)
+        b, x, weight, bias, running_mean, running_var, True, momentum, eps
+    )
     saved = _saved(b, x, mean, rstd, True, weight, bias, running_mean, running_var)
     return (out, *saved, b.full((0,), 0, torch.uint8, x.device), new_mean, new_var)
 
 
 @RULES("aten::_batch_norm_no_update.default")
-def _batch_norm_no_update(b: Builder, x: Value, weight: Value | None, bias: Value | None, running_mean: Value,
-                          running_var: Value, momentum: float, eps: float) -> tuple[Any, ...]:
+def _batch_norm_no_update(
+    b: Builder,
+    x: Value,
+    weight: Value | None,
+    bias: Value | None,
+    running_mean: Value,
+    running_var: Value,
+    momentum: float,
+    eps: float,
+) -> tuple[Any, ...]:
     out = _native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)
     return (*out, b.full((0,), 0, torch.uint8, x.device))
 
@@ -198,15 +269,17 @@ def _batch_norm_stats(b: Builder, x: Value, eps: float) -> tuple[Value, Value]:
 
 
 @RULES(aten.batch_norm_update_stats.default)
-def _batch_norm_update_stats(b: Builder, x: Value, running_mean: Value | None, running_var: Value | None,
-                             momentum: float) -> tuple[Value, Value]:
+def _batch_norm_update_stats(
+    b: Builder, x: Value, running_mean: Value | None, running_var: Value | None, momentum: float
+) -> tuple[Value, Value]:
     var, mean = b.emit(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
     return mean, var
 
 
 @RULES(aten.batch_norm_elemt.default)
-def _batch_norm_elemt(b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value, invstd: Value,
-                      eps: float) -> Value:
+def _batch_norm_elemt(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value, invstd: Value, eps: float
+) -> Value:
     wide = x.compute()
     out = (wide - _per_channel(mean.to(wide.dtype), x.rank)) * _per_channel(invstd.to(wide.dtype), x.rank)
     if weight is not None:
@@ -217,20 +290,42 @@ def _batch_norm_elemt(b: Builder, x: Value, weight: Value | None, bias: Value | 
 
 
 @RULES(aten.batch_norm_backward_reduce.default)
-def _batch_norm_backward_reduce(b: Builder, grad: Value, x: Value, mean: Value, invstd: Value, weight: Value | None,
-                                input_g: bool, weight_g: bool, bias_g: bool) -> tuple[Value | None, ...]:
+def _batch_norm_backward_reduce(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    mean: Value,
+    invstd: Value,
+    weight: Value | None,
+    input_g: bool,
+    weight_g: bool,
+    bias_g: bool,
+) -> tuple[Value | None, ...]:
     compute, dims = compute_dtype(x.dtype), _other_dims(x)
     g = grad.to(compute)
     total = g.sum(dims)
     dot = (g * (x.to(compute) - _per_channel(mean.to(compute), x.rank))).sum(dims)
     parameter = compute if weight is None else weight.dtype
-    return (total if input_g else None, dot if input_g else None,
-            (dot * invstd.to(compute)).to(parameter) if weight_g else None, total.to(parameter) if bias_g else None)
+    return (
+        total if input_g else None,
+        dot if input_g else None,
+        (dot * invstd.to(compute)).to(parameter) if weight_g else None,
+        total.to(parameter) if bias_g else None,
+    )
 
 
 @RULES(aten.batch_norm_backward_elemt.default)
-def _batch_norm_backward_elemt(b: Builder, grad: Value, x: Value, mean: Value, invstd: Value, weight: Value | None,
-                               sum_dy: Value, sum_dy_xmu: Value, count: Value) -> Value:
+def _batch_norm_backward_elemt(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    mean: Value,
+    invstd: Value,
+    weight: Value | None,
+    sum_dy: Value,
+    sum_dy_xmu: Value,
+    count: Value,
+) -> Value:
     compute = compute_dtype(x.dtype)
     n = count.to(compute).sum((0,))
     rstd = invstd.to(compute)
@@ -253,8 +348,16 @@ def _gradient_dtype(x: Value, dims: Sequence[int]) -> torch.dtype:
     return torch.float64 if few and compute is torch.float32 and x.device.type == "cpu" else compute
 
 
-def _batch_norm_grads(b: Builder, grad: Value, x: Value, weight: Value | None, mean: Value, rstd: Value, train: bool,
-                      output_mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _batch_norm_grads(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    mean: Value,
+    rstd: Value,
+    train: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     dims, rank = _other_dims(x), x.rank
     compute = _gradient_dtype(x, dims) if train else compute_dtype(x.dtype)
     g, mean, rstd = grad.to(compute), mean.to(compute), rstd.to(compute)
@@ -268,7 +371,8 @@ def _batch_norm_grads(b: Builder, grad: Value, x: Value, weight: Value | None, m
             n = numel([x.shape[d] for d in dims])
             slope = dot / n * rstd * rstd
             grad_x = (g - _per_channel(sum_g / n, rank) - centred * _per_channel(slope, rank)) * _per_channel(
-                scale, rank)
+                scale, rank
+            )
         else:
             grad_x = g * _per_channel(scale, rank)
         grad_x = grad_x.to(x.dtype)
@@ -279,9 +383,19 @@ def _batch_norm_grads(b: Builder, grad: Value, x: Value, weight: Value | None, m
 
 
 @RULES(aten.native_batch_norm_backward.default)
-def _native_batch_norm_backward(b: Builder, grad: Value, x: Value, weight: Value | None, running_mean: Value | None,
-                                running_var: Value | None, save_mean: Value | None, save_invstd: Value | None,
-                                train: bool, eps: float, output_mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _native_batch_norm_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_invstd: Value | None,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     if train:
         assert save_mean is not None and save_invstd is not None
         mean, rstd = save_mean, save_invstd
@@ -292,28 +406,64 @@ def _native_batch_norm_backward(b: Builder, grad: Value, x: Value, weight: Value
 
 
 @RULES("aten::batch_norm_backward.default")
-def _batch_norm_backward(b: Builder, grad: Value, x: Value, weight: Value | None, running_mean: Value | None,
-                         running_var: Value | None, save_mean: Value | None, save_var: Value | None, update: bool,
-                         eps: float, output_mask: Sequence[bool], reserve: Value) -> tuple[Value | None, ...]:
-    return _native_batch_norm_backward(b, grad, x, weight, running_mean, running_var, save_mean,  # type: ignore[no-any-return]
-                                       save_var, update, eps, output_mask)
+def _batch_norm_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    weight: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    save_mean: Value | None,
+    save_var: Value | None,
+    update: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+    reserve: Value,
+) -> tuple[Value | None, ...]:
+    return _native_batch_norm_backward(  # type: ignore[no-any-return]
+        b,
+        grad,
+        x,
+        weight,
+        running_mean,
+        running_var,
+        save_mean,  # type: ignore[no-any-return]
+        save_var,
+        update,
+        eps,
+        output_mask,
+    )
 
 
-RULES.add(aten.cudnn_batch_norm_backward.default, lambda b, x, grad, weight, running_mean, running_var, save_mean,
-          save_var, eps, reserve: _batch_norm_grads(b, grad, x, weight, save_mean, save_var, True, (True,) * 3))
+RULES.add(
+    aten.cudnn_batch_norm_backward.default,
+    lambda b, x, grad, weight, running_mean, running_var, save_mean, save_var, eps, reserve: _batch_norm_grads(
+        b, grad, x, weight, save_mean, save_var, True, (True,) * 3
+    ),
+)
 
 
 @RULES("aten::cudnn_batch_norm.default")
-def _cudnn_batch_norm(b: Builder, x: Value, weight: Value, bias: Value | None, running_mean: Value | None,
-                      running_var: Value | None, training: bool, momentum: float, eps: float) -> tuple[Value, ...]:
+def _cudnn_batch_norm(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    running_mean: Value | None,
+    running_var: Value | None,
+    training: bool,
+    momentum: float,
+    eps: float,
+) -> tuple[Value, ...]:
     out, mean, rstd, _, _ = _batch_norm_parts(b, x, weight, bias, running_mean, running_var, training, momentum, eps)
     return out, mean, rstd, b.full((0,), 0, torch.uint8, x.device)
 
 
 # --- group norm ----------------------------------------------------------------------------------
 @RULES(aten.native_group_norm.default)
-def _group_norm(b: Builder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, group: int,
-                eps: float) -> tuple[Value, Value, Value]:
+def _group_norm(
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, group: int, eps: float
+) -> tuple[Value, Value, Value]:
     """Normalise each of `group` blocks of channels (Wu and He 2018)."""
     wide = x.compute()
     grouped = wide.reshape((n, group, c // group, hw))
@@ -325,13 +475,23 @@ def _group_norm(b: Builder, x: Value, weight: Value | None, bias: Value | None, 
     if bias is not None:
         out = out + bias.to(wide.dtype).unsqueeze(0, 2)
     kept = _statistics_dtype(x, weight, bias)
-    return (out.reshape(x.shape).to(x.dtype), mean.reshape((n, group)).to(kept),
-            rstd.reshape((n, group)).to(kept))
+    return (out.reshape(x.shape).to(x.dtype), mean.reshape((n, group)).to(kept), rstd.reshape((n, group)).to(kept))
 
 
 @RULES(aten.native_group_norm_backward.default)
-def _group_norm_backward(b: Builder, grad: Value, x: Value, mean: Value, rstd: Value, weight: Value | None, n: Any,
-                         c: Any, hw: Any, group: int, output_mask: Sequence[bool]) -> tuple[Value | None, ...]:
+def _group_norm_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    mean: Value,
+    rstd: Value,
+    weight: Value | None,
+    n: Any,
+    c: Any,
+    hw: Any,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[Value | None, ...]:
     compute = compute_dtype(x.dtype)
     shape = (n, group, c // group, hw)
     g = grad.to(compute).reshape(shape)
@@ -425,8 +585,9 @@ def _class_weights(b: Builder, x: Value, weight: Value, safe: Value) -> Value:
 
 
 @RULES(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def _nll_loss(b: Builder, x: Value, target: Value, weight: Value | None, reduction: int,
-              ignore_index: Any) -> tuple[Value, Value]:
+def _nll_loss(
+    b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any
+) -> tuple[Value, Value]:
     wide = x.compute()
     safe, valid, dim = _picked(b, x, target, ignore_index)
     loss = -b.emit(prims.gather, wide, dim, safe)
@@ -443,8 +604,16 @@ def _nll_loss(b: Builder, x: Value, target: Value, weight: Value | None, reducti
 
 
 @RULES(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _nll_loss_backward(b: Builder, grad: Value, x: Value, target: Value, weight: Value | None, reduction: int,
-                       ignore_index: Any, total_weight: Value) -> Value:
+def _nll_loss_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: Any,
+    total_weight: Value,
+) -> Value:
     compute = compute_dtype(x.dtype)
     safe, valid, dim = _picked(b, x, target, ignore_index)
     g = grad.to(compute)

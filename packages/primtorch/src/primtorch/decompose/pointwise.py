@@ -25,8 +25,9 @@ def promoted(b: Builder, operands: tuple[Any, ...], dtype: torch.dtype) -> list[
     """Operands in one dtype and shape; numbers stay numbers, None stays None."""
     shapes = [o.spec.shape for o in operands if isinstance(o, Value)]
     shape = shapes[0] if len(shapes) == 1 else broadcast_shapes(*shapes)
-    return [o.to(dtype).expand(shape) if isinstance(o, Value) else _number(b, o, dtype, shape, operands)
-            for o in operands]
+    return [
+        o.to(dtype).expand(shape) if isinstance(o, Value) else _number(b, o, dtype, shape, operands) for o in operands
+    ]
 
 
 def _number(b: Builder, value: Any, dtype: torch.dtype, shape: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
@@ -66,18 +67,47 @@ def _unary(prim: Prim) -> Body:
 
 def _table_of_unaries() -> None:
     to_float = {
-        aten.exp: prims.exp, aten.exp2: prims.exp2, aten.expm1: prims.expm1, aten.log: prims.log,
-        aten.log2: prims.log2, aten.log10: prims.log10, aten.log1p: prims.log1p, aten.sqrt: prims.sqrt,
-        aten.rsqrt: prims.rsqrt, aten.reciprocal: prims.reciprocal, aten.sin: prims.sin, aten.cos: prims.cos,
-        aten.tan: prims.tan, aten.asin: prims.asin, aten.acos: prims.acos, aten.atan: prims.atan,
-        aten.sinh: prims.sinh, aten.cosh: prims.cosh, aten.tanh: prims.tanh, aten.asinh: prims.asinh,
-        aten.acosh: prims.acosh, aten.atanh: prims.atanh, aten.sigmoid: prims.sigmoid, aten.erf: prims.erf,
-        aten.erfc: prims.erfc, aten.erfinv: prims.erfinv, aten.lgamma: prims.lgamma, aten.digamma: prims.digamma,
-        aten.i0: prims.i0, aten.special_i0e: prims.i0e, aten.special_i1: prims.i1, aten.special_i1e: prims.i1e,
-        aten.special_ndtri: prims.ndtri, aten.special_log_ndtr: prims.log_ndtr, aten.special_erfcx: prims.erfcx,
-        aten.special_airy_ai: prims.airy_ai, aten.special_bessel_j0: prims.bessel_j0,
-        aten.special_bessel_j1: prims.bessel_j1, aten.special_bessel_y0: prims.bessel_y0,
-        aten.special_bessel_y1: prims.bessel_y1, aten.special_modified_bessel_k0: prims.modified_bessel_k0,
+        aten.exp: prims.exp,
+        aten.exp2: prims.exp2,
+        aten.expm1: prims.expm1,
+        aten.log: prims.log,
+        aten.log2: prims.log2,
+        aten.log10: prims.log10,
+        aten.log1p: prims.log1p,
+        aten.sqrt: prims.sqrt,
+        aten.rsqrt: prims.rsqrt,
+        aten.reciprocal: prims.reciprocal,
+        aten.sin: prims.sin,
+        aten.cos: prims.cos,
+        aten.tan: prims.tan,
+        aten.asin: prims.asin,
+        aten.acos: prims.acos,
+        aten.atan: prims.atan,
+        aten.sinh: prims.sinh,
+        aten.cosh: prims.cosh,
+        aten.tanh: prims.tanh,
+        aten.asinh: prims.asinh,
+        aten.acosh: prims.acosh,
+        aten.atanh: prims.atanh,
+        aten.sigmoid: prims.sigmoid,
+        aten.erf: prims.erf,
+        aten.erfc: prims.erfc,
+        aten.erfinv: prims.erfinv,
+        aten.lgamma: prims.lgamma,
+        aten.digamma: prims.digamma,
+        aten.i0: prims.i0,
+        aten.special_i0e: prims.i0e,
+        aten.special_i1: prims.i1,
+        aten.special_i1e: prims.i1e,
+        aten.special_ndtri: prims.ndtri,
+        aten.special_log_ndtr: prims.log_ndtr,
+        aten.special_erfcx: prims.erfcx,
+        aten.special_airy_ai: prims.airy_ai,
+        aten.special_bessel_j0: prims.bessel_j0,
+        aten.special_bessel_j1: prims.bessel_j1,
+        aten.special_bessel_y0: prims.bessel_y0,
+        aten.special_bessel_y1: prims.bessel_y1,
+        aten.special_modified_bessel_k0: prims.modified_bessel_k0,
         aten.special_modified_bessel_k1: prims.modified_bessel_k1,
         aten.special_modified_bessel_i0: prims.modified_bessel_i0,
         aten.special_modified_bessel_i1: prims.modified_bessel_i1,
@@ -253,16 +283,28 @@ for _name, _prim in (("__and__", prims.bitwise_and), ("__or__", prims.bitwise_or
     RULES.add(getattr(aten, _name), pointwise(_binary(_prim), 2))
 RULES.add(aten.igamma.default, pointwise(_binary(prims.igamma), 2, to_float=True))
 RULES.add(aten.igammac.default, pointwise(_binary(prims.igammac), 2, to_float=True))
-for _name in ("chebyshev_polynomial_t", "chebyshev_polynomial_u", "chebyshev_polynomial_v", "chebyshev_polynomial_w",
-              "shifted_chebyshev_polynomial_t", "shifted_chebyshev_polynomial_u", "shifted_chebyshev_polynomial_v",
-              "shifted_chebyshev_polynomial_w", "hermite_polynomial_h", "hermite_polynomial_he",
-              "laguerre_polynomial_l", "legendre_polynomial_p", "zeta"):
+for _name in (
+    "chebyshev_polynomial_t",
+    "chebyshev_polynomial_u",
+    "chebyshev_polynomial_v",
+    "chebyshev_polynomial_w",
+    "shifted_chebyshev_polynomial_t",
+    "shifted_chebyshev_polynomial_u",
+    "shifted_chebyshev_polynomial_v",
+    "shifted_chebyshev_polynomial_w",
+    "hermite_polynomial_h",
+    "hermite_polynomial_he",
+    "laguerre_polynomial_l",
+    "legendre_polynomial_p",
+    "zeta",
+):
 
     def _whole(x: Any, y: Any, prim: Prim = prims.PRIMS[_name]) -> Value:
         b = (x if isinstance(x, Value) else y).b
         like = x if isinstance(x, Value) else y
-        x, y = (v if isinstance(v, Value) else b.full((), v, like.dtype, like.device).expand(like.shape)
-                for v in (x, y))
+        x, y = (
+            v if isinstance(v, Value) else b.full((), v, like.dtype, like.device).expand(like.shape) for v in (x, y)
+        )
         return b.emit(prim, x, y)  # type: ignore[no-any-return]
 
     RULES.add(getattr(aten, f"special_{_name}"), pointwise(_whole, 2, to_float=True))
@@ -289,8 +331,11 @@ def _pow(b: Builder, x: Any, y: Any) -> Value:
     if dtype is torch.bool:
         dtype = torch.int64 if not isinstance(y, Value) or not isinstance(x, Value) else torch.bool
     compute = compute_dtype(dtype)
-    if isinstance(x, Value) and not isinstance(y, (Value, torch.SymInt)) and (
-            compute.is_floating_point or compute.is_complex):
+    if (
+        isinstance(x, Value)
+        and not isinstance(y, (Value, torch.SymInt))
+        and (compute.is_floating_point or compute.is_complex)
+    ):
         special = _power_by_number(b, x.to(compute), y)
         if special is not None:
             return special.to(dtype)
@@ -320,8 +365,14 @@ def _power_by_number(b: Builder, x: Value, exponent: Any) -> Value | None:
 
 
 # --- comparison and logic --------------------------------------------------------------------------
-for _packet, _prim in ((aten.eq, prims.eq), (aten.ne, prims.ne), (aten.lt, prims.lt), (aten.le, prims.le),
-                       (aten.gt, prims.gt), (aten.ge, prims.ge)):
+for _packet, _prim in (
+    (aten.eq, prims.eq),
+    (aten.ne, prims.ne),
+    (aten.lt, prims.lt),
+    (aten.le, prims.le),
+    (aten.gt, prims.gt),
+    (aten.ge, prims.ge),
+):
     RULES.add(_packet, pointwise(_binary(_prim), 2, to_bool=True))
 
 
@@ -334,8 +385,12 @@ def _logical_not(b: Builder, x: Value) -> Value:
     return ~x if x.dtype is torch.bool else x.eq(0)
 
 
-for _packet, _prim in ((aten.logical_and, prims.bitwise_and), (aten.logical_or, prims.bitwise_or),
-                       (aten.logical_xor, prims.bitwise_xor)):
+for _packet, _prim in (
+    (aten.logical_and, prims.bitwise_and),
+    (aten.logical_or, prims.bitwise_or),
+    (aten.logical_xor, prims.bitwise_xor),
+):
+
     def _logical(b: Builder, x: Value, y: Value, prim: Prim = _prim) -> Value:
         return b.binary(prim, truth(x), truth(y))
 
@@ -415,8 +470,9 @@ def _heaviside(b: Builder, x: Value, values: Value) -> Value:
 
 
 @RULES(aten.nan_to_num.default)
-def _nan_to_num(b: Builder, x: Value, nan: float | None = None, posinf: float | None = None,
-                neginf: float | None = None) -> Value:
+def _nan_to_num(
+    b: Builder, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
     if not x.dtype.is_floating_point:
         return x
     limits = torch.finfo(x.dtype)
@@ -485,7 +541,7 @@ def _frexp(b: Builder, x: Value) -> tuple[Value, Value]:
     """x = mantissa * 2**exponent with 0.5 <= |mantissa| < 1, read from the bits; 0, infinities and NaN keep exponent
     0."""
     wide = x.compute()
-    bits, fraction, bias = ((torch.int64, 52, 1023) if wide.dtype is torch.float64 else (torch.int32, 23, 127))
+    bits, fraction, bias = (torch.int64, 52, 1023) if wide.dtype is torch.float64 else (torch.int32, 23, 127)
     mask = 2 * bias + 1
     small = wide.map(prims.abs) < torch.finfo(wide.dtype).tiny
     scaled = b.where(small, wide * 2.0 ** (fraction + 1), wide)
@@ -504,9 +560,15 @@ def _logaddexp_complex(b: Builder, x: Value, y: Value) -> Value:
     top, low = b.where(swap, y, x), b.where(swap, x, y)
     real = top.map(prims.real)
     same_inf = ~real.map(prims.isfinite) & real.eq(low.map(prims.real))
-    return b.where(same_inf & (real < 0.0), low, b.where(
-        same_inf, (low.map(prims.exp) + top.map(prims.exp)).map(prims.log),
-        top + (low - top).map(prims.exp).map(prims.log1p)))
+    return b.where(
+        same_inf & (real < 0.0),
+        low,
+        b.where(
+            same_inf,
+            (low.map(prims.exp) + top.map(prims.exp)).map(prims.log),
+            top + (low - top).map(prims.exp).map(prims.log1p),
+        ),
+    )
 
 
 @RULES(aten.logaddexp.default)

@@ -14,8 +14,10 @@ COMPUTE_DTYPE: dict[torch.dtype, torch.dtype] = {
     torch.complex32: torch.complex64,
 }
 _COMPLEX_OF = {
-    torch.float16: torch.complex32, torch.bfloat16: torch.complex64,
-    torch.float32: torch.complex64, torch.float64: torch.complex128,
+    torch.float16: torch.complex32,
+    torch.bfloat16: torch.complex64,
+    torch.float32: torch.complex64,
+    torch.float64: torch.complex128,
 }
 promote_types = lru_cache(maxsize=None)(torch.promote_types)
 

@@ -42,8 +42,10 @@ def _nansum(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dty
 def _mean(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
     out_dtype = dtype or x.dtype
     if not (out_dtype.is_floating_point or out_dtype.is_complex):
-        raise RuntimeError("mean(): could not infer output dtype. Input dtype must be either a floating point or "
-                           f"complex dtype. Got: {out_dtype}")
+        raise RuntimeError(
+            "mean(): could not infer output dtype. Input dtype must be either a floating point or "
+            f"complex dtype. Got: {out_dtype}"
+        )
     dims = wrap_dims(dim, x.rank)
     return _mean_of(x.to(compute_dtype(out_dtype)), dims, keepdim).to(out_dtype)
 
@@ -155,15 +157,17 @@ def _std(b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepd
 
 
 @RULES(aten.var_mean.correction)
-def _var_mean(b: Builder, x: Value, dim: Any = None, *, correction: Any = None,
-              keepdim: bool = False) -> tuple[Value, Value]:
+def _var_mean(
+    b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, Value]:
     var, mean = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)
     return var.to(_real_dtype(x.dtype)), mean.to(x.dtype)
 
 
 @RULES(aten.std_mean.correction)
-def _std_mean(b: Builder, x: Value, dim: Any = None, *, correction: Any = None,
-              keepdim: bool = False) -> tuple[Value, Value]:
+def _std_mean(
+    b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, Value]:
     var, mean = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)
     return var.map(prims.sqrt).to(_real_dtype(x.dtype)), mean.to(x.dtype)
 
@@ -183,7 +187,7 @@ def _std_unbiased(b: Builder, x: Value, *rest: Any, **options: Any) -> Value:
 def _unbiased_arguments(rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, bool, bool]:
     if rest and isinstance(rest[0], bool):
         return None, rest[0], False
-    padded = (*rest, *(None, True, False)[len(rest):])
+    padded = (*rest, *(None, True, False)[len(rest) :])
     return (options.get("dim", padded[0]), options.get("unbiased", padded[1]), options.get("keepdim", padded[2]))
 
 
@@ -204,8 +208,9 @@ def vector_norm(b: Builder, x: Value, order: float, dims: tuple[int, ...], keepd
 
 
 @RULES(aten.linalg_vector_norm.default)
-def _linalg_vector_norm(b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool = False, *,
-                        dtype: Any = None) -> Value:
+def _linalg_vector_norm(
+    b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
     out_dtype = dtype or x.dtype
     wide = x.to(compute_dtype(out_dtype))
     out = vector_norm(b, wide, float(order), wrap_dims(dim, x.rank), keepdim)
@@ -239,8 +244,11 @@ def _logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Value:
     dims = wrap_dims(dim, x.rank)
     if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims) or not dims:
         return wide.map(prims.exp).sum(dims, keepdim).map(prims.log).to(dtype)
-    top = wide.reduce(prims.amax, dims, True) if not wide.dtype.is_complex else (
-        wide.map(prims.real).reduce(prims.amax, dims, True).to(wide.dtype))
+    top = (
+        wide.reduce(prims.amax, dims, True)
+        if not wide.dtype.is_complex
+        else (wide.map(prims.real).reduce(prims.amax, dims, True).to(wide.dtype))
+    )
     size = top.map(prims.abs)
     shift = b.where(size.eq(math.inf), 0, top)
     out = (wide - shift).map(prims.exp).sum(dims, True).map(prims.log) + shift
@@ -278,14 +286,16 @@ def _cummin(b: Builder, x: Value, dim: int) -> Any:
 # --- order ---------------------------------------------------------------------------------------
 @RULES(aten.sort.default)
 def _sort(b: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
-    return b.emit(prims.sort, x, x.dim(dim), descending, False) if x.rank else (
-        x, b.full((), 0, torch.int64, x.device))
+    return b.emit(prims.sort, x, x.dim(dim), descending, False) if x.rank else (x, b.full((), 0, torch.int64, x.device))
 
 
 @RULES(aten.sort.stable)
 def _sort_stable(b: Builder, x: Value, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
-    return b.emit(prims.sort, x, x.dim(dim), descending, bool(stable)) if x.rank else (
-        x, b.full((), 0, torch.int64, x.device))
+    return (
+        b.emit(prims.sort, x, x.dim(dim), descending, bool(stable))
+        if x.rank
+        else (x, b.full((), 0, torch.int64, x.device))
+    )
 
 
 @RULES(aten.topk.default)
@@ -348,8 +358,16 @@ def _nanmedian_of_all(b: Builder, x: Value) -> Value:
 
 
 @RULES(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
-def _searchsorted(b: Builder, sequence: Value, values: Any, *, out_int32: bool = False, right: bool = False,
-                  side: str | None = None, sorter: Value | None = None) -> Value:
+def _searchsorted(
+    b: Builder,
+    sequence: Value,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
     if sorter is not None:
         sequence = b.emit(prims.gather, sequence, sequence.rank - 1, sorter)
     if not isinstance(values, Value):
@@ -364,8 +382,9 @@ def _bucketize(b: Builder, values: Any, boundaries: Value, *, out_int32: bool = 
 
 
 @RULES(aten.diff.default)
-def _diff(b: Builder, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None,
-          append: Value | None = None) -> Value:
+def _diff(
+    b: Builder, x: Value, n: int = 1, dim: int = -1, prepend: Value | None = None, append: Value | None = None
+) -> Value:
     dim = wrap_dim(dim, x.rank)
     parts = [p for p in (prepend, x, append) if p is not None]
     x = b.cat(parts, dim)
@@ -376,5 +395,3 @@ def _diff(b: Builder, x: Value, n: int = 1, dim: int = -1, prepend: Value | None
         high, low = x.slice(dim, 1, size), x.slice(dim, 0, size - 1)
         x = high ^ low if x.dtype is torch.bool else high - low
     return x
-
-

@@ -32,8 +32,9 @@ def _cubic(t: Value, a: float) -> Value:
     return t.b.where(t < 1.0, near, t.b.where(t < 2.0, far, 0.0))
 
 
-def _cubic_taps(b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None,
-                like: Value) -> list[tuple[Value, Value]]:
+def _cubic_taps(
+    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, like: Value
+) -> list[tuple[Value, Value]]:
     """Four (position, weight) pairs of shape (out,)."""
     ratio = _ratio(size, out, align_corners, scale)
     i = b.iota(out, like.device).to(like.dtype)
@@ -51,8 +52,9 @@ def _bicubic(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bo
     for d in (1, 0):
         dim = 2 + d
         total: Value | None = None
-        for place, weight in _cubic_taps(b, x.shape[dim], output_size[d], align_corners,
-                                         scales[d] if scales else None, out):
+        for place, weight in _cubic_taps(
+            b, x.shape[dim], output_size[d], align_corners, scales[d] if scales else None, out
+        ):
             weight = weight.unsqueeze(1) if d == 0 else weight
             part = b.emit(prims.index, out, (*(None,) * dim, place)) * weight
             total = part if total is None else total + part
@@ -62,14 +64,16 @@ def _bicubic(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bo
 
 
 @RULES(aten.upsample_bicubic2d_backward.default)
-def _bicubic_backward(b: Builder, grad: Value, output_size: Sequence[Any], input_size: Sequence[Any],
-                      align_corners: bool, *scales: Any) -> Value:
+def _bicubic_backward(
+    b: Builder, grad: Value, output_size: Sequence[Any], input_size: Sequence[Any], align_corners: bool, *scales: Any
+) -> Value:
     g = grad.compute()
     for d in (0, 1):
         dim = 2 + d
-        total = b.full((*g.shape[:dim], input_size[dim], *g.shape[dim + 1:]), 0, g.dtype, g.device)
-        for place, weight in _cubic_taps(b, input_size[dim], output_size[d], align_corners,
-                                         scales[d] if scales else None, g):
+        total = b.full((*g.shape[:dim], input_size[dim], *g.shape[dim + 1 :]), 0, g.dtype, g.device)
+        for place, weight in _cubic_taps(
+            b, input_size[dim], output_size[d], align_corners, scales[d] if scales else None, g
+        ):
             weight = weight.unsqueeze(1) if d == 0 else weight
             total = b.emit(prims.index_put, total, (*(None,) * dim, place), g * weight, True)
         g = total
@@ -89,11 +93,15 @@ def _lanczos(t: Value) -> Value:
 
 
 _FILTERS: dict[str, tuple[float, Callable[[Value], Value]]] = {
-    "bilinear": (1.0, _triangle), "bicubic": (2.0, lambda t: _cubic(t, _KEYS_ANTIALIASED)), "lanczos": (3.0, _lanczos)}
+    "bilinear": (1.0, _triangle),
+    "bicubic": (2.0, lambda t: _cubic(t, _KEYS_ANTIALIASED)),
+    "lanczos": (3.0, _lanczos),
+}
 
 
-def _antialiasing(b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, name: str,
-                  like: Value) -> Value:
+def _antialiasing(
+    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, name: str, like: Value
+) -> Value:
     """(out, size) matrix: a filter stretched by the scale where the image shrinks, each row summing to 1."""
     reach, kernel = _FILTERS[name]
     ratio = _ratio(size, out, align_corners, scale)
@@ -114,8 +122,9 @@ def _antialiased(name: str) -> Any:
         refuse_bytes(x)
         out = x.compute()
         for d in (1, 0):
-            matrix = _antialiasing(b, x.shape[2 + d], output_size[d], align_corners, scales[d] if scales else None,
-                                   name, out)
+            matrix = _antialiasing(
+                b, x.shape[2 + d], output_size[d], align_corners, scales[d] if scales else None, name, out
+            )
             out = times(b, out, 2 + d, matrix)
         return out.to(x.dtype)
 
@@ -123,12 +132,19 @@ def _antialiased(name: str) -> Any:
 
 
 def _antialiased_backward(name: str) -> Any:
-    def rule(b: Builder, grad: Value, output_size: Sequence[Any], input_size: Sequence[Any], align_corners: bool,
-             *scales: Any) -> Value:
+    def rule(
+        b: Builder,
+        grad: Value,
+        output_size: Sequence[Any],
+        input_size: Sequence[Any],
+        align_corners: bool,
+        *scales: Any,
+    ) -> Value:
         g = grad.compute()
         for d in (0, 1):
-            matrix = _antialiasing(b, input_size[2 + d], output_size[d], align_corners, scales[d] if scales else None,
-                                   name, g)
+            matrix = _antialiasing(
+                b, input_size[2 + d], output_size[d], align_corners, scales[d] if scales else None, name, g
+            )
             g = times(b, g, 2 + d, matrix.transpose(0, 1))
         return g.to(grad.dtype)
 

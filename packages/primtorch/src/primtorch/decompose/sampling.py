@@ -24,8 +24,10 @@ def _place(device: Any) -> torch.device:
 
 def _own(generator: Any) -> None:
     if generator is not None:
-        raise NotImplementedError("a generator of the program's own: draws in a graph come from the device's default "
-                                  "generator; seed that one, or keep the draw out of the graph")
+        raise NotImplementedError(
+            "a generator of the program's own: draws in a graph come from the device's default "
+            "generator; seed that one, or keep the draw out of the graph"
+        )
 
 
 def _bits(b: Builder, shape: Sequence[Any], device: torch.device) -> Value:
@@ -61,26 +63,56 @@ def _bernoulli_tensor(b: Builder, x: Value, p: Value, *, generator: Any = None) 
 
 
 @RULES(aten.rand.default)
-def _rand(b: Builder, size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None,
-          pin_memory: Any = None) -> Value:
+def _rand(
+    b: Builder,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     return draw(b, size, _place(device)).to(dtype or torch.get_default_dtype())
 
 
 @RULES(aten.rand_like.default)
-def _rand_like(b: Builder, x: Value, *, dtype: Any = None, layout: Any = None, device: Any = None,
-               pin_memory: Any = None, memory_format: Any = None) -> Value:
+def _rand_like(
+    b: Builder,
+    x: Value,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Value:
     return draw(b, x.shape, _place(device or x.device)).to(dtype or x.dtype)
 
 
 @RULES(aten.randn.default)
-def _randn(b: Builder, size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None,
-           pin_memory: Any = None) -> Value:
+def _randn(
+    b: Builder,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     return _normal(b, size, _place(device)).to(dtype or torch.get_default_dtype())
 
 
 @RULES(aten.randn_like.default)
-def _randn_like(b: Builder, x: Value, *, dtype: Any = None, layout: Any = None, device: Any = None,
-                pin_memory: Any = None, memory_format: Any = None) -> Value:
+def _randn_like(
+    b: Builder,
+    x: Value,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Value:
     return _normal(b, x.shape, _place(device or x.device)).to(dtype or x.dtype)
 
 
@@ -89,26 +121,62 @@ def _integers(b: Builder, low: Any, high: Any, shape: Sequence[Any], device: tor
 
 
 @RULES(aten.randint.default)
-def _randint(b: Builder, high: Any, size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None,
-             pin_memory: Any = None) -> Value:
+def _randint(
+    b: Builder,
+    high: Any,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     return _integers(b, 0, high, size, _place(device)).to(dtype or torch.int64)
 
 
 @RULES(aten.randint.low)
-def _randint_low(b: Builder, low: Any, high: Any, size: Sequence[Any], *, dtype: Any = None, layout: Any = None,
-                 device: Any = None, pin_memory: Any = None) -> Value:
+def _randint_low(
+    b: Builder,
+    low: Any,
+    high: Any,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     return _integers(b, low, high, size, _place(device)).to(dtype or torch.int64)
 
 
 @RULES(aten.randint_like.default)
-def _randint_like(b: Builder, x: Value, high: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
-                  pin_memory: Any = None, memory_format: Any = None) -> Value:
+def _randint_like(
+    b: Builder,
+    x: Value,
+    high: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Value:
     return _integers(b, 0, high, x.shape, _place(device or x.device)).to(dtype or x.dtype)
 
 
 @RULES(aten.randint_like.low_dtype)
-def _randint_like_low(b: Builder, x: Value, low: Any, high: Any, *, dtype: Any = None, layout: Any = None,
-                      device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Value:
+def _randint_like_low(
+    b: Builder,
+    x: Value,
+    low: Any,
+    high: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Value:
     return _integers(b, low, high, x.shape, _place(device or x.device)).to(dtype or x.dtype)
 
 
@@ -165,8 +233,18 @@ def _normal_of(b: Builder, mean: Any, std: Any = 1.0, *, generator: Any = None) 
 
 
 @RULES(aten.normal.float_float)
-def _normal_numbers(b: Builder, mean: float, std: float, size: Sequence[Any], *, generator: Any = None,
-                    dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None) -> Value:
+def _normal_numbers(
+    b: Builder,
+    mean: float,
+    std: float,
+    size: Sequence[Any],
+    *,
+    generator: Any = None,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     _own(generator)
     z = _normal(b, size, _place(device)) * float(std) + float(mean)
     return z.to(dtype or torch.get_default_dtype())
@@ -180,7 +258,7 @@ def _random(b: Builder, x: Value, *, generator: Any = None) -> Value:
         bits = min(-int(math.log2(torch.finfo(x.dtype).eps)) + 1, 31)
     else:
         bits = 1 if x.dtype is torch.bool else min(torch.iinfo(x.dtype).bits - int(torch.iinfo(x.dtype).min < 0), 31)
-    return (_bits(b, x.shape, x.device) & (2**bits - 1)).to(x.dtype)
+    return (_bits(b, x.shape, x.device) & (2**bits - 1)).to(x.dtype)  # type: ignore[no-any-return]
 
 
 @RULES(aten.random.to)
@@ -197,8 +275,17 @@ def _random_between(b: Builder, x: Value, low: Any, high: Any, *, generator: Any
 
 
 @RULES("aten::randint_like.Tensor")
-def _randint_like_tensor(b: Builder, x: Value, high: Value, *, dtype: Any = None, layout: Any = None,
-                         device: Any = None, pin_memory: Any = None, memory_format: Any = None) -> Value:
+def _randint_like_tensor(
+    b: Builder,
+    x: Value,
+    high: Value,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Value:
     return (_bits(b, x.shape, x.device) % high.to(torch.int64)).to(dtype or x.dtype)
 
 
@@ -213,10 +300,15 @@ def _with_generator(rule: Any) -> Any:
 
 
 for _name, _rule in (
-        ("rand.generator", _rand), ("randn.generator", _randn), ("randint.generator", _randint),
-        ("randint.low_generator", _randint_low), ("rand_like.generator", _rand_like),
-        ("randn_like.generator", _randn_like), ("randint_like.generator", _randint_like),
-        ("randint_like.low_generator_dtype", _randint_like_low),
-        ("randint_like.Tensor_generator", _randint_like_tensor),
-        ("randperm.generator", lambda b, n, **options: b.emit(prims.randperm, n, **options))):
+    ("rand.generator", _rand),
+    ("randn.generator", _randn),
+    ("randint.generator", _randint),
+    ("randint.low_generator", _randint_low),
+    ("rand_like.generator", _rand_like),
+    ("randn_like.generator", _randn_like),
+    ("randint_like.generator", _randint_like),
+    ("randint_like.low_generator_dtype", _randint_like_low),
+    ("randint_like.Tensor_generator", _randint_like_tensor),
+    ("randperm.generator", lambda b, n, **options: b.emit(prims.randperm, n, **options)),
+):
     RULES.add(f"aten::{_name}", _with_generator(_rule))

@@ -25,14 +25,23 @@ def resolved_shape(shape: Sequence[Any], count: Any) -> tuple[Any, ...]:
         if isinstance(size, int) and size == -1:
             rest = numel([s for i, s in enumerate(shape) if i != place])
             if isinstance(rest, int) and rest == 0:
-                raise RuntimeError(f"cannot reshape tensor of 0 elements into shape {list(shape)} because the "
-                                   "unspecified dimension size -1 can be any value and is ambiguous")
-            return (*shape[:place], count // rest, *shape[place + 1:])
+                raise RuntimeError(
+                    f"cannot reshape tensor of 0 elements into shape {list(shape)} because the "
+                    "unspecified dimension size -1 can be any value and is ambiguous"
+                )
+            return (*shape[:place], count // rest, *shape[place + 1 :])
     return tuple(shape)
 
 
-@RULES(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten._reshape_alias.default,
-       "aten::view_copy.default", "aten::_reshape_copy.default", "aten::_reshape_alias_copy.default")
+@RULES(
+    aten.view.default,
+    aten.reshape.default,
+    aten._unsafe_view.default,
+    aten._reshape_alias.default,
+    "aten::view_copy.default",
+    "aten::_reshape_copy.default",
+    "aten::_reshape_alias_copy.default",
+)
 def _view(b: Builder, x: Value, size: Sequence[Any], *strides: Any) -> Value:
     return x.reshape(resolved_shape(size, x.numel()))
 
@@ -69,8 +78,14 @@ def _unsqueeze(b: Builder, x: Value, dim: int) -> Value:
     return x.unsqueeze(wrap_dim(dim, x.rank + 1))
 
 
-@RULES(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, "aten::squeeze_copy.default",
-       "aten::squeeze_copy.dim", "aten::squeeze_copy.dims")
+@RULES(
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    "aten::squeeze_copy.default",
+    "aten::squeeze_copy.dim",
+    "aten::squeeze_copy.dims",
+)
 def _squeeze(b: Builder, x: Value, dims: Any = None) -> Value:
     wanted = range(x.rank) if dims is None else wrap_dims(dims, x.rank, empty_is_all=False)
     return x.squeeze(*(d for d in wanted if same_size(x.shape[d], 1)))
@@ -146,9 +161,17 @@ def _unbind(b: Builder, x: Value, dim: int = 0) -> tuple[Value, ...]:
     return tuple(x.select(dim, i) for i in range(int(x.shape[dim])))
 
 
-@RULES(aten.alias.default, aten.detach.default, aten.lift_fresh.default, aten.lift.default,
-       "aten::alias_copy.default", "aten::detach_copy.default", "aten::lift_fresh_copy.default",
-       "aten::view_as.default", "aten::_fw_primal.default")
+@RULES(
+    aten.alias.default,
+    aten.detach.default,
+    aten.lift_fresh.default,
+    aten.lift.default,
+    "aten::alias_copy.default",
+    "aten::detach_copy.default",
+    "aten::lift_fresh_copy.default",
+    "aten::view_as.default",
+    "aten::_fw_primal.default",
+)
 def _same(b: Builder, x: Value, *rest: Any) -> Value:
     return x
 
@@ -181,8 +204,13 @@ def _unfold_backward(b: Builder, grad: Value, input_sizes: Sequence[Any], dim: i
 
 @RULES(aten.as_strided.default, "aten::as_strided_copy.default")
 def _as_strided(b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Value:
-    return b.emit(prims.as_strided, x, tuple(size), tuple(stride),  # type: ignore[no-any-return]
-                  x.spec.offset if offset is None else offset)
+    return b.emit(  # type: ignore[no-any-return]
+        prims.as_strided,
+        x,
+        tuple(size),
+        tuple(stride),  # type: ignore[no-any-return]
+        x.spec.offset if offset is None else offset,
+    )
 
 
 @RULES(aten.flip.default)
@@ -224,7 +252,8 @@ def _repeat(b: Builder, x: Value, repeats: Sequence[Any]) -> Value:
     if all(isinstance(r, int) and r == 1 for r in repeats):
         return x
     spread = x.reshape([n for s in shape for n in (1, s)]).expand(
-        [n for r, s in zip(repeats, shape, strict=True) for n in (r, s)])
+        [n for r, s in zip(repeats, shape, strict=True) for n in (r, s)]
+    )
     return spread.reshape([r * s for r, s in zip(repeats, shape, strict=True)])
 
 
@@ -258,8 +287,7 @@ def _constant_pad(b: Builder, x: Value, pad: Sequence[Any], value: Any = 0) -> V
 
 
 @RULES(aten.slice_backward.default)
-def _slice_backward(b: Builder, grad: Value, sizes: Sequence[Any], dim: int, start: Any, end: Any,
-                    step: Any) -> Value:
+def _slice_backward(b: Builder, grad: Value, sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any) -> Value:
     dim = wrap_dim(dim, len(sizes))
     size = sizes[dim]
     start = _bound(start, size, 0)
@@ -289,8 +317,9 @@ def _diagonal_backward(b: Builder, grad: Value, sizes: Sequence[Any], offset: in
 
 
 @RULES(aten.slice_scatter.default)
-def _slice_scatter(b: Builder, x: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None,
-                   step: Any = 1) -> Value:
+def _slice_scatter(
+    b: Builder, x: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+) -> Value:
     dim = x.dim(dim)
     size = x.shape[dim]
     start = _bound(start, size, 0)
@@ -325,8 +354,9 @@ def _diagonal_scatter(b: Builder, x: Value, src: Value, offset: int = 0, dim1: i
 
 
 @RULES(aten.as_strided_scatter.default)
-def _as_strided_scatter(b: Builder, x: Value, src: Value, size: Sequence[Any], stride: Sequence[Any],
-                        offset: Any = None) -> Value:
+def _as_strided_scatter(
+    b: Builder, x: Value, src: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
+) -> Value:
     at = x.spec.offset if offset is None else offset
     return b.emit(prims.as_strided_scatter, x, src.to(x.dtype), tuple(size), tuple(stride), at)  # type: ignore[no-any-return]
 
@@ -360,9 +390,17 @@ def _contiguous(b: Builder, x: Value, *, memory_format: torch.memory_format = to
 
 
 @RULES(aten._to_copy.default)
-def _to_copy(b: Builder, x: Value, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None,
-             pin_memory: Any = None, non_blocking: bool = False,
-             memory_format: torch.memory_format | None = None) -> Value:
+def _to_copy(
+    b: Builder,
+    x: Value,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Value:
     if device is not None and torch.device(device) != x.device:
         x = b.emit(prims.device_put, x, torch.device(device))
     if dtype is not None:
@@ -409,32 +447,64 @@ def _made(b: Builder, size: Sequence[Any], value: Any, dtype: Any, device: Any) 
 
 
 @RULES(aten.full.default)
-def _full(b: Builder, size: Sequence[Any], value: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
-          pin_memory: Any = None) -> Value:
+def _full(
+    b: Builder,
+    size: Sequence[Any],
+    value: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     return _made(b, size, value, dtype or number_dtype(value), device)
 
 
 @RULES(aten.zeros.default, aten.empty.memory_format)
-def _zeros(b: Builder, size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None,
-           pin_memory: Any = None, memory_format: Any = None) -> Value:
+def _zeros(
+    b: Builder,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+    memory_format: Any = None,
+) -> Value:
     return _made(b, size, 0, dtype, device)
 
 
 @RULES(aten.ones.default)
-def _ones(b: Builder, size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None,
-          pin_memory: Any = None) -> Value:
+def _ones(
+    b: Builder,
+    size: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     return _made(b, size, 1, dtype, device)
 
 
 @RULES(aten.scalar_tensor.default)
-def _scalar_tensor(b: Builder, value: Any, *, dtype: Any = None, layout: Any = None, device: Any = None,
-                   pin_memory: Any = None) -> Value:
+def _scalar_tensor(
+    b: Builder, value: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Value:
     return _made(b, (), value, dtype, device)
 
 
 def _like(value: Any) -> Any:
-    def rule(b: Builder, x: Value, *, dtype: Any = None, layout: Any = None, device: Any = None,
-             pin_memory: Any = None, memory_format: Any = None) -> Value:
+    def rule(
+        b: Builder,
+        x: Value,
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+        memory_format: Any = None,
+    ) -> Value:
         return b.full(x.shape, value, dtype or x.dtype, x.device if device is None else torch.device(device))
 
     return rule
@@ -451,8 +521,16 @@ def _full_like(b: Builder, x: Value, value: Any, **options: Any) -> Value:
 
 
 def _new(value: Any) -> Any:
-    def rule(b: Builder, x: Value, size: Sequence[Any], *, dtype: Any = None, layout: Any = None, device: Any = None,
-             pin_memory: Any = None) -> Value:
+    def rule(
+        b: Builder,
+        x: Value,
+        size: Sequence[Any],
+        *,
+        dtype: Any = None,
+        layout: Any = None,
+        device: Any = None,
+        pin_memory: Any = None,
+    ) -> Value:
         return b.full(size, value, dtype or x.dtype, x.device if device is None else torch.device(device))
 
     return rule
@@ -469,21 +547,51 @@ def _new_full(b: Builder, x: Value, size: Sequence[Any], value: Any, **options: 
 
 
 @RULES(aten.new_empty_strided.default)
-def _new_empty_strided(b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], *, dtype: Any = None,
-                       layout: Any = None, device: Any = None, pin_memory: Any = None) -> Value:
+def _new_empty_strided(
+    b: Builder,
+    x: Value,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     return _empty_strided(b, size, stride, dtype=dtype or x.dtype, device=device or x.device)  # type: ignore[no-any-return]
 
 
 @RULES(aten.empty_strided.default)
-def _empty_strided(b: Builder, size: Sequence[Any], stride: Sequence[Any], *, dtype: Any = None, layout: Any = None,
-                   device: Any = None, pin_memory: Any = None) -> Value:
-    return b.emit(prims.empty_strided, tuple(size), tuple(stride),  # type: ignore[no-any-return]
-                  dtype or torch.get_default_dtype(), _place(device))
+def _empty_strided(
+    b: Builder,
+    size: Sequence[Any],
+    stride: Sequence[Any],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
+    return b.emit(  # type: ignore[no-any-return]
+        prims.empty_strided,
+        tuple(size),
+        tuple(stride),  # type: ignore[no-any-return]
+        dtype or torch.get_default_dtype(),
+        _place(device),
+    )
 
 
 @RULES(aten.empty_permuted.default)
-def _empty_permuted(b: Builder, size: Sequence[Any], physical_layout: Sequence[int], *, dtype: Any = None,
-                    layout: Any = None, device: Any = None, pin_memory: Any = None) -> Value:
+def _empty_permuted(
+    b: Builder,
+    size: Sequence[Any],
+    physical_layout: Sequence[int],
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     strides = strides_in_order(size, physical_layout)
     return _empty_strided(b, size, strides, dtype=dtype, device=device)  # type: ignore[no-any-return]
 
@@ -495,8 +603,9 @@ def _count(start: Any, end: Any, step: Any) -> Any:
 
 
 @RULES(aten.arange.default, aten.arange.start, aten.arange.start_step)
-def _arange(b: Builder, *ends: Any, dtype: Any = None, layout: Any = None, device: Any = None,
-            pin_memory: Any = None) -> Value:
+def _arange(
+    b: Builder, *ends: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
+) -> Value:
     start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1) if len(ends) == 2 else ends
     integral = all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step))
     dtype = dtype or (torch.int64 if integral else torch.get_default_dtype())
@@ -512,8 +621,17 @@ def _arange(b: Builder, *ends: Any, dtype: Any = None, layout: Any = None, devic
 
 
 @RULES(aten.range.default, aten.range.step)
-def _range(b: Builder, start: Any, end: Any, step: Any = 1, *, dtype: Any = None, layout: Any = None,
-           device: Any = None, pin_memory: Any = None) -> Value:
+def _range(
+    b: Builder,
+    start: Any,
+    end: Any,
+    step: Any = 1,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     """start, start + step, ..., with the end."""
     count = math.floor((end - start) / step) + 1
     dtype = dtype or torch.get_default_dtype()
@@ -524,16 +642,24 @@ def _range(b: Builder, start: Any, end: Any, step: Any = 1, *, dtype: Any = None
 
 
 @RULES(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor)
-def linspace(b: Builder, start: Any, end: Any, steps: Any, *, dtype: Any = None, layout: Any = None,
-              device: Any = None, pin_memory: Any = None) -> Value:
+def linspace(
+    b: Builder,
+    start: Any,
+    end: Any,
+    steps: Any,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     complex_ends = any(isinstance(v, complex) or (isinstance(v, Value) and v.dtype.is_complex) for v in (start, end))
     dtype = dtype or (torch.complex64 if complex_ends else torch.get_default_dtype())
     work = torch.complex128 if dtype.is_complex else torch.float64
     start, end = (_end(v, dtype, work) for v in (start, end))
     index = b.iota(steps, _place(device))
     if isinstance(steps, int) and steps == 1:
-        return (start.reshape((1,)).to(dtype) if isinstance(start, Value)
-                else b.full((1,), start, dtype, _place(device)))
+        return start.reshape((1,)).to(dtype) if isinstance(start, Value) else b.full((1,), start, dtype, _place(device))
     step = (end - start) / (steps - 1) if not (isinstance(steps, int) and steps == 0) else 0.0
     up = index.to(work) * step + start
     down = ((steps - 1) - index).to(work) * -step + end
@@ -548,8 +674,18 @@ def _end(value: Any, dtype: torch.dtype, work: torch.dtype) -> Any:
 
 
 @RULES(aten.logspace.default, aten.logspace.Tensor_Tensor, aten.logspace.Tensor_Scalar, aten.logspace.Scalar_Tensor)
-def _logspace(b: Builder, start: Any, end: Any, steps: Any, base: float = 10.0, *, dtype: Any = None,
-              layout: Any = None, device: Any = None, pin_memory: Any = None) -> Value:
+def _logspace(
+    b: Builder,
+    start: Any,
+    end: Any,
+    steps: Any,
+    base: float = 10.0,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     dtype = dtype or torch.get_default_dtype()
     work = torch.complex128 if dtype.is_complex else torch.float64
     if not same_size(steps, 1):
@@ -559,8 +695,16 @@ def _logspace(b: Builder, start: Any, end: Any, steps: Any, base: float = 10.0, 
 
 
 @RULES(aten.eye.default, aten.eye.m)
-def _eye(b: Builder, n: Any, m: Any = None, *, dtype: Any = None, layout: Any = None, device: Any = None,
-         pin_memory: Any = None) -> Value:
+def _eye(
+    b: Builder,
+    n: Any,
+    m: Any = None,
+    *,
+    dtype: Any = None,
+    layout: Any = None,
+    device: Any = None,
+    pin_memory: Any = None,
+) -> Value:
     m = n if m is None else m
     rows, columns = b.iota(n, _place(device)).unsqueeze(1), b.iota(m, _place(device)).unsqueeze(0)
     return rows.eq(columns).to(dtype or torch.get_default_dtype())
@@ -595,8 +739,6 @@ def _diag_embed(b: Builder, x: Value, offset: int = 0, dim1: int = -2, dim2: int
     return filled.permute(order)  # type: ignore[no-any-return]
 
 
-
-
 # --- padding by the tensor's own elements -----------------------------------------------------------
 def _mirrored(i: Value, size: Any) -> Value:
     """Positions outside [0, size) reflected at the ends, which are not repeated."""
@@ -608,8 +750,9 @@ def _clamped(i: Value, size: Any) -> Value:
     return i.maximum(0).minimum(size - 1)
 
 
-def _pad_indices(b: Builder, place: Any, spatial: Sequence[Any], padding: Sequence[Any],
-                 device: torch.device) -> list[Value]:
+def _pad_indices(
+    b: Builder, place: Any, spatial: Sequence[Any], padding: Sequence[Any], device: torch.device
+) -> list[Value]:
     rank = len(spatial)
     indices = []
     for d, size in enumerate(spatial):

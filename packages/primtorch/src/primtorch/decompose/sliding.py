@@ -38,7 +38,7 @@ def _adaptive_positions(b: Builder, size: Any, out: Any, device: torch.device) -
 def _adaptive_max_pool(rank: int) -> Any:
     def rule(b: Builder, x: Value, output_size: Any) -> tuple[Value, Value]:
         out = _each(output_size, rank)
-        lead, spatial = x.shape[:x.rank - rank], x.shape[x.rank - rank:]
+        lead, spatial = x.shape[: x.rank - rank], x.shape[x.rank - rank :]
         if any(isinstance(n, int) and n == 0 for n in (*out, *x.shape)):
             shape = (*lead, *out)
             return b.full(shape, 0, x.dtype, x.device), b.full(shape, 0, torch.int64, x.device)
@@ -58,41 +58,53 @@ def _adaptive_max_pool(rank: int) -> Any:
         where = flat.permute(order).reshape((*out, count)).expand((*lead, *out, count))
         last = len(lead) + rank
         best = b.emit(prims.argmax, taken, (last,), True)
-        return (b.emit(prims.gather, taken, last, best).squeeze(last),
-                b.emit(prims.gather, where, last, best).squeeze(last))
+        return (
+            b.emit(prims.gather, taken, last, best).squeeze(last),
+            b.emit(prims.gather, where, last, best).squeeze(last),
+        )
 
     return rule
 
 
 def scatter_by_position(b: Builder, grad: Value, x: Value, indices: Value, rank: int) -> Value:
     """Add each element of `grad` to the element of x's spatial dims whose flat position `indices` gives."""
-    lead = x.shape[:x.rank - rank]
-    count, windows = numel(x.shape[x.rank - rank:]), numel(grad.shape[grad.rank - rank:])
+    lead = x.shape[: x.rank - rank]
+    count, windows = numel(x.shape[x.rank - rank :]), numel(grad.shape[grad.rank - rank :])
     compute = compute_dtype(grad.dtype)
     zeros = b.full((*lead, count), 0, compute, grad.device)
-    out = b.emit(prims.scatter_add, zeros, len(lead), indices.reshape((*lead, windows)),
-                 grad.to(compute).reshape((*lead, windows)))
+    out = b.emit(
+        prims.scatter_add,
+        zeros,
+        len(lead),
+        indices.reshape((*lead, windows)),
+        grad.to(compute).reshape((*lead, windows)),
+    )
     return out.reshape(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
 
 
 for _rank in (2, 3):
     RULES.add(getattr(aten, f"adaptive_max_pool{_rank}d").default, _adaptive_max_pool(_rank))
-    RULES.add(getattr(aten, f"adaptive_max_pool{_rank}d_backward").default,
-              lambda b, grad, x, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank))
-    RULES.add(getattr(aten, f"fractional_max_pool{_rank}d").default,
-              lambda b, *args, prim=prims.PRIMS[f"fractional_max_pool{_rank}d"]: b.emit(prim, *args))
-    RULES.add(getattr(aten, f"fractional_max_pool{_rank}d_backward").default,
-              lambda b, grad, x, kernel, out, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank))
+    RULES.add(
+        getattr(aten, f"adaptive_max_pool{_rank}d_backward").default,
+        lambda b, grad, x, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank),
+    )
+    RULES.add(
+        getattr(aten, f"fractional_max_pool{_rank}d").default,
+        lambda b, *args, prim=prims.PRIMS[f"fractional_max_pool{_rank}d"]: b.emit(prim, *args),
+    )
+    RULES.add(
+        getattr(aten, f"fractional_max_pool{_rank}d_backward").default,
+        lambda b, grad, x, kernel, out, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank),
+    )
 
 
 # --- unpooling -----------------------------------------------------------------------------------
 def _max_unpool(rank: int) -> Any:
     def rule(b: Builder, x: Value, indices: Value, output_size: Sequence[Any], *geometry: Any) -> Value:
-        lead = x.shape[:x.rank - rank]
-        windows = numel(x.shape[x.rank - rank:])
+        lead = x.shape[: x.rank - rank]
+        windows = numel(x.shape[x.rank - rank :])
         zeros = b.full((*lead, numel(output_size)), 0, x.dtype, x.device)
-        out = b.emit(prims.scatter, zeros, len(lead), indices.reshape((*lead, windows)),
-                     x.reshape((*lead, windows)))
+        out = b.emit(prims.scatter, zeros, len(lead), indices.reshape((*lead, windows)), x.reshape((*lead, windows)))
         return out.reshape((*lead, *output_size))  # type: ignore[no-any-return]
 
     return rule
@@ -128,8 +140,9 @@ def _im2col(b: Builder, x: Value, kernel_size: Any, dilation: Any, padding: Any,
 
 
 @RULES(aten.col2im.default)
-def _col2im(b: Builder, x: Value, output_size: Any, kernel_size: Any, dilation: Any, padding: Any,
-            stride: Any) -> Value:
+def _col2im(
+    b: Builder, x: Value, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> Value:
     kernel, dilation, padding, stride = (_each(v, 2) for v in (kernel_size, dilation, padding, stride))
     size = _each(output_size, 2)
     columns = x if x.rank == 3 else x.unsqueeze(0)

@@ -32,31 +32,59 @@ def _batched(x: Value, rank: int) -> tuple[Value, bool]:
 
 # --- pooling -------------------------------------------------------------------------------------
 def _max_pool(rank: int) -> Any:
-    def rule(b: Builder, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, dilation: Any = 1,
-             ceil_mode: bool = False) -> tuple[Value, Value]:
+    def rule(
+        b: Builder,
+        x: Value,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:
         kernel = _each(kernel, rank)
         image, single = _batched(x, rank)
-        values, indices = b.emit(prims.max_pool, image, kernel, _each(stride, rank, kernel), _each(padding, rank),
-                                 _each(dilation, rank), ceil_mode)
+        values, indices = b.emit(
+            prims.max_pool,
+            image,
+            kernel,
+            _each(stride, rank, kernel),
+            _each(padding, rank),
+            _each(dilation, rank),
+            ceil_mode,
+        )
         return (values.squeeze(0), indices.squeeze(0)) if single else (values, indices)
 
     return rule
 
 
 def _max_pool_backward(rank: int) -> Any:
-    def rule(b: Builder, grad: Value, x: Value, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool,
-             indices: Value) -> Value:
+    def rule(
+        b: Builder,
+        grad: Value,
+        x: Value,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+        indices: Value,
+    ) -> Value:
         lead = x.shape[: x.rank - rank]
         count: Any = 1
-        for size in x.shape[x.rank - rank:]:
+        for size in x.shape[x.rank - rank :]:
             count = count * size
         windows: Any = 1
-        for size in grad.shape[x.rank - rank:]:
+        for size in grad.shape[x.rank - rank :]:
             windows = windows * size
         compute = compute_dtype(grad.dtype)
         zeros = b.full((*lead, count), 0, compute, grad.device)
-        out = b.emit(prims.scatter_add, zeros, len(lead), indices.reshape((*lead, windows)),
-                     grad.to(compute).reshape((*lead, windows)))
+        out = b.emit(
+            prims.scatter_add,
+            zeros,
+            len(lead),
+            indices.reshape((*lead, windows)),
+            grad.to(compute).reshape((*lead, windows)),
+        )
         return out.reshape(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
 
     return rule
@@ -69,19 +97,36 @@ RULES.add(aten.max_pool3d_with_indices_backward.default, _max_pool_backward(3))
 
 
 def _avg_pool(rank: int) -> Any:
-    def rule(b: Builder, x: Value, kernel: Any, stride: Any = (), padding: Any = 0, ceil_mode: bool = False,
-             count_include_pad: bool = True, divisor_override: int | None = None) -> Value:
+    def rule(
+        b: Builder,
+        x: Value,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Value:
         kernel = _each(kernel, rank)
         image, single = _batched(x, rank)
-        out = b.emit(prims.avg_pool, image.compute(), kernel, _each(stride, rank, kernel), _each(padding, rank),
-                     ceil_mode, count_include_pad, divisor_override).to(x.dtype)
+        out = b.emit(
+            prims.avg_pool,
+            image.compute(),
+            kernel,
+            _each(stride, rank, kernel),
+            _each(padding, rank),
+            ceil_mode,
+            count_include_pad,
+            divisor_override,
+        ).to(x.dtype)
         return out.squeeze(0) if single else out  # type: ignore[no-any-return]
 
     return rule
 
 
-def _window_counts(b: Builder, size: Any, out: Any, kernel: Any, stride: Any, padding: Any, include_pad: bool,
-                   device: torch.device) -> Value:
+def _window_counts(
+    b: Builder, size: Any, out: Any, kernel: Any, stride: Any, padding: Any, include_pad: bool, device: torch.device
+) -> Value:
     """(out,) number of elements that each window along one dimension counts."""
     start = b.iota(out, device, start=-padding, step=stride)
     stop = (start + kernel).minimum(size + padding)
@@ -99,7 +144,7 @@ def _spread(b: Builder, grad: Value, dim: int, size: Any, kernel: Any, stride: A
         low = (0,) * spaced.rank
         high = tuple(stride - 1 if d == dim + 1 else 0 for d in range(spaced.rank))
         spaced = b.emit(prims.pad, spaced, low, high, b.number(0, grad))
-        grad = spaced.reshape((*grad.shape[:dim], length, *grad.shape[dim + 1:]))
+        grad = spaced.reshape((*grad.shape[:dim], length, *grad.shape[dim + 1 :]))
     before = kernel - 1
     after = size + padding - length  # position i reads padded[i + padding : i + padding + kernel]
     low = tuple(before if d == dim else 0 for d in range(grad.rank))
@@ -114,8 +159,17 @@ def _spread(b: Builder, grad: Value, dim: int, size: Any, kernel: Any, stride: A
 
 
 def _avg_pool_backward(rank: int) -> Any:
-    def rule(b: Builder, grad: Value, x: Value, kernel: Any, stride: Any, padding: Any, ceil_mode: bool,
-             count_include_pad: bool, divisor_override: int | None) -> Value:
+    def rule(
+        b: Builder,
+        grad: Value,
+        x: Value,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Value:
         kernel = _each(kernel, rank)
         stride, padding = _each(stride, rank, kernel), _each(padding, rank)
         first = x.rank - rank
@@ -124,8 +178,16 @@ def _avg_pool_backward(rank: int) -> Any:
             g = g / divisor_override
         else:
             for d in range(rank):
-                counts = _window_counts(b, x.shape[first + d], grad.shape[first + d], kernel[d], stride[d],
-                                        padding[d], count_include_pad, x.device)
+                counts = _window_counts(
+                    b,
+                    x.shape[first + d],
+                    grad.shape[first + d],
+                    kernel[d],
+                    stride[d],
+                    padding[d],
+                    count_include_pad,
+                    x.device,
+                )
                 g = g / counts.to(g.dtype).unsqueeze(*range(1, rank - d))
         for d in range(rank):
             g = _spread(b, g, first + d, x.shape[first + d], kernel[d], stride[d], padding[d])
@@ -209,11 +271,14 @@ def _nearest_index(b: Builder, size: Any, out: Any, scale: float | None, exact: 
     return place.map(prims.floor).to(torch.int64).minimum(size - 1)
 
 
-def _nearest_indices(b: Builder, spatial: Sequence[Any], out: Sequence[Any], scales: Sequence[Any], exact: bool,
-                     device: torch.device) -> list[Value]:
+def _nearest_indices(
+    b: Builder, spatial: Sequence[Any], out: Sequence[Any], scales: Sequence[Any], exact: bool, device: torch.device
+) -> list[Value]:
     rank = len(out)
-    return [_nearest_index(b, spatial[d], out[d], scales[d], exact, device).unsqueeze(*range(1, rank - d))
-            for d in range(rank)]
+    return [
+        _nearest_index(b, spatial[d], out[d], scales[d], exact, device).unsqueeze(*range(1, rank - d))
+        for d in range(rank)
+    ]
 
 
 def _nearest(rank: int, exact: bool) -> Any:
@@ -240,8 +305,9 @@ for _rank in (1, 2, 3):
         RULES.add(getattr(aten, f"{_name}{_rank}d_backward").default, _nearest_backward(_rank, _exact))
 
 
-def _linear_weights(b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None,
-                    like: Value) -> tuple[Value, Value, Value]:
+def _linear_weights(
+    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, like: Value
+) -> tuple[Value, Value, Value]:
     """For each output position the two source positions and the weight of the second."""
     position = b.iota(out, like.device).to(like.dtype)
     if align_corners:
@@ -256,8 +322,10 @@ def _linear_weights(b: Builder, size: Any, out: Any, align_corners: bool, scale:
 
 def refuse_bytes(x: Value) -> None:
     if not x.dtype.is_floating_point:
-        raise NotImplementedError(f"interpolating an image of {x.dtype}: eager computes these in fixed point with a "
-                                  "rounding of its own; convert the image to float32 first")
+        raise NotImplementedError(
+            f"interpolating an image of {x.dtype}: eager computes these in fixed point with a "
+            "rounding of its own; convert the image to float32 first"
+        )
 
 
 def _linear(rank: int) -> Any:
@@ -266,8 +334,9 @@ def _linear(rank: int) -> Any:
         out = x.compute()
         for d in range(rank):
             dim = 2 + d
-            low, high, weight = _linear_weights(b, x.shape[dim], output_size[d], align_corners,
-                                                scales[d] if scales else None, out)
+            low, high, weight = _linear_weights(
+                b, x.shape[dim], output_size[d], align_corners, scales[d] if scales else None, out
+            )
             lead = (None,) * dim
             weight = weight.unsqueeze(*range(1, out.rank - dim)) if out.rank - dim > 1 else weight
             first = b.emit(prims.index, out, (*lead, low))
@@ -279,16 +348,23 @@ def _linear(rank: int) -> Any:
 
 
 def _linear_backward(rank: int) -> Any:
-    def rule(b: Builder, grad: Value, output_size: Sequence[Any], input_size: Sequence[Any], align_corners: bool,
-             *scales: Any) -> Value:
+    def rule(
+        b: Builder,
+        grad: Value,
+        output_size: Sequence[Any],
+        input_size: Sequence[Any],
+        align_corners: bool,
+        *scales: Any,
+    ) -> Value:
         g = grad.compute()
         for d in reversed(range(rank)):
             dim = 2 + d
-            low, high, weight = _linear_weights(b, input_size[dim], output_size[d], align_corners,
-                                                scales[d] if scales else None, g)
+            low, high, weight = _linear_weights(
+                b, input_size[dim], output_size[d], align_corners, scales[d] if scales else None, g
+            )
             lead = (None,) * dim
             weight = weight.unsqueeze(*range(1, g.rank - dim)) if g.rank - dim > 1 else weight
-            shape = (*g.shape[:dim], input_size[dim], *g.shape[dim + 1:])
+            shape = (*g.shape[:dim], input_size[dim], *g.shape[dim + 1 :])
             zeros = b.full(shape, 0, g.dtype, g.device)
             out = b.emit(prims.index_put, zeros, (*lead, low), g * (1.0 - weight), True)
             g = b.emit(prims.index_put, out, (*lead, high), g * weight, True)
@@ -328,8 +404,9 @@ def _scales(beta: Any, alpha: Any) -> dict[str, Any]:
 
 
 @RULES(aten._addmm_activation.default)
-def _addmm_activation(b: Builder, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1,
-                      use_gelu: bool = False) -> Value:
+def _addmm_activation(
+    b: Builder, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> Value:
     out = _addmm(b, bias, x, y, beta=beta, alpha=alpha)
     return _gelu_tanh(out) if use_gelu else out.maximum(0)
 

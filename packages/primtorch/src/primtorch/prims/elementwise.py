@@ -36,15 +36,21 @@ def _operands(name: str, *args: Any) -> TensorSpec:
     first = specs[0]
     for other in specs[1:]:
         require(other.dtype == first.dtype, name, lambda: f"operands have dtypes {first.dtype} and {other.dtype}")
-        require(same_shape(first.shape, other.shape), name,
-                lambda: f"operands have shapes {tuple(first.shape)} and {tuple(other.shape)}")
+        require(
+            same_shape(first.shape, other.shape),
+            name,
+            lambda: f"operands have shapes {tuple(first.shape)} and {tuple(other.shape)}",
+        )
         require(other.device == first.device, name, lambda: f"operands on {first.device} and {other.device}")
     if len(specs) < len(args):
         rank = _dtype_rank(first.dtype)
         for arg in args:
             if not isinstance(arg, TensorSpec):
-                require(_KIND_RANK.get(type(arg), 4) <= rank, name,
-                        lambda: f"the number {arg!r} does not fit dtype {first.dtype}")
+                require(
+                    _KIND_RANK.get(type(arg), 4) <= rank,
+                    name,
+                    lambda: f"the number {arg!r} does not fit dtype {first.dtype}",
+                )
     if len(specs) == 1:
         return TensorSpec(first.shape, preserved_strides(first), first.dtype, first.device)
     strides = elementwise_strides(tuple(first.shape), [tuple(s.strides) for s in specs])
@@ -55,8 +61,9 @@ def _with_dtype(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
     return TensorSpec(spec.shape, spec.strides, dtype, spec.device)
 
 
-def _unary(name: str, reference: Callable[..., Any], doc: str, *tags: str, kinds: str = "f",
-           aten: OpOverload | None = None) -> Prim:
+def _unary(
+    name: str, reference: Callable[..., Any], doc: str, *tags: str, kinds: str = "f", aten: OpOverload | None = None
+) -> Prim:
     """A prim t -> t. `kinds` says which dtypes it takes: b(ool) i(nteger) f(loat) c(omplex)."""
     accepted = frozenset("bifc".index(k) for k in kinds)
 
@@ -64,8 +71,16 @@ def _unary(name: str, reference: Callable[..., Any], doc: str, *tags: str, kinds
         require(_dtype_rank(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
         return TensorSpec(t.shape, preserved_strides(t), t.dtype, t.device)
 
-    return Prim(name, f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference,
-                frozenset({"pointwise", *tags}), aten)
+    return Prim(
+        name,
+        f"{name}(t: Tensor) -> Tensor",
+        "elementwise unary",
+        doc,
+        meta,
+        reference,
+        frozenset({"pointwise", *tags}),
+        aten,
+    )
 
 
 def _predicate(name: str, reference: Callable[..., Any], doc: str) -> Prim:
@@ -90,16 +105,27 @@ _INEXACT = frozenset({"div", "atan2", "copysign", "igamma", "igammac", "zeta"})
 def _binary(name: str, reference: Callable[..., Any], doc: str, *tags: str, aten: OpOverload | None = None) -> Prim:
     def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
         result = _operands(name, a, b)
-        require(name not in _INEXACT or result.dtype.is_floating_point or result.dtype.is_complex, name,
-                lambda: f"takes floating operands, got {result.dtype}; convert them first")
+        require(
+            name not in _INEXACT or result.dtype.is_floating_point or result.dtype.is_complex,
+            name,
+            lambda: f"takes floating operands, got {result.dtype}; convert them first",
+        )
         return result
 
     def run(a: Any, b: Any) -> torch.Tensor:
         result: torch.Tensor = reference(*_as_tensors(a, b))
         return result
 
-    return Prim(name, f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor", "elementwise binary", doc, meta, run,
-                frozenset({"pointwise", *tags}), aten)
+    return Prim(
+        name,
+        f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor",
+        "elementwise binary",
+        doc,
+        meta,
+        run,
+        frozenset({"pointwise", *tags}),
+        aten,
+    )
 
 
 def _comparison(name: str, reference: Callable[..., Any], doc: str, *tags: str) -> Prim:
@@ -110,8 +136,15 @@ def _comparison(name: str, reference: Callable[..., Any], doc: str, *tags: str) 
         result: torch.Tensor = reference(*_as_tensors(a, b))
         return result
 
-    return Prim(name, f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor", "comparison", doc, meta, run,
-                frozenset({"pointwise", *tags}))
+    return Prim(
+        name,
+        f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor",
+        "comparison",
+        doc,
+        meta,
+        run,
+        frozenset({"pointwise", *tags}),
+    )
 
 
 def _real_result(name: str, reference: Callable[..., Any], doc: str, kinds: str) -> Prim:
@@ -122,8 +155,9 @@ def _real_result(name: str, reference: Callable[..., Any], doc: str, kinds: str)
         require(_dtype_rank(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
         return TensorSpec(t.shape, preserved_strides(t), _COMPLEX_TO_REAL.get(t.dtype, t.dtype), t.device)
 
-    return Prim(name, f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference,
-                frozenset({"pointwise"}))
+    return Prim(
+        name, f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference, frozenset({"pointwise"})
+    )
 
 
 def _dense(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -139,8 +173,11 @@ def _dense(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
 def _where_meta(cond: TensorSpec, a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
     require(cond.dtype is torch.bool, "where", lambda: f"cond has dtype {cond.dtype}, expected torch.bool")
     out = _operands("where", a, b)
-    require(same_shape(cond.shape, out.shape), "where",
-            lambda: f"cond has shape {tuple(cond.shape)}, the values {tuple(out.shape)}")
+    require(
+        same_shape(cond.shape, out.shape),
+        "where",
+        lambda: f"cond has shape {tuple(cond.shape)}, the values {tuple(out.shape)}",
+    )
     operands = [tuple(s.strides) for s in (cond, a, b) if isinstance(s, TensorSpec)]
     return TensorSpec(out.shape, elementwise_strides(tuple(out.shape), operands), out.dtype, out.device)
 
@@ -154,8 +191,9 @@ ceil = _unary("ceil", torch.ceil, "The smallest integer >= t.")
 round = _unary("round", torch.round, "The nearest integer; halves go to the even one.")
 trunc = _unary("trunc", torch.trunc, "t without its fraction, toward zero.")
 bitwise_not = _unary("bitwise_not", torch.bitwise_not, "Every bit inverted; logical not for bool.", kinds="bi")
-conj = _unary("conj", lambda t: t.conj().resolve_conj() if t.is_complex() else t.clone(),
-              "re - i*im; materialised.", kinds="c")
+conj = _unary(
+    "conj", lambda t: t.conj().resolve_conj() if t.is_complex() else t.clone(), "re - i*im; materialised.", kinds="c"
+)
 real = _real_result("real", _dense(torch.real), "The real part, as a dense real tensor.", "c")
 imag = _real_result("imag", _dense(torch.imag), "The imaginary part, as a dense real tensor.", "c")
 
@@ -192,13 +230,28 @@ lgamma = _unary("lgamma", torch.lgamma, "log |Gamma(t)|.", "special", aten=aten.
 digamma = _unary("digamma", torch.digamma, "The derivative of lgamma.", "special", aten=aten.digamma.default)
 i0 = _unary("i0", torch.i0, "Modified Bessel function of the first kind, order 0.", "special", aten=aten.i0.default)
 i0e = _unary("i0e", torch.special.i0e, "e^-|t| * i0(t).", "special", aten=aten.special_i0e.default)
-i1 = _unary("i1", torch.special.i1, "Modified Bessel function of the first kind, order 1.", "special",
-            aten=aten.special_i1.default)
+i1 = _unary(
+    "i1",
+    torch.special.i1,
+    "Modified Bessel function of the first kind, order 1.",
+    "special",
+    aten=aten.special_i1.default,
+)
 i1e = _unary("i1e", torch.special.i1e, "e^-|t| * i1(t).", "special", aten=aten.special_i1e.default)
-ndtri = _unary("ndtri", torch.special.ndtri, "The inverse of the standard normal distribution function.", "special",
-               aten=aten.special_ndtri.default)
-log_ndtr = _unary("log_ndtr", torch.special.log_ndtr, "Logarithm of the standard normal distribution function.",
-                  "special", aten=aten.special_log_ndtr.default)
+ndtri = _unary(
+    "ndtri",
+    torch.special.ndtri,
+    "The inverse of the standard normal distribution function.",
+    "special",
+    aten=aten.special_ndtri.default,
+)
+log_ndtr = _unary(
+    "log_ndtr",
+    torch.special.log_ndtr,
+    "Logarithm of the standard normal distribution function.",
+    "special",
+    aten=aten.special_log_ndtr.default,
+)
 erfcx = _unary("erfcx", torch.special.erfcx, "e^(t^2) * erfc(t).", "special", aten=aten.special_erfcx.default)
 
 # --- predicates ----------------------------------------------------------------------------------
@@ -212,10 +265,16 @@ add = _binary("add", torch.add, "a + b; or for bool.", "commutative")
 sub = _binary("sub", torch.sub, "a - b.")
 mul = _binary("mul", torch.mul, "a * b; and for bool.", "commutative")
 div = _binary("div", torch.div, "a / b, true division; float and complex only.")
-floor_div = _binary("floor_div", lambda a, b: torch.div(a, b, rounding_mode="floor"),
-                    "floor(a / b): toward minus infinity, for integers and floats.")
-trunc_div = _binary("trunc_div", lambda a, b: torch.div(a, b, rounding_mode="trunc"),
-                    "trunc(a / b): toward zero, for integers and floats.")
+floor_div = _binary(
+    "floor_div",
+    lambda a, b: torch.div(a, b, rounding_mode="floor"),
+    "floor(a / b): toward minus infinity, for integers and floats.",
+)
+trunc_div = _binary(
+    "trunc_div",
+    lambda a, b: torch.div(a, b, rounding_mode="trunc"),
+    "trunc(a / b): toward zero, for integers and floats.",
+)
 fmod = _binary("fmod", torch.fmod, "a - b*trunc(a / b): the sign of a.")
 remainder = _binary("remainder", torch.remainder, "a - b*floor(a / b): the sign of b.")
 pow = _binary("pow", torch.pow, "a^b.")
@@ -234,12 +293,27 @@ bitwise_or = _binary("bitwise_or", torch.bitwise_or, "Bits set in either; logica
 bitwise_xor = _binary("bitwise_xor", torch.bitwise_xor, "Bits set in one only; logical xor for bool.", "commutative")
 shift_left = _binary("shift_left", torch.bitwise_left_shift, "a * 2^b for integers; 0 when b is the width or more.")
 shift_right = _binary("shift_right", torch.bitwise_right_shift, "floor(a / 2^b), arithmetic for signed a.")
-igamma = _binary("igamma", torch.special.gammainc, "Regularised lower incomplete gamma function P(a, b).", "special",
-                 aten=aten.igamma.default)
-igammac = _binary("igammac", torch.special.gammaincc, "Regularised upper incomplete gamma function Q(a, b).",
-                  "special", aten=aten.igammac.default)
-zeta = _binary("zeta", torch.special.zeta, "Hurwitz zeta: sum over k >= 0 of (k + b)^-a.", "special",
-               aten=aten.special_zeta.default)
+igamma = _binary(
+    "igamma",
+    torch.special.gammainc,
+    "Regularised lower incomplete gamma function P(a, b).",
+    "special",
+    aten=aten.igamma.default,
+)
+igammac = _binary(
+    "igammac",
+    torch.special.gammaincc,
+    "Regularised upper incomplete gamma function Q(a, b).",
+    "special",
+    aten=aten.igammac.default,
+)
+zeta = _binary(
+    "zeta",
+    torch.special.zeta,
+    "Hurwitz zeta: sum over k >= 0 of (k + b)^-a.",
+    "special",
+    aten=aten.special_zeta.default,
+)
 
 # --- comparisons ---------------------------------------------------------------------------------
 eq = _comparison("eq", torch.eq, "a == b; false for NaN.", "commutative")
@@ -250,6 +324,12 @@ gt = _comparison("gt", torch.gt, "a > b.")
 ge = _comparison("ge", torch.ge, "a >= b.")
 
 # --- ternary -------------------------------------------------------------------------------------
-where = Prim("where", "where(cond: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor", "ternary",
-             "a where cond is true, else b. cond is bool; a and b are not both numbers.",
-             _where_meta, torch.where, frozenset({"pointwise"}))
+where = Prim(
+    "where",
+    "where(cond: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor",
+    "ternary",
+    "a where cond is true, else b. cond is bool; a and b are not both numbers.",
+    _where_meta,
+    torch.where,
+    frozenset({"pointwise"}),
+)

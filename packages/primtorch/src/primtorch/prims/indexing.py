@@ -55,8 +55,11 @@ def _index_put_meta(t: TensorSpec, indices: Sequence[Any], values: TensorSpec, a
     _check_indices("index_put", t, indices)
     shape = indexed_shape(t.shape, indices)
     require(values.dtype == t.dtype, "index_put", lambda: f"values have dtype {values.dtype}, the tensor {t.dtype}")
-    require(same_shape(values.shape, shape), "index_put",
-            lambda: f"values have shape {tuple(values.shape)}, the indexed part {tuple(shape)}")
+    require(
+        same_shape(values.shape, shape),
+        "index_put",
+        lambda: f"values have shape {tuple(values.shape)}, the indexed part {tuple(shape)}",
+    )
     return _preserved(t)
 
 
@@ -68,8 +71,9 @@ def _index_put(t: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, ac
 def _check_along(name: str, t: TensorSpec, dim: int, index: TensorSpec) -> None:
     require_dim(name, dim, len(t.shape))
     require(index.dtype is torch.int64, name, lambda: f"index has dtype {index.dtype}, expected int64")
-    require(len(index.shape) == len(t.shape), name,
-            lambda: f"index has rank {len(index.shape)}, the tensor {len(t.shape)}")
+    require(
+        len(index.shape) == len(t.shape), name, lambda: f"index has rank {len(index.shape)}, the tensor {len(t.shape)}"
+    )
 
 
 def _gather_meta(t: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
@@ -77,45 +81,75 @@ def _gather_meta(t: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
     return _contiguous(t, index.shape)
 
 
-def _scatter_meta(t: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *rest: Any,
-                  **options: Any) -> TensorSpec:
+def _scatter_meta(
+    t: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *rest: Any, **options: Any
+) -> TensorSpec:
     _check_along("scatter", t, dim, index)
     require(src.dtype == t.dtype, "scatter", lambda: f"src has dtype {src.dtype}, the tensor {t.dtype}")
     return _contiguous(t, t.shape)
 
 
 index = Prim(
-    "index", "index(t: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor", "indexing",
+    "index",
+    "index(t: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor",
+    "indexing",
     "Advanced indexing: int64 indices broadcast together, None takes a whole dimension. Adjacent indices leave their "
     "broadcast shape in place, separated ones put it first. Negative indices wrap; others out of range are an error.",
-    _index_meta, _index, frozenset({"indexing"}))
+    _index_meta,
+    _index,
+    frozenset({"indexing"}),
+)
 index_put = Prim(
-    "index_put", "index_put(t: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, accumulate: bool) -> Tensor",
-    "indexing", "t with the elements that index(t, indices) reads replaced by `values` (of that shape), or added to "
+    "index_put",
+    "index_put(t: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, accumulate: bool) -> Tensor",
+    "indexing",
+    "t with the elements that index(t, indices) reads replaced by `values` (of that shape), or added to "
     "when `accumulate`. With equal indices and no accumulation, any one of the values is taken.",
-    _index_put_meta, _index_put, frozenset({"indexing"}))
+    _index_put_meta,
+    _index_put,
+    frozenset({"indexing"}),
+)
 gather = Prim(
-    "gather", "gather(t: Tensor, dim: int, index: Tensor) -> Tensor", "indexing",
+    "gather",
+    "gather(t: Tensor, dim: int, index: Tensor) -> Tensor",
+    "indexing",
     "out[i][j][k] = t[i][index[i][j][k]][k] for dim = 1; index sizes may be smaller than t's in other dims. "
-    "Indices are in [0, size).", _gather_meta, torch.gather,
-    frozenset({"indexing"}))
+    "Indices are in [0, size).",
+    _gather_meta,
+    torch.gather,
+    frozenset({"indexing"}),
+)
 scatter = Prim(
-    "scatter", "scatter(t: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor", "indexing",
+    "scatter",
+    "scatter(t: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor",
+    "indexing",
     "t with out[i][index[i][j][k]][k] = src[i][j][k] for dim = 1. With equal indices any one value is taken.",
-    _scatter_meta, lambda t, dim, index, src: torch.scatter(t, dim, index, src).contiguous(), frozenset({"indexing"}))
+    _scatter_meta,
+    lambda t, dim, index, src: torch.scatter(t, dim, index, src).contiguous(),
+    frozenset({"indexing"}),
+)
 scatter_add = Prim(
-    "scatter_add", "scatter_add(t: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor", "indexing",
+    "scatter_add",
+    "scatter_add(t: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor",
+    "indexing",
     "t with out[i][index[i][j][k]][k] += src[i][j][k] for dim = 1.",
-    _scatter_meta, lambda t, dim, index, src: torch.scatter_add(t, dim, index, src).contiguous(),
-    frozenset({"indexing"}))
+    _scatter_meta,
+    lambda t, dim, index, src: torch.scatter_add(t, dim, index, src).contiguous(),
+    frozenset({"indexing"}),
+)
 scatter_reduce = Prim(
     "scatter_reduce",
     "scatter_reduce(t: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool) -> Tensor",
-    "indexing", "As scatter_add with `reduce` one of prod, mean, amax, amin; without `include_self` the elements of t "
-    "that receive a value do not count.", _scatter_meta,
+    "indexing",
+    "As scatter_add with `reduce` one of prod, mean, amax, amin; without `include_self` the elements of t "
+    "that receive a value do not count.",
+    _scatter_meta,
     lambda t, dim, index, src, reduce, *, include_self: torch.scatter_reduce(
-        t, dim, index, src, reduce, include_self=include_self).contiguous(),
-    frozenset({"indexing"}), aten.scatter_reduce.two)
+        t, dim, index, src, reduce, include_self=include_self
+    ).contiguous(),
+    frozenset({"indexing"}),
+    aten.scatter_reduce.two,
+)
 
 
 # --- sort and search -----------------------------------------------------------------------------
@@ -138,19 +172,31 @@ def _searchsorted_meta(sequence: TensorSpec, values: TensorSpec, right: bool) ->
 
 
 sort = Prim(
-    "sort", "sort(t: Tensor, dim: int, descending: bool, stable: bool) -> (Tensor, Tensor)", "sort",
-    "Values in order along dim and their int64 positions; NaN counts as the largest.", _sort_meta,
+    "sort",
+    "sort(t: Tensor, dim: int, descending: bool, stable: bool) -> (Tensor, Tensor)",
+    "sort",
+    "Values in order along dim and their int64 positions; NaN counts as the largest.",
+    _sort_meta,
     lambda t, dim, descending, stable: torch.sort(t, dim=dim, descending=descending, stable=stable),
-    frozenset())
+    frozenset(),
+)
 topk = Prim(
-    "topk", "topk(t: Tensor, k: Size, dim: int, largest: bool, sorted: bool) -> (Tensor, Tensor)", "sort",
-    "The k largest or smallest values along dim and their int64 positions.", _topk_meta, torch.topk,
-    frozenset(), aten.topk.default)
+    "topk",
+    "topk(t: Tensor, k: Size, dim: int, largest: bool, sorted: bool) -> (Tensor, Tensor)",
+    "sort",
+    "The k largest or smallest values along dim and their int64 positions.",
+    _topk_meta,
+    torch.topk,
+    frozenset(),
+    aten.topk.default,
+)
 searchsorted = Prim(
-    "searchsorted", "searchsorted(sequence: Tensor, values: Tensor, right: bool) -> Tensor", "sort",
+    "searchsorted",
+    "searchsorted(sequence: Tensor, values: Tensor, right: bool) -> Tensor",
+    "sort",
     "For each value the int64 position at which it would be put into the ascending last dimension of `sequence` "
     "(1-d, or with the leading shape of `values`): before equal elements, or after them when `right`.",
-    _searchsorted_meta, lambda sequence, values, right: torch.searchsorted(sequence, values, right=right),
-    frozenset())
-
-
+    _searchsorted_meta,
+    lambda sequence, values, right: torch.searchsorted(sequence, values, right=right),
+    frozenset(),
+)

@@ -82,8 +82,9 @@ def is_dense(shape: Sequence[Any], strides: Sequence[Any]) -> bool:
     """Whether every element lies at its own place and there are no holes."""
     if any(isinstance(size, int) and size == 0 for size in shape):
         return True
-    dims = sorted((d for d in range(len(shape)) if not (isinstance(shape[d], int) and shape[d] == 1)),
-                  key=_StrideKey.of(strides))
+    dims = sorted(
+        (d for d in range(len(shape)) if not (isinstance(shape[d], int) and shape[d] == 1)), key=_StrideKey.of(strides)
+    )
     running: Any = 1
     for dim in dims:
         if strides[dim] is not running and strides[dim] != running:
@@ -178,14 +179,11 @@ def view_strides(shape: Sequence[Any], strides: Sequence[Any], target: Sequence[
     for dim in range(len(shape) - 1, -1, -1):
         run_size = run_size * shape[dim]
         ends = dim == 0 or (
-            not (isinstance(shape[dim - 1], int) and shape[dim - 1] == 1)
-            and strides[dim - 1] != run_size * run_stride
+            not (isinstance(shape[dim - 1], int) and shape[dim - 1] == 1) and strides[dim - 1] != run_size * run_stride
         )
         if not ends:
             continue
-        while view_dim >= 0 and (
-            (isinstance(target[view_dim], int) and target[view_dim] == 1) or view_size < run_size
-        ):
+        while view_dim >= 0 and ((isinstance(target[view_dim], int) and target[view_dim] == 1) or view_size < run_size):
             result[view_dim] = view_size * run_stride
             view_size = view_size * target[view_dim]
             view_dim -= 1

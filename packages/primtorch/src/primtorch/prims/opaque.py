@@ -21,8 +21,9 @@ aten = torch.ops.aten
 _TO_COMPLEX = {real: cplx for cplx, real in _COMPLEX_TO_REAL.items()}
 
 
-def _opaque(overload: OpOverload, family: str, doc: str, meta: Callable[..., Any], *tags: str,
-            name: str | None = None) -> Prim:
+def _opaque(
+    overload: OpOverload, family: str, doc: str, meta: Callable[..., Any], *tags: str, name: str | None = None
+) -> Prim:
     short = name or overload._schema.name.split("::")[1].lstrip("_")
     arguments = str(overload._schema).split("(", 1)[1]
     return Prim(short, f"{short}({arguments}", family, doc, meta, overload, frozenset({"opaque", *tags}), overload)
@@ -81,8 +82,9 @@ def _lu(a: TensorSpec, *, pivot: bool = True) -> tuple[Any, ...]:
     return (_dense(a, p), _column_major(a, (*batch, a.shape[-2], k)), _column_major(a, (*batch, k, a.shape[-1])))
 
 
-def _lu_unpack(lu: TensorSpec, pivots: TensorSpec, unpack_data: bool = True,
-               unpack_pivots: bool = True) -> tuple[Any, ...]:
+def _lu_unpack(
+    lu: TensorSpec, pivots: TensorSpec, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Any, ...]:
     k, batch = _rank_min(lu), lu.shape[:-2]
     p = (*batch, lu.shape[-2], lu.shape[-2]) if unpack_pivots else (0,)
     lower = (*batch, lu.shape[-2], k) if unpack_data else (0,)
@@ -90,8 +92,9 @@ def _lu_unpack(lu: TensorSpec, pivots: TensorSpec, unpack_data: bool = True,
     return _dense(lu, p), _column_major(lu, lower), _column_major(lu, upper)
 
 
-def _lu_solve(lu: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, left: bool = True,
-              adjoint: bool = False) -> TensorSpec:
+def _lu_solve(
+    lu: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, left: bool = True, adjoint: bool = False
+) -> TensorSpec:
     return _column_major(b, b.shape)
 
 
@@ -111,8 +114,9 @@ def _eig(a: TensorSpec) -> tuple[Any, ...]:
     return _dense(a, a.shape[:-1], _complex_of(a)), _column_major(a, a.shape, _complex_of(a))
 
 
-def _svd(a: TensorSpec, full_matrices: bool = False, compute_uv: bool = True, *,
-         driver: str | None = None) -> tuple[Any, ...]:
+def _svd(
+    a: TensorSpec, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+) -> tuple[Any, ...]:
     rows, columns, k, batch = a.shape[-2], a.shape[-1], _rank_min(a), a.shape[:-2]
     values = _dense(a, (*batch, k), _real_of(a))
     if not compute_uv:
@@ -138,14 +142,16 @@ def _solve_ex(a: TensorSpec, b: TensorSpec, *, left: bool = True, check_errors: 
     return x, _column_major(a, a.shape), pivots, info
 
 
-def _solve_triangular(a: TensorSpec, b: TensorSpec, *, upper: bool, left: bool = True,
-                      unitriangular: bool = False) -> TensorSpec:
+def _solve_triangular(
+    a: TensorSpec, b: TensorSpec, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> TensorSpec:
     batch = a.shape[:-2] if len(a.shape) >= len(b.shape) else b.shape[:-2]
     return _column_major(b, (*batch, *b.shape[-2:]))
 
 
-def _triangular_solve(b: TensorSpec, a: TensorSpec, upper: bool = True, transpose: bool = False,
-                      unitriangular: bool = False) -> tuple[Any, ...]:
+def _triangular_solve(
+    b: TensorSpec, a: TensorSpec, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Any, ...]:
     batch = a.shape[:-2] if len(a.shape) >= len(b.shape) else b.shape[:-2]
     return _column_major(b, (*batch, *b.shape[-2:])), _column_major(a, (*batch, *a.shape[-2:]))
 
@@ -157,8 +163,12 @@ def _lstsq(a: TensorSpec, b: TensorSpec, rcond: float | None = None, *, driver: 
     residuals = (*batch, *(() if vector else b.shape[-1:])) if rows > columns and driver != "gelsy" else (0,)
     rank = batch if driver != "gels" else (0,)
     values = (*batch, _rank_min(a)) if driver in ("gelsd", "gelss") else (0,)
-    return (_column_major(a, solution) if not vector else _dense(a, solution), _dense(a, residuals, _real_of(a)),
-            _dense(a, rank, torch.int64), _dense(a, values, _real_of(a)))
+    return (
+        _column_major(a, solution) if not vector else _dense(a, solution),
+        _dense(a, residuals, _real_of(a)),
+        _dense(a, rank, torch.int64),
+        _dense(a, values, _real_of(a)),
+    )
 
 
 def _geqrf(a: TensorSpec) -> tuple[Any, ...]:
@@ -187,40 +197,71 @@ linalg_lu = _opaque(aten.linalg_lu.default, _LINALG, "A = P L U.", _lu)
 lu_unpack = _opaque(aten.lu_unpack.default, _LINALG, "P, L, U of a packed factorisation.", _lu_unpack)
 linalg_lu_solve = _opaque(aten.linalg_lu_solve.default, _LINALG, "Solve with LU factors.", _lu_solve)
 linalg_cholesky_ex = _opaque(aten.linalg_cholesky_ex.default, _LINALG, "A = L L^H, info.", _cholesky_ex)
-cholesky_solve = _opaque(aten.cholesky_solve.default, _LINALG, "Solve with a Cholesky factor.",
-                         lambda b, a, upper=False: _column_major(b, b.shape))
-cholesky_inverse = _opaque(aten.cholesky_inverse.default, _LINALG, "Inverse from a Cholesky factor.",
-                           lambda a, upper=False: _column_major(a, a.shape))
+cholesky_solve = _opaque(
+    aten.cholesky_solve.default,
+    _LINALG,
+    "Solve with a Cholesky factor.",
+    lambda b, a, upper=False: _column_major(b, b.shape),
+)
+cholesky_inverse = _opaque(
+    aten.cholesky_inverse.default,
+    _LINALG,
+    "Inverse from a Cholesky factor.",
+    lambda a, upper=False: _column_major(a, a.shape),
+)
 linalg_inv_ex = _opaque(aten.linalg_inv_ex.default, _LINALG, "Inverse, info.", _inv_ex)
 linalg_eigh = _opaque(aten._linalg_eigh.default, _LINALG, "Eigenvalues and vectors of a Hermitian matrix.", _eigh)
 linalg_eig = _opaque(aten.linalg_eig.default, _LINALG, "Eigenvalues and vectors of a square matrix.", _eig)
-linalg_eigvals = _opaque(aten.linalg_eigvals.default, _LINALG, "Eigenvalues of a square matrix.",
-                         lambda a: _dense(a, a.shape[:-1], _complex_of(a)))
+linalg_eigvals = _opaque(
+    aten.linalg_eigvals.default,
+    _LINALG,
+    "Eigenvalues of a square matrix.",
+    lambda a: _dense(a, a.shape[:-1], _complex_of(a)),
+)
 linalg_svd = _opaque(aten._linalg_svd.default, _LINALG, "A = U diag(S) V^H.", _svd)
 linalg_qr = _opaque(aten.linalg_qr.default, _LINALG, "A = Q R.", _qr)
-linalg_householder_product = _opaque(aten.linalg_householder_product.default, _LINALG,
-                                     "First columns of a product of Householder reflections.",
-                                     lambda a, tau: _column_major(a, a.shape))
-ormqr = _opaque(aten.ormqr.default, _LINALG, "Multiply by the Q of a QR factorisation.",
-                lambda a, tau, other, left=True, transpose=False: _column_major(other, other.shape))
+linalg_householder_product = _opaque(
+    aten.linalg_householder_product.default,
+    _LINALG,
+    "First columns of a product of Householder reflections.",
+    lambda a, tau: _column_major(a, a.shape),
+)
+ormqr = _opaque(
+    aten.ormqr.default,
+    _LINALG,
+    "Multiply by the Q of a QR factorisation.",
+    lambda a, tau, other, left=True, transpose=False: _column_major(other, other.shape),
+)
 geqrf = _opaque(aten.geqrf.default, _LINALG, "QR as Householder reflections.", _geqrf)
 linalg_solve_ex = _opaque(aten._linalg_solve_ex.default, _LINALG, "Solve A X = B.", _solve_ex)
-linalg_solve_triangular = _opaque(aten.linalg_solve_triangular.default, _LINALG, "Solve with a triangular matrix.",
-                                  _solve_triangular)
-triangular_solve = _opaque(aten.triangular_solve.default, _LINALG, "Solve with a triangular matrix; also a copy of it.",
-                           _triangular_solve)
+linalg_solve_triangular = _opaque(
+    aten.linalg_solve_triangular.default, _LINALG, "Solve with a triangular matrix.", _solve_triangular
+)
+triangular_solve = _opaque(
+    aten.triangular_solve.default, _LINALG, "Solve with a triangular matrix; also a copy of it.", _triangular_solve
+)
 linalg_lstsq = _opaque(aten.linalg_lstsq.default, _LINALG, "Least squares.", _lstsq)
 linalg_ldl_factor_ex = _opaque(aten.linalg_ldl_factor_ex.default, _LINALG, "A = L D L^H, packed.", _ldl_factor_ex)
-linalg_ldl_solve = _opaque(aten.linalg_ldl_solve.default, _LINALG, "Solve with LDL factors.",
-                           lambda ld, pivots, b, *, hermitian=False: _column_major(
-                               b, (*broadcast_shapes(ld.shape[:-2], b.shape[:-2]), *b.shape[-2:])))
+linalg_ldl_solve = _opaque(
+    aten.linalg_ldl_solve.default,
+    _LINALG,
+    "Solve with LDL factors.",
+    lambda ld, pivots, b, *, hermitian=False: _column_major(
+        b, (*broadcast_shapes(ld.shape[:-2], b.shape[:-2]), *b.shape[-2:])
+    ),
+)
 linalg_matrix_exp = _opaque(aten.linalg_matrix_exp.default, _LINALG, "e^A.", _like)
 cdist_forward = _opaque(aten._cdist_forward.default, _LINALG, "p-norm distances between rows.", _cdist)
-cdist_backward = _opaque(aten._cdist_backward.default, _LINALG, "Gradient of cdist for its first operand.",
-                         lambda grad, x1, x2, p, cdist: _like(x1))
+cdist_backward = _opaque(
+    aten._cdist_backward.default,
+    _LINALG,
+    "Gradient of cdist for its first operand.",
+    lambda grad, x1, x2, p, cdist: _like(x1),
+)
 pdist_forward = _opaque(aten._pdist_forward.default, _LINALG, "p-norm distances between pairs of rows.", _pdist)
-pdist_backward = _opaque(aten._pdist_backward.default, _LINALG, "Gradient of pdist.",
-                         lambda grad, t, p, pdist: _like(t))
+pdist_backward = _opaque(
+    aten._pdist_backward.default, _LINALG, "Gradient of pdist.", lambda grad, t, p, pdist: _like(t)
+)
 
 
 # --- Fourier transforms --------------------------------------------------------------------------
@@ -240,8 +281,12 @@ def _c2r(t: TensorSpec, dim: Sequence[int], normalization: int, last_dim_size: A
 _FFT = "fft"
 fft_r2c = _opaque(aten._fft_r2c.default, _FFT, "Discrete Fourier transform of real data.", _r2c)
 fft_c2r = _opaque(aten._fft_c2r.default, _FFT, "Inverse transform to real data.", _c2r)
-fft_c2c = _opaque(aten._fft_c2c.default, _FFT, "Discrete Fourier transform of complex data.",
-                  lambda t, dim, normalization, forward: _like(t))
+fft_c2c = _opaque(
+    aten._fft_c2c.default,
+    _FFT,
+    "Discrete Fourier transform of complex data.",
+    lambda t, dim, normalization, forward: _like(t),
+)
 
 
 # --- special functions of two variables and orthogonal polynomials --------------------------------
@@ -283,8 +328,9 @@ hermite_polynomial_h = _polynomial("hermite_polynomial_h", "Physicists' Hermite 
 hermite_polynomial_he = _polynomial("hermite_polynomial_he", "Probabilists' Hermite polynomial He_n(x).")
 laguerre_polynomial_l = _polynomial("laguerre_polynomial_l", "Laguerre polynomial L_n(x).")
 legendre_polynomial_p = _polynomial("legendre_polynomial_p", "Legendre polynomial P_n(x).")
-polygamma = _opaque(aten.polygamma.default, "special", "The n-th derivative of digamma.",
-                    lambda n, t: _preserved(t), "pointwise")
+polygamma = _opaque(
+    aten.polygamma.default, "special", "The n-th derivative of digamma.", lambda n, t: _preserved(t), "pointwise"
+)
 
 
 # --- samplers, grids, losses with loops over data ------------------------------------------------
@@ -292,20 +338,39 @@ def _grid_sampler(t: TensorSpec, grid: TensorSpec, *rest: Any) -> TensorSpec:
     return _dense(t, (*t.shape[:2], *grid.shape[1:-1]))
 
 
-def _grid_sampler_backward(grad: TensorSpec, t: TensorSpec, grid: TensorSpec, interpolation: int, padding: int,
-                           align_corners: bool, output_mask: Sequence[bool]) -> tuple[Any, ...]:
+def _grid_sampler_backward(
+    grad: TensorSpec,
+    t: TensorSpec,
+    grid: TensorSpec,
+    interpolation: int,
+    padding: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
+) -> tuple[Any, ...]:
     return (_like(t) if output_mask[0] else None), _like(grid)
 
 
-def _embedding_bag(weight: TensorSpec, indices: TensorSpec, offsets: TensorSpec, scale_grad_by_freq: bool = False,
-                   mode: int = 0, sparse: bool = False, per_sample_weights: TensorSpec | None = None,
-                   include_last_offset: bool = False, padding_idx: int = -1) -> tuple[Any, ...]:
+def _embedding_bag(
+    weight: TensorSpec,
+    indices: TensorSpec,
+    offsets: TensorSpec,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: TensorSpec | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Any, ...]:
     bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
     fast_sum = mode == 0 and padding_idx < 0 and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
     offset2bag = (0,) if fast_sum and weight.strides[1] == 1 else (indices.shape[0],)
     max_indices = (bags, weight.shape[1]) if mode == 2 else (bags,)
-    return (_dense(weight, (bags, weight.shape[1])), _dense(indices, offset2bag), _dense(indices, (bags,)),
-            _dense(indices, max_indices))
+    return (
+        _dense(weight, (bags, weight.shape[1])),
+        _dense(indices, offset2bag),
+        _dense(indices, (bags,)),
+        _dense(indices, max_indices),
+    )
 
 
 def _ctc_loss(log_probs: TensorSpec, targets: TensorSpec, *rest: Any) -> tuple[Any, ...]:
@@ -319,75 +384,117 @@ def _multinomial(t: TensorSpec, num_samples: Any, replacement: bool = False, *, 
 
 
 _MISC = "whole"
-grid_sampler_2d = _opaque(aten.grid_sampler_2d.default, _MISC, "Images sampled at the points of a grid.",
-                          _grid_sampler)
-grid_sampler_3d = _opaque(aten.grid_sampler_3d.default, _MISC, "Volumes sampled at the points of a grid.",
-                          _grid_sampler)
-grid_sampler_2d_backward = _opaque(aten.grid_sampler_2d_backward.default, _MISC, "Gradients of grid_sampler_2d.",
-                                   _grid_sampler_backward)
-grid_sampler_3d_backward = _opaque(aten.grid_sampler_3d_backward.default, _MISC, "Gradients of grid_sampler_3d.",
-                                   _grid_sampler_backward)
+grid_sampler_2d = _opaque(aten.grid_sampler_2d.default, _MISC, "Images sampled at the points of a grid.", _grid_sampler)
+grid_sampler_3d = _opaque(
+    aten.grid_sampler_3d.default, _MISC, "Volumes sampled at the points of a grid.", _grid_sampler
+)
+grid_sampler_2d_backward = _opaque(
+    aten.grid_sampler_2d_backward.default, _MISC, "Gradients of grid_sampler_2d.", _grid_sampler_backward
+)
+grid_sampler_3d_backward = _opaque(
+    aten.grid_sampler_3d_backward.default, _MISC, "Gradients of grid_sampler_3d.", _grid_sampler_backward
+)
 embedding_bag = _opaque(aten._embedding_bag.default, _MISC, "Sums, means or maxima of bags of rows.", _embedding_bag)
 embedding_bag_dense_backward = _opaque(
-    aten._embedding_bag_dense_backward.default, _MISC, "Gradient of embedding_bag for the table.",
+    aten._embedding_bag_dense_backward.default,
+    _MISC,
+    "Gradient of embedding_bag for the table.",
     lambda grad, indices, offset2bag, bag_size, maximum_indices, num_weights, *rest: _dense(
-        grad, (num_weights, grad.shape[1])))
+        grad, (num_weights, grad.shape[1])
+    ),
+)
 embedding_bag_per_sample_weights_backward = _opaque(
-    aten._embedding_bag_per_sample_weights_backward.default, _MISC, "Gradient of embedding_bag for the sample weights.",
-    lambda grad, weight, indices, *rest: _dense(grad, (indices.shape[0],)))
+    aten._embedding_bag_per_sample_weights_backward.default,
+    _MISC,
+    "Gradient of embedding_bag for the sample weights.",
+    lambda grad, weight, indices, *rest: _dense(grad, (indices.shape[0],)),
+)
 ctc_loss = _opaque(aten._ctc_loss.default, _MISC, "Connectionist temporal classification loss.", _ctc_loss)
-ctc_loss_backward = _opaque(aten._ctc_loss_backward.default, _MISC, "Gradient of ctc_loss.",
-                            lambda grad, log_probs, *rest: _like(log_probs))
-histc = _opaque(aten.histc.default, _MISC, "Counts of the elements in `bins` equal intervals.",
-                lambda t, bins=100, min=0, max=0: _dense(t, (bins,)))
-mode = _opaque(aten.mode.default, _MISC, "The most frequent value along a dimension and its position.",
-               lambda t, dim=-1, keepdim=False: _mode(t, dim, keepdim))
-multinomial = _opaque(aten.multinomial.default, _MISC, "Row indices drawn with the given weights.", _multinomial,
-                      "effect")
+ctc_loss_backward = _opaque(
+    aten._ctc_loss_backward.default, _MISC, "Gradient of ctc_loss.", lambda grad, log_probs, *rest: _like(log_probs)
+)
+histc = _opaque(
+    aten.histc.default,
+    _MISC,
+    "Counts of the elements in `bins` equal intervals.",
+    lambda t, bins=100, min=0, max=0: _dense(t, (bins,)),
+)
+mode = _opaque(
+    aten.mode.default,
+    _MISC,
+    "The most frequent value along a dimension and its position.",
+    lambda t, dim=-1, keepdim=False: _mode(t, dim, keepdim),
+)
+multinomial = _opaque(
+    aten.multinomial.default, _MISC, "Row indices drawn with the given weights.", _multinomial, "effect"
+)
 poisson = _opaque(aten.poisson.default, _MISC, "Poisson variates with the given rates.", _preserved, "effect")
 binomial = _opaque(aten.binomial.default, _MISC, "Binomial variates.", _preserved, "effect")
 standard_gamma = _opaque(aten._standard_gamma.default, _MISC, "Gamma variates of rate 1.", _preserved, "effect")
 standard_gamma_grad = _opaque(aten._standard_gamma_grad.default, _MISC, "d sample / d shape parameter.", _preserved)
 sample_dirichlet = _opaque(aten._sample_dirichlet.default, _MISC, "Dirichlet variates.", _preserved, "effect")
 dirichlet_grad = _opaque(aten._dirichlet_grad.default, _MISC, "Gradient of a Dirichlet sample.", _preserved)
-randperm = _opaque(aten.randperm.default, _MISC, "A random permutation of 0..n-1.",
-                   lambda n, *, dtype=torch.int64, layout=None, device=None, pin_memory=None: TensorSpec(
-                       (n,), (1,), dtype or torch.int64, torch.device(device or "cpu")), "effect")
-
-
+randperm = _opaque(
+    aten.randperm.default,
+    _MISC,
+    "A random permutation of 0..n-1.",
+    lambda n, *, dtype=torch.int64, layout=None, device=None, pin_memory=None: TensorSpec(
+        (n,), (1,), dtype or torch.int64, torch.device(device or "cpu")
+    ),
+    "effect",
+)
 
 
 def _fractional(rank: int) -> Callable[..., Any]:
     def meta(t: TensorSpec, kernel: Any, output_size: Sequence[Any], samples: TensorSpec) -> tuple[Any, ...]:
-        shape = (*t.shape[:len(t.shape) - rank], *output_size)
+        shape = (*t.shape[: len(t.shape) - rank], *output_size)
         return _dense(t, shape), _dense(t, shape, torch.int64)
 
     return meta
 
 
 fractional_max_pool2d = _opaque(
-    aten.fractional_max_pool2d.default, _MISC, "Maxima over windows whose places are drawn (Graham 2014), with their "
-    "flat positions; the draws are an argument.", _fractional(2))
+    aten.fractional_max_pool2d.default,
+    _MISC,
+    "Maxima over windows whose places are drawn (Graham 2014), with their flat positions; the draws are an argument.",
+    _fractional(2),
+)
 fractional_max_pool3d = _opaque(
-    aten.fractional_max_pool3d.default, _MISC, "Maxima over drawn windows of volumes, with their flat positions.",
-    _fractional(3))
+    aten.fractional_max_pool3d.default,
+    _MISC,
+    "Maxima over drawn windows of volumes, with their flat positions.",
+    _fractional(3),
+)
 
 
-def _segments(t: TensorSpec, reduce: str, *, lengths: TensorSpec | None = None, indices: TensorSpec | None = None,
-              offsets: TensorSpec | None = None, axis: int = 0, unsafe: bool = False,
-              initial: Any = None) -> TensorSpec:
+def _segments(
+    t: TensorSpec,
+    reduce: str,
+    *,
+    lengths: TensorSpec | None = None,
+    indices: TensorSpec | None = None,
+    offsets: TensorSpec | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: Any = None,
+) -> TensorSpec:
     if lengths is not None:
         shape = tuple(lengths.shape)
     else:
         assert offsets is not None, "segment_reduce: lengths or offsets"
         shape = (*offsets.shape[:-1], offsets.shape[-1] - 1)
-    return _dense(t, (*shape, *t.shape[axis + 1:]))
+    return _dense(t, (*shape, *t.shape[axis + 1 :]))
 
 
-segment_reduce = _opaque(aten.segment_reduce.default, _MISC, "Reduction over consecutive segments of given lengths or "
-                         "offsets.", _segments)
-segment_reduce_backward = _opaque(aten._segment_reduce_backward.default, _MISC, "Gradient of segment_reduce.",
-                                  lambda grad, output, t, *rest, **options: _like(t))
+segment_reduce = _opaque(
+    aten.segment_reduce.default, _MISC, "Reduction over consecutive segments of given lengths or offsets.", _segments
+)
+segment_reduce_backward = _opaque(
+    aten._segment_reduce_backward.default,
+    _MISC,
+    "Gradient of segment_reduce.",
+    lambda grad, output, t, *rest, **options: _like(t),
+)
 
 
 def _hashed(t: TensorSpec, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> TensorSpec:
@@ -400,10 +507,14 @@ def _hashed(t: TensorSpec, dim: Sequence[int] = (), *, keepdim: bool = False, mo
 if hasattr(aten, "hash_tensor"):
     hash_tensor = _opaque(aten.hash_tensor.default, _MISC, "Exclusive or of the elements' bits.", _hashed)
 cholesky_solve_helper = _opaque(
-    aten._cholesky_solve_helper.default, _LINALG, "Solve A X = B from the Cholesky factor of A.",
-    lambda b, factor, upper: _column_major(b, b.shape))
+    aten._cholesky_solve_helper.default,
+    _LINALG,
+    "Solve A X = B from the Cholesky factor of A.",
+    lambda b, factor, upper: _column_major(b, b.shape),
+)
 embedding_bag_forward_only = _opaque(
-    aten._embedding_bag_forward_only.default, _MISC, "embedding_bag where no gradient is needed.", _embedding_bag)
+    aten._embedding_bag_forward_only.default, _MISC, "embedding_bag where no gradient is needed.", _embedding_bag
+)
 
 
 def _mode(t: TensorSpec, dim: int, keepdim: bool) -> tuple[Any, ...]:
@@ -433,32 +544,40 @@ def _nonzero(t: TensorSpec) -> TensorSpec:
     return spec_like(t, (count, len(t.shape)), (1, count), torch.int64)
 
 
-def _unique2(t: TensorSpec, sorted: bool = True, return_inverse: bool = False,
-             return_counts: bool = False) -> tuple[Any, ...]:
+def _unique2(
+    t: TensorSpec, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Any, ...]:
     count = _count(t)
-    return (_dense(t, (count,)), _dense(t, t.shape if return_inverse or return_counts else (0,), torch.int64),
-            _dense(t, (count,) if return_counts else (0,), torch.int64))
+    return (
+        _dense(t, (count,)),
+        _dense(t, t.shape if return_inverse or return_counts else (0,), torch.int64),
+        _dense(t, (count,) if return_counts else (0,), torch.int64),
+    )
 
 
-def _unique_dim(t: TensorSpec, dim: int, sorted: bool = True, return_inverse: bool = False,
-                return_counts: bool = False) -> tuple[Any, ...]:
+def _unique_dim(
+    t: TensorSpec, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
+) -> tuple[Any, ...]:
     count = _count(t)
-    shape = [*t.shape[:dim], count, *t.shape[dim + 1:]] if dim >= 0 else [*t.shape[:dim], count, *t.shape[dim:][1:]]
+    shape = [*t.shape[:dim], count, *t.shape[dim + 1 :]] if dim >= 0 else [*t.shape[:dim], count, *t.shape[dim:][1:]]
     return (_dense(t, shape), _dense(t, (t.shape[dim],), torch.int64), _dense(t, (count,), torch.int64))
 
 
-def _unique_consecutive(t: TensorSpec, return_inverse: bool = False, return_counts: bool = False,
-                        dim: int | None = None) -> tuple[Any, ...]:
+def _unique_consecutive(
+    t: TensorSpec, return_inverse: bool = False, return_counts: bool = False, dim: int | None = None
+) -> tuple[Any, ...]:
     if dim is not None:
         return _unique_dim(t, dim)
     count = _count(t)
-    return (_dense(t, (count,)), _dense(t, t.shape if return_inverse else (0,), torch.int64),
-            _dense(t, (count,) if return_counts else (0,), torch.int64))
+    return (
+        _dense(t, (count,)),
+        _dense(t, t.shape if return_inverse else (0,), torch.int64),
+        _dense(t, (count,) if return_counts else (0,), torch.int64),
+    )
 
 
 def _bincount(t: TensorSpec, weights: TensorSpec | None = None, minlength: int = 0) -> TensorSpec:
-    dtype = torch.int64 if weights is None else (
-        weights.dtype if weights.dtype is torch.float32 else torch.float64)
+    dtype = torch.int64 if weights is None else (weights.dtype if weights.dtype is torch.float32 else torch.float64)
     return _dense(t, (_count(t, least=minlength),), dtype)
 
 
@@ -469,20 +588,44 @@ def _local_scalar(t: TensorSpec) -> Any:
 
 
 _CONTROL = "data-dependent"
-nonzero = _opaque(aten.nonzero.default, _CONTROL, "Row-major positions of the elements that are not zero, (count, "
-                  "rank) int64.", _nonzero, "dynamic")
+nonzero = _opaque(
+    aten.nonzero.default,
+    _CONTROL,
+    "Row-major positions of the elements that are not zero, (count, rank) int64.",
+    _nonzero,
+    "dynamic",
+)
 unique2 = _opaque(aten._unique2.default, _CONTROL, "Distinct elements, positions, counts.", _unique2, "dynamic")
-unique_dim = _opaque(aten.unique_dim.default, _CONTROL, "Distinct slices along a dimension, positions, counts.",
-                     _unique_dim, "dynamic")
-unique_consecutive = _opaque(aten.unique_consecutive.default, _CONTROL, "Elements without consecutive repetitions.",
-                             _unique_consecutive, "dynamic")
+unique_dim = _opaque(
+    aten.unique_dim.default, _CONTROL, "Distinct slices along a dimension, positions, counts.", _unique_dim, "dynamic"
+)
+unique_consecutive = _opaque(
+    aten.unique_consecutive.default,
+    _CONTROL,
+    "Elements without consecutive repetitions.",
+    _unique_consecutive,
+    "dynamic",
+)
 unique_dim_consecutive = _opaque(
-    aten.unique_dim_consecutive.default, _CONTROL, "Slices without consecutive repetitions.",
-    lambda t, dim, return_inverse=False, return_counts=False: _unique_dim(t, dim), "dynamic")
+    aten.unique_dim_consecutive.default,
+    _CONTROL,
+    "Slices without consecutive repetitions.",
+    lambda t, dim, return_inverse=False, return_counts=False: _unique_dim(t, dim),
+    "dynamic",
+)
 bincount = _opaque(aten.bincount.default, _CONTROL, "How often each non-negative integer occurs.", _bincount, "dynamic")
-local_scalar = _opaque(aten._local_scalar_dense.default, _CONTROL, "The value of a tensor with one element, as a "
-                       "Python number.", _local_scalar, "dynamic", name="local_scalar")
-assert_async = _opaque(aten._assert_async.msg, _CONTROL, "Stop with a message unless a one-element tensor is true.",
-                       lambda t, message: None, "effect")
-
-
+local_scalar = _opaque(
+    aten._local_scalar_dense.default,
+    _CONTROL,
+    "The value of a tensor with one element, as a Python number.",
+    _local_scalar,
+    "dynamic",
+    name="local_scalar",
+)
+assert_async = _opaque(
+    aten._assert_async.msg,
+    _CONTROL,
+    "Stop with a message unless a one-element tensor is true.",
+    lambda t, message: None,
+    "effect",
+)

@@ -79,6 +79,7 @@ def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
 
 
-def spec_like(spec: TensorSpec, shape: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype | None = None,
-              offset: Size = 0) -> TensorSpec:
+def spec_like(
+    spec: TensorSpec, shape: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype | None = None, offset: Size = 0
+) -> TensorSpec:
     return TensorSpec(tuple(shape), tuple(strides), dtype or spec.dtype, spec.device, offset)

@@ -35,8 +35,15 @@ def _reduction(name: str, reference: Callable[..., Any], doc: str, takes: Callab
         out: torch.Tensor = reference(t, tuple(dims), keepdim)
         return out
 
-    return Prim(name, f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor", "reduction", doc, meta, run,
-                frozenset({"reduction"}))
+    return Prim(
+        name,
+        f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor",
+        "reduction",
+        doc,
+        meta,
+        run,
+        frozenset({"reduction"}),
+    )
 
 
 def _arg_reduction(name: str, reference: Callable[..., Any], doc: str) -> Prim:
@@ -49,8 +56,15 @@ def _arg_reduction(name: str, reference: Callable[..., Any], doc: str) -> Prim:
         out: torch.Tensor = reference(t, dims[0] if dims else None, keepdim)
         return out
 
-    return Prim(name, f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor", "reduction", doc, meta, run,
-                frozenset({"reduction"}))
+    return Prim(
+        name,
+        f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor",
+        "reduction",
+        doc,
+        meta,
+        run,
+        frozenset({"reduction"}),
+    )
 
 
 def _prod(t: torch.Tensor, dims: tuple[int, ...], keepdim: bool) -> torch.Tensor:
@@ -59,8 +73,9 @@ def _prod(t: torch.Tensor, dims: tuple[int, ...], keepdim: bool) -> torch.Tensor
     return t if keepdim else t.squeeze(dims)
 
 
-def _var_mean_meta(t: TensorSpec, dims: Sequence[int], correction: float,
-                   keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _var_mean_meta(
+    t: TensorSpec, dims: Sequence[int], correction: float, keepdim: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
     require_dims("var_mean", dims, len(t.shape))
     require(t.dtype.is_floating_point, "var_mean", lambda: f"does not take dtype {t.dtype}")
     out = _result(t, dims, keepdim)
@@ -73,27 +88,54 @@ def _var_mean(t: torch.Tensor, dims: Sequence[int], correction: float, keepdim: 
     return torch.var_mean(t, tuple(dims), correction=correction, keepdim=keepdim)
 
 
-sum = _reduction("sum", lambda t, dims, keepdim: torch.sum(t, dims, keepdim, dtype=t.dtype),
-                 "Sum over dims, in t's dtype; bfloat16 and float16 are summed in float32 and rounded once.",
-                 lambda dtype: dtype is not torch.bool)
+sum = _reduction(
+    "sum",
+    lambda t, dims, keepdim: torch.sum(t, dims, keepdim, dtype=t.dtype),
+    "Sum over dims, in t's dtype; bfloat16 and float16 are summed in float32 and rounded once.",
+    lambda dtype: dtype is not torch.bool,
+)
 prod = _reduction("prod", _prod, "Product over dims, in t's dtype.", lambda dtype: dtype is not torch.bool)
-amax = _reduction("amax", torch.amax, "Largest value over dims; NaN wins. Empty dims are an error in eager.",
-                  lambda dtype: not dtype.is_complex)
+amax = _reduction(
+    "amax",
+    torch.amax,
+    "Largest value over dims; NaN wins. Empty dims are an error in eager.",
+    lambda dtype: not dtype.is_complex,
+)
 amin = _reduction("amin", torch.amin, "Smallest value over dims; NaN wins.", lambda dtype: not dtype.is_complex)
-all = _reduction("all", torch.all, "Whether every element over dims is true; true when there is none.",
-                 lambda dtype: dtype is torch.bool)
-any = _reduction("any", torch.any, "Whether any element over dims is true; false when there is none.",
-                 lambda dtype: dtype is torch.bool)
-argmax = _arg_reduction("argmax", torch.argmax,
-                        "int64 index of the first largest element (the first NaN if any) along one dim, or of the "
-                        "row-major flattened tensor for dims=().")
-argmin = _arg_reduction("argmin", torch.argmin,
-                        "int64 index of the first smallest element (the first NaN if any) along one dim, or of the "
-                        "row-major flattened tensor for dims=().")
+all = _reduction(
+    "all",
+    torch.all,
+    "Whether every element over dims is true; true when there is none.",
+    lambda dtype: dtype is torch.bool,
+)
+any = _reduction(
+    "any",
+    torch.any,
+    "Whether any element over dims is true; false when there is none.",
+    lambda dtype: dtype is torch.bool,
+)
+argmax = _arg_reduction(
+    "argmax",
+    torch.argmax,
+    "int64 index of the first largest element (the first NaN if any) along one dim, or of the "
+    "row-major flattened tensor for dims=().",
+)
+argmin = _arg_reduction(
+    "argmin",
+    torch.argmin,
+    "int64 index of the first smallest element (the first NaN if any) along one dim, or of the "
+    "row-major flattened tensor for dims=().",
+)
 var_mean = Prim(
-    "var_mean", "var_mean(t: Tensor, dims: Dims, correction: float, keepdim: bool = False) -> (Tensor, Tensor)",
-    "reduction", "mean = sum(t)/n and var = sum((t - mean)^2) / max(0, n - correction), n the number of elements "
-    "reduced, computed without cancellation (Welford 1962).", _var_mean_meta, _var_mean, frozenset({"reduction"}))
+    "var_mean",
+    "var_mean(t: Tensor, dims: Dims, correction: float, keepdim: bool = False) -> (Tensor, Tensor)",
+    "reduction",
+    "mean = sum(t)/n and var = sum((t - mean)^2) / max(0, n - correction), n the number of elements "
+    "reduced, computed without cancellation (Welford 1962).",
+    _var_mean_meta,
+    _var_mean,
+    frozenset({"reduction"}),
+)
 
 
 # --- scans ---------------------------------------------------------------------------------------
@@ -102,8 +144,15 @@ def _scan(name: str, reference: Callable[..., Any], doc: str) -> Prim:
         require_dim(name, dim, len(t.shape))
         return spec_like(t, t.shape, contiguous_strides(t.shape))
 
-    return Prim(name, f"{name}(t: Tensor, dim: int) -> Tensor", "scan", doc, meta,
-                lambda t, dim: reference(t, dim).contiguous(), frozenset({"scan"}))
+    return Prim(
+        name,
+        f"{name}(t: Tensor, dim: int) -> Tensor",
+        "scan",
+        doc,
+        meta,
+        lambda t, dim: reference(t, dim).contiguous(),
+        frozenset({"scan"}),
+    )
 
 
 def _index_scan(name: str, reference: Callable[..., Any], doc: str) -> Prim:
@@ -112,15 +161,21 @@ def _index_scan(name: str, reference: Callable[..., Any], doc: str) -> Prim:
         strides = contiguous_strides(t.shape)
         return spec_like(t, t.shape, strides), spec_like(t, t.shape, strides, torch.int64)
 
-    return Prim(name, f"{name}(t: Tensor, dim: int) -> (Tensor, Tensor)", "scan", doc, meta, reference,
-                frozenset({"scan"}))
+    return Prim(
+        name, f"{name}(t: Tensor, dim: int) -> (Tensor, Tensor)", "scan", doc, meta, reference, frozenset({"scan"})
+    )
 
 
-cumsum = _scan("cumsum", lambda t, dim: torch.cumsum(t, dim, dtype=t.dtype),
-               "out[i] = t[0] + ... + t[i] along dim, in t's dtype; reduced precision is summed in float32.")
+cumsum = _scan(
+    "cumsum",
+    lambda t, dim: torch.cumsum(t, dim, dtype=t.dtype),
+    "out[i] = t[0] + ... + t[i] along dim, in t's dtype; reduced precision is summed in float32.",
+)
 cumprod = _scan("cumprod", lambda t, dim: torch.cumprod(t, dim, dtype=t.dtype), "out[i] = t[0] * ... * t[i] along dim.")
 logcumsumexp = _scan("logcumsumexp", torch.logcumsumexp, "out[i] = log(e^t[0] + ... + e^t[i]) along dim, stably.")
-cummax = _index_scan("cummax", torch.cummax,
-                     "Running maximum along dim and the int64 index of its last occurrence; NaN wins.")
-cummin = _index_scan("cummin", torch.cummin,
-                     "Running minimum along dim and the int64 index of its last occurrence; NaN wins.")
+cummax = _index_scan(
+    "cummax", torch.cummax, "Running maximum along dim and the int64 index of its last occurrence; NaN wins."
+)
+cummin = _index_scan(
+    "cummin", torch.cummin, "Running minimum along dim and the int64 index of its last occurrence; NaN wins."
+)

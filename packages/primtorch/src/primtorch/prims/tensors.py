@@ -59,28 +59,60 @@ def _complex_meta(re: TensorSpec, im: TensorSpec) -> TensorSpec:
 
 
 convert_element_type = Prim(
-    "convert_element_type", "convert_element_type(t: Tensor, dtype: dtype) -> Tensor", "conversion",
+    "convert_element_type",
+    "convert_element_type(t: Tensor, dtype: dtype) -> Tensor",
+    "conversion",
     "t in another dtype, rounded to nearest even; float to integer truncates; anything to bool is t != 0; "
     "complex to real keeps the real part.",
-    _convert_meta, lambda t, dtype: torch.empty_like(t, dtype=dtype).copy_(t), frozenset({"pointwise"}))
+    _convert_meta,
+    lambda t, dtype: torch.empty_like(t, dtype=dtype).copy_(t),
+    frozenset({"pointwise"}),
+)
 bitcast = Prim(
-    "bitcast", "bitcast(t: Tensor, dtype: dtype) -> Tensor", "conversion",
-    "The same bits read as another dtype of the same width.", _bitcast_meta, lambda t, dtype: t.view(dtype),
-    frozenset({"pointwise"}))
+    "bitcast",
+    "bitcast(t: Tensor, dtype: dtype) -> Tensor",
+    "conversion",
+    "The same bits read as another dtype of the same width.",
+    _bitcast_meta,
+    lambda t, dtype: t.view(dtype),
+    frozenset({"pointwise"}),
+)
 device_put = Prim(
-    "device_put", "device_put(t: Tensor, device: device) -> Tensor", "conversion", "t copied to a device.",
-    _device_put_meta, lambda t, device: t.to(device, copy=True), frozenset())
+    "device_put",
+    "device_put(t: Tensor, device: device) -> Tensor",
+    "conversion",
+    "t copied to a device.",
+    _device_put_meta,
+    lambda t, device: t.to(device, copy=True),
+    frozenset(),
+)
 view_as_real = Prim(
-    "view_as_real", "view_as_real(t: Tensor) -> Tensor", "conversion",
-    "A complex tensor as a real one with a last dimension (re, im).", _view_as_real_meta, torch.view_as_real,
-    frozenset({"view"}))
+    "view_as_real",
+    "view_as_real(t: Tensor) -> Tensor",
+    "conversion",
+    "A complex tensor as a real one with a last dimension (re, im).",
+    _view_as_real_meta,
+    torch.view_as_real,
+    frozenset({"view"}),
+)
 view_as_complex = Prim(
-    "view_as_complex", "view_as_complex(t: Tensor) -> Tensor", "conversion",
-    "The inverse of view_as_real.", _view_as_complex_meta, lambda t: torch.view_as_complex(
-        t if t.stride(-1) == 1 else t.contiguous()), frozenset({"view"}))
+    "view_as_complex",
+    "view_as_complex(t: Tensor) -> Tensor",
+    "conversion",
+    "The inverse of view_as_real.",
+    _view_as_complex_meta,
+    lambda t: torch.view_as_complex(t if t.stride(-1) == 1 else t.contiguous()),
+    frozenset({"view"}),
+)
 complex = Prim(
-    "complex", "complex(re: Tensor, im: Tensor) -> Tensor", "conversion", "re + i*im.", _complex_meta, torch.complex,
-    frozenset({"pointwise"}))
+    "complex",
+    "complex(re: Tensor, im: Tensor) -> Tensor",
+    "conversion",
+    "re + i*im.",
+    _complex_meta,
+    torch.complex,
+    frozenset({"pointwise"}),
+)
 
 
 # --- creation ------------------------------------------------------------------------------------
@@ -89,8 +121,11 @@ def _full_meta(shape: Sequence[Any], value: Any, dtype: torch.dtype, device: tor
 
 
 def _iota_meta(length: Any, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> TensorSpec:
-    require(not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool, "iota",
-            lambda: f"dtype must be an integer's, got {dtype}")
+    require(
+        not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool,
+        "iota",
+        lambda: f"dtype must be an integer's, got {dtype}",
+    )
     return TensorSpec((length,), (1,), dtype, torch.device(device))
 
 
@@ -98,23 +133,40 @@ def _iota(length: int, start: int, step: int, dtype: torch.dtype, device: torch.
     return torch.arange(length, dtype=dtype, device=device) * step + start
 
 
-def _empty_strided_meta(shape: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype,
-                        device: torch.device) -> TensorSpec:
+def _empty_strided_meta(
+    shape: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype, device: torch.device
+) -> TensorSpec:
     require(len(shape) == len(strides), "empty_strided", lambda: f"{len(shape)} sizes and {len(strides)} strides")
     return TensorSpec(tuple(shape), tuple(strides), dtype, torch.device(device))
 
 
 full = Prim(
-    "full", "full(shape: Sizes, value: Number, dtype: dtype, device: device) -> Tensor", "creation",
-    "A row-major tensor with every element `value`.", _full_meta,
-    lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device), frozenset({"pointwise"}))
+    "full",
+    "full(shape: Sizes, value: Number, dtype: dtype, device: device) -> Tensor",
+    "creation",
+    "A row-major tensor with every element `value`.",
+    _full_meta,
+    lambda shape, value, dtype, device: torch.full(shape, value, dtype=dtype, device=device),
+    frozenset({"pointwise"}),
+)
 iota = Prim(
-    "iota", "iota(length: Size, start: Size, step: Size, dtype: dtype, device: device) -> Tensor", "creation",
-    "out[i] = start + i*step for 0 <= i < length, in an integer dtype.", _iota_meta, _iota, frozenset({"pointwise"}))
+    "iota",
+    "iota(length: Size, start: Size, step: Size, dtype: dtype, device: device) -> Tensor",
+    "creation",
+    "out[i] = start + i*step for 0 <= i < length, in an integer dtype.",
+    _iota_meta,
+    _iota,
+    frozenset({"pointwise"}),
+)
 empty_strided = Prim(
-    "empty_strided", "empty_strided(shape: Sizes, strides: Sizes, dtype: dtype, device: device) -> Tensor", "creation",
-    "Memory with unspecified contents.", _empty_strided_meta,
-    lambda shape, strides, dtype, device: torch.empty_strided(shape, strides, dtype=dtype, device=device), frozenset())
+    "empty_strided",
+    "empty_strided(shape: Sizes, strides: Sizes, dtype: dtype, device: device) -> Tensor",
+    "creation",
+    "Memory with unspecified contents.",
+    _empty_strided_meta,
+    lambda shape, strides, dtype, device: torch.empty_strided(shape, strides, dtype=dtype, device=device),
+    frozenset(),
+)
 
 
 # --- random --------------------------------------------------------------------------------------
@@ -133,19 +185,34 @@ def _bits_meta(seed: TensorSpec, shape: Sequence[Any], stream: int = 0) -> Tenso
 
 
 random_seed = Prim(
-    "random_seed", "random_seed(device: device) -> Tensor", "random",
+    "random_seed",
+    "random_seed(device: device) -> Tensor",
+    "random",
     "A 0-d int64 seed in [0, 2^63) drawn from the device's default generator: equal torch.manual_seed, equal draws. "
     "The generator moves on with each call, so two calls are never merged.",
-    _seed_meta, lambda device: torch.empty((), dtype=torch.int64, device=device).random_(), frozenset({"effect"}))
+    _seed_meta,
+    lambda device: torch.empty((), dtype=torch.int64, device=device).random_(),
+    frozenset({"effect"}),
+)
 random_uniform = Prim(
-    "random_uniform", "random_uniform(seed: Tensor, shape: Sizes, stream: int = 0) -> Tensor", "random",
+    "random_uniform",
+    "random_uniform(seed: Tensor, shape: Sizes, stream: int = 0) -> Tensor",
+    "random",
     "float32 in [0, 1): (bits >> 8) * 2^-24 with the bits of random_bits(seed, shape, stream).",
-    _uniform_meta, philox.uniform, frozenset({"pointwise", "random"}))
+    _uniform_meta,
+    philox.uniform,
+    frozenset({"pointwise", "random"}),
+)
 random_bits = Prim(
-    "random_bits", "random_bits(seed: Tensor, shape: Sizes, stream: int = 0) -> Tensor", "random",
+    "random_bits",
+    "random_bits(seed: Tensor, shape: Sizes, stream: int = 0) -> Tensor",
+    "random",
     "int64 in [0, 2^32): element i of the row-major order is word i mod 4 of Philox4x32-10 with key "
     "(seed mod 2^32, seed >> 32) and counter (q mod 2^32, q >> 32, stream, 0), q = i // 4.",
-    _bits_meta, philox.bits, frozenset({"pointwise", "random"}))
+    _bits_meta,
+    philox.bits,
+    frozenset({"pointwise", "random"}),
+)
 
 
 # --- view ----------------------------------------------------------------------------------------
@@ -157,8 +224,11 @@ def _expand_meta(t: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
         if size is target or size == target:
             strides.append(stride)
         else:
-            require(isinstance(size, int) and size == 1, "expand",
-                    lambda: f"shape {tuple(t.shape)} does not expand to {tuple(shape)}")
+            require(
+                isinstance(size, int) and size == 1,
+                "expand",
+                lambda: f"shape {tuple(t.shape)} does not expand to {tuple(shape)}",
+            )
             strides.append(0)
     return spec_like(t, shape, strides, offset=t.offset)
 
@@ -170,8 +240,11 @@ def _permute_meta(t: TensorSpec, dims: Sequence[int]) -> TensorSpec:
 
 
 def _reshape_meta(t: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
-    require(numel(t.shape) == numel(shape), "reshape",
-            lambda: f"shape {tuple(shape)} does not hold the elements of {tuple(t.shape)}")
+    require(
+        numel(t.shape) == numel(shape),
+        "reshape",
+        lambda: f"shape {tuple(shape)} does not hold the elements of {tuple(t.shape)}",
+    )
     strides = view_strides(t.shape, t.strides, shape)
     if strides is None:
         return spec_like(t, shape, contiguous_strides(shape))
@@ -226,14 +299,21 @@ def _flip_meta(t: TensorSpec, dims: Sequence[int]) -> TensorSpec:
 def _diagonal_meta(t: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSpec:
     require_dims("diagonal", (dim1, dim2), len(t.shape))
     rows, columns = t.shape[dim1], t.shape[dim2]
-    length = torch.sym_max(torch.sym_min(rows + offset, columns), 0) if offset < 0 else (
-        torch.sym_max(torch.sym_min(rows, columns - offset), 0))
+    length = (
+        torch.sym_max(torch.sym_min(rows + offset, columns), 0)
+        if offset < 0
+        else (torch.sym_max(torch.sym_min(rows, columns - offset), 0))
+    )
     keep = [d for d in range(len(t.shape)) if d not in (dim1, dim2)]
     start = t.offset
     if length != 0:
         start = start + (offset * t.strides[dim2] if offset >= 0 else -offset * t.strides[dim1])
-    return spec_like(t, [*(t.shape[d] for d in keep), length],
-                     [*(t.strides[d] for d in keep), t.strides[dim1] + t.strides[dim2]], offset=start)
+    return spec_like(
+        t,
+        [*(t.shape[d] for d in keep), length],
+        [*(t.strides[d] for d in keep), t.strides[dim1] + t.strides[dim2]],
+        offset=start,
+    )
 
 
 def _unfold_meta(t: TensorSpec, dim: int, size: Any, step: Any) -> TensorSpec:
@@ -251,42 +331,96 @@ def _as_strided_meta(t: TensorSpec, shape: Sequence[Any], strides: Sequence[Any]
 
 
 expand = Prim(
-    "expand", "expand(t: Tensor, shape: Sizes) -> Tensor", "view",
+    "expand",
+    "expand(t: Tensor, shape: Sizes) -> Tensor",
+    "view",
     "t repeated along new leading dimensions and along dimensions of size 1; right-aligned; no -1.",
-    _expand_meta, lambda t, shape: t.expand(shape), frozenset({"view"}))
+    _expand_meta,
+    lambda t, shape: t.expand(shape),
+    frozenset({"view"}),
+)
 permute = Prim(
-    "permute", "permute(t: Tensor, dims: Dims) -> Tensor", "view", "out.shape[i] = t.shape[dims[i]].",
-    _permute_meta, lambda t, dims: t.permute(dims), frozenset({"view"}))
+    "permute",
+    "permute(t: Tensor, dims: Dims) -> Tensor",
+    "view",
+    "out.shape[i] = t.shape[dims[i]].",
+    _permute_meta,
+    lambda t, dims: t.permute(dims),
+    frozenset({"view"}),
+)
 reshape = Prim(
-    "reshape", "reshape(t: Tensor, shape: Sizes) -> Tensor", "view",
-    "The elements in row-major order under another shape; no -1.", _reshape_meta, lambda t, shape: t.reshape(shape),
-    frozenset({"view"}))
+    "reshape",
+    "reshape(t: Tensor, shape: Sizes) -> Tensor",
+    "view",
+    "The elements in row-major order under another shape; no -1.",
+    _reshape_meta,
+    lambda t, shape: t.reshape(shape),
+    frozenset({"view"}),
+)
 squeeze = Prim(
-    "squeeze", "squeeze(t: Tensor, dims: Dims) -> Tensor", "view", "Without the given dimensions, each of size 1.",
-    _squeeze_meta, lambda t, dims: t.squeeze(dims), frozenset({"view"}))
+    "squeeze",
+    "squeeze(t: Tensor, dims: Dims) -> Tensor",
+    "view",
+    "Without the given dimensions, each of size 1.",
+    _squeeze_meta,
+    lambda t, dims: t.squeeze(dims),
+    frozenset({"view"}),
+)
 unsqueeze = Prim(
-    "unsqueeze", "unsqueeze(t: Tensor, dims: Dims) -> Tensor", "view",
-    "With new dimensions of size 1; `dims` are positions in the result.", _unsqueeze_meta, _unsqueeze,
-    frozenset({"view"}))
+    "unsqueeze",
+    "unsqueeze(t: Tensor, dims: Dims) -> Tensor",
+    "view",
+    "With new dimensions of size 1; `dims` are positions in the result.",
+    _unsqueeze_meta,
+    _unsqueeze,
+    frozenset({"view"}),
+)
 slice = Prim(
-    "slice", "slice(t: Tensor, dim: int, start: Size, stop: Size, step: Size) -> Tensor", "view",
+    "slice",
+    "slice(t: Tensor, dim: int, start: Size, stop: Size, step: Size) -> Tensor",
+    "view",
     "Elements start, start+step, ... below stop of one dimension; 0 <= start <= stop <= size, step >= 1.",
-    _slice_meta, _slice, frozenset({"view"}))
+    _slice_meta,
+    _slice,
+    frozenset({"view"}),
+)
 flip = Prim(
-    "flip", "flip(t: Tensor, dims: Dims) -> Tensor", "view", "The given dimensions in reverse order.",
-    _flip_meta, torch.flip, frozenset({"view"}))
+    "flip",
+    "flip(t: Tensor, dims: Dims) -> Tensor",
+    "view",
+    "The given dimensions in reverse order.",
+    _flip_meta,
+    torch.flip,
+    frozenset({"view"}),
+)
 diagonal = Prim(
-    "diagonal", "diagonal(t: Tensor, offset: int, dim1: int, dim2: int) -> Tensor", "view",
+    "diagonal",
+    "diagonal(t: Tensor, offset: int, dim1: int, dim2: int) -> Tensor",
+    "view",
     "out[..., i] = t[..., i + max(-offset, 0), ..., i + max(offset, 0), ...] over dim1 and dim2; the new dimension is "
-    "last.", _diagonal_meta, torch.diagonal, frozenset({"view"}))
+    "last.",
+    _diagonal_meta,
+    torch.diagonal,
+    frozenset({"view"}),
+)
 unfold = Prim(
-    "unfold", "unfold(t: Tensor, dim: int, size: Size, step: Size) -> Tensor", "view",
+    "unfold",
+    "unfold(t: Tensor, dim: int, size: Size, step: Size) -> Tensor",
+    "view",
     "out[..., i, ..., j] = t[..., i*step + j, ...] with j a new last dimension of `size`.",
-    _unfold_meta, lambda t, dim, size, step: t.unfold(dim, size, step), frozenset({"view"}))
+    _unfold_meta,
+    lambda t, dim, size, step: t.unfold(dim, size, step),
+    frozenset({"view"}),
+)
 as_strided = Prim(
-    "as_strided", "as_strided(t: Tensor, shape: Sizes, strides: Sizes, offset: Size) -> Tensor", "view",
+    "as_strided",
+    "as_strided(t: Tensor, shape: Sizes, strides: Sizes, offset: Size) -> Tensor",
+    "view",
     "out[i] = the element at offset + sum(i*strides) of the memory in which t is laid out by its own strides.",
-    _as_strided_meta, torch.as_strided, frozenset({"view"}))
+    _as_strided_meta,
+    torch.as_strided,
+    frozenset({"view"}),
+)
 
 
 # --- shape, materialising ------------------------------------------------------------------------
@@ -307,11 +441,14 @@ def _cat_meta(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
     total: Any = 0
     for t in tensors:
         require(t.dtype == first.dtype, "cat", lambda: f"dtypes {t.dtype} and {first.dtype}")
-        require(len(t.shape) == len(first.shape) and all(
-            a is b or a == b for i, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if i != dim), "cat",
-            lambda: f"shapes {tuple(t.shape)} and {tuple(first.shape)} differ outside dimension {dim}")
+        require(
+            len(t.shape) == len(first.shape)
+            and all(a is b or a == b for i, (a, b) in enumerate(zip(t.shape, first.shape, strict=True)) if i != dim),
+            "cat",
+            lambda: f"shapes {tuple(t.shape)} and {tuple(first.shape)} differ outside dimension {dim}",
+        )
         total = total + t.shape[dim]
-    shape = (*first.shape[:dim], total, *first.shape[dim + 1:])
+    shape = (*first.shape[:dim], total, *first.shape[dim + 1 :])
     return spec_like(first, shape, _cat_strides(tensors, shape))
 
 
@@ -337,8 +474,11 @@ def _copy_strided_meta(t: TensorSpec, strides: Sequence[Any]) -> TensorSpec:
 
 def _slice_scatter_meta(t: TensorSpec, src: TensorSpec, dim: int, start: Any, stop: Any, step: Any) -> TensorSpec:
     part = _slice_meta(t, dim, start, stop, step)
-    require(same_shape(part.shape, src.shape), "slice_scatter",
-            lambda: f"src has shape {tuple(src.shape)}, the slice {tuple(part.shape)}")
+    require(
+        same_shape(part.shape, src.shape),
+        "slice_scatter",
+        lambda: f"src has shape {tuple(src.shape)}, the slice {tuple(part.shape)}",
+    )
     return spec_like(t, t.shape, preserved_strides(t))
 
 
@@ -352,35 +492,63 @@ def _slice_scatter(t: torch.Tensor, src: torch.Tensor, dim: int, start: int, sto
     return out
 
 
-def _as_strided_scatter(t: torch.Tensor, src: torch.Tensor, shape: Sequence[int], strides: Sequence[int],
-                        offset: int) -> torch.Tensor:
+def _as_strided_scatter(
+    t: torch.Tensor, src: torch.Tensor, shape: Sequence[int], strides: Sequence[int], offset: int
+) -> torch.Tensor:
     return torch.as_strided_scatter(t, src, shape, strides, offset)
 
 
 cat = Prim(
-    "cat", "cat(tensors: tuple[Tensor, ...], dim: int) -> Tensor", "shape",
-    "The tensors one after another along `dim`; equal ranks, dtypes and other sizes.", _cat_meta,
-    lambda tensors, dim: torch.cat(list(tensors), dim), frozenset())
+    "cat",
+    "cat(tensors: tuple[Tensor, ...], dim: int) -> Tensor",
+    "shape",
+    "The tensors one after another along `dim`; equal ranks, dtypes and other sizes.",
+    _cat_meta,
+    lambda tensors, dim: torch.cat(list(tensors), dim),
+    frozenset(),
+)
 pad = Prim(
-    "pad", "pad(t: Tensor, low: Sizes, high: Sizes, value: Number) -> Tensor", "shape",
+    "pad",
+    "pad(t: Tensor, low: Sizes, high: Sizes, value: Number) -> Tensor",
+    "shape",
     "out.shape[d] = low[d] + t.shape[d] + high[d]; new elements are `value`; a negative entry crops.",
-    _pad_meta, _pad, frozenset())
+    _pad_meta,
+    _pad,
+    frozenset(),
+)
 copy_strided = Prim(
-    "copy_strided", "copy_strided(t: Tensor, strides: Sizes) -> Tensor", "shape",
-    "A copy of t with the given strides.", _copy_strided_meta,
-    lambda t, strides: torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t), frozenset())
+    "copy_strided",
+    "copy_strided(t: Tensor, strides: Sizes) -> Tensor",
+    "shape",
+    "A copy of t with the given strides.",
+    _copy_strided_meta,
+    lambda t, strides: torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t),
+    frozenset(),
+)
 slice_scatter = Prim(
-    "slice_scatter", "slice_scatter(t: Tensor, src: Tensor, dim: int, start: Size, stop: Size, step: Size) -> Tensor",
-    "shape", "t with slice(t, dim, start, stop, step) replaced by src.", _slice_scatter_meta, _slice_scatter,
-    frozenset())
+    "slice_scatter",
+    "slice_scatter(t: Tensor, src: Tensor, dim: int, start: Size, stop: Size, step: Size) -> Tensor",
+    "shape",
+    "t with slice(t, dim, start, stop, step) replaced by src.",
+    _slice_scatter_meta,
+    _slice_scatter,
+    frozenset(),
+)
 as_strided_scatter = Prim(
     "as_strided_scatter",
-    "as_strided_scatter(t: Tensor, src: Tensor, shape: Sizes, strides: Sizes, offset: Size) -> Tensor", "shape",
+    "as_strided_scatter(t: Tensor, src: Tensor, shape: Sizes, strides: Sizes, offset: Size) -> Tensor",
+    "shape",
     "t with as_strided(t, shape, strides, offset) replaced by src.",
-    lambda t, src, shape, strides, offset: spec_like(t, t.shape, preserved_strides(t)), _as_strided_scatter,
-    frozenset())
+    lambda t, src, shape, strides, offset: spec_like(t, t.shape, preserved_strides(t)),
+    _as_strided_scatter,
+    frozenset(),
+)
 roll = Prim(
-    "roll", "roll(t: Tensor, shifts: Sizes, dims: Dims) -> Tensor", "shape",
+    "roll",
+    "roll(t: Tensor, shifts: Sizes, dims: Dims) -> Tensor",
+    "shape",
     "out[(i + shift) mod n] = t[i] along each of `dims`.",
     lambda t, shifts, dims: spec_like(t, t.shape, contiguous_strides(t.shape)),
-    lambda t, shifts, dims: torch.roll(t, shifts, dims).contiguous(), frozenset())
+    lambda t, shifts, dims: torch.roll(t, shifts, dims).contiguous(),
+    frozenset(),
+)

@@ -11,13 +11,29 @@ import torch
 from primtorch.prims import PRIMS
 from primtorch.testing.samples import Case, cases
 
-_DRAWN = frozenset({"random_seed", "empty_strided", "multinomial", "poisson", "binomial", "standard_gamma",
-                    "sample_dirichlet", "randperm"})
+_DRAWN = frozenset(
+    {
+        "random_seed",
+        "empty_strided",
+        "multinomial",
+        "poisson",
+        "binomial",
+        "standard_gamma",
+        "sample_dirichlet",
+        "randperm",
+    }
+)
 """Values are drawn, or are nobody's business."""
 _FIRST = frozenset({"ctc_loss"})
 """Results after the first have parts that nobody reads, with whatever memory held."""
-_TOLERANCE = {torch.float32: 2e-5, torch.float64: 1e-9, torch.complex64: 2e-5, torch.complex128: 1e-9,
-              torch.bfloat16: 2e-2, torch.float16: 2e-3}
+_TOLERANCE = {
+    torch.float32: 2e-5,
+    torch.float64: 1e-9,
+    torch.complex64: 2e-5,
+    torch.complex128: 1e-9,
+    torch.bfloat16: 2e-2,
+    torch.float16: 2e-3,
+}
 
 
 @dataclass(frozen=True)
@@ -33,8 +49,9 @@ class Report:
         return not self.missing and not self.wrong
 
     def __str__(self) -> str:
-        lines = [f"{self.passed} samples right, {len(self.wrong)} wrong; {len(self.missing)} of {len(PRIMS)} prims "
-                 "missing"]
+        lines = [
+            f"{self.passed} samples right, {len(self.wrong)} wrong; {len(self.missing)} of {len(PRIMS)} prims missing"
+        ]
         if self.missing:
             lines.append("missing: " + ", ".join(self.missing))
         return "\n".join([*lines, *(f"wrong: {name}: {why}" for name, why in self.wrong)])
@@ -50,8 +67,13 @@ def _same(value: Any) -> Any:
     return value
 
 
-def check_case(backend: Any, case: Case, *, to_backend: Callable[[torch.Tensor], Any] = _same,
-               from_backend: Callable[[Any], torch.Tensor] = _same) -> None:
+def check_case(
+    backend: Any,
+    case: Case,
+    *,
+    to_backend: Callable[[torch.Tensor], Any] = _same,
+    from_backend: Callable[[Any], torch.Tensor] = _same,
+) -> None:
     """Run one sample on the backend.
 
     Raises:
@@ -59,8 +81,9 @@ def check_case(backend: Any, case: Case, *, to_backend: Callable[[torch.Tensor],
     """
     kwargs = case.kwargs
     want = case.prim(*case.args, **kwargs)
-    got = getattr(backend, case.prim.name)(*_mapped(to_backend, case.args),
-                                           **{k: _mapped(to_backend, v) for k, v in kwargs.items()})
+    got = getattr(backend, case.prim.name)(
+        *_mapped(to_backend, case.args), **{k: _mapped(to_backend, v) for k, v in kwargs.items()}
+    )
     wanted, have = ([v] if not isinstance(v, (tuple, list)) else list(v) for v in (want, got))
     assert len(wanted) == len(have), f"{len(have)} results, not {len(wanted)}"
     if case.prim.name in _FIRST:
@@ -88,9 +111,14 @@ def _within(case: Case, dtypes: Collection[torch.dtype]) -> bool:
     return all(d in dtypes for d in used)
 
 
-def conformance(backend: Any, *, to_backend: Callable[[torch.Tensor], Any] = _same,
-                from_backend: Callable[[Any], torch.Tensor] = _same,
-                dtypes: Collection[torch.dtype] | None = None, only: Sequence[str] | None = None) -> Report:
+def conformance(
+    backend: Any,
+    *,
+    to_backend: Callable[[torch.Tensor], Any] = _same,
+    from_backend: Callable[[Any], torch.Tensor] = _same,
+    dtypes: Collection[torch.dtype] | None = None,
+    only: Sequence[str] | None = None,
+) -> Report:
     """Run every prim's samples on a backend: an object with a callable attribute for each prim it has.
 
     Args:
@@ -105,13 +133,16 @@ def conformance(backend: Any, *, to_backend: Callable[[torch.Tensor], Any] = _sa
         try:
             check_case(backend, case, to_backend=to_backend, from_backend=from_backend)
         except Exception as error:  # a kernel may fail in any way; each is reported
-            wrong.append((str(case), f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"))
+            wrong.append(
+                (str(case), f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}")
+            )
         else:
             passed += 1
     return Report(passed, missing, tuple(wrong))
 
 
-def parameters(dtypes: Collection[torch.dtype] | None = None,
-               only: Sequence[str] | None = None) -> list[tuple[str, Case]]:
+def parameters(
+    dtypes: Collection[torch.dtype] | None = None, only: Sequence[str] | None = None
+) -> list[tuple[str, Case]]:
     """(id, case) pairs for `pytest.mark.parametrize`; run each with `check_case`."""
     return [(str(case), case) for case in _chosen(dtypes, only)]

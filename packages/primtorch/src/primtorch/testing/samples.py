@@ -13,8 +13,16 @@ from primtorch.prims import PRIMS, Prim
 from primtorch.spec import TensorSpec
 from primtorch.testing.whole_samples import WHOLE
 
-DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.int64, torch.int32, torch.uint8, torch.bool,
-          torch.complex64)
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.int64,
+    torch.int32,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+)
 CPU = torch.device("cpu")
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
@@ -71,7 +79,7 @@ def _binary(prim: Prim) -> Iterator[tuple[str, Arguments]]:
     for dtype in DTYPES:
         integral = not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
         positive = {"low": 0.25} if prim.name in ("pow", "igamma", "igammac", "zeta") else {}
-        for (label, a), (other, c) in zip(_layouts(dtype, **positive), _layouts(dtype, **positive), strict=True):
+        for (label, a), (_, c) in zip(_layouts(dtype, **positive), _layouts(dtype, **positive), strict=True):
             if integral and (divides or shifts):
                 c = c % 3 + (1 if divides else 0)
             yield f"{_name(dtype)}-{label}", ((a, c), {})
@@ -102,8 +110,10 @@ def _convert(prim: Prim) -> Iterator[tuple[str, Arguments]]:
 def _reduction(prim: Prim) -> Iterator[tuple[str, Arguments]]:
     options = {"low": 0.5, "high": 1.5} if prim.name == "prod" else {}
     for dtype in DTYPES:
-        for label, t in (("dense", tensor((2, 3, 4), dtype, **options)),
-                         ("permuted", tensor((4, 2, 3), dtype, **options).permute(1, 2, 0))):
+        for label, t in (
+            ("dense", tensor((2, 3, 4), dtype, **options)),
+            ("permuted", tensor((4, 2, 3), dtype, **options).permute(1, 2, 0)),
+        ):
             for dims in ((0,), (2,), (0, 2), (0, 1, 2), ()):
                 yield f"{_name(dtype)}-{label}-{dims}", ((t, dims, False), {})
             yield f"{_name(dtype)}-{label}-keepdim", ((t, (1,), True), {})
@@ -140,8 +150,11 @@ def _index(rows: int, size: int) -> torch.Tensor:
 def _scattered(reduce: str | None = None) -> Callable[[Prim], Iterator[tuple[str, Arguments]]]:
     def make(prim: Prim) -> Iterator[tuple[str, Arguments]]:
         for dim in range(2):
-            index = torch.stack([torch.randperm(4)[:3] for _ in range(3)]) if dim else torch.stack(
-                [torch.randperm(5)[:3] for _ in range(3)], 1)
+            index = (
+                torch.stack([torch.randperm(4)[:3] for _ in range(3)])
+                if dim
+                else torch.stack([torch.randperm(5)[:3] for _ in range(3)], 1)
+            )
             arguments: tuple[Any, ...] = (tensor((5, 4)), dim, index, tensor((3, 3), low=0.5))
             if prim.name != "scatter_reduce":
                 yield str(dim), (arguments, {})
@@ -166,10 +179,14 @@ def _convolutions() -> Iterator[tuple[str, tuple[Any, ...]]]:
     yield "1d", (tensor((2, 4, 9)), tensor((6, 4, 3)), tensor((6,)), (2,), (1,), (1,), False, (0,), 1)
     yield "2d", (tensor((2, 4, 7, 8)), tensor((6, 4, 3, 2)), tensor((6,)), (2, 1), (1, 0), (1, 2), False, (0, 0), 1)
     yield "groups", (tensor((2, 4, 6, 6)), tensor((8, 2, 3, 3)), None, (1, 1), (1, 1), (1, 1), False, (0, 0), 2)
-    yield "3d", (tensor((1, 2, 4, 5, 4)), tensor((3, 2, 2, 2, 2)), None, (1, 2, 1), (0, 1, 0), (1, 1, 1), False,
-                 (0, 0, 0), 1)
-    yield "transposed", (tensor((2, 4, 5, 5)), tensor((4, 3, 3, 3)), tensor((6,)), (2, 2), (1, 1), (1, 1), True,
-                         (1, 0), 2)
+    yield (
+        "3d",
+        (tensor((1, 2, 4, 5, 4)), tensor((3, 2, 2, 2, 2)), None, (1, 2, 1), (0, 1, 0), (1, 1, 1), False, (0, 0, 0), 1),
+    )
+    yield (
+        "transposed",
+        (tensor((2, 4, 5, 5)), tensor((4, 3, 3, 3)), tensor((6,)), (2, 2), (1, 1), (1, 1), True, (1, 0), 2),
+    )
 
 
 def _convolution(prim: Prim) -> Iterator[tuple[str, Arguments]]:
@@ -185,30 +202,53 @@ def _convolution_backward(prim: Prim) -> Iterator[tuple[str, Arguments]]:
 
 
 _FAMILIES: dict[str, Callable[[Prim], Iterator[tuple[str, Arguments]]]] = {
-    "elementwise unary": _unary, "predicate": _unary, "elementwise binary": _binary, "comparison": _binary,
-    "ternary": _where, "reduction": _reduction, "scan": _scan,
+    "elementwise unary": _unary,
+    "predicate": _unary,
+    "elementwise binary": _binary,
+    "comparison": _binary,
+    "ternary": _where,
+    "reduction": _reduction,
+    "scan": _scan,
 }
 _OWN: dict[str, Callable[[Prim], Iterator[tuple[str, Arguments]]]] = {
-    "convert_element_type": _convert, "var_mean": _var_mean, "convolution": _convolution,
-    "convolution_backward": _convolution_backward, "scatter": _scattered(), "scatter_add": _scattered(),
+    "convert_element_type": _convert,
+    "var_mean": _var_mean,
+    "convolution": _convolution,
+    "convolution_backward": _convolution_backward,
+    "scatter": _scattered(),
+    "scatter_add": _scattered(),
     "scatter_reduce": _scattered(),
-    "bitcast": _along(lambda: ((tensor((2, 3)), torch.int32), {}), lambda: ((tensor((3,), torch.int64), torch.float64), {})),
+    "bitcast": _along(
+        lambda: ((tensor((2, 3)), torch.int32), {}), lambda: ((tensor((3,), torch.int64), torch.float64), {})
+    ),
     "device_put": _along(lambda: ((tensor((2, 3)), CPU), {})),
     "view_as_real": _along(lambda: ((tensor((2, 3), torch.complex64),), {})),
     "view_as_complex": _along(lambda: ((tensor((3, 2)),), {})),
     "complex": _along(lambda: ((tensor((2, 3)), tensor((2, 3))), {})),
-    "full": _along(lambda: (((2, 3), 1.5, torch.float32, CPU), {}), lambda: (((), True, torch.bool, CPU), {}),
-                   lambda: (((0, 2), 7, torch.int64, CPU), {})),
-    "iota": _along(lambda: ((5, 2, 3, torch.int64, CPU), {}), lambda: ((4, 3, -1, torch.int32, CPU), {}),
-                   lambda: ((0, 0, 1, torch.int64, CPU), {})),
+    "full": _along(
+        lambda: (((2, 3), 1.5, torch.float32, CPU), {}),
+        lambda: (((), True, torch.bool, CPU), {}),
+        lambda: (((0, 2), 7, torch.int64, CPU), {}),
+    ),
+    "iota": _along(
+        lambda: ((5, 2, 3, torch.int64, CPU), {}),
+        lambda: ((4, 3, -1, torch.int32, CPU), {}),
+        lambda: ((0, 0, 1, torch.int64, CPU), {}),
+    ),
     "empty_strided": _along(lambda: (((2, 3), (1, 2), torch.float32, CPU), {})),
     "random_seed": _along(lambda: ((CPU,), {})),
-    "random_uniform": _along(lambda: ((torch.tensor(7), (3, 5), 0), {}), lambda: ((torch.tensor(2**40 + 3), (9,), 1), {})),
+    "random_uniform": _along(
+        lambda: ((torch.tensor(7), (3, 5), 0), {}), lambda: ((torch.tensor(2**40 + 3), (9,), 1), {})
+    ),
     "random_bits": _along(lambda: ((torch.tensor(7), (3, 5), 0), {}), lambda: ((torch.tensor(11), (), 2), {})),
     "expand": _along(lambda: ((tensor((3, 1)), (2, 3, 4)), {}), lambda: ((tensor(()), (2, 2)), {})),
     "permute": _along(lambda: ((tensor((2, 3, 4)), (2, 0, 1)), {}), lambda: ((tensor(()), ()), {})),
-    "reshape": _along(lambda: ((tensor((2, 3, 4)), (6, 4)), {}), lambda: ((tensor((3, 4)).t(), (2, 6)), {}),
-                      lambda: ((tensor((0, 3)), (3, 0, 2)), {}), lambda: ((tensor((1,)), ()), {})),
+    "reshape": _along(
+        lambda: ((tensor((2, 3, 4)), (6, 4)), {}),
+        lambda: ((tensor((3, 4)).t(), (2, 6)), {}),
+        lambda: ((tensor((0, 3)), (3, 0, 2)), {}),
+        lambda: ((tensor((1,)), ()), {}),
+    ),
     "squeeze": _along(lambda: ((tensor((1, 3, 1)), (0, 2)), {}), lambda: ((tensor((1, 3)), ()), {})),
     "unsqueeze": _along(lambda: ((tensor((2, 3)), (0, 3)), {}), lambda: ((tensor(()), (0,)), {})),
     "slice": _along(lambda: ((tensor((5, 7)), 1, 1, 6, 2), {}), lambda: ((tensor((5, 7)), 0, 2, 2, 1), {})),
@@ -216,34 +256,61 @@ _OWN: dict[str, Callable[[Prim], Iterator[tuple[str, Arguments]]]] = {
     "diagonal": _along(lambda: ((tensor((3, 4)), 1, 0, 1), {}), lambda: ((tensor((2, 4, 3)), -1, 1, 2), {})),
     "unfold": _along(lambda: ((tensor((2, 7)), 1, 3, 2), {})),
     "as_strided": _along(lambda: ((tensor((12,)), (2, 3), (1, 2), 3), {})),
-    "cat": _along(lambda: (((tensor((2, 3)), tensor((4, 3))), 0), {}),
-                  lambda: (((tensor((2, 3)), tensor((2, 0)), tensor((2, 1))), 1), {})),
-    "pad": _along(lambda: ((tensor((2, 3)), (1, 0), (0, 2), 4.0), {}), lambda: ((tensor((4, 5)), (-1, 2), (1, -2), 0.0), {})),
+    "cat": _along(
+        lambda: (((tensor((2, 3)), tensor((4, 3))), 0), {}),
+        lambda: (((tensor((2, 3)), tensor((2, 0)), tensor((2, 1))), 1), {}),
+    ),
+    "pad": _along(
+        lambda: ((tensor((2, 3)), (1, 0), (0, 2), 4.0), {}), lambda: ((tensor((4, 5)), (-1, 2), (1, -2), 0.0), {})
+    ),
     "copy_strided": _along(lambda: ((tensor((2, 3)), (1, 2)), {})),
     "slice_scatter": _along(lambda: ((tensor((5, 4)), tensor((5, 2)), 1, 0, 4, 2), {})),
     "as_strided_scatter": _along(lambda: ((tensor((12,)), tensor((2, 3)), (2, 3), (6, 2), 1), {})),
     "roll": _along(lambda: ((tensor((4, 5)), (1, -2), (0, 1)), {})),
-    "index": _along(lambda: ((tensor((5, 4)), (_index(6, 5),)), {}),
-                    lambda: ((tensor((5, 4, 3)), (None, _index(2, 4).unsqueeze(1), _index(2, 3))), {}),
-                    lambda: ((tensor((5, 4, 3)), (_index(2, 5), None, _index(2, 3) - 3)), {})),
-    "index_put": _along(lambda: ((tensor((5, 4)), (_index(6, 5),), tensor((6, 4)), True), {}),
-                        lambda: ((tensor((5, 4)), (None, torch.tensor([3, 0])), tensor((5, 2)), False), {})),
-    "gather": _along(lambda: ((tensor((5, 4)), 0, torch.randint(0, 5, (3, 2))), {}),
-                     lambda: ((tensor((5, 4)), 1, torch.randint(0, 4, (5, 6))), {})),
-    "sort": _along(lambda: ((tensor((3, 9)), 1, False, True), {}), lambda: ((tensor((9, 2), torch.int64), 0, True, True), {}),
-                   lambda: ((torch.tensor([1.0, float("nan"), -1.0]), 0, False, True), {})),
+    "index": _along(
+        lambda: ((tensor((5, 4)), (_index(6, 5),)), {}),
+        lambda: ((tensor((5, 4, 3)), (None, _index(2, 4).unsqueeze(1), _index(2, 3))), {}),
+        lambda: ((tensor((5, 4, 3)), (_index(2, 5), None, _index(2, 3) - 3)), {}),
+    ),
+    "index_put": _along(
+        lambda: ((tensor((5, 4)), (_index(6, 5),), tensor((6, 4)), True), {}),
+        lambda: ((tensor((5, 4)), (None, torch.tensor([3, 0])), tensor((5, 2)), False), {}),
+    ),
+    "gather": _along(
+        lambda: ((tensor((5, 4)), 0, torch.randint(0, 5, (3, 2))), {}),
+        lambda: ((tensor((5, 4)), 1, torch.randint(0, 4, (5, 6))), {}),
+    ),
+    "sort": _along(
+        lambda: ((tensor((3, 9)), 1, False, True), {}),
+        lambda: ((tensor((9, 2), torch.int64), 0, True, True), {}),
+        lambda: ((torch.tensor([1.0, float("nan"), -1.0]), 0, False, True), {}),
+    ),
     "topk": _along(lambda: ((tensor((3, 9)), 4, 1, True, True), {}), lambda: ((tensor((9, 2)), 3, 0, False, True), {})),
-    "searchsorted": _along(lambda: ((tensor((6,)).sort()[0], tensor((2, 5)), False), {}),
-                           lambda: ((torch.tensor([[1, 2, 2, 5], [0, 3, 3, 3]]), torch.tensor([[2, 5], [3, 9]]), True), {})),
-    "max_pool": _pooling(((3, 3), (2, 2), (1, 1), (1, 1), False), ((2,), (2,), (0,), (2,), True),
-                         ((2, 2, 2), (2, 1, 2), (0, 1, 0), (1, 1, 1), False)),
-    "avg_pool": _pooling(((3, 3), (2, 2), (1, 1), True, True, None), ((3, 2), (1, 2), (1, 0), False, False, None),
-                         ((2,), (2,), (0,), True, True, None), ((2, 2, 2), (2, 2, 2), (0, 0, 0), False, True, 5)),
-    "mm": _along(lambda: ((tensor((3, 5)), tensor((5, 4))), {}), lambda: ((tensor((5, 3)).t(), tensor((4, 5)).t()), {}),
-                 lambda: ((tensor((3, 0)), tensor((0, 2))), {})),
+    "searchsorted": _along(
+        lambda: ((tensor((6,)).sort()[0], tensor((2, 5)), False), {}),
+        lambda: ((torch.tensor([[1, 2, 2, 5], [0, 3, 3, 3]]), torch.tensor([[2, 5], [3, 9]]), True), {}),
+    ),
+    "max_pool": _pooling(
+        ((3, 3), (2, 2), (1, 1), (1, 1), False),
+        ((2,), (2,), (0,), (2,), True),
+        ((2, 2, 2), (2, 1, 2), (0, 1, 0), (1, 1, 1), False),
+    ),
+    "avg_pool": _pooling(
+        ((3, 3), (2, 2), (1, 1), True, True, None),
+        ((3, 2), (1, 2), (1, 0), False, False, None),
+        ((2,), (2,), (0,), True, True, None),
+        ((2, 2, 2), (2, 2, 2), (0, 0, 0), False, True, 5),
+    ),
+    "mm": _along(
+        lambda: ((tensor((3, 5)), tensor((5, 4))), {}),
+        lambda: ((tensor((5, 3)).t(), tensor((4, 5)).t()), {}),
+        lambda: ((tensor((3, 0)), tensor((0, 2))), {}),
+    ),
     "bmm": _along(lambda: ((tensor((2, 3, 5)), tensor((2, 5, 4))), {})),
-    "addmm": _along(lambda: ((tensor((4,)), tensor((3, 5)), tensor((5, 4))), {}),
-                    lambda: ((tensor((3, 4)), tensor((3, 5)), tensor((5, 4))), {"beta": 0.5, "alpha": 2.0})),
+    "addmm": _along(
+        lambda: ((tensor((4,)), tensor((3, 5)), tensor((5, 4))), {}),
+        lambda: ((tensor((3, 4)), tensor((3, 5)), tensor((5, 4))), {"beta": 0.5, "alpha": 2.0}),
+    ),
     "baddbmm": _along(lambda: ((tensor((2, 3, 4)), tensor((2, 3, 5)), tensor((2, 5, 4))), {"beta": 0.5})),
 }
 
@@ -260,8 +327,16 @@ def _made(prim: Prim) -> Iterator[tuple[str, Arguments]]:
     elif "pointwise" in prim.tags:  # special functions of one or two variables
         count = prim.schema.count("Tensor") - 1
         for dtype in (torch.float64, torch.float32):
-            yield _name(dtype), ((tensor((2, 3), dtype, low=0.25), *[
-                torch.full((2, 3), 3.0, dtype=dtype) for _ in range(count - 1)]), {})
+            yield (
+                _name(dtype),
+                (
+                    (
+                        tensor((2, 3), dtype, low=0.25),
+                        *[torch.full((2, 3), 3.0, dtype=dtype) for _ in range(count - 1)],
+                    ),
+                    {},
+                ),
+            )
 
 
 def _accepts(prim: Prim, arguments: Arguments) -> bool:

@@ -142,8 +142,10 @@ WHOLE: dict[str, Callable[[], list[Made]]] = {
     "pdist_backward": _pairs_backward,
     "fft_r2c": lambda: [((_a(3, 8), [1], 0, True), {}), ((_a(4, 5), [0, 1], 2, False), {})],
     "fft_c2r": lambda: _one(torch.fft.rfft(_a(3, 8)), [1], 2, 8),
-    "fft_c2c": lambda: [((torch.complex(_a(3, 8), _a(3, 8)), [1], 0, True), {}),
-                        ((torch.complex(_a(4, 5), _a(4, 5)), [0, 1], 2, False), {})],
+    "fft_c2c": lambda: [
+        ((torch.complex(_a(3, 8), _a(3, 8)), [1], 0, True), {}),
+        ((torch.complex(_a(4, 5), _a(4, 5)), [0, 1], 2, False), {}),
+    ],
     "polygamma": lambda: _one(2, torch.rand(5, dtype=torch.float64) + 0.5),
     "grid_sampler_2d": lambda: _one(*_grid(2), 0, 0, False),
     "grid_sampler_3d": lambda: _one(*_grid(3), 0, 1, True),
