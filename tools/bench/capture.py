@@ -116,7 +116,7 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
 def in_fresh_process(case: dict[str, Any], timeout: float) -> dict[str, Any]:
     command = [sys.executable, __file__, "--case", json.dumps(case)]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=timeout)
+        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout)
     except subprocess.TimeoutExpired:
         return dict(case, failure=f"longer than {timeout:.0f} s")
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]

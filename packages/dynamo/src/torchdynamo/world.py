@@ -257,7 +257,7 @@ class Outside:
             value = member.__get__(obj if known is None else known.original)
         except AttributeError:
             return MISSING
-        native = type(obj).__getattribute__ is object.__getattribute__
+        native = vars(object)["__getattribute__"] is type(obj).__getattribute__
         return value if known is None else self.externals.wrap(value, Attribute(known.source, name, native))
 
     def class_get(self, kind: type, name: str) -> Any:
