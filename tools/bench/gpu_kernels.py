@@ -150,6 +150,38 @@ def host_overhead(backend, options, run) -> dict[str, float]:
     return found
 
 
+def replayed(backend, options, run) -> dict[str, object]:
+    """Values and microseconds a call of twenty small kernels as a CUDA graph, with a moving input and a held result."""
+    from torchinductor.cuda_graphs import CudaDevice, GraphedProgram
+    from triton_kernel_set import sigmoid_chain
+
+    base = sigmoid_chain(64, 64, torch.float32)
+    case = type(base)(**{**vars(base), "kernels": base.kernels * 20})
+    first = case.inputs("cuda")
+    program, _ = program_of(case, first, backend, options)
+    graphed = GraphedProgram(program, run(program), CudaDevice(torch.device("cuda", 0)))
+    worst, kept = 0.0, []
+    for step in range(8):
+        kept.append(torch.randn_like(first["x"]))
+        (got,) = graphed([kept[-1], first["y"]])
+        worst = max(worst, relative_error(got, case.eager(kept[-1], first["y"])[0]))
+        if step == 4:
+            held, expected = got, got.clone()
+        del got
+    unharmed = torch.equal(held, expected)
+    del held
+    best = math.inf
+    values = [kept[-1], first["y"]]
+    graphed(values)
+    for _ in range(15):
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        for _ in range(20):
+            graphed(values)
+        best = min(best, (time.perf_counter() - start) / 20 * 1e6)
+    return {"error": worst, "held_result_kept": unharmed, "us_a_call": round(best, 2), "runs": str(graphed.runs)}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="cases whose name contains this")
@@ -185,6 +217,11 @@ def main() -> int:
 
     rate = copy_bandwidth()
     print(f"copy bandwidth {rate / 1e9:.2f} TB/s; host: {host_overhead(backend, options, native.prepare)}", flush=True)
+    try:
+        print(f"cuda graph: {replayed(backend, options, native.prepare)}", flush=True)
+    except Exception as error:  # the other figures must still be shown
+        print(f"cuda graph failed: {type(error).__name__}: {error}", flush=True)
+        wrong += 1
     rows = []
     for case in large_cases():
         if arguments.only not in case.name:

@@ -602,10 +602,26 @@ def arg_max(n: int, d: int) -> Case:
     )
 
 
+def reversed_rows(n: int, d: int) -> Case:
+    """out[i, j] = x[n - 1 - i, j], the row by a computed index; tiles reach past the end of both."""
+    b = Builder()
+    b.buffer("x", F32, n, d)
+    b.buffer("out", F32, n, d)
+
+    def body(r: Recorder) -> None:
+        place = r.apply("sub", r.constant(n - 1, I64), r.index_expr(variable("i0"), I64))
+        b.store(r, "out", b.load(r, "x", r.indirect(place, number(n)), "i1"), "i0", "i1")
+
+    b.kernel({"i0": (n, False), "i1": (d, False)}, ("outer", body))
+    inputs = lambda dev: {"x": rand(F32, dev, n, d)}  # noqa: E731
+    return Case("reversed_rows", tuple(b.kernels), inputs, ("out",), lambda x: (x.flip(0),), 2 * n * d * 4, buffers=b.buffers)
+
+
 def small_cases() -> list[Case]:
     """Every kernel at sizes that the interpreter runs quickly: odd ones, so that masks matter."""
     bf, f32 = torch.bfloat16, F32
     return [
+        reversed_rows(8, 5),
         sigmoid_chain(7, 13, f32),
         softmax(5, 37, f32),
         softmax(3, 20000, f32),

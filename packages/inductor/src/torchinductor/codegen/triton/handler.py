@@ -220,8 +220,12 @@ class TritonHandler(OpsHandler[Value]):
         line = f"{name} = {value.name}.to({kind})"
         inside = self.loop is not None and "r" in value.dims
         lines = self.loop if inside and self.loop is not None else self.lines
-        # As in eager, an index out of bounds stops the kernel before it touches memory.
-        lines += [line, f'tl.device_assert(({name} >= 0) & ({name} < {index_text(size)}), "index out of bounds")']
+        # As in eager, an index out of bounds stops the kernel before it touches memory. What lies past the tile's end
+        # is computed too, but neither loaded nor stored.
+        fits = f"({name} >= 0) & ({name} < {index_text(size)})"
+        bounds = self.mask_text(value.dims)
+        fits = f"({fits}) | (({bounds}) == 0)" if bounds else fits
+        lines += [line, f'tl.device_assert({fits}, "index out of bounds")']
         self.dims[name] = value.dims
         return variable(name)
 

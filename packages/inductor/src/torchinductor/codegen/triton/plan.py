@@ -230,8 +230,12 @@ def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Plan:
 
 def _column(kernel: Kernel, length: int | None, count: int | None) -> Plan:
     """The outer axis is the one that is contiguous: tiles that are wide in x."""
-    width = 64 if count is None else min(64, _pow2(count))
-    r_block = 64 if length is None else min(64, _pow2(length))
+    last = kernel.outer[-1].name
+    reads = [access for stage in kernel.stages for access in stage.body.accesses() if last in access[2].symbols()]
+    widest = 512 // max((kernel.buffers[name].dtype.itemsize for _, name, _ in reads), default=4)
+    width = min(widest, 64 if count is None else _pow2(count))  # half a kilobyte of each row, for the memory's pages
+    limit = 8192 // width
+    r_block = min(limit, 64 if length is None else _pow2(length), 64)
     whole = length is not None and length <= r_block
     return Plan(
         "reduction", kernel, kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=8
