@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 import platform
 import shutil
@@ -12,6 +13,8 @@ from pathlib import Path
 
 from torchinductor.cache import DiskCache, content_key
 from torchinductor.errors import BuildFailed, CompilerMissing
+
+_log = logging.getLogger(__name__)
 
 FLAGS = (
     "-std=c++17",
@@ -73,9 +76,16 @@ def build_library(source: str, cache: DiskCache, cxx: str | None) -> tuple[ctype
     key = content_key("cpp", source, *FLAGS, _compiler_identity(find_compiler(cxx)))
     found = cache.find(key, ".so")
     if found is not None:
-        return ctypes.CDLL(str(found)), True
+        try:
+            return ctypes.CDLL(str(found)), True
+        except OSError as error:
+            _log.warning("the cached kernels %s cannot be loaded (%s): building them again", found, error)
     target = cache.temporary(key, ".so")
-    compile_library(source, target, cxx)
+    try:
+        compile_library(source, target, cxx)
+    except BaseException:  # an interrupt too: nothing half-written stays behind
+        target.unlink(missing_ok=True)
+        raise
     return ctypes.CDLL(str(cache.publish(target, key, ".so"))), False
 
 

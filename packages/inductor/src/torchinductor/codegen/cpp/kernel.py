@@ -35,7 +35,7 @@ from torchinductor.ir import Axis, Kernel, Stage
 from torchinductor.ops import ELEMENTWISE, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
-_TILE = (16, 32)  # elements of a tile along the axis that loads are contiguous in, and along the vector axis
+_TILE = (16, 16)  # elements of a tile along the axis that loads are contiguous in, and along the vector axis
 _BLOCK = 4096  # elements of a block of the vector axis when it is the only loop to share among threads
 _SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
 _LANE_SUM_BLOCK = 32  # the same where each accumulator takes every addition
@@ -128,9 +128,7 @@ def _arguments(kernel: Kernel) -> list[str]:
 
 def _indirect_sizes(kernel: Kernel) -> tuple[IntExpr, ...]:
     """The sizes of the dims that the kernel indexes by loaded values."""
-    return tuple(
-        dict.fromkeys(op.attr[1] for stage in kernel.stages for op in stage.body.ops if op.name == "indirect")
-    )
+    return tuple(dict.fromkeys(op.attr[1] for stage in kernel.stages for op in stage.body.ops if op.name == "indirect"))
 
 
 def _empty_checks(kernel: Kernel, sizes: tuple[IntExpr, ...]) -> list[str]:
@@ -257,7 +255,7 @@ def make_plan(kernel: Kernel, grain: int) -> Plan:
     elif not inner and (cross := _crossing(kernel, vector)) is not None:
         frame = [loop for loop in frame if loop.axis != cross.name]
         for axis, count in zip((cross, vector), _TILE, strict=True):
-            block, tile = _split(full(axis), count)
+            block, tile = _split(full(axis), count, axis.size)
             frame.append(block)
             outer_loops.append(tile)
     elif not vector.inner:
@@ -270,7 +268,9 @@ def make_plan(kernel: Kernel, grain: int) -> Plan:
         if blocked or (lone and (known is None or known > count)):
             block, name = f"{vector.name}_b", vector.name
             frame.append(Loop(block, text(vector), step=count))
-            lane = Loop(name, f"imin<i64>({block} + {count}, {text(vector)})", block, axis=name)
+            whole = known is not None and known % count == 0
+            stop = f"{block} + {count}" if whole else f"imin<i64>({block} + {count}, {text(vector)})"
+            lane = Loop(name, stop, block, axis=name)
         else:
             lane = full(vector)
         if blocked:
@@ -278,14 +278,14 @@ def make_plan(kernel: Kernel, grain: int) -> Plan:
             reduced = product(a.size for a in inner).as_int()
             chunked = not ordered and (reduced is None or reduced > 2 * _LANE_SUM_BLOCK) and bool(inner_loops)
             if chunked:
-                inner_loops[-1:] = _split(inner_loops[-1], _LANE_SUM_BLOCK)
+                inner_loops[-1:] = _split(inner_loops[-1], _LANE_SUM_BLOCK, sizes[inner_loops[-1].var])
         inner_loops = [*inner_loops, lane]
         outer_loops = [lane]
     else:
         reduced = product(a.size for a in inner).as_int()
         chunked = reduced is None or reduced > _SUM_BLOCK
         last = vector.size.as_int()
-        loops = _split(full(vector), _SUM_BLOCK) if last is None or last > _SUM_BLOCK else [full(vector)]
+        loops = _split(full(vector), _SUM_BLOCK, vector.size) if last is None or last > _SUM_BLOCK else [full(vector)]
         inner_loops = [*inner_loops, *loops]
         simd = not arg
     return Plan(
@@ -323,12 +323,13 @@ def _known_small(axes: list[Axis]) -> bool:
     return known is not None and known < 8
 
 
-def _split(loop: Loop, count: int) -> list[Loop]:
-    block = f"{loop.var}_c"
-    return [
-        Loop(block, loop.stop, step=count),
-        Loop(loop.var, f"imin<i64>({block} + {count}, {loop.stop})", block, axis=loop.axis),
-    ]
+def _split(loop: Loop, count: int, size: IntExpr) -> list[Loop]:
+    """A loop over blocks of `count`, and the loop within a block."""
+    block, known = f"{loop.var}_c", size.as_int()
+    stop = f"{block} + {count}"
+    if known is None or known % count:
+        stop = f"imin<i64>({stop}, {loop.stop})"
+    return [Loop(block, loop.stop, step=count), Loop(loop.var, stop, block, axis=loop.axis)]
 
 
 # writing ------------------------------------------------------------------------------------------------------

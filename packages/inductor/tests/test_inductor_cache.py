@@ -1,0 +1,130 @@
+"""The disk cache under concurrent writers, unwritable folders, damage and interruption; and a machine without a compiler."""
+
+import logging
+import os
+import signal
+import stat
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+import torch
+from prim_graphs import build
+from torchinductor import BuildFailed, CompilerMissing, InductorOptions, compile_graph
+from torchinductor.cache import DiskCache
+
+WORKER = """
+    import sys, torch
+    sys.path.insert(0, {tests!r})
+    from prim_graphs import build
+    from torchinductor import InductorOptions, compile_graph
+    x = torch.arange(1000.0)
+    gm = build(lambda p, t: p.mul(p.exp(p.neg(t)), {factor}), x)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    compiled = compile_graph(gm, (), InductorOptions(cache_dir={folder!r}))
+    torch.testing.assert_close(compiled(x)[0], torch.exp(-x) * {factor})
+    print("right", compiled.stats.cache_misses)
+"""
+
+
+def worker(folder, factor):
+    text = textwrap.dedent(WORKER).format(tests=os.path.dirname(__file__), folder=str(folder), factor=factor)
+    return subprocess.Popen([sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+
+
+def compiled_sin(folder, factor=1.0, **options):
+    x = torch.linspace(0, 1, 50)
+    gm = build(lambda p, t: p.mul(p.sin(t), factor), x)
+    compiled = compile_graph(gm, (), InductorOptions(cache_dir=None if folder is None else str(folder), **options))
+    torch.testing.assert_close(compiled(x)[0], x.sin() * factor)
+    return compiled.stats
+
+
+def libraries(folder):
+    return sorted(p for p in folder.rglob("*") if p.is_file())
+
+
+def test_second_compilation_hits(tmp_path):
+    assert compiled_sin(tmp_path).cache_misses == 1
+    stats = compiled_sin(tmp_path)
+    assert (stats.cache_hits, stats.cache_misses) == (1, 0)
+    assert [p.suffix for p in libraries(tmp_path)] == [".so"]
+
+
+def test_two_processes_at_once(tmp_path):
+    both = [worker(tmp_path, 2.5) for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline().strip() == "ready"
+    outputs = [process.communicate("go\n", timeout=60)[0] for process in both]
+    assert all(process.returncode == 0 for process in both)
+    assert all(text.startswith("right") for text in outputs), outputs
+    assert [p.suffix for p in libraries(tmp_path)] == [".so"]
+
+
+@pytest.mark.parametrize("content", [b"", b"not a library", b"\x7fELF" + bytes(200)])
+def test_damaged_entry_is_built_again(tmp_path, content):
+    def run():
+        return worker(tmp_path, 3.5).communicate("go\n", timeout=60)[0].split("\n")[1]
+
+    assert run() == "right 1"
+    (entry,) = libraries(tmp_path)
+    entry.write_bytes(content)
+    assert run() == "right 1"
+    assert run() == "right 0"
+
+
+def test_folder_that_cannot_be_written_warns_once(tmp_path, caplog):
+    blocked = tmp_path / "file"
+    blocked.write_text("in the way")
+    with caplog.at_level(logging.WARNING, "torchinductor.cache"):
+        compiled_sin(blocked / "cache")
+        compiled_sin(blocked / "cache", 2.0)
+    assert len([r for r in caplog.records if "cannot be written" in r.getMessage()]) == 1
+
+
+@pytest.mark.skipif(os.name == "posix" and os.geteuid() == 0, reason="root writes everywhere")
+def test_read_only_folder_is_still_read(tmp_path):
+    folder = tmp_path / "cache"
+    compiled_sin(folder, 5.0)
+    folder.chmod(stat.S_IRUSR | stat.S_IXUSR)
+    try:
+        assert compiled_sin(folder, 5.0).cache_hits == 1
+    finally:
+        folder.chmod(stat.S_IRWXU)
+
+
+def test_interrupt_leaves_the_cache_sound(tmp_path):
+    process = worker(tmp_path, 7.5)
+    assert process.stdout.readline().strip() == "ready"
+    process.stdin.write("go\n")
+    process.stdin.flush()
+    time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=60)
+    after = worker(tmp_path, 7.5)
+    assert after.communicate("go\n", timeout=60)[0].split("\n")[1].startswith("right")
+
+
+def test_no_compiler_is_one_clear_error(tmp_path):
+    with pytest.raises(CompilerMissing, match="no C\\+\\+ compiler found.*install one"):
+        compiled_sin(tmp_path, 11.0, cxx="a-compiler-that-is-not-there")
+
+
+def test_refused_source_names_the_compiler(tmp_path):
+    false = tmp_path / "c++"
+    false.write_text("#!/bin/sh\necho 'error: no' >&2\nexit 1\n")
+    false.chmod(0o755)
+    with pytest.raises(BuildFailed, match="error: no"):
+        compiled_sin(tmp_path / "cache", 13.0, cxx=str(false))
+    assert libraries(tmp_path / "cache") == []
+
+
+def test_published_files_appear_whole(tmp_path):
+    cache = DiskCache(str(tmp_path))
+    written = cache.temporary("ab" + "0" * 38, ".so")
+    assert cache.find("ab" + "0" * 38, ".so") is None
+    written.write_text("content")
+    assert cache.publish(written, "ab" + "0" * 38, ".so").read_text() == "content"
