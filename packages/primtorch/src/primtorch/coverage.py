@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import Enum
+from html import escape
 
 import torch
 from torch._ops import OpOverload
@@ -295,3 +296,44 @@ def report(*, missing: bool = False) -> str:
     if missing:
         lines += ["", "missing:"] + [f"  {e.overload}" for e in entries if e.kind is Class.MISSING]
     return "\n".join(lines)
+
+
+_PAGE = """<!doctype html>
+<html lang="en"><meta charset="utf-8"><title>ATen in prims</title>
+<style>
+body {{ font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }}
+table {{ border-collapse: collapse; width: 100%; }} td, th {{ text-align: left; padding: .15rem .6rem; }}
+tr:nth-child(even) {{ background: color-mix(in srgb, currentColor 6%, transparent); }}
+td.number {{ text-align: right; font-variant-numeric: tabular-nums; }} code {{ font-size: .92em; }}
+.missing {{ color: #b3261e; }}
+</style>
+<h1>ATen in prims</h1>
+<pre>{summary}</pre>
+<h2>By family</h2>
+<p>Functional overloads in scope. A family is the part of a name before its first underscore.</p>
+<table><tr><th>family</th><th>overloads</th><th>covered</th></tr>{families}</table>
+<h2>Every overload</h2>
+<table><tr><th>overload</th><th>what becomes of it</th></tr>{rows}</table></html>
+"""
+
+
+def html_page() -> str:
+    """The census as one HTML page: the totals, the families, each overload."""
+    entries = list(census())
+    families: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.kind is not Class.OUT_OF_SCOPE and _functional_form(entry.overload) is None:
+            name = entry.overload._schema.name.split("::")[1].lstrip("_")
+            families.setdefault(name.split("_")[0], []).append(entry)
+    family_rows = [
+        f"<tr><td>{name}</td><td class=number>{len(members)}</td>"
+        f"<td class=number>{sum(e.kind is not Class.MISSING for e in members)}</td></tr>"
+        for name, members in sorted(families.items(), key=lambda item: (-len(item[1]), item[0]))
+        if len(members) > 2 or any(e.kind is Class.MISSING for e in members)
+    ]
+    rows = [
+        f"<tr class={'missing' if e.kind is Class.MISSING else 'known'}><td><code>{escape(str(e.overload))}</code></td>"
+        f"<td>{e.kind.value}{': ' + escape(e.reason.value) if e.reason else ''}</td></tr>"
+        for e in entries
+    ]
+    return _PAGE.format(summary=escape(report()), families="".join(family_rows), rows="".join(rows))

@@ -10,6 +10,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from primtorch.decompose import Opset
+from primtorch.decompose.core_aten import SPELLINGS
 from primtorch.errors import NotClosed
 from primtorch.lower import SIZE_FUNCTIONS
 from primtorch.prims import PRIMS, Prim
@@ -42,10 +43,5 @@ def _reason(node: fx.Node, opset: Opset, preserve: Sequence[OpOverload]) -> str 
     if isinstance(target, Prim):
         return None if PRIMS.get(target.name) is target else "is not the prim of that name"
     if opset == "core_aten" and isinstance(target, OpOverload) and target.namespace == "aten":
-        return None if torch.Tag.core in target.tags or _without_tag(target) else "is not core ATen"
+        return None if torch.Tag.core in target.tags or target in SPELLINGS else "is not core ATen"
     return f"is not in the opset {opset!r}"
-
-
-def _without_tag(target: OpOverload) -> bool:
-    """Whole operators that the core set has no spelling for are allowed as themselves."""
-    return not any(a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments)

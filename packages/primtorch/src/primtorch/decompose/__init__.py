@@ -4,27 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch._ops import OpOverload
 
-from primtorch.decompose import (
-    activations,
-    gather,
-    legacy,
-    linalg,
-    losses,
-    normalization,
-    pointwise,
-    reductions,
-    resampling,
-    sampling,
-    shapes,
-    sliding,
-    windows,
-)
 from primtorch.decompose.builder import Builder, Results, Value
 from primtorch.decompose.table import Rule, RuleTable
 from primtorch.prims import PRIMS, Prim
@@ -32,21 +18,22 @@ from primtorch.prims import PRIMS, Prim
 __all__ = ["Builder", "Opset", "Results", "Rule", "Value", "decompositions"]
 
 Opset: TypeAlias = Literal["prims", "core_aten"]
-_TABLES = (
-    pointwise,
-    activations,
-    losses,
-    shapes,
-    reductions,
-    normalization,
-    gather,
-    windows,
-    sliding,
-    resampling,
-    linalg,
-    sampling,
-    legacy,
+_FAMILIES = (
+    "pointwise",
+    "activations",
+    "losses",
+    "shapes",
+    "reductions",
+    "normalization",
+    "gather",
+    "windows",
+    "sliding",
+    "resampling",
+    "linalg",
+    "sampling",
+    "legacy",
 )
+"""Modules with a table of rules, loaded by the first lowering: `import primtorch` is for fakes and sizes too."""
 
 
 def _taken_whole(prim: Prim) -> Rule:
@@ -61,8 +48,8 @@ def _taken_whole(prim: Prim) -> Rule:
 @lru_cache(maxsize=1)
 def _all_rules() -> Mapping[OpOverload, Rule]:
     rules = RuleTable()
-    for module in _TABLES:
-        for overload, rule in module.RULES.items():
+    for family in _FAMILIES:
+        for overload, rule in import_module(f"primtorch.decompose.{family}").RULES.items():
             rules.add(overload, rule)
     for prim in PRIMS.values():
         if prim.aten is not None and prim.aten not in rules:

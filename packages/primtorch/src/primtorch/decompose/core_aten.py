@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.decompose.builder import Builder, Value
-from primtorch.prims import Prim
+from primtorch.prims import PRIMS, Prim
 
 aten = torch.ops.aten
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -216,6 +216,37 @@ _SPELT: Mapping[str, Callable[..., Call]] = {
         {"right": right},
     ),
 }
+
+
+SPELLINGS: frozenset[Any] = frozenset(
+    [
+        *_SAME_ARGUMENTS.values(),
+        *(overload for pair in _BINARY.values() for overload in pair),
+        *_TENSORS_ONLY.values(),
+        *(prim.aten for prim in PRIMS.values() if prim.aten is not None),
+        aten.div.Tensor_mode,
+        aten.where.self,
+        aten.view.default,
+        aten.view.dtype,
+        aten.unsqueeze.default,
+        aten.constant_pad_nd.default,
+        aten.scalar_tensor.default,
+        aten._to_copy.default,
+        aten.full.default,
+        aten.arange.start_step,
+        aten.empty_strided.default,
+        aten.isfinite.default,
+        aten.prod.dim_int,
+        aten.all.dims,
+        aten.any.dims,
+        aten.argmax.default,
+        aten.argmin.default,
+        aten.var_mean.correction,
+        aten.sort.stable,
+        aten.searchsorted.Tensor,
+    ]
+)
+"""What a prim may be spelt with: core ATen, and the whole operators that it has no smaller words for."""
 
 
 def as_core_aten(b: Builder, prim: Prim, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:

@@ -31,6 +31,12 @@ def _convert_meta(t: TensorSpec, dtype: torch.dtype) -> TensorSpec:
     return spec_like(t, t.shape, preserved_strides(t), dtype)
 
 
+def _convert(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty_like(t, dtype=dtype).copy_(
+        t.real if t.is_complex() and not dtype.is_complex and dtype is not torch.bool else t
+    )
+
+
 def _bitcast_meta(t: TensorSpec, dtype: torch.dtype) -> TensorSpec:
     require(t.dtype.itemsize == dtype.itemsize, "bitcast", lambda: f"{t.dtype} and {dtype} differ in width")
     return spec_like(t, t.shape, t.strides, dtype, t.offset)
@@ -65,7 +71,7 @@ convert_element_type = Prim(
     "t in another dtype, rounded to nearest even; float to integer truncates; anything to bool is t != 0; "
     "complex to real keeps the real part.",
     _convert_meta,
-    lambda t, dtype: torch.empty_like(t, dtype=dtype).copy_(t),
+    _convert,
     frozenset({"pointwise"}),
 )
 bitcast = Prim(
