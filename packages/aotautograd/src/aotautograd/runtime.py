@@ -180,6 +180,10 @@ def _autograd_function(
             inputs = [*ctx.scalars, *saved, *tangents]
             if not compiled:
                 compiled.append(boxed(compile_backward()))
+            # Unless the graph is retained, the list is now all that holds what was saved: a compiled backward that
+            # empties it frees each activation after its last use.
+            ctx.maybe_clear_saved_tensors()
+            del saved, tangents
             with torch._C._DisableAutocast():
                 results = compiled[0](inputs)
             return (None, *unreached(given, results))

@@ -31,6 +31,18 @@ Backend = Callable[[torch.fx.GraphModule, list[Any]], Runner]
 PARTITIONERS: Mapping[str, Any] = MappingProxyType({"min_cut": min_cut(), "default": default_partition})
 
 
+class Boxed:
+    """A compiled graph called with one list that it empties, so that activations are freed after their last use."""
+
+    _boxed_call = True
+
+    def __init__(self, consume: Callable[[list[Any]], Sequence[Any]]) -> None:
+        self.consume = consume
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        return self.consume(inputs)
+
+
 class Toolchain:
     """What a named back end needs beside the graph: options, the dump folder, the journal to write in."""
 
@@ -113,7 +125,7 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
             reasons = [*stats.fallbacks, *([f"no CUDA graph: {stats.no_cuda_graph}"] if stats.no_cuda_graph else [])]
             for reason in reasons:
                 toolchain.journal.add(FallbackRecord(f"{title} {kind}", reason))
-            return compiled
+            return Boxed(compiled.consume)
 
         return build
 

@@ -33,10 +33,15 @@ class CompiledGraph:
     stats: GraphStats
     sources: dict[str, str]
     _run: Callable[[list[Any]], list[Any]]
+    _consume: Callable[[list[Any]], list[Any]]
     graph_runs: GraphRuns | None = None  # how the calls were made, with options.cuda_graphs
 
     def __call__(self, *inputs: Any) -> list[torch.Tensor | int | float | None]:
         return self._run(list(inputs))
+
+    def consume(self, inputs: list[Any]) -> list[torch.Tensor | int | float | None]:
+        """A call that empties `inputs` first, so that an input that nobody else holds is freed after its last use."""
+        return self._consume(inputs)
 
 
 def compile_graph(
@@ -71,18 +76,22 @@ def compile_graph(
     clock.lap("build")
     program = _program(lowered, operations, sources, built, options)
     clock.lap("emit")
-    run: Callable[[list[Any]], list[Any]] = prepare(program) if options.native_executor else PythonExecutor(program)
+    native = prepare(program) if options.native_executor else None
+    run: Callable[[list[Any]], list[Any]] = native or PythonExecutor(program)
+    consume = native.consume if native is not None else run
     refused = refusal(program) if options.cuda_graphs else None
     graph_runs = None
     if options.cuda_graphs and refused is None:
-        run = graphed = GraphedProgram(program, run, CudaDevice(accelerator_of(program) or torch.device("cuda")))
+        run = consume = graphed = GraphedProgram(
+            program, run, CudaDevice(accelerator_of(program) or torch.device("cuda"))
+        )
         graph_runs = graphed.runs
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     if dump is not None:
         _dump(dump, lowered, operations, files, program)
     stats = replace(_stats(gm, lowered, operations, built, clock), no_cuda_graph=refused)
-    return CompiledGraph(program, stats, files, run, graph_runs)
+    return CompiledGraph(program, stats, files, run, consume, graph_runs)
 
 
 def _device_types(gm: fx.GraphModule) -> set[str]:
