@@ -66,7 +66,7 @@ class DiskCache:
         return Path(name)
 
     def publish(self, written: Path, key: str, suffix: str) -> Path:
-        """Gives a written file its final name and returns that. Of concurrent writers the last one wins; all are right."""
+        """Gives a written file its final name and returns that. The last of concurrent writers wins; all are right."""
         path = self._path(key, suffix)
         if path is None or not self.writable:
             return written

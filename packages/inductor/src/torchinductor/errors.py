@@ -32,4 +32,4 @@ class UnknownDevice(InductorError):
 
 
 class OutOfBounds(InductorError, IndexError):
-    """An index that a kernel met at run time lies outside its dimension (the C++ executor raises a plain IndexError)."""
+    """An index that a kernel met lies outside its dimension. (The C++ executor raises a plain IndexError.)"""

@@ -8,8 +8,8 @@ inside each outer iteration (a reduction's or a scan's loops). Its `stages` run 
   `carried` to the stages after it.
 
 So softmax is: inner(reduce amax), inner(reduce sum of exp), inner(store); layer norm the same with outer stages for
-what is stored a row. A pointwise kernel is one outer stage. Loads in a stage see the stores of the stages before it in the
-same outer iteration, and of the same stage at the same point.
+what is stored a row. A pointwise kernel is one outer stage. Loads in a stage see the stores of the stages before it in
+the same outer iteration, and of the same stage at the same point.
 """
 
 from __future__ import annotations

@@ -254,10 +254,10 @@ def make_plan(kernel: Kernel, grain: int) -> Plan:
         simd = False
     elif not inner and (cross := _crossing(kernel, vector)) is not None:
         frame = [loop for loop in frame if loop.axis != cross.name]
-        for axis, count in zip((cross, vector), _TILE, strict=True):
-            block, tile = _split(full(axis), count, axis.size)
-            frame.append(block)
-            outer_loops.append(tile)
+        for axis, tile in zip((cross, vector), _TILE, strict=True):
+            over_tiles, in_tile = _split(full(axis), tile, axis.size)
+            frame.append(over_tiles)
+            outer_loops.append(in_tile)
     elif not vector.inner:
         blocked = bool(inner)
         count = _LANES if blocked else _BLOCK

@@ -53,7 +53,9 @@ template <class T> INLINE T imax(T a, T b) { return a > b ? a : b; }
 template <class T> INLINE T imin(T a, T b) { return a < b ? a : b; }
 template <class T> INLINE T fmax_(T a, T b) { T m = a > b ? a : b; return b != b ? a : m; }
 template <class T> INLINE T fmin_(T a, T b) { T m = a < b ? a : b; return b != b ? a : m; }
-template <class T> INLINE T idiv(T a, T b) { return b == 0 ? (T)0 : ((T)-1 < 0 && b == (T)-1) ? (T)(0 - a) : (T)(a / b); }
+template <class T> INLINE T idiv(T a, T b) {
+  return b == 0 ? (T)0 : ((T)-1 < 0 && b == (T)-1) ? (T)(0 - a) : (T)(a / b);
+}
 template <class T> INLINE T imod(T a, T b) { return b == 0 || ((T)-1 < 0 && b == (T)-1) ? (T)0 : (T)(a % b); }
 template <class T> INLINE T ifloor_div(T a, T b) {
   T q = idiv(a, b), r = imod(a, b);
