@@ -99,7 +99,8 @@ bool Tree::record_node(std::vector<Step>& steps, const Node& node, PyObject* val
       case Kind::dict_keys:
       case Kind::key_absent:
       case Kind::truth:
-        if (PyDict_CheckExact(value)) {
+        // The order of an OrderedDict is its own, but what comes and goes is written in the dict beneath.
+        if (PyDict_CheckExact(value) || (PyDict_Check(value) && check.kind != Kind::dict_keys)) {
           needs_dict = true;
         } else if (anchor || !is_frozen_type(Py_TYPE(value))) {
           return false;

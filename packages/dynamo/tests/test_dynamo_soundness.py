@@ -7,6 +7,7 @@ a closure, containers, tensors and their aliases. A history is a list of changes
 from __future__ import annotations
 
 import collections
+import contextlib
 import copy
 import os
 import types
@@ -212,5 +213,6 @@ def test_state_that_changes_between_calls_is_seen(reads: list[str], changes: lis
     )
     for change in ("pass", *changes, "pass"):
         for world in (eager, traced):
-            exec(change, world)
+            with contextlib.suppress(TypeError, AttributeError):  # a tuple where an earlier change took the list away
+                exec(change, world)
         assert outcome(traced, compiled) == outcome(eager, eager["f"]), f"after {change!r}"
