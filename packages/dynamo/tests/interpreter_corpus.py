@@ -48,7 +48,18 @@ def arithmetic():
 @program
 def inplace_arithmetic():
     a = 17
-    a += 3; a -= 1; a *= 2; a //= 3; a **= 2; a %= 100; a <<= 2; a >>= 1; a &= 0xFF; a |= 1; a ^= 7; a /= 2
+    a += 3
+    a -= 1
+    a *= 2
+    a //= 3
+    a **= 2
+    a %= 100
+    a <<= 2
+    a >>= 1
+    a &= 0xFF
+    a |= 1
+    a ^= 7
+    a /= 2
     x = y = [1]
     x += (2, 3)
     x *= 2
@@ -58,7 +69,20 @@ def inplace_arithmetic():
 @program
 def comparisons():
     a, b = 3, 4.5
-    return a < b, a <= b, a == b, a != b, a > b, a >= b, a is b, a is not b, 1 < a < 5 < 6, 1 < a > 5, a in (3, 4), a not in [3]
+    return (
+        a < b,
+        a <= b,
+        a == b,
+        a != b,
+        a > b,
+        a >= b,
+        a is b,
+        a is not b,
+        1 < a < 5 < 6,
+        1 < a > 5,
+        a in (3, 4),
+        a not in [3],
+    )
 
 
 @program
@@ -69,7 +93,13 @@ def short_circuits():
         log.append(v)
         return v
 
-    r = [note(0) or note(2), note(1) and note([]), note(None) or note("") or note("x"), not note(0), note(1) if note(0) else note(3)]
+    r = [
+        note(0) or note(2),
+        note(1) and note([]),
+        note(None) or note("") or note("x"),
+        not note(0),
+        note(1) if note(0) else note(3),
+    ]
     return r, log
 
 
@@ -204,13 +234,25 @@ def slices():
 @program
 def displays():
     a, b = [1, 2], {"x": 1}
-    return [*a, 3, *a], (*a, *"ab"), {*a, 5}, {**b, "y": 2, **{"x": 3}}, {k: v for k, v in b.items()}, {x for x in a}, {1: 2, "a": [b]}
+    return (
+        [*a, 3, *a],
+        (*a, *"ab"),
+        {*a, 5},
+        {**b, "y": 2, **{"x": 3}},
+        {k: v for k, v in b.items()},
+        {x for x in a},
+        {1: 2, "a": [b]},
+    )
 
 
 @program
 def formatting():
     x, w, s = 3.14159, 10, "it's"
-    return f"{x:.2f}|{s!r}|{s!s:>{w}}|{x!a}|{w:#x}|{{}}|{x=}|{s:^10}|" + "%s %d %r" % (s, w, s) + "{} {a[0]} {b.real:>4}".format(1, a=[2], b=3)
+    return (
+        f"{x:.2f}|{s!r}|{s!s:>{w}}|{x!a}|{w:#x}|{{}}|{x=}|{s:^10}|"
+        + "%s %d %r" % (s, w, s)
+        + "{} {a[0]} {b.real:>4}".format(1, a=[2], b=3)
+    )
 
 
 @program
@@ -245,8 +287,15 @@ def signatures():
         return a, b, c, args, d, e, kw
 
     calls = [
-        lambda: f(1, d=4), lambda: f(1, 2, 3, 4, 5, d=6, z=7), lambda: f(), lambda: f(1), lambda: f(1, d=4, a=5),
-        lambda: f(*[1, 2], **{"d": 1, "q": 2}), lambda: f(1, b=2, d=3), lambda: f(1, 2, c=9, d=0), lambda: f(1, 2, 3, c=9, d=0),
+        lambda: f(1, d=4),
+        lambda: f(1, 2, 3, 4, 5, d=6, z=7),
+        lambda: f(),
+        lambda: f(1),
+        lambda: f(1, d=4, a=5),
+        lambda: f(*[1, 2], **{"d": 1, "q": 2}),
+        lambda: f(1, b=2, d=3),
+        lambda: f(1, 2, c=9, d=0),
+        lambda: f(1, 2, 3, c=9, d=0),
     ]
     return [caught(c) for c in calls]
 
@@ -262,9 +311,25 @@ def binding_errors():
         def m(self, x): ...
 
     calls = [
-        lambda: f(1), lambda: f(), lambda: f(1, 2, 3), lambda: f(1, c=2), lambda: f(1, a=2), lambda: g(), lambda: g(1), lambda: h(1),
-        lambda: p(a=1), lambda: C().m(), lambda: C.m(1), lambda: C(1), lambda: f(*1), lambda: f(**1), lambda: f(**{1: 2}),
-        lambda: f(1, **{"a": 1}), lambda: 5(), lambda: (lambda x: x)(), lambda: f(a=1, **{"a": 2}),
+        lambda: f(1),
+        lambda: f(),
+        lambda: f(1, 2, 3),
+        lambda: f(1, c=2),
+        lambda: f(1, a=2),
+        lambda: g(),
+        lambda: g(1),
+        lambda: h(1),
+        lambda: p(a=1),
+        lambda: C().m(),
+        lambda: C.m(1),
+        lambda: C(1),
+        lambda: f(*1),
+        lambda: f(**1),
+        lambda: f(**{1: 2}),
+        lambda: f(1, **{"a": 1}),
+        lambda: 5(),
+        lambda: (lambda x: x)(),
+        lambda: f(a=1, **{"a": 2}),
     ]
     return [caught(c) for c in calls]
 
@@ -293,7 +358,8 @@ def closures():
         return step, read
 
     s, r = counter(5)
-    s(); s(10)
+    s()
+    s(10)
     fs = [lambda i=i: i for i in range(3)] + [lambda: i for i in range(3)]
     return r(), [f() for f in fs]
 
@@ -353,7 +419,16 @@ def function_attributes():
         "doc"
 
     f.extra = 3
-    return f.__name__, f.__qualname__, f.__doc__, f.__defaults__, f.__kwdefaults__, f.__annotations__, f.extra, f.__module__ == __name__
+    return (
+        f.__name__,
+        f.__qualname__,
+        f.__doc__,
+        f.__defaults__,
+        f.__kwdefaults__,
+        f.__annotations__,
+        f.extra,
+        f.__module__ == __name__,
+    )
 
 
 @program
@@ -510,7 +585,18 @@ def inheritance_and_super():
             self.d = [super(D, self).k for _ in "a"]
 
     d = D.make(3)
-    return d.f(), d.d, d.s(4), D.s(5), type(d).__name__, [c.__name__ for c in D.__mro__], D.k, isinstance(d, C), issubclass(D, A), d.make(1).x
+    return (
+        d.f(),
+        d.d,
+        d.s(4),
+        D.s(5),
+        type(d).__name__,
+        [c.__name__ for c in D.__mro__],
+        D.k,
+        isinstance(d, C),
+        issubclass(D, A),
+        d.make(1).x,
+    )
 
 
 @program
@@ -611,7 +697,18 @@ def attribute_hooks():
     a.q = 1
     del a.q
     b.y = 3
-    return a.log, a.xa, caught(lambda: a.nope), getattr(a, "nope", 5), hasattr(a, "xq"), hasattr(a, "nope"), caught(lambda: a.broken), b.magic, b.y, b.z
+    return (
+        a.log,
+        a.xa,
+        caught(lambda: a.nope),
+        getattr(a, "nope", 5),
+        hasattr(a, "xq"),
+        hasattr(a, "nope"),
+        caught(lambda: a.broken),
+        b.magic,
+        b.y,
+        b.z,
+    )
 
 
 @program
@@ -797,7 +894,24 @@ def new_and_metaclasses():
             return self[0]
 
     a = A(3)
-    return a.new, a.init, a.called, A.made, A.kw, A.mp, A.zz1, caught(lambda: A.qq), len(A), A[3], isinstance(5, A), isinstance(6, A), Sub.subs, Other(), T(1, 2).first, T(1, 2)
+    return (
+        a.new,
+        a.init,
+        a.called,
+        A.made,
+        A.kw,
+        A.mp,
+        A.zz1,
+        caught(lambda: A.qq),
+        len(A),
+        A[3],
+        isinstance(5, A),
+        isinstance(6, A),
+        Sub.subs,
+        Other(),
+        T(1, 2).first,
+        T(1, 2),
+    )
 
 
 @program
@@ -825,7 +939,19 @@ def class_features():
         locals()["dyn"] = 4
 
     a = A()
-    return a.a, caught(lambda: a.b), caught(lambda: setattr(a, "c", 1)), A.z, A.__annotations__, A[int], B.y, B().m(), B.dyn, A.__qualname__, hasattr(a, "__dict__")
+    return (
+        a.a,
+        caught(lambda: a.b),
+        caught(lambda: setattr(a, "c", 1)),
+        A.z,
+        A.__annotations__,
+        A[int],
+        B.y,
+        B().m(),
+        B.dyn,
+        A.__qualname__,
+        hasattr(a, "__dict__"),
+    )
 
 
 @program
@@ -845,7 +971,18 @@ def dataclasses_program():
         b: str = "b"
 
     p = P(1)
-    return repr(p), p == P(1), p < P(2), dataclasses.asdict(p), dataclasses.replace(p, y=5).y, repr(F(a=1)), caught(setattr, F(a=1), "a", 2), hash(F(a=1)) == hash(F(a=1)), caught(F), [f.name for f in dataclasses.fields(P)]
+    return (
+        repr(p),
+        p == P(1),
+        p < P(2),
+        dataclasses.asdict(p),
+        dataclasses.replace(p, y=5).y,
+        repr(F(a=1)),
+        caught(setattr, F(a=1), "a", 2),
+        hash(F(a=1)) == hash(F(a=1)),
+        caught(F),
+        [f.name for f in dataclasses.fields(P)],
+    )
 
 
 @program
@@ -862,7 +999,18 @@ def enums():
         A = 1
         B = 2
 
-    return Color.RED.value, Color("g").name, Color["RED"] is Color.RED, [c.low for c in Color], Color.RED == Color.GREEN, Color.RED in Color, (Flag.A | Flag.B).value, caught(lambda: Color(5)), repr(Color.RED), {Color.RED: 1}[Color.RED]
+    return (
+        Color.RED.value,
+        Color("g").name,
+        Color["RED"] is Color.RED,
+        [c.low for c in Color],
+        Color.RED == Color.GREEN,
+        Color.RED in Color,
+        (Flag.A | Flag.B).value,
+        caught(lambda: Color(5)),
+        repr(Color.RED),
+        {Color.RED: 1}[Color.RED],
+    )
 
 
 @program
@@ -883,7 +1031,22 @@ def namedtuples_and_collections():
     c = collections.Counter("abca")
     dq = collections.deque([1, 2, 3], maxlen=2)
     cm = collections.ChainMap({"a": 1}, {"a": 2, "b": 3})
-    return P(1), P(1, 2)._replace(x=9), P(1)._asdict(), Q(2).double(), Q(1) == (1, "z"), dict(dd), list(od), c.most_common(1), c["zz"], list(dq), cm["a"], cm["b"], [*P(1, 2)], sorted(cm)
+    return (
+        P(1),
+        P(1, 2)._replace(x=9),
+        P(1)._asdict(),
+        Q(2).double(),
+        Q(1) == (1, "z"),
+        dict(dd),
+        list(od),
+        c.most_common(1),
+        c["zz"],
+        list(dq),
+        cm["a"],
+        cm["b"],
+        [*P(1, 2)],
+        sorted(cm),
+    )
 
 
 @program
@@ -913,7 +1076,21 @@ def subclassed_builtins():
     l, d = L([1]), D(a=1)
     l.append(5)
     d["b"] = 1
-    return list(l), l[0], d["a"], d["b"], d["zz"], d.get("zz"), S("a").shout(), I(1) + 2, type(I(1) + 2).__name__, len(l), {**d}, l == [1, 10], f"{S('q')}"
+    return (
+        list(l),
+        l[0],
+        d["a"],
+        d["b"],
+        d["zz"],
+        d.get("zz"),
+        S("a").shout(),
+        I(1) + 2,
+        type(I(1) + 2).__name__,
+        len(l),
+        {**d},
+        l == [1, 10],
+        f"{S('q')}",
+    )
 
 
 @program
@@ -948,7 +1125,17 @@ def abstract_and_protocols():
         def get(self, x: T) -> T:
             return x
 
-    return caught(Base), Impl().f(), Impl().p, isinstance(Sized(), collections.abc.Sized), isinstance(Impl(), Proto), isinstance(3, Proto), G[int]().get(4), isinstance([], collections.abc.Sequence), isinstance((x for x in ()), collections.abc.Iterator)
+    return (
+        caught(Base),
+        Impl().f(),
+        Impl().p,
+        isinstance(Sized(), collections.abc.Sized),
+        isinstance(Impl(), Proto),
+        isinstance(3, Proto),
+        G[int]().get(4),
+        isinstance([], collections.abc.Sequence),
+        isinstance((x for x in ()), collections.abc.Iterator),
+    )
 
 
 @program
@@ -999,7 +1186,23 @@ def context_variables_of_text():
             return "no"
 
     a, b = A(), B()
-    return str(a), repr(a), f"{a}", f"{a!r:>6}", f"{a:q}", "{0} {0!r} {0.x} {0:z}".format(a), str(b), f"{b}", "%s %r" % (a, a), [10, 20, 30][b], caught(len, b), caught(int, b), "a" * b, string.Template("$x y").substitute(x=1), re.sub("a+", lambda m: str(len(m[0])), "baab")
+    return (
+        str(a),
+        repr(a),
+        f"{a}",
+        f"{a!r:>6}",
+        f"{a:q}",
+        "{0} {0!r} {0.x} {0:z}".format(a),
+        str(b),
+        f"{b}",
+        "%s %r" % (a, a),
+        [10, 20, 30][b],
+        caught(len, b),
+        caught(int, b),
+        "a" * b,
+        string.Template("$x y").substitute(x=1),
+        re.sub("a+", lambda m: str(len(m[0])), "baab"),
+    )
 
 
 # -- exceptions and with -----------------------------------------------------------------------
@@ -1369,7 +1572,15 @@ def generator_protocol():
     except StopIteration as s:
         out.append(s.value)
     e = g(5)
-    out += [caught(c.send, 1), caught(e.throw, KeyError("k")), caught(next, e), inspect.isgenerator(e), isinstance(e, types.GeneratorType), type(e).__name__, iter(e) is e]
+    out += [
+        caught(c.send, 1),
+        caught(e.throw, KeyError("k")),
+        caught(next, e),
+        inspect.isgenerator(e),
+        isinstance(e, types.GeneratorType),
+        type(e).__name__,
+        iter(e) is e,
+    ]
     return out, log
 
 
@@ -1450,7 +1661,22 @@ def generator_pipelines():
             yield from tree(n - 1)
 
     e = (x for x in range(3))
-    return take(5, squares(numbers())), list(tree(4)), sum(x for x in range(5)), next(e), list(e), dict((k, v) for k, v in [(1, 2)]), [*(y for y in "ab")], tuple(x for x in range(2)), max(x for x in [3, 9]), {x for x in range(2)}, "".join(c for c in "xyz"), sorted(x for x in (2, 1)), any(x for x in [0, 1]), list(zip((x for x in "ab"), (y for y in "cd")))
+    return (
+        take(5, squares(numbers())),
+        list(tree(4)),
+        sum(x for x in range(5)),
+        next(e),
+        list(e),
+        dict((k, v) for k, v in [(1, 2)]),
+        [*(y for y in "ab")],
+        tuple(x for x in range(2)),
+        max(x for x in [3, 9]),
+        {x for x in range(2)},
+        "".join(c for c in "xyz"),
+        sorted(x for x in (2, 1)),
+        any(x for x in [0, 1]),
+        list(zip((x for x in "ab"), (y for y in "cd"))),
+    )
 
 
 @program
@@ -1561,7 +1787,26 @@ def matching():
             case _:
                 return "other"
 
-    return [m(v) for v in (0, 500, "s", [1, 2, 3], (4, 5), {"k": 1, "z": 2}, {"q": 1}, P(0, 5), P(1, 2), Q(7), None, 50, [[1, 2], 3, 4], 2.5, [])]
+    return [
+        m(v)
+        for v in (
+            0,
+            500,
+            "s",
+            [1, 2, 3],
+            (4, 5),
+            {"k": 1, "z": 2},
+            {"q": 1},
+            P(0, 5),
+            P(1, 2),
+            Q(7),
+            None,
+            50,
+            [[1, 2], 3, 4],
+            2.5,
+            [],
+        )
+    ]
 
 
 @program
@@ -1609,7 +1854,15 @@ def imports():
     def worse():
         import no_such_module_x
 
-    return m.floor(2.5), os.path.join("a", "b"), OD is collections.OrderedDict, sqrt(4), pi == math.pi, caught(bad)[0], caught(worse)
+    return (
+        m.floor(2.5),
+        os.path.join("a", "b"),
+        OD is collections.OrderedDict,
+        sqrt(4),
+        pi == math.pi,
+        caught(bad)[0],
+        caught(worse),
+    )
 
 
 @program
@@ -1650,7 +1903,13 @@ def module_like():
             self.__dict__["_params"] = {}
 
         def __setattr__(self, name, value):
-            store = self._modules if isinstance(value, Module) else self._params if isinstance(value, float) else self.__dict__
+            store = (
+                self._modules
+                if isinstance(value, Module)
+                else self._params
+                if isinstance(value, float)
+                else self.__dict__
+            )
             store[name] = value
 
         def __getattr__(self, name):

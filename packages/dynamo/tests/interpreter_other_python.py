@@ -1,6 +1,6 @@
 """Run by any supported Python, without torch or pytest: the corpus and random programs, natively and interpreted.
 
-    python3.13 packages/dynamo/tests/interpreter_other_python.py
+python3.13 packages/dynamo/tests/interpreter_other_python.py
 """
 
 import pathlib

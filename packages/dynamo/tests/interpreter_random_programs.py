@@ -5,7 +5,7 @@ import random
 from torchdynamo.interpreter import Interpreter, PlainWorld
 
 _NAMES = ("a", "b", "c", "d")
-_PREAMBLE = '''
+_PREAMBLE = """
 class Box:
     def __init__(self, v): self.v = v
     def __add__(self, o): return Box((self.v, "add"))
@@ -28,7 +28,7 @@ class Manager:
     def __exit__(self, kind, value, tb):
         self.log.append(kind and kind.__name__)
         return self.swallow
-'''
+"""
 
 
 class Writer:
@@ -47,7 +47,9 @@ class Writer:
             return pick((*_NAMES, "0", "1", "2", "-3", "2.5", "'xy'", "None", "True", "[1, 2]", "(3,)", "{'k': 1}"))
         e = lambda: self.expression(depth - 1)
         forms = (
-            lambda: f"({e()} {pick(('+', '-', '*', '//', '%', '<', '==', '!=', 'is', 'in', 'and', 'or', '|', '>='))} {e()})",
+            lambda: (
+                f"({e()} {pick(('+', '-', '*', '//', '%', '<', '==', '!=', 'is', 'in', 'and', 'or', '|', '>='))} {e()})"
+            ),
             lambda: f"({e()} if {e()} else {e()})",
             lambda: f"(not {e()})",
             lambda: f"[{e()} for {self.name()} in {e()} if {e()}]",
@@ -115,7 +117,9 @@ class Writer:
         self.fresh += 1
         name, pad = f"g{self.fresh}", "    " * indent
         body = self.block(depth - 1, False, indent + 1)
-        use = self.random.choice((f"list({name}({self.expression(1)}))", f"next({name}(1))", f"[*{name}(2), 5]", f"{name}(1).send(None)"))
+        use = self.random.choice(
+            (f"list({name}({self.expression(1)}))", f"next({name}(1))", f"[*{name}(2), 5]", f"{name}(1).send(None)")
+        )
         return [f"{pad}def {name}(a, b=1, c=2, d=3):", f"{pad}    yield a", *body, f"{pad}    b = yield b", f"{pad}    yield from [a, b]",
                 f"{pad}{self.name()} = {use}"]  # fmt: skip
 
