@@ -142,6 +142,20 @@ def test_core_aten_is_closed_and_equal():
         torch.testing.assert_close(got, want)
 
 
+def test_core_aten_copies_where_no_view_exists():
+    x = torch.randn(2, 6, 4, dtype=torch.float64)
+    program = lambda x: (F.channel_shuffle(x, 3), x.transpose(0, 1).reshape(-1))
+    lowered = lower(trace(program, x), opset="core_aten")
+    verify(lowered, "core_aten")
+    torch.testing.assert_close(interpret(lowered)(x), program(x))
+
+
+def test_core_aten_verification_is_strict():
+    graph = trace(lambda x: F.gelu(x) + F.softplus(x), torch.randn(3))
+    with pytest.raises(NotClosed, match=r"softplus.*is not core ATen"):
+        verify(graph, "core_aten")
+
+
 def test_preserved_operator_stays_whole():
     x = torch.randn(4, dtype=torch.float64)
     lowered = lower(trace(lambda x: F.gelu(x) * 2, x), preserve=[aten.gelu.default])

@@ -9,6 +9,7 @@ import torch
 
 from primtorch.decompose.builder import Builder, Value
 from primtorch.prims import PRIMS, Prim
+from primtorch.prims.layout import view_strides
 
 aten = torch.ops.aten
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
@@ -84,7 +85,6 @@ _SAME_ARGUMENTS: Mapping[str, Any] = {
     "cummax": aten.cummax.default,
     "cummin": aten.cummin.default,
     "index": aten.index.Tensor,
-    "reshape": aten.view.default,
     "sum": aten.sum.dim_IntList,
 }
 
@@ -167,6 +167,14 @@ def _one_dim_at_a_time(overload: Any) -> Callable[..., Call]:
     return rewrite
 
 
+def _reshape(b: Builder, prim: Prim, t: Value, shape: tuple[Any, ...]) -> Call:
+    """A view, of a row-major copy where the elements do not lie so."""
+    if view_strides(t.shape, t.spec.strides, shape) is None:
+        options = {"memory_format": torch.contiguous_format}
+        t = b.record(aten.clone.default, (t,), options, b.contiguous_spec(t.shape, t.dtype, t.device), "clone")
+    return aten.view.default, (t, shape), {}
+
+
 def _pad(b: Builder, prim: Prim, t: Value, low: Any, high: Any, value: Any) -> Call:
     flat = tuple(n for a, z in zip(reversed(low), reversed(high), strict=True) for n in (a, z))
     return aten.constant_pad_nd.default, (t, flat, value), {}
@@ -193,6 +201,7 @@ _SPELT: Mapping[str, Callable[..., Call]] = {
     ),
     "isfinite": lambda b, p, t: (aten.isfinite.default, (t,), {}),
     "unsqueeze": _unsqueeze,
+    "reshape": _reshape,
     "where": _where,
     "pad": _pad,
     "prod": _one_dim_at_a_time(aten.prod.dim_int),
@@ -227,6 +236,7 @@ SPELLINGS: frozenset[Any] = frozenset(
         aten.div.Tensor_mode,
         aten.where.self,
         aten.view.default,
+        aten.clone.default,
         aten.view.dtype,
         aten.unsqueeze.default,
         aten.constant_pad_nd.default,
