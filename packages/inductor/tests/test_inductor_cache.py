@@ -12,6 +12,7 @@ import time
 import pytest
 import torch
 from prim_graphs import build
+
 from torchinductor import BuildFailed, CompilerMissing, InductorOptions, compile_graph
 from torchinductor.cache import DiskCache
 

@@ -6,6 +6,7 @@ import zlib
 import pytest
 import torch
 from prim_graphs import build
+
 from torchinductor import InductorOptions, compile_graph
 from torchinductor.lowering.graph import RULES
 
