@@ -85,8 +85,12 @@ def test_symbolic_sizes_are_arguments(compiler: TritonCompiler) -> None:
 
 
 def test_what_triton_lacks_is_refused() -> None:
-    with pytest.raises(Unsupported, match="gcd"):
-        write(symbolic_kernel("gcd", torch.int64))
+    with pytest.raises(Unsupported, match="digamma"):
+        write(symbolic_kernel("digamma", torch.float32))
+
+
+def test_integer_loops_compile(compiler: TritonCompiler) -> None:
+    compiler.compile([write(symbolic_kernel(op, kind)) for op in ("gcd", "lcm", "pow") for kind in (torch.int64, torch.uint8)])
 
 
 def test_a_refused_kernel_shows_its_source(compiler: TritonCompiler) -> None:

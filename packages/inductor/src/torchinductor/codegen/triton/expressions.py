@@ -144,6 +144,9 @@ ANY_BINARY: Mapping[str, str] = {
     "trunc_div": "({0} // {1})",
     "fmod": "({0} % {1})",
     "remainder": "_remainder({0}, {1})",
+    "gcd": "_gcd({0}, {1})",
+    "lcm": "_lcm({0}, {1})",
+    "pow": "_int_pow({0}, {1})",
 }
 
 FLOAT_BINARY: Mapping[str, str] = {
@@ -376,6 +379,37 @@ def _remainder(a, b):
 def _floor_div(a, b):
     q = a // b
     return tl.where((a % b != 0) & ((a < 0) != (b < 0)), q - 1, q)
+
+
+@triton.jit
+def _gcd(a, b):
+    a = tl.abs(a) + b * 0  # of both operands' shape
+    b = tl.abs(b) + a * 0
+    for _ in range(93):  # Euclid's longest run on 64 bits: neighbours in the Fibonacci numbers
+        done = b == 0
+        r = a % tl.where(done, 1, b).to(b.dtype)
+        a = tl.where(done, a, b)
+        b = tl.where(done, b, r)
+    return a
+
+
+@triton.jit
+def _lcm(a, b):
+    g = _gcd(a, b)
+    return tl.abs(a // tl.where(g == 0, 1, g).to(g.dtype) * b)
+
+
+@triton.jit
+def _int_pow(a, b):
+    base = a + b * 0
+    left = b + a * 0
+    result = (base * 0 + 1).to(base.dtype)
+    for _ in range(64):
+        result = tl.where((left & 1) != 0, result * base, result)
+        base = base * base
+        left = left >> 1
+    unit = tl.where(a == 1, 1, tl.where((a + 1 == 0) & (a < 0), 1 - 2 * (b & 1), 0)).to(result.dtype)
+    return tl.where(b < 0, unit, result)
 
 
 @triton.jit
