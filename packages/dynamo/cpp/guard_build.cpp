@@ -57,6 +57,7 @@ const std::unordered_map<std::string, Kind>& kind_names() {
       {"instance_has", Kind::instance_has}, {"instance_lacks", Kind::instance_lacks},
       {"key_absent", Kind::key_absent}, {"bool", Kind::truth},
       {"tensor", Kind::tensor},       {"same_object", Kind::same_object},
+      {"distinct_object", Kind::distinct_object},
       {"distinct_storage", Kind::distinct_storage}, {"shape", Kind::shape},
       {"global_state", Kind::global_state}, {"predicate", Kind::predicate},
   };
@@ -234,7 +235,7 @@ bool Builder::add_relation(Kind kind, PyObject* source, PyObject* payload) {
     };
     if (!relation.program.read(payload, slot)) return false;
   } else {
-    Ref others = kind == Kind::same_object ? Ref::steal(PyTuple_Pack(1, payload)) : Ref::steal(PySequence_Tuple(payload));
+    Ref others = kind != Kind::distinct_storage ? Ref::steal(PyTuple_Pack(1, payload)) : Ref::steal(PySequence_Tuple(payload));
     if (!others) return false;
     relation.slots.push_back(slot_of(source));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(others.get()); i++) {

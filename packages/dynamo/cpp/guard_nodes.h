@@ -19,7 +19,7 @@ enum class Access {
 
 enum class Kind {
   type, identity, equals, length, dict_keys, set_items, instance_has, instance_lacks, key_absent, truth, tensor, predicate,
-  same_object, distinct_storage, shape, global_state,  // of the whole call, not of one object
+  same_object, distinct_object, distinct_storage, shape, global_state,  // of the whole call, not of one object
 };
 
 struct Check {

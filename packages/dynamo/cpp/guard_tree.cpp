@@ -287,6 +287,8 @@ bool Tree::check_relation(Visit& visit, const Relation& relation) {
   switch (relation.kind) {
     case Kind::global_state:
       return relation.state->holds();
+    case Kind::distinct_object:
+      return visit.objects[slots[0]] != visit.objects[slots[1]];
     case Kind::same_object:
       return visit.objects[slots[0]] != nullptr && visit.objects[slots[0]] == visit.objects[slots[1]];
     case Kind::distinct_storage: {

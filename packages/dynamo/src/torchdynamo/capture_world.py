@@ -171,6 +171,11 @@ class CaptureWorld(PlainWorld):
 
     # -- operators --------------------------------------------------------------------------
 
+    def is_same(self, a: Any, b: Any) -> bool:
+        if a is not b:
+            self.outside.guard_distinct(a, b)
+        return a is b
+
     def truth(self, obj: Any) -> bool:
         if isinstance(obj, (torch.SymInt, torch.SymBool)):
             return bool(obj)

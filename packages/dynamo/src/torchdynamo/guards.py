@@ -281,6 +281,9 @@ def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | 
         if value is resolve(guard.payload, scope):
             return None
         return f"{where} is no longer the same object as {guard.payload.expression()}"
+    if guard.kind is GuardKind.DISTINCT_OBJECT:
+        same = value is resolve(guard.payload, scope)
+        return f"{where} is now the same object as {guard.payload.expression()}" if same else None
     if guard.kind is GuardKind.DISTINCT_STORAGE:
         for other in guard.payload:
             if other != guard.source and overlap(value, resolve(other, scope)):

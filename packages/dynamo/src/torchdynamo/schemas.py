@@ -31,6 +31,7 @@ class GuardKind(enum.Enum):
     BOOL = "bool"  # truth value of a container, None or number
     TENSOR = "tensor"  # TensorGuard
     SAME_OBJECT = "same_object"  # Source: the object is that one
+    DISTINCT_OBJECT = "distinct_object"  # Source: the object is not that one
     DISTINCT_STORAGE = "distinct_storage"  # tuple of Sources: no two of these tensors and the source's own overlap
     SHAPE = "shape"  # ShapeProgram: relation between sizes of inputs; the guard's own source is None
     GLOBAL_STATE = "global_state"  # GlobalState; the guard's own source is None

@@ -31,6 +31,7 @@ from torchdynamo.sources import (
     InstanceAttribute,
     InstanceDict,
     Item,
+    Pinned,
     Source,
     TensorSize,
     base_of,
@@ -332,6 +333,15 @@ class Outside:
             source = Attribute(known.source, "__kwdefaults__", native=True)
             keywords = {key: self.externals.wrap(value, Item(source, key)) for key, value in keywords.items()}
         return defaults, keywords
+
+    def guard_distinct(self, a: Any, b: Any) -> None:
+        """The program asked whether two objects are the same, and they are not."""
+        first, second = self.externals.lookup(a), self.externals.lookup(b)
+        if first is not None and second is not None:
+            pinned = isinstance(first.source, Pinned), isinstance(second.source, Pinned)
+            if not all(pinned):
+                source, other = (second, first) if pinned[0] else (first, second)
+                self.externals.guard(source.source, GuardKind.DISTINCT_OBJECT, other.source)
 
     def refuse_iterator(self, obj: Any) -> None:
         """Breaks at the use of an iterator in C that the program did not make: advancing it would show outside."""

@@ -74,7 +74,7 @@ class OperatorOpcodes(FrameState):
     @opcode()
     def IS_OP(self, invert: int) -> None:
         right = self.stack.pop()
-        self.stack[-1] = (self.stack[-1] is right) != bool(invert)
+        self.stack[-1] = self.world.is_same(self.stack[-1], right) != bool(invert)
 
     @opcode()
     def CONTAINS_OP(self, invert: int) -> None:

@@ -174,6 +174,9 @@ class PlainWorld:
     def compare(self, op: str, a: Any, b: Any) -> Any:
         return operators.compare(self, op, a, b)
 
+    def is_same(self, a: Any, b: Any) -> bool:
+        return a is b
+
     def contains(self, container: Any, item: Any) -> bool:
         return operators.contains(self, container, item)
 
