@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchinductor.codegen.base import Built, KernelSource, codegen_for
+from torchinductor.codegen.base import Built, KernelSource, codegen_for, warm_codegen
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, refusal
 from torchinductor.emit import Handle, emit
 from torchinductor.executor import PythonExecutor
@@ -61,7 +61,7 @@ def compile_graph(
     options = options or InductorOptions()
     clock = _Clock()
     for device in _device_types(gm):
-        codegen_for(device).warm(options)
+        warm_codegen(device, options)
     lowered = lower_graph(gm, options)
     clock.lap("lower")
     operations = schedule(lowered, options)

@@ -37,7 +37,7 @@ class Built:
 class CodegenBackend(ABC):
     """Maps fused kernels of one device type to code."""
 
-    def warm(self, options: InductorOptions) -> None:
+    def warm(self, options: InductorOptions) -> None:  # noqa: B027 - most back ends have nothing to start
         """Called before a graph is lowered: what takes time to start can start in the background."""
 
     def legalize(self, kernel: Kernel) -> list[Kernel]:
@@ -66,6 +66,13 @@ _BACKENDS: dict[str, CodegenBackend] = {}
 def register_codegen(device_type: str, backend: CodegenBackend) -> None:
     """Makes `backend` the one for a device type ("cpu", "cuda", ...); the last registration holds."""
     _BACKENDS[device_type] = backend
+
+
+def warm_codegen(device_type: str, options: InductorOptions) -> None:
+    """Lets the back end of a device type, if there is one, start in the background what takes time to start."""
+    found = _BACKENDS.get(device_type)
+    if found is not None:
+        found.warm(options)
 
 
 def codegen_for(device_type: str) -> CodegenBackend:

@@ -124,8 +124,9 @@ class TritonCompiler:
         self._server = Server(arch, Path(self._temporary.name) / "triton", self._parallel)
 
     def start(self) -> None:
-        """Gets the compiling process ready in the background."""
-        self._server.start()
+        """Gets the compiling process ready in the background, unless the cache likely has what will be asked for."""
+        if self._shared is None or next(self._shared.glob("*.json"), None) is None:
+            self._server.start()
 
     def key(self, source: TritonSource) -> str:
         """What the binary depends on."""

@@ -353,7 +353,8 @@ class TritonHandler(OpsHandler[Value]):
         if "r" in self.masks:
             lowest = literal(-math.inf, value.dtype)
             shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
-            tile = f"tl.where(tl.broadcast_to({self.masks['r']}, {shape}), tl.broadcast_to({value.name}, {shape}), {lowest})"
+            inside = f"tl.broadcast_to({self.masks['r']}, {shape})"
+            tile = f"tl.where({inside}, tl.broadcast_to({value.name}, {shape}), {lowest})"
             value = self.emit(tile, value.dtype, {"x", "r"})
         high = self._lanes(repr(torch.finfo(value.dtype).min), value.dtype)  # finite: -inf - -inf would be a NaN
         total = self._lanes("0.0", value.dtype)

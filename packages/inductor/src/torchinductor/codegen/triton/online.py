@@ -5,8 +5,8 @@
 * the sum of v, then the sum of (v - mean)^2: each lane keeps its own mean and squares about it (Welford 1962), and the
   lanes are combined as Chan, Golub and LeVeque (1979) do.
 
-A joined reduction is recorded as kind `sum_exp KEY` or `moments KEY`, KEY being the first reduction's key. It pays where
-a row does not stay in registers, so that the second pass would read it again.
+A joined reduction is recorded as kind `sum_exp KEY` or `moments KEY`, KEY being the first reduction's key. It pays
+where a row does not stay in registers, so that the second pass would read it again.
 """
 
 from __future__ import annotations
