@@ -14,6 +14,7 @@ import copy
 import io
 import os
 import statistics
+import sys
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,11 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 from sklearn.datasets import load_digits
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools" / "bench"))
+from zoo import declare_torchvision_ops
+
+declare_torchvision_ops()  # transformers imports torchvision, whose compiled operators need CUDA's libraries
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 import torchcompile
