@@ -1,4 +1,4 @@
-"""Generated Triton kernels on a GPU: values against float64, then times beside eager, torch.compile and the copy roofline.
+"""Generated Triton kernels on a GPU: values against float64, times beside eager, torch.compile and the copy roofline.
 
     python tools/bench/gpu_kernels.py [--only softmax] [--no-compile] [--no-build]
 
@@ -65,7 +65,9 @@ def program_of(case, inputs, backend, options):
             if name not in slots:
                 slots[name] = len(slots)
                 buffer = kernel.buffers[name]
-                instructions.append(Alloc(slots[name], buffer.shape, buffer.strides, buffer.dtype, torch.device("cuda", 0)))
+                instructions.append(
+                    Alloc(slots[name], buffer.shape, buffer.strides, buffer.dtype, torch.device("cuda", 0))
+                )
                 if name in case.zeroed:
                     instructions.append(AtenCall(torch.ops.aten.zero_.default, (Slot(slots[name]),), (), (None,)))
         arguments = tuple(slots[b] for b in kernel.arguments)
@@ -116,7 +118,7 @@ def measure(case, run, backend, options, floor_rate: float, with_compile: bool) 
     if case.name != "dropout_add":  # the reference draws its bits with dozens of eager kernels: not what a user writes
         eager = case.eager
     else:
-        eager = lambda x, y, seed: (torch.nn.functional.dropout(x, 0.1, True) + y,)  # noqa: E731
+        eager = lambda x, y, seed: (torch.nn.functional.dropout(x, 0.1, True) + y,)
     row["eager_ms"] = round(median_ms(lambda: eager(**inputs)), 4)
     if with_compile:
         torch._dynamo.reset()
@@ -152,8 +154,9 @@ def host_overhead(backend, options, run) -> dict[str, float]:
 
 def replayed(backend, options, run) -> dict[str, object]:
     """Values and microseconds a call of twenty small kernels as a CUDA graph, with a moving input and a held result."""
-    from torchinductor.cuda_graphs import CudaDevice, GraphedProgram
     from triton_kernel_set import sigmoid_chain
+
+    from torchinductor.cuda_graphs import CudaDevice, GraphedProgram
 
     base = sigmoid_chain(64, 64, torch.float32)
     case = type(base)(**{**vars(base), "kernels": base.kernels * 20})
@@ -192,10 +195,11 @@ def main() -> int:
     begin = time.perf_counter()
     if not arguments.no_build:
         subprocess.run([sys.executable, str(ROOT / "tools/build_extensions.py"), "inductor"], check=True)
+    from triton_kernel_set import large_cases, small_cases
+
     from torchinductor import native
     from torchinductor.codegen.triton import TritonBackend
     from torchinductor.schemas import InductorOptions
-    from triton_kernel_set import large_cases, small_cases
 
     backend, options = TritonBackend(), InductorOptions()
     torch.manual_seed(0)
@@ -211,7 +215,10 @@ def main() -> int:
             continue
         right = found["error"] <= 2 * found["eager_error"] + 2e-6
         wrong += not right
-        print(json.dumps({"case": case.name, "right": right, **{k: float(f"{v:.3g}") for k, v in found.items()}}), flush=True)
+        print(
+            json.dumps({"case": case.name, "right": right, **{k: float(f"{v:.3g}") for k, v in found.items()}}),
+            flush=True,
+        )
         torch.cuda.empty_cache()
     print(f"values: {wrong} wrong; {time.perf_counter() - begin:.0f} s so far", flush=True)
 

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import torch
+
 import torchcompile
 
 sys.path.insert(0, str(Path(__file__).parent))

@@ -7,7 +7,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 if os.environ.get("TRITON_INTERPRET") == "1":
-    import torchinductor
     from triton_interpreter import InterpreterBackend
+
+    import torchinductor
 
     torchinductor.register_codegen("cpu", InterpreterBackend())

@@ -4,9 +4,10 @@ import operator
 
 import torch
 import torch.utils._pytree as pytree
+from torch import fx
+
 from primtorch import prims
 from primtorch.spec import TensorSpec
-from torch import fx
 
 
 class Value:

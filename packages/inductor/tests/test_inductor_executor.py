@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+
 from primtorch.symbolic.expr import IntExpr, constant, symbol
 from torchinductor import _C, native
 from torchinductor.executor import PythonExecutor
@@ -231,10 +232,16 @@ def test_wrong_inputs_are_refused(inputs, message: str) -> None:
 
 def test_an_error_names_the_instruction() -> None:
     program = Program(
-        (tensor_input(0, 2, 3),), (), 2, (), (AtenCall(aten.mm.default, (Slot(0), Slot(0)), (), (1,)), Output((Slot(1),)))
+        (tensor_input(0, 2, 3),),
+        (),
+        2,
+        (),
+        (AtenCall(aten.mm.default, (Slot(0), Slot(0)), (), (1,)), Output((Slot(1),))),
     )
     run = native.prepare(program)
-    with pytest.raises(RuntimeError, match=r"cannot be multiplied[\s\S]*instruction 0 .*%1 = aten.mm.default\(%0, %0\)"):
+    with pytest.raises(
+        RuntimeError, match=r"cannot be multiplied[\s\S]*instruction 0 .*%1 = aten.mm.default\(%0, %0\)"
+    ):
         run([torch.randn(2, 3)])
 
     def fails(t: torch.Tensor) -> torch.Tensor:
@@ -275,7 +282,11 @@ def test_consume_lets_dead_inputs_go() -> None:
 
 def test_runs_below_autograd_and_autocast() -> None:
     program = Program(
-        (tensor_input(0, 4, 4),), (), 2, (), (AtenCall(aten.mm.default, (Slot(0), Slot(0)), (), (1,)), Output((Slot(1),)))
+        (tensor_input(0, 4, 4),),
+        (),
+        2,
+        (),
+        (AtenCall(aten.mm.default, (Slot(0), Slot(0)), (), (1,)), Output((Slot(1),))),
     )
     x = torch.randn(4, 4, requires_grad=True)
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -315,7 +326,11 @@ def test_threads_share_a_program() -> None:
 
 def test_no_references_leak() -> None:
     program = Program(
-        (tensor_input(0, 16),), (), 2, (), (AtenCall(aten.neg.default, (Slot(0),), (), (1,)), Output((Slot(1), None, 3)))
+        (tensor_input(0, 16),),
+        (),
+        2,
+        (),
+        (AtenCall(aten.neg.default, (Slot(0),), (), (1,)), Output((Slot(1), None, 3))),
     )
     x = torch.randn(16)
     inputs = [x]

@@ -4,6 +4,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prim_graphs import build
+
 from torchinductor import InductorOptions, compile_graph
 
 SHAPES = [(4, 6), (6, 4), (24,), (2, 3, 4), (4, 1), (1, 6), (2, 2, 6)]
@@ -53,11 +54,32 @@ def step(p, values, choice, a, b):
     raise AssertionError(choice)
 
 
-CHOICES = ["tanh", "exp", "neg", "abs", "sigmoid", "add", "mul", "maximum", "sum", "amax", "var", "permute", "reshape", "flip", "cat", "slice", "cumsum"]
+CHOICES = [
+    "tanh",
+    "exp",
+    "neg",
+    "abs",
+    "sigmoid",
+    "add",
+    "mul",
+    "maximum",
+    "sum",
+    "amax",
+    "var",
+    "permute",
+    "reshape",
+    "flip",
+    "cat",
+    "slice",
+    "cumsum",
+]
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
-@given(st.lists(st.tuples(st.sampled_from(CHOICES), st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=14), st.integers(0, 2**31))
+@given(
+    st.lists(st.tuples(st.sampled_from(CHOICES), st.integers(0, 30), st.integers(0, 30)), min_size=2, max_size=14),
+    st.integers(0, 2**31),
+)
 def test_random_graphs(steps, seed):
     generator = torch.Generator().manual_seed(seed)
     inputs = [torch.randn(s, generator=generator, dtype=torch.float64) for s in ((4, 6), (24,), (2, 3, 4))]

@@ -3,9 +3,10 @@
 import pytest
 import torch
 from prim_graphs import Recorder, Value, build
+from torch import fx
+
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv
-from torch import fx
 from torchinductor import InductorOptions, compile_graph
 
 CPU = torch.device("cpu")
@@ -60,5 +61,9 @@ def test_norms_and_softmax(native):
 def test_static_and_symbolic_share_results():
     x = torch.randn(6, 8)
     fixed = compile_graph(build(lambda p, x: p.sum(p.exp(x), (1,)), x), (x,), InductorOptions())
-    free = compile_graph(symbolic(lambda p, n, x: p.sum(p.exp(x), (1,)), (6,), lambda n: [((n, 8), torch.float32)]), (), InductorOptions())
+    free = compile_graph(
+        symbolic(lambda p, n, x: p.sum(p.exp(x), (1,)), (6,), lambda n: [((n, 8), torch.float32)]),
+        (),
+        InductorOptions(),
+    )
     assert torch.equal(fixed(x)[0], free(6, x)[0])

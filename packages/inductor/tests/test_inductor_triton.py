@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton_kernel_set import CUDA, Case, large_cases, small_cases
+
 from primtorch.symbolic.expr import symbol
 from torchinductor.codegen.triton.backend import TritonLauncher
 from torchinductor.codegen.triton.compiler import TritonCompiler
@@ -21,7 +23,6 @@ from torchinductor.codegen.triton.writer import write
 from torchinductor.errors import BuildFailed
 from torchinductor.indexing import contiguous_strides, number, variable
 from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage
-from triton_kernel_set import CUDA, Case, large_cases, small_cases
 
 pytest.importorskip("triton")
 
@@ -37,7 +38,12 @@ def test_values_in_the_interpreter() -> None:
     seed = str(random.randrange(10**6))
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "triton_interpret_worker.py", seed], cwd=TESTS, env=environment, capture_output=True, text=True, check=True
+        [sys.executable, "triton_interpret_worker.py", seed],
+        cwd=TESTS,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
     )
     replies = [json.loads(line) for line in done.stdout.splitlines()]
     assert [r["case"] for r in replies] == [c.name for c in small_cases()]
@@ -90,12 +96,16 @@ def test_what_triton_lacks_is_refused() -> None:
 
 
 def test_integer_loops_compile(compiler: TritonCompiler) -> None:
-    compiler.compile([write(symbolic_kernel(op, kind)) for op in ("gcd", "lcm", "pow") for kind in (torch.int64, torch.uint8)])
+    compiler.compile(
+        [write(symbolic_kernel(op, kind)) for op in ("gcd", "lcm", "pow") for kind in (torch.int64, torch.uint8)]
+    )
 
 
 def test_a_refused_kernel_shows_its_source(compiler: TritonCompiler) -> None:
     source = write(symbolic_kernel())
-    broken = type(source)(**{f: getattr(source, f) for f in source.__slots__} | {"text": source.text + "    nonsense()\n"})
+    broken = type(source)(
+        **{f: getattr(source, f) for f in source.__slots__} | {"text": source.text + "    nonsense()\n"}
+    )
     with pytest.raises(BuildFailed, match="nonsense"):
         compiler.compile([broken])
     compiler.compile([source])  # the worker lives on
@@ -123,7 +133,9 @@ def test_offsets_are_wide_only_when_needed() -> None:
 
 def loops(name: str) -> list[int]:
     """How many loops each kernel of a case has, after splitting."""
-    kernels = [k for case in large_cases() if case.name == name for kernel in case.kernels for k in split_reductions(kernel)]
+    kernels = [
+        k for case in large_cases() if case.name == name for kernel in case.kernels for k in split_reductions(kernel)
+    ]
     return [write(k).text.count("for r0 in range") for k in kernels]
 
 

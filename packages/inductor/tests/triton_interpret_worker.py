@@ -5,10 +5,11 @@ import sys
 import traceback
 
 import torch
-from torchinductor.codegen.triton.split import split_reductions
-from torchinductor.codegen.triton.writer import write
 from triton_interpreter import load
 from triton_kernel_set import small_cases
+
+from torchinductor.codegen.triton.split import split_reductions
+from torchinductor.codegen.triton.writer import write
 
 
 def run(case) -> float:

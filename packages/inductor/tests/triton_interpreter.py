@@ -10,6 +10,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from triton import language as tl
+from triton.runtime.interpreter import TensorHandle
+
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.codegen.triton.plan import plan
 from torchinductor.codegen.triton.split import split_reductions
@@ -18,8 +21,6 @@ from torchinductor.indexing import variable
 from torchinductor.ir import Kernel
 from torchinductor.program import Instruction, TritonCall
 from torchinductor.schemas import InductorOptions
-from triton import language as tl
-from triton.runtime.interpreter import TensorHandle
 
 FOLDER = tempfile.TemporaryDirectory(prefix="triton-interpreter-")
 
@@ -84,7 +85,9 @@ class InterpreterBackend(CodegenBackend):
             return launch
 
         functions = [load(s.text, s.meta.name) for s in sources]
-        return Built(launchers=tuple(map(launcher, functions)), files={f"{i}.py": s.text for i, s in enumerate(sources)})
+        return Built(
+            launchers=tuple(map(launcher, functions)), files={f"{i}.py": s.text for i, s in enumerate(sources)}
+        )
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         symbols = tuple(variable(name) for name in source.meta.symbols)

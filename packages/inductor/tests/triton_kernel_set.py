@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
+
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, contiguous_strides, dot, exprs, number, variable
 from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage
@@ -165,7 +166,9 @@ def layer_norm(n: int, d: int, dtype: torch.dtype, vocabulary: int = 0) -> Case:
         y = r.apply("add", r.apply("mul", y, b.load(r, "w", "i1")), b.load(r, "b", "i1"))
         b.store(r, "out", y, "i0", "i1")
 
-    b.kernel({"i0": (n, False), "i1": (d, True)}, ("inner", mean_stage), ("inner", variance_stage), ("inner", normalise))
+    b.kernel(
+        {"i0": (n, False), "i1": (d, True)}, ("inner", mean_stage), ("inner", variance_stage), ("inner", normalise)
+    )
 
     def inputs(dev: str) -> Tensors:
         found = {"x": rand(dtype, dev, n, d), "w": rand(dtype, dev, d), "b": rand(dtype, dev, d)}
@@ -229,7 +232,9 @@ def bias_gelu_residual(n: int, d: int, dtype: torch.dtype) -> Case:
     def body(r: Recorder) -> None:
         x = r.apply("add", b.load(r, "x", "i0", "i1"), b.load(r, "bias", "i1"))
         cube = r.apply("mul", r.apply("mul", x, x), x)
-        inner = r.apply("mul", r.apply("add", x, r.apply("mul", cube, constant(r, 0.044715))), constant(r, 0.7978845608028654))
+        inner = r.apply(
+            "mul", r.apply("add", x, r.apply("mul", cube, constant(r, 0.044715))), constant(r, 0.7978845608028654)
+        )
         gate = r.apply("add", r.apply("tanh", inner), constant(r, 1.0))
         y = r.apply("mul", r.apply("mul", x, constant(r, 0.5)), gate)
         b.store(r, "out", r.apply("add", y, b.load(r, "res", "i0", "i1")), "i0", "i1")
@@ -306,7 +311,10 @@ def transpose_scale(n: int, d: int, dtype: torch.dtype) -> Case:
     b.buffer("out", dtype, d, n)
     b.kernel(
         {"i0": (d, False), "i1": (n, False)},
-        ("outer", lambda r: b.store(r, "out", r.apply("mul", b.load(r, "x", "i1", "i0"), constant(r, 2.0)), "i0", "i1")),
+        (
+            "outer",
+            lambda r: b.store(r, "out", r.apply("mul", b.load(r, "x", "i1", "i0"), constant(r, 2.0)), "i0", "i1"),
+        ),
     )
     return Case(
         "transpose_add",
@@ -349,7 +357,10 @@ def cross_entropy(n: int, vocabulary: int, dtype: torch.dtype) -> Case:
     return Case(
         "cross_entropy",
         tuple(b.kernels),
-        lambda dev: {"logits": rand(dtype, dev, n, vocabulary), "target": torch.randint(0, vocabulary, (n,), device=dev)},
+        lambda dev: {
+            "logits": rand(dtype, dev, n, vocabulary),
+            "target": torch.randint(0, vocabulary, (n,), device=dev),
+        },
         ("out",),
         lambda logits, target: (F.cross_entropy(logits.to(torch.promote_types(logits.dtype, F32)), target),),
         n * vocabulary * dtype.itemsize,
@@ -384,7 +395,11 @@ def rope(batch: int, heads: int, length: int, width: int, dtype: torch.dtype) ->
     return Case(
         "rope",
         tuple(b.kernels),
-        lambda dev: {"q": rand(dtype, dev, *shape), "cos": rand(dtype, dev, *shape[1:]), "sin": rand(dtype, dev, *shape[1:])},
+        lambda dev: {
+            "q": rand(dtype, dev, *shape),
+            "cos": rand(dtype, dev, *shape[1:]),
+            "sin": rand(dtype, dev, *shape[1:]),
+        },
         ("out",),
         eager,
         2 * batch * heads * length * width * dtype.itemsize,
@@ -408,7 +423,9 @@ def batch_norm_relu(n: int, c: int, area: int, dtype: torch.dtype) -> Case:
         r.reduce("sum", "q", r.apply("mul", centred, centred))
 
     def normalise(r: Recorder) -> None:
-        scale = r.apply("rsqrt", r.apply("add", r.apply("mul", r.carried("q", F32), constant(r, 1 / count)), constant(r, 1e-5)))
+        scale = r.apply(
+            "rsqrt", r.apply("add", r.apply("mul", r.carried("q", F32), constant(r, 1 / count)), constant(r, 1e-5))
+        )
         y = r.apply("mul", r.apply("sub", b.load(r, "x", "i0", "i1", "i2"), mean(r)), scale)
         y = r.apply("add", r.apply("mul", y, b.load(r, "w", "i1")), b.load(r, "b", "i1"))
         b.store(r, "out", r.apply("relu", y), "i0", "i1", "i2")
@@ -474,7 +491,9 @@ def swiglu(n: int, d: int, dtype: torch.dtype) -> Case:
 
     def body(r: Recorder) -> None:
         g = b.load(r, "gate", "i0", "i1")
-        b.store(r, "out", r.apply("mul", r.apply("mul", g, r.apply("sigmoid", g)), b.load(r, "up", "i0", "i1")), "i0", "i1")
+        b.store(
+            r, "out", r.apply("mul", r.apply("mul", g, r.apply("sigmoid", g)), b.load(r, "up", "i0", "i1")), "i0", "i1"
+        )
 
     b.kernel({"i0": (n, False), "i1": (d, False)}, ("outer", body))
     return Case(
@@ -511,7 +530,11 @@ def dropout_add(n: int, d: int, dtype: torch.dtype) -> Case:
     return Case(
         "dropout_add",
         tuple(b.kernels),
-        lambda dev: {"x": rand(dtype, dev, n, d), "y": rand(dtype, dev, n, d), "seed": torch.tensor(2**40 + 77, device=dev)},
+        lambda dev: {
+            "x": rand(dtype, dev, n, d),
+            "y": rand(dtype, dev, n, d),
+            "seed": torch.tensor(2**40 + 77, device=dev),
+        },
         ("out",),
         eager,
         3 * n * d * dtype.itemsize,
@@ -598,7 +621,14 @@ def arg_max(n: int, d: int) -> Case:
         return {"x": x}
 
     return Case(
-        f"argmax_{d}", tuple(b.kernels), inputs, ("out",), lambda x: (x.argmax(1),), n * d * 4, exact=True, buffers=b.buffers
+        f"argmax_{d}",
+        tuple(b.kernels),
+        inputs,
+        ("out",),
+        lambda x: (x.argmax(1),),
+        n * d * 4,
+        exact=True,
+        buffers=b.buffers,
     )
 
 
@@ -614,7 +644,9 @@ def reversed_rows(n: int, d: int) -> Case:
 
     b.kernel({"i0": (n, False), "i1": (d, False)}, ("outer", body))
     inputs = lambda dev: {"x": rand(F32, dev, n, d)}  # noqa: E731
-    return Case("reversed_rows", tuple(b.kernels), inputs, ("out",), lambda x: (x.flip(0),), 2 * n * d * 4, buffers=b.buffers)
+    return Case(
+        "reversed_rows", tuple(b.kernels), inputs, ("out",), lambda x: (x.flip(0),), 2 * n * d * 4, buffers=b.buffers
+    )
 
 
 def small_cases() -> list[Case]:

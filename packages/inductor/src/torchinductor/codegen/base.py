@@ -84,6 +84,8 @@ def codegen_for(device_type: str) -> CodegenBackend:
     found = _BACKENDS.get(device_type)
     if found is None:
         known = ", ".join(sorted(_BACKENDS)) or "none"
-        raise UnknownDevice(f"no code generation back end for device type {device_type!r} (registered: {known}); "
-                            "give one to torchinductor.register_codegen")
+        raise UnknownDevice(
+            f"no code generation back end for device type {device_type!r} (registered: {known}); "
+            "give one to torchinductor.register_codegen"
+        )
     return found
