@@ -11,8 +11,8 @@ import torch
 from primtorch import prims
 from primtorch.decompose.activations import draw
 from primtorch.decompose.builder import Builder, Value, same_size
+from primtorch.decompose.creation import linspace
 from primtorch.decompose.promotion import result_dtype
-from primtorch.decompose.shapes import linspace
 from primtorch.decompose.table import RuleTable
 
 aten = torch.ops.aten
