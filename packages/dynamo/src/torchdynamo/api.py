@@ -11,7 +11,7 @@ from typing import Any, TypeVar, cast
 import torch
 from torch import nn
 
-from torchdynamo import _C
+from torchdynamo._C import CompiledCallable
 from torchdynamo.convert import Function, Nested
 from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
@@ -59,7 +59,7 @@ def optimize(backend: Backend, *, options: CaptureOptions | None = None, dump: D
 
 
 def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | None) -> Any:
-    if isinstance(target, _C.CompiledCallable):
+    if isinstance(target, CompiledCallable):
         return target
     if isinstance(target, types.FunctionType):
         stats = Stats()
@@ -87,7 +87,7 @@ def owner_of(compiled: Any) -> Function:
         return owner_of(compiled.__func__)
     if isinstance(compiled, functools.partial):
         return owner_of(compiled.func)
-    if isinstance(compiled, _C.CompiledCallable) and compiled.miss is not None:
+    if isinstance(compiled, CompiledCallable) and compiled.miss is not None:
         return cast(Function, compiled.miss.__self__)  # type: ignore[attr-defined]
     raise TypeError(f"not a compiled callable: {type(compiled).__name__}")
 

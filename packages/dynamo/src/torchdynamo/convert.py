@@ -24,7 +24,7 @@ from torch.amp import autocast_mode
 from primtorch import graph_text
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import expr_of
-from torchdynamo import _C
+from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
 from torchdynamo.break_step import continue_after
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, interpret
@@ -69,17 +69,17 @@ class Function:
     resumes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     parts: list[Function] = field(default_factory=list)
     nested: Nested | None = None
-    made: list[weakref.ref[_C.CompiledCallable]] = field(default_factory=list)
+    made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
 
-    def callable(self) -> _C.CompiledCallable:
-        compiled = _C.CompiledCallable(self.function, self.miss)
+    def callable(self) -> CompiledCallable:
+        compiled = CompiledCallable(self.function, self.miss)
         self.made.append(weakref.ref(compiled))
         return compiled
 
-    def compiled(self) -> _C.CompiledCallable | None:
+    def compiled(self) -> CompiledCallable | None:
         return self.made[-1]() if self.made else None
 
-    def versions(self) -> list[_C.Entry]:
+    def versions(self) -> list[Entry]:
         """The entries of this function and of its continuations."""
         own = self.compiled()
         found = list(own.entries) if own is not None else []
@@ -87,7 +87,7 @@ class Function:
             found += part.versions()
         return found
 
-    def miss(self, compiled: _C.CompiledCallable, flat: tuple[Any, ...]) -> _C.Entry | None:
+    def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...]) -> Entry | None:
         """A version for this call, or None to run the function as it is."""
         if self.skip:
             return None
@@ -104,7 +104,7 @@ class Function:
         function = self.function
         return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
 
-    def _recompile(self, compiled: _C.CompiledCallable, flat: Sequence[Any]) -> bool:
+    def _recompile(self, compiled: CompiledCallable, flat: Sequence[Any]) -> bool:
         """Notes why the versions do not fit; False when no more may be made."""
         why = []
         for entry in compiled.entries:
@@ -141,12 +141,12 @@ class Nested:
         self.arguments = (backend, options, dump, stats)
         self.parts: list[Function] = []
         self._plain: set[types.CodeType] = set()
-        self.hook = _C.Hook(self.found)
+        self.hook = Hook(self.found)
 
     def leave_alone(self, function: types.FunctionType) -> None:
         self._plain.add(function.__code__)
 
-    def found(self, function: types.FunctionType) -> _C.CompiledCallable | None:
+    def found(self, function: types.FunctionType) -> CompiledCallable | None:
         code = function.__code__
         plain = code in self._plain or code.co_name in _COMPREHENSIONS
         if plain or code.co_filename.startswith(_LEFT_ALONE):
@@ -168,7 +168,7 @@ _LEFT_ALONE = (
 )
 
 
-def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
+def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
     """One capture, start to end."""
     if state.dump is not None:
         state.dump("bytecode.txt", bytecode_text(state.function.__code__))
@@ -204,14 +204,14 @@ def convert(state: Function, flat: tuple[Any, ...]) -> _C.Entry | None:
     if state.dump is not None:
         state.dump("compiled.py", text)
     sources = [source for source, _ in inputs] if has_graph else []
-    tree = _C.GuardTree(guards, sources, state.function, outside.externals.pins.objects)
+    tree = GuardTree(guards, sources, state.function, outside.externals.pins.objects)
     info = Compiled(
         guards, graph, text, captured.stopped.graph_break if captured.stopped else None, outside.externals.pins.objects
     )
-    return _C.Entry(tree, code, info)
+    return Entry(tree, code, info)
 
 
-def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | _C.Entry | None:
+def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | Entry | None:
     """Interprets the call; at a break, again up to the instruction of the root frame that broke."""
     stop_at: int | None = None
     reason: GraphBreak | None = None
@@ -231,7 +231,7 @@ def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | _C.Entry | No
     raise InternalError("capture did not settle on a place to break")
 
 
-def _failed(state: Function, captured: Captured, error: BaseException) -> _C.Entry | None:
+def _failed(state: Function, captured: Captured, error: BaseException) -> Entry | None:
     """The program raised, or capture is at fault: the eager run of this one call shows which."""
     if _is_own_fault(error):
         _fault(state, captured, error)
@@ -252,7 +252,7 @@ def _failed(state: Function, captured: Captured, error: BaseException) -> _C.Ent
         _fault(state, captured, error)
         return result
 
-    entry = _C.Entry(None, run, Compiled((), None, "", None, []))
+    entry = Entry(None, run, Compiled((), None, "", None, []))
     return entry
 
 
@@ -283,7 +283,7 @@ def _is_own_fault(error: BaseException) -> bool:
 _RUN_THE_PROGRAM = frozenset({"recorder.py", "calls.py", "capture_world.py", "world.py"})
 
 
-def _no_graph(state: Function, reason: GraphBreak) -> _C.Entry | None:
+def _no_graph(state: Function, reason: GraphBreak) -> Entry | None:
     """Capture cannot begin or cannot go on: the function runs as it is, and what it calls is captured."""
     if state.options.fullgraph:
         raise Unsupported(describe(reason))
@@ -296,10 +296,10 @@ def _no_graph(state: Function, reason: GraphBreak) -> _C.Entry | None:
 
     def run(inputs: list[Any], *flat: Any) -> Any:
         args, kwargs = _unflatten(function.__code__, flat)
-        with _C.hook_enabled(nested.hook):
+        with hook_enabled(nested.hook):
             return function(*args, **kwargs)
 
-    return _C.Entry(None, run, Compiled((), None, "", reason, []))
+    return Entry(None, run, Compiled((), None, "", reason, []))
 
 
 def _unflatten(code: types.CodeType, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -333,7 +333,7 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
         else:
             hooked = None
             if state.nested is not None:
-                hooked = f"{codegen.pin(_C.hook_enabled)}({codegen.pin(state.nested.hook)})"
+                hooked = f"{codegen.pin(hook_enabled)}({codegen.pin(state.nested.hook)})"
             tail = continue_after(codegen, captured.stopped, _resume_factory(state), hooked)
             codegen.side_effects()
         for region in captured.close_regions():

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from torchdynamo import _C
+from torchdynamo._C import CompiledCallable
 from torchdynamo.api import optimize, owner_of
 from torchdynamo.errors import TorchDynamoError
 from torchdynamo.guards import print_guards
@@ -110,7 +110,7 @@ def export(function: Callable[..., Any], *, dynamic: bool | None = None) -> Call
         tree = target.entries[0].tree
         assert tree is not None
 
-        def missed(_: _C.CompiledCallable, flat: tuple[Any, ...]) -> None:
+        def missed(_: CompiledCallable, flat: tuple[Any, ...]) -> None:
             index = tree.explain(flat)
             failed = tree.guards[index] if index is not None and index < len(tree.guards) else None
             raise ValueError(f"the exported graph does not fit this call: {failed or 'an input is missing'}")
