@@ -27,6 +27,7 @@ from primtorch.fake import (
     formulas_window,
 )
 from primtorch.fake.build import Formula, contiguous
+from primtorch.fake.checks import checked
 from primtorch.fake.layout import broadcast
 from primtorch.fake.promotion import TENSORS, category
 from primtorch.fake.structured import has_native_meta, meta_formula
@@ -47,7 +48,9 @@ _FAMILIES = (
     formulas_fourier,
     formulas_loss,
 )
-NAMED: dict[str, Formula] = {name: formula for family in _FAMILIES for name, formula in family.TABLE.items()}
+NAMED: dict[str, Formula] = {
+    name: checked(name, formula) for family in _FAMILIES for name, formula in family.TABLE.items()
+}
 
 RESTRIDING = frozenset(
     [
@@ -112,10 +115,10 @@ class RuleTable(dict[OpOverload, Rule]):
             return derived, "derived"
         formula = next(filter(None, (fallback(op) for fallback in self.fallbacks)), None)
         if has_native_meta(op):
-            return meta_formula(op, formula), "meta"
+            return checked(op_key(op), meta_formula(op, formula)), "meta"
         if formula is None:
             raise NoFormula(op.name())
-        return formula, "fallback"
+        return checked(op_key(op), formula), "fallback"
 
 
 RULES = RuleTable()
@@ -257,6 +260,11 @@ def _out_variant(formula: Formula, outs: list[str], op: OpOverload) -> Formula:
                 raise RuntimeError(
                     f"{op.name()}: out= has shape {list(target.shape)}, the result {list(result.shape)}; fake "
                     "tensors do not resize"
+                )
+            if category(result.dtype) > category(target.dtype):
+                raise RuntimeError(
+                    f"result type {_scalar_name(result.dtype)} can't be cast to the desired output type "
+                    f"{_scalar_name(target.dtype)}"
                 )
         return targets[0] if len(targets) == 1 else tuple(targets)
 
