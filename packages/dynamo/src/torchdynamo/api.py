@@ -16,6 +16,7 @@ from torchdynamo.convert import Function, Nested
 from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
 from torchdynamo.stats import Stats, total
+from torchdynamo.torch_calls import is_leaf
 
 __all__ = [
     "allow_in_graph",
@@ -62,6 +63,8 @@ def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | N
     if isinstance(target, CompiledCallable):
         return target
     if isinstance(target, types.FunctionType):
+        if is_leaf(target):  # one of torch's own: it is recorded where it is called, its body is not the program's
+            target = _caller_of(target)
         stats = Stats()
         owner = Function(target, backend, options, dump, stats)
         owner.nested = Nested(backend, options, dump, stats)
@@ -79,6 +82,16 @@ def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | N
 
 def _call(target: Any, /, *args: Any, **kwargs: Any) -> Any:
     return target(*args, **kwargs)
+
+
+def _caller_of(target: types.FunctionType) -> types.FunctionType:
+    """A function of the user's side that calls `target` and goes by its name."""
+
+    @functools.wraps(target)
+    def caller(*args: Any, **kwargs: Any) -> Any:
+        return target(*args, **kwargs)
+
+    return cast(types.FunctionType, caller)
 
 
 def owner_of(compiled: Any) -> Function:
@@ -137,6 +150,7 @@ def reset() -> None:
             owner = owner_of(compiled)
             owner.skip = False
             owner.changed.clear()
+            owner.fixed.clear()
             owner.resumes.clear()
             owner.parts.clear()
             if owner.nested is not None:

@@ -22,7 +22,7 @@ from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling, mark
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import BREAKS_BY_NAME
-from torchdynamo.world import Outside
+from torchdynamo.world import SYMBOLIC, Outside
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -59,6 +59,7 @@ class Calls:
     def _table(self) -> tuple[tuple[Any, Callable[[Any, Args, Kwargs], Any]], ...]:
         return (
             (type, self._type),
+            (isinstance, self._isinstance),
             (torch._C._InferenceMode, self._ambient),
             (torch.autograd.Function.apply.__func__, self._autograd_function),  # type: ignore[attr-defined]
             (graph_break, self._graph_break),
@@ -153,6 +154,13 @@ class Calls:
         if len(args) != 1 or kwargs:
             return MISSING
         return self.outside.type_of(args[0])
+
+    def _isinstance(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """A symbol is what its value would be; the interpreter's own rule answers for all else."""
+        if kwargs or len(args) != 2 or not isinstance(args[0], SYMBOLIC):
+            return MISSING
+        kind = self.outside.type_of(args[0])
+        return Redirect(isinstance, (kind(), args[1]), {})
 
     # -- modules ----------------------------------------------------------------------------
 

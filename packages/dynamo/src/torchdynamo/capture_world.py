@@ -17,7 +17,7 @@ from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import FAKE_ERRORS, as_break
-from torchdynamo.world import Outside, getattr_static_dict
+from torchdynamo.world import SYMBOLIC, Outside, getattr_static_dict
 
 
 class CaptureWorld(PlainWorld):
@@ -159,6 +159,11 @@ class CaptureWorld(PlainWorld):
         if self.outside.externals.lookup(obj) is not None and not isinstance(obj, torch.Tensor):
             raise BreakGraph("external_write", f"attribute {descriptor.__name__!r} of a {type(obj).__qualname__}")
 
+    # -- run-time integers as values --------------------------------------------------------
+
+    def format_value(self, value: Any, spec: str) -> str:
+        return super().format_value(concrete(value), spec)
+
     # -- iteration --------------------------------------------------------------------------
 
     def iterate(self, obj: Any) -> Any:
@@ -198,6 +203,8 @@ class CaptureWorld(PlainWorld):
         """C code. What is not known to be pure breaks the graph."""
         for argument in args:
             self.outside.refuse_iterator(argument)
+        if fn in _SHOW_VALUES:
+            args = concrete(args)
         if isinstance(fn, types.BuiltinFunctionType) and not isinstance(fn.__self__, (types.ModuleType, type)):
             owner = fn.__self__
             if owner is not None and not self._may_call_method_of(owner):
@@ -230,6 +237,18 @@ class CaptureWorld(PlainWorld):
 
 
 _HEAP_TYPE = 1 << 9
+_SHOW_VALUES: list[Any] = [str, repr, ascii, format, hash]  # a list: the functions asked for may not be hashable
+
+
+def concrete(value: Any) -> Any:
+    """The value with numbers in place of symbols (each guarded from now on), for C code that looks at all of it."""
+    if isinstance(value, SYMBOLIC):
+        return value.node.pytype(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(concrete, value))
+    if type(value) is dict:
+        return {key: concrete(item) for key, item in value.items()}
+    return value
 
 
 def type_has(kind: type, name: str) -> bool:

@@ -22,6 +22,7 @@ import torch
 from torch import fx
 
 from primtorch.fake import FakeTensor
+from primtorch.symbolic import expr_of
 from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.iterators import (
@@ -46,7 +47,7 @@ _RESERVED = frozenset({"P", "G", "C", "sys", "inputs", "graph", "object", "list"
 
 def parameter_name(index: int, name: str) -> str:
     """A parameter's name in generated code: the user's, unless generated code uses it itself."""
-    clashes = name in _RESERVED or (name[:1] in "vo" and name[1:].isdigit())
+    clashes = name in _RESERVED or (name[:1] in "vos" and name[1:].isdigit())
     return name if name.isidentifier() and not clashes else f"arg{index}"
 
 
@@ -59,7 +60,7 @@ class Codegen:
         self.recorder = recorder
         self.externals = externals
         self.overlays = overlays
-        self.symbol_sources = {recorder.symbol_nodes[name].name: source for name, source in symbol_sources.items()}
+        self.symbol_sources = symbol_sources
         self.keep_iterators = False  # set for values that only the rest of the same function will see
         self.loads: list[str] = []
         self.build: list[str] = []
@@ -68,6 +69,7 @@ class Codegen:
         self._names: dict[int, str] = {}
         self._alive: list[Any] = []
         self._sources: dict[Source, str] = {}
+        self._symbols: set[str] = set()  # those that the code has loaded under their names
         self._count = 0
 
     # -- names ------------------------------------------------------------------------------
@@ -112,6 +114,10 @@ class Codegen:
             return self._tensor(obj)
         if isinstance(obj, torch.SymInt):
             return self._symint(obj)
+        if isinstance(obj, torch.SymBool):
+            return repr(bool(obj))
+        if isinstance(obj, torch.SymFloat):
+            return self.value(float(obj))
         known = self.externals.lookup(obj)
         if known is not None:
             return self.load(known.source)
@@ -136,11 +142,15 @@ class Codegen:
         return self._node(node)
 
     def _symint(self, size: torch.SymInt) -> str:
-        node = self.recorder.argument(size)
-        if not isinstance(node, fx.Node):
-            return repr(node)
-        source = self.symbol_sources.get(node.name)
-        return self._node(node) if source is None else self.load(source)
+        expr = self.recorder.mode.shape_env.simplify(expr_of(size))
+        symbols = expr.symbols()
+        if not symbols <= self.symbol_sources.keys():  # a size that only the graph knows
+            node = self.recorder.argument(size)
+            return self._node(node) if isinstance(node, fx.Node) else repr(node)
+        for name in sorted(symbols - self._symbols):
+            self._symbols.add(name)
+            self.loads.append(f"{name} = {self.symbol_sources[name].expression()}")
+        return f"({expr})" if symbols else str(expr)
 
     def _node(self, node: fx.Node) -> str:
         return self.outputs.setdefault(node, f"o{len(self.outputs)}")

@@ -37,7 +37,7 @@ from torchdynamo.resume import StackSlot, make_resume
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind, ShapeProgram
 from torchdynamo.sources import Attribute, Source, TensorSize, TensorStride
 from torchdynamo.stats import Stats
-from torchdynamo.world import DynamicPolicy, Outside
+from torchdynamo.world import INTEGER_BOUND, DynamicPolicy, Outside
 
 _log = logging.getLogger("torchdynamo")
 _names = iter(range(1 << 60))
@@ -64,6 +64,7 @@ class Function:
     dump: Dump | None
     stats: Stats
     changed: set[Source] = field(default_factory=set)
+    fixed: set[Source] = field(default_factory=set)  # integers that capture cannot follow as symbols
     skip: bool = False
     found: bool = False  # by the frame hook, in a call that runs for real
     resumes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
@@ -216,9 +217,14 @@ def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | Entry | None:
     stop_at: int | None = None
     reason: GraphBreak | None = None
     for _ in range(64):
-        policy = DynamicPolicy(state.options.dynamic is True, frozenset(state.changed), state.options.dynamic is False)
+        changed = frozenset(state.changed - state.fixed)
+        policy = DynamicPolicy(state.options.dynamic is True, changed, state.options.dynamic is False)
         captured = interpret(state.function, flat, policy, stop_at, reason)
         if captured.error is not None:
+            integers = captured.outside.run_time_integers()
+            if integers:  # C code may refuse a symbol where it takes an int
+                state.fixed |= integers
+                continue
             return _failed(state, captured, captured.error)
         if captured.broke is None:
             return captured
@@ -443,8 +449,7 @@ def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
     """All guards: those of the reads, and those of the relations between sizes that were asked."""
     externals = outside.externals
     for name, source in outside.symbol_sources.items():
-        at_least = (("sym", name), ("const", 2), ("ge", 0))
-        externals.guards.add(None, GuardKind.SHAPE, ShapeProgram(at_least, {name: source}, f"{name} >= 2"), ())
+        externals.guards.add(None, GuardKind.SHAPE, _range_guard(name, source), ())
     for guard in outside.shape_env.guards:
         symbols = {name: outside.symbol_sources[name] for name in guard.expr.symbols()}
         shape = ShapeProgram(tuple(guard.expr.program()), symbols, str(guard.expr))
@@ -463,6 +468,15 @@ def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
     externals.guards.add(code, GuardKind.IDENTITY, outside.function.__code__, ())
     externals.guards.add(None, GuardKind.GLOBAL_STATE, ambient, ())
     return externals.guards.guards()
+
+
+def _range_guard(name: str, source: Source) -> ShapeProgram:
+    """What capture took for granted of a symbol: sizes are at least 2, integers fit."""
+    if isinstance(source, TensorSize):
+        return ShapeProgram((("sym", name), ("const", 2), ("ge", 0)), {name: source}, f"{name} >= 2")
+    low = (("sym", name), ("const", -INTEGER_BOUND), ("ge", 0))
+    high = (("sym", name), ("const", INTEGER_BOUND), ("le", 0))
+    return ShapeProgram((*low, *high, ("and", 0)), {name: source}, f"-2**62 <= {name} <= 2**62")
 
 
 def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:

@@ -254,8 +254,10 @@ class Recorder:
             return node
         if isinstance(value, torch.SymInt):
             return materialize(self.graph, value, self.symbol_nodes)
-        if isinstance(value, (torch.SymBool, torch.SymFloat)):
-            raise BreakGraph("tensor_to_number", "a symbolic bool or float as an argument of a torch call")
+        if isinstance(value, torch.SymBool):
+            return bool(value)  # guarded: graphs take symbolic integers alone
+        if isinstance(value, torch.SymFloat):
+            return float(value)
         if isinstance(value, torch.Size):
             return tuple(self.argument(item) for item in value)
         if isinstance(value, tuple):

@@ -81,6 +81,7 @@ NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
         dataclasses.fields, dataclasses.is_dataclass, typing.get_origin, typing.get_args, typing.get_type_hints,
         typing.cast, warnings.warn, copy.Error, warnings.simplefilter,
         torch.finfo, torch.iinfo,
+        *(m for kind in (torch.SymInt, torch.SymFloat, torch.SymBool) for m in vars(kind).values() if callable(m)),
     }
 )  # fmt: skip
 _LOG = (

@@ -37,6 +37,10 @@ from torchdynamo.sources import (
     base_of,
 )
 
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+# Integers that become symbols lie within these bounds, so that sums of two stay in 64 bits.
+INTEGER_BOUND = 1 << 62
+
 
 class Outside:
     """The captured program's outside: external objects, writes to them, the graph's inputs.
@@ -63,6 +67,7 @@ class Outside:
         self.recorder = Recorder(self.mode, user_frames, self.adopt)
         self.symbol_sources: dict[str, Source] = {}
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
+        self._integers: dict[Source, torch.SymInt] = {}
         self._cells: set[int] = set()
         self._alive: list[Any] = []
         for index, cell in enumerate(function.__closure__ or ()):
@@ -74,7 +79,7 @@ class Outside:
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
             dims = self.dynamic.dims(tensor, source)
-            symbols = {dim: self._size_symbol(tensor.shape[dim], TensorSize(source, dim)) for dim in dims}
+            symbols = {dim: self._symbol(tensor.shape[dim], TensorSize(source, dim), 2, None) for dim in dims}
             self.externals.guard(source, GuardKind.TENSOR, tensor_guard(tensor, symbols))
             fake = self.mode.from_tensor(tensor, dynamic=symbols or None)
             if isinstance(tensor, nn.Parameter):
@@ -85,19 +90,27 @@ class Outside:
         self.tensors.append((source, tensor, fake))
         return fake
 
-    def _size_symbol(self, hint: int, source: Source) -> torch.SymInt:
-        symbol = self.shape_env.symbol(hint, source.expression(), min=2)
+    def _symbol(self, hint: int, source: Source, low: int, high: int | None) -> torch.SymInt:
+        symbol = self.shape_env.symbol(hint, source.expression(), min=low, max=high)
         name = f"s{len(self.symbol_sources)}"
         self.symbol_sources[name] = source
         self.recorder.symbol_nodes[name] = self.recorder.add_input(symbol, source, name)
         return symbol
 
     def integer(self, value: int, source: Source) -> int | torch.SymInt:
-        if self.dynamic.integer(value, source):
+        if not self.dynamic.integer(value, source):
+            self.externals.guard(source, GuardKind.EQUALS, value)
+            return value
+        symbol = self._integers.get(source)
+        if symbol is None:
             self.externals.guard(source, GuardKind.TYPE, int)
-            return self._size_symbol(value, source)
-        self.externals.guard(source, GuardKind.EQUALS, value)
-        return value
+            with torch._C.DisableTorchFunction():
+                symbol = self._integers[source] = self._symbol(value, source, -INTEGER_BOUND, INTEGER_BOUND)
+        return symbol
+
+    def run_time_integers(self) -> frozenset[Source]:
+        """Where the program read integers that became symbols."""
+        return frozenset(self._integers)
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor that C code handed to a torch call: an input that the compiled code holds."""
@@ -373,7 +386,7 @@ class Outside:
             return nn.Parameter if getattr_static_dict(obj).get("_is_param") else torch.Tensor  # type: ignore[union-attr]
         if isinstance(obj, InterpreterObject):
             return native_type(obj)
-        return int if type(obj) is torch.SymInt else type(obj)
+        return obj.node.pytype if isinstance(obj, SYMBOLIC) else type(obj)
 
     def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:
         """An attribute of a tensor. Properties and methods are torch's, run under the recorder."""
@@ -434,6 +447,7 @@ class DynamicPolicy:
     Args:
         everything: all dims of at least 2 of tensors that are not parameters.
         changed: sizes that differed between calls: (tensor's source, dim), or an integer's source.
+        never: nothing becomes a symbol but what the user marked.
     """
 
     def __init__(self, everything: bool, changed: frozenset[Source], never: bool = False) -> None:
@@ -454,7 +468,7 @@ class DynamicPolicy:
         return tuple(found)
 
     def integer(self, value: int, source: Source) -> bool:
-        return value >= 2 and source in self.changed and not self.never
+        return source in self.changed and not self.never and abs(value) <= INTEGER_BOUND
 
 
 def getattr_static_dict(obj: Any) -> dict[str, Any] | None:

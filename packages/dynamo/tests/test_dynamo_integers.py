@@ -1,0 +1,130 @@
+"""Integers that change between calls become inputs of the compiled code: a counter costs two versions, not one a call."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchdynamo
+
+CALLS = 12
+COUNT = 0
+
+
+def versions(function: Any, calls: Iterable[tuple[Any, ...]], expected: Callable[..., Any], limit: int = 8) -> int:
+    """Runs the compiled function beside eager; how many graphs were compiled."""
+    graphs = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    options = torchdynamo.CaptureOptions(fullgraph=True, strict=True, recompile_limit=limit)
+    compiled = torchdynamo.optimize(backend, options=options)(function)
+    for arguments in calls:
+        torch.testing.assert_close(compiled(*arguments), expected(*arguments), rtol=0, atol=0)
+    return len(graphs)
+
+
+class Counter(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls = 0
+        self.table = {"n": 0}
+        self.items = [5]
+        self.linear = nn.Linear(3, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.table["n"] += 2
+        self.items[0] -= 1
+        return self.linear(x) * self.table["n"] + self.items[0]
+
+
+def test_module_counter() -> None:
+    compiled, eager = Counter(), Counter()
+    eager.load_state_dict(compiled.state_dict())
+    x = torch.randn(4, 3)
+    assert versions(compiled, [(x,)] * CALLS, eager) == 2
+    assert (compiled.calls, compiled.table, compiled.items) == (CALLS, {"n": 2 * CALLS}, [5 - CALLS])
+
+
+def test_global_closure_and_attribute_counters() -> None:
+    state, inner = types.SimpleNamespace(step=-3), 0
+    globals()["COUNT"] = 0
+
+    def step(x: torch.Tensor) -> torch.Tensor:
+        global COUNT
+        nonlocal inner
+        COUNT += 1
+        inner += 10
+        state.step = state.step + 1
+        return x + 1
+
+    x = torch.randn(3)
+    assert versions(step, [(x,)] * CALLS, lambda x: x + 1) == 2
+    assert (COUNT, inner, state.step) == (CALLS, 10 * CALLS, CALLS - 3)
+
+
+@pytest.mark.parametrize(
+    ("program", "most"),
+    [
+        (lambda x, n: x * n + n, 2),
+        (lambda x, n: x[: abs(n) + 1], 4),
+        (lambda x, n: (x + 1, n, [n * 2 + 1], {"n": -n}, n // 3, n % 3), 2),
+        (lambda x, n: torch.full((3,), n) + x, 2),
+        (lambda x, n: x + 1 if n > 5 else x - n, 3),
+        (lambda x, n: x + min(n, 3) + max(n, 0) + isinstance(n, int) + (type(n) is int), 4),
+    ],
+)
+def test_integer_arguments(program: Callable[..., Any], most: int) -> None:
+    x = torch.randn(3)
+    assert versions(program, [(x, n) for n in range(-2, 10)], program) <= most
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x, n: x + len(f"{n}{n!r}{str(n)}{[n]}" + "%s" % n + "{}".format(n)),  # noqa: UP031, UP032
+        lambda x, n: {n: x}[n] + hash(n),
+        lambda x, n: x + (n in {1, 2, 3}) + (n in (1, 2)),
+        lambda x, n: x + divmod(n, 2)[0] + (n & 1) + (n << 1),
+        lambda x, n: x + float(n) + int(n) + bool(n) + n / 2 + n**2,
+        lambda x, n: x + sum(range(n)) + [1, 2, 3, 4, 5, 6][n],
+    ],
+)
+def test_integers_that_are_needed_as_values(program: Callable[..., Any]) -> None:
+    """C code that takes no symbol sees the number itself, and the version is for that number."""
+    x = torch.randn(3)
+    for sweep in ([1, 2, 3, 4, 5], [5, 1, 0, 3, 1]):
+        versions(program, [(x, n) for n in sweep], program)
+
+
+def test_integers_beyond_64_bits() -> None:
+    x = torch.randn(3)
+    sweep = (1, 2, 2**40, 2**62, 2**63, 2**70, -(2**70))
+    versions(lambda x, n: (x + (n > 3), n + 1), [(x, n) for n in sweep], lambda x, n: (x + (n > 3), n + 1))
+
+
+def test_integer_handed_to_a_continuation() -> None:
+    graphs = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Any:
+        graphs.append(gm)
+        return gm.forward
+
+    def program(x: torch.Tensor, n: int) -> torch.Tensor:
+        y = x + n
+        torchdynamo.graph_break()
+        return y * n
+
+    compiled = torchdynamo.optimize(backend)(program)
+    x = torch.randn(3)
+    for n in range(CALLS):
+        torch.testing.assert_close(compiled(x, n), (x + n) * n, rtol=0, atol=0)
+    assert len(graphs) == 4  # two for each part
