@@ -15,14 +15,6 @@ HERE = Path(__file__).parent
 CPP = HERE.parent / "cpp"
 
 
-def other_interpreters() -> list[str]:
-    found: dict[int, str] = {}
-    for minor in {11, 12, 13} - {sys.version_info[1]}:
-        for path in (Path.home() / ".pyenv" / "versions").glob(f"3.{minor}.*/bin/python3.{minor}"):
-            found.setdefault(minor, str(path))
-    return list(found.values())
-
-
 def run(interpreter: str, extension: str) -> None:
     script = str(HERE / "hook_programs.py")
     done = subprocess.run([interpreter, script, extension], capture_output=True, text=True, timeout=120)
@@ -35,12 +27,13 @@ def test_this_interpreter() -> None:
     run(sys.executable, _C.__file__)
 
 
-@pytest.mark.parametrize("interpreter", other_interpreters())
-def test_other_interpreters_without_torch(interpreter: str, tmp_path: Path) -> None:
+def test_without_torch(installed_python: str, tmp_path: Path) -> None:
     query = "import sysconfig; print(sysconfig.get_path('include'))"
-    include = subprocess.run([interpreter, "-c", query], capture_output=True, text=True, check=True).stdout.strip()
+    include = subprocess.run([installed_python, "-c", query], capture_output=True, text=True, check=True).stdout.strip()
+    if not (Path(include) / "Python.h").exists():
+        pytest.skip(f"{installed_python} has no headers")
     target = tmp_path / "_C.so"
     flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-DTORCHDYNAMO_WITHOUT_TORCH", f"-I{include}"]
     sources = [str(path) for path in sorted(CPP.glob("*.cpp"))]
     subprocess.run([os.environ.get("CXX", "c++"), *flags, *sources, "-o", str(target)], check=True)
-    run(interpreter, str(target))
+    run(installed_python, str(target))

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 
 from primtorch.fake import FakeTensor
-from primtorch.symbolic import expr_of
+from primtorch.symbolic import ShapeEnv, expr_of
 from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.iterators import (
@@ -55,11 +55,17 @@ class Codegen:
     """Writes one compiled function. `value` gives an expression for an object as capture left it."""
 
     def __init__(
-        self, recorder: Recorder, externals: Externals, overlays: Overlays, symbol_sources: Mapping[str, Source]
+        self,
+        recorder: Recorder,
+        externals: Externals,
+        overlays: Overlays,
+        shape_env: ShapeEnv,
+        symbol_sources: Mapping[str, Source],
     ) -> None:
         self.recorder = recorder
         self.externals = externals
         self.overlays = overlays
+        self.shape_env = shape_env
         self.symbol_sources = symbol_sources
         self.keep_iterators = False  # set for values that only the rest of the same function will see
         self.loads: list[str] = []
@@ -142,7 +148,7 @@ class Codegen:
         return self._node(node)
 
     def _symint(self, size: torch.SymInt) -> str:
-        expr = self.recorder.mode.shape_env.simplify(expr_of(size))
+        expr = self.shape_env.simplify(expr_of(size))
         symbols = expr.symbols()
         if not symbols <= self.symbol_sources.keys():  # a size that only the graph knows
             node = self.recorder.argument(size)

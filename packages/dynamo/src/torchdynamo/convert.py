@@ -330,7 +330,7 @@ def _parameters(function: types.FunctionType) -> list[str]:
 def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tuple[Codegen, list[str]]:
     """Writes values and effects; the tail returns, or goes on after a break."""
     outside = captured.outside
-    codegen = Codegen(outside.recorder, outside.externals, outside.overlays, outside.symbol_sources)
+    codegen = Codegen(outside.recorder, outside.externals, outside.overlays, outside.shape_env, outside.symbol_sources)
     with torch._C.DisableTorchFunction():
         tail: list[str] = []
         if captured.stopped is None:
