@@ -16,13 +16,17 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 
 from primtorch.fake.build import Formula
-from primtorch.fake.layout import wrap_dim
+from primtorch.fake.layout import broadcast, wrap_dim, wrap_dims
 from primtorch.fake.promotion import TENSORS
 
 Check: TypeAlias = Callable[..., None]
 C = TypeVar("C", bound=Check)
 CHECKS: dict[str, Check] = {}
 """By operator name, as the tables of formulas."""
+
+
+_WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+                    torch.uint16, torch.uint32, torch.uint64})  # fmt: skip
 
 
 def _of(*names: str) -> Callable[[C], C]:
@@ -60,6 +64,16 @@ def _empty(size: Any) -> bool:
 @_of("neg")
 def _neg(x: Any) -> None:
     _refuse(x.dtype is torch.bool, "Negation, the `-` operator, on a bool tensor is not supported")
+
+
+_LOGIC = ("and", "or", "xor", "left_shift", "right_shift")
+
+
+@_of(*(f"bitwise_{op}.{kind}" for op in _LOGIC for kind in ("Tensor", "Scalar", "Tensor_Scalar", "Scalar_Tensor")))
+def _bitwise(a: Any, b: Any) -> None:
+    for x in (a, b):
+        whole = x.dtype in _WHOLE if isinstance(x, TENSORS) else not isinstance(x, float | complex)
+        _refuse(not whole, "a bitwise operator is not implemented for floating point", NotImplementedError)
 
 
 @_of("softshrink")
@@ -191,6 +205,34 @@ def _roll(x: Any, shifts: Any, dims: Any = ()) -> None:
         wrap_dim(dim, x.dim())
 
 
+@_of("flip")
+def _flip(x: Any, dims: Sequence[int]) -> None:
+    wrap_dims(dims, x.dim())
+
+
+@_of("pixel_shuffle")
+def _pixel_shuffle(x: Any, upscale_factor: int) -> None:
+    _refuse(x.dim() < 3, lambda: f"pixel_shuffle expects input to have at least 3 dimensions, but got {x.dim()}")
+    _refuse(upscale_factor <= 0, lambda: f"pixel_shuffle expects a positive upscale_factor, but got {upscale_factor}")
+    _refuse(
+        x.shape[-3] % (upscale_factor * upscale_factor) != 0,
+        "pixel_shuffle expects its input's 'channel' dimension to be divisible by the square of upscale_factor",
+    )
+
+
+@_of("pixel_unshuffle")
+def _pixel_unshuffle(x: Any, downscale_factor: int) -> None:
+    _refuse(x.dim() < 3, lambda: f"pixel_unshuffle expects input to have at least 3 dimensions, but got {x.dim()}")
+    _refuse(
+        downscale_factor <= 0,
+        lambda: f"pixel_unshuffle expects a positive downscale_factor, but got {downscale_factor}",
+    )
+    _refuse(
+        x.shape[-1] % downscale_factor != 0 or x.shape[-2] % downscale_factor != 0,
+        "pixel_unshuffle expects height and width to be divisible by downscale_factor",
+    )
+
+
 @_of("rot90")
 def _rot90(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> None:
     _refuse(len(dims) != 2, lambda: f"expected total rotation dims == 2, but got dims = {len(dims)}")
@@ -294,6 +336,10 @@ def _index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> 
     _refuse(x.dtype is not source.dtype, "index_add_(): self and source must have the same scalar type")
     if not x.dim() or not source.dim():
         return
+    _refuse(
+        index.dim() == 1 and index.shape[0] != source.shape[wrap_dim(dim, source.dim())],
+        lambda: f"index_add_(): Number of indices should be equal to source.size(dim), for dim: {dim}",
+    )
     own, given = list(x.shape), list(source.shape)
     _refuse(
         len(own) != len(given) or any(a != b for d, (a, b) in enumerate(zip(own, given, strict=True)) if d != at),
@@ -301,6 +347,42 @@ def _index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> 
             "source tensor shape must match self tensor shape, excluding the specified dimension. "
             f"Got self.shape = {own} source.shape = {given}"
         ),
+    )
+
+
+@_of("index_select")
+def _index_select(x: Any, dim: int, index: Any) -> None:
+    wrap_dim(dim, x.dim())
+    _refuse(index.dim() > 1, "index_select(): Index is supposed to be a vector", IndexError)
+    _refuse(index.dtype not in (torch.int64, torch.int32), "index_select(): Expected dtype int32 or int64 for index")
+
+
+@_of("index.Tensor", "_unsafe_index.Tensor")
+def _index(x: Any, indices: Sequence[Any], **options: Any) -> None:
+    common: tuple[Any, ...] = ()
+    for index in indices:
+        if index is None or index.dtype in (torch.bool, torch.uint8):
+            continue
+        _refuse(
+            index.dtype not in (torch.int64, torch.int32),
+            "tensors used as indices must be long, int, byte or bool tensors",
+            IndexError,
+        )
+        try:
+            common = broadcast(common, tuple(index.shape))
+        except RuntimeError:
+            shapes = ", ".join(str(list(i.shape)) for i in indices if i is not None)
+            raise IndexError(
+                f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}"
+            ) from None
+
+
+@_of("embedding")
+def _embedding(weight: Any, indices: Any, *args: Any) -> None:
+    _refuse(weight.dim() != 2, "'weight' must be 2-D")
+    _refuse(
+        indices.dtype not in (torch.int64, torch.int32),
+        lambda: f"Expected tensor for argument #1 'indices' to be Long or Int; but got {indices.dtype}",
     )
 
 
@@ -360,6 +442,42 @@ def _renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> None:
     _refuse(x.dim() < 2, lambda: f"renorm: input needs at least 2 dimensions, got {x.dim()} dimensions")
 
 
+def _square(name: str) -> None:
+    def check(a: Any, *args: Any, **options: Any) -> None:
+        _refuse(a.dim() < 2, lambda: f"linalg.{name}: The input tensor A must have at least 2 dimensions.")
+        _refuse(
+            a.shape[-1] != a.shape[-2],
+            lambda: (
+                f"linalg.{name}: A must be batches of square matrices, but they are {a.shape[-2]} by "
+                f"{a.shape[-1]} matrices"
+            ),
+        )
+
+    CHECKS[name] = check
+
+
+for _name in ("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_det", "_linalg_slogdet", "_linalg_eigh", "linalg_eig",
+              "linalg_matrix_exp", "linalg_ldl_factor_ex", "cholesky"):  # fmt: skip
+    _square(_name)
+
+
+@_of("linalg_qr", "linalg_lu", "linalg_lu_factor_ex", "_linalg_svd")
+def _matrix(a: Any, *args: Any, **options: Any) -> None:
+    _refuse(a.dim() < 2, lambda: f"The input tensor A must have at least 2 dimensions, but it has {a.dim()}.")
+
+
+@_of("_linalg_solve_ex")
+def _solve(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> None:
+    CHECKS["linalg_inv_ex"](a)
+    # As eager has it, b is a vector, or a batch of them, where it has a's batch dims and one more.
+    vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and list(b.shape) == list(a.shape[:-1]))
+    rows = b.shape[-1] if vector or not left else b.shape[-2]
+    _refuse(
+        rows != a.shape[-1],
+        lambda: f"linalg.solve: Incompatible shapes of A and B ({list(a.shape)} and {list(b.shape)})",
+    )
+
+
 @_of("linalg_cross")
 def _cross(x: Any, other: Any, *, dim: int = -1) -> None:
     _refuse(x.dim() != other.dim(), "linalg.cross: inputs must have the same number of dimensions.")
@@ -392,6 +510,13 @@ def _convolution(
     _refuse(any(d <= 0 for d in dilation), "dilation should be greater than zero")
     _refuse(any(s <= 0 for s in stride), "non-positive stride is not supported")
     _refuse(any(p < 0 for p in padding), "negative padding is not supported")
+    channels = weight.shape[0] if not transposed else weight.shape[1] * rest[-1]
+    _refuse(
+        bias is not None and (bias.dim() != 1 or bias.shape[0] != channels),
+        lambda: (
+            f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels} elements"
+        ),
+    )
 
 
 def _check_window(kernel: Any, padding: Any, dilation: Any) -> None:
@@ -408,27 +533,44 @@ def _check_window(kernel: Any, padding: Any, dilation: Any) -> None:
         )
 
 
-@_of("max_pool2d_with_indices", "max_pool3d_with_indices")
-def _max_pool(
-    x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
-) -> None:
-    _check_window(kernel_size, padding, dilation)
-    inner = x.shape[1:] if len(kernel_size) == 3 and x.dim() == 5 else ()
-    _refuse(any(_empty(s) for s in inner), "Expected input's non-batch dimensions to have positive length")
+def _check_pooled_rank(x: Any, spatial: int) -> None:
+    _refuse(
+        x.dim() not in (spatial + 1, spatial + 2),
+        lambda: f"non-empty {spatial + 1}D or {spatial + 2}D (batch mode) tensor expected for input",
+    )
 
 
-@_of("avg_pool1d", "avg_pool2d", "avg_pool3d")
-def _avg_pool(
-    x: Any,
-    kernel_size: Any,
-    stride: Any = (),
-    padding: Any = (0,),
-    ceil_mode: bool = False,
-    count_include_pad: bool = True,
-    divisor_override: int | None = None,
-) -> None:
-    _check_window(kernel_size, padding, (1,))
-    _refuse(divisor_override == 0, "divisor must be not zero")
+def _max_pool(spatial: int) -> Check:
+    def check(
+        x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+    ) -> None:
+        _check_pooled_rank(x, spatial)
+        _check_window(kernel_size, padding, dilation)
+        inner = x.shape[x.dim() - spatial - 1 :]
+        _refuse(any(_empty(s) for s in inner), "Expected input's non-batch dimensions to have positive length")
+
+    return check
+
+
+def _avg_pool(spatial: int) -> Check:
+    def check(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        _check_pooled_rank(x, spatial)
+        _check_window(kernel_size, padding, (1,))
+        _refuse(divisor_override == 0, "divisor must be not zero")
+
+    return check
+
+
+CHECKS.update({f"max_pool{n}d_with_indices": _max_pool(n) for n in (2, 3)})
+CHECKS.update({f"avg_pool{n}d": _avg_pool(n) for n in (1, 2, 3)})
 
 
 def _adaptive(rank: int) -> Check:
@@ -463,6 +605,14 @@ def _check_rows(x: Any) -> None:
     _refuse(
         x.dim() > 2 or (bool(shape) and _empty(shape[-1])),
         lambda: f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(shape)}",
+    )
+
+
+@_of("nll_loss_forward", "nll_loss2d_forward")
+def _nll_loss(x: Any, target: Any, *args: Any) -> None:
+    _refuse(
+        target.dtype not in (torch.int64, torch.uint8),
+        lambda: f"expected target dtype to be Long or Byte, but got {target.dtype}",
     )
 
 

@@ -60,6 +60,26 @@ def _binary(rule: DtypeRule) -> Formula:
     return formula
 
 
+def _sum(*, booleans: bool) -> Formula:
+    formula = _binary(_same)
+
+    def scaled(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+        out: TensorSpec = formula(a, b)
+        if type(alpha) is float and not (out.dtype.is_floating_point or out.dtype.is_complex):
+            raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
+        if not booleans and (_is_boolean(a) or _is_boolean(b)):
+            raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
+        return out
+
+    return scaled
+
+
+def _is_boolean(x: Any) -> bool:
+    return x.dtype is torch.bool if isinstance(x, TENSORS) else type(x) is bool
+
+
+TABLE.each("add.Tensor add.Scalar", _sum(booleans=True))
+TABLE.each("sub.Tensor sub.Scalar rsub.Tensor rsub.Scalar", _sum(booleans=False))
 TABLE.each(
     "neg positive relu sign sgn ceil floor round round.decimals trunc square nan_to_num frac bitwise_not "
     "hardtanh relu6 "
@@ -81,7 +101,7 @@ TABLE.each(
 TABLE.each("isnan isinf isfinite isposinf isneginf signbit logical_not isreal", _unary(_bool))
 TABLE.each("abs", _unary(real_of))
 TABLE.each(
-    "add.Tensor add.Scalar sub.Tensor sub.Scalar mul.Tensor mul.Scalar rsub.Tensor rsub.Scalar maximum minimum "
+    "mul.Tensor mul.Scalar maximum minimum "
     "fmax fmin "
     "remainder.Tensor remainder.Scalar remainder.Scalar_Tensor fmod.Tensor fmod.Scalar floor_divide "
     "floor_divide.Scalar "
