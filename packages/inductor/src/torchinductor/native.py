@@ -10,8 +10,8 @@ import torch
 from primtorch.symbolic import IntExpr
 from primtorch.symbolic.expr import symbol
 from primtorch.symbolic.float_expr import FloatExpr
+from torchinductor._C import Builder, CompiledProgram, TritonKernel
 
-from . import _C
 from .errors import InductorError
 from .executor import fill
 from .program import (
@@ -40,7 +40,7 @@ class MixedDevices(InductorError):
     """A program runs on one accelerator at a time."""
 
 
-def prepare(program: Program) -> _C.CompiledProgram:
+def prepare(program: Program) -> CompiledProgram:
     """The callable that runs the program: `callable(inputs: list) -> list`, and `consume`, which empties the list."""
     return _Encoder(program).encode()
 
@@ -59,13 +59,13 @@ def accelerator_of(program: Program) -> torch.device | None:
 class _Encoder:
     def __init__(self, program: Program) -> None:
         self.program = program
-        self.builder = _C.Builder()
+        self.builder = Builder()
         self.symbols = {name: i for i, name in enumerate(program.symbols)}
         self.known = {i.symbol for i in program.inputs if isinstance(i, SymbolInput) and i.symbol is not None}
         self.values: dict[IntExpr, int] = {}
         self.device = accelerator_of(program) or torch.device("cpu")
 
-    def encode(self) -> _C.CompiledProgram:
+    def encode(self) -> CompiledProgram:
         self._read_sizes()
         if self.device.type == "cuda":
             # Asked once a call, so that kernels follow torch.cuda.stream(...) and a capture's stream.
@@ -141,7 +141,7 @@ class _Encoder:
     def _triton(self, call: TritonCall, name: str) -> None:
         launcher = self.program.launchers[call.kernel]
         handle = getattr(launcher, "handle", None)
-        if isinstance(handle, _C.TritonKernel):
+        if isinstance(handle, TritonKernel):
             grid, sizes = self._sizes(call.grid), self._sizes(call.symbols)
             written = list(launcher.written)
             self.builder.triton(handle, grid, list(call.buffers), written, sizes, self.device, name)

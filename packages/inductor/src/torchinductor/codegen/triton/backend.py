@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from torchinductor import _C
+from torchinductor._C import TritonKernel
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.errors import BuildFailed
 from torchinductor.indexing import variable
@@ -33,7 +33,7 @@ class TritonLauncher:
         self.written = source.written
         # "a": a pointer that must be a multiple of 16; "l": a 64-bit integer.
         parameters = "".join("a" if kind.startswith("*") else "l" for _, kind in source.signature)
-        self.handle = _C.TritonKernel(
+        self.handle = TritonKernel(
             binary.code, record["name"], parameters, record["scratch"], record["warps"], 32, record["shared"]
         )
 
