@@ -114,27 +114,14 @@ def _autograd_function(
     constant = [i for i, o in enumerate(metadata.forward_outputs) if o.tangent is None and o.kind != "symbol"]
     tangent_slots = metadata.tangents
     specs = [n.meta["val"] for n in partition.backward.graph.nodes if n.op == "placeholder"][-len(tangent_slots) :]
-    symbol_places = {
-        (p.name if isinstance(p, SymbolSource) else str(expr_of(n.meta["val"]))): i
-        for i, (p, n) in enumerate(
-            zip(metadata.placeholders, (n for n in partition.forward.graph.nodes if n.op == "placeholder"), strict=True)
-        )
-        if isinstance(n.meta["val"], torch.SymInt)
-    }
+    symbol_places = _symbol_places(metadata, partition)
     layouts = [_layout(spec) for spec in specs]
     unreached = _without_unreached(partition)
     compiled: list[Callable[[list[Any]], Sequence[Any]]] = []
     # A written input leads back to this node, so the node must not hold it.
     written = {i.index for i in metadata.inputs if i.mutates_data}
     unheld = [i for i, p in enumerate(metadata.placeholders) if p in written]
-    # Autograd itself sees to it that saved tensors are not modified; the other inputs are read by a derivative of the
-    # backward.
-    saved_inputs = set(partition.saved_names)
-    unguarded = [
-        i
-        for i, (p, n) in enumerate(zip(metadata.placeholders, partition.forward.graph.nodes, strict=False))
-        if p not in written and n.name not in saved_inputs and not isinstance(n.meta["val"], torch.SymInt)
-    ]
+    unguarded = _unguarded(metadata, partition, written)
     version_of = operator.attrgetter("_version")
 
     class CompiledProgram(torch.autograd.Function):
@@ -189,6 +176,29 @@ def _autograd_function(
             return (None, *unreached(given, results))
 
     return CompiledProgram
+
+
+def _symbol_places(metadata: ProgramMetadata, partition: Partition) -> dict[str, int]:
+    """The input that carries each symbol."""
+    return {
+        (p.name if isinstance(p, SymbolSource) else str(expr_of(n.meta["val"]))): i
+        for i, (p, n) in enumerate(
+            zip(metadata.placeholders, (n for n in partition.forward.graph.nodes if n.op == "placeholder"), strict=True)
+        )
+        if isinstance(n.meta["val"], torch.SymInt)
+    }
+
+
+def _unguarded(metadata: ProgramMetadata, partition: Partition, written: set[Any]) -> list[int]:
+    """Inputs whose version a derivative of the backward must check itself."""
+    saved_inputs = set(partition.saved_names)
+    # Autograd itself sees to it that saved tensors are not modified; the other inputs are read by a derivative of the
+    # backward.
+    return [
+        i
+        for i, (p, n) in enumerate(zip(metadata.placeholders, partition.forward.graph.nodes, strict=False))
+        if p not in written and n.name not in saved_inputs and not isinstance(n.meta["val"], torch.SymInt)
+    ]
 
 
 def _without_unreached(partition: Partition) -> Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]:
