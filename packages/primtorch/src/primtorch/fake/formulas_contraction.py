@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from primtorch.fake.build import Table, common_device, contiguous, strided
+from primtorch.fake.build import Table, contiguous, strided
 from primtorch.fake.layout import (
     Sizes,
     broadcast,
@@ -22,7 +22,6 @@ TABLE = Table()
 
 
 def _check_inner(name: str, a: Any, b: Any) -> None:
-    common_device((a, b))
     if a.dtype is not b.dtype:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
     if a.shape[-1] != b.shape[-2]:
@@ -61,7 +60,6 @@ def _bmm(a: Any, b: Any) -> TensorSpec:
             f"Expected size for first two dimensions of batch2 tensor to be: [{a.shape[0]}, {a.shape[2]}] but got: "
             f"[{b.shape[0]}, {b.shape[1]}]."
         )
-    common_device((a, b))
     if a.dtype is not b.dtype:
         raise RuntimeError(f"expected scalar type {a.dtype} but found {b.dtype}")
     return contiguous(a, (a.shape[0], a.shape[1], b.shape[2]))
