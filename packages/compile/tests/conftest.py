@@ -40,9 +40,12 @@ class SmallModel:
 @pytest.fixture(scope="session")
 def torchvision_imports() -> Iterator[None]:
     """torchvision's compiled operators need CUDA libraries; its models do not. Declared, they let it import."""
-    library = torch.library.Library("torchvision", "DEF")
+    library = torch.library.Library("torchvision", "FRAGMENT")
     for name in TORCHVISION_OPS.split():
-        library.define(f"{name}(Tensor x) -> Tensor")
+        try:  # another package's tests may have declared it in this process
+            torch._C._dispatch_find_schema_or_throw(f"torchvision::{name}", "")
+        except RuntimeError:
+            library.define(f"{name}(Tensor x) -> Tensor")
     yield
 
 
