@@ -176,6 +176,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--timeout", type=float, default=120)
     parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error that counts as right")
+    parser.add_argument(
+        "--rows", nargs="*", default=[], help="JSON lines: cases in them are not run again; the first grows"
+    )
     parser.add_argument("--write", help="write the table here as Markdown")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -185,13 +188,20 @@ def main() -> None:
     models = [f"{entry}/{name}" for entry in options.models if entry in SUITES for name in SUITES[entry].split()] + [
         entry for entry in options.models if entry not in SUITES
     ]
-    rows = []
+    kept_rows = [Path(path).read_text().splitlines() for path in options.rows if Path(path).exists()]
+    rows: list[dict[str, Any]] = [json.loads(line) for lines in kept_rows for line in lines]
+    done = {(row["model"], row["mode"], row["compiler"]) for row in rows}
     for model in models:
         for mode in options.modes:
             for compiler in options.compilers:
                 case = {"model": model, "mode": mode, "compiler": compiler, "batch": options.batch}
+                if (model, mode, compiler) in done:
+                    continue
                 row = in_fresh_process(case, options.timeout)
                 rows.append(row)
+                if options.rows:
+                    with Path(options.rows[0]).open("a") as kept:
+                        kept.write(json.dumps(row) + "\n")
                 shown = " ".join(f"{k}={row[k]}" for k in ("graphs", "breaks") if k in row)
                 spent = f"{row['seconds']:.2f}s" if "seconds" in row else ""
                 notes = [*row.get("reasons", ()), *row.get("fallbacks", ())]

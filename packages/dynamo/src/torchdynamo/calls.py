@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.amp import autocast_mode
 
-from torchdynamo import torch_calls
+from torchdynamo import constants, torch_calls
 from torchdynamo._C import CompiledCallable
 from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling, marked
 from torchdynamo.overlays import MISSING
@@ -110,6 +110,9 @@ class Calls:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
         self._break_if_listed(fn, module)
         if module.startswith("primtorch.fake"):  # a method of the fake in the place of the tensor's
+            known = None if kwargs else constants.answer(fn.__name__, args)
+            if known is not None:
+                return known[0]
             if fn.__name__ in BREAKS_BY_NAME:
                 raise BreakGraph(BREAKS_BY_NAME[fn.__name__], f"{fn.__name__}() of a tensor")
             return self._native(fn, args, kwargs)

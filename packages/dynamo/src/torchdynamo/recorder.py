@@ -21,6 +21,7 @@ from primtorch import errors as primtorch_errors
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
+from torchdynamo import constants
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Source
 
@@ -183,6 +184,9 @@ class Recorder:
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         name = function_name(func)
+        known = constants.answer(name, args)
+        if known is not None and not kwargs:
+            return known[0]
         reason = BREAKS_BY_NAME.get(name)
         if reason is not None and (reason not in _TENSOR_ONLY or _has_tensor(args)):
             raise BreakGraph(reason, f"{name}() of a tensor" if _has_tensor(args) else f"torch {name}()")
@@ -192,12 +196,16 @@ class Recorder:
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
+        name = function_name(func)
+        args = constants.sizes_as_numbers(name, args)
         operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
         try:
-            result = func(*args, **kwargs)
+            result = constants.of_numbers(name, func, args, kwargs, self.mode)
+            if result is None:
+                result = func(*args, **kwargs)
         except FAKE_ERRORS as error:
             raise as_break(error) from error
-        name = function_name(func)
+        constants.fold(name, func, args, kwargs, result)
         inplace = any(_version(tensor) != version for tensor, version in operands) or is_inplace(name)
         if not inplace and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute

@@ -1,0 +1,127 @@
+"""Tensors of one number that the program computed from plain numbers (`torch.div(length, 2, rounding_mode="floor")`).
+
+Their value is known while the graph is recorded, so that they can be sizes, indices and conditions as in eager.
+The number lies in the fake tensor's memory (`Memory.constant`) until something writes to it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from primtorch.fake import FakeMode, FakeTensor
+from primtorch.spec import TensorSpec
+
+# Arithmetic on numbers: by the name of the function or method.
+ARITHMETIC: frozenset[str] = frozenset(
+    {
+        "add", "sub", "subtract", "mul", "multiply", "div", "divide", "true_divide", "floor_divide",
+        "remainder", "fmod", "neg", "negative", "abs", "absolute", "minimum", "maximum", "ceil", "floor",
+        "trunc", "round", "square", "sqrt", "__add__", "__sub__", "__mul__", "__truediv__", "__div__",
+        "__floordiv__", "__mod__", "__neg__", "__abs__", "__radd__", "__rsub__", "__rmul__", "__rtruediv__",
+        "__rdiv__", "__rfloordiv__", "__rmod__", "__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__",
+        "eq", "ne", "lt", "le", "gt", "ge", "int", "long", "float", "double", "to", "clone",
+    }
+)  # fmt: skip
+# Questions about a tensor's value, and the answer from the value.
+VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "item": lambda value: value.item(),
+    "tolist": lambda value: value.tolist(),
+    "__int__": lambda value: int(value.item()),
+    "__float__": lambda value: float(value.item()),
+    "__bool__": lambda value: bool(value.item()),
+    "__index__": torch.Tensor.__index__,
+    "is_nonzero": lambda value: bool(value.item()),
+}
+# Functions whose arguments are sizes and dims; C++ would ask a tensor among them for its number.
+TAKES_SIZES: frozenset[str] = frozenset(
+    {
+        "view", "reshape", "expand", "repeat", "tile", "unflatten", "as_strided", "narrow", "split", "chunk",
+        "resize", "new_zeros", "new_ones", "new_empty", "new_full", "zeros", "ones", "empty", "full",
+        "arange", "roll", "unfold", "select", "__getitem__",
+    }
+)  # fmt: skip
+
+
+def value_of(fake: Any) -> torch.Tensor | None:
+    """The value of a tensor without dims that is known, else None."""
+    return fake.memory.constant if isinstance(fake, FakeTensor) and fake.dim() == 0 else None
+
+
+def answer(name: str, args: tuple[Any, ...]) -> tuple[Any] | None:
+    """The result of a question about the value of a known number, in a tuple; None when it is no such question."""
+    known = value_of(args[0]) if name in VALUES and len(args) == 1 else None
+    if known is None:
+        return None
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return (VALUES[name](known),)
+
+
+def sizes_as_numbers(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """The arguments of a function that takes sizes, with known whole numbers in place of the tensors that hold them."""
+    if name not in TAKES_SIZES or not any(map(_holds_size, args)):
+        return args
+    return tuple(map(_as_number, args))
+
+
+def _holds_size(value: Any) -> bool:
+    if type(value) in (tuple, list):
+        return any(map(_holds_size, value))
+    if type(value) is slice:
+        return any(map(_holds_size, (value.start, value.stop, value.step)))
+    return isinstance(value, FakeTensor) and value_of(value) is not None
+
+
+def _as_number(value: Any) -> Any:
+    if type(value) in (tuple, list):
+        return type(value)(map(_as_number, value))
+    if type(value) is slice:
+        return slice(*map(_as_number, (value.start, value.stop, value.step)))
+    known = value_of(value)
+    if known is None or known.dtype.is_floating_point or known.dtype in (torch.bool, torch.complex64, torch.complex128):
+        return value
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return known.item()
+
+
+def of_numbers(
+    name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mode: FakeMode
+) -> FakeTensor | None:
+    """The result of arithmetic on plain numbers alone (a symbolic one is fixed), else None."""
+    plain = (isinstance(arg, torch.SymInt) or _is_plain(arg) for arg in (*args, *kwargs.values()))
+    if name not in ARITHMETIC or not args or not all(plain):
+        return None
+    numbers = [int(arg) if isinstance(arg, torch.SymInt) else arg for arg in args]
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        value = func(*numbers, **kwargs)
+        if not isinstance(value, torch.Tensor):
+            return None
+        fake = FakeTensor(TensorSpec.of(value), mode)
+    fake.memory.constant = value
+    return fake
+
+
+def fold(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+    """Computes arithmetic on known numbers at once, and keeps the value with its result."""
+    if name not in ARITHMETIC or value_of(result) is not None:
+        return
+    if not isinstance(result, FakeTensor) or result.dim() or result.device.type != "cpu" or result.requires_grad:
+        return
+    operands = [_operand(arg) for arg in args]
+    if any(operand is None for operand in operands) or not all(map(_is_plain, kwargs.values())):
+        return
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        value = func(*operands, **kwargs)
+    if value.dtype is result.dtype:
+        result.memory.constant = value
+
+
+def _operand(value: Any) -> Any:
+    """A real operand for what stands for it; None when its value is not known."""
+    return value if _is_plain(value) else value_of(value)
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in (int, float, bool, str, torch.dtype)

@@ -1,0 +1,61 @@
+"""Tensors computed from plain numbers are known during capture: as sizes, indices, conditions and numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchdynamo
+
+
+def halves(x: torch.Tensor) -> Any:
+    """A size computed by torch's own arithmetic on ints, as some models do."""
+    count = torch.div(x.shape[0], 2, rounding_mode="trunc") - 1
+    y = x.view(2, count + 1, -1)
+    z = x.new_zeros((count + 1, 3)) + torch.div(7, 2)
+    if count > 0:
+        y = y + int(count)
+    for i in range(count):
+        y = y * (i + 2)
+    return y, z, x[count], count, x[:count], x.sum() + count
+
+
+def conditions(x: torch.Tensor) -> Any:
+    length = torch.tensor(x.shape[0])
+    found = [bool(length > 3), (length * 2).item(), float(length / 4), (-length).abs().tolist()]
+    return x * found[1], found
+
+
+def written(x: torch.Tensor) -> Any:
+    n = torch.div(x.shape[0], 2, rounding_mode="trunc")
+    n += 1
+    return x + n, n
+
+
+PROGRAMS: list[Callable[..., Any]] = [halves, conditions, written]
+
+
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_numbers_in_tensors(program: Callable[..., Any]) -> None:
+    options = torchdynamo.CaptureOptions(fullgraph=True, strict=True)
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=options)(program)
+    for rows in (6, 6, 8, 2, 10):
+        x = torch.randn(rows, 3)
+        torch.testing.assert_close(compiled(x), program(x), rtol=0, atol=0)
+
+
+def test_a_number_that_was_written_to_is_not_known() -> None:
+    def program(x: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
+        n = torch.div(x.shape[0], 2, rounding_mode="trunc")
+        n += step
+        return x[: int(n)]
+
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
+    x = torch.randn(6, 3)
+    for step in (0, 1, -1):
+        number = torch.tensor(step)
+        torch.testing.assert_close(compiled(x, number), program(x, number), rtol=0, atol=0)
+    assert [reason for _, reason, _ in torchdynamo.stats().breaks if reason == "tensor_to_number"]
