@@ -50,6 +50,13 @@ def value_of(fake: Any) -> torch.Tensor | None:
     return fake.memory.constant if isinstance(fake, FakeTensor) and fake.dim() == 0 else None
 
 
+def number(fake: FakeTensor) -> Any:
+    """The number of a tensor whose value is known."""
+    assert fake.memory.constant is not None
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+        return fake.memory.constant.item()
+
+
 def answer(name: str, args: tuple[Any, ...]) -> tuple[Any] | None:
     """The result of a question about the value of a known number, in a tuple; None when it is no such question."""
     known = value_of(args[0]) if name in VALUES and len(args) == 1 else None

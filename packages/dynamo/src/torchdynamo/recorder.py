@@ -200,9 +200,10 @@ class Recorder:
         args = constants.sizes_as_numbers(name, args)
         operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
         try:
-            result = constants.of_numbers(name, func, args, kwargs, self.mode)
-            if result is None:
-                result = func(*args, **kwargs)
+            known = constants.of_numbers(name, func, args, kwargs, self.mode)
+            if known is not None:  # in the graph it is a tensor made from its number
+                func, args, kwargs = torch.tensor, (constants.number(known),), {"dtype": known.dtype}
+            result = func(*args, **kwargs) if known is None else known
         except FAKE_ERRORS as error:
             raise as_break(error) from error
         constants.fold(name, func, args, kwargs, result)
