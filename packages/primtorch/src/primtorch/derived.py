@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from primtorch.decompose import Builder, Results, Value, decompositions
 from primtorch.decompose.builder import as_spec
 from primtorch.fake import register_fallback
 from primtorch.fake.build import Formula
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of
+from primtorch.symbolic.expr import symbol
+from primtorch.symbolic.sym_node import node_of
 
 
 def formula_from_rule(op: OpOverload) -> Formula | None:
@@ -30,12 +33,23 @@ def formula_from_rule(op: OpOverload) -> Formula | None:
         graph = fx.Graph()
         builder = Builder(graph)
 
+        def place_symbols(sizes: Iterable[Size]) -> None:
+            for size in sizes:
+                if not isinstance(size, torch.SymInt):
+                    continue
+                for name in expr_of(size).symbols():
+                    if name not in builder.symbol_nodes:
+                        node = builder.symbol_nodes[name] = graph.placeholder(name)
+                        node.meta["val"] = node_of(size).env.size(symbol(name))
+
         def value(leaf: Any) -> Any:
             if isinstance(leaf, torch.SymInt):
-                for name in expr_of(leaf).symbols():
-                    builder.symbol_nodes.setdefault(name, graph.placeholder(name))
+                place_symbols((leaf,))
                 return leaf
-            return builder.result(graph.placeholder("x"), as_spec(leaf)) if isinstance(leaf, _TENSORS) else leaf
+            if not isinstance(leaf, _TENSORS):
+                return leaf
+            place_symbols((*leaf.shape, *leaf.stride(), leaf.storage_offset()))
+            return builder.result(graph.placeholder("x"), as_spec(leaf))
 
         given = [pytree.tree_map(value, tree) for tree in (args, kwargs)]
         return _described(rule(builder, *given[0], **given[1]))

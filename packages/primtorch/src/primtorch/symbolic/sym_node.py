@@ -5,6 +5,7 @@ Torch calls these methods by name, from C++ and from Python; their names and sig
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
@@ -315,6 +316,18 @@ class SymNode:
                 f"the value of {self.expr}", "it is known only when the program runs", "Keep it symbolic."
             )
         return float(self.hint)
+
+    def trunc(self) -> SymNode:
+        """`int` of a float: the number, with its sizes fixed by guards."""
+        return self.wrap_int(int(self.guard_float("", 0)))
+
+    def floor(self) -> SymNode:
+        """`math.floor` of a float, likewise."""
+        return self.wrap_int(math.floor(self.guard_float("", 0)))
+
+    def ceil(self) -> SymNode:
+        """`math.ceil` of a float, likewise."""
+        return self.wrap_int(math.ceil(self.guard_float("", 0)))
 
     def guard_size_oblivious(self, file: Text, line: int) -> bool:
         """As `guard_bool`, but a data-dependent size that is neither known nor excluded counts as at least 2."""

@@ -1,0 +1,199 @@
+"""Samples of torch's operator database on fakes whose every size is a symbol, against the real run.
+
+The results' metadata at the example's sizes must be the real run's, and each guard must hold there. As a script, goes over
+the whole database:
+    python symbolic_check.py [--names add,mul] [--limit 6] [--seconds 170] [--list]
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import functools
+import time
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from fake_replay import described
+from torch.testing._internal.common_methods_invocations import op_db
+from torch.utils import _pytree as pytree
+
+from primtorch.errors import DataDependent
+from primtorch.fake import FakeMode
+from primtorch.symbolic import ShapeEnv
+from primtorch.symbolic.relation import Relation
+
+OUTSIDE = frozenset(
+    {
+        *("empty_strided", "as_strided", "as_strided_copy", "as_strided_scatter", "new_empty_strided"),
+        *("sparse.mm", "sparse.sampled_addmm", "to_sparse"),
+        "nn.functional.linear_cross_entropy",
+    }
+)
+"""Operators that take strides as numbers, sparse layouts, and one of torch's own Python library."""
+OPERATORS = tuple(op for op in op_db if torch.float32 in op.supported_dtypes("cpu") and op.name not in OUTSIDE)
+
+
+@dataclass
+class Tally:
+    taken: int = 0
+    good: int = 0
+    fixed: int = 0
+    """Good ones that fixed a size: an equality among the guards."""
+    data: int = 0
+    """Stopped by a value that only data tell; not counted as taken."""
+    failures: dict[str, list[str]] = field(default_factory=lambda: collections.defaultdict(list))
+
+
+def symbolic_fakes(env: ShapeEnv, mode: FakeMode, tree: Any) -> Any:
+    """Fakes of the tensors in a tree: each size above 1 is a symbol, one for each dim of each tensor."""
+
+    def fake(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided:
+            return x
+        number = len(env.symbols)
+        dims = {d: env.symbol(s, f"t{number}.size({d})") for d, s in enumerate(x.shape) if s > 1}
+        return mode.from_tensor(x, dynamic=dims)
+
+    return pytree.tree_map(fake, tree)
+
+
+def broken_guards(env: ShapeEnv) -> list[str]:
+    """Guards that the example's own sizes do not satisfy."""
+    hints = {name: info.hint for name, info in env.symbols.items() if info.hint is not None}
+    broken = []
+    for guard in env.guards:
+        names = guard.expr.symbols()
+        if all(name in hints for name in names) and not guard.expr.evaluate({n: hints[n] for n in names}):
+            broken.append(str(guard))
+    return broken
+
+
+def shapes_of(value: Any) -> list[Any]:
+    """Shape, dtype and device of each tensor of a result."""
+    return [
+        (d[0], d[2], d[3]) for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor) for d in [described(x)]
+    ]
+
+
+def problem_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ShapeEnv]:
+    """(what differs, in words; the environment). Raises what the real run raises, and DataDependent."""
+    real = op(*args, **kwargs)
+    env = ShapeEnv()
+    mode = FakeMode(env)
+    fake_args, fake_kwargs = symbolic_fakes(env, mode, (args, kwargs))
+    try:
+        with mode:
+            fake = op(*fake_args, **fake_kwargs)
+        if any(info.hint is None for info in env.symbols.values()):
+            raise DataDependent("a size", "only the data tells", "")
+        expected, found = shapes_of(real), shapes_of(fake)
+    except DataDependent:
+        raise
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300], env
+    if expected != found:
+        return f"real {expected}, fake {found}", env
+    broken = broken_guards(env)
+    return f"guards that do not hold: {broken}" if broken else "", env
+
+
+def check(tally: Tally, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    try:
+        problem, env = problem_of(op, args, kwargs)
+    except DataDependent:
+        tally.data += 1
+        return
+    except Exception:  # the sample does not run in eager
+        return
+    tally.taken += 1
+    if problem:
+        tally.failures[name].append(problem)
+        return
+    tally.good += 1
+    tally.fixed += any(isinstance(g.expr, Relation) and g.expr.op == "eq" for g in env.guards)
+
+
+@functools.cache
+def samples_of(number: int) -> list[Any]:
+    """The samples of OPERATORS[number]."""
+    op = OPERATORS[number]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            return list(op.sample_inputs("cpu", torch.float32, requires_grad=False))
+        except Exception:  # this dtype has no samples, whatever supported_dtypes says
+            return []
+
+
+def resized(tree: Any, sizes: Mapping[int, int], swapped: bool) -> Any:
+    """The arguments with other sizes: equal sizes stay equal; elements are repeated, so that indices stay in range.
+
+    Args:
+        sizes: old size -> new size. Numbers in lists that are such sizes (a target shape) change too.
+        swapped: lay tensors out with the first and the last dim exchanged in memory.
+    """
+
+    def leaf(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or x.dim() == 0:
+            return x
+        wanted = [sizes.get(s, s) for s in x.shape]
+        if 0 in x.shape:
+            return x
+        out = x.repeat([-(-new // old) for new, old in zip(wanted, x.shape, strict=True)])
+        out = out[tuple(slice(n) for n in wanted)].contiguous()
+        return out.transpose(0, -1).contiguous().transpose(0, -1) if swapped else out
+
+    def numbers(x: Any) -> Any:
+        if isinstance(x, list | tuple) and x and all(type(n) is int for n in x):
+            return (
+                type(x)([sizes.get(n, n) for n in x])
+                if type(x) in (list, tuple)
+                else torch.Size(sizes.get(n, n) for n in x)
+            )
+        if type(x) in (list, tuple):
+            return type(x)([numbers(part) for part in x])
+        return leaf(x)
+
+    args, kwargs = tree
+    return tuple(numbers(x) for x in args), {name: numbers(x) for name, x in kwargs.items()}
+
+
+def run(names: list[str], limit: int, seconds: float) -> Tally:
+    tally = Tally()
+    end = time.monotonic() + seconds
+    for number, op in enumerate(OPERATORS):
+        if names and op.name not in names:
+            continue
+        if time.monotonic() > end:
+            break
+        made = samples_of(number)
+        for sample in made[:: max(1, len(made) // limit)][:limit]:
+            check(tally, op, op.name, (sample.input, *sample.args), sample.kwargs)
+    return tally
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--names", default="")
+    parser.add_argument("--limit", type=int, default=6)
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--list", action="store_true")
+    options = parser.parse_args()
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    start = time.time()
+    tally = run([n for n in options.names.split(",") if n], options.limit, options.seconds)
+    print(
+        f"{tally.good} of {tally.taken} samples ({100 * tally.good / max(tally.taken, 1):.1f} %), "
+        f"{tally.fixed} of them fix a size, {tally.data} data dependent, {time.time() - start:.0f} s"
+    )
+    for name, problems in sorted(tally.failures.items()):
+        print(f"  {name} {len(problems)}" + (f": {problems[0]}" if options.list else ""))
+
+
+if __name__ == "__main__":
+    main()
