@@ -13,7 +13,7 @@ SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/hatch_build.py)
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
 
-.PHONY: help setup demo test check bench docs clean
+.PHONY: help setup demo test slow check bench docs clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -34,7 +34,10 @@ demo: $(VENV)/.ready ## train a small ViT eager and compiled, generate with a sm
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.ready ## run every package's tests
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
+
+slow: $(VENV)/.ready ## run the tests that take long: the whole operator database
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
 
 check: $(VENV)/.ready ## ruff, mypy --strict, import contracts, generated docs
 	$(BIN)/ruff check .
