@@ -406,33 +406,10 @@ def _native_batch_norm_backward(
 
 
 @RULES("aten::batch_norm_backward.default")
-def _batch_norm_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    weight: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    save_mean: Value | None,
-    save_var: Value | None,
-    update: bool,
-    eps: float,
-    output_mask: Sequence[bool],
-    reserve: Value,
-) -> tuple[Value | None, ...]:
-    return _native_batch_norm_backward(  # type: ignore[no-any-return]
-        b,
-        grad,
-        x,
-        weight,
-        running_mean,
-        running_var,
-        save_mean,  # type: ignore[no-any-return]
-        save_var,
-        update,
-        eps,
-        output_mask,
-    )
+def _batch_norm_backward(b: Builder, *arguments: Any) -> tuple[Value | None, ...]:
+    """The arguments of native_batch_norm_backward, and last the kernel's reserve, which only that kernel reads."""
+    gradients: tuple[Value | None, ...] = _native_batch_norm_backward(b, *arguments[:-1])
+    return gradients
 
 
 RULES.add(
