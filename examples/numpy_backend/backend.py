@@ -185,16 +185,18 @@ def running(accumulate):
 
 
 # --- indexing and order ------------------------------------------------------------------------------
-def key(indices):
+def key(indices, wrap):
+    if not wrap and any(i is not None and (i < 0).any() for i in indices):
+        raise IndexError("a negative index, where none counts from the end")
     return tuple(slice(None) if i is None else i for i in indices)
 
 
-def index_put(x, indices, values, accumulate):
+def index_put(x, indices, values, accumulate, wrap):
     out = x.copy()
     if accumulate:
-        np.add.at(out, key(indices), values)
+        np.add.at(out, key(indices, wrap), values)
     else:
-        out[key(indices)] = values
+        out[key(indices, wrap)] = values
     return out
 
 
@@ -400,7 +402,7 @@ TABLE = {
     "logcumsumexp": lambda x, dim: np.logaddexp.accumulate(x, axis=dim),
     "cummax": running(np.maximum.accumulate),
     "cummin": running(np.minimum.accumulate),
-    "index": lambda x, indices: x[key(indices)],
+    "index": lambda x, indices, wrap: x[key(indices, wrap)],
     "index_put": index_put,
     "gather": gather,
     "scatter": scatter,

@@ -368,11 +368,11 @@ def test_indexing():
 
     def graph(p, t, w, i, j, ids, along):
         return (
-            p.index(t, (i,)),
-            p.index(t, (i, j)),
-            p.index(t, (i, None, j)),
-            p.index(p.exp(t), (None, j)),
-            p.index(w, (ids,)),
+            p.index(t, (i,), True),
+            p.index(t, (i, j), True),
+            p.index(t, (i, None, j), True),
+            p.index(p.exp(t), (None, j), True),
+            p.index(w, (ids,), False),
             p.gather(t, 1, along),
             p.gather(p.exp(t), 1, along),
         )
@@ -383,11 +383,13 @@ def test_indexing():
 def test_indices_out_of_bounds():
     table = torch.randn(5, 4)
     graphs = {
-        "index": lambda p, t, i: p.index(t, (i,)),
+        "index": lambda p, t, i: p.index(t, (i,), True),
+        "unwrapped": lambda p, t, i: p.index(t, (i,), False),
         "gather": lambda p, t, i: p.gather(t, 0, p.expand(p.unsqueeze(i, (1,)), (3, 4))),
-        "index_put": lambda p, t, i: p.index_put(t, (i,), p.slice(t, 0, 0, 3, 1), True),
+        "index_put": lambda p, t, i: p.index_put(t, (i,), p.slice(t, 0, 0, 3, 1), True, True),
+        "put unwrapped": lambda p, t, i: p.index_put(t, (i,), p.slice(t, 0, 0, 3, 1), True, False),
         "scatter": lambda p, t, i: p.scatter(t, 0, p.expand(p.unsqueeze(i, (1,)), (3, 4)), p.slice(t, 0, 0, 3, 1)),
-        "reduced": lambda p, t, i: p.sum(p.index(p.exp(t), (i,)), (0, 1)),
+        "reduced": lambda p, t, i: p.sum(p.index(p.exp(t), (i,), True), (0, 1)),
     }
     good = torch.tensor([0, 4, 2])
     for name, graph in graphs.items():
@@ -395,7 +397,8 @@ def test_indices_out_of_bounds():
         for native in (False, True):
             compiled = compile_graph(gm, (), InductorOptions(native_executor=native))
             compiled(table, good)
-            for bad in (5, -6, 2**62, -(2**62)):
+            wraps = name in ("index", "index_put", "reduced")
+            for bad in (5, -6 if wraps else -1, 2**62, -(2**62)):
                 with pytest.raises(IndexError, match="out of bounds"):
                     compiled(table, torch.tensor([0, bad, 2]))
             compiled(table, good)
@@ -416,11 +419,11 @@ def test_scatters():
 
     def graph(p, t, base, ids, values, unique, along, src, half):
         return (
-            p.index_put(base, (ids,), values, True),
-            p.index_put(t, (unique,), p.neg(p.slice(t, 0, 0, 4, 1)), False),
+            p.index_put(base, (ids,), values, True, False),
+            p.index_put(t, (unique,), p.neg(p.slice(t, 0, 0, 4, 1)), False, False),
             p.scatter(t, 1, along, src),
             p.scatter_add(p.exp(t), 1, along, p.exp(src)),
-            p.index_put(half, (ids,), p.convert_element_type(values, half.dtype), True),
+            p.index_put(half, (ids,), p.convert_element_type(values, half.dtype), True, False),
         )
 
     check(graph, t, base, ids, values, unique, along, src, half)

@@ -227,3 +227,37 @@ def test_prims_print_and_pickle_by_name():
     lowered = lower(trace(lambda x: x + x, torch.randn(3)))
     assert "primtorch_prims_add" in lowered.code
     assert len(PRIMS) <= 260
+
+
+OUT_OF_RANGE = {
+    "embedding": lambda t, i: F.embedding(i, t),
+    "index_select": lambda t, i: t.index_select(0, i),
+    "index_copy": lambda t, i: t.index_copy(0, i, t[:1]),
+    "index_add": lambda t, i: t.index_add(0, i, t[:1]),
+    "index_fill": lambda t, i: t.index_fill(0, i, 1.0),
+    "index": lambda t, i: t[i],
+    "index_put": lambda t, i: t.index_put((i,), t[:1]),
+    "take": lambda t, i: t.take(i * 3),
+    "put": lambda t, i: t.put(i * 3, t[0, :1]),
+    "gather": lambda t, i: t.gather(0, i.unsqueeze(0)),
+    "scatter_add": lambda t, i: t.scatter_add(0, i.unsqueeze(0), t),
+}
+
+
+@pytest.mark.parametrize("opset", ["prims", "core_aten"])
+@pytest.mark.parametrize("name", list(OUT_OF_RANGE))
+def test_an_index_is_refused_where_eager_refuses_it(name, opset):
+    """Negative ones count from the end only where they do so in eager."""
+    program, table = OUT_OF_RANGE[name], torch.randn(5, 3)
+    lowered = lower(trace(program, table, torch.tensor([2])), opset)
+    verify(lowered, opset)
+    run = interpret(lowered)
+    for place in (2, 4, -1, -5, 5, -6):
+        index = torch.tensor([place])
+        try:
+            expected = program(table, index)
+        except (IndexError, RuntimeError):
+            with pytest.raises((IndexError, RuntimeError)):
+                run(table, index)
+        else:
+            torch.testing.assert_close(run(table, index)[0], expected)

@@ -30,9 +30,10 @@ def _readable(ctx: Context, t: TensorValue) -> None:
 
 
 class _Advanced:
-    """Where the dims of `index(t, indices)` come from."""
+    """Where the dims of `index(t, indices, wrap)` come from."""
 
-    def __init__(self, t: Index, indices: Sequence[TensorValue | None]) -> None:
+    def __init__(self, t: Index, indices: Sequence[TensorValue | None], wrap: bool) -> None:
+        self.wrap = wrap
         self.indices = list(indices) + [None] * (len(t) - len(indices))
         self.sizes = t
         used = [d for d, i in enumerate(self.indices) if i is not None]
@@ -58,12 +59,12 @@ class _Advanced:
             if tensor is not None:
                 middle = index[low:high][len(self.broadcast) - len(tensor.shape) :]
                 at = tuple(ZERO if is_one(s) else i for s, i in zip(tensor.shape, middle, strict=True))
-                result[d] = _place(ops, tensor.load(at, ops), self.sizes[d], True)
+                result[d] = _place(ops, tensor.load(at, ops), self.sizes[d], self.wrap)
         return tuple(result[d] for d in range(len(self.sizes)))
 
 
-def index(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None]) -> TensorValue:
-    plan = _Advanced(t.shape, indices)
+def index(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], wrap: bool) -> TensorValue:
+    plan = _Advanced(t.shape, indices, wrap)
     tensors = [i for i in indices if i is not None]
     for tensor in tensors:
         _readable(ctx, tensor)
@@ -112,9 +113,14 @@ def _scattered(
 
 
 def index_put(
-    ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], values: TensorValue, accumulate: bool
+    ctx: Context,
+    t: TensorValue,
+    indices: Sequence[TensorValue | None],
+    values: TensorValue,
+    accumulate: bool,
+    wrap: bool,
 ) -> TensorValue:
-    plan = _Advanced(t.shape, indices)
+    plan = _Advanced(t.shape, indices, wrap)
     for tensor in indices:
         if tensor is not None:
             _readable(ctx, tensor)

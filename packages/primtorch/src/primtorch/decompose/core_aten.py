@@ -71,7 +71,6 @@ _SAME_ARGUMENTS: Mapping[str, Any] = {
         "cumsum",
         "cumprod",
         "logcumsumexp",
-        "index_put",
         "as_strided",
     )
 } | {
@@ -84,7 +83,6 @@ _SAME_ARGUMENTS: Mapping[str, Any] = {
     "conj": aten.conj_physical.default,
     "cummax": aten.cummax.default,
     "cummin": aten.cummin.default,
-    "index": aten.index.Tensor,
     "sum": aten.sum.dim_IntList,
 }
 
@@ -175,6 +173,32 @@ def _reshape(b: Builder, prim: Prim, t: Value, shape: tuple[Any, ...]) -> Call:
     return aten.view.default, (t, shape), {}
 
 
+def _selection(indices: tuple[Value | None, ...], wrap: bool) -> tuple[int, Value] | None:
+    """(dim, index) of indexing that takes whole slices along one dim, and counts no index from the end."""
+    used = [(d, index) for d, index in enumerate(indices) if index is not None]
+    return used[0] if not wrap and len(used) == 1 else None
+
+
+def _index(b: Builder, prim: Prim, t: Value, indices: tuple[Value | None, ...], wrap: bool) -> Call:
+    """`index` counts from the end; the selecting overloads refuse negative indices. Where several meet without
+    wrapping, a rule has computed them."""
+    chosen = _selection(indices, wrap)
+    if chosen is not None and chosen[1].rank == 1:
+        return aten.index_select.default, (t, *chosen), {}
+    if chosen is not None and chosen[0] == 0 and t.rank == 2:
+        return aten.embedding.default, (t, chosen[1]), {}
+    return aten.index.Tensor, (t, indices), {}
+
+
+def _index_put(
+    b: Builder, prim: Prim, t: Value, indices: tuple[Value | None, ...], values: Value, accumulate: bool, wrap: bool
+) -> Call:
+    chosen = _selection(indices, wrap)
+    if chosen is not None and chosen[1].rank == 1:
+        return (aten.index_add if accumulate else aten.index_copy).default, (t, *chosen, values), {}
+    return aten.index_put.default, (t, indices, values, accumulate), {}
+
+
 def _pad(b: Builder, prim: Prim, t: Value, low: Any, high: Any, value: Any) -> Call:
     flat = tuple(n for a, z in zip(reversed(low), reversed(high), strict=True) for n in (a, z))
     return aten.constant_pad_nd.default, (t, flat, value), {}
@@ -200,6 +224,8 @@ _SPELT: Mapping[str, Callable[..., Call]] = {
         {"dtype": dtype, "device": device},
     ),
     "isfinite": lambda b, p, t: (aten.isfinite.default, (t,), {}),
+    "index": _index,
+    "index_put": _index_put,
     "unsqueeze": _unsqueeze,
     "reshape": _reshape,
     "where": _where,
@@ -245,6 +271,12 @@ SPELLINGS: frozenset[Any] = frozenset(
         aten.full.default,
         aten.arange.start_step,
         aten.empty_strided.default,
+        aten.index.Tensor,
+        aten.index_select.default,
+        aten.embedding.default,
+        aten.index_put.default,
+        aten.index_add.default,
+        aten.index_copy.default,
         aten.isfinite.default,
         aten.prod.dim_int,
         aten.all.dims,

@@ -43,7 +43,7 @@ def _integer_indices(
 
 @RULES(aten.index.Tensor, "aten::_unsafe_index.Tensor")
 def _index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
-    return b.emit(prims.index, x, _integer_indices(b, x, indices, _selected(b, indices)))  # type: ignore[no-any-return]
+    return b.emit(prims.index, x, _integer_indices(b, x, indices, _selected(b, indices)), True)  # type: ignore[no-any-return]
 
 
 def _selected(b: Builder, indices: Sequence[Value | None]) -> Any:
@@ -69,7 +69,7 @@ def _index_put(
     surplus = values.rank - len(shape)
     if surplus > 0:  # eager lets leading dimensions of size 1 go
         values = values.reshape(values.shape[surplus:])
-    return b.emit(prims.index_put, x, whole, values.expand(shape), accumulate)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, whole, values.expand(shape), accumulate, True)  # type: ignore[no-any-return]
 
 
 def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
@@ -80,7 +80,7 @@ def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
 def _index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
     if x.rank == 0:
         return x
-    return b.emit(prims.index, x, _along(x, x.dim(dim), index))  # type: ignore[no-any-return]
+    return b.emit(prims.index, x, _along(x, x.dim(dim), index), False)  # type: ignore[no-any-return]
 
 
 def _expanded_values(x: Value, dim: int, index: Value, source: Value) -> Value:
@@ -95,7 +95,7 @@ def _index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, *, a
     if x.rank == 0:
         return x + source.reshape(())
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), True)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), True, False)  # type: ignore[no-any-return]
 
 
 @RULES(aten.index_copy.default)
@@ -103,7 +103,7 @@ def _index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> 
     if x.rank == 0:
         return source.reshape(())
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), False)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), False, False)  # type: ignore[no-any-return]
 
 
 @RULES(aten.index_fill.int_Scalar, aten.index_fill.int_Tensor)
@@ -112,7 +112,7 @@ def _index_fill(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Val
     if x.rank == 0:
         return value  # type: ignore[no-any-return]
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, value), False)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, value), False, True)  # type: ignore[no-any-return]
 
 
 def _full_rank(x: Value, index: Value) -> Value:
@@ -215,7 +215,7 @@ def _index_reduce(
 @RULES(aten._unsafe_masked_index.default)
 def _unsafe_masked_index(b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], fill: Any) -> Value:
     """x at the indices, clamped into range, where the mask is true; `fill` elsewhere."""
-    out = b.emit(prims.index, x, _clamped(x, indices))
+    out = b.emit(prims.index, x, _clamped(x, indices), True)
     return b.where(mask, out, fill)
 
 
@@ -225,7 +225,7 @@ def _unsafe_masked_index_put(
 ) -> Value:
     places = _clamped(x, indices)
     kept = b.where(mask, values, 0).expand(indexed_shape(x.shape, places))
-    return b.emit(prims.index_put, x, places, kept, True)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, places, kept, True, True)  # type: ignore[no-any-return]
 
 
 def _clamped(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, ...]:
@@ -261,13 +261,13 @@ def _repeat_interleave(b: Builder, repeats: Value, *, output_size: Any = None) -
 
 @RULES(aten.take.default)
 def _take(b: Builder, x: Value, index: Value) -> Value:
-    return b.emit(prims.index, x.reshape((x.numel(),)), (index.to(torch.int64),))  # type: ignore[no-any-return]
+    return b.emit(prims.index, x.reshape((x.numel(),)), (index.to(torch.int64),), True)  # type: ignore[no-any-return]
 
 
 @RULES(aten.put.default)
 def _put(b: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     flat = x.reshape((x.numel(),))
-    out = b.emit(prims.index_put, flat, (index.to(torch.int64),), source.reshape(index.shape), accumulate)
+    out = b.emit(prims.index_put, flat, (index.to(torch.int64),), source.reshape(index.shape), accumulate, True)
     return out.reshape(x.shape)  # type: ignore[no-any-return]
 
 
@@ -278,7 +278,7 @@ def _masked_select(b: Builder, x: Value, mask: Value) -> Value:
     if not shape:
         mask, x = mask.reshape((1,)), x.reshape((1,))
     count = None if b.val is None else b.val.shape[0]
-    return b.emit(prims.index, x, _integer_indices(b, x, (mask,), count))  # type: ignore[no-any-return]
+    return b.emit(prims.index, x, _integer_indices(b, x, (mask,), count), False)  # type: ignore[no-any-return]
 
 
 @RULES(aten.masked_scatter.default)
@@ -288,7 +288,7 @@ def _masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
     mask, x = mask.expand(shape), x.expand(shape)
     flat = mask.reshape((mask.numel(),)).to(torch.int64)
     place = (b.emit(prims.cumsum, flat, 0) - 1).maximum(0)
-    picked = b.emit(prims.index, source.reshape((source.numel(),)), (place,))
+    picked = b.emit(prims.index, source.reshape((source.numel(),)), (place,), False)
     return b.where(mask, picked.reshape(shape), x)
 
 
@@ -307,7 +307,7 @@ def _embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Value:
-    return b.emit(prims.index, weight, (indices.to(torch.int64),))  # type: ignore[no-any-return]
+    return b.emit(prims.index, weight, (indices.to(torch.int64),), False)  # type: ignore[no-any-return]
 
 
 @RULES(aten.embedding_dense_backward.default)
@@ -319,12 +319,14 @@ def _embedding_dense_backward(
     g = grad.to(compute_dtype(grad.dtype))
     if scale_grad_by_freq:
         ones = b.full(indices.shape, 1, torch.int64, grad.device)
-        counts = b.emit(prims.index_put, b.full((num_weights,), 0, torch.int64, grad.device), (indices,), ones, True)
-        g = g / b.emit(prims.index, counts, (indices,)).to(g.dtype).unsqueeze(indices.rank)
+        counts = b.emit(
+            prims.index_put, b.full((num_weights,), 0, torch.int64, grad.device), (indices,), ones, True, False
+        )
+        g = g / b.emit(prims.index, counts, (indices,), False).to(g.dtype).unsqueeze(indices.rank)
     if not isinstance(padding_idx, int) or padding_idx >= 0:
         g = b.where(indices.eq(padding_idx).unsqueeze(indices.rank), 0.0, g)
     table = b.full((num_weights, grad.shape[-1]), 0, g.dtype, grad.device)
-    return b.emit(prims.index_put, table, (indices,), g, True).to(grad.dtype)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, table, (indices,), g, True, False).to(grad.dtype)  # type: ignore[no-any-return]
 
 
 @RULES("aten::embedding_renorm.default")
@@ -332,7 +334,8 @@ def _embedding_renorm(b: Builder, weight: Value, indices: Value, max_norm: float
     """The rows that are read, scaled down to `max_norm` where they are longer."""
     rows = b.full((weight.shape[0],), False, torch.bool, weight.device)
     flat = indices.to(torch.int64).reshape((indices.numel(),))
-    read = b.emit(prims.index_put, rows, (flat,), b.full((indices.numel(),), True, torch.bool, weight.device), False)
+    marks = b.full((indices.numel(),), True, torch.bool, weight.device)
+    read = b.emit(prims.index_put, rows, (flat,), marks, False, False)
     wide = weight.compute()
     norms = vector_norm(b, wide, float(norm_type), (1,), True)
     scaled = (wide * (float(max_norm) / (norms + 1e-7))).to(weight.dtype)

@@ -252,10 +252,10 @@ def _triangle_indices(lower: bool) -> Callable[..., Value]:
         if total == 0:
             return b.full((2, 0), 0, kind, place)
         row = b.emit(prims.searchsorted, ends, k, True)
-        start = b.emit(prims.index, ends - lengths, (row,))
+        start = b.emit(prims.index, ends - lengths, (row,), False)
         column = k - start
         if not lower:
-            column = column + b.emit(prims.index, edge, (row,))
+            column = column + b.emit(prims.index, edge, (row,), False)
         return b.cat([row.unsqueeze(0), column.unsqueeze(0)], 0).to(kind)
 
     return rule

@@ -30,7 +30,7 @@ def _margins(
     column = target.to(torch.int64).unsqueeze(1)
     own = b.iota(x.shape[1], x.device).unsqueeze(0).eq(column)
     terms = x - b.emit(prims.gather, x, 1, column) + float(margin)
-    scale = None if weight is None else b.emit(prims.index, weight.to(x.dtype), (column,))
+    scale = None if weight is None else b.emit(prims.index, weight.to(x.dtype), (column,), False)
     return b.where(own, 0.0, terms.maximum(0.0)), own, scale
 
 

@@ -558,7 +558,7 @@ def _picked(b: Builder, x: Value, target: Value, ignore_index: int) -> tuple[Val
 
 
 def _class_weights(b: Builder, x: Value, weight: Value, safe: Value) -> Value:
-    return b.emit(prims.index, weight.to(compute_dtype(x.dtype)), (safe,))  # type: ignore[no-any-return]
+    return b.emit(prims.index, weight.to(compute_dtype(x.dtype)), (safe,), False)  # type: ignore[no-any-return]
 
 
 @RULES(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)

@@ -52,7 +52,7 @@ def _indexed_pad(place: Any, rank: int) -> Any:
     def rule(b: Builder, x: Value, padding: Sequence[Any]) -> Value:
         lead = x.rank - rank
         indices = _pad_indices(b, place, x.shape[lead:], padding, x.device)
-        return b.emit(prims.index, x, (*(None,) * lead, *indices))  # type: ignore[no-any-return]
+        return b.emit(prims.index, x, (*(None,) * lead, *indices), False)  # type: ignore[no-any-return]
 
     return rule
 
@@ -63,7 +63,7 @@ def _indexed_pad_backward(place: Any, rank: int) -> Any:
         indices = _pad_indices(b, place, x.shape[lead:], padding, x.device)
         g = grad.compute()
         zeros = b.full(x.shape, 0, g.dtype, g.device)
-        return b.emit(prims.index_put, zeros, (*(None,) * lead, *indices), g, True).to(grad.dtype)  # type: ignore[no-any-return]
+        return b.emit(prims.index_put, zeros, (*(None,) * lead, *indices), g, True, False).to(grad.dtype)  # type: ignore[no-any-return]
 
     return rule
 

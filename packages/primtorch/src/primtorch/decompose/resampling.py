@@ -56,7 +56,7 @@ def _bicubic(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bo
             b, x.shape[dim], output_size[d], align_corners, scales[d] if scales else None, out
         ):
             weight = weight.unsqueeze(1) if d == 0 else weight
-            part = b.emit(prims.index, out, (*(None,) * dim, place)) * weight
+            part = b.emit(prims.index, out, (*(None,) * dim, place), False) * weight
             total = part if total is None else total + part
         assert total is not None
         out = total
@@ -75,7 +75,7 @@ def _bicubic_backward(
             b, input_size[dim], output_size[d], align_corners, scales[d] if scales else None, g
         ):
             weight = weight.unsqueeze(1) if d == 0 else weight
-            total = b.emit(prims.index_put, total, (*(None,) * dim, place), g * weight, True)
+            total = b.emit(prims.index_put, total, (*(None,) * dim, place), g * weight, True, False)
         g = total
     return g.to(grad.dtype)
 

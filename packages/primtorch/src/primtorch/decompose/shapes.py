@@ -197,7 +197,7 @@ def _unfold_backward(b: Builder, grad: Value, input_sizes: Sequence[Any], dim: i
     index = b.emit(prims.unfold, b.iota(input_sizes[dim], grad.device), 0, size, step)
     moved = grad.permute([*range(dim), *range(dim + 1, rank), dim, rank])
     zeros = b.full([*(s for d, s in enumerate(input_sizes) if d != dim), input_sizes[dim]], 0, grad.dtype, grad.device)
-    out = b.emit(prims.index_put, zeros, (*(None,) * (rank - 1), index), moved, True)
+    out = b.emit(prims.index_put, zeros, (*(None,) * (rank - 1), index), moved, True, False)
     return out.permute([*range(dim), rank - 1, *range(dim, rank - 1)])  # type: ignore[no-any-return]
 
 
@@ -337,7 +337,7 @@ def _diagonal_scatter(b: Builder, x: Value, src: Value, offset: int = 0, dim1: i
     order = [d for d in range(x.rank) if d not in (dim1, dim2)] + [dim1, dim2]
     moved = x.permute(order)
     indices = (*(None,) * (x.rank - 2), rows, columns)
-    out = b.emit(prims.index_put, moved, indices, src.to(x.dtype), False)
+    out = b.emit(prims.index_put, moved, indices, src.to(x.dtype), False, False)
     return out.permute([order.index(d) for d in range(x.rank)])  # type: ignore[no-any-return]
 
 

@@ -51,7 +51,7 @@ def _adaptive_max_pool(rank: int) -> Any:
             windows.append(longest)
             flat = place if flat is None else flat * spatial[d] + place
         assert flat is not None
-        taken = b.emit(prims.index, x, (*(None,) * len(lead), *indices))
+        taken = b.emit(prims.index, x, (*(None,) * len(lead), *indices), False)
         order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
         count = numel(windows)
         taken = taken.permute([*range(len(lead)), *(len(lead) + d for d in order)]).reshape((*lead, *out, count))
@@ -134,7 +134,7 @@ def _im2col(b: Builder, x: Value, kernel_size: Any, dilation: Any, padding: Any,
     if any(not isinstance(p, int) or p != 0 for p in padding):
         image = b.emit(prims.pad, image, (0, 0, *padding), (0, 0, *padding), b.number(0, image))
     rows, columns = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
-    patches = b.emit(prims.index, image, (None, None, rows.unsqueeze(2, 3), columns.unsqueeze(0, 1)))
+    patches = b.emit(prims.index, image, (None, None, rows.unsqueeze(2, 3), columns.unsqueeze(0, 1)), False)
     result = patches.permute((0, 1, 2, 4, 3, 5)).reshape((n, c * kernel[0] * kernel[1], out[0] * out[1]))
     return result if x.rank == 4 else result.squeeze(0)  # type: ignore[no-any-return]
 
@@ -153,7 +153,8 @@ def _col2im(
     padded = [s + 2 * p for s, p in zip(size, padding, strict=True)]
     zeros = b.full((n, c, *padded), 0, patches.dtype, x.device)
     rows, cols = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
-    image = b.emit(prims.index_put, zeros, (None, None, rows.unsqueeze(2, 3), cols.unsqueeze(0, 1)), patches, True)
+    places = (None, None, rows.unsqueeze(2, 3), cols.unsqueeze(0, 1))
+    image = b.emit(prims.index_put, zeros, places, patches, True, False)
     for d in range(2):
         image = image.slice(2 + d, padding[d], padding[d] + size[d])
     image = image.to(x.dtype)

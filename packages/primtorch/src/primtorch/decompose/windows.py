@@ -284,7 +284,7 @@ def _nearest_indices(
 def _nearest(rank: int, exact: bool) -> Any:
     def rule(b: Builder, x: Value, output_size: Sequence[Any], *scales: Any) -> Value:
         indices = _nearest_indices(b, x.shape[2:], output_size, scales or (None,) * rank, exact, x.device)
-        return b.emit(prims.index, x, (None, None, *indices))  # type: ignore[no-any-return]
+        return b.emit(prims.index, x, (None, None, *indices), False)  # type: ignore[no-any-return]
 
     return rule
 
@@ -294,7 +294,7 @@ def _nearest_backward(rank: int, exact: bool) -> Any:
         indices = _nearest_indices(b, input_size[2:], output_size, scales or (None,) * rank, exact, grad.device)
         g = grad.compute()
         zeros = b.full(input_size, 0, g.dtype, g.device)
-        return b.emit(prims.index_put, zeros, (None, None, *indices), g, True).to(grad.dtype)  # type: ignore[no-any-return]
+        return b.emit(prims.index_put, zeros, (None, None, *indices), g, True, False).to(grad.dtype)  # type: ignore[no-any-return]
 
     return rule
 
@@ -339,8 +339,8 @@ def _linear(rank: int) -> Any:
             )
             lead = (None,) * dim
             weight = weight.unsqueeze(*range(1, out.rank - dim)) if out.rank - dim > 1 else weight
-            first = b.emit(prims.index, out, (*lead, low))
-            second = b.emit(prims.index, out, (*lead, high))
+            first = b.emit(prims.index, out, (*lead, low), False)
+            second = b.emit(prims.index, out, (*lead, high), False)
             out = first * (1.0 - weight) + second * weight
         return out.to(x.dtype)
 
@@ -366,8 +366,8 @@ def _linear_backward(rank: int) -> Any:
             weight = weight.unsqueeze(*range(1, g.rank - dim)) if g.rank - dim > 1 else weight
             shape = (*g.shape[:dim], input_size[dim], *g.shape[dim + 1 :])
             zeros = b.full(shape, 0, g.dtype, g.device)
-            out = b.emit(prims.index_put, zeros, (*lead, low), g * (1.0 - weight), True)
-            g = b.emit(prims.index_put, out, (*lead, high), g * weight, True)
+            out = b.emit(prims.index_put, zeros, (*lead, low), g * (1.0 - weight), True, False)
+            g = b.emit(prims.index_put, out, (*lead, high), g * weight, True, False)
         return g.to(grad.dtype)
 
     return rule

@@ -40,18 +40,36 @@ def _check_indices(name: str, t: TensorSpec, indices: Sequence[Any]) -> None:
         require(index is None or index.dtype is torch.int64, name, lambda: f"index dtype {index.dtype}, not int64")
 
 
-def _index_meta(t: TensorSpec, indices: Sequence[Any]) -> TensorSpec:
+def _index_meta(t: TensorSpec, indices: Sequence[Any], wrap: bool) -> TensorSpec:
     _check_indices("index", t, indices)
     return _contiguous(t, indexed_shape(t.shape, indices))
 
 
-def _index(t: torch.Tensor, indices: Sequence[Any]) -> torch.Tensor:
+def _refuse_negative(indices: Sequence[Any]) -> None:
+    """What eager does for operators that do not count from the end: an error on the host, an assertion on a device."""
+    for index in indices:
+        if index is None:
+            continue
+        fits = (index >= 0).all()
+        if index.device.type != "cpu":
+            torch._assert_async(fits)
+        elif not fits:
+            raise IndexError(
+                f"index {int(index.min())} is out of bounds: negative indices do not count from the end here"
+            )
+
+
+def _index(t: torch.Tensor, indices: Sequence[Any], wrap: bool) -> torch.Tensor:
+    if not wrap:
+        _refuse_negative(indices)
     if all(index is None for index in indices):
         return t.clone(memory_format=torch.contiguous_format)
     return torch.ops.aten.index.Tensor(t, list(indices)).contiguous()  # type: ignore[no-any-return]
 
 
-def _index_put_meta(t: TensorSpec, indices: Sequence[Any], values: TensorSpec, accumulate: bool) -> TensorSpec:
+def _index_put_meta(
+    t: TensorSpec, indices: Sequence[Any], values: TensorSpec, accumulate: bool, wrap: bool
+) -> TensorSpec:
     _check_indices("index_put", t, indices)
     shape = indexed_shape(t.shape, indices)
     require(values.dtype == t.dtype, "index_put", lambda: f"values have dtype {values.dtype}, the tensor {t.dtype}")
@@ -63,7 +81,11 @@ def _index_put_meta(t: TensorSpec, indices: Sequence[Any], values: TensorSpec, a
     return _preserved(t)
 
 
-def _index_put(t: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool) -> torch.Tensor:
+def _index_put(
+    t: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool, wrap: bool
+) -> torch.Tensor:
+    if not wrap:
+        _refuse_negative(indices)
     out = torch.empty_like(t).copy_(t)
     return torch.ops.aten.index_put_.default(out, list(indices), values, accumulate)  # type: ignore[no-any-return]
 
@@ -91,19 +113,20 @@ def _scatter_meta(
 
 index = Prim(
     "index",
-    "index(t: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor",
+    "index(t: Tensor, indices: tuple[Tensor | None, ...], wrap: bool) -> Tensor",
     "indexing",
     "Advanced indexing: int64 indices broadcast together, None takes a whole dimension. Adjacent indices leave their "
-    "broadcast shape in place, separated ones put it first. Negative indices wrap; others out of range are an error.",
+    "broadcast shape in place, separated ones put it first. With `wrap` an index in [-size, 0) counts from the end; "
+    "any other index outside of [0, size) is an error.",
     _index_meta,
     _index,
     frozenset({"indexing"}),
 )
 index_put = Prim(
     "index_put",
-    "index_put(t: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, accumulate: bool) -> Tensor",
+    "index_put(t: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, accumulate: bool, wrap: bool) -> Tensor",
     "indexing",
-    "t with the elements that index(t, indices) reads replaced by `values` (of that shape), or added to "
+    "t with the elements that index(t, indices, wrap) reads replaced by `values` (of that shape), or added to "
     "when `accumulate`. With equal indices and no accumulation, any one of the values is taken.",
     _index_put_meta,
     _index_put,

@@ -268,13 +268,14 @@ _OWN: dict[str, Callable[[Prim], Iterator[tuple[str, Arguments]]]] = {
     "as_strided_scatter": _along(lambda: ((tensor((12,)), tensor((2, 3)), (2, 3), (6, 2), 1), {})),
     "roll": _along(lambda: ((tensor((4, 5)), (1, -2), (0, 1)), {})),
     "index": _along(
-        lambda: ((tensor((5, 4)), (_index(6, 5),)), {}),
-        lambda: ((tensor((5, 4, 3)), (None, _index(2, 4).unsqueeze(1), _index(2, 3))), {}),
-        lambda: ((tensor((5, 4, 3)), (_index(2, 5), None, _index(2, 3) - 3)), {}),
+        lambda: ((tensor((5, 4)), (_index(6, 5),), False), {}),
+        lambda: ((tensor((5, 4, 3)), (None, _index(2, 4).unsqueeze(1), _index(2, 3)), False), {}),
+        lambda: ((tensor((5, 4, 3)), (_index(2, 5), None, _index(2, 3) - 3), True), {}),
     ),
     "index_put": _along(
-        lambda: ((tensor((5, 4)), (_index(6, 5),), tensor((6, 4)), True), {}),
-        lambda: ((tensor((5, 4)), (None, torch.tensor([3, 0])), tensor((5, 2)), False), {}),
+        lambda: ((tensor((5, 4)), (_index(6, 5),), tensor((6, 4)), True, False), {}),
+        lambda: ((tensor((5, 4)), (None, torch.tensor([3, 0])), tensor((5, 2)), False, False), {}),
+        lambda: ((tensor((5, 4)), (torch.tensor([-1, 2, -5]),), tensor((3, 4)), True, True), {}),
     ),
     "gather": _along(
         lambda: ((tensor((5, 4)), 0, torch.randint(0, 5, (3, 2))), {}),
