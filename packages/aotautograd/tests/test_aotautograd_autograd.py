@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.checkpoint import checkpoint
 
-from aotautograd import AotAutogradError, aot_function, aot_module
+from aotautograd import AotAutogradError, aot_function, aot_module, default_partition, partition, trace_joint
 
 Program = Callable[..., Any]
 
@@ -191,6 +191,34 @@ def test_checkpoint(reentrant: bool) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         check(program, by_input(lambda: leaf(3, 3), lambda: leaf(3, 3)))
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_a_checkpoint_draws_its_mask_once(reentrant: bool) -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        def layer(a: torch.Tensor) -> torch.Tensor:
+            return torch.nn.functional.dropout((a @ w).tanh(), 0.5).sin() * torch.rand_like(a)
+
+        for _ in range(2):
+            x = checkpoint(layer, torch.nn.functional.dropout(x), use_reentrant=reentrant)
+        return x * 2
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        check(program, by_input(lambda: leaf(3, 3), lambda: leaf(3, 3)))
+
+
+def test_activations_of_a_checkpoint_are_not_kept() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = checkpoint(lambda a: torch.dropout((a @ w).tanh().sin().exp(), 0.5, True), x, use_reentrant=False)
+        return x.sum()
+
+    inputs = [leaf(3, 3), leaf(3, 3)]
+    state = torch.get_rng_state()
+    report = partition(trace_joint(program, inputs), default_partition).report
+    assert report.tensors - report.input_tensors == 3 + 2, "three masks and the two borders between the regions"
+    assert torch.equal(state, torch.get_rng_state()), "tracing draws nothing"
 
 
 def test_complex() -> None:

@@ -18,6 +18,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from aotautograd.analysis import analyse, returns_alias
+from aotautograd.draws import Draws, draws_numbers
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, functional_region, unwrap, wrap
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
@@ -55,6 +56,7 @@ class Recorder:
         self.sequence_stacks: list[tuple[UserFrame, ...]] = []
         self.operators = 0
         self.placeholder_names: set[str] = set()
+        self.draws = Draws()
 
     # The dispatcher asks a mode for these two. A subclass of TorchDispatchMode would answer them as well, but its first
     # dispatch imports a whole other compiler.
@@ -151,7 +153,14 @@ class Recorder:
             out: Any = rule(self, func, node_args, node_kwargs, args, kwargs or {})
             if out is not NotImplemented:
                 return out
+        random = draws_numbers(func, args, kwargs)
+        if random and self.phase == "backward":
+            drawn = self.draws.repeated(func)
+            if drawn is not None:
+                return drawn
         out = func(*args, **kwargs) if kwargs else func(*args)
+        if random and self.phase == "forward":
+            self.draws.drew(func, out)
         if func._schema.is_mutable:
             raise UnsupportedMutation(f"{func} writes to its arguments and has no functional form", self.stack)
         self.record(func, node_args, node_kwargs, out)
@@ -288,6 +297,7 @@ def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
     with (
         torch.autograd.set_detect_anomaly(True, check_nan=False) if anomaly else contextlib.nullcontext(),
         torch.backends.cudnn.flags(enabled=False),
+        recorder.draws,
         fake_mode,
         recorder,
         functional_region(),

@@ -1,0 +1,63 @@
+"""Random operators that a recomputation repeats: the backward takes what the forward drew.
+
+`torch.utils.checkpoint` runs its function again in the backward, with the random generator put back to where it was.
+A graph has no generator to put back, so the second draw has to be the first one's value. While a program is traced
+nothing is drawn, and the generator is free to count: each random operator finds it at a seed of its own and leaves it
+at the next one. An operator of the backward that finds a seed of the forward's is a repetition.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_FIRST_SEED = 0x5EED << 40
+
+
+class Draws:
+    """The draws of one trace. Use as a context manager around each part of it: the generator is put back at the end."""
+
+    def __init__(self) -> None:
+        self._next = _FIRST_SEED
+        self._drawn: dict[int, tuple[Any, int, Any]] = {}  # seed before -> (operator, seed after, result)
+        self._outside: list[torch.Tensor] = []
+
+    def __enter__(self) -> Draws:
+        self._outside.append(torch.default_generator.get_state())
+        self._seed(self._next)
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch.default_generator.set_state(self._outside.pop())
+
+    def repeated(self, func: Any) -> Any:
+        """What the forward drew where `func` is run again, or None."""
+        operator, after, result = self._drawn.get(torch.default_generator.initial_seed(), (None, 0, None))
+        if operator is not func:
+            return None
+        self._seed(after)
+        return result
+
+    def drew(self, func: Any, result: Any) -> None:
+        """The forward ran `func`."""
+        before = torch.default_generator.initial_seed()
+        self._next += 1
+        self._drawn[before] = (func, self._next, result)
+        self._seed(self._next)
+
+    @staticmethod
+    def _seed(seed: int) -> None:
+        torch.default_generator.manual_seed(seed)
+
+
+def draws_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Whether this call takes random numbers; attention does only with dropout."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return False
+    names = [argument.name for argument in func._schema.arguments]
+    if "dropout_p" not in names:
+        return True
+    place = names.index("dropout_p")
+    probability = args[place] if place < len(args) else (kwargs or {}).get("dropout_p", 0.0)
+    return bool(probability != 0.0)
