@@ -1,26 +1,34 @@
 """Capture alone: this stack's and torch.compile's, with a back end that runs the graph as it was captured.
 
-    python tools/bench/capture.py                                   all transformers of the list, train and infer
+    python tools/bench/capture.py --all --jobs 16 --out rows.jsonl --write docs/results/capture_models.md
     python tools/bench/capture.py --models hf/BartForCausalLM tv/resnet18 --modes train
-    python tools/bench/capture.py --write docs/results/capture_models.md
+    python tools/bench/capture.py --all --compilers torchdynamo --out rows.jsonl         one side of it
 
-One process a (model, mode, compiler), its caches cold. Columns: graphs; breaks; seconds of the first call less those
-of an eager call; milliseconds of a later call; whether outputs and gradients agree with eager's. The random state is
-the same for each run, so that layers dropped at random are the same ones.
+A process with one thread for each (model, mode); in it eager runs, then this stack, then torch.compile, from the same
+parameters and random state. Transformers are tiny (two layers), image models have their own depth and small images.
+`--out` keeps a JSON line a case: cases in it are not run again, so that a sweep can be cut into slices.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
+import traceback
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from capture_case import COMPILERS, measure
 
 SUITES: dict[str, str] = {
     "hf": "AlbertForMaskedLM AlbertForQuestionAnswering AllenaiLongformerBase BartForCausalLM BertForMaskedLM "
@@ -40,183 +48,278 @@ SUITES: dict[str, str] = {
     "tv": "alexnet densenet121 mnasnet1_0 mobilenet_v2 mobilenet_v3_large resnet18 resnet50 resnet152 "
     "shufflenet_v2_x1_0 vgg16",
 }
-COMPILERS = ("torchdynamo", "torch.compile")
+# Started first, so that a sweep does not end in waiting for one of them.
+SLOWEST = {
+    "timm": "cait_m36_384 xcit_large_24_p8_224 hrnet_w18 pnasnet5large nest_base_jx dpn107 "
+    "swin_base_patch4_window7_224 fbnetv3_b mixnet_l tf_mixnet_l twins_pcpvt_base adv_inception_v3 resnext101_32x16d "
+    "tnt_s_patch16_224 convnext_base volo_d1_224 cspdarknet53 beit_base_patch16_224 mobilevit_s gmixer_24_224 "
+    "convit_base dm_nfnet_f0",
+    "hf": "PegasusForConditionalGeneration M2M100ForConditionalGeneration PLBartForConditionalGeneration "
+    "MobileBertForMaskedLM MobileBertForQuestionAnswering BlenderbotForCausalLM BlenderbotSmallForCausalLM",
+    "tv": "resnet152 densenet121",
+}
+Row = dict[str, Any]
 
 
-def measure(case: dict[str, Any]) -> dict[str, Any]:
-    """One (model, mode, compiler) in this process."""
+# -- running -----------------------------------------------------------------------------------
+
+
+@dataclass(eq=False)
+class Worker:
+    """A case in its process: what it told so far, and when it is given up."""
+
+    process: Any
+    messages: connection.Connection
+    row: Row
+    deadline: float
+
+
+def import_all() -> None:
+    """What every worker needs, once: workers are forks of this process. No thread may start here."""
     import torch
 
-    sys.path.insert(0, str(Path(__file__).parent))
-    from zoo import build
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    from zoo import declare_torchvision_ops
 
-    suite, name = case["model"].split("/")
-    train = case["mode"] == "train"
-    torch.manual_seed(0)
-    model, args, kwargs = build(suite, name, train=train, batch=case["batch"])
-    state = {key: value.clone() for key, value in model.state_dict().items()}
-    graphs = [0]
-
-    def backend(graph: Any, inputs: Any) -> Any:
-        graphs[0] += 1
-        return graph.forward
-
-    if case["compiler"] == "torchdynamo":
-        import torchdynamo
-
-        compiled = torchdynamo.optimize(backend)(model)
-    else:
-        compiled = torch.compile(model, backend=backend)
-
-    def step(candidate: Any) -> tuple[list[torch.Tensor], float]:
-        model.load_state_dict(state)
-        model.zero_grad()
-        torch.manual_seed(1)
-        began = time.perf_counter()
-        with torch.set_grad_enabled(train):
-            out = candidate(*args, **kwargs)
-        seconds = time.perf_counter() - began
-        leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-        if train:
-            torch.manual_seed(2)
-            total = out.loss if hasattr(out, "loss") else sum(x.float().pow(2).mean() for x in leaves)
-            total.backward()
-        found = [leaf.detach() for leaf in leaves]
-        found += [p.grad.clone() for p in model.parameters() if p.grad is not None]
-        return found + [buffer.clone() for buffer in model.buffers()], seconds
-
-    def difference(a: list[torch.Tensor], b: list[torch.Tensor]) -> float:
-        if len(a) != len(b) or any(x.shape != y.shape or x.dtype != y.dtype for x, y in zip(a, b, strict=True)):
-            return float("inf")
-        return max(
-            float((x.double() - y.double()).norm() / (x.double().norm() + 1e-6)) for x, y in zip(a, b, strict=True)
-        )
-
-    step(model)
-    expected, eager = step(model)
-    found, first = step(compiled)
-    row = dict(case, seconds=first - eager, error=difference(expected, found))
-    row["graphs"] = graphs[0]
-    again, _ = step(compiled)
-    row["error"] = max(row["error"], difference(expected, again))
-    row["graphs_after"] = graphs[0]
-    row["ms"] = min(step(compiled)[1] for _ in range(3)) * 1e3
-    row["eager_ms"] = min(step(model)[1] for _ in range(3)) * 1e3
-    if case["compiler"] == "torchdynamo":
-        stats = torchdynamo.stats()
-        row["breaks"] = sum(count for count, _, _ in stats.breaks)
-        row["reasons"] = sorted({f"{reason} ({Path(where).name})" for _, reason, where in stats.breaks})
-        row["fallbacks"] = [f"{what}: {why}" for what, why in stats.fallbacks]
-    else:
-        counters = torch._dynamo.utils.counters
-        row["breaks"] = sum(counters["graph_break"].values())
-    return row
+    declare_torchvision_ops()
+    for module in ("torchvision", "timm", "transformers", "torch._dynamo", "torchdynamo"):
+        __import__(module)
 
 
-def in_fresh_process(case: dict[str, Any], timeout: float) -> dict[str, Any]:
-    command = [sys.executable, __file__, "--case", json.dumps(case)]
+def work(case: Row, messages: connection.Connection) -> None:
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
     try:
-        done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=timeout)
-    except subprocess.TimeoutExpired:
-        return dict(case, failure=f"longer than {timeout:.0f} s")
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if lines:
-        row: dict[str, Any] = json.loads(lines[-1])
-        return row
-    return dict(case, failure=(done.stderr.strip().splitlines() or ["no output"])[-1][:200])
+        measure(case, messages.send)
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        messages.send({"failure": f"{type(error).__name__}: {error} ({place.name}:{place.lineno})"[:300]})
+    messages.close()
 
 
-def verdict(row: dict[str, Any], tolerance: float) -> str:
-    if "failure" in row:
-        return f"FAILED: {row['failure']}"
-    return "right" if row["error"] <= tolerance else f"WRONG: {row['error']:.1e}"
+def run_cases(cases: list[Row], jobs: int, case_seconds: float, until: float) -> Iterator[Row]:
+    """Rows as they are ready. At `until` (of time.monotonic) running cases are ended, the rest is not begun."""
+    context = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(cases)), []
+    while waiting or running:
+        while waiting and len(running) < jobs and time.monotonic() < until:
+            case = waiting.pop()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=work, args=(case, sender), daemon=True)
+            process.start()
+            sender.close()
+            deadline = min(time.monotonic() + case_seconds, until)
+            running.append(
+                Worker(process, receiver, {k: case[k] for k in ("model", "mode", "batch", "side")}, deadline)
+            )
+        if not running:
+            return
+        soonest = min(worker.deadline for worker in running)
+        ready = connection.wait([w.messages for w in running], timeout=max(soonest - time.monotonic(), 0.05))
+        for worker in list(running):
+            ended = worker.messages in ready and not _received(worker)
+            late = time.monotonic() >= worker.deadline
+            if not ended and not late:
+                continue
+            running.remove(worker)
+            worker.process.join(1 if ended else 0)
+            if worker.process.is_alive():
+                worker.process.kill()
+            if late and time.monotonic() >= until:
+                continue  # the sweep's time is over: the case stays open
+            missing = [name for name in ("eager", *cases[0]["compilers"]) if name not in worker.row]
+            if missing and "failure" not in worker.row:
+                why = f"longer than {case_seconds:.0f} s" if late else f"ended with {worker.process.exitcode}"
+                worker.row[missing[0]] = {"failure": why}
+            yield worker.row
 
 
-def table(rows: list[dict[str, Any]], tolerance: float) -> str:
-    lines = [
-        "| model | mode | compiler | graphs | breaks | capture s | ms a call | result |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
+def _received(worker: Worker) -> bool:
+    """Takes one message in; False when there will be no more."""
+    try:
+        worker.row.update(worker.messages.recv())
+    except EOFError:
+        return False
+    return True
+
+
+# -- reporting ---------------------------------------------------------------------------------
+
+
+def verdict(row: Row, compiler: str, tolerance: float) -> str:
+    found = row.get(compiler, {})
+    failure = row.get("failure") or row.get("eager", {}).get("failure") or found.get("failure")
+    if failure:
+        return f"FAILED: {failure}"
+    if not found:
+        return "not run"
+    if found.get("fallbacks"):
+        return f"LEFT TO EAGER: {found['fallbacks'][0]}"
+    return "right" if found["error"] <= tolerance else f"WRONG: {found['error']:.1e}"
+
+
+def both(rows: list[Row]) -> list[tuple[Row, Row, Row]]:
+    """(row, ours, torch.compile's) where both captured the case."""
+    found = [(row, *(row.get(compiler, {}) for compiler in COMPILERS)) for row in rows]
+    return [(row, a, b) for row, a, b in found if "seconds" in a and "seconds" in b and not a["fallbacks"]]
+
+
+def summary(rows: list[Row], tolerance: float) -> str:
+    text = []
+    for compiler in COMPILERS:
+        verdicts = [verdict(row, compiler, tolerance) for row in rows]
+        run = [v for v in verdicts if v != "not run"]
+        if run:
+            text.append(f"- {compiler}: {run.count('right')} of {len(run)} cases right.")
     for row in rows:
-        cells = [row["model"], row["mode"], row["compiler"]]
-        if "failure" in row:
-            cells += ["", "", "", ""]
-        else:
-            cells += [str(row["graphs"]), str(row["breaks"]), f"{row['seconds']:.2f}", f"{row['ms']:.1f}"]
-        lines.append("| " + " | ".join([*cells, verdict(row, tolerance)]) + " |")
+        v = verdict(row, "torchdynamo", tolerance)
+        if v not in ("right", "not run"):
+            text.append(f"  - {row['model']} {row['mode']}: {v}")
+    again = [
+        f"{row['model']} {row['mode']}"
+        for row in rows
+        if row.get("torchdynamo", {}).get("graphs_after", 0) > row["torchdynamo"]["graphs"]
+    ]
+    text.append(f"- Captured more at a later call: {', '.join(again) or 'none'}.")
+    pairs = both(rows)
+    if pairs:
+        ratios = [max(a["seconds"], 1e-3) / max(b["seconds"], 1e-3) for _, a, b in pairs]
+        text.append(
+            f"- Capture seconds against torch.compile's: **{statistics.geometric_mean(ratios):.3f}** "
+            f"(geometric mean over {len(pairs)} cases; largest {max(ratios):.2f}); "
+            f"medians {statistics.median(a['seconds'] for _, a, _ in pairs):.2f} s and "
+            f"{statistics.median(b['seconds'] for _, _, b in pairs):.2f} s."
+        )
+        for name in ("breaks", "graphs"):
+            more = [f"{r['model']} {r['mode']} ({a[name]}, {b[name]})" for r, a, b in pairs if a[name] > b[name]]
+            fewer = sum(a[name] < b[name] for _, a, b in pairs)
+            text.append(f"- More {name} than torch.compile: {', '.join(more) or 'none'}; fewer in {fewer} cases.")
+    return "\n".join(text)
+
+
+def table(rows: list[Row], tolerance: float) -> str:
+    lines = [
+        "| model | mode | result | graphs | its | breaks | its | capture s | its | why graphs end |",
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for row in sorted(rows, key=lambda row: (row["model"], row["mode"])):
+        ours, its = (row.get(compiler, {}) for compiler in COMPILERS)
+        cells = [row["model"], row["mode"], verdict(row, "torchdynamo", tolerance)]
+        for name in ("graphs", "breaks"):
+            cells += [str(ours.get(name, "")), str(its.get(name, ""))]
+        cells += [f"{found['seconds']:.2f}" if "seconds" in found else "" for found in (ours, its)]
+        lines.append("| " + " | ".join([*cells, ", ".join(ours.get("reasons", ()))]) + " |")
     return "\n".join(lines)
 
 
-def summary(rows: list[dict[str, Any]], tolerance: float) -> str:
-    by_case = {(row["model"], row["mode"], row["compiler"]): row for row in rows if "failure" not in row}
-    text = []
-    for compiler in COMPILERS:
-        own = [row for row in rows if row["compiler"] == compiler]
-        right = sum(verdict(row, tolerance) == "right" for row in own)
-        if own:
-            text.append(f"{compiler}: {right} of {len(own)} right.")
-    pairs = [
-        (row, by_case[model, mode, "torch.compile"])
-        for (model, mode, compiler), row in by_case.items()
-        if compiler == "torchdynamo" and (model, mode, "torch.compile") in by_case
+def page(rows: list[Row], options: argparse.Namespace) -> str:
+    import timm
+    import torch
+    import torchvision
+    import transformers
+
+    machine = (
+        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, "
+        f"timm {timm.__version__}, torchvision {torchvision.__version__}; {os.cpu_count()} processors, "
+        f"{options.jobs} cases at once, one thread each."
+    )
+    return f"""# Capture of public models
+
+Back end "eager": each graph is run as it was captured. Transformers in tiny configurations, image models with small
+images, batch {options.batch}; on CPU. A case is a model in training (loss, outputs, gradients and buffers compared with
+eager's) or in inference; right: a relative error of at most {options.tolerance:g}, over {1 + options.calls} calls.
+Capture seconds: the first call less an eager one; either compiler has captured a small function before. "Its":
+torch.compile(backend="eager"), afterwards in the same process.
+
+{machine}
+`python tools/bench/capture.py --all --jobs {options.jobs}`
+
+{summary(rows, options.tolerance)}
+
+{table(rows, options.tolerance)}
+"""
+
+
+# -- the command -------------------------------------------------------------------------------
+
+
+def planned(options: argparse.Namespace, done: set[tuple[str, str]]) -> list[Row]:
+    """Cases that are still to run, the longest first."""
+    chosen = list(SUITES) if options.all else options.models
+    models = [
+        model
+        for entry in chosen
+        for model in ([f"{entry}/{name}" for name in SUITES[entry].split()] if entry in SUITES else [entry])
     ]
-    if pairs:
-        ratio = statistics.geometric_mean(max(a["seconds"], 1e-3) / max(b["seconds"], 1e-3) for a, b in pairs)
-        more = [f"{a['model']} {a['mode']}" for a, b in pairs if a["breaks"] > b["breaks"]]
-        text.append(f"Capture seconds against torch.compile's: {ratio:.3f} (geometric mean over {len(pairs)} cases).")
-        text.append(f"More breaks than torch.compile: {', '.join(more) or 'none'}.")
-    return "\n".join(text)
+    slow = [f"{suite}/{name}" for suite, names in SLOWEST.items() for name in names.split()]
+    place = {model: index for index, model in enumerate(slow)}
+    cases = [
+        {"model": model, "mode": mode, "batch": options.batch, "side": options.side, "calls": options.calls,
+         "compilers": options.compilers}
+        for model in models
+        for mode in options.modes
+        if (model, mode) not in done
+    ]  # fmt: skip
+    return sorted(cases, key=lambda case: (place.get(case["model"], len(place)), case["mode"] != "train"))
+
+
+def read_rows(path: Path) -> list[Row]:
+    """The last row of each case."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    return list({(row["model"], row["mode"]): row for row in rows}.values())
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=[f"hf/{name}" for name in SUITES["hf"].split()])
+    parser.add_argument("--all", action="store_true", help="the whole public list")
+    parser.add_argument("--models", nargs="*", default=["hf"], help="suite/name, or a whole suite: hf, timm, tv")
     parser.add_argument("--modes", nargs="*", default=["train", "infer"])
     parser.add_argument("--compilers", nargs="*", default=list(COMPILERS))
     parser.add_argument("--batch", type=int, default=2)
-    parser.add_argument("--timeout", type=float, default=120)
+    parser.add_argument("--side", type=int, default=96, help="pixels of an image's side where the model takes any")
+    parser.add_argument("--calls", type=int, default=1, help="calls after the first one")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at once")
+    parser.add_argument("--case-timeout", type=float, default=180, help="seconds for one case")
+    parser.add_argument("--timeout", type=float, default=540, help="seconds for all of it; what is left stays open")
     parser.add_argument("--tolerance", type=float, default=1e-5, help="largest relative error that counts as right")
-    parser.add_argument(
-        "--rows", nargs="*", default=[], help="JSON lines: cases in them are not run again; the first grows"
-    )
-    parser.add_argument("--write", help="write the table here as Markdown")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
+    parser.add_argument("--out", help="JSON lines, a case each: grows, and cases in it are not run again")
+    parser.add_argument("--again", action="store_true", help="run the cases in --out that are not right once more")
+    parser.add_argument("--write", help="write the page here as Markdown, of all rows in --out")
     options = parser.parse_args()
-    if options.case:
-        print(json.dumps(measure(json.loads(options.case))), flush=True)
-        return
-    models = [f"{entry}/{name}" for entry in options.models if entry in SUITES for name in SUITES[entry].split()] + [
-        entry for entry in options.models if entry not in SUITES
+    began = time.monotonic()
+    out = Path(options.out) if options.out else None
+    rows = {(row["model"], row["mode"]): row for row in (read_rows(out) if out else [])}
+    kept = [
+        case
+        for case, row in rows.items()
+        if not options.again or all(verdict(row, name, options.tolerance) == "right" for name in options.compilers)
     ]
-    kept_rows = [Path(path).read_text().splitlines() for path in options.rows if Path(path).exists()]
-    rows: list[dict[str, Any]] = [json.loads(line) for lines in kept_rows for line in lines]
-    done = {(row["model"], row["mode"], row["compiler"]) for row in rows}
-    for model in models:
-        for mode in options.modes:
-            for compiler in options.compilers:
-                case = {"model": model, "mode": mode, "compiler": compiler, "batch": options.batch}
-                if (model, mode, compiler) in done:
-                    continue
-                row = in_fresh_process(case, options.timeout)
-                rows.append(row)
-                if options.rows:
-                    with Path(options.rows[0]).open("a") as kept:
-                        kept.write(json.dumps(row) + "\n")
-                shown = " ".join(f"{k}={row[k]}" for k in ("graphs", "breaks") if k in row)
-                spent = f"{row['seconds']:.2f}s" if "seconds" in row else ""
-                notes = [*row.get("reasons", ()), *row.get("fallbacks", ())]
-                print(
-                    f"{model} {mode} {compiler}: {verdict(row, options.tolerance)} {shown} {spent} {notes or ''}",
-                    flush=True,
-                )
-    text = summary(rows, options.tolerance)
-    print(text)
+    cases = planned(options, set(kept))
+    if cases:
+        import_all()
+    for count, row in enumerate(run_cases(cases, options.jobs, options.case_timeout, began + options.timeout), 1):
+        rows[row["model"], row["mode"]] = row
+        if out:
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        print(f"{time.monotonic() - began:4.0f} s {count}/{len(cases)} {line(row, options)}", flush=True)
+    ordered = list(rows.values())
+    print(summary(ordered, options.tolerance))
     if options.write:
-        import torch
+        Path(options.write).write_text(page(ordered, options))
 
-        machine = f"Python {platform.python_version()}, torch {torch.__version__}, {os.cpu_count()} processors."
-        head = f"# Capture of public models\n\nTiny configurations on CPU. {machine}\n`python tools/bench/capture.py`\n"
-        Path(options.write).write_text(f"{head}\n{text}\n\n{table(rows, options.tolerance)}\n")
+
+def line(row: Row, options: argparse.Namespace) -> str:
+    parts = [f"{row['model']} {row['mode']}"]
+    for compiler in options.compilers:
+        found = row.get(compiler, {})
+        shown = f"{compiler} {verdict(row, compiler, options.tolerance)}"
+        if "seconds" in found:
+            shown += f" {found['graphs']} graphs {found['breaks']} breaks {found['seconds']:.2f} s"
+            if found.get("graphs_after", found["graphs"]) != found["graphs"]:
+                shown += f" ({found['graphs_after']} graphs later)"
+        parts.append(" ".join([shown, *found.get("recompiles", ())]))
+    return "; ".join(parts)
 
 
 if __name__ == "__main__":

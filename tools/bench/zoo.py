@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from typing import Any
 
 import torch
@@ -40,6 +41,12 @@ TINY_BY_CLASS: dict[str, dict[str, Any]] = {
     "Electra": {"embedding_size": 64},
 }
 
+# Image models whose windows or grids do not divide every side: the smallest one that they take.
+SMALLEST_SIDE: dict[str, int] = {
+    "swin_base_patch4_window7_224": 224, "nest_base_jx": 224, "eca_botnext26ts_256": 128, "sebotnet33ts_256": 128,
+    "mobilevit_s": 128, "twins_pcpvt_base": 128,
+}  # fmt: skip
+
 TORCHVISION_OPS = (
     "roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool _roi_pool_backward ps_roi_pool "
     "_ps_roi_pool_backward nms qnms qroi_align deform_conv2d _deform_conv2d_backward"
@@ -49,7 +56,7 @@ _declared: list[torch.library.Library] = []
 
 def declare_torchvision_ops() -> None:
     """torchvision's compiled operators need CUDA libraries; its models do not. Declared, they let it import."""
-    if torch.cuda.is_available() or _declared:
+    if torch.version.cuda is not None or _declared:
         return
     library = torch.library.Library("torchvision", "DEF")
     for name in TORCHVISION_OPS.split():
@@ -58,28 +65,52 @@ def declare_torchvision_ops() -> None:
 
 
 def build(
-    suite: str, name: str, *, scale: str = "tiny", train: bool, batch: int = 2, length: int = 64
+    suite: str,
+    name: str,
+    *,
+    scale: str = "tiny",
+    train: bool,
+    batch: int = 2,
+    length: int = 64,
+    side: int | None = None,
 ) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
-    """A model in train or eval mode with inputs. `length`: tokens of a sequence (transformers only)."""
+    """A model in train or eval mode with inputs.
+
+    `length`: tokens of a sequence (transformers only). `side`: pixels of an image's side where the model takes any
+    (its smallest possible one where it does not); None: what it was made for.
+    """
     declare_torchvision_ops()
     if suite == "hf":
         model, args, kwargs = _transformer(name, scale, train, batch, length)
     elif suite == "timm":
-        import timm
-
-        model = timm.create_model(name, pretrained=False)
-        args, kwargs = (torch.randn(batch, *model.default_cfg["input_size"]),), {}
+        model, args, kwargs = _image_model(name, batch, side)
     elif suite == "tv":
         import torchvision
 
         model = getattr(torchvision.models, name)()
-        args, kwargs = (torch.randn(batch, 3, 224, 224),), {}
+        args, kwargs = (torch.randn(batch, 3, side or 224, side or 224),), {}
     else:
         raise SystemExit(f"no suite {suite!r}: hf, timm or tv")
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0  # values are compared between runs
     return model.train(train), args, kwargs
+
+
+def _image_model(name: str, batch: int, side: int | None) -> tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]:
+    import timm
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # names of the list that are older than timm's
+        if side is None:
+            model = timm.create_model(name, pretrained=False)
+            return model, (torch.randn(batch, *model.default_cfg["input_size"]),), {}
+        side = max(side, SMALLEST_SIDE.get(name, 0))
+        try:
+            model = timm.create_model(name, pretrained=False, img_size=side)
+        except TypeError:  # convolutional: any side
+            model = timm.create_model(name, pretrained=False)
+    return model, (torch.randn(batch, 3, side, side),), {}
 
 
 def _transformer(
