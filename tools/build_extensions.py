@@ -1,6 +1,6 @@
 """Builds the C++ extensions in place, for a checkout that is used without being installed.
 
-python tools/build_extensions.py [inductor] [dynamo]
+python tools/build_extensions.py [aotautograd] [dynamo] [inductor]
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def build(name: str) -> Path:
 
 
 def main(names: list[str]) -> None:
-    for name in names or ["dynamo", "inductor"]:
+    for name in names or ["aotautograd", "dynamo", "inductor"]:
         if not any((PACKAGES / name / "cpp").glob("*.cpp")):
             print(f"{name}: no C++ sources")
             continue

@@ -115,7 +115,7 @@ def _compile(
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
     gradients = GradientsOnDemand(source, saved_names, compile_program)
-    return joint, training_callable(joint.metadata, parts, forward, backward, gradients)
+    return joint, training_callable(joint.metadata, parts, forward, backward, gradients, gradients.reads)
 
 
 def simplify(joint: JointGraph) -> JointGraph:

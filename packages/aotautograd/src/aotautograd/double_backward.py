@@ -34,21 +34,22 @@ class GradientProgram:
 
     module: fx.GraphModule
     kept: tuple[str, ...]
-    reads: frozenset[int]  # places of the forward's inputs that it needs
 
 
 CompileProgram = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Sequence[Any]]]
 
 
 class GradientsOnDemand:
-    """Computes a joint graph's gradients so that autograd can follow; derives and compiles that at its first use for
-    each
-    pattern of `requires_grad`."""
+    """Computes a joint graph's gradients so that autograd can follow.
+
+    Derives and compiles that at its first use for each pattern of `requires_grad`.
+    """
 
     def __init__(self, joint: JointGraph, saved_names: Sequence[str], compile_program: CompileProgram) -> None:
         self.joint = joint
         self.saved_names = tuple(saved_names)
         self.compile_program = compile_program
+        self.reads = inputs_read(joint, saved_names)
         self.program: GradientProgram | None = None
         self.compiled: dict[tuple[bool, ...], Callable[..., Sequence[Any]]] = {}
 
@@ -56,7 +57,7 @@ class GradientsOnDemand:
         if self.program is None:
             self.program = gradient_program(self.joint, self.saved_names)
         place = {name: i for i, name in enumerate(self.saved_names)}
-        primals = self._readable(self.program, inputs, saved, place)
+        primals = self._readable(inputs, saved, place)
         values = [*primals, *tangents, *(saved[place[name]] for name in self.program.kept)]
         key = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
         run = self.compiled.get(key)
@@ -64,9 +65,7 @@ class GradientsOnDemand:
             run = self.compiled[key] = self.compile_program(self.program.module, values)
         return run(*values)
 
-    def _readable(
-        self, program: GradientProgram, inputs: Sequence[Any], saved: Sequence[Any], place: dict[str, int]
-    ) -> list[Any]:
+    def _readable(self, inputs: Sequence[Any], saved: Sequence[Any], place: dict[str, int]) -> list[Any]:
         """The inputs' values before the program ran; for one that it wrote, the copy that the forward kept, if it
         did."""
         nodes = [n for n in self.joint.module.graph.nodes if n.op == "placeholder"]
@@ -74,9 +73,10 @@ class GradientsOnDemand:
         for i, (value, node) in enumerate(zip(inputs, nodes, strict=False)):
             if value is not None:
                 continue
-            if i not in program.reads:
+            if i not in self.reads:
                 spec = node.meta["val"]
-                values[i] = torch.empty([hint_of(s) for s in spec.shape], dtype=spec.dtype, device=spec.device)
+                sizes = [hint_of(s) for s in spec.shape]
+                values[i] = torch.empty((), dtype=spec.dtype, device=spec.device).expand(sizes)
             elif node.name in place and not node.meta["val"].requires_grad:
                 values[i] = saved[place[node.name]]
             else:
@@ -95,24 +95,48 @@ def gradient_program(joint: JointGraph, saved_names: Sequence[str]) -> GradientP
     """
     nodes = list(joint.module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
-    values = _depends_on_values(nodes, inputs)
-    drawn = _depends_on_draws(nodes)
-    saved = set(saved_names)
-    kept = [n for n in nodes if n.name in saved and n.op != "placeholder" and (n in drawn and n not in values)]
-    masks = {n.args[0]: n for n in nodes if n.name in saved and _is_dropout_mask(n)}
+    kept, masks = _drawn_by_forward(nodes, inputs, saved_names)
+    gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
+    needed = _needed(gradients, {*kept, *masks.values()})
+    for node in needed:
+        if is_random(node) and node not in masks and node not in kept:
+            raise DoubleBackwardUnavailable(
+                f"a derivative of the backward needs the random value {node.format_node()}, "
+                "which the forward did not keep",
+                node.meta.get("stack", ()),
+            )
     graph = fx.Graph()
     env: dict[fx.Node, Any] = {}
     for node in (*inputs, *kept, *masks.values()):
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
-    gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
-    for node in _in_order(nodes, gradients, env, masks):
-        _copy(graph, node, env, masks)
+    for node in nodes:
+        if node in needed and node not in env:
+            _copy(graph, node, env, masks)
     graph.output(tuple(env[g] if isinstance(g, fx.Node) else g for g in gradients))
     module = fx.GraphModule(joint.module, graph, "Gradients")
-    primals = inputs[: joint.metadata.num_placeholders]
-    reads = frozenset(i for i, n in enumerate(primals) if env[n].users)
-    return GradientProgram(module, tuple(n.name for n in (*kept, *masks.values())), reads)
+    return GradientProgram(module, tuple(n.name for n in (*kept, *masks.values())))
+
+
+def inputs_read(joint: JointGraph, saved_names: Sequence[str]) -> frozenset[int]:
+    """Places of the forward's inputs that the gradient program reads."""
+    nodes = list(joint.module.graph.nodes)
+    inputs = [n for n in nodes if n.op == "placeholder"]
+    kept, masks = _drawn_by_forward(nodes, inputs, saved_names)
+    needed = _needed(output_values(joint.module.graph)[joint.num_forward_outputs :], {*kept, *masks.values()})
+    return frozenset(i for i, n in enumerate(inputs[: joint.metadata.num_placeholders]) if n in needed)
+
+
+def _drawn_by_forward(
+    nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], saved_names: Sequence[str]
+) -> tuple[list[fx.Node], dict[Any, fx.Node]]:
+    """What the forward kept of its random values: values made of draws alone, and the mask of each dropout."""
+    saved = set(saved_names)
+    drawn = _depends_on_draws(nodes)
+    candidates = [n for n in nodes if n.name in saved and n.op != "placeholder" and n in drawn]
+    values = _depends_on_values(nodes, inputs) if candidates else set()
+    masks = {n.args[0]: n for n in candidates if _is_dropout_mask(n)}
+    return [n for n in candidates if n not in values], masks
 
 
 def _depends_on_values(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> set[fx.Node]:
@@ -139,24 +163,24 @@ def _is_dropout_mask(node: fx.Node) -> bool:
     return is_dropout and bool(node.args[1] == 1)
 
 
-def _in_order(
-    nodes: Sequence[fx.Node], gradients: Sequence[Any], env: dict[fx.Node, Any], masks: dict[Any, fx.Node]
-) -> list[fx.Node]:
-    needed: set[fx.Node] = set()
+def _needed(gradients: Sequence[Any], known: set[fx.Node]) -> set[fx.Node]:
+    """Every node that the gradients depend on; not what is behind the known ones."""
+    found: set[fx.Node] = set()
     work = [g for g in gradients if isinstance(g, fx.Node)]
     while work:
         node = work.pop()
-        if node in needed or node in env:
-            continue
-        if is_random(node) and node not in masks:
-            raise DoubleBackwardUnavailable(
-                f"a derivative of the backward needs the random value {node.format_node()}, "
-                "which the forward did not keep",
-                node.meta.get("stack", ()),
-            )
-        needed.add(node)
-        work.extend(node.all_input_nodes)
-    return [n for n in nodes if n in needed]
+        if node not in found:
+            found.add(node)
+            if node not in known:
+                work.extend(_sources(node))
+    return found
+
+
+def _sources(node: fx.Node) -> list[fx.Node]:
+    """What a node's copy in the gradient program reads: see `_copy`."""
+    if node.target is aten._native_batch_norm_legit_functional.default:
+        return [a for a in (*node.args[:3], *node.args[5:]) if isinstance(a, fx.Node)]
+    return node.all_input_nodes
 
 
 def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], masks: dict[Any, fx.Node]) -> None:

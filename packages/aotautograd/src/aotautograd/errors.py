@@ -38,3 +38,7 @@ class InvalidJoint(AotAutogradError):
 
 class DoubleBackwardUnavailable(AotAutogradError):
     """A second derivative needs a value that the program did not keep."""
+
+
+class UnsupportedTransform(AotAutogradError):
+    """A compiled program was called under forward-mode differentiation or a transform of torch.func."""

@@ -2,180 +2,123 @@
 
 from __future__ import annotations
 
+import functools
 import operator
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
-from aotautograd.errors import InputMismatch, InvalidJoint
+from aotautograd import _C
+from aotautograd.errors import InvalidJoint
 from aotautograd.schemas import (
+    HELD,
+    UNHELD,
+    CallPlan,
     Compiled,
+    HistoryPlan,
     InputInfo,
     OutputInfo,
     OutputKind,
     Partition,
     ProgramMetadata,
     SymbolSource,
+    TangentLayout,
     ViewStep,
 )
 from primtorch.symbolic import expr_of
 
 Flat = Callable[..., Sequence[Any]]
-
-
-def boxed(compiled: Compiled) -> Callable[[list[Any]], Sequence[Any]]:
-    """One way to call a compiled graph: with a list that it may empty, if it says that it does (`_boxed_call`)."""
-    if getattr(compiled, "_boxed_call", False):
-        return compiled
-    return lambda inputs: compiled(*inputs)
+# (forward's inputs, saved tensors, tangents) -> gradients that autograd can follow
+Gradients = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
 
 
 def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
     """Calls a forward that has no backward."""
-    run = boxed(compiled)
-    set_grad_enabled = torch._C._set_grad_enabled
-    finish = _epilogue(metadata)
-
-    def call(*flat: Any) -> Sequence[Any]:
-        inputs = gather(flat)
-        before = torch.is_grad_enabled()
-        if before:
-            set_grad_enabled(False)
-        try:
-            if torch._C._is_any_autocast_enabled():
-                with torch._C._DisableAutocast():
-                    values = run(inputs)
-            else:
-                values = run(inputs)
-        finally:
-            if before:
-                set_grad_enabled(True)
-        return values if finish is None else finish(flat, values)
-
-    gather = _gather(metadata)
-    return call
+    return _finished(metadata, _C.wrap(_call_plan(metadata, compiled), None))
 
 
 def training_callable(
     metadata: ProgramMetadata,
     partition: Partition,
     forward: Compiled,
-    backward: Callable[[], Compiled],
-    gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]],
+    compile_backward: Callable[[], Compiled],
+    gradients: Gradients,
+    reads: frozenset[int],
 ) -> Flat:
-    """Calls a forward whose results are connected to the compiled backward, which `backward()` gives at its first use.
+    """Calls a forward whose results lead to the compiled backward, which `compile_backward()` gives at its first use.
 
-    `gradients(inputs, saved tensors, tangents)` computes the gradients in a way that can be differentiated; an input
-    that the program wrote is given as None.
+    `gradients(inputs, saved tensors, tangents)` computes the gradients in a way that can be differentiated. It needs
+    the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as None.
     """
-    # Function.apply in Python first looks for transforms on every argument; its C++ base is what does the work.
-    apply = super(
-        torch.autograd.Function, _autograd_function(metadata, partition, boxed(forward), backward, gradients)
-    ).apply
-    gather = _gather(metadata)
+    backward = _Once(compile_backward)
+    history = _history_plan(metadata, partition, backward, gradients, reads)
+    return _finished(metadata, _C.wrap(_call_plan(metadata, forward), history))
+
+
+def _finished(metadata: ProgramMetadata, call: Flat) -> Flat:
     finish = _epilogue(metadata)
-    differentiable = metadata.gradients
-
-    def call(*flat: Any) -> Sequence[Any]:
-        values = apply(gather(flat), *[flat[i] for i in differentiable])
-        return values if finish is None else finish(flat, values)
-
-    return call
+    return call if finish is None else lambda *flat: finish(flat, call(*flat))
 
 
-def _gather(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...]], list[Any]]:
-    """Flat inputs of the program -> inputs of the forward graph."""
-    places = metadata.placeholders
-    if places == tuple(range(metadata.num_inputs)) and not metadata.complex_inputs:
-        return list
-    if not metadata.complex_inputs:
-        return lambda flat: [flat[p] if isinstance(p, int) else flat[p.input].shape[p.dim] for p in places]
-
-    def gather(flat: tuple[Any, ...]) -> list[Any]:
-        resolved = list(flat)
-        for i in metadata.complex_inputs:  # a compiler reads memory, in which a lazy conjugation has not happened
-            resolved[i] = flat[i].resolve_conj()
-        return [resolved[p] if isinstance(p, int) else flat[p.input].shape[p.dim] for p in places]
-
-    return gather
+def is_boxed(compiled: Compiled) -> bool:
+    """Whether a compiled graph takes one list of its inputs, which it may empty, in place of the inputs."""
+    return bool(getattr(compiled, "_boxed_call", False))
 
 
-def _autograd_function(
+def _call_plan(metadata: ProgramMetadata, forward: Compiled) -> CallPlan:
+    places = tuple((p, -1) if isinstance(p, int) else (p.input, p.dim) for p in metadata.placeholders)
+    as_given = places == tuple((i, -1) for i in range(metadata.num_inputs))
+    return CallPlan(
+        forward, is_boxed(forward), metadata.num_inputs, () if as_given else places, metadata.complex_inputs
+    )
+
+
+class _Once:
+    """Compiles the backward at its first use, once for all threads; gives it with whether it is boxed."""
+
+    def __init__(self, compile_backward: Callable[[], Compiled]) -> None:
+        self.compile_backward = compile_backward
+        self.lock = threading.Lock()
+        self.compiled: tuple[Compiled, bool] | None = None
+
+    def __call__(self) -> tuple[Compiled, bool]:
+        with self.lock:
+            if self.compiled is None:
+                backward = self.compile_backward()
+                self.compiled = backward, is_boxed(backward)
+            return self.compiled
+
+
+def _history_plan(
     metadata: ProgramMetadata,
     partition: Partition,
-    forward: Callable[[list[Any]], Sequence[Any]],
-    compile_backward: Callable[[], Compiled],
-    differentiable_gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]],
-) -> type[torch.autograd.Function]:
-    returned = len(metadata.forward_outputs)
-    last_tensor = returned + partition.num_saved_tensors
-    tensor_slots = [i for i, o in enumerate(metadata.forward_outputs) if o.kind != "symbol"]
-    constant = [i for i, o in enumerate(metadata.forward_outputs) if o.tangent is None and o.kind != "symbol"]
-    tangent_slots = metadata.tangents
-    specs = [n.meta["val"] for n in partition.backward.graph.nodes if n.op == "placeholder"][-len(tangent_slots) :]
+    backward: Callable[[], tuple[Compiled, bool]],
+    gradients: Gradients,
+    reads: frozenset[int],
+) -> HistoryPlan:
+    outputs = tuple(
+        "symbol" if o.kind == "symbol" else "constant" if o.tangent is None else "differentiable"
+        for o in metadata.forward_outputs
+    )
+    differentiable = [i for i, kind in enumerate(outputs) if kind == "differentiable"]
+    specs = [n.meta["val"] for n in partition.backward.graph.nodes if n.op == "placeholder"]
+    specs = specs[len(specs) - len(metadata.tangents) :]
     symbol_places = _symbol_places(metadata, partition)
-    layouts = [_layout(spec) for spec in specs]
-    unreached = _without_unreached(partition)
-    compiled: list[Callable[[list[Any]], Sequence[Any]]] = []
-    # A written input leads back to this node, so the node must not hold it.
-    written = {i.index for i in metadata.inputs if i.mutates_data}
-    unheld = [i for i, p in enumerate(metadata.placeholders) if p in written]
-    unguarded = _unguarded(metadata, partition, written)
-    version_of = operator.attrgetter("_version")
-
-    class CompiledProgram(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, inputs: list[Any], *differentiable: torch.Tensor) -> Any:
-            ctx.inputs = held = list(inputs)
-            for i in unheld:
-                held[i] = None
-            ctx.versions = [version_of(held[i]) for i in unguarded]
-            if symbol_places:
-                ctx.symbols = {name: int(inputs[i]) for name, i in symbol_places.items()}
-            if torch._C._is_any_autocast_enabled():
-                with torch._C._DisableAutocast():
-                    values = forward(inputs)
-            else:
-                values = forward(inputs)
-            # A view made in here could not be written to afterwards; an alias with the same version counter can.
-            outputs = list(values[:returned])
-            for i in tensor_slots:
-                if outputs[i]._is_view():
-                    outputs[i] = outputs[i].detach()
-            ctx.save_for_backward(*values[returned:last_tensor])
-            ctx.scalars = values[last_tensor:]
-            if constant:
-                ctx.mark_non_differentiable(*[outputs[i] for i in constant])
-            ctx.set_materialize_grads(False)
-            return tuple(outputs)
-
-        @staticmethod
-        def backward(ctx: Any, *gradients: Any) -> Any:
-            symbols = ctx.symbols if symbol_places else {}
-            saved = ctx.saved_tensors
-            given = [gradients[s] for s in tangent_slots]
-            tangents = [layout(g, symbols) for g, layout in zip(given, layouts, strict=True)]
-            if torch.is_grad_enabled():
-                if ctx.versions != [version_of(ctx.inputs[i]) for i in unguarded]:
-                    raise InputMismatch(
-                        "an input of the compiled program was modified in place after the forward, and a derivative of "
-                        "the backward needs its old value"
-                    )
-                results = differentiable_gradients(ctx.inputs, saved, tangents)
-                return (None, *unreached(given, results))
-            inputs = [*ctx.scalars, *saved, *tangents]
-            if not compiled:
-                compiled.append(boxed(compile_backward()))
-            # Unless the graph is retained, the list is now all that holds what was saved: a compiled backward that
-            # empties it frees each activation after its last use.
-            ctx.maybe_clear_saved_tensors()
-            del saved, tangents
-            with torch._C._DisableAutocast():
-                results = compiled[0](inputs)
-            return (None, *unreached(given, results))
-
-    return CompiledProgram
+    return HistoryPlan(
+        backward=backward,
+        gradients=gradients,
+        unreached=_unreached(partition, len(specs)),
+        layouts=_symbolic_layouts(tuple(symbol_places), specs),
+        differentiable=metadata.gradients,
+        outputs=outputs,
+        tangents=tuple(differentiable.index(slot) for slot in metadata.tangents),
+        expected=tuple(_tangent_layout(spec) for spec in specs),
+        held=_held(metadata, partition, reads),
+        symbols=tuple(symbol_places.values()) if any(_tangent_layout(s).sizes is None for s in specs) else (),
+        saved=partition.num_saved_tensors,
+    )
 
 
 def _symbol_places(metadata: ProgramMetadata, partition: Partition) -> dict[str, int]:
@@ -189,30 +132,35 @@ def _symbol_places(metadata: ProgramMetadata, partition: Partition) -> dict[str,
     }
 
 
-def _unguarded(metadata: ProgramMetadata, partition: Partition, written: set[Any]) -> list[int]:
-    """Inputs whose version a derivative of the backward must check itself."""
-    saved_inputs = set(partition.saved_names)
-    # Autograd itself sees to it that saved tensors are not modified; the other inputs are read by a derivative of the
-    # backward.
-    return [
-        i
-        for i, (p, n) in enumerate(zip(metadata.placeholders, partition.forward.graph.nodes, strict=False))
-        if p not in written and n.name not in saved_inputs and not isinstance(n.meta["val"], torch.SymInt)
-    ]
+def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]) -> tuple[int, ...]:
+    """Where a derivative of the backward finds each input: see `HistoryPlan.held`."""
+    saved = {name: k for k, name in enumerate(partition.saved_names)}
+    # A written input leads back to the node, so the node must not hold it.
+    written = {i.index for i in metadata.inputs if i.mutates_data}
+    placeholders = [n for n in partition.forward.graph.nodes if n.op == "placeholder"]
+    places: list[int] = []
+    for i, (p, node) in enumerate(zip(metadata.placeholders, placeholders, strict=True)):
+        if p in written:
+            places.append(UNHELD)
+        elif node.name in saved:
+            places.append(saved[node.name])
+        else:
+            is_symbol = isinstance(node.meta["val"], torch.SymInt)
+            places.append(HELD if i in reads or is_symbol else UNHELD)
+    return tuple(places)
 
 
-def _without_unreached(partition: Partition) -> Callable[[Sequence[Any], Sequence[Any]], Sequence[Any]]:
-    """Puts None for the gradients that only tangents which did not come lead to, as autograd leaves them out."""
-    reach: list[int] = []
+def _unreached(partition: Partition, tangents: int) -> Callable[[Sequence[int]], Sequence[bool]]:
+    """For the tangents that did not come: which gradients only they lead to. Autograd leaves those out."""
 
-    def unreached(given: Sequence[Any], results: Sequence[Any]) -> Sequence[Any]:
-        missing = sum(1 << i for i, g in enumerate(given) if g is None)
-        if not missing:
-            return results
-        if not reach:
-            reach.extend(_tangents_behind(partition.backward, len(given)))
+    @functools.cache
+    def reach() -> list[int]:
+        return _tangents_behind(partition.backward, tangents)
+
+    def unreached(missing: Sequence[int]) -> Sequence[bool]:
+        mask = sum(1 << i for i in missing)
         # A gradient behind no tangent at all is a constant, which belongs to the program as a whole.
-        return [None if r and not r & ~missing else g for r, g in zip(reach, results, strict=True)]
+        return [bool(r) and not r & ~mask for r in reach()]
 
     return unreached
 
@@ -229,26 +177,24 @@ def _tangents_behind(backward: torch.fx.GraphModule, tangents: int) -> list[int]
     raise InvalidJoint("the backward has no output")
 
 
-def _layout(spec: Any) -> Callable[[torch.Tensor | None, dict[str, int]], torch.Tensor]:
-    """Brings a tangent into the layout that the backward was traced with; None becomes zeros."""
-    dtype, device = spec.dtype, spec.device
-    shape_of, stride_of = _sizes(spec.shape), _sizes(spec.stride())
-    is_complex = dtype.is_complex
+def _tangent_layout(spec: Any) -> TangentLayout:
+    """The layout that the backward was traced with."""
+    if all(type(n) is int for n in (*spec.shape, *spec.stride())):
+        return TangentLayout(spec.dtype, spec.device, tuple(spec.shape), tuple(spec.stride()))
+    return TangentLayout(spec.dtype, spec.device, None, None)
 
-    def fit(gradient: torch.Tensor | None, symbols: dict[str, int]) -> torch.Tensor:
-        shape, stride = shape_of(symbols), stride_of(symbols)
-        if gradient is None:
-            return torch.empty_strided(shape, stride, dtype=dtype, device=device).zero_()
-        if is_complex or gradient.is_neg():
-            gradient = gradient.resolve_conj().resolve_neg()
-        found = gradient.stride()
-        if found == stride:
-            return gradient
-        if all(n == 1 or a == b for n, a, b in zip(shape, found, stride, strict=True)):
-            return gradient.as_strided(shape, stride)  # they differ where nothing is stepped over
-        return torch.empty_strided(shape, stride, dtype=dtype, device=device).copy_(gradient)
 
-    return fit
+def _symbolic_layouts(
+    names: tuple[str, ...], specs: Sequence[Any]
+) -> Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]:
+    """Sizes and strides of each tangent, from the symbols' values."""
+    prepared = [(_sizes(spec.shape), _sizes(spec.stride())) for spec in specs]
+
+    def layouts(values: Sequence[int]) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
+        symbols = dict(zip(names, map(int, values), strict=True))
+        return [(shape_of(symbols), stride_of(symbols)) for shape_of, stride_of in prepared]
+
+    return layouts
 
 
 def _sizes(sizes: Sequence[Any]) -> Callable[[dict[str, int]], tuple[int, ...]]:

@@ -189,3 +189,46 @@ class Partition:
 
 
 Partitioner = Callable[[JointGraph], Partition]
+
+
+@dataclass(frozen=True, slots=True)
+class CallPlan:
+    """How a call of a program finds its compiled forward's inputs. C++ reads it."""
+
+    forward: Compiled
+    boxed: bool  # the forward takes one list of its inputs, which it may empty
+    flat_inputs: int
+    places: tuple[tuple[int, int], ...]  # (flat input, dimension or -1 for itself); empty: the flat inputs as they are
+    conjugated: tuple[int, ...]  # flat inputs that may come lazily conjugated
+
+
+@dataclass(frozen=True, slots=True)
+class TangentLayout:
+    """The memory layout that a backward was compiled for; None where it is symbolic."""
+
+    dtype: torch.dtype
+    device: torch.device
+    sizes: tuple[int, ...] | None
+    strides: tuple[int, ...] | None
+
+
+# Places in HistoryPlan.held that are no saved tensor
+UNHELD = -2  # a derivative does not read it, or the program wrote it
+HELD = -1  # the autograd node holds it
+
+
+@dataclass(frozen=True, slots=True)
+class HistoryPlan:
+    """What connects a call's outputs to the compiled backward. C++ reads it."""
+
+    backward: Callable[[], tuple[Compiled, bool]]  # the compiled backward, and whether it is boxed
+    gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+    unreached: Callable[[Sequence[int]], Sequence[bool]]  # missing tangents -> gradients that only they lead to
+    layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents
+    differentiable: tuple[int, ...]  # flat input of each gradient
+    outputs: tuple[str, ...]  # "symbol", "constant" or "differentiable" for each value that is not kept
+    tangents: tuple[int, ...]  # for each tangent, its place among the differentiable outputs
+    expected: tuple[TangentLayout, ...]  # for each tangent
+    held: tuple[int, ...]  # for each input of the forward: UNHELD, HELD, or the number of the saved tensor that it is
+    symbols: tuple[int, ...]  # inputs of the forward that `layouts` takes
+    saved: int  # tensors that are kept; sizes come behind them

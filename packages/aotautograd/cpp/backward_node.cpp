@@ -1,0 +1,255 @@
+#include "backward_node.h"
+
+#include <ATen/ops/empty_strided.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/python_cpp_function.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace aotautograd {
+namespace {
+
+using torch::autograd::variable_list;
+
+py::object new_tuple(size_t size) {
+  return py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(size)));
+}
+
+py::list new_list(size_t size) {
+  return py::reinterpret_steal<py::list>(PyList_New(static_cast<Py_ssize_t>(size)));
+}
+
+uint32_t version_of(PyObject* tensor) {
+  c10::TensorImpl* impl = THPVariable_Unpack(tensor).unsafeGetTensorImpl();
+  return impl->is_inference() ? 0 : impl->version_counter().current_version();
+}
+
+bool same_memory_order(c10::IntArrayRef sizes, c10::IntArrayRef found, c10::IntArrayRef expected) {
+  for (size_t d = 0; d < sizes.size(); d++) {
+    if (sizes[d] != 1 && found[d] != expected[d]) return false;
+  }
+  return true;
+}
+
+// A tangent in the layout that the backward was compiled for; one that did not come is zeros.
+at::Tensor fit(at::Tensor gradient, const TangentLayout& layout, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
+  const auto options = at::TensorOptions().dtype(layout.dtype).device(layout.device);
+  if (!gradient.defined()) return at::empty_strided(sizes, strides, options).zero_();
+  if (gradient.is_conj()) gradient = gradient.resolve_conj();
+  if (gradient.is_neg()) gradient = gradient.resolve_neg();
+  if (gradient.layout() == at::kStrided) {
+    if (gradient.strides() == strides) return gradient;
+    // They differ where nothing is stepped over.
+    if (same_memory_order(sizes, gradient.strides(), strides)) return gradient.as_strided(sizes, strides);
+  }
+  return at::empty_strided(sizes, strides, options).copy_(gradient);
+}
+
+variable_list to_variables(const py::object& results, size_t count) {
+  const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(results.ptr(), "a compiled backward returned no sequence"));
+  if (!items) throw python_error();
+  const auto found = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
+  TORCH_CHECK(found == count, "a compiled backward returned ", found, " gradients instead of ", count);
+  variable_list gradients(count);
+  PyObject** item = PySequence_Fast_ITEMS(items.ptr());
+  for (size_t i = 0; i < count; i++) {
+    if (item[i] == Py_None) continue;
+    TORCH_CHECK_TYPE(THPVariable_Check(item[i]), "a compiled backward returned a ", Py_TYPE(item[i])->tp_name,
+                     " as gradient ", i);
+    gradients[i] = THPVariable_Unpack(item[i]);
+  }
+  return gradients;
+}
+
+}  // namespace
+
+CompiledBackward::~CompiledBackward() {
+  if (Py_IsInitialized()) {
+    py::gil_scoped_acquire gil;
+    drop();
+    program_.reset();
+  } else {  // the interpreter is gone, and its objects with it
+    scalars_.release();
+    held_.release();
+    symbols_.release();
+    new std::shared_ptr<const Program>(std::move(program_));
+    new SavedTensors(std::move(saved_));
+  }
+}
+
+void CompiledBackward::drop() {
+  saved_.release();
+  held_ = py::object();
+  scalars_ = py::object();
+}
+
+void CompiledBackward::release_variables() {
+  py::gil_scoped_acquire gil;
+  drop();
+}
+
+void CompiledBackward::keep(PyObject* const* kept, size_t count, const py::list& inputs) {
+  const History& plan = history();
+  saved_.save(kept, plan.saved, this);
+  if (count > plan.saved) {
+    scalars_ = new_tuple(count - plan.saved);
+    for (size_t i = plan.saved; i < count; i++) {
+      PyTuple_SET_ITEM(scalars_.ptr(), static_cast<Py_ssize_t>(i - plan.saved), Py_NewRef(kept[i]));
+    }
+  }
+  held_ = new_tuple(plan.held.size());
+  for (size_t i = 0; i < plan.held.size(); i++) {
+    PyObject* input = plan.held[i] == kHeld ? PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i)) : Py_None;
+    PyTuple_SET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(input));
+    if (input != Py_None && THPVariable_Check(input)) {
+      versions_.push_back(version_of(input));
+    }
+  }
+  if (!plan.symbols.empty()) {
+    symbols_ = new_tuple(plan.symbols.size());
+    for (size_t i = 0; i < plan.symbols.size(); i++) {
+      PyTuple_SET_ITEM(symbols_.ptr(), static_cast<Py_ssize_t>(i),
+                       Py_NewRef(PyList_GET_ITEM(inputs.ptr(), plan.symbols[i])));
+    }
+  }
+}
+
+py::list CompiledBackward::saved_tensors() {
+  py::list tensors = new_list(saved_.size());
+  saved_.unpack(tensors.ptr(), 0, this);
+  return tensors;
+}
+
+// Takes the gradients out of their list, so that a backward that empties its own frees each after its last use.
+py::list CompiledBackward::tangents(variable_list& gradients, std::vector<uint32_t>& missing) const {
+  const History& plan = history();
+  py::list tangents = new_list(plan.tangents.size());
+  py::object layouts;
+  if (!plan.symbols.empty()) layouts = plan.layouts(symbols_);
+  for (size_t i = 0; i < plan.tangents.size(); i++) {
+    at::Tensor gradient = std::move(gradients[plan.tangents[i]]);
+    if (!gradient.defined()) missing.push_back(static_cast<uint32_t>(i));
+    const TangentLayout& layout = plan.expected[i];
+    if (layout.known) {
+      gradient = fit(std::move(gradient), layout, layout.sizes, layout.strides);
+    } else {
+      const auto [sizes, strides] =
+          py::object(layouts[py::int_(i)]).cast<std::pair<std::vector<int64_t>, std::vector<int64_t>>>();
+      gradient = fit(std::move(gradient), layout, sizes, strides);
+    }
+    PyList_SET_ITEM(tangents.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(gradient)));
+  }
+  return tangents;
+}
+
+py::object CompiledBackward::run_backward(py::list tangents) {
+  const size_t scalars = scalars_ ? static_cast<size_t>(PyTuple_GET_SIZE(scalars_.ptr())) : 0;
+  const size_t first = scalars + saved_.size();
+  const size_t given = tangents.size();
+  py::list inputs = new_list(first + given);
+  saved_.unpack(inputs.ptr(), scalars, this);
+  for (size_t i = 0; i < scalars; i++) {
+    PyObject* scalar = PyTuple_GET_ITEM(scalars_.ptr(), static_cast<Py_ssize_t>(i));
+    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(scalar));
+  }
+  for (size_t i = 0; i < given; i++) {
+    PyObject* tangent = PyList_GET_ITEM(tangents.ptr(), static_cast<Py_ssize_t>(i));
+    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(first + i), Py_NewRef(tangent));
+  }
+  PyList_SetSlice(tangents.ptr(), 0, PY_SSIZE_T_MAX, nullptr);
+  if (!program_->compiled_backward) {
+    py::tuple compiled = history().backward();
+    program_->backward_boxed = compiled[1].cast<bool>();
+    program_->compiled_backward = compiled[0];
+  }
+  // Unless the graph is retained, the list is now all that holds what was saved: a compiled backward that empties it
+  // frees each activation after its last use.
+  if (consume_) drop();
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  return call_compiled(program_->compiled_backward, program_->backward_boxed, std::move(inputs));
+}
+
+py::object CompiledBackward::run_differentiably(py::list tangents) {
+  const History& plan = history();
+  py::list saved = saved_tensors();
+  py::list inputs = new_list(plan.held.size());
+  size_t held = 0;
+  for (size_t i = 0; i < plan.held.size(); i++) {
+    PyObject* input = plan.held[i] >= 0 ? PyList_GET_ITEM(saved.ptr(), plan.held[i])
+                      : held_           ? PyTuple_GET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(i))
+                                        : Py_None;
+    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(input));
+    if (plan.held[i] != kHeld || input == Py_None || !THPVariable_Check(input)) continue;
+    if (version_of(input) != versions_[held++]) {
+      raise("InputMismatch",
+            "an input of the compiled program was modified in place after the forward, and a derivative of the backward "
+            "needs its old value");
+    }
+  }
+  return plan.gradients(inputs, saved, tangents);
+}
+
+variable_list CompiledBackward::apply(variable_list&& gradients) {
+  py::gil_scoped_acquire gil;
+  try {
+    const History& plan = history();
+    std::vector<uint32_t> missing;
+    py::list given = tangents(gradients, missing);
+    py::object results = c10::GradMode::is_enabled() ? run_differentiably(std::move(given)) : run_backward(std::move(given));
+    variable_list found = to_variables(results, plan.differentiable.size());
+    results = py::object();  // autograd may take a gradient that nobody else holds
+    if (!missing.empty()) {
+      const auto unreached = plan.unreached(py::cast(missing)).cast<std::vector<bool>>();
+      for (size_t i = 0; i < found.size(); i++) {
+        if (unreached[i]) found[i].reset();
+      }
+    }
+    for (size_t i = 0; i < found.size(); i++) {
+      if (found[i].defined() && !task_should_compute_output(i)) found[i].reset();
+    }
+    return found;
+  } catch (python_error& error) {
+    error.persist();
+    throw;
+  } catch (py::error_already_set& error) {
+    error.restore();
+    python_error persistent;
+    persistent.persist();
+    throw persistent;
+  }
+}
+
+// ---- the node in Python ---------------------------------------------------------------------------------------------
+
+namespace {
+
+PyObject* get_saved_tensors(PyObject* self, void*) {
+  try {
+    auto* node = static_cast<CompiledBackward*>(reinterpret_cast<torch::autograd::THPCppFunction*>(self)->cdata.get());
+    return node->saved_tensors().release().ptr();
+  } catch (const std::exception&) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+using namespace torch::autograd;  // the macro below names its members
+
+PyGetSetDef properties[] = {THP_FUNCTION_DEFAULT_PROPERTIES,
+                            {"saved_tensors", get_saved_tensors, nullptr, "what the forward kept", nullptr},
+                            {nullptr, nullptr, nullptr, nullptr, nullptr}};
+
+PyTypeObject node_type;
+
+}  // namespace
+
+void add_node_type(py::module_& module) {
+  torch::autograd::_initFunctionPyTypeObject(node_type, "CompiledProgramBackward", properties, nullptr);
+  Py_INCREF(&node_type);
+  module.add_object("CompiledProgramBackward", reinterpret_cast<PyObject*>(&node_type));
+  torch::autograd::registerCppFunction(typeid(CompiledBackward), &node_type);
+}
+
+}  // namespace aotautograd

@@ -1,0 +1,45 @@
+// The autograd node of one call of a compiled program.
+#pragma once
+
+#include "program.h"
+#include "saved.h"
+
+namespace aotautograd {
+
+// Runs the compiled backward; under create_graph, a program whose results have a history. Everything it holds in Python
+// is read and dropped under the GIL, which stands in for the node's mutex.
+class CompiledBackward : public torch::autograd::Node {
+ public:
+  explicit CompiledBackward(std::shared_ptr<const Program> program) : program_(std::move(program)) {}
+  ~CompiledBackward() override;
+
+  // Keeps what the forward gave beside its outputs (tensors, then sizes) and what a derivative of the backward reads.
+  void keep(PyObject* const* kept, size_t count, const py::list& inputs);
+
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
+  void will_release_variables() override { consume_ = true; }
+  void release_variables() override;
+  std::string name() const override { return "CompiledProgramBackward"; }
+
+  py::list saved_tensors();
+
+ private:
+  const History& history() const { return *program_->history; }
+  py::list tangents(torch::autograd::variable_list& gradients, std::vector<uint32_t>& missing) const;
+  py::object run_backward(py::list tangents);
+  py::object run_differentiably(py::list tangents);
+  void drop();
+
+  std::shared_ptr<const Program> program_;
+  SavedTensors saved_;
+  py::object scalars_;  // a tuple
+  py::object held_;     // a tuple: for each input of the forward, it or None
+  std::vector<uint32_t> versions_;  // of the tensors in held_
+  py::object symbols_;  // a tuple of their values
+  bool consume_ = false;
+};
+
+// The Python type of the node: what `grad_fn` gives.
+void add_node_type(py::module_& module);
+
+}  // namespace aotautograd

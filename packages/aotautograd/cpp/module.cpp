@@ -1,0 +1,191 @@
+// aotautograd._C: the call of a compiled program, and the autograd node that it makes.
+#include "backward_node.h"
+#include "program.h"
+
+#include <ATen/record_function.h>
+#include <c10/core/DispatchKeySet.h>
+#include <c10/core/GradMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/functions/utils.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+namespace aotautograd {
+namespace {
+
+using torch::autograd::Edge;
+using torch::autograd::edge_list;
+
+constexpr const char* kCapsule = "aotautograd.Program";
+
+// ---- before the forward ---------------------------------------------------------------------------------------------
+
+void refuse_transforms(PyObject* const* flat, size_t count) {
+  if (c10::impl::tls_is_dispatch_key_included(c10::DispatchKey::FuncTorchDynamicLayerFrontMode)) {
+    raise("UnsupportedTransform",
+          "a compiled program was called under a transform of torch.func (vmap, grad, jvp, ...), which cannot see into "
+          "it; compile the transformed function instead");
+  }
+  if (torch::autograd::ForwardADLevel::try_get_by_idx(0) == nullptr) return;
+  for (size_t i = 0; i < count; i++) {
+    if (THPVariable_Check(flat[i]) && torch::autograd::isFwGradDefined(THPVariable_Unpack(flat[i]))) {
+      raise("UnsupportedTransform",
+            "input " + std::to_string(i) +
+                " of a compiled program carries a forward-mode tangent, and the program was compiled for reverse mode; "
+                "call the original function under forward_ad.dual_level()");
+    }
+  }
+}
+
+PyObject* gather_one(const Program& program, PyObject* const* flat, Place place) {
+  if (place.dim < 0) return Py_NewRef(flat[place.input]);
+  return PyLong_FromLongLong(THPVariable_Unpack(flat[place.input]).size(place.dim));
+}
+
+// The forward's inputs.
+py::list gather(const Program& program, PyObject* const* flat) {
+  const size_t count = program.places.empty() ? program.flat_inputs : program.places.size();
+  auto inputs = py::reinterpret_steal<py::list>(PyList_New(static_cast<Py_ssize_t>(count)));
+  for (size_t i = 0; i < count; i++) {
+    PyObject* input = program.places.empty() ? Py_NewRef(flat[i]) : gather_one(program, flat, program.places[i]);
+    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), input);
+  }
+  if (program.conjugated.empty()) return inputs;
+  for (size_t i = 0; i < count; i++) {  // a compiler reads memory, in which a lazy conjugation has not happened
+    PyObject* input = PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i));
+    if (!THPVariable_Check(input) || !THPVariable_Unpack(input).is_conj()) continue;
+    PyList_SetItem(inputs.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(THPVariable_Unpack(input).resolve_conj()));
+  }
+  return inputs;
+}
+
+// ---- the forward ----------------------------------------------------------------------------------------------------
+
+py::object run_forward(const Program& program, py::list inputs) {
+  at::RecordFunction record(at::RecordScope::FUNCTION);
+  if (record.isActive()) record.before("CompiledProgram", static_cast<int64_t>(at::sequence_number::peek()));
+  const c10::AutoGradMode without_grad(false);
+  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+  return call_compiled(program.forward, program.boxed, std::move(inputs));
+}
+
+// ---- after the forward ----------------------------------------------------------------------------------------------
+
+// Where the gradients go; empty if no input requires one.
+edge_list edges_of(const History& history, PyObject* const* flat) {
+  edge_list edges;
+  edges.reserve(history.differentiable.size());
+  bool any = false;
+  for (const int32_t input : history.differentiable) {
+    edges.push_back(torch::autograd::impl::gradient_edge(THPVariable_Unpack(flat[input])));
+    any |= edges.back().is_valid();
+  }
+  if (!any) edges.clear();
+  return edges;
+}
+
+template <typename T, typename... Args>
+auto make_node(Args&&... args) {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
+    // Deletes long chains of nodes without recursion.
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  }
+}
+
+bool is_among(PyObject* tensor, PyObject* const* others, size_t count) {
+  for (size_t i = 0; i < count; i++) {
+    if (others[i] == tensor) return true;
+  }
+  return false;
+}
+
+// An output of its own: one that may get a history, and that the caller may write to. A view made in the forward could
+// not be written; an alias with the same version counter can.
+py::object own_output(PyObject* value, PyObject* const* flat, size_t inputs, PyObject* outputs, size_t place) {
+  const at::Tensor& tensor = THPVariable_Unpack(value);
+  const bool shared = Py_REFCNT(value) > 1 && (is_among(value, flat, inputs) ||
+                                               is_among(value, PySequence_Fast_ITEMS(outputs), place));
+  const bool plain = tensor.unsafeGetTensorImpl()->autograd_meta() == nullptr;
+  if (shared || (!plain && (tensor.is_view() || tensor.requires_grad()))) {
+    return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor.detach()));
+  }
+  return py::reinterpret_borrow<py::object>(value);
+}
+
+// The program's outputs, connected to a node if there is anything to differentiate by.
+py::object with_history(const std::shared_ptr<const Program>& program, PyObject* const* flat, const py::list& inputs,
+                        const py::object& values) {
+  const History& history = *program->history;
+  const size_t returned = history.outputs.size();
+  const auto count = static_cast<size_t>(PySequence_Fast_GET_SIZE(values.ptr()));
+  TORCH_CHECK(count >= returned + history.saved, "a compiled forward returned ", count, " values instead of ",
+              returned + history.saved);
+  PyObject** value = PySequence_Fast_ITEMS(values.ptr());
+  edge_list edges = c10::GradMode::is_enabled() ? edges_of(history, flat) : edge_list();
+  auto outputs = py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(returned)));
+  const bool differentiable = !edges.empty();
+  const auto node = differentiable ? make_node<CompiledBackward>(program) : nullptr;
+  if (node) node->set_next_edges(std::move(edges));
+  for (size_t i = 0; i < returned; i++) {
+    py::object output = py::reinterpret_borrow<py::object>(value[i]);
+    if (history.outputs[i] != OutputKind::Symbol && THPVariable_Check(value[i])) {
+      output = own_output(value[i], flat, program->flat_inputs, outputs.ptr(), i);
+      if (node && history.outputs[i] == OutputKind::Differentiable) {
+        torch::autograd::set_history(THPVariable_Unpack(output.ptr()), node);
+      }
+    }
+    PyTuple_SET_ITEM(outputs.ptr(), static_cast<Py_ssize_t>(i), output.release().ptr());
+  }
+  if (node) node->keep(value + returned, count - returned, inputs);
+  return outputs;
+}
+
+// ---- the callable ---------------------------------------------------------------------------------------------------
+
+PyObject* call(PyObject* self, PyObject* const* flat, Py_ssize_t count) {
+  try {
+    const auto& program = *static_cast<std::shared_ptr<const Program>*>(PyCapsule_GetPointer(self, kCapsule));
+    if (static_cast<size_t>(count) != program->flat_inputs) {
+      raise("InputMismatch", "a compiled program of " + std::to_string(program->flat_inputs) + " inputs got " +
+                                 std::to_string(count));
+    }
+    refuse_transforms(flat, static_cast<size_t>(count));
+    py::list inputs = gather(*program, flat);
+    if (!program->history) return run_forward(*program, std::move(inputs)).release().ptr();
+    // A boxed forward empties its list.
+    py::list own = program->boxed ? py::reinterpret_steal<py::list>(PyList_GetSlice(inputs.ptr(), 0, PY_SSIZE_T_MAX)) : inputs;
+    py::object results = run_forward(*program, std::move(own));
+    auto values = py::reinterpret_steal<py::object>(PySequence_Fast(results.ptr(), "a compiled forward returned no sequence"));
+    if (!values) throw python_error();
+    results = py::object();
+    return with_history(program, flat, inputs, values).release().ptr();
+  } catch (const std::exception&) {
+    torch::translate_exception_to_python(std::current_exception());
+    return nullptr;
+  }
+}
+
+PyMethodDef call_definition = {"compiled_program", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(call)),
+                               METH_FASTCALL, "compiled_program(*flat inputs) -> what the forward returns"};
+
+py::object wrap(py::object plan, py::object history) {
+  auto program = std::make_unique<std::shared_ptr<const Program>>(read_program(plan, history));
+  const auto capsule = py::reinterpret_steal<py::object>(
+      PyCapsule_New(program.get(), kCapsule, [](PyObject* self) {
+        delete static_cast<std::shared_ptr<const Program>*>(PyCapsule_GetPointer(self, kCapsule));
+      }));
+  if (!capsule) throw py::error_already_set();
+  program.release();
+  return py::reinterpret_steal<py::object>(PyCFunction_NewEx(&call_definition, capsule.ptr(), nullptr));
+}
+
+}  // namespace
+}  // namespace aotautograd
+
+PYBIND11_MODULE(_C, module) {
+  module.def("wrap", &aotautograd::wrap, py::arg("call"), py::arg("history"));
+  aotautograd::add_node_type(module);
+}

@@ -1,0 +1,81 @@
+#include "program.h"
+
+#include <pybind11/stl.h>
+#include <torch/csrc/Device.h>
+#include <torch/csrc/Dtype.h>
+#include <torch/csrc/Exceptions.h>
+
+namespace aotautograd {
+namespace {
+
+template <typename T>
+std::vector<T> numbers(py::handle record, const char* name) {
+  return record.attr(name).cast<std::vector<T>>();
+}
+
+TangentLayout read_layout(py::handle record) {
+  const py::object dtype = record.attr("dtype"), device = record.attr("device");
+  TangentLayout layout{reinterpret_cast<THPDtype*>(dtype.ptr())->scalar_type,
+                       reinterpret_cast<THPDevice*>(device.ptr())->device,
+                       !record.attr("sizes").is_none(),
+                       {},
+                       {}};
+  if (layout.known) {
+    layout.sizes = numbers<int64_t>(record, "sizes");
+    layout.strides = numbers<int64_t>(record, "strides");
+  }
+  return layout;
+}
+
+History read_history(py::handle record) {
+  History history;
+  history.backward = record.attr("backward");
+  history.gradients = record.attr("gradients");
+  history.unreached = record.attr("unreached");
+  history.layouts = record.attr("layouts");
+  history.differentiable = numbers<int32_t>(record, "differentiable");
+  for (py::handle kind : record.attr("outputs")) {
+    const auto name = kind.cast<std::string>();
+    history.outputs.push_back(name == "symbol"     ? OutputKind::Symbol
+                              : name == "constant" ? OutputKind::Constant
+                                                   : OutputKind::Differentiable);
+  }
+  history.tangents = numbers<uint32_t>(record, "tangents");
+  for (py::handle layout : record.attr("expected")) history.expected.push_back(read_layout(layout));
+  history.held = numbers<int32_t>(record, "held");
+  history.symbols = numbers<int32_t>(record, "symbols");
+  history.saved = record.attr("saved").cast<size_t>();
+  return history;
+}
+
+}  // namespace
+
+std::shared_ptr<const Program> read_program(py::handle call, py::handle history) {
+  auto program = std::make_shared<Program>();
+  program->forward = call.attr("forward");
+  program->boxed = call.attr("boxed").cast<bool>();
+  program->flat_inputs = call.attr("flat_inputs").cast<size_t>();
+  for (py::handle place : call.attr("places")) {
+    const auto [input, dim] = place.cast<std::pair<int32_t, int32_t>>();
+    program->places.push_back({input, dim});
+  }
+  program->conjugated = numbers<int32_t>(call, "conjugated");
+  if (!history.is_none()) program->history = read_history(history);
+  return program;
+}
+
+py::object call_compiled(const py::object& compiled, bool boxed, py::list inputs) {
+  PyObject* result = boxed ? PyObject_CallOneArg(compiled.ptr(), inputs.ptr())
+                           : PyObject_Vectorcall(compiled.ptr(), PySequence_Fast_ITEMS(inputs.ptr()),
+                                                 static_cast<size_t>(PyList_GET_SIZE(inputs.ptr())), nullptr);
+  if (result == nullptr) throw python_error();
+  return py::reinterpret_steal<py::object>(result);
+}
+
+void raise(const char* error, const std::string& message) {
+  const py::object type = py::module_::import("aotautograd.errors").attr(error);
+  PyErr_SetObject(type.ptr(), py::str(message).ptr());
+  throw python_error();
+}
+
+}  // namespace aotautograd

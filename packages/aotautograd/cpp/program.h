@@ -1,0 +1,69 @@
+// What is fixed when a program is compiled: how a call finds its forward's inputs, and what its history needs.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <vector>
+
+namespace aotautograd {
+
+namespace py = pybind11;
+
+// An input of the forward: a flat input of the program, or the size of one of its dimensions.
+struct Place {
+  int32_t input;
+  int32_t dim;  // -1: the input itself
+};
+
+enum class OutputKind : uint8_t { Symbol, Constant, Differentiable };
+
+// The layout that the backward was compiled for.
+struct TangentLayout {
+  at::ScalarType dtype;
+  c10::Device device;
+  bool known;  // else the sizes are symbolic: `History::layouts` computes them
+  std::vector<int64_t> sizes, strides;
+};
+
+// Where a derivative of the backward finds an input of the forward.
+constexpr int32_t kUnheld = -2;  // it does not read it, or the program wrote it
+constexpr int32_t kHeld = -1;    // the node holds it; from 0 on: the number of the saved tensor that it is
+
+struct History {
+  py::object backward;                   // () -> (backward, whether it takes one list that it may empty)
+  py::object gradients;                  // (forward's inputs, saved tensors, tangents) -> gradients with a history
+  py::object unreached;                  // missing tangents -> for each gradient, whether nothing else leads to it
+  py::object layouts;                    // symbols' values -> (sizes, strides) of each tangent
+  std::vector<int32_t> differentiable;   // flat inputs that the gradients are for
+  std::vector<OutputKind> outputs;       // of what the program returns: the rest is kept
+  std::vector<uint32_t> tangents;        // for each tangent: its place among the differentiable outputs
+  std::vector<TangentLayout> expected;   // for each tangent
+  std::vector<int32_t> held;             // for each input of the forward
+  std::vector<int32_t> symbols;          // inputs of the forward that `layouts` takes
+  size_t saved;                          // tensors among what is kept; sizes follow them
+};
+
+struct Program {
+  py::object forward;
+  bool boxed;  // takes one list of inputs, which it may empty
+  size_t flat_inputs;
+  std::vector<Place> places;  // empty: the flat inputs as they are
+  std::vector<int32_t> conjugated;  // flat inputs that may come lazily conjugated
+  std::optional<History> history;   // none: the program is not differentiated
+  mutable py::object compiled_backward;
+  mutable bool backward_boxed = false;
+};
+
+std::shared_ptr<const Program> read_program(py::handle call, py::handle history);
+
+// Calls a compiled graph with the list of its inputs. Returns a new reference, or throws python_error.
+py::object call_compiled(const py::object& compiled, bool boxed, py::list inputs);
+
+// Throws an error of aotautograd.errors.
+[[noreturn]] void raise(const char* error, const std::string& message);
+
+}  // namespace aotautograd
