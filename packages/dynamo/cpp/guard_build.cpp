@@ -28,11 +28,13 @@ class Builder {
   bool read_check(Kind kind, PyObject* payload, Check& check);
   bool add_relation(Kind kind, PyObject* source, PyObject* payload);
   int slot_of(PyObject* source);
+  std::shared_ptr<TensorCheck> tensor_check(PyObject* payload);
 
   Tree& tree_;
   PyObject* pinned_;
   Ref known_;  // (parent, access, key, module) -> node
   std::unordered_map<PyObject*, Py_ssize_t> seen_;  // source record by address -> node; the records outlive the builder
+  std::vector<std::shared_ptr<TensorCheck>> tensor_checks_;
   Py_ssize_t guard_ = 0;
 };
 
@@ -177,6 +179,16 @@ int Builder::slot_of(PyObject* source) {
   return node.slot;
 }
 
+std::shared_ptr<TensorCheck> Builder::tensor_check(PyObject* payload) {
+  std::shared_ptr<TensorCheck> check = make_tensor_check(payload);
+  if (check == nullptr) return nullptr;
+  for (const std::shared_ptr<TensorCheck>& known : tensor_checks_) {
+    if (same_check(*known, *check)) return known;
+  }
+  tensor_checks_.push_back(check);
+  return check;
+}
+
 bool Builder::read_check(Kind kind, PyObject* payload, Check& check) {
   switch (kind) {
     case Kind::identity: {
@@ -193,7 +205,7 @@ bool Builder::read_check(Kind kind, PyObject* payload, Check& check) {
       check.number = PyObject_IsTrue(payload);
       return check.number >= 0;
     case Kind::tensor:
-      check.tensor = make_tensor_check(payload);
+      check.tensor = tensor_check(payload);
       return check.tensor != nullptr;
     case Kind::dict_keys:
       check.payload = Ref::steal(PySequence_Tuple(payload));
@@ -288,10 +300,7 @@ bool Tree::build(PyObject* guards, PyObject* inputs, PyObject* pinned) {
   for (Py_ssize_t i = 0; i < input_count_; i++) {
     if (!builder.add_input(PyTuple_GET_ITEM(inputs_.get(), i), i)) return false;
   }
-  for (size_t index : roots_) nodes_[index].by_class = follows_from_class(nodes_[index]);
-  if (kDictsHaveVersions && !runs_python_) {
-    for (size_t index : roots_) place_anchor(nodes_[index]);
-  }
+  place_regions();
   return true;
 }
 

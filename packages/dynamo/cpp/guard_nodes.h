@@ -1,10 +1,11 @@
-// The records of a guard tree and the tree itself: built in guard_build.cpp, checked in guard_tree.cpp, replayed in
-// guard_replay.cpp.
+// The records of a guard tree and the tree itself: built in guard_build.cpp, checked in guard_tree.cpp, recorded and
+// replayed in guard_replay.cpp.
 #pragma once
 
 #include <memory>
 #include <vector>
 
+#include "dict_version.h"
 #include "guard_tree.h"
 #include "shape_program.h"
 #include "tensor_guard.h"
@@ -28,7 +29,7 @@ struct Check {
   Ref payload;
   int64_t number = 0;
   bool weak = false;
-  std::unique_ptr<TensorCheck> tensor;
+  std::shared_ptr<TensorCheck> tensor;  // one for all tensors of the same metadata
 };
 
 // One source. `key` is what its access needs: a name, a constant key, a pinned object.
@@ -38,10 +39,10 @@ struct Node {
   int64_t index = 0;
   Py_ssize_t first_guard = 0;
   int slot = -1;
-  int replay = -1;  // of the anchors
-  bool by_class = false;  // a pinned class whose guards all follow from its version tag
-  mutable unsigned int class_tag = 0;  // with which they held; 0: unknown
-  bool symbol = false;  // a shape program reads it: it must be an integer of 64 bits
+  int region = -1;         // of an anchor
+  bool loose = false;      // what it reads changes too often to be recorded
+  unsigned char blamed = 0;
+  bool symbol = false;     // a shape program reads it: it must be an integer of 64 bits
   std::vector<Py_ssize_t> inputs;
   std::vector<Check> checks;
   std::vector<size_t> children;
@@ -56,28 +57,55 @@ struct Relation {
   std::unique_ptr<StateCheck> state;
 };
 
-// One step of a replay. A traversal that succeeded leaves a list of these; while nothing it read has been written to,
-// the list gives the same verdict and the same objects without looking anything up.
-struct Step {
-  enum class Kind { instance, dict, type, tensor, number, collect, remember, subtree } kind;
-  PyObject* object;          // borrowed: alive as long as the steps before it hold
-  PyObject* expected;        // its dictionary, or its type
-  PyObject** place;          // where the instance keeps its dictionary
-  uint64_t version;          // of the dictionary
-  const TensorCheck* check;
-  const Node* node;
-  Py_ssize_t index;          // of the input, or of the slot
+// A word of memory and what it held. Words are compared in order: each lies in an object that is alive when the words
+// ahead of it are as they were.
+struct Word {
+  const uint64_t* place;
+  uint64_t content;
 };
 
-// The replay of everything below one node, its anchor, as last seen. `attempts` and `successes` stop it where the
-// anchor changes at every call and recording would be wasted.
-struct Replay {
-  PyObject* anchor = nullptr;
-  PyTypeObject* anchor_type = nullptr;
-  std::vector<Step> steps;
-  std::vector<Py_ssize_t> inputs;  // all that are below the anchor
-  bool valid = false, busy = false;
-  int attempts = 0, successes = 0;
+// A guard that words cannot vouch for, asked at each call.
+struct Question {
+  enum class Of { root, value, child, number } of;
+  size_t node;
+  PyObject* object;  // the node's value, or what it is read from; borrowed
+};
+
+struct Found {
+  PyObject* object;  // borrowed
+  Py_ssize_t index;  // of the input, or of the slot
+};
+
+// A root that is read from the dictionary whose version lies at `place`.
+struct Reader {
+  const uint64_t* place;
+  size_t node;
+};
+
+// A traversal that succeeded, as the words that its verdict rests on: while they are what they were, all else is.
+struct Record {
+  PyObject *anchor = nullptr, *globals = nullptr, *closure = nullptr;  // compared, never looked into
+  std::vector<Word> contents;  // versions of watched dictionaries: equal as long as the epoch is
+  std::vector<Word> words;
+  std::vector<size_t> content_nodes, word_nodes;  // who asked for each
+  std::vector<DictVersion> dicts;
+  std::vector<Reader> readers;
+  uint64_t epoch = 0;
+  std::vector<TensorOf> tensors;
+  std::vector<Found> inputs, slots;
+  std::vector<Question> questions;
+  Py_ssize_t hits = 0;
+};
+
+// Nodes that are recorded together: all that is not read from the arguments, or everything below one anchor. An anchor
+// may be another object at each call (the layers of a net that share a compiled function): each has its record.
+struct Region {
+  std::vector<size_t> nodes;
+  std::vector<Py_ssize_t> inputs;  // all that are below
+  std::vector<std::unique_ptr<Record>> records;
+  size_t oldest = 0;
+  bool busy = false;
+  Py_ssize_t attempts = 0, successes = 0;
 };
 
 // What one traversal gathers: the objects and integers that relations speak of, and the inputs.
@@ -96,11 +124,8 @@ inline bool is_number_access(Access access) { return access >= Access::tensor_si
 PyObject* instance_dict(PyObject* object);
 PyObject* dict_lookup(PyObject* dict, PyObject* key);
 
-#if PY_VERSION_HEX < 0x030D0000
-constexpr bool kDictsHaveVersions = true;
-#else
-constexpr bool kDictsHaveVersions = false;
-#endif
+// What guards read of functions, without a reference (borrowed); null: something else. `*place` is where it lies.
+PyObject* function_part(PyObject* function, PyObject* name, PyObject*** place);
 
 class Tree {
  public:
@@ -113,25 +138,31 @@ class Tree {
 
  private:
   friend class Builder;
+  friend class Recording;
   PyObject* access(Visit& visit, const Node& node, PyObject* base, PyObject*& dict);
   PyObject* root(Visit& visit, const Node& node);
   bool check_node(Visit& visit, const Node& node, PyObject* value);
   bool check_number(Visit& visit, const Node& node, PyObject* base);
   bool run_check(const Check& check, PyObject* value);
   bool check_relation(Visit& visit, const Relation& relation);
-  size_t survey(const Node& node, std::vector<Py_ssize_t>& inputs) const;
-  bool record_node(std::vector<Step>& steps, const Node& node, PyObject* value, bool anchor);
-  bool replay(Visit& visit, const Replay& record);
   bool check_root(Visit& visit, const Node& node);
-  bool check_anchor(Visit& visit, const Node& node, PyObject* value);
+  bool check_below(Visit& visit, const Node& node, PyObject* value);
+
+  void place_regions();
   void place_anchor(Node& node);
-  bool follows_from_class(const Node& node) const;
-  bool check_class(Visit& visit, const Node& node, PyObject* value);
+  size_t survey(const Node& node, std::vector<Py_ssize_t>& inputs) const;
+  bool check_region(Visit& visit, Region& region, PyObject* anchor);
+  bool check_in_full(Visit& visit, const Region& region, PyObject* anchor);
+  bool replay(Visit& visit, Record& record, const uint64_t** changed, size_t* owner);
+  bool answer(Visit& visit, const Question& question);
+  void blame(const Record& record, const uint64_t* place, size_t owner);
+  void loosen(Node& node);
 
   Ref guards_, inputs_;
   std::vector<Node> nodes_;
   std::vector<size_t> roots_;
-  std::vector<std::unique_ptr<Replay>> replays_;  // by `Node::replay`
+  std::vector<std::unique_ptr<Region>> regions_;  // by `Node::region`
+  Region* steady_ = nullptr;  // of what is not read from the arguments
   std::vector<Relation> before_, after_;  // ambient state first, relations between objects at the end
   Py_ssize_t input_count_ = 0;
   int slot_count_ = 0;

@@ -36,6 +36,18 @@ PyObject* dict_lookup(PyObject* dict, PyObject* key) {
   return value;
 }
 
+PyObject* function_part(PyObject* function, PyObject* name, PyObject*** place) {
+  static PyObject* const code = PyUnicode_InternFromString("__code__");
+  static PyObject* const defaults = PyUnicode_InternFromString("__defaults__");
+  static PyObject* const by_name = PyUnicode_InternFromString("__kwdefaults__");
+  PyFunctionObject* parts = reinterpret_cast<PyFunctionObject*>(function);
+  if (name == code) *place = &parts->func_code;
+  else if (name == defaults) *place = &parts->func_defaults;
+  else if (name == by_name) *place = &parts->func_kwdefaults;
+  else return nullptr;
+  return **place != nullptr ? **place : Py_None;
+}
+
 namespace {
 
 PyObject* sequence_item(PyObject* const* items, Py_ssize_t size, int64_t index) {
@@ -50,19 +62,6 @@ Py_ssize_t container_length(PyObject* object) {
   Py_ssize_t length = PyObject_Size(object);
   if (length < 0) PyErr_Clear();
   return length;
-}
-
-// What guards read of functions, without a reference (borrowed); null: something else.
-PyObject* function_part(PyObject* function, PyObject* name) {
-  static PyObject* const code = PyUnicode_InternFromString("__code__");
-  static PyObject* const defaults = PyUnicode_InternFromString("__defaults__");
-  static PyObject* const by_name = PyUnicode_InternFromString("__kwdefaults__");
-  PyObject* part = nullptr;
-  if (name == code) return PyFunction_GET_CODE(function);
-  if (name == defaults) part = PyFunction_GET_DEFAULTS(function);
-  else if (name == by_name) part = PyFunction_GET_KW_DEFAULTS(function);
-  else return nullptr;
-  return part != nullptr ? part : Py_None;
 }
 
 bool is_container(PyObject* object) {
@@ -166,7 +165,8 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
         if (PyObject* value = dict_lookup(PyModule_GetDict(base), node.key.get())) return value;
       }
       if (PyFunction_Check(base)) {
-        if (PyObject* value = function_part(base, node.key.get())) return value;
+        PyObject** place;
+        if (PyObject* value = function_part(base, node.key.get(), &place)) return value;
       }
       PyObject* value = PyObject_GetAttr(base, node.key.get());
       if (value == nullptr) {
@@ -277,9 +277,13 @@ bool Tree::check_node(Visit& visit, const Node& node, PyObject* value) {
       return false;
     }
     if (runs_python_) visit.kept.push_back(Ref::share(next));
-    if (child.replay >= 0 ? !check_anchor(visit, child, next) : !check_node(visit, child, next)) return false;
+    if (!check_below(visit, child, next)) return false;
   }
   return true;
+}
+
+bool Tree::check_below(Visit& visit, const Node& node, PyObject* value) {
+  return node.region >= 0 ? check_region(visit, *regions_[node.region], value) : check_node(visit, node, value);
 }
 
 bool Tree::check_relation(Visit& visit, const Relation& relation) {
@@ -308,8 +312,7 @@ bool Tree::check_root(Visit& visit, const Node& node) {
     return false;
   }
   if (runs_python_) visit.kept.push_back(Ref::share(value));
-  if (node.by_class) return check_class(visit, node, value);
-  return node.replay >= 0 ? check_anchor(visit, node, value) : check_node(visit, node, value);
+  return check_below(visit, node, value);
 }
 
 PyObject* Tree::check(const Scope& scope, Py_ssize_t* failed) {
@@ -327,11 +330,11 @@ PyObject* Tree::check(const Scope& scope, Py_ssize_t* failed) {
     visit.objects.resize(slot_count_);
     visit.numbers.resize(slot_count_);
   }
-  for (size_t index : roots_) {
-    if (!check_root(visit, nodes_[index])) {
-      *failed = visit.failed;
-      return nullptr;
-    }
+  bool good = true;
+  for (size_t i = 0; good && i < roots_.size(); i++) good = check_root(visit, nodes_[roots_[i]]);
+  if (!good || (steady_ != nullptr && !check_region(visit, *steady_, nullptr))) {
+    *failed = visit.failed;
+    return nullptr;
   }
   for (const Relation& relation : after_) {
     if (!check_relation(visit, relation)) {

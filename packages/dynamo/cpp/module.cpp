@@ -1,5 +1,6 @@
 // torchdynamo._C: guards, the compiled callable and the frame hook.
 #include "callable.h"
+#include "dict_version.h"
 #include "guard_tree.h"
 #include "hook.h"
 
@@ -10,6 +11,7 @@ PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torchdynamo._C", nullptr, -1, 
 }  // namespace
 
 PyMODINIT_FUNC PyInit__C() {
+  if (torchdynamo::add_dict_watcher() < 0) PyErr_Clear();  // others took them all: guards work, without records
   torchdynamo::Ref module = torchdynamo::Ref::steal(PyModule_Create(&definition));
   if (!module || torchdynamo::add_guard_tree_type(module.get()) < 0 || torchdynamo::add_callable_types(module.get()) < 0 ||
       torchdynamo::add_hook_functions(module.get()) < 0) {

@@ -11,7 +11,11 @@
 #include <c10/core/InferenceMode.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
+#include <torch/csrc/Layout.h>
+#include <torch/csrc/MemoryFormat.h>
+#include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstdlib>
@@ -109,17 +113,32 @@ class MetadataCheck final : public TensorCheck {
     if (impl->dtype() != type_meta_ || impl->device() != device_) return false;
     if (keys_ && impl->key_set().raw_repr() != *keys_) return false;
     try {
-      if (impl->requires_grad() != requires_grad_ || !matches(impl->sizes(), sizes_)) return false;
+      if (!matches(impl->sizes(), sizes_)) return false;
       if (impl->layout() == c10::kStrided ? !matches(impl->strides(), strides_) : !strides_.empty()) return false;
-      if (is_leaf_ && tensor.is_leaf() != *is_leaf_) return false;
-      if (has_grad_ && tensor.grad().defined() != *has_grad_) return false;
+      if (!gradient_matches(tensor)) return false;
     } catch (const std::exception&) {
       return false;  // a tensor whose sizes are not plain numbers is not the one that capture saw
     }
     return !marked_parameter_ || is_marked(object);
   }
 
+  bool same_as(const MetadataCheck& other) const {
+    return type_.get() == other.type_.get() && type_meta_ == other.type_meta_ && device_ == other.device_ &&
+           requires_grad_ == other.requires_grad_ && marked_parameter_ == other.marked_parameter_ &&
+           sizes_ == other.sizes_ && strides_ == other.strides_ && is_leaf_ == other.is_leaf_ &&
+           has_grad_ == other.has_grad_ && keys_ == other.keys_;
+  }
+
  private:
+  bool gradient_matches(const at::Tensor& tensor) const {
+    // What a tensor says of itself through several calls is read from its record at once.
+    const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.unsafeGetTensorImpl()->autograd_meta());
+    if (meta == nullptr) return !requires_grad_ && is_leaf_.value_or(true) && !has_grad_.value_or(false);
+    if (meta->torch::autograd::AutogradMeta::requires_grad() != requires_grad_) return false;
+    if (is_leaf_ && (meta->is_view_ ? tensor.is_leaf() : meta->grad_fn_ == nullptr) != *is_leaf_) return false;
+    return !has_grad_ || meta->grad_.defined() == *has_grad_;
+  }
+
   static bool is_marked(PyObject* object) {
     Ref mark = Ref::steal(PyObject_GetAttrString(object, "_is_param"));
     int truth = mark ? PyObject_IsTrue(mark.get()) : 0;
@@ -225,6 +244,22 @@ std::unique_ptr<TensorCheck> make_tensor_check(PyObject* record) {
   return check;
 }
 
+bool is_torch_constant(PyObject* object) {
+  return THPDtype_Check(object) || THPDevice_Check(object) || THPLayout_Check(object) || THPMemoryFormat_Check(object) ||
+         THPSize_Check(object);
+}
+
+bool tensors_hold(const TensorOf* begin, const TensorOf* end) {
+  for (const TensorOf* one = begin; one != end; one++) {
+    if (!static_cast<const MetadataCheck*>(one->check)->holds(one->object)) return false;
+  }
+  return true;
+}
+
+bool same_check(const TensorCheck& a, const TensorCheck& b) {
+  return static_cast<const MetadataCheck&>(a).same_as(static_cast<const MetadataCheck&>(b));
+}
+
 std::unique_ptr<StateCheck> make_state_check(PyObject* record) {
   auto check = std::make_unique<AmbientCheck>();
   if (!check->read(record)) return nullptr;
@@ -289,6 +324,12 @@ std::unique_ptr<StateCheck> make_state_check(PyObject*) {
   PyErr_SetString(PyExc_NotImplementedError, "this build of torchdynamo._C has no torch: no ambient state to guard");
   return nullptr;
 }
+
+bool is_torch_constant(PyObject*) { return false; }
+
+bool tensors_hold(const TensorOf* begin, const TensorOf* end) { return begin == end; }
+
+bool same_check(const TensorCheck&, const TensorCheck&) { return false; }
 
 bool read_tensor_number(PyObject*, TensorNumber, int64_t, int64_t*) { return false; }
 

@@ -18,6 +18,17 @@ class TensorCheck {
   virtual bool holds(PyObject* object) const = 0;
 };
 
+struct TensorOf {
+  PyObject* object;  // borrowed
+  const TensorCheck* check;
+};
+
+// A dtype, a device and the like: objects that never change.
+bool is_torch_constant(PyObject* object);
+
+bool tensors_hold(const TensorOf* begin, const TensorOf* end);
+bool same_check(const TensorCheck& a, const TensorCheck& b);
+
 // Ambient state, compared at once (a `schemas.GlobalState`).
 class StateCheck {
  public:
