@@ -18,6 +18,7 @@ from primtorch.errors import NotClosed
 from primtorch.prims import Prim, copy_strided
 from primtorch.printing import graph_text
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import SCALAR_FUNCTIONS
 
 SIZE_FUNCTIONS = frozenset(
     {
@@ -44,6 +45,7 @@ SIZE_FUNCTIONS = frozenset(
         torch.ops.aten.sym_stride.int,
         torch.ops.aten.sym_numel.default,
         torch.ops.aten.sym_storage_offset.default,
+        *SCALAR_FUNCTIONS,
     }
 )
 
@@ -113,7 +115,7 @@ class _Lowering:
         val = node.meta.get("val")
         if val is None or (isinstance(val, (bool, int, float, str)) and not isinstance(val, torch.SymInt)):
             return val if val is not None else made
-        if not isinstance(val, torch.SymInt):
+        if not isinstance(val, (torch.SymInt, torch.SymFloat)):
             made.meta["val"] = val = as_spec(val)
         return self.b.result(made, val)
 
@@ -162,7 +164,7 @@ class _Lowering:
     def size(self, node: fx.Node) -> Any:
         """A size computed in the graph: its SymInt says all; a node is made where something needs one."""
         val = node.meta.get("val")
-        if val is None or isinstance(val, (torch.SymFloat, torch.SymBool)):
+        if val is None or isinstance(val, torch.SymBool):
             args = fx.map_arg(node.args, self.env.__getitem__)
             return node.target(*[a.spec if isinstance(a, Value) else a for a in args])  # type: ignore[operator]
         return val
@@ -179,14 +181,14 @@ class _Lowering:
         specs = (
             tuple(None if v is None else as_spec(v) for v in val)
             if isinstance(val, (tuple, list))
-            else (as_spec(val) if not isinstance(val, (int, float, torch.SymInt)) else val)
+            else (as_spec(val) if not isinstance(val, (int, float, torch.SymInt, torch.SymFloat)) else val)
         )
         return self.b.record(target, args, kwargs, specs, node.name)
 
     def check(self, node: fx.Node, result: Any) -> None:
         """A rule's result has the dtype and shape that ATen gives; a difference is a wrong rule."""
         val = node.meta.get("val")
-        if isinstance(val, torch.SymInt) or isinstance(result, Results) or val is None:
+        if isinstance(val, (torch.SymInt, torch.SymFloat)) or isinstance(result, Results) or val is None:
             return
         pairs = zip(val, result, strict=False) if isinstance(val, (tuple, list)) else ((val, result),)
         for wanted, got in pairs:

@@ -227,6 +227,8 @@ def _frozen(argument: Any) -> Any:
         return tuple([a if type(a) is int else _frozen(a) for a in argument])
     if kind is torch.SymInt:
         return ("sym", str(expr_of(argument)))
+    if kind is torch.SymFloat:
+        return ("sym", str(argument))
     return (kind, str(argument))
 
 
@@ -289,7 +291,7 @@ class Builder:
         """Values for a node's result; a tuple's elements get their getitem nodes when they are read."""
         if isinstance(val, (tuple, list)):
             return Results(self, node, val)
-        if isinstance(val, torch.SymInt):
+        if isinstance(val, (torch.SymInt, torch.SymFloat)):
             self.bind(val, node)
             return val
         if val is None or isinstance(val, (int, float, bool)):
@@ -300,7 +302,7 @@ class Builder:
                 self._bind_size(size, node, dim)
         return Value(self, node, spec)
 
-    def bind(self, size: torch.SymInt, node: fx.Node) -> None:
+    def bind(self, size: torch.SymInt | torch.SymFloat, node: fx.Node) -> None:
         """Make `node` the source of a symbol when `size` is a symbol alone."""
         name = str(size)
         if name.isidentifier():
@@ -322,7 +324,7 @@ class Builder:
             return argument
         if isinstance(argument, (tuple, list)):
             return tuple([a.node if type(a) is Value else self._nodes(a) for a in argument])
-        if kind is torch.SymInt:
+        if kind is torch.SymInt or kind is torch.SymFloat:
             return materialize(self.graph, argument, self.symbol_nodes)
         return argument
 

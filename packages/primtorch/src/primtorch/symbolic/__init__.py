@@ -1,18 +1,24 @@
-"""Symbolic integers: polynomials, relations, ranges and guards."""
+"""Symbolic integers and floats: polynomials, relations, ranges, guards, and what is computed from them."""
 
 from __future__ import annotations
 
 import torch
 
 from primtorch.symbolic.expr import IntExpr, Program, constant, symbol
+from primtorch.symbolic.float_expr import Definition, FloatExpr, float_constant
 from primtorch.symbolic.materialize import materialize
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, relate
+from primtorch.symbolic.scalar_ops import SCALAR_FUNCTIONS, SCALAR_OPS
 from primtorch.symbolic.shape_env import ShapeEnv, ShapeGuard, SymbolInfo
 from primtorch.symbolic.sym_node import SymNode, node_of
 
 __all__ = [
+    "SCALAR_FUNCTIONS",
+    "SCALAR_OPS",
     "BoolExpr",
     "Connective",
+    "Definition",
+    "FloatExpr",
     "IntExpr",
     "Program",
     "Relation",
@@ -23,6 +29,7 @@ __all__ = [
     "Truth",
     "constant",
     "expr_of",
+    "float_expr_of",
     "hint_of",
     "materialize",
     "relate",
@@ -39,15 +46,27 @@ def expr_of(size: int | torch.SymInt) -> IntExpr:
     return node.env.simplify(node._int())
 
 
-def hint_of(size: int | torch.SymInt) -> int:
-    """The size in the example.
+def float_expr_of(value: float | torch.SymFloat) -> FloatExpr:
+    """The expression of a float: a symbol, or a known value."""
+    if isinstance(value, float):
+        return float_constant(value)
+    expr = node_of(value).expr
+    if not isinstance(expr, FloatExpr):
+        raise TypeError(f"a float is expected, not {expr}")
+    return expr
+
+
+def hint_of(size: int | torch.SymInt, unbacked: int | None = None) -> int:
+    """The size in the example; for one that depends on data, `unbacked`.
 
     Raises:
-        ValueError: the size depends on data and has no value in the example.
+        ValueError: the size depends on data and has no value in the example, and `unbacked` is not given.
     """
     if isinstance(size, int):
         return size
     hint = node_of(size).hint
+    if hint is None:
+        hint = unbacked
     if hint is None:
         raise ValueError(f"{size} depends on data and has no example value")
     return int(hint)

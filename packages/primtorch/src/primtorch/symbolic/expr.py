@@ -13,7 +13,7 @@ from operator import attrgetter
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
-Program: TypeAlias = tuple[tuple[str, "int | str"], ...]
+Program: TypeAlias = tuple[tuple[str, "int | str | float"], ...]
 
 
 class Symbol:
@@ -363,7 +363,7 @@ def _substitute_atom(atom: Atom, values: Mapping[Atom, IntExpr]) -> IntExpr:
     return _REBUILD[atom.op](left, right)
 
 
-def _int_program(expr: IntExpr) -> Iterable[tuple[str, int | str]]:
+def _int_program(expr: IntExpr) -> Iterable[tuple[str, int | str | float]]:
     terms = expr.ordered_terms()
     if not terms:
         yield ("const", 0)

@@ -1,58 +1,42 @@
-"""Floats computed from sizes (true division, float(n)): carried lazily, made concrete by a guard on the sizes."""
+"""Floats of a program: a symbol f0, f1, ... or a known value. What is computed from them is again a symbol, whose
+definition the environment keeps (`ShapeEnv.define`)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TypeAlias
+from dataclasses import dataclass, field
 
-from primtorch.symbolic.expr import IntExpr
+from primtorch.symbolic.expr import IntExpr, Program
 
 
 @dataclass(frozen=True, slots=True)
 class FloatExpr:
-    """An operator of `operator` applied to polynomials, floats and other FloatExprs; `op` "value" wraps one operand."""
+    """A float by its text: a symbol's name, or `repr` of a value (which tells -0.0 from 0.0, and has one nan)."""
 
-    op: str
-    args: tuple[FloatOperand, ...]
+    text: str
+    value: float | None = field(default=None, compare=False)  # None for a symbol
 
     def symbols(self) -> set[str]:
-        return {s for part in self.sizes() for s in part.symbols()}
+        return {self.text} if self.value is None else set()
 
-    def sizes(self) -> list[IntExpr]:
-        """The integer expressions that the value depends on."""
-        found: list[IntExpr] = []
-        for arg in self.args:
-            if isinstance(arg, IntExpr):
-                found.append(arg)
-            elif isinstance(arg, FloatExpr):
-                found.extend(arg.sizes())
-        return found
+    def evaluate(self, values: Mapping[str, float]) -> float:
+        return values[self.text] if self.value is None else self.value
 
-    def evaluate(self, values: Mapping[str, int]) -> float:
-        numbers = [a.evaluate(values) if isinstance(a, IntExpr | FloatExpr) else a for a in self.args]
-        match self.op:
-            case "value":
-                return float(numbers[0])
-            case "truediv":
-                return numbers[0] / numbers[1]
-            case "add":
-                return numbers[0] + numbers[1]
-            case "sub":
-                return numbers[0] - numbers[1]
-            case "mul":
-                return numbers[0] * numbers[1]
-            case "pow":
-                return float(numbers[0] ** numbers[1])
-            case "neg":
-                return -numbers[0]
-        raise AssertionError(self.op)
+    def program(self) -> Program:
+        return (("sym", self.text),) if self.value is None else (("fconst", self.value),)
 
     def __str__(self) -> str:
-        signs = {"truediv": "/", "add": "+", "sub": "-", "mul": "*", "pow": "**"}
-        if self.op in signs:
-            return f"({self.args[0]} {signs[self.op]} {self.args[1]})"
-        return f"{'-' if self.op == 'neg' else 'float'}({self.args[0]})"
+        return self.text
 
 
-FloatOperand: TypeAlias = "IntExpr | FloatExpr | float"
+@dataclass(frozen=True, slots=True)
+class Definition:
+    """What a derived symbol stands for: an operation of `SCALAR_OPS` on numbers of the environment."""
+
+    op: str
+    args: tuple[IntExpr | FloatExpr, ...]
+
+
+def float_constant(value: float) -> FloatExpr:
+    """The expression of a known float."""
+    return FloatExpr(repr(value), value)

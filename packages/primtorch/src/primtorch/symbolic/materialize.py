@@ -1,15 +1,17 @@
-"""Sizes as FX nodes."""
+"""Sizes and other numbers as FX nodes."""
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, overload
 from weakref import WeakKeyDictionary
 
 import torch
 
 from primtorch.symbolic.expr import Atom, IntExpr, Symbol
+from primtorch.symbolic.float_expr import FloatExpr
+from primtorch.symbolic.scalar_ops import SCALAR_OPS
 from primtorch.symbolic.shape_env import ShapeEnv
 from primtorch.symbolic.sym_node import node_of
 
@@ -22,18 +24,25 @@ _ATOM_OPERATORS: dict[str, Callable[..., Any]] = {
     "min": torch.sym_min,
     "max": torch.sym_max,
 }
-_Operand: TypeAlias = "fx.Node | int"
+_Operand: TypeAlias = "fx.Node | int | float"
 _made: WeakKeyDictionary[fx.Graph, dict[tuple[object, ...], fx.Node]] = WeakKeyDictionary()
 
 
-def materialize(graph: fx.Graph, size: int | torch.SymInt, symbol_nodes: Mapping[str, fx.Node]) -> fx.Node | int:
-    """The size as an int or a node of the graph; equal subexpressions share a node.
+@overload
+def materialize(graph: fx.Graph, size: int | torch.SymInt, symbol_nodes: Mapping[str, fx.Node]) -> fx.Node | int: ...
+@overload
+def materialize(graph: fx.Graph, size: torch.SymFloat, symbol_nodes: Mapping[str, fx.Node]) -> fx.Node | float: ...
+def materialize(
+    graph: fx.Graph, size: int | torch.SymInt | torch.SymFloat, symbol_nodes: Mapping[str, fx.Node]
+) -> fx.Node | int | float:
+    """The size (or float) as a number or a node of the graph; equal subexpressions share a node.
 
     Nodes are placed right after what they are computed from (placeholders first), so that they dominate every use.
-    `meta["val"]` of a new node is its SymInt.
+    `meta["val"]` of a new node is its SymInt or SymFloat.
 
     Args:
-        symbol_nodes: for each symbol's name, the node that gives its value.
+        symbol_nodes: for each symbol's name, the node that gives its value. A derived symbol without a node is
+            computed from what it is derived from.
 
     Raises:
         KeyError: a symbol has no node.
@@ -41,7 +50,12 @@ def materialize(graph: fx.Graph, size: int | torch.SymInt, symbol_nodes: Mapping
     if isinstance(size, int):
         return size
     node = node_of(size)
-    return _Materializer(graph, symbol_nodes, node.env).polynomial(node.env.simplify(node._int()))
+    maker = _Materializer(graph, symbol_nodes, node.env)
+    if isinstance(node.expr, FloatExpr):
+        number: fx.Node | float = maker.operand(node.expr)
+        return number
+    made: fx.Node | int = maker.polynomial(node.env.simplify(node._int()))
+    return made
 
 
 class _Materializer:
@@ -51,7 +65,21 @@ class _Materializer:
         self.env = env
         self.cache = _made.setdefault(graph, {})
 
-    def polynomial(self, expr: IntExpr) -> _Operand:
+    def symbol(self, name: str) -> Any:
+        """A symbol's node; a derived one is computed where it has none."""
+        definition = self.env.definitions.get(name)
+        if name in self.symbol_nodes or definition is None:
+            return self.symbol_nodes[name]
+        record = SCALAR_OPS[definition.op]
+        operands = [self.operand(arg) for arg in definition.args]
+        return self.call(record.function, *operands, value=self.env.named(name))
+
+    def operand(self, expr: IntExpr | FloatExpr) -> Any:
+        if isinstance(expr, IntExpr):
+            return self.polynomial(self.env.simplify(expr))
+        return self.symbol(expr.text) if expr.value is None else expr.value
+
+    def polynomial(self, expr: IntExpr) -> Any:
         value = expr.as_int()
         if value is not None:
             return value
@@ -73,21 +101,23 @@ class _Materializer:
         assert total is not None
         return total
 
-    def atom(self, atom: Atom) -> _Operand:
+    def atom(self, atom: Atom) -> Any:
         if isinstance(atom, Symbol):
-            return self.symbol_nodes[atom.key]
+            return self.symbol(atom.key)
         return self.call(_ATOM_OPERATORS[atom.op], self.polynomial(atom.left), self.polynomial(atom.right))
 
-    def call(self, fn: Callable[..., Any], *args: _Operand) -> _Operand:
-        if all(isinstance(a, int) for a in args):
+    def call(self, fn: Callable[..., Any], *args: _Operand, value: Any = None) -> Any:
+        if value is None and all(isinstance(a, int) for a in args):
             return int(fn(*args))
-        key = (fn, *args)
+        key = (fn, *(repr(a) if isinstance(a, float) else a for a in args))
         found = self.cache.get(key)
         if found is not None and not found._erased:
             return found
-        with self.graph.inserting_after(self._latest([a for a in args if not isinstance(a, int)])):
+        with self.graph.inserting_after(self._latest([a for a in args if not isinstance(a, (int, float))])):
             made = self.graph.call_function(fn, args)
-        made.meta["val"] = fn(*(a if isinstance(a, int) else a.meta["val"] for a in args))
+        if value is None:
+            value = fn(*(a if isinstance(a, (int, float)) else a.meta["val"] for a in args))
+        made.meta["val"] = value
         made.meta["stack"] = ()
         self.cache[key] = made
         return made

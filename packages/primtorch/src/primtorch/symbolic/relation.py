@@ -8,6 +8,7 @@ from math import gcd
 from typing import TypeAlias
 
 from primtorch.symbolic.expr import Atom, IntExpr, Program, constant
+from primtorch.symbolic.float_expr import FloatExpr
 
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "eq": lambda a, b: a == b,
@@ -46,6 +47,66 @@ class Relation:
 
     def __str__(self) -> str:
         return f"{self.left} {_TEXT[self.op]} {self.right}"
+
+
+@dataclass(frozen=True, slots=True)
+class FloatRelation:
+    """`left op right` of floats, or its opposite where `holds` is False (with NaN, `not a < b` is not `a >= b`).
+
+    `op` is that of a Relation, or "same": equal, with nan the same as nan and 0.0 not the same as -0.0.
+    """
+
+    op: str
+    left: FloatExpr
+    right: FloatExpr
+    holds: bool = True
+
+    def symbols(self) -> set[str]:
+        return self.left.symbols() | self.right.symbols()
+
+    def evaluate(self, values: Mapping[str, float]) -> bool:
+        left, right = self.left.evaluate(values), self.right.evaluate(values)
+        truth = repr(left) == repr(right) if self.op == "same" else _COMPARE[self.op](left, right)  # type: ignore[arg-type]
+        return truth is self.holds
+
+    def substitute(self, values: Mapping[Atom, IntExpr]) -> FloatRelation:
+        return self
+
+    def program(self) -> Program:
+        last: Program = () if self.holds else (("not", 0),)
+        return (*self.left.program(), *self.right.program(), (f"f{self.op}", 0), *last)
+
+    def negated(self) -> FloatRelation:
+        return FloatRelation(self.op, self.left, self.right, not self.holds)
+
+    def __str__(self) -> str:
+        text = f"{self.left} {_TEXT.get(self.op, 'is')} {self.right}"
+        return text if self.holds else f"not {text}"
+
+
+@dataclass(frozen=True, slots=True)
+class Defined:
+    """A derived symbol has a value: the operation behind it does not raise."""
+
+    name: str
+
+    def symbols(self) -> set[str]:
+        return {self.name}
+
+    def evaluate(self, values: Mapping[str, float]) -> bool:
+        return self.name in values
+
+    def substitute(self, values: Mapping[Atom, IntExpr]) -> Defined:
+        return self
+
+    def program(self) -> Program:
+        return (("sym", self.name), ("defined", 0))
+
+    def negated(self) -> Truth:
+        return Truth(False)
+
+    def __str__(self) -> str:
+        return f"{self.name} is defined"
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +163,7 @@ class Connective:
         return f"({self.left}) {self.op} ({self.right})"
 
 
-BoolExpr: TypeAlias = Relation | Truth | Connective
+BoolExpr: TypeAlias = Relation | Truth | Connective | FloatRelation | Defined
 
 
 def connect(op: str, left: BoolExpr, right: BoolExpr) -> BoolExpr:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any, overload
 
 import torch
 
 from primtorch.errors import DataDependentValue
 from primtorch.schemas import UserFrame
-from primtorch.symbolic.expr import Atom, Call, IntExpr, Symbol, atom_expr, constant, intern_symbol, symbol
+from primtorch.symbolic.expr import Atom, Call, IntExpr, Program, Symbol, atom_expr, constant, intern_symbol, symbol
+from primtorch.symbolic.float_expr import Definition, FloatExpr, float_constant
 from primtorch.symbolic.relation import (
     BoolExpr,
     Connective,
+    Defined,
+    FloatRelation,
     Relation,
     Truth,
     at_least_zero,
@@ -20,6 +24,7 @@ from primtorch.symbolic.relation import (
     relate,
     zero_form,
 )
+from primtorch.symbolic.scalar_ops import SCALAR_OPS
 from primtorch.symbolic.sym_node import SymNode
 
 Range = tuple[int | None, int | None]
@@ -30,9 +35,9 @@ class SymbolInfo:
     """A symbol as it was made: its value in the example (None for a data-dependent one), origin and range."""
 
     name: str
-    hint: int | None
+    hint: int | float | None
     source: str
-    min: int
+    min: int | None
     max: int | None
 
     @property
@@ -71,25 +76,108 @@ class ShapeEnv:
         """What the program asserts of data-dependent sizes: to be checked at run time, not before the call."""
         self.layouts: dict[object, object] = {}
         """Results of rules on symbolic layouts, by the rule and the sizes' expressions: what is known only grows."""
+        self.definitions: dict[str, Definition] = {}
+        """Derived symbols, in the order in which they were made: each is computed from symbols before it."""
+        self._defined: dict[Definition, IntExpr | FloatExpr] = {}
         self._ranges: dict[str, Range] = {}
         self._substitutions: dict[Atom, IntExpr] = {}
         self._simplified: dict[IntExpr, IntExpr] = {}
         self._decided: dict[BoolExpr, bool | None] = {}
         self._zero: set[IntExpr] = set()
         self._nonzero: set[IntExpr] = set()
+        self._facts: set[FloatRelation | Defined] = set()
         self._lower: dict[IntExpr, int] = {}
         """p (without constant term) -> the largest known k with p >= k."""
 
     # making symbols -------------------------------------------------------------------------------------------
     def symbol(self, hint: int, source: str, *, min: int = 2, max: int | None = None) -> torch.SymInt:
         """A new symbol s0, s1, ... with the example's value; `min` and `max` are promises that the caller guards."""
-        name = f"s{sum(1 for s in self.symbols if s.startswith('s'))}"
-        return self._new(SymbolInfo(name, hint, source, min, max))
+        return self._new(SymbolInfo(self._fresh("s"), hint, source, min, max))
+
+    def float_symbol(self, hint: float, source: str) -> torch.SymFloat:
+        """A new symbol f0, f1, ... for a float that the program is given, with the example's value."""
+        name = self._fresh("f")
+        self.symbols[name] = SymbolInfo(name, hint, source, None, None)
+        return torch.SymFloat(SymNode(FloatExpr(name), hint, self))
+
+    def _fresh(self, letter: str) -> str:
+        return f"{letter}{sum(1 for s in self.symbols if s.startswith(letter))}"
 
     def unbacked(self, *, min: int = 0, max: int | None = None) -> torch.SymInt:
         """A new symbol u0, u1, ... for a size that depends on data."""
-        name = f"u{sum(1 for s in self.symbols if s.startswith('u'))}"
-        return self._new(SymbolInfo(name, None, "", min, max))
+        return self._new(SymbolInfo(self._fresh("u"), None, "", min, max))
+
+    def define(self, op: str, *args: IntExpr | FloatExpr) -> IntExpr | FloatExpr:
+        """The result of an operation of `SCALAR_OPS`: a derived symbol, or the value where all operands are known.
+
+        An operation that some operands make raise is guarded not to. Raises what it raises in the example.
+
+        Raises:
+            TypeError: the result is no real number (a negative number to a fraction).
+            OverflowError: an integer result does not fit in 62 bits.
+        """
+        record = SCALAR_OPS[op]
+        definition = Definition(op, tuple(self.simplify(a) if isinstance(a, IntExpr) else a for a in args))
+        found = self._defined.get(definition)
+        if found is not None:
+            return found
+        hints = [self.hint(a) for a in definition.args]
+        hint = None if None in hints else record.function(*hints)
+        if isinstance(hint, complex):
+            raise TypeError(f"{record.text(tuple(map(str, args)))} is complex")
+        if isinstance(hint, int) and abs(hint) > _LARGEST:
+            raise OverflowError(f"{record.text(tuple(map(str, args)))} does not fit in 62 bits")
+        result: IntExpr | FloatExpr
+        if hint is not None and not any(a.symbols() for a in definition.args):
+            result = constant(hint) if isinstance(hint, int) else float_constant(hint)
+        else:
+            name = self._fresh("s" if record.gives == "int" else "f")
+            low, high = _result_range(op, definition.args) if record.gives == "int" else (None, None)
+            self.symbols[name] = SymbolInfo(name, hint, record.text(tuple(map(str, definition.args))), low, high)
+            self.definitions[name] = definition
+            self._ranges[name] = (low, high)
+            result = symbol(name) if record.gives == "int" else FloatExpr(name)
+            if hint is not None and record.partial and not _always_defined(definition):
+                self.assume(Defined(name), self.guards)
+        self._defined[definition] = result
+        return result
+
+    def spelt_out(self, program: Program) -> Program:
+        """A program with derived symbols replaced by the programs that compute them."""
+        steps: list[tuple[str, int | str | float]] = []
+        for op, argument in program:
+            definition = self.definitions.get(str(argument)) if op == "sym" else None
+            if definition is None:
+                steps.append((op, argument))
+            else:
+                for arg in definition.args:
+                    steps += self.spelt_out(arg.program())
+                steps.append((definition.op, 0))
+        return tuple(steps)
+
+    def roots(self, names: set[str]) -> set[str]:
+        """The symbols that these are computed from in the end."""
+        found: set[str] = set()
+        for name in names:
+            definition = self.definitions.get(name)
+            if definition is None:
+                found.add(name)
+            else:
+                found |= self.roots({s for arg in definition.args for s in arg.symbols()})
+        return found
+
+    def named(self, name: str) -> torch.SymInt | torch.SymFloat:
+        """The symbol of this name as a program holds it."""
+        hint = self.symbols[name].hint
+        if name.startswith("f"):
+            return torch.SymFloat(SymNode(FloatExpr(name), hint, self))
+        return torch.SymInt(SymNode(symbol(name), hint, self))
+
+    def number(self, expr: IntExpr | FloatExpr) -> int | float | torch.SymInt | torch.SymFloat:
+        """What a program holds for an expression: the number itself where it is known."""
+        if isinstance(expr, IntExpr):
+            return self.size(expr)
+        return torch.SymFloat(SymNode(expr, self.hint(expr), self)) if expr.value is None else expr.value
 
     def _new(self, info: SymbolInfo) -> torch.SymInt:
         self.symbols[info.name] = info
@@ -102,9 +190,15 @@ class ShapeEnv:
         value = expr.as_int()
         return torch.SymInt(SymNode(expr, self.hint(expr), self)) if value is None else value
 
-    def hint(self, expr: IntExpr) -> int | None:
+    @overload
+    def hint(self, expr: IntExpr) -> int | None: ...
+    @overload
+    def hint(self, expr: FloatExpr) -> float | None: ...
+    @overload
+    def hint(self, expr: IntExpr | FloatExpr) -> int | float | None: ...
+    def hint(self, expr: IntExpr | FloatExpr) -> int | float | None:
         """The expression's value in the example; None when it involves a data-dependent symbol."""
-        hints: dict[str, int] = {}
+        hints: dict[str, Any] = {}
         for name in expr.symbols():
             value = self.symbols[name].hint
             if value is None:
@@ -164,10 +258,21 @@ class ShapeEnv:
                 result: bool | None = absorbing
             else:
                 result = None if left is None or right is None else not absorbing
-        else:
+        elif isinstance(expr, Relation):
             result = self._decide_relation(expr)
+        else:
+            result = self._decide_float(expr)
         self._decided[expr] = result
         return result
+
+    def _decide_float(self, expr: FloatRelation | Defined) -> bool | None:
+        if isinstance(expr, Defined):
+            return True if expr in self._facts else None
+        if expr in self._facts:
+            return True
+        if expr.negated() in self._facts:
+            return False
+        return None if expr.symbols() else expr.evaluate({})
 
     def _decide_relation(self, relation: Relation) -> bool | None:
         relation = Relation(relation.op, self.simplify(relation.left), self.simplify(relation.right))
@@ -283,8 +388,24 @@ class ShapeEnv:
         self.evaluate(relate("eq", expr, constant(hint)), True)
         return hint
 
+    def specialize_float(self, expr: FloatExpr, hint: float | None) -> float:
+        """The float's value, with a guard that fixes it."""
+        if expr.value is not None:
+            return expr.value
+        if hint is None:
+            raise DataDependentValue(
+                f"the value of {expr}",
+                "it is known only when the program runs",
+                "Keep it in a tensor, or keep this part out of the compiled region.",
+                self.user_frame(),
+            )
+        self.evaluate(FloatRelation("same", expr, float_constant(hint)), True)
+        return hint
+
     def _learn(self, expr: BoolExpr) -> None:
-        if isinstance(expr, Connective):
+        if isinstance(expr, (FloatRelation, Defined)):
+            self._facts.add(expr)
+        elif isinstance(expr, Connective):
             if expr.op == "and":
                 self._learn(expr.left)
                 self._learn(expr.right)
@@ -355,6 +476,8 @@ class ShapeEnv:
                 if not whole and (abs(coefficient) != 1 or atom.key in rest.symbols()):
                     continue
                 info = self.symbols[atom.key]
+                if info.name in self.definitions and rest.as_int() is None:  # graphs and guards read it as it is
+                    continue
                 rank = (True, not info.backed, int(info.name[1:]))
             elif rest.as_int() is not None and rest.terms.get((), 0) % coefficient == 0:
                 rank = (False, False, 0)
@@ -398,6 +521,33 @@ class ShapeEnv:
     def value_of(self, name: str) -> IntExpr:
         """What a symbol is known to equal: itself, another expression or a constant."""
         return self._substitutions.get(intern_symbol(name), atom_expr(intern_symbol(name)))
+
+
+# Derived integers stay within these bounds, as those that programs are given do.
+_LARGEST = 1 << 62
+
+
+def _result_range(op: str, args: tuple[IntExpr | FloatExpr, ...]) -> Range:
+    """Bounds of an integer operation's result that hold for all operands."""
+    if op == "bitand":
+        masks = [k for a in args if isinstance(a, IntExpr) and (k := a.as_int()) is not None and k >= 0]
+        if masks:
+            return 0, min(masks)
+    return None, None
+
+
+def _always_defined(definition: Definition) -> bool:
+    """Division and modulo by a known number other than zero, and shifts by a known small one."""
+    last = definition.args[-1]
+    known = last.as_int() if isinstance(last, IntExpr) else last.value
+    if known is None or len(definition.args) < 2:
+        return False
+    match definition.op:
+        case "fdiv" | "fmod" | "ffloordiv":
+            return known != 0
+        case "rshift":
+            return known >= 0
+    return False
 
 
 def _product(a: Range, b: Range) -> Range:

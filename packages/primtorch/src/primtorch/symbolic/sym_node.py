@@ -5,31 +5,22 @@ Torch calls these methods by name, from C++ and from Python; their names and sig
 
 from __future__ import annotations
 
-import math
 import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 import torch
 
-from primtorch.errors import DataDependentValue
 from primtorch.symbolic.expr import IntExpr, constant
-from primtorch.symbolic.float_expr import FloatExpr, FloatOperand
-from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, connect, relate
+from primtorch.symbolic.float_expr import FloatExpr, float_constant
+from primtorch.symbolic.relation import BoolExpr, Connective, Defined, FloatRelation, Relation, Truth, connect, relate
 
 if TYPE_CHECKING:
     from primtorch.symbolic.shape_env import ShapeEnv
 
-Expr: TypeAlias = IntExpr | Relation | Connective | Truth | FloatExpr
+Expr: TypeAlias = IntExpr | Relation | Connective | Truth | FloatRelation | Defined | FloatExpr
 Text: TypeAlias = str
 """`str` by a name that SymNode's method of that name does not hide."""
-_FLOAT = {
-    "add": operator.add,
-    "sub": operator.sub,
-    "mul": operator.mul,
-    "truediv": operator.truediv,
-    "pow": operator.pow,
-}
 _COMPARE = {
     "eq": operator.eq, "ne": operator.ne, "lt": operator.lt, "le": operator.le, "gt": operator.gt, "ge": operator.ge,
 }  # fmt: skip
@@ -80,8 +71,8 @@ class SymNode:
     def maybe_as_bool(self) -> bool | None:
         return self.expr.value if isinstance(self.expr, Truth) else None
 
-    def maybe_as_float(self) -> None:
-        return None
+    def maybe_as_float(self) -> float | None:
+        return self.expr.value if isinstance(self.expr, FloatExpr) else None
 
     def has_hint(self) -> bool:
         return self.hint is not None
@@ -114,7 +105,7 @@ class SymNode:
         return SymNode(Truth(value), value, self.env)
 
     def wrap_float(self, value: float) -> SymNode:
-        return SymNode(FloatExpr("value", (value,)), value, self.env)
+        return SymNode(float_constant(value), value, self.env)
 
     # integer arithmetic ---------------------------------------------------------------------------------------
     def _int(self) -> IntExpr:
@@ -129,31 +120,31 @@ class SymNode:
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
             return self._made(a + b, _both(operator.add, self.hint, other.hint))
-        return self._float("add", other)
+        return self._float("fadd", other)
 
     def sub(self, other: SymNode) -> SymNode:
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
             return self._made(a - b, _both(operator.sub, self.hint, other.hint))
-        return self._float("sub", other)
+        return self._float("fsub", other)
 
     def mul(self, other: SymNode) -> SymNode:
         a, b = self.expr, other.expr
         if isinstance(a, IntExpr) and isinstance(b, IntExpr):
             return self._made(a * b, _both(operator.mul, self.hint, other.hint))
-        return self._float("mul", other)
+        return self._float("fmul", other)
 
     def neg(self) -> SymNode:
         hint = None if self.hint is None else -self.hint
         if isinstance(self.expr, IntExpr):
             return SymNode(-self.expr, hint, self.env)
-        return SymNode(FloatExpr("neg", (self._operand(),)), hint, self.env)
+        return self._define("fneg", self._as_float())
 
     def pos(self) -> SymNode:
         return self
 
     def abs(self) -> SymNode:
-        return self.sym_max(self.neg())
+        return self._define("fabs", self._as_float()) if self.is_float() else self.sym_max(self.neg())
 
     def int_floordiv(self, other: SymNode) -> SymNode:
         env = self.env
@@ -163,16 +154,22 @@ class SymNode:
     floordiv = int_floordiv
 
     def mod(self, other: SymNode) -> SymNode:
+        if self.is_float() or other.is_float():
+            return self._float("fmod", other)
         env = self.env
         a, b = env.simplify(self._int()), env.simplify(other._int())
         return self._made(env.mod(a, b), _both(operator.mod, self.hint, other.hint))
 
     def sym_min(self, other: SymNode) -> SymNode:
+        if self.is_float() or other.is_float():
+            return self._float("fmin", other)
         env = self.env
         a, b = env.simplify(self._int()), env.simplify(other._int())
         return self._made(env.minimum(a, b), _both(min, self.hint, other.hint))
 
     def sym_max(self, other: SymNode) -> SymNode:
+        if self.is_float() or other.is_float():
+            return self._float("fmax", other)
         env = self.env
         a, b = env.simplify(self._int()), env.simplify(other._int())
         return self._made(env.maximum(a, b), _both(max, self.hint, other.hint))
@@ -196,41 +193,52 @@ class SymNode:
         )
 
     def lshift(self, other: SymNode) -> SymNode:
-        return self.mul(self.wrap_int(1 << self.env.specialize(other._int(), other._hint_int())))
+        return self._define("lshift", self._int(), other._int())
 
     def rshift(self, other: SymNode) -> SymNode:
-        return self.int_floordiv(self.wrap_int(1 << self.env.specialize(other._int(), other._hint_int())))
+        return self._define("rshift", self._int(), other._int())
+
+    def bitwise_and(self, other: SymNode) -> SymNode:
+        return self._define("bitand", self._int(), other._int())
+
+    def bitwise_or(self, other: SymNode) -> SymNode:
+        return self._define("bitor", self._int(), other._int())
+
+    def bitwise_xor(self, other: SymNode) -> SymNode:
+        return self._define("bitxor", self._int(), other._int())
 
     def _hint_int(self) -> int | None:
         return None if self.hint is None else int(self.hint)
 
     # floats ---------------------------------------------------------------------------------------------------
-    def _operand(self) -> FloatOperand:
-        if isinstance(self.expr, IntExpr | FloatExpr):
+    def _define(self, op: Text, *args: IntExpr | FloatExpr) -> SymNode:
+        result = self.env.define(op, *args)
+        return SymNode(result, self.env.hint(result), self.env)
+
+    def _as_float(self) -> FloatExpr:
+        if isinstance(self.expr, FloatExpr):
             return self.expr
-        raise TypeError(f"a number is expected, not {self.expr}")
+        result = self.env.define("float", self._int())
+        assert isinstance(result, FloatExpr)
+        return result
 
     def _float(self, op: Text, other: SymNode) -> SymNode:
-        hint = _both(_FLOAT[op], self.hint, other.hint)
-        return SymNode(
-            FloatExpr(op, (self._operand(), other._operand())), None if hint is None else float(hint), self.env
-        )
+        return self._define(op, self._as_float(), other._as_float())
 
     def int_truediv(self, other: SymNode) -> SymNode:
-        return self._float("truediv", other)
+        return self._define("idiv", self._int(), other._int())
 
     def truediv(self, other: SymNode) -> SymNode:
-        return self._float("truediv", other)
+        return self.int_truediv(other) if self.is_int() and other.is_int() else self._float("fdiv", other)
 
-    float_truediv = truediv
+    def float_truediv(self, other: SymNode) -> SymNode:
+        return self._float("fdiv", other)
 
     def float_pow(self, other: SymNode) -> SymNode:
-        return self._float("pow", other)
+        return self._float("fpow", other)
 
     def sym_float(self) -> SymNode:
-        return SymNode(
-            FloatExpr("value", (self._operand(),)), None if self.hint is None else float(self.hint), self.env
-        )
+        return self if self.is_float() else self._define("float", self._int())
 
     def is_integer(self) -> SymNode:
         return self.wrap_bool(self.is_int() or float(self.guard_float("", 0)).is_integer())
@@ -242,7 +250,8 @@ class SymNode:
             return SymNode(relate(op, a, b), _both(_COMPARE[op], self.hint, other.hint), self.env)
         if self.is_bool() and other.is_bool():
             return self.wrap_bool(_COMPARE[op](self.bool_(), other.bool_()))
-        return self.wrap_bool(_COMPARE[op](self.guard_float("", 0), other.guard_float("", 0)))
+        relation = FloatRelation(op, self._as_float(), other._as_float())
+        return SymNode(relation, _both(_COMPARE[op], self.hint, other.hint), self.env)
 
     def eq(self, other: SymNode) -> SymNode:
         return self._relation("eq", other)
@@ -263,7 +272,7 @@ class SymNode:
         return self._relation("ge", other)
 
     def _truth(self) -> BoolExpr:
-        if isinstance(self.expr, Relation | Connective | Truth):
+        if isinstance(self.expr, Relation | Connective | Truth | FloatRelation | Defined):
             return self.expr
         raise TypeError(f"a boolean is expected, not {self.expr}")
 
@@ -289,7 +298,7 @@ class SymNode:
         if isinstance(self.expr, IntExpr):
             return not self._relation("eq", self.wrap_int(0)).bool_()
         if isinstance(self.expr, FloatExpr):
-            return self.guard_float("", 0) != 0.0
+            return self._relation("ne", self.wrap_float(0.0)).bool_()
         return self.env.evaluate(self.expr, None if self.hint is None else bool(self.hint))
 
     def guard_bool(self, file: Text, line: int) -> bool:
@@ -302,32 +311,25 @@ class SymNode:
         return self.env.specialize(self._int(), self._hint_int())
 
     def guard_float(self, file: Text, line: int) -> float:
-        sizes = (
-            [self.expr]
-            if isinstance(self.expr, IntExpr)
-            else self.expr.sizes()
-            if isinstance(self.expr, FloatExpr)
-            else []
-        )
-        for size in sizes:
-            self.env.specialize(size, self.env.hint(size))
-        if self.hint is None:
-            raise DataDependentValue(
-                f"the value of {self.expr}", "it is known only when the program runs", "Keep it symbolic."
-            )
-        return float(self.hint)
+        if isinstance(self.expr, FloatExpr):
+            return self.env.specialize_float(self.expr, None if self.hint is None else float(self.hint))
+        return float(self.int_() if self.is_int() else self.bool_())
 
     def trunc(self) -> SymNode:
-        """`int` of a float: the number, with its sizes fixed by guards."""
-        return self.wrap_int(int(self.guard_float("", 0)))
+        """`int` of a float."""
+        return self._define("trunc", self._as_float())
 
     def floor(self) -> SymNode:
-        """`math.floor` of a float, likewise."""
-        return self.wrap_int(math.floor(self.guard_float("", 0)))
+        """`math.floor` of a float."""
+        return self._define("floor", self._as_float())
 
     def ceil(self) -> SymNode:
-        """`math.ceil` of a float, likewise."""
-        return self.wrap_int(math.ceil(self.guard_float("", 0)))
+        """`math.ceil` of a float."""
+        return self._define("ceil", self._as_float())
+
+    def sqrt(self) -> SymNode:
+        """`math.sqrt`, as of the other functions below."""
+        return self._define("sqrt", self._as_float())
 
     def guard_size_oblivious(self, file: Text, line: int) -> bool:
         """As `guard_bool`, but a data-dependent size that is neither known nor excluded counts as at least 2."""
@@ -465,9 +467,9 @@ def _looks_channels_last(
     return True
 
 
-def node_of(size: torch.SymInt) -> SymNode:
-    """Our node behind a SymInt."""
+def node_of(size: torch.SymInt | torch.SymFloat | torch.SymBool) -> SymNode:
+    """Our node behind a symbolic value."""
     node = size.node
     if isinstance(node, SymNode):
         return node
-    raise TypeError(f"{size!r} is a SymInt of another library")
+    raise TypeError(f"{size!r} is a symbol of another library")
