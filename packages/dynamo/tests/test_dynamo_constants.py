@@ -59,3 +59,51 @@ def test_a_number_that_was_written_to_is_not_known() -> None:
         number = torch.tensor(step)
         torch.testing.assert_close(compiled(x, number), program(x, number), rtol=0, atol=0)
     assert [reason for _, reason, _ in torchdynamo.stats().breaks if reason == "tensor_to_number"]
+
+
+def layers_dropped_at_random(x: torch.Tensor, probability: float) -> torch.Tensor:
+    for _ in range(3):
+        drawn = torch.rand([])
+        if drawn < probability:
+            continue
+        x = x * 2 + torch.rand(3)
+    return x
+
+
+@pytest.mark.parametrize(("probability", "breaks"), [(0.0, 0), (0, 0), (1.0, 0), (-1.5, 0), (0.5, 1)])
+def test_random_numbers_are_compared_with_a_bound_outside_of_their_range(probability: float, breaks: int) -> None:
+    torchdynamo.reset()
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(layers_dropped_at_random)
+    for seed in range(4):
+        results = []
+        for program in (layers_dropped_at_random, compiled):
+            torch.manual_seed(seed)
+            results += [program(torch.ones(3), probability), torch.rand(2)]
+        torch.testing.assert_close(results[:2], results[2:], rtol=0, atol=0)
+    assert bool(torchdynamo.stats().breaks) is bool(breaks)
+
+
+def test_a_draw_that_was_written_to_has_no_known_range() -> None:
+    torchdynamo.reset()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        drawn = torch.rand([])
+        drawn -= 2
+        return x + 1 if drawn < 0 else x - 1
+
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
+    torch.testing.assert_close(compiled(torch.ones(3)), program(torch.ones(3)))
+    assert [reason for _, reason, _ in torchdynamo.stats().breaks] == ["data_dependent_branch"]
+
+
+def test_a_draw_that_nothing_uses_still_advances_the_generator() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        torch.rand(5)
+        torch.nn.functional.dropout(x, 0.5)
+        return x + torch.rand(3)
+
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
+    torch.manual_seed(3)
+    expected = program(torch.ones(3))
+    torch.manual_seed(3)
+    torch.testing.assert_close(compiled(torch.ones(3)), expected, rtol=0, atol=0)

@@ -1,7 +1,12 @@
-"""Tensors of one number that the program computed from plain numbers (`torch.div(length, 2, rounding_mode="floor")`).
+"""Tensors of which something is known while the graph is recorded.
+
+Tensors of one number that the program computed from plain numbers (`torch.div(length, 2, rounding_mode="floor")`).
 
 Their value is known while the graph is recorded, so that they can be sizes, indices and conditions as in eager.
 The number lies in the fake tensor's memory (`Memory.constant`) until something writes to it.
+
+Uniform random numbers lie in [0, 1): `torch.rand([]) < 0.0` is false whatever was drawn, so that models which drop
+layers at random have no branch on data where the probability is 0 (or 1).
 """
 
 from __future__ import annotations
@@ -43,6 +48,16 @@ TAKES_SIZES: frozenset[str] = frozenset(
         "arange", "roll", "unfold", "select", "__getitem__",
     }
 )  # fmt: skip
+
+
+# What `x <op> bound` is for each x in [0, 1), when the answer is the same for all of them.
+UNIFORM_COMPARISONS: dict[str, Callable[[float], bool | None]] = {
+    "lt": lambda bound: False if bound <= 0 else True if bound >= 1 else None,
+    "ge": lambda bound: True if bound <= 0 else False if bound >= 1 else None,
+    "le": lambda bound: False if bound < 0 else True if bound >= 1 else None,
+    "gt": lambda bound: True if bound < 0 else False if bound >= 1 else None,
+}
+UNIFORM: frozenset[str] = frozenset({"rand", "rand_like"})
 
 
 def value_of(fake: Any) -> torch.Tensor | None:
@@ -123,6 +138,27 @@ def fold(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         value = func(*operands, **kwargs)
     if value.dtype is result.dtype:
         result.memory.constant = value
+
+
+def remember_uniform(name: str, result: Any) -> None:
+    """Keeps in mind that a fresh tensor's numbers lie in [0, 1), until something writes to it."""
+    if name in UNIFORM and isinstance(result, FakeTensor) and result.dtype in (torch.float32, torch.float64):
+        result._uniform_version = None if result.is_inference() else result._version  # type: ignore[attr-defined]
+
+
+def fold_uniform(name: str, args: tuple[Any, ...], result: Any) -> None:
+    """Answers a comparison of uniform random numbers with a number that lies outside of their range."""
+    rule = UNIFORM_COMPARISONS.get(name.strip("_"))
+    if rule is None or len(args) != 2 or not isinstance(result, FakeTensor) or result.dim():
+        return
+    drawn, bound = args
+    version = getattr(drawn, "_uniform_version", None)
+    if version is None or type(bound) not in (int, float) or version != drawn._version:
+        return
+    outcome = rule(bound)
+    if outcome is not None:
+        with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
+            result.memory.constant = torch.tensor(outcome)
 
 
 def _operand(value: Any) -> Any:

@@ -112,6 +112,17 @@ BREAKS_BY_NAME: dict[str, str] = {
 _EFFECTS = frozenset({"__setitem__", "_set_grad_enabled", "_assert_async"})
 
 # Modules whose functions are torch's Python-level API; others are recorded under the same rule.
+# Calls that may draw from the generator: a later draw depends on them even when nothing uses their result.
+_RANDOM = frozenset(
+    {
+        "rand", "rand_like", "randn", "randn_like", "randint", "randint_like", "randperm", "normal", "bernoulli",
+        "poisson", "multinomial", "binomial", "dropout", "native_dropout", "dropout1d", "dropout2d", "dropout3d",
+        "alpha_dropout", "feature_dropout", "feature_alpha_dropout", "rrelu", "gumbel_softmax",
+        "fractional_max_pool2d", "fractional_max_pool3d", "scaled_dot_product_attention",
+        "multi_head_attention_forward",
+    }
+)  # fmt: skip
+
 _SETTERS = frozenset({"__set__", "__delete__"})
 
 
@@ -210,9 +221,11 @@ class Recorder:
         inplace = any(_version(tensor) != version for tensor, version in operands) or is_inplace(name)
         if not inplace and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
+        constants.fold_uniform(name, args, result)
+        constants.remember_uniform(name, result)
         if inplace or name in _EFFECTS or _has_tensor(result):
             node = self.write(func, args, kwargs, result)
-            if inplace or name in _EFFECTS:
+            if inplace or name in _EFFECTS or name in _RANDOM:
                 node.meta["effect"] = True
                 self.written += [tensor for tensor, version in operands if _version(tensor) != version]
         return result
