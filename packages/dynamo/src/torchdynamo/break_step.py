@@ -21,7 +21,7 @@ from torchdynamo.interpreter.decode import ExceptionEntry
 from torchdynamo.interpreter.protocol import NULL
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.resume import StackSlot
-from torchdynamo.torch_calls import UNHOOKED
+from torchdynamo.torch_calls import runs_unhooked
 
 Resume = Callable[[int, tuple[StackSlot, ...], tuple[str, ...], bool], Any]
 Lines = list[str]
@@ -157,7 +157,7 @@ def _call(place: Place) -> Step:
         arguments = [codegen.value(value) for value in values[:split]]
         arguments += [f"{key}={codegen.value(value)}" for key, value in zip(names, values[split:], strict=True)]
     call = f"r = {codegen.value(callee)}({', '.join(arguments)})"
-    plain = isinstance(callee, types.BuiltinFunctionType) or callee in UNHOOKED
+    plain = runs_unhooked(callee)
     return Step([call], stack, calls=not plain)
 
 

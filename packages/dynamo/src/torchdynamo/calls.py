@@ -18,6 +18,7 @@ from torch.amp import autocast_mode
 
 from torchdynamo import constants, torch_calls
 from torchdynamo._C import CompiledCallable
+from torchdynamo.autograd_functions import AutogradFunctions
 from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling, marked
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -51,6 +52,7 @@ class Calls:
 
     def __init__(self, outside: Outside) -> None:
         self.outside = outside
+        self.autograd_functions = AutogradFunctions(outside)
         self.entered: dict[int, Entered] = {}  # autocast contexts that are open, by identity
         self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
             id(function): rule for function, rule in self._table()
@@ -132,7 +134,7 @@ class Calls:
         self._break_if_listed(fn, getattr(fn, "__module__", None) or "")
         owner = getattr(fn, "__self__", None)
         if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
-            raise BreakGraph("autograd_function", f"{owner.__qualname__}.apply")
+            return self.autograd_functions.apply(owner, args, kwargs)
         if torch_calls.is_leaf(fn):
             return self._native(fn, args, kwargs)
         return MISSING
@@ -151,7 +153,7 @@ class Calls:
         raise BreakGraph("graph_break", "torchdynamo.graph_break()")
 
     def _autograd_function(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        raise BreakGraph("autograd_function", f"{args[0].__qualname__}.apply")
+        return self.autograd_functions.apply(args[0], args[1:], kwargs)
 
     def _type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if len(args) != 1 or kwargs:

@@ -33,7 +33,8 @@ from torchdynamo.errors import InternalError, RecompileLimitExceeded, Unsupporte
 from torchdynamo.guards import Scope, first_failure, global_state, overlap, print_guards, resolve
 from torchdynamo.modules import in_registry
 from torchdynamo.reasons import BreakGraph, describe
-from torchdynamo.resume import StackSlot, make_resume
+from torchdynamo.regions import erase_dead_nodes, graph_module
+from torchdynamo.resume import Entrance, make_resume
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind, ShapeProgram
 from torchdynamo.sources import Attribute, Source, TensorSize, TensorStride
 from torchdynamo.stats import Stats
@@ -376,9 +377,8 @@ def _finish_graph(outside: Outside, codegen: Codegen) -> list[tuple[Source, Any]
     """Output node in, dead nodes out, placeholders ordered: symbols first. Returns what the graph takes."""
     graph = outside.recorder.graph
     graph.output(tuple(codegen.outputs))
-    for node in reversed(list(graph.nodes)):
-        if node.op not in ("placeholder", "output") and not node.users and not node.meta.get("effect"):
-            graph.erase_node(node)
+    erase_dead_nodes(graph)
+    outside.recorder.regions.finish()
     symbols = {outside.recorder.symbol_nodes[name]: source for name, source in outside.symbol_sources.items()}
     inputs: list[tuple[Source, Any]] = []
     placeholders = [node for node in graph.nodes if node.op == "placeholder"]
@@ -482,9 +482,8 @@ def _range_guard(name: str, source: Source) -> ShapeProgram:
 def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
     if not any(node.op.startswith("call") for node in outside.recorder.graph.nodes):
         return None
-    return fx.GraphModule(
-        torch.nn.Module(), outside.recorder.graph, class_name=f"Graph_{name}" if name.isidentifier() else "Graph"
-    )
+    class_name = f"Graph_{name}" if name.isidentifier() else "Graph"
+    return graph_module(outside.recorder.regions.modules, outside.recorder.graph, class_name)
 
 
 def _call_backend(

@@ -27,6 +27,7 @@ class Overlays:
 
     def __init__(self) -> None:
         self._slots: dict[tuple[int, str, str], tuple[Slot, Any]] = {}
+        self.count = 0  # of writes so far
 
     def read(self, owner: Any, name: str, kind: str = "attribute") -> Any:
         """The value written, DELETED, or MISSING when the program did not write there."""
@@ -34,6 +35,7 @@ class Overlays:
         return MISSING if entry is None else entry[1]
 
     def write(self, owner: Any, name: str, value: Any, kind: str = "attribute") -> None:
+        self.count += 1
         key = (id(owner), name, kind)
         entry = self._slots.get(key)
         self._slots[key] = (Slot(owner, name, kind) if entry is None else entry[0], value)

@@ -67,13 +67,19 @@ _TABLE = (
     ),
     Reason(
         "autograd_function",
-        "a torch.autograd.Function brings its own backward, which the graph cannot carry",
-        "write the function with torch operations, or register it as an operator with torch.library",
+        "the forward or backward of a torch.autograd.Function cannot be captured as a graph of its own",
+        "see the detail; keep side effects out of its backward, or register it as an operator with torch.library",
     ),
     Reason(
         "checkpoint",
         "torch.utils.checkpoint runs its function again in backward, by hooks on what was saved",
         "compile the function that is checkpointed, or leave the choice of what to save to the partitioner",
+    ),
+    Reason(
+        "nested_graph",
+        "the body of a checkpoint or of an autograd function has to be a graph of its own, and it shares more than"
+        " tensors with what is around it",
+        "return what the rest of the program needs from the body",
     ),
     Reason("disabled", "the function was marked with torchdynamo.disable", "remove the mark to capture the function"),
     Reason("graph_break", "torchdynamo.graph_break() asks for a break here", "remove the call"),

@@ -23,6 +23,7 @@ from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
 from torchdynamo import constants
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.regions import Regions
 from torchdynamo.sources import Source
 
 # Operator methods of tensors and the function that a reader of the graph knows them by.
@@ -111,7 +112,6 @@ BREAKS_BY_NAME: dict[str, str] = {
 # Calls with an effect and no tensor result.
 _EFFECTS = frozenset({"__setitem__", "_set_grad_enabled", "_assert_async"})
 
-# Modules whose functions are torch's Python-level API; others are recorded under the same rule.
 # Calls that may draw from the generator: a later draw depends on them even when nothing uses their result.
 _RANDOM = frozenset(
     {
@@ -123,6 +123,7 @@ _RANDOM = frozenset(
     }
 )  # fmt: skip
 
+# Modules whose functions are torch's Python-level API; others are recorded under the same rule.
 _SETTERS = frozenset({"__set__", "__delete__"})
 
 
@@ -136,6 +137,7 @@ class Recorder:
         adopt: Callable[[torch.Tensor], torch.Tensor],
     ) -> None:
         self.graph = fx.Graph()
+        self.regions = Regions(self.graph)
         self.mode = mode
         self.user_frames = user_frames
         self.adopt = adopt  # turns a real tensor that reached a call unseen into an input's fake
@@ -187,7 +189,8 @@ class Recorder:
         self._alive.append(fake)
 
     def node_of(self, fake: torch.Tensor) -> fx.Node | None:
-        return self._nodes.get(id(fake))
+        node = self._nodes.get(id(fake))
+        return None if node is None else self.regions.visible(node)
 
     # -- recording --------------------------------------------------------------------------
 
@@ -218,11 +221,11 @@ class Recorder:
         except FAKE_ERRORS as error:
             raise as_break(error) from error
         constants.fold(name, func, args, kwargs, result)
+        constants.fold_uniform(name, args, result)
+        constants.remember_uniform(name, result)
         inplace = any(_version(tensor) != version for tensor, version in operands) or is_inplace(name)
         if not inplace and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
-        constants.fold_uniform(name, args, result)
-        constants.remember_uniform(name, result)
         if inplace or name in _EFFECTS or _has_tensor(result):
             node = self.write(func, args, kwargs, result)
             if inplace or name in _EFFECTS or name in _RANDOM:
@@ -234,7 +237,7 @@ class Recorder:
         """One node for a call whose result is known."""
         kind, target, args = _target_of(func, args)
         node = self.graph.create_node(kind, target, self.argument(args), self.argument(kwargs))
-        self._annotate(node, result)
+        self.annotate(node, result)
         self.calls += 1
         self._bind(result, node)
         return node
@@ -242,7 +245,7 @@ class Recorder:
     def write_node(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
         """A call whose arguments are nodes already, without a value."""
         node = self.graph.call_function(target, args)
-        self._annotate(node, None)
+        self.annotate(node, None)
         return node
 
     def record_leaf(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -252,7 +255,7 @@ class Recorder:
         self.write(func, args, kwargs, result)
         return result
 
-    def _annotate(self, node: fx.Node, value: Any) -> None:
+    def annotate(self, node: fx.Node, value: Any) -> None:
         node.meta["val"] = value
         node.meta["stack"] = self.user_frames()
 
@@ -264,13 +267,13 @@ class Recorder:
             for index, element in enumerate(result):
                 if _has_tensor(element):
                     item = self.graph.call_function(operator.getitem, (node, index))
-                    self._annotate(item, element)
+                    self.annotate(item, element)
                     self._bind(element, item)
 
     def argument(self, value: Any) -> Any:
         """A call's argument as FX writes it: nodes for tensors and symbolic sizes, containers rebuilt."""
         if isinstance(value, torch.Tensor):
-            node = self._nodes.get(id(value))
+            node = self.node_of(value)
             if node is None:
                 raise BreakGraph("unsupported_read", "a tensor that capture did not see being made")
             return node

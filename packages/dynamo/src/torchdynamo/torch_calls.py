@@ -62,8 +62,6 @@ BREAKS: dict[Any, str] = {
     torch.save: "c_function",
     torch.load: "c_function",
 }
-# Calls that run as they are with all that they call: what is compiled would save other tensors than the call expects.
-UNHOOKED: frozenset[Any] = frozenset({torch.utils.checkpoint.checkpoint, torch.utils.checkpoint.checkpoint_sequential})
 # Modules whose functions leave the graph.
 BREAK_MODULES: dict[str, str] = {
     "numpy": "numpy",
@@ -156,6 +154,21 @@ def is_leaf(function: Any) -> bool:
     return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
 
 
+def runs_unhooked(function: Any) -> bool:
+    """Whether a call that leaves the graph runs as it is with all that it calls.
+
+    What is compiled would save other tensors than a checkpoint expects, and a context of autograd or a tensor of a
+    function transform means something to the eager program alone.
+    """
+    if isinstance(function, types.BuiltinFunctionType):
+        return True
+    if isinstance(function, types.FunctionType):
+        return function in _UNHOOKED
+    owner = getattr(function, "__self__", None)
+    return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+
+
+_UNHOOKED: frozenset[Any] = frozenset({torch.utils.checkpoint.checkpoint, torch.utils.checkpoint.checkpoint_sequential})
 _VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 

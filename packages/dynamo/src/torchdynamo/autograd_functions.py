@@ -1,0 +1,418 @@
+"""Custom `torch.autograd.Function`s in the graph: forward and backward captured, run by a real autograd function.
+
+`Fn.apply(...)` is interpreted: its forward first, then its backward, on fake gradients. Each becomes a nested graph,
+and the graph gets one `call_module` of a `CapturedFunction`. What cannot be carried that way breaks the graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.autograd.function import once_differentiable
+
+from primtorch.spec import TensorSpec
+from torchdynamo.externals import External
+from torchdynamo.interpreter.iterators import LocalIterator
+from torchdynamo.interpreter.protocol import MISSING
+from torchdynamo.reasons import BreakGraph
+from torchdynamo.regions import Region
+from torchdynamo.world import Outside
+
+_ONCE = once_differentiable(lambda ctx: None).__code__
+_NO_SETUP = torch.autograd.function._SingleLevelFunction.setup_context
+_NO_BACKWARD = torch.autograd.function._SingleLevelFunction.backward
+
+
+class FunctionContext:
+    """`ctx` as forward and backward see it while they are captured."""
+
+    def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
+        self.needs_input_grad = needs_input_grad
+        self.saved_tensors: tuple[Any, ...] = ()
+        self.to_save: tuple[Any, ...] = ()
+        self.non_differentiable: tuple[Any, ...] = ()
+        self.dirty_tensors: tuple[Any, ...] = ()
+        self.materialize_grads = True
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.to_save = self.saved_tensors = tensors
+
+    def save_for_forward(self, *tensors: Any) -> None:
+        pass
+
+    def mark_non_differentiable(self, *tensors: Any) -> None:
+        self.non_differentiable = tensors
+
+    def mark_dirty(self, *tensors: Any) -> None:
+        self.dirty_tensors = tensors
+
+    def set_materialize_grads(self, value: bool) -> None:
+        self.materialize_grads = value
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """How the graphs of a captured function fit together.
+
+    Attributes:
+        name: of the user's class.
+        direct: number of inputs that are tensor arguments of `apply`; the others are read by the bodies.
+        forward_inputs: for each input of the forward graph, which input of the call it is.
+        outputs: number of tensors among the function's results; they come first among the forward graph's.
+        saved: for each input of the backward graph before the gradients: (whether it is a result of the forward
+            graph, its index there or among the inputs of the call, whether later writes to it are an error).
+        escaping: number of the forward graph's results before those that later code reads of its inside.
+        non_differentiable: indices of outputs without gradient.
+        materialize: absent gradients are zeros to the backward.
+        once: the backward has no derivative.
+    """
+
+    name: str
+    direct: int
+    forward_inputs: tuple[int, ...]
+    outputs: int
+    saved: tuple[tuple[bool, int, bool], ...]
+    escaping: int
+    non_differentiable: tuple[int, ...]
+    materialize: bool
+    once: bool
+
+
+class CapturedFunction(nn.Module):
+    """An autograd function made from captured graphs; a call gives its tensor results and what escapes from inside."""
+
+    def __init__(self, forward_graph: fx.GraphModule, backward_graph: fx.GraphModule, carried: Carried) -> None:
+        super().__init__()
+        self.forward_graph = forward_graph
+        self.backward_graph = backward_graph
+        self.carried = carried
+        base = _CarrierOnce if carried.once else _Carrier
+        self.function: Any = type(carried.name, (base,), {})
+
+    def forward(self, *inputs: Any) -> Any:
+        direct = self.carried.direct
+        return self.function.apply(self, inputs[direct:], *inputs[:direct])
+
+
+class _Carrier(torch.autograd.Function):
+    """What runs at each call. Only the arguments of the user's `apply` are inputs that autograd knows of."""
+
+    @staticmethod
+    def forward(ctx: Any, module: CapturedFunction, others: tuple[Any, ...], *direct: Any) -> Any:
+        carried = module.carried
+        inputs = (*direct, *others)
+        values = module.forward_graph(*(inputs[index] for index in carried.forward_inputs))
+        saved = [(values[index] if own else inputs[index]) for own, index, _ in carried.saved]
+        ctx.save_for_backward(*(v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if checked))
+        ctx.unchecked = [v for v, (_, _, checked) in zip(saved, carried.saved, strict=True) if not checked]
+        ctx.set_materialize_grads(carried.materialize)
+        ctx.module = module
+        results = (*values[: carried.outputs], *values[carried.escaping :])
+        apart = [results[index] for index in carried.non_differentiable] + list(results[carried.outputs :])
+        ctx.mark_non_differentiable(*(value for value in apart if isinstance(value, torch.Tensor)))
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        carried: Carried = ctx.module.carried
+        given = gradients[: carried.outputs]
+        if any(gradient is None for gradient in given):
+            return (None,) * (2 + carried.direct)
+        checked, unchecked = iter(ctx.saved_tensors), iter(ctx.unchecked)
+        saved = [next(checked if known else unchecked) for _, _, known in carried.saved]
+        return (None, None, *ctx.module.backward_graph(*saved, *given))
+
+
+class _CarrierOnce(_Carrier):
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return _Carrier.backward(ctx, *gradients)
+
+
+class _Result(torch.autograd.Function):
+    """Gives the fakes that a captured forward made the history that the function's results have."""
+
+    @staticmethod
+    def forward(ctx: Any, results: tuple[Any, ...], apart: tuple[Any, ...], *direct: Any) -> Any:
+        ctx.mark_non_differentiable(*apart)
+        return results
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        raise RuntimeError("a fake tensor's backward was run during capture")
+
+
+class AutogradFunctions:
+    """Captures calls of `Fn.apply` of one capture."""
+
+    def __init__(self, outside: Outside) -> None:
+        self.outside = outside
+        self.recorder = outside.recorder
+        self._backwards = 0  # how many backwards the program is within
+
+    def apply(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """`kind.apply(*args, **kwargs)`."""
+        world = self.outside.externals.world
+        world.interpreter.tail_call = False
+        try:
+            if kind.setup_context is not _NO_SETUP:
+                self.outside.function_defaults(kind.forward)
+                bound = inspect.signature(kind.forward).bind(*args, **kwargs)
+                bound.apply_defaults()
+                args, kwargs = bound.args, bound.kwargs
+            if kwargs:
+                raise BreakGraph("autograd_function", "apply takes no keyword arguments here")
+            return self._apply(world, kind, args)
+        except BreakGraph as error:
+            name = f"{kind.__qualname__}.apply"
+            detail = error.detail if error.reason == "autograd_function" else f"{error.reason}: {error.detail}"
+            wrapped = BreakGraph("autograd_function", detail if detail.startswith(name) else f"{name}: {detail}")
+            wrapped.positions = error.positions
+            raise wrapped from error
+
+    def _apply(self, world: Any, kind: Any, args: tuple[Any, ...]) -> Any:
+        within = self._backwards == 1  # its derivative is the second one, which the program may ask for
+        needs = tuple(
+            isinstance(a, torch.Tensor) and (a.requires_grad or (within and a.is_floating_point())) for a in args
+        )
+        context = FunctionContext(needs)
+        if not any(needs) or not (torch.is_grad_enabled() or within):
+            return self._without_gradient(world, kind, context, args)
+        mark = self.recorder.regions.mark()
+        with _no_grad():
+            value = _forward(world, kind, context, args)
+        return _Capture(self, world, kind, context, args, mark).result(value)
+
+    def _without_gradient(self, world: Any, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> Any:
+        """The forward as a part of the graph around it."""
+        enabled = torch.is_grad_enabled()
+        if enabled:
+            torch._C._set_grad_enabled(False)
+        try:
+            value = _forward(world, kind, context, args)
+            if context.dirty_tensors:
+                return value
+            given = {id(a) for a in args if isinstance(a, torch.Tensor)}
+            alias = lambda v: v.detach() if isinstance(v, torch.Tensor) and id(v) in given else v
+            return tuple(map(alias, value)) if type(value) is tuple else alias(value)
+        finally:
+            if enabled:
+                torch._C._set_grad_enabled(True)
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        self._backwards += 1
+        try:
+            with _no_grad():
+                yield
+        finally:
+            self._backwards -= 1
+
+
+def _forward(world: Any, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> Any:
+    forward = world.getattr(kind, "forward")
+    if kind.setup_context is _NO_SETUP:
+        return world.call(forward, (context, *args), {})
+    value = world.call(forward, args, {})
+    world.call(world.getattr(kind, "setup_context"), (context, args, value), {})
+    return value
+
+
+@contextmanager
+def _no_grad() -> Iterator[None]:
+    """Grad mode off, without a node for it: an autograd function runs that way by itself."""
+    enabled = torch.is_grad_enabled()
+    with torch._C.DisableTorchFunction():
+        torch._C._set_grad_enabled(False)
+    try:
+        yield
+    finally:
+        with torch._C.DisableTorchFunction():
+            torch._C._set_grad_enabled(enabled)
+
+
+class _Capture:
+    """One call whose forward has been recorded: the backward, the two nested graphs, the results."""
+
+    def __init__(
+        self,
+        owner: AutogradFunctions,
+        world: Any,
+        kind: Any,
+        context: FunctionContext,
+        args: tuple[Any, ...],
+        mark: frozenset[fx.Node],
+    ) -> None:
+        self.owner, self.world, self.kind, self.context, self.args, self.mark = owner, world, kind, context, args, mark
+        self.outside = owner.outside
+        self.recorder = owner.recorder
+        self.direct = [argument for argument in args if isinstance(argument, torch.Tensor)]
+
+    def result(self, value: Any) -> Any:
+        """What `apply` gives, where the forward gave `value`."""
+        if self.context.dirty_tensors:
+            raise BreakGraph("autograd_function", "mark_dirty: an input that the function changes in place")
+        items = value if type(value) is tuple else (value,)
+        outputs = [item for item in items if isinstance(item, torch.Tensor)]
+        regions = self.recorder.regions
+        direct = [self._node(tensor) for tensor in self.direct]
+        made = set(regions.since(self.mark))
+        if any(self._node(output) not in made and self._node(output) not in direct for output in outputs):
+            raise BreakGraph("autograd_function", "a result that is neither made by the forward nor an argument")
+        if not self.context.materialize_grads and len(outputs) > 1:
+            raise BreakGraph("autograd_function", "set_materialize_grads(False) with several results")
+        saved = {self._node(tensor) for tensor in self.context.to_save if isinstance(tensor, torch.Tensor)}
+        saved |= {self._node(output) for output in outputs}
+        results = [self._node(output) for output in outputs]
+        backward = self._backward(outputs)
+        forward_nodes = regions.since(self.mark)
+        made = set(forward_nodes)
+        forward = regions.outline(forward_nodes, [*direct, *(n for n in backward.inputs if n not in made)])
+        inputs = [*direct, *(node for node in forward.inputs if node not in direct)]
+        call = regions.call(forward, inputs, self.kind.__name__, self._maker(forward, backward, inputs, saved, outputs))
+        self.recorder.annotate(call, ())
+        given = self._with_history(outputs)
+        for node, fake in zip(results, given, strict=True):
+            self.recorder.remember(fake, forward.item(forward.copies[node], fake))
+        forward.outputs += [forward.copies[node] for node in backward.inputs if node in made]
+        rest = iter(given)
+        replaced = tuple(next(rest) if isinstance(item, torch.Tensor) else item for item in items)
+        return replaced if type(value) is tuple else replaced[0]
+
+    def _node(self, tensor: torch.Tensor) -> fx.Node:
+        node = self.recorder.node_of(tensor)
+        if node is None:
+            raise BreakGraph("autograd_function", "a tensor that capture did not see being made")
+        return node
+
+    # -- backward ---------------------------------------------------------------------------
+
+    def _backward(self, outputs: Sequence[torch.Tensor]) -> Region:
+        regions, recorder, kind = self.recorder.regions, self.recorder, self.kind
+        function = self.world.getattr(kind, "backward")
+        if kind.backward is _NO_BACKWARD:
+            function = self.world.getattr(kind, "vjp")
+        if getattr(kind.backward, "__code__", None) is _ONCE:
+            function = kind.backward.__wrapped__
+        before, written = _state(self.outside), len(recorder.written)
+        mark = regions.mark()
+        gradients = [self._gradient(output, number) for number, output in enumerate(outputs)]
+        try:
+            with self.owner.backward():
+                value = self.world.call(function, (self.context, *gradients), {})
+        except Exception as error:
+            raise BreakGraph("autograd_function", f"its backward raises {type(error).__name__}: {error}") from error
+        if _state(self.outside, before) != before:
+            raise BreakGraph("autograd_function", "its backward changes objects outside of it")
+        nodes = regions.since(mark)
+        own = set(nodes)
+        if any(recorder.node_of(tensor) not in own for tensor in recorder.written[written:]):
+            raise BreakGraph("autograd_function", "its backward writes to a tensor made before")
+        del recorder.written[written:]
+        results = [self._gradient_node(r) for r in self._by_tensor_argument(value)]
+        region = regions.outline(nodes, [n for n in results if n is not None and n not in own])
+        region.outputs = [None if node is None else region.copies[node] for node in results]  # type: ignore[misc]
+        return region
+
+    def _gradient(self, output: torch.Tensor, number: int) -> torch.Tensor:
+        fake = self.outside.mode.from_spec(TensorSpec.of(output))
+        node = self.recorder.graph.create_node("placeholder", f"gradient_{number}")
+        node.meta["nested"] = True
+        self.recorder.annotate(node, fake)
+        self.recorder.remember(fake, node)
+        return fake
+
+    def _by_tensor_argument(self, value: Any) -> list[Any]:
+        """The gradients that a backward gave, those of tensor arguments."""
+        given = list(value) if type(value) in (tuple, list) else [value]
+        while len(given) > len(self.args) and given[-1] is None:
+            given.pop()
+        if len(given) != len(self.args):
+            raise BreakGraph("autograd_function", f"{len(given)} gradients for {len(self.args)} arguments")
+        for argument, gradient in zip(self.args, given, strict=True):
+            if gradient is not None and not isinstance(argument, torch.Tensor):
+                raise BreakGraph("autograd_function", "a gradient for an argument that is no tensor")
+        return [g for argument, g in zip(self.args, given, strict=True) if isinstance(argument, torch.Tensor)]
+
+    def _gradient_node(self, gradient: Any) -> fx.Node | None:
+        if gradient is None:
+            return None
+        if not isinstance(gradient, torch.Tensor):
+            raise BreakGraph("autograd_function", f"its backward returns a {type(gradient).__name__}")
+        return self._node(gradient)
+
+    # -- results ----------------------------------------------------------------------------
+
+    def _with_history(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+        """The results as they are behind the call: with `requires_grad` and a `grad_fn` where eager's have them."""
+        apart = tuple(t for t in self.context.non_differentiable if isinstance(t, torch.Tensor))
+        with torch._C.DisableTorchFunction(), torch.enable_grad():
+            given = _Result.apply(tuple(outputs), apart, *self.direct)  # type: ignore[no-untyped-call]
+        return tuple(given)
+
+    def _maker(
+        self,
+        forward: Region,
+        backward: Region,
+        inputs: Sequence[fx.Node],
+        saved: set[fx.Node],
+        outputs: Sequence[torch.Tensor],
+    ) -> Callable[[fx.GraphModule, Region], nn.Module]:
+        regions = self.recorder.regions
+        places = {node: index for index, node in reversed(list(enumerate(inputs)))}
+        results = iter(range(len(outputs), len(outputs) + len(backward.inputs)))
+        rows = tuple(
+            (False, places[node], node in saved) if node in places else (True, next(results), node in saved)
+            for node in backward.inputs
+        )
+        apart = {id(t) for t in self.context.non_differentiable}
+        carried = Carried(
+            name=self.kind.__name__,
+            direct=len(self.direct),
+            forward_inputs=tuple(places[node] for node in forward.inputs),
+            outputs=len(outputs),
+            saved=rows,
+            escaping=len(outputs) + sum(own for own, _, _ in rows),
+            non_differentiable=tuple(index for index, output in enumerate(outputs) if id(output) in apart),
+            materialize=self.context.materialize_grads,
+            once=getattr(self.kind.backward, "__code__", None) is _ONCE,
+        )
+
+        def make(graph: fx.GraphModule, region: Region) -> nn.Module:
+            return CapturedFunction(graph, regions.finished(backward), carried)
+
+        return make
+
+
+# -- what a backward may not change ----------------------------------------------------------
+
+
+def _state(outside: Outside, known: Any = None) -> Any:
+    """The program's effects on the outside so far; `known`: an earlier answer, to compare with."""
+    count = len(known[1]) if known is not None else None
+    shadows = outside.externals.shadows
+    contents = [_contents(record) for record in shadows[:count]]
+    later = [record for record in shadows[len(contents) :] if _contents(record) != _as_ids(record.snapshot)]
+    return outside.overlays.count, contents, len(later)
+
+
+def _contents(record: External) -> Any:
+    shadow = record.value
+    if isinstance(shadow, LocalIterator):
+        return _as_ids({name: getattr(shadow, name, MISSING) for name in record.snapshot})
+    return _as_ids(shadow)
+
+
+def _as_ids(value: Any) -> Any:
+    if isinstance(value, dict):
+        return [(id(key), id(dict.__getitem__(value, key))) for key in dict.keys(value)]
+    if isinstance(value, (set, frozenset)):
+        return set(map(id, value))
+    return list(map(id, list.__iter__(value) if isinstance(value, list) else value))

@@ -1,0 +1,171 @@
+"""Parts of the graph under construction that become graphs of their own: bodies of checkpoints, autograd functions.
+
+A region is recorded where the program is, like everything else; when its end is reached, its nodes move into a nested
+graph, and one `call_module` node stands where they were. What later code reads of a value inside becomes one more
+output of the nested graph. Nested graphs are finished, and made modules, when capture is over.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx, nn
+
+from torchdynamo.reasons import BreakGraph
+
+MakeModule = Callable[[fx.GraphModule, "Region"], nn.Module]
+
+
+class Region:
+    """A nested graph and the node that calls it.
+
+    Attributes:
+        graph: its placeholders stand for `inputs`, nodes of the graph around it, in this order.
+        outputs: nodes of `graph`, in the order of its results.
+        call: the calling node, None until there is one.
+    """
+
+    def __init__(self, inputs: Sequence[fx.Node]) -> None:
+        self.graph = fx.Graph()
+        self.inputs = list(inputs)
+        self.outputs: list[fx.Node] = []
+        self.call: fx.Node | None = None
+        self.items: dict[fx.Node, fx.Node] = {}  # an inner node -> the node outside that has its value
+        self.copies: dict[fx.Node, fx.Node] = {}  # of moved nodes and of `inputs`
+        self.has_effect = False
+        self.make: MakeModule | None = None
+
+    def escape(self, inner: fx.Node) -> fx.Node:
+        """The node around the call that has the value of `inner`."""
+        found = self.items.get(inner)
+        if found is not None:
+            return found
+        if self.call is None:
+            raise BreakGraph("nested_graph", "a value of a function's backward is used outside of it")
+        return self.item(inner, inner.meta.get("val"))
+
+    def item(self, inner: fx.Node, value: Any) -> fx.Node:
+        """One more result of the call: the value of `inner`, which the program knows as `value`."""
+        assert self.call is not None
+        graph = self.call.graph
+        anchor = max(self.items.values(), key=lambda n: n.meta["place"], default=self.call)
+        with graph.inserting_after(anchor):
+            node = graph.call_function(operator.getitem, (self.call, len(self.outputs)))
+        node.meta.update(val=value, stack=inner.meta.get("stack", ()), place=len(self.outputs))
+        self.outputs.append(inner)
+        self.items.setdefault(inner, node)
+        return node
+
+
+class Regions:
+    """The nested graphs of one capture, inner ones first."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        self.graph = graph
+        self.modules: dict[str, nn.Module] = {}
+        self._all: dict[fx.Graph, Region] = {}
+        self._named: dict[str, Region] = {}
+        self._moved: dict[fx.Node, fx.Node] = {}
+
+    # -- recording --------------------------------------------------------------------------
+
+    def mark(self) -> frozenset[fx.Node]:
+        """The nodes there are: what is recorded from here on and not among them is the region's."""
+        return frozenset(self.graph.nodes)
+
+    def since(self, mark: frozenset[fx.Node]) -> list[fx.Node]:
+        """The nodes recorded since, in order, without inputs of the whole graph and sizes computed from them."""
+        found: list[fx.Node] = []
+        inside: set[fx.Node] = set()
+        for node in self.graph.nodes:
+            if node in mark or (node.op == "placeholder" and "nested" not in node.meta):
+                continue
+            if isinstance(node.meta.get("val"), torch.SymInt):
+                if node.op == "placeholder" or inside.isdisjoint(node.all_input_nodes):
+                    continue
+                raise BreakGraph("nested_graph", "a size inside that depends on data")
+            found.append(node)
+            inside.add(node)
+        return found
+
+    def outline(self, nodes: Sequence[fx.Node], also: Iterable[fx.Node] = ()) -> Region:
+        """Moves `nodes` into a graph of their own. Its inputs: `also`, what they read from around them, and the
+        placeholders among them."""
+        own = set(nodes)
+        given = [node for node in nodes if node.op == "placeholder"]
+        read = dict.fromkeys(also)
+        for node in nodes:
+            read.update(dict.fromkeys(source for source in node.all_input_nodes if source not in own))
+        region = Region(list(read))
+        copies: dict[fx.Node, fx.Node] = {}
+        for source in (*read, *given):
+            copy = region.graph.placeholder(source.name)
+            copy.meta.update(val=source.meta.get("val"), stack=source.meta.get("stack", ()))
+            copies[source] = copy
+        for node in nodes:
+            if node in copies:
+                continue
+            copies[node] = region.graph.node_copy(node, copies.__getitem__)
+            region.has_effect |= bool(node.meta.get("effect"))
+            for inner in self._named.values():
+                if inner.call is node:
+                    inner.call = copies[node]
+                inner.items = {key: copies[node] if item is node else item for key, item in inner.items.items()}
+        for node in nodes:
+            self._moved[node] = copies[node]
+        for node in reversed(nodes):
+            self.graph.erase_node(node)
+        region.copies = copies
+        self._all[region.graph] = region
+        return region
+
+    def call(self, region: Region, inputs: Sequence[fx.Node], name: str, make: MakeModule) -> fx.Node:
+        """Writes the node that calls the region, whose module `make` will give."""
+        while name in self._named:
+            name += "_"
+        region.make = make
+        region.call = self.graph.create_node("call_module", name, tuple(inputs))
+        region.call.meta["val"] = ()
+        if region.has_effect:
+            region.call.meta["effect"] = True
+        self._named[name] = region
+        return region.call
+
+    def visible(self, node: fx.Node) -> fx.Node:
+        """The node of the whole graph that has the value of a node that may have moved into a region."""
+        node = self._moved.get(node, node)
+        while node.graph is not self.graph:
+            node = self._all[node.graph].escape(node)
+            node = self._moved.get(node, node)
+        return node
+
+    # -- finishing --------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Makes the modules of all regions that the whole graph still calls."""
+        for name, region in self._named.items():
+            if region.call is not None and not region.call._erased:
+                assert region.make is not None
+                self.modules[name] = region.make(self.finished(region), region)
+
+    def finished(self, region: Region) -> fx.GraphModule:
+        """A nested graph, with its output node and without dead ones."""
+        region.graph.output(tuple(region.outputs))
+        erase_dead_nodes(region.graph)
+        return graph_module(self.modules, region.graph, "Region")
+
+
+def erase_dead_nodes(graph: fx.Graph) -> None:
+    """Removes what nobody uses and what has no effect."""
+    for node in reversed(list(graph.nodes)):
+        if node.op not in ("placeholder", "output") and not node.users and not node.meta.get("effect"):
+            graph.erase_node(node)
+
+
+def graph_module(modules: dict[str, nn.Module], graph: fx.Graph, name: str) -> fx.GraphModule:
+    """A graph with the nested modules that it calls."""
+    called = {node.target: modules[node.target] for node in graph.nodes if node.op == "call_module"}
+    return fx.GraphModule(called, graph, class_name=name)

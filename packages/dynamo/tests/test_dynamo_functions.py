@@ -1,0 +1,475 @@
+"""Autograd functions in the graph: forward and backward captured, gradients as in eager, honest breaks."""
+
+from __future__ import annotations
+
+import copy
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx, nn
+from torch.autograd import Function
+from torch.autograd.function import once_differentiable
+
+import torchdynamo
+
+
+class Graphs:
+    """A backend that runs graphs as they were captured, and keeps them."""
+
+    def __init__(self) -> None:
+        self.graphs: list[fx.GraphModule] = []
+
+    def __call__(self, graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        self.graphs.append(graph)
+        return graph.forward
+
+    def functions(self) -> list[str]:
+        return [str(n.target) for graph in self.graphs for n in graph.graph.nodes if n.op == "call_module"]
+
+
+def captured(function: Any, **options: Any) -> tuple[Any, Graphs]:
+    graphs = Graphs()
+    options.setdefault("fullgraph", True)
+    options.setdefault("strict", True)
+    return torchdynamo.optimize(graphs, options=torchdynamo.CaptureOptions(**options))(function), graphs
+
+
+def same(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=0, atol=0, equal_nan=True)
+
+
+class Square(Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x)
+        ctx.scale = scale
+        return x * x * scale
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return 2 * x * grad * ctx.scale, None
+
+
+class SavesResults(Function):
+    @staticmethod
+    def forward(ctx, x, y):
+        e = torch.exp(x)
+        s = torch.sigmoid(y)
+        ctx.save_for_backward(e, s)
+        inner = e.sum()
+        ctx.inner = inner  # a tensor kept as an attribute
+        return e * s, e.cos()
+
+    @staticmethod
+    def backward(ctx, g, h):
+        e, s = ctx.saved_tensors
+        return g * e * s - h * e.sin() * e, g * e * s * (1 - s) + 0 * ctx.inner
+
+
+class AsksWhatIsNeeded(Function):
+    @staticmethod
+    def forward(ctx, x, weight, bias=None):
+        ctx.save_for_backward(x, weight, bias)
+        out = x @ weight.t()
+        return out if bias is None else out + bias
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, weight, bias = ctx.saved_tensors
+        gx = grad @ weight if ctx.needs_input_grad[0] else None
+        gw = grad.t() @ x if ctx.needs_input_grad[1] else None
+        gb = grad.sum(0) if bias is not None and ctx.needs_input_grad[2] else None
+        return gx, gw, gb
+
+
+class WithSetup(Function):
+    @staticmethod
+    def forward(x, power=2):
+        return x**power, x.sign()
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        x, power = inputs
+        ctx.save_for_backward(x, output[1])
+        ctx.power = power
+        ctx.mark_non_differentiable(output[1])
+
+    @staticmethod
+    def backward(ctx, g, ignored):
+        x, sign = ctx.saved_tensors
+        return g * ctx.power * x ** (ctx.power - 1) * sign * sign, None
+
+
+class Once(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        return grad * ctx.saved_tensors[0].cos()
+
+
+class StraightThrough(Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+class SinOf(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.sin()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return grad * CosOf.apply(x)
+
+
+class CosOf(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.save_for_backward(x)
+        return x.cos()
+
+    @staticmethod
+    def backward(ctx, grad):
+        (x,) = ctx.saved_tensors
+        return -3 * grad * SinOf.apply(x)  # thrice the true derivative: shows whether it is asked
+
+
+class Identity(Function):
+    @staticmethod
+    def forward(ctx, x, label):
+        ctx.label = label
+        return x, label, 7
+
+    @staticmethod
+    def backward(ctx, grad, *rest):
+        return grad * len(ctx.label), None
+
+
+class Lonely(Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.set_materialize_grads(False)
+        return x * 3
+
+    @staticmethod
+    def backward(ctx, grad):
+        return None if grad is None else grad * 3
+
+
+class Indices(Function):
+    @staticmethod
+    def forward(ctx, x):
+        values, places = x.sort(dim=-1)
+        ctx.save_for_backward(places)
+        ctx.mark_non_differentiable(places)
+        return values, places
+
+    @staticmethod
+    def backward(ctx, grad, _):
+        (places,) = ctx.saved_tensors
+        return torch.zeros_like(grad).scatter(-1, places, grad)
+
+
+def leaf(*shape: int, grad: bool = True) -> torch.Tensor:
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=grad)
+
+
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[[], list[Any]]]] = {
+    "square": (lambda x: Square.apply(x.sin(), 3.0).sum(), lambda: [leaf(3, 4)]),
+    "several results": (lambda x, y: SavesResults.apply(x, y), lambda: [leaf(3), leaf(3)]),
+    "one result unused": (lambda x, y: SavesResults.apply(x, y)[1], lambda: [leaf(3), leaf(3)]),
+    "needs all": (lambda x, w, b: AsksWhatIsNeeded.apply(x, w, b).tanh(), lambda: [leaf(2, 3), leaf(4, 3), leaf(4)]),
+    "needs some": (
+        lambda x, w: AsksWhatIsNeeded.apply(x, w, None).tanh(),
+        lambda: [leaf(2, 3, grad=False), leaf(4, 3)],
+    ),
+    "needs default": (lambda x, w: AsksWhatIsNeeded.apply(x, w), lambda: [leaf(2, 3), leaf(4, 3, grad=False)]),
+    "setup_context": (lambda x: WithSetup.apply(x, 3), lambda: [leaf(4)]),
+    "setup_context default": (lambda x: WithSetup.apply(x)[0] * 2, lambda: [leaf(4)]),
+    "once_differentiable": (lambda x: Once.apply(x) + x, lambda: [leaf(4)]),
+    "straight through": (lambda x: StraightThrough.apply(x * 5) * x, lambda: [leaf(4)]),
+    "no gradient needed": (lambda x: Square.apply(x, 2.0) + 1, lambda: [leaf(4, grad=False)]),
+    "twice the same": (lambda x: SavesResults.apply(x, x)[0], lambda: [leaf(4)]),
+    "chain": (lambda x: Square.apply(Square.apply(x, 2.0), 0.5), lambda: [leaf(4)]),
+    "within another": (lambda x: SinOf.apply(x) * 2, lambda: [leaf(4)]),
+    "identity": (lambda x: Identity.apply(x * 2, "abc")[0] * Identity.apply(x, "z")[2], lambda: [leaf(4)]),
+    "absent gradients": (lambda x: Lonely.apply(x).exp(), lambda: [leaf(4)]),
+    "indices": (lambda x: Indices.apply(x)[0] * 2 + Indices.apply(x)[1], lambda: [leaf(2, 5)]),
+}
+
+
+def backward(value: Any) -> None:
+    values = [v for v in (value if isinstance(value, tuple) else (value,)) if isinstance(v, torch.Tensor)]
+    total = sum((v.double() * torch.arange(v.numel()).reshape(v.shape)).sum() for v in values if v.requires_grad)
+    if isinstance(total, torch.Tensor):
+        total.backward()
+
+
+def twin(value: Any) -> Any:
+    return value.detach().clone().requires_grad_(value.requires_grad) if isinstance(value, torch.Tensor) else value
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_a_function_is_captured_with_its_backward(name: str) -> None:
+    program, inputs = PROGRAMS[name]
+    compiled, graphs = captured(program)
+    for _ in range(3):
+        ours = inputs()
+        theirs = [twin(value) for value in ours]
+        a, b = compiled(*ours), program(*theirs)
+        same(a, b)
+        for x, y in zip(*(v if isinstance(v, tuple) else (v,) for v in (a, b)), strict=True):
+            assert x.requires_grad == y.requires_grad
+            assert (x.grad_fn is None) == (y.grad_fn is None)
+        backward(a)
+        backward(b)
+        for x, y in zip(ours, theirs, strict=True):
+            same(x.grad, y.grad)
+    assert len(graphs.graphs) == 1
+    assert bool(graphs.functions()) == (name != "no gradient needed")
+
+
+def test_the_graph_prints_and_is_copied() -> None:
+    compiled, graphs = captured(PROGRAMS["square"][0])
+    x = leaf(3, 4)
+    compiled(x)
+    (graph,) = graphs.graphs
+    assert graphs.functions() == ["Square"]
+    assert "Square(" in graph.code
+    again = copy.deepcopy(graph)
+    (result,) = again(x)
+    assert result.grad_fn is not None and torch.autograd.grad(result, x)[0] is not None
+    inner = graph.get_submodule("Square")
+    assert {name for name, _ in inner.named_children()} == {"forward_graph", "backward_graph"}
+
+
+def test_the_node_in_autograds_graph_goes_by_the_users_name() -> None:
+    compiled, _ = captured(lambda x: Square.apply(x, 2.0))
+    assert compiled(leaf(3)).grad_fn.name() == "SquareBackward"
+
+
+def test_second_derivatives() -> None:
+    def second(f: Any, x: torch.Tensor) -> torch.Tensor:
+        (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        return torch.autograd.grad(g.sum(), x)[0]
+
+    for program in (lambda x: Square.apply(x, 2.0) * x, lambda x: SinOf.apply(x) * 2):
+        compiled, _ = captured(program)
+        x = leaf(5)
+        same(second(compiled, x), second(program, x))
+    program = lambda x: Once.apply(x).square()
+    compiled, _ = captured(program)
+    for f in (program, compiled):
+        x = leaf(3)
+        (g,) = torch.autograd.grad(f(x).sum(), x, create_graph=True)
+        with pytest.raises(RuntimeError, match="once_differentiable"):
+            g.sum().backward()
+
+
+def test_saved_tensors_are_checked_for_writes_and_attributes_are_not() -> None:
+    class Keeps(Function):
+        @staticmethod
+        def forward(ctx, x, w):
+            ctx.save_for_backward(x)
+            ctx.w = w
+            return x * w
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * ctx.w, grad * ctx.saved_tensors[0]
+
+    program = lambda x, w: Keeps.apply(x * 1, w)
+    compiled, _ = captured(program)
+    grads = []
+    for f in (compiled, program):
+        x, w = torch.ones(3, requires_grad=True), torch.ones(3)
+        y = f(x, w)
+        w.mul_(5)
+        y.sum().backward()
+        grads.append(x.grad)
+    same(*grads)
+    x, w = torch.ones(3, requires_grad=True).clone(), torch.ones(3, requires_grad=True)
+    y = captured(lambda x, w: Keeps.apply(x, w))[0](x, w)
+    x.data  # noqa: B018
+    with torch.no_grad():
+        x.mul_(2)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_what_forward_and_backward_read_is_guarded() -> None:
+    settings = {"forward": 2.0, "backward": 3.0}
+
+    class Reads(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * settings["forward"]
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad * settings["backward"]
+
+    program = lambda x: Reads.apply(x)
+    compiled, graphs = captured(program)
+    for change in ({}, {"forward": 4.0}, {"backward": 5.0}, {}):
+        settings.update(change)
+        x = leaf(3)
+        compiled(x).sum().backward()
+        same(x.grad, torch.full_like(x, settings["backward"]))
+        same(compiled(x), program(x))
+    assert len(graphs.graphs) == 3
+
+
+def test_parameters_that_a_body_reads_get_no_gradient_as_in_eager() -> None:
+    class Layer(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, dtype=torch.float64))
+            self.scale = nn.Parameter(torch.randn(3, dtype=torch.float64))
+
+        def forward(self, x):
+            layer = self
+
+            class Reads(Function):
+                @staticmethod
+                def forward(ctx, x):
+                    return x * layer.weight
+
+                @staticmethod
+                def backward(ctx, grad):
+                    return grad * layer.weight * layer.scale
+
+            return Reads.apply(x)
+
+    layer = Layer()
+    x = leaf(3)
+    compiled, graphs = captured(layer, fullgraph=False)
+    for _ in range(2):
+        x.grad = None
+        compiled(x).sum().backward()
+        same(x.grad, (layer.weight * layer.scale).detach())
+        assert layer.weight.grad is None and layer.scale.grad is None
+
+
+def test_effects_of_the_forward_happen_at_each_call() -> None:
+    seen: list[torch.Tensor] = []
+
+    class Logs(Function):
+        @staticmethod
+        def forward(ctx, x):
+            inner = x * 2
+            seen.append(inner)
+            return inner.sin()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad
+
+    compiled, graphs = captured(lambda x: Logs.apply(x) * seen[-1], fullgraph=False)
+    x = leaf(3)
+    first = compiled(x)
+    same(seen[0], (x * 2).detach())
+    assert not seen[0].requires_grad
+    same(first, (x * 2).sin() * (x * 2))
+    assert "Logs" in graphs.functions()
+
+
+@pytest.mark.parametrize("kind", ["dirty", "effect", "item", "counts", "raises"])
+def test_what_cannot_be_carried_breaks_with_a_reason(kind: str) -> None:
+    log: list[float] = []
+
+    class Bad(Function):
+        @staticmethod
+        def forward(ctx, x):
+            if kind == "dirty":
+                x.mul_(2)
+                ctx.mark_dirty(x)
+                return x
+            if kind == "item":
+                ctx.number = x.sum().item()
+            return x * 2
+
+        @staticmethod
+        def backward(ctx, grad):
+            if kind == "effect":
+                log.append(1.0)
+            if kind == "counts" and grad.sum() > 1e9:
+                return grad
+            if kind == "raises":
+                raise ValueError("no gradient today")
+            return grad * 2
+
+    def program(x):
+        y = x.sin()
+        return Bad.apply(y).cos()
+
+    torchdynamo.reset()
+    compiled, graphs = captured(program, fullgraph=False)
+    for _ in range(2):
+        x = leaf(3)
+        z = twin(x)
+        a, b = compiled(x), program(z)
+        same(a, b)
+        if kind == "raises":
+            with pytest.raises(ValueError, match="today"):
+                a.sum().backward()
+            continue
+        a.sum().backward()
+        b.sum().backward()
+        same(x.grad, z.grad)
+    assert len(log) == (4 if kind == "effect" else 0)
+    assert {detail.reason for detail in torchdynamo.stats().break_details} == {"autograd_function"}
+    with pytest.raises(torchdynamo.Unsupported, match=r"Bad\.apply"):
+        captured(program)[0](leaf(3))
+
+
+def test_symbolic_sizes_pass_through_a_function() -> None:
+    class Mean(Function):
+        @staticmethod
+        def forward(ctx, x):
+            ctx.n = x.shape[0]
+            return x.sum(0) / ctx.n
+
+        @staticmethod
+        def backward(ctx, grad):
+            return grad.expand(ctx.n, *grad.shape) / ctx.n
+
+    program = lambda x: Mean.apply(x * 2)
+    compiled, graphs = captured(program)
+    for n in (3, 5, 6, 9):
+        x = leaf(n, 2)
+        z = twin(x)
+        a, b = compiled(x), program(z)
+        same(a, b)
+        a.sum().backward()
+        b.sum().backward()
+        same(x.grad, z.grad)
+    assert len(graphs.graphs) == 2
+
+
+def test_nothing_is_kept_alive_after_backward() -> None:
+    compiled, _ = captured(lambda x: SavesResults.apply(x, x)[0])
+    x = leaf(3)
+    y = compiled(x)
+    y.sum().backward()
+    gone = weakref.ref(y)
+    del y
+    gc.collect()
+    assert gone() is None
