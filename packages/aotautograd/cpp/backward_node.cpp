@@ -21,9 +21,11 @@ py::list new_list(size_t size) {
   return py::reinterpret_steal<py::list>(PyList_New(static_cast<Py_ssize_t>(size)));
 }
 
-uint32_t version_of(PyObject* tensor) {
-  c10::TensorImpl* impl = THPVariable_Unpack(tensor).unsafeGetTensorImpl();
-  return impl->is_inference() ? 0 : impl->version_counter().current_version();
+// How often an input was written: 0 for a size, and for an inference tensor, which does not count.
+uint32_t version_of(PyObject* input) {
+  if (!THPVariable_Check(input)) return 0;
+  const auto& counter = THPVariable_Unpack(input).unsafeGetTensorImpl()->version_counter();
+  return counter.enabled() ? counter.current_version() : 0;
 }
 
 bool same_memory_order(c10::IntArrayRef sizes, c10::IntArrayRef found, c10::IntArrayRef expected) {
@@ -69,11 +71,11 @@ CompiledBackward::~CompiledBackward() {
   if (Py_IsInitialized()) {
     py::gil_scoped_acquire gil;
     drop();
+    scalars_ = py::object();
     program_.reset();
   } else {  // the interpreter is gone, and its objects with it
     scalars_.release();
     held_.release();
-    symbols_.release();
     new std::shared_ptr<const Program>(std::move(program_));
     new SavedTensors(std::move(saved_));
   }
@@ -82,7 +84,6 @@ CompiledBackward::~CompiledBackward() {
 void CompiledBackward::drop() {
   saved_.release();
   held_ = py::object();
-  scalars_ = py::object();
 }
 
 void CompiledBackward::release_variables() {
@@ -90,7 +91,7 @@ void CompiledBackward::release_variables() {
   drop();
 }
 
-void CompiledBackward::keep(PyObject* const* kept, size_t count, const py::list& inputs) {
+void CompiledBackward::keep(PyObject* const* kept, size_t count, py::object held) {
   const History& plan = history();
   saved_.save(kept, plan.saved, this);
   if (count > plan.saved) {
@@ -99,21 +100,22 @@ void CompiledBackward::keep(PyObject* const* kept, size_t count, const py::list&
       PyTuple_SET_ITEM(scalars_.ptr(), static_cast<Py_ssize_t>(i - plan.saved), Py_NewRef(kept[i]));
     }
   }
-  held_ = new_tuple(plan.held.size());
-  for (size_t i = 0; i < plan.held.size(); i++) {
-    PyObject* input = plan.held[i] == kHeld ? PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i)) : Py_None;
-    PyTuple_SET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(input));
-    if (input != Py_None && THPVariable_Check(input)) {
-      versions_.push_back(version_of(input));
-    }
+  held_ = std::move(held);
+  const auto count_held = static_cast<size_t>(PyTuple_GET_SIZE(held_.ptr()));
+  versions_.reserve(count_held);
+  for (size_t i = 0; i < count_held; i++) {
+    versions_.push_back(version_of(PyTuple_GET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(i))));
   }
-  if (!plan.symbols.empty()) {
-    symbols_ = new_tuple(plan.symbols.size());
-    for (size_t i = 0; i < plan.symbols.size(); i++) {
-      PyTuple_SET_ITEM(symbols_.ptr(), static_cast<Py_ssize_t>(i),
-                       Py_NewRef(PyList_GET_ITEM(inputs.ptr(), plan.symbols[i])));
-    }
+}
+
+py::object held_inputs(const History& history, const py::list& inputs) {
+  py::object held = new_tuple(history.held_count);
+  Py_ssize_t place = 0;
+  for (size_t i = 0; i < history.held.size(); i++) {
+    if (history.held[i] != kHeld) continue;
+    PyTuple_SET_ITEM(held.ptr(), place++, Py_NewRef(PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i))));
   }
+  return held;
 }
 
 py::list CompiledBackward::saved_tensors() {
@@ -127,7 +129,6 @@ py::list CompiledBackward::tangents(variable_list& gradients, std::vector<uint32
   const History& plan = history();
   py::list tangents = new_list(plan.tangents.size());
   py::object layouts;
-  if (!plan.symbols.empty()) layouts = plan.layouts(symbols_);
   for (size_t i = 0; i < plan.tangents.size(); i++) {
     at::Tensor gradient = std::move(gradients[plan.tangents[i]]);
     if (!gradient.defined()) missing.push_back(static_cast<uint32_t>(i));
@@ -135,6 +136,7 @@ py::list CompiledBackward::tangents(variable_list& gradients, std::vector<uint32
     if (layout.known) {
       gradient = fit(std::move(gradient), layout, layout.sizes, layout.strides);
     } else {
+      if (!layouts) layouts = plan.layouts(scalars_);
       const auto [sizes, strides] =
           py::object(layouts[py::int_(i)]).cast<std::pair<std::vector<int64_t>, std::vector<int64_t>>>();
       gradient = fit(std::move(gradient), layout, sizes, strides);
@@ -175,18 +177,20 @@ py::object CompiledBackward::run_differentiably(py::list tangents) {
   const History& plan = history();
   py::list saved = saved_tensors();
   py::list inputs = new_list(plan.held.size());
-  size_t held = 0;
+  size_t next = 0;
   for (size_t i = 0; i < plan.held.size(); i++) {
-    PyObject* input = plan.held[i] >= 0 ? PyList_GET_ITEM(saved.ptr(), plan.held[i])
-                      : held_           ? PyTuple_GET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(i))
-                                        : Py_None;
-    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(input));
-    if (plan.held[i] != kHeld || input == Py_None || !THPVariable_Check(input)) continue;
-    if (version_of(input) != versions_[held++]) {
-      raise("InputMismatch",
-            "an input of the compiled program was modified in place after the forward, and a derivative of the backward "
-            "needs its old value");
+    PyObject* input = Py_None;
+    if (plan.held[i] >= 0) {
+      input = PyList_GET_ITEM(saved.ptr(), plan.held[i]);
+    } else if (plan.held[i] == kHeld && held_) {
+      input = PyTuple_GET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(next));
+      if (version_of(input) != versions_[next++]) {
+        raise("InputMismatch",
+              "an input of the compiled program was modified in place after the forward, and a derivative of the "
+              "backward needs its old value");
+      }
     }
+    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(input));
   }
   return plan.gradients(inputs, saved, tangents);
 }

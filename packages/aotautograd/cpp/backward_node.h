@@ -13,8 +13,9 @@ class CompiledBackward : public torch::autograd::Node {
   explicit CompiledBackward(std::shared_ptr<const Program> program) : program_(std::move(program)) {}
   ~CompiledBackward() override;
 
-  // Keeps what the forward gave beside its outputs (tensors, then sizes) and what a derivative of the backward reads.
-  void keep(PyObject* const* kept, size_t count, const py::list& inputs);
+  // Keeps what the forward gave beside its outputs (tensors, then sizes), and the inputs that a derivative of the
+  // backward reads.
+  void keep(PyObject* const* kept, size_t count, py::object held);
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   void will_release_variables() override { consume_ = true; }
@@ -32,12 +33,14 @@ class CompiledBackward : public torch::autograd::Node {
 
   std::shared_ptr<const Program> program_;
   SavedTensors saved_;
-  py::object scalars_;  // a tuple
-  py::object held_;     // a tuple: for each input of the forward, it or None
-  std::vector<uint32_t> versions_;  // of the tensors in held_
-  py::object symbols_;  // a tuple of their values
+  py::object scalars_;  // a tuple: the kept sizes
+  py::object held_;     // a tuple: the inputs of the forward that History::held says are held
+  std::vector<uint32_t> versions_;  // of the tensors in held_, 0 for the others
   bool consume_ = false;
 };
+
+// The tuple of the inputs to hold.
+py::object held_inputs(const History& history, const py::list& inputs);
 
 // The Python type of the node: what `grad_fn` gives.
 void add_node_type(py::module_& module);

@@ -72,13 +72,23 @@ py::object run_forward(const Program& program, py::list inputs) {
 
 // ---- after the forward ----------------------------------------------------------------------------------------------
 
+// Where an input's gradient goes. For a leaf whose accumulator is alive this is what gradient_edge does, inlined.
+Edge edge_of(const at::Tensor& input) {
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(input.unsafeGetTensorImpl()->autograd_meta());
+  if (meta != nullptr && meta->requires_grad_ && !meta->is_view_ && !meta->grad_fn_) {
+    const std::lock_guard<std::mutex> lock(meta->mutex_);
+    if (auto accumulator = meta->grad_accumulator_.lock()) return Edge(std::move(accumulator), 0);
+  }
+  return torch::autograd::impl::gradient_edge(input);
+}
+
 // Where the gradients go; empty if no input requires one.
 edge_list edges_of(const History& history, PyObject* const* flat) {
   edge_list edges;
   edges.reserve(history.differentiable.size());
   bool any = false;
   for (const int32_t input : history.differentiable) {
-    edges.push_back(torch::autograd::impl::gradient_edge(THPVariable_Unpack(flat[input])));
+    edges.push_back(edge_of(THPVariable_Unpack(flat[input])));
     any |= edges.back().is_valid();
   }
   if (!any) edges.clear();
@@ -116,7 +126,7 @@ py::object own_output(PyObject* value, PyObject* const* flat, size_t inputs, PyO
 }
 
 // The program's outputs, connected to a node if there is anything to differentiate by.
-py::object with_history(const std::shared_ptr<const Program>& program, PyObject* const* flat, const py::list& inputs,
+py::object with_history(const std::shared_ptr<const Program>& program, PyObject* const* flat, py::object held,
                         const py::object& values) {
   const History& history = *program->history;
   const size_t returned = history.outputs.size();
@@ -139,7 +149,7 @@ py::object with_history(const std::shared_ptr<const Program>& program, PyObject*
     }
     PyTuple_SET_ITEM(outputs.ptr(), static_cast<Py_ssize_t>(i), output.release().ptr());
   }
-  if (node) node->keep(value + returned, count - returned, inputs);
+  if (node) node->keep(value + returned, count - returned, std::move(held));
   return outputs;
 }
 
@@ -155,13 +165,12 @@ PyObject* call(PyObject* self, PyObject* const* flat, Py_ssize_t count) {
     refuse_transforms(flat, static_cast<size_t>(count));
     py::list inputs = gather(*program, flat);
     if (!program->history) return run_forward(*program, std::move(inputs)).release().ptr();
-    // A boxed forward empties its list.
-    py::list own = program->boxed ? py::reinterpret_steal<py::list>(PyList_GetSlice(inputs.ptr(), 0, PY_SSIZE_T_MAX)) : inputs;
-    py::object results = run_forward(*program, std::move(own));
+    py::object held = held_inputs(*program->history, inputs);
+    py::object results = run_forward(*program, std::move(inputs));
     auto values = py::reinterpret_steal<py::object>(PySequence_Fast(results.ptr(), "a compiled forward returned no sequence"));
     if (!values) throw python_error();
     results = py::object();
-    return with_history(program, flat, inputs, values).release().ptr();
+    return with_history(program, flat, std::move(held), values).release().ptr();
   } catch (const std::exception&) {
     torch::translate_exception_to_python(std::current_exception());
     return nullptr;

@@ -5,6 +5,8 @@
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Exceptions.h>
 
+#include <algorithm>
+
 namespace aotautograd {
 namespace {
 
@@ -43,7 +45,7 @@ History read_history(py::handle record) {
   history.tangents = numbers<uint32_t>(record, "tangents");
   for (py::handle layout : record.attr("expected")) history.expected.push_back(read_layout(layout));
   history.held = numbers<int32_t>(record, "held");
-  history.symbols = numbers<int32_t>(record, "symbols");
+  history.held_count = static_cast<size_t>(std::count(history.held.begin(), history.held.end(), kHeld));
   history.saved = record.attr("saved").cast<size_t>();
   return history;
 }

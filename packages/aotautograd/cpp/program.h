@@ -37,13 +37,13 @@ struct History {
   py::object backward;                   // () -> (backward, whether it takes one list that it may empty)
   py::object gradients;                  // (forward's inputs, saved tensors, tangents) -> gradients with a history
   py::object unreached;                  // missing tangents -> for each gradient, whether nothing else leads to it
-  py::object layouts;                    // symbols' values -> (sizes, strides) of each tangent
+  py::object layouts;                    // the kept sizes -> (sizes, strides) of each tangent
   std::vector<int32_t> differentiable;   // flat inputs that the gradients are for
   std::vector<OutputKind> outputs;       // of what the program returns: the rest is kept
   std::vector<uint32_t> tangents;        // for each tangent: its place among the differentiable outputs
   std::vector<TangentLayout> expected;   // for each tangent
   std::vector<int32_t> held;             // for each input of the forward
-  std::vector<int32_t> symbols;          // inputs of the forward that `layouts` takes
+  size_t held_count = 0;                 // of them, how many the node holds
   size_t saved;                          // tensors among what is kept; sizes follow them
 };
 

@@ -36,11 +36,12 @@ void SavedTensors::save(PyObject* const* tensors, size_t count, Node* owner) {
   tensors_ = py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(count)));
   for (size_t i = 0; i < count; i++) {
     const at::Tensor& tensor = THPVariable_Unpack(tensors[i]);
-    c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
-    // A SavedVariable says what autograd says of an inference tensor.
-    if (impl->is_inference()) SavedVariable(tensor, false);
+    const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
+    // An inference tensor counts no writes; a SavedVariable says what autograd says of it.
+    if (!impl->version_counter().enabled()) SavedVariable(tensor, false);
     versions_.push_back(impl->version_counter().current_version());
-    PyObject* kept = is_made_by(impl, owner) ? THPVariable_Wrap(tensor.tensor_data()) : Py_NewRef(tensors[i]);
+    const bool is_output = Py_REFCNT(tensors[i]) > 1 && is_made_by(impl, owner);
+    PyObject* kept = is_output ? THPVariable_Wrap(tensor.tensor_data()) : Py_NewRef(tensors[i]);
     PyTuple_SET_ITEM(tensors_.ptr(), static_cast<Py_ssize_t>(i), kept);
   }
 }

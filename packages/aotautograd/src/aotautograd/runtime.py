@@ -23,7 +23,6 @@ from aotautograd.schemas import (
     OutputKind,
     Partition,
     ProgramMetadata,
-    SymbolSource,
     TangentLayout,
     ViewStep,
 )
@@ -103,33 +102,23 @@ def _history_plan(
         for o in metadata.forward_outputs
     )
     differentiable = [i for i, kind in enumerate(outputs) if kind == "differentiable"]
-    specs = [n.meta["val"] for n in partition.backward.graph.nodes if n.op == "placeholder"]
-    specs = specs[len(specs) - len(metadata.tangents) :]
-    symbol_places = _symbol_places(metadata, partition)
+    taken = [n.meta["val"] for n in partition.backward.graph.nodes if n.op == "placeholder"]
+    specs = taken[len(taken) - len(metadata.tangents) :]
+    kept_symbols = [
+        str(expr_of(n)) if isinstance(n, torch.SymInt) else "" for n in taken[: partition.num_saved_symbols]
+    ]
     return HistoryPlan(
         backward=backward,
         gradients=gradients,
         unreached=_unreached(partition, len(specs)),
-        layouts=_symbolic_layouts(tuple(symbol_places), specs),
+        layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
         outputs=outputs,
         tangents=tuple(differentiable.index(slot) for slot in metadata.tangents),
         expected=tuple(_tangent_layout(spec) for spec in specs),
         held=_held(metadata, partition, reads),
-        symbols=tuple(symbol_places.values()) if any(_tangent_layout(s).sizes is None for s in specs) else (),
         saved=partition.num_saved_tensors,
     )
-
-
-def _symbol_places(metadata: ProgramMetadata, partition: Partition) -> dict[str, int]:
-    """The input that carries each symbol."""
-    return {
-        (p.name if isinstance(p, SymbolSource) else str(expr_of(n.meta["val"]))): i
-        for i, (p, n) in enumerate(
-            zip(metadata.placeholders, (n for n in partition.forward.graph.nodes if n.op == "placeholder"), strict=True)
-        )
-        if isinstance(n.meta["val"], torch.SymInt)
-    }
 
 
 def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]) -> tuple[int, ...]:
@@ -185,13 +174,13 @@ def _tangent_layout(spec: Any) -> TangentLayout:
 
 
 def _symbolic_layouts(
-    names: tuple[str, ...], specs: Sequence[Any]
+    names: Sequence[str], specs: Sequence[Any]
 ) -> Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]:
-    """Sizes and strides of each tangent, from the symbols' values."""
+    """Sizes and strides of each tangent, from the sizes that the forward kept, whose symbols are `names`."""
     prepared = [(_sizes(spec.shape), _sizes(spec.stride())) for spec in specs]
 
-    def layouts(values: Sequence[int]) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
-        symbols = dict(zip(names, map(int, values), strict=True))
+    def layouts(kept: Sequence[int]) -> Sequence[tuple[Sequence[int], Sequence[int]]]:
+        symbols = {name: int(size) for name, size in zip(names, kept, strict=True) if name}
         return [(shape_of(symbols), stride_of(symbols)) for shape_of, stride_of in prepared]
 
     return layouts

@@ -224,11 +224,10 @@ class HistoryPlan:
     backward: Callable[[], tuple[Compiled, bool]]  # the compiled backward, and whether it is boxed
     gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
     unreached: Callable[[Sequence[int]], Sequence[bool]]  # missing tangents -> gradients that only they lead to
-    layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents
+    layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents, by kept sizes
     differentiable: tuple[int, ...]  # flat input of each gradient
     outputs: tuple[str, ...]  # "symbol", "constant" or "differentiable" for each value that is not kept
     tangents: tuple[int, ...]  # for each tangent, its place among the differentiable outputs
     expected: tuple[TangentLayout, ...]  # for each tangent
     held: tuple[int, ...]  # for each input of the forward: UNHELD, HELD, or the number of the saved tensor that it is
-    symbols: tuple[int, ...]  # inputs of the forward that `layouts` takes
     saved: int  # tensors that are kept; sizes come behind them
