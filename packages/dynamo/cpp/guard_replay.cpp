@@ -212,7 +212,7 @@ bool Recording::add(size_t index, PyObject* value, Known known) {
   if (needs.content) content(value);
   if (needs.size) word(word_at(&reinterpret_cast<PyVarObject*>(value)->ob_size));
   for (const Check& check : node.checks) {
-    if (check.kind == Kind::tensor) record_.tensors.push_back({value, check.tensor.get()});
+    if (check.kind == Kind::tensor) record_.tensors.push_back(tensor_with_check(value, check.tensor.get()));
   }
   for (Py_ssize_t input : node.inputs) record_.inputs.push_back({value, input});
   if (node.slot >= 0) record_.slots.push_back({value, node.slot});

@@ -249,8 +249,21 @@ bool is_torch_constant(PyObject* object) {
          THPSize_Check(object);
 }
 
+TensorOf tensor_with_check(PyObject* object, const TensorCheck* check) {
+  if (!THPVariable_Check(object)) return {object, check, {nullptr, nullptr}};
+  const c10::TensorImpl* impl = THPVariable_Unpack(object).unsafeGetTensorImpl();
+  return {object, check, {impl, impl->autograd_meta()}};
+}
+
 bool tensors_hold(const TensorOf* begin, const TensorOf* end) {
+  constexpr int kAhead = 6;  // a net's tensors lie apart: their memory is asked for before it is needed
   for (const TensorOf* one = begin; one != end; one++) {
+    if (end - one > kAhead) {
+      const char* impl = static_cast<const char*>(one[kAhead].parts[0]);
+      for (size_t offset = 0; offset < sizeof(c10::TensorImpl); offset += 64) __builtin_prefetch(impl + offset);
+      __builtin_prefetch(one[kAhead].parts[1]);
+      __builtin_prefetch(one[kAhead].object);
+    }
     if (!static_cast<const MetadataCheck*>(one->check)->holds(one->object)) return false;
   }
   return true;
@@ -326,6 +339,8 @@ std::unique_ptr<StateCheck> make_state_check(PyObject*) {
 }
 
 bool is_torch_constant(PyObject*) { return false; }
+
+TensorOf tensor_with_check(PyObject* object, const TensorCheck* check) { return {object, check, {nullptr, nullptr}}; }
 
 bool tensors_hold(const TensorOf* begin, const TensorOf* end) { return begin == end; }
 

@@ -21,7 +21,10 @@ class TensorCheck {
 struct TensorOf {
   PyObject* object;  // borrowed
   const TensorCheck* check;
+  const void* parts[2];  // where its metadata lay: fetched ahead, never trusted
 };
+
+TensorOf tensor_with_check(PyObject* object, const TensorCheck* check);
 
 // A dtype, a device and the like: objects that never change.
 bool is_torch_constant(PyObject* object);
