@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
+import warnings
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -13,6 +15,7 @@ import torch
 from torch import fx, nn
 from torch.autograd import Function
 from torch.autograd.function import once_differentiable
+from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
 import torchdynamo
 
@@ -376,11 +379,12 @@ def test_effects_of_the_forward_happen_at_each_call() -> None:
         def forward(ctx, x):
             inner = x * 2
             seen.append(inner)
+            ctx.cosine = inner.cos()
             return inner.sin()
 
         @staticmethod
         def backward(ctx, grad):
-            return grad
+            return grad * ctx.cosine
 
     compiled, graphs = captured(lambda x: Logs.apply(x) * seen[-1], fullgraph=False)
     x = leaf(3)
@@ -473,3 +477,149 @@ def test_nothing_is_kept_alive_after_backward() -> None:
     del y
     gc.collect()
     assert gone() is None
+
+
+# -- checkpoints ------------------------------------------------------------------------------
+
+
+class Block(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 16)
+        self.second = nn.Linear(16, 4)
+        self.drop = nn.Dropout(0.5)
+
+    def forward(self, x, scale=1.0):
+        return x + self.drop(self.second(torch.tanh(self.first(x)))) * scale
+
+
+class Deep(nn.Module):
+    def __init__(self, **how: Any) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Block() for _ in range(3)])
+        self.how = how
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = checkpoint(block, x, **self.how)
+        return x.sin()
+
+
+def trained(f: Any, model: nn.Module, x: torch.Tensor) -> tuple[Any, ...]:
+    model.zero_grad()
+    torch.manual_seed(7)
+    value = f(x)
+    value.sum().backward()
+    return value.detach(), *(None if p.grad is None else p.grad.clone() for p in model.parameters())
+
+
+@pytest.mark.parametrize(
+    "how", [{"use_reentrant": False}, {"use_reentrant": True}, {"use_reentrant": False, "scale": 2}]
+)
+def test_a_checkpoint_is_captured(how: dict[str, Any]) -> None:
+    model = Deep(**how)
+    compiled, graphs = captured(model)
+    for _ in range(2):
+        x = torch.randn(2, 4, requires_grad=True)
+        z = twin(x)
+        same(trained(compiled, model, x), trained(model, model, z))
+        same(x.grad, z.grad)
+    assert graphs.functions() == ["checkpoint", "checkpoint_", "checkpoint__"]
+    with torch.no_grad():
+        torch.manual_seed(1)
+        a = compiled(x)
+        torch.manual_seed(1)
+        same(a, model(x))
+    assert len(graphs.functions()) == 3, "without gradients there is nothing to run again"
+
+
+def test_a_checkpoint_keeps_no_activations() -> None:
+    def kept(f: Any, x: torch.Tensor) -> int:
+        sizes: list[int] = []
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: sizes.append(t.numel()) or t, lambda t: t):
+            f(x)
+        return sum(sizes)
+
+    model = Deep(use_reentrant=False)
+    compiled, _ = captured(model)
+    x = torch.randn(2, 4, requires_grad=True)
+    compiled(x)
+    parameters = 3 * sum(p.numel() for p in model.blocks[0].parameters())  # arguments of the nested graphs
+    assert kept(compiled, x) == kept(model, x) + parameters
+
+
+def test_checkpoints_within_functions_and_sequences() -> None:
+    def inner(x):
+        return checkpoint(lambda v: Square.apply(v, 2.0).tanh(), x.sin(), use_reentrant=False) * 2
+
+    layers = nn.Sequential(*(nn.Sequential(nn.Linear(4, 4), nn.Tanh()) for _ in range(4)))
+
+    def program(x):
+        y = checkpoint(inner, x, use_reentrant=False)
+        return checkpoint_sequential(layers, 2, y, use_reentrant=False)
+
+    compiled, graphs = captured(program)
+    x = torch.randn(2, 4, requires_grad=True)
+    z = twin(x)
+    same(trained(compiled, layers, x), trained(program, layers, z))
+    same(x.grad, z.grad)
+    assert len(graphs.graphs) == 1
+
+
+def test_values_from_inside_a_checkpoint() -> None:
+    def program(x, log):
+        def body(v):
+            inner = v.exp()
+            log.append(inner)
+            return inner.sin(), {"inner": inner * 2}
+
+        y, named = checkpoint(body, x, use_reentrant=False)
+        return y * named["inner"] + log[0]
+
+    compiled, _ = captured(program)
+    for _ in range(2):
+        x = leaf(3)
+        z = twin(x)
+        ours: list[Any] = []
+        theirs: list[Any] = []
+        a, b = compiled(x, ours), program(z, theirs)
+        same((a, ours), (b, theirs))
+        a.sum().backward()
+        b.sum().backward()
+        same(x.grad, z.grad)
+
+
+@pytest.mark.parametrize("kind", ["context_fn", "break", "reentrant without gradient"])
+def test_a_checkpoint_that_cannot_be_captured_breaks(kind: str) -> None:
+    model = Block()
+
+    def body(x):
+        if kind == "break":
+            torchdynamo.graph_break()
+        return model(x)
+
+    how: dict[str, Any] = {"use_reentrant": kind.startswith("reentrant")}
+    if kind == "context_fn":
+        how["context_fn"] = lambda: (contextlib.nullcontext(), contextlib.nullcontext())
+
+    def program(x):
+        return checkpoint(body, x * 2, **how).cos()
+
+    torchdynamo.reset()
+    compiled, _ = captured(program, fullgraph=False)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            x = torch.randn(2, 4, requires_grad=not kind.startswith("reentrant"))
+            a, b = twin(x), twin(x)
+            torch.manual_seed(0)
+            mine = compiled(a)
+            torch.manual_seed(0)
+            theirs = program(b)
+            same(mine, theirs)
+            assert mine.requires_grad == theirs.requires_grad
+            if mine.requires_grad:
+                mine.sum().backward()
+                theirs.sum().backward()
+                same(a.grad, b.grad)
+    assert {detail.reason for detail in torchdynamo.stats().break_details} == {"checkpoint"}

@@ -281,7 +281,9 @@ class _Capture:
         given = self._with_history(outputs)
         for node, fake in zip(results, given, strict=True):
             self.recorder.remember(fake, forward.item(forward.copies[node], fake))
-        forward.outputs += [forward.copies[node] for node in backward.inputs if node in made]
+        for node in backward.inputs:
+            if node in made:
+                forward.keep(forward.copies[node])
         rest = iter(given)
         replaced = tuple(next(rest) if isinstance(item, torch.Tensor) else item for item in items)
         return replaced if type(value) is tuple else replaced[0]

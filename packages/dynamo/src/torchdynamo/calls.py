@@ -13,12 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils.checkpoint
 from torch import nn
 from torch.amp import autocast_mode
 
 from torchdynamo import constants, torch_calls
 from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
+from torchdynamo.checkpoints import call_checkpointed
 from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling, marked
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -64,6 +66,7 @@ class Calls:
             (isinstance, self._isinstance),
             (torch._C._InferenceMode, self._ambient),
             (torch.autograd.Function.apply.__func__, self._autograd_function),  # type: ignore[attr-defined]
+            (torch.utils.checkpoint.checkpoint, self._checkpoint),
             (graph_break, self._graph_break),
             (is_compiling, lambda fn, args, kwargs: True),
             (nn.Module.__call__, self._module),
@@ -154,6 +157,9 @@ class Calls:
 
     def _autograd_function(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return self.autograd_functions.apply(args[0], args[1:], kwargs)
+
+    def _checkpoint(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        return call_checkpointed(self.outside, args, kwargs)
 
     def _type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if len(args) != 1 or kwargs:

@@ -72,8 +72,8 @@ _TABLE = (
     ),
     Reason(
         "checkpoint",
-        "torch.utils.checkpoint runs its function again in backward, by hooks on what was saved",
-        "compile the function that is checkpointed, or leave the choice of what to save to the partitioner",
+        "a function under torch.utils.checkpoint cannot become a graph of its own",
+        "see the detail; pass use_reentrant=False without context_fn, and keep the function free of breaks",
     ),
     Reason(
         "nested_graph",

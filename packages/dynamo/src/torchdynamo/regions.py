@@ -35,6 +35,7 @@ class Region:
         self.call: fx.Node | None = None
         self.items: dict[fx.Node, fx.Node] = {}  # an inner node -> the node outside that has its value
         self.copies: dict[fx.Node, fx.Node] = {}  # of moved nodes and of `inputs`
+        self.kept = 0  # how many of `outputs` are for the module that runs the graph
         self.has_effect = False
         self.make: MakeModule | None = None
 
@@ -47,15 +48,22 @@ class Region:
             raise BreakGraph("nested_graph", "a value of a function's backward is used outside of it")
         return self.item(inner, inner.meta.get("val"))
 
+    def keep(self, inner: fx.Node) -> None:
+        """One more result of the nested graph that the call does not give."""
+        self.outputs.append(inner)
+        self.kept += 1
+
     def item(self, inner: fx.Node, value: Any) -> fx.Node:
         """One more result of the call: the value of `inner`, which the program knows as `value`."""
         assert self.call is not None
         graph = self.call.graph
         anchor = max(self.items.values(), key=lambda n: n.meta["place"], default=self.call)
         with graph.inserting_after(anchor):
-            node = graph.call_function(operator.getitem, (self.call, len(self.outputs)))
-        node.meta.update(val=value, stack=inner.meta.get("stack", ()), place=len(self.outputs))
+            place = len(self.outputs) - self.kept
+            node = graph.call_function(operator.getitem, (self.call, place))
+        node.meta.update(val=value, stack=inner.meta.get("stack", ()), place=place)
         self.outputs.append(inner)
+        self.call.meta["val"] = (*self.call.meta["val"], value)
         self.items.setdefault(inner, node)
         return node
 
@@ -77,12 +85,14 @@ class Regions:
         return frozenset(self.graph.nodes)
 
     def since(self, mark: frozenset[fx.Node]) -> list[fx.Node]:
-        """The nodes recorded since, in order, without inputs of the whole graph and sizes computed from them."""
+        """The nodes recorded since, in order; not inputs of the whole graph and what comes from before."""
         found: list[fx.Node] = []
         inside: set[fx.Node] = set()
         for node in self.graph.nodes:
             if node in mark or (node.op == "placeholder" and "nested" not in node.meta):
                 continue
+            if "place" in node.meta and node.args[0] not in inside:
+                continue  # a result of an earlier region, asked for now
             if isinstance(node.meta.get("val"), torch.SymInt):
                 if node.op == "placeholder" or inside.isdisjoint(node.all_input_nodes):
                     continue

@@ -55,8 +55,6 @@ BREAKS: dict[Any, str] = {
     torch.set_default_device: "ambient_state",
     torch.autograd.backward: "backward",
     torch.autograd.grad: "backward",
-    torch.utils.checkpoint.checkpoint: "checkpoint",
-    torch.utils.checkpoint.checkpoint_sequential: "checkpoint",
     torch._C._autograd._push_saved_tensors_default_hooks: "ambient_state",
     torch._C._autograd._pop_saved_tensors_default_hooks: "ambient_state",
     torch.save: "c_function",
@@ -168,7 +166,7 @@ def runs_unhooked(function: Any) -> bool:
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
-_UNHOOKED: frozenset[Any] = frozenset({torch.utils.checkpoint.checkpoint, torch.utils.checkpoint.checkpoint_sequential})
+_UNHOOKED: frozenset[Any] = frozenset({torch.utils.checkpoint.checkpoint})
 _VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
