@@ -88,7 +88,9 @@ def import_all() -> None:
 
 
 def work(case: Row, messages: connection.Connection) -> None:
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - for the rest of the process
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what models and compilers print and log
+        os.dup2(nowhere, stream)
     try:
         measure(case, messages.send)
     except Exception as error:
@@ -175,11 +177,8 @@ def summary(rows: list[Row], tolerance: float) -> str:
         v = verdict(row, "torchdynamo", tolerance)
         if v not in ("right", "not run"):
             text.append(f"  - {row['model']} {row['mode']}: {v}")
-    again = [
-        f"{row['model']} {row['mode']}"
-        for row in rows
-        if row.get("torchdynamo", {}).get("graphs_after", 0) > row["torchdynamo"]["graphs"]
-    ]
+    found = [(row, row.get("torchdynamo", {})) for row in rows]
+    again = [f"{row['model']} {row['mode']}" for row, ours in found if ours.get("graphs_after") != ours.get("graphs")]
     text.append(f"- Captured more at a later call: {', '.join(again) or 'none'}.")
     pairs = both(rows)
     if pairs:
