@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+sys.path.insert(0, str(Path(__file__).parent))  # modules that tests share
+
 VERSIONS = ("3.11", "3.12", "3.13")
 # Where version managers keep interpreters, below a home folder or their own root: one folder for each version.
 _MANAGED = (

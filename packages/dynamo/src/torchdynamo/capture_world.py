@@ -122,6 +122,23 @@ class CaptureWorld(PlainWorld):
 
     def leaf_getattr(self, obj: Any, name: str) -> Any:
         return self.outside.leaf_get(obj, name)
+    def class_del(self, cls: type, name: str) -> None:
+        self.outside.class_delete(cls, name)
+
+    def build_class(self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        made = super().build_class(body, name, bases, kwargs)
+        if isinstance(made, type):
+            self.outside.new_class(made)
+        return made
+
+    def leaf_delattr(self, obj: Any, name: str) -> None:
+        if self.outside.externals.lookup(obj) is None:
+            super().leaf_delattr(obj, name)
+        elif name in self.outside.stored_names(obj):
+            self.outside.instance_delete(obj, name)
+        else:
+            raise BreakGraph("external_write", f"deletion of the attribute {name!r} of a {type(obj).__qualname__}")
+
 
     def leaf_setattr(self, obj: Any, name: str, value: Any) -> None:
         if self.outside.externals.lookup(obj) is None:
@@ -169,12 +186,29 @@ class CaptureWorld(PlainWorld):
     def iterate(self, obj: Any) -> Any:
         self.outside.refuse_iterator(obj)
         return super().iterate(obj)
+        self.outside.refuse_opaque(obj)
 
     def advance(self, iterator: Any) -> Any:
         self.outside.refuse_iterator(iterator)
         return super().advance(iterator)
 
-    # -- operators --------------------------------------------------------------------------
+    # -- items and operators ----------------------------------------------------------------
+
+    def getitem(self, obj: Any, key: Any) -> Any:
+        self.outside.refuse_opaque(obj, key)
+        return super().getitem(obj, key)
+
+    def setitem(self, obj: Any, key: Any, value: Any) -> None:
+        self.outside.refuse_opaque(obj, key)
+        super().setitem(obj, key, value)
+
+    def delitem(self, obj: Any, key: Any) -> None:
+        self.outside.refuse_opaque(obj, key)
+        super().delitem(obj, key)
+
+    def contains(self, container: Any, item: Any) -> bool:
+        self.outside.refuse_opaque(container, item)
+        return super().contains(container, item)
 
     def is_same(self, a: Any, b: Any) -> bool:
         if a is not b:
@@ -186,6 +220,7 @@ class CaptureWorld(PlainWorld):
             return bool(obj)
         return super().truth(obj)
 
+        self.outside.refuse_opaque(obj)
     # -- calls ------------------------------------------------------------------------------
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -227,6 +262,7 @@ class CaptureWorld(PlainWorld):
     def _may_call_method_of(self, owner: Any) -> bool:
         kind = type(owner)
         if self.outside.externals.lookup(owner) is None:
+        self.outside.refuse_opaque(*args, *kwargs.values())
             return kind.__module__.partition(".")[0] in torch_calls.PURE_C_MODULES | {"torch"} or bool(
                 kind.__flags__ & _HEAP_TYPE
             )

@@ -24,7 +24,7 @@ import torch
 
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
-from torchdynamo.guards import GuardSet
+from torchdynamo.guards import GuardSet, own_keys
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
     FilterIterator,
@@ -132,7 +132,9 @@ class Externals:
         self.user_frames = user_frames
         self.by_original: dict[int, External] = {}
         self.by_value: dict[int, External] = {}
+        self.opaque: dict[int, External] = {}  # objects of C types whose data no guard can watch
         self.shadows: list[External] = []
+        self._classes: set[type] = set()
         self.world: Any = None  # of the iterators that the program goes on with
 
     def guard(self, source: Source | None, kind: GuardKind, payload: Any) -> None:
@@ -184,7 +186,18 @@ class Externals:
             self.guard(source, GuardKind.TYPE, kind)
             return self._register(value, source, rule(self, value, source)).value
         self.guard(source, GuardKind.TYPE, kind)
-        return self._register(value, source, value).value
+        known = self._register(value, source, value)
+        if is_opaque(kind):
+            self.opaque[id(value)] = known
+        return known.value
+
+    def know_class(self, kind: type) -> None:
+        """Something depends on the classes that `kind` inherits from: they have to be the same."""
+        if kind not in self._classes:
+            self._classes.add(kind)
+            if kind.__flags__ & _HEAP_TYPE and not is_trusted_module(kind.__module__):
+                mro = Attribute(self.pins.source(kind), "__mro__", native=True)
+                self.guard(mro, GuardKind.IDENTITY, kind.__mro__)
 
     def _register(self, original: Any, source: Source, value: Any) -> External:
         known = External(original, source, value, {source})
@@ -269,7 +282,7 @@ class Externals:
         return self._shadow(value, source, queue, list(queue))
 
     def _dict(self, value: dict[Any, Any], kind: type, source: Source) -> Any:
-        keys = tuple(dict.keys(value))
+        keys = own_keys(value)
         self.guard(source, GuardKind.DICT_KEYS, keys)
         allocate: Any = collections.OrderedDict.__new__ if issubclass(kind, collections.OrderedDict) else dict.__new__
         shadow = allocate(kind)
@@ -339,6 +352,15 @@ def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuar
 
 
 def is_trusted_module(module: str) -> bool:
+def is_opaque(kind: type) -> bool:
+    """A type of C whose objects hold data (an array, a buffer, a proxy): only their identity and type can be guarded."""
+    return not kind.__flags__ & _HEAP_TYPE and any(hasattr(kind, name) for name in _DATA_METHODS)
+
+
+_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_DATA_METHODS = ("__getitem__", "__len__", "__float__", "__index__", "__array__")
+
+
     return module.partition(".")[0] in TRUSTED_PACKAGES
 
 

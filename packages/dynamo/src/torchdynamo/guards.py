@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import types
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
@@ -97,7 +98,7 @@ def resolve(source: Source, scope: Scope) -> Any:
         case Item(base=base, key=key):
             return base_item(resolve(base, scope), key)
         case DictKeyAt(base=base, index=index):
-            return list(dict.keys(resolve(base, scope)))[index]
+            return own_keys(resolve(base, scope))[index]
         case TypeOf(base=base):
             return type(resolve(base, scope))
         case TensorSize(base=base, dim=dim):
@@ -115,6 +116,11 @@ def instance_dict(obj: Any) -> Mapping[str, Any]:
 
 
 def base_item(container: Any, key: Any) -> Any:
+def own_keys(container: dict[Any, Any]) -> tuple[Any, ...]:
+    """The keys in their order, by the built-in class: an OrderedDict keeps an order of its own."""
+    return tuple((OrderedDict if isinstance(container, OrderedDict) else dict).keys(container))
+
+
     """An item by the lookup of the built-in base class."""
     lookup: Any = next((base.__getitem__ for base in (dict, list, tuple) if isinstance(container, base)), None)
     return container[key] if lookup is None else lookup(container, key)
@@ -161,7 +167,7 @@ _CHECKS: dict[GuardKind, Callable[[Any, Any], bool]] = {
     GuardKind.IDENTITY: lambda value, payload: value is payload,
     GuardKind.EQUALS: same_constant,
     GuardKind.LENGTH: lambda value, payload: len(value) == payload,
-    GuardKind.DICT_KEYS: lambda value, payload: tuple(dict.keys(value)) == payload,
+    GuardKind.DICT_KEYS: lambda value, payload: own_keys(value) == payload,
     GuardKind.SET_ITEMS: lambda value, payload: frozenset(value) == payload,
     GuardKind.INSTANCE_HAS: _has_instance,
     GuardKind.INSTANCE_LACKS: lambda value, payload: not _has_instance(value, payload),

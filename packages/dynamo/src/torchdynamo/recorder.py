@@ -123,6 +123,9 @@ _RANDOM = frozenset(
     }
 )  # fmt: skip
 
+# What a tensor's place in its memory matters to.
+_USE_OFFSETS = frozenset({"storage_offset", "as_strided", "as_strided_", "as_strided_scatter"})
+
 # Modules whose functions are torch's Python-level API; others are recorded under the same rule.
 _SETTERS = frozenset({"__set__", "__delete__"})
 
@@ -135,12 +138,14 @@ class Recorder:
         mode: FakeMode,
         user_frames: Callable[[], tuple[UserFrame, ...]],
         adopt: Callable[[torch.Tensor], torch.Tensor],
+        guard_offset: Callable[[FakeTensor], None],
     ) -> None:
         self.graph = fx.Graph()
         self.regions = Regions(self.graph)
         self.mode = mode
         self.user_frames = user_frames
         self.adopt = adopt  # turns a real tensor that reached a call unseen into an input's fake
+        self.guard_offset = guard_offset  # called with a tensor whose place in its memory the program uses
         self.symbol_nodes: dict[str, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []
@@ -213,6 +218,9 @@ class Recorder:
         name = function_name(func)
         args = constants.sizes_as_numbers(name, args)
         operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
+        if name in _USE_OFFSETS:
+            for tensor, _ in operands:
+                self.guard_offset(tensor)
         try:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number

@@ -35,6 +35,7 @@ from torchdynamo.sources import (
     Source,
     TensorSize,
     base_of,
+    TensorOffset,
 )
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -64,7 +65,7 @@ class Outside:
         self.mode = FakeMode(self.shape_env)
         self.overlays = Overlays()
         self.externals = Externals(self, user_frames)
-        self.recorder = Recorder(self.mode, user_frames, self.adopt)
+        self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
         self.symbol_sources: dict[str, Source] = {}
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
         self._integers: dict[Source, torch.SymInt] = {}
@@ -72,6 +73,7 @@ class Outside:
         self._alive: list[Any] = []
         for index, cell in enumerate(function.__closure__ or ()):
             source = ClosureCell(index, function.__code__.co_freevars[index])
+        self._own_classes: set[type] = set()  # that the program made itself
             self.externals._register(cell, self.externals.pins.source(cell), cell).sources.add(source)
 
     # -- graph inputs -----------------------------------------------------------------------
@@ -108,9 +110,15 @@ class Outside:
                 symbol = self._integers[source] = self._symbol(value, source, -INTEGER_BOUND, INTEGER_BOUND)
         return symbol
 
-    def run_time_integers(self) -> frozenset[Source]:
-        """Where the program read integers that became symbols."""
-        return frozenset(self._integers)
+    def run_time_numbers(self) -> frozenset[Source]:
+        """Where the program read ints and floats that became symbols."""
+        return frozenset(self._numbers)
+
+    def guard_offset(self, fake: FakeTensor) -> None:
+        """The program uses where `fake` begins in its memory: so does each input that lies there."""
+        for source, tensor, known in self.tensors:
+            if known.memory is fake.memory:
+                self.externals.guard(TensorOffset(source), GuardKind.EQUALS, tensor.storage_offset())
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor that C code handed to a torch call: an input that the compiled code holds."""
@@ -294,12 +302,27 @@ class Outside:
         return MISSING
 
     def _class_attribute(self, klass: type, name: str, value: Any) -> Any:
-        if not klass.__flags__ & _HEAP_TYPE or isinstance(value, _DESCRIPTORS):
+        if not klass.__flags__ & _HEAP_TYPE or klass in self._own_classes:
             return value
-        if hasattr(type(value), "__get__") and not isinstance(value, types.FunctionType):
+        source = InstanceAttribute(self.externals.pins.source(klass, f"{klass.__module__}.{klass.__qualname__}"), name)
+        if isinstance(value, _DESCRIPTORS) or (
+            hasattr(type(value), "__get__") and not isinstance(value, types.FunctionType)
+        ):
+            if not is_trusted_module(klass.__module__):
+                self._know_descriptor(value, source)
             return value
-        label = f"{klass.__module__}.{klass.__qualname__}"
-        return self.externals.wrap(value, InstanceAttribute(self.externals.pins.source(klass, label), name))
+        return self.externals.wrap(value, source)
+
+    def _know_descriptor(self, descriptor: Any, source: Source) -> None:
+        """A descriptor stands for itself; the functions that it calls are known as any other."""
+        if self.externals.lookup(descriptor) is None:
+            self.externals.guard(source, GuardKind.IDENTITY, descriptor)
+        for name in ("fget", "fset", "fdel", "__func__"):
+            part = getattr(descriptor, name, None) if isinstance(descriptor, _FUNCTION_HOLDERS) else None
+            if isinstance(part, types.FunctionType) and self.externals.lookup(part) is None:
+                self.externals._register(part, self.externals.pins.source(part), part)
+            if klass is not kind:
+                self.externals.know_class(kind)
 
     def stored_names(self, obj: Any) -> set[str]:
         """Names in the `__dict__` of an external object of a C type, and those written during capture."""
@@ -366,7 +389,7 @@ class Outside:
             raise BreakGraph("generator", f"{known.source.expression()} is a {type(obj).__name__} made outside")
 
     def class_set(self, kind: type, name: str, value: Any) -> None:
-        if self.externals.lookup(kind) is None:
+        if kind in self._own_classes:
             type.__setattr__(kind, name, value)
         else:
             self.overlays.write(kind, name, value)
@@ -389,8 +412,38 @@ class Outside:
         return obj.node.pytype if isinstance(obj, SYMBOLIC) else type(obj)
 
     def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:
+            self._know_external_class(kind)
         """An attribute of a tensor. Properties and methods are torch's, run under the recorder."""
         known = self.externals.lookup(tensor)
+    def class_delete(self, kind: type, name: str) -> None:
+        if kind in self._own_classes:
+            type.__delattr__(kind, name)
+            return
+        self._know_external_class(kind)
+        written = self.overlays.read(kind, name)
+        if written is MISSING and name in _CLASS_DICT(kind):
+            self._class_attribute(kind, name, _CLASS_DICT(kind)[name])
+        elif written is MISSING or written is DELETED:
+            raise AttributeError(f"type object {kind.__name__!r} has no attribute {name!r}")
+        self.overlays.write(kind, name, DELETED)
+
+    def new_class(self, kind: type) -> None:
+        """The program made this class itself."""
+        self._own_classes.add(kind)
+
+    def _know_external_class(self, kind: type) -> None:
+        if self.externals.lookup(kind) is None:
+            self.externals._register(kind, self.externals.pins.source(kind), kind)
+
+    def refuse_opaque(self, *objects: Any) -> None:
+        """Breaks where the program looks into an object that no guard can watch."""
+        for obj in objects:
+            known = self.externals.opaque.get(id(obj))
+            if known is not None and known.original is obj:
+                kind = type(obj)
+                reason = "numpy" if kind.__module__.partition(".")[0] == "numpy" else "unsupported_read"
+                raise BreakGraph(reason, f"{known.source.expression()} is a {kind.__module__}.{kind.__qualname__}")
+
         if name == "__class__":
             return self.type_of(tensor)
         if known is not None:
@@ -522,6 +575,7 @@ def _input_name(source: Source) -> str:
         if part is not None and part not in _REGISTRY_NAMES:
             parts.append(str(part))
         step = base_of(step)
+_FUNCTION_HOLDERS = (property, classmethod, staticmethod)
     text = "_".join(reversed(parts)).lower()
     text = "".join(c if c.isalnum() else "_" for c in text).strip("_")
     return text if text and not text[0].isdigit() else f"input_{text}"
