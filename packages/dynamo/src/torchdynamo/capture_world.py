@@ -120,8 +120,6 @@ class CaptureWorld(PlainWorld):
     def class_set(self, cls: type, name: str, value: Any) -> None:
         self.outside.class_set(cls, name, value)
 
-    def leaf_getattr(self, obj: Any, name: str) -> Any:
-        return self.outside.leaf_get(obj, name)
     def class_del(self, cls: type, name: str) -> None:
         self.outside.class_delete(cls, name)
 
@@ -139,6 +137,8 @@ class CaptureWorld(PlainWorld):
         else:
             raise BreakGraph("external_write", f"deletion of the attribute {name!r} of a {type(obj).__qualname__}")
 
+    def leaf_getattr(self, obj: Any, name: str) -> Any:
+        return self.outside.leaf_get(obj, name)
 
     def leaf_setattr(self, obj: Any, name: str, value: Any) -> None:
         if self.outside.externals.lookup(obj) is None:
@@ -184,9 +184,9 @@ class CaptureWorld(PlainWorld):
     # -- iteration --------------------------------------------------------------------------
 
     def iterate(self, obj: Any) -> Any:
+        self.outside.refuse_opaque(obj)
         self.outside.refuse_iterator(obj)
         return super().iterate(obj)
-        self.outside.refuse_opaque(obj)
 
     def advance(self, iterator: Any) -> Any:
         self.outside.refuse_iterator(iterator)
@@ -210,6 +210,22 @@ class CaptureWorld(PlainWorld):
         self.outside.refuse_opaque(container, item)
         return super().contains(container, item)
 
+    def unary(self, op: str, a: Any) -> Any:
+        self.outside.refuse_opaque(a)
+        return super().unary(op, a)
+
+    def binary(self, op: str, a: Any, b: Any) -> Any:
+        self.outside.refuse_opaque(a, b)
+        return super().binary(op, a, b)
+
+    def inplace(self, op: str, a: Any, b: Any) -> Any:
+        self.outside.refuse_opaque(a, b)
+        return super().inplace(op, a, b)
+
+    def compare(self, op: str, a: Any, b: Any) -> Any:
+        self.outside.refuse_opaque(a, b)
+        return super().compare(op, a, b)
+
     def is_same(self, a: Any, b: Any) -> bool:
         if a is not b:
             self.outside.guard_distinct(a, b)
@@ -218,9 +234,9 @@ class CaptureWorld(PlainWorld):
     def truth(self, obj: Any) -> bool:
         if isinstance(obj, (torch.SymInt, torch.SymBool)):
             return bool(obj)
+        self.outside.refuse_opaque(obj)
         return super().truth(obj)
 
-        self.outside.refuse_opaque(obj)
     # -- calls ------------------------------------------------------------------------------
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -236,6 +252,7 @@ class CaptureWorld(PlainWorld):
 
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """C code. What is not known to be pure breaks the graph."""
+        self.outside.refuse_opaque(*args, *kwargs.values())
         for argument in args:
             self.outside.refuse_iterator(argument)
         if fn in _SHOW_VALUES:
@@ -262,7 +279,6 @@ class CaptureWorld(PlainWorld):
     def _may_call_method_of(self, owner: Any) -> bool:
         kind = type(owner)
         if self.outside.externals.lookup(owner) is None:
-        self.outside.refuse_opaque(*args, *kwargs.values())
             return kind.__module__.partition(".")[0] in torch_calls.PURE_C_MODULES | {"torch"} or bool(
                 kind.__flags__ & _HEAP_TYPE
             )

@@ -33,9 +33,9 @@ from torchdynamo.sources import (
     Item,
     Pinned,
     Source,
+    TensorOffset,
     TensorSize,
     base_of,
-    TensorOffset,
 )
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
@@ -70,10 +70,10 @@ class Outside:
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
         self._integers: dict[Source, torch.SymInt] = {}
         self._cells: set[int] = set()
+        self._own_classes: set[type] = set()  # that the program made itself
         self._alive: list[Any] = []
         for index, cell in enumerate(function.__closure__ or ()):
             source = ClosureCell(index, function.__code__.co_freevars[index])
-        self._own_classes: set[type] = set()  # that the program made itself
             self.externals._register(cell, self.externals.pins.source(cell), cell).sources.add(source)
 
     # -- graph inputs -----------------------------------------------------------------------
@@ -110,9 +110,9 @@ class Outside:
                 symbol = self._integers[source] = self._symbol(value, source, -INTEGER_BOUND, INTEGER_BOUND)
         return symbol
 
-    def run_time_numbers(self) -> frozenset[Source]:
-        """Where the program read ints and floats that became symbols."""
-        return frozenset(self._numbers)
+    def run_time_integers(self) -> frozenset[Source]:
+        """Where the program read integers that became symbols."""
+        return frozenset(self._integers)
 
     def guard_offset(self, fake: FakeTensor) -> None:
         """The program uses where `fake` begins in its memory: so does each input that lies there."""
@@ -288,6 +288,8 @@ class Outside:
         That the classes passed on the way lack the name is guarded, for those that a program may change.
         """
         for klass in kind.__mro__:
+            if klass is not kind:
+                self.externals.know_class(kind)
             written = self.overlays.read(klass, name)
             if written is not MISSING:
                 if written is DELETED:
@@ -321,8 +323,6 @@ class Outside:
             part = getattr(descriptor, name, None) if isinstance(descriptor, _FUNCTION_HOLDERS) else None
             if isinstance(part, types.FunctionType) and self.externals.lookup(part) is None:
                 self.externals._register(part, self.externals.pins.source(part), part)
-            if klass is not kind:
-                self.externals.know_class(kind)
 
     def stored_names(self, obj: Any) -> set[str]:
         """Names in the `__dict__` of an external object of a C type, and those written during capture."""
@@ -392,29 +392,9 @@ class Outside:
         if kind in self._own_classes:
             type.__setattr__(kind, name, value)
         else:
+            self._know_external_class(kind)
             self.overlays.write(kind, name, value)
 
-    def module_get(self, module: types.ModuleType, name: str) -> Any:
-        """A module object's attribute, or MISSING (`__getattr__` of the module is the caller's business)."""
-        return self.global_get(module.__dict__, name)
-
-    # -- tensors ----------------------------------------------------------------------------
-
-    def type_of(self, obj: Any) -> type:
-        """`type(obj)` as the program would see it without capture."""
-        if isinstance(obj, FakeTensor):
-            known = self.externals.lookup(obj)
-            if known is not None:
-                return type(known.original)
-            return nn.Parameter if getattr_static_dict(obj).get("_is_param") else torch.Tensor  # type: ignore[union-attr]
-        if isinstance(obj, InterpreterObject):
-            return native_type(obj)
-        return obj.node.pytype if isinstance(obj, SYMBOLIC) else type(obj)
-
-    def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:
-            self._know_external_class(kind)
-        """An attribute of a tensor. Properties and methods are torch's, run under the recorder."""
-        known = self.externals.lookup(tensor)
     def class_delete(self, kind: type, name: str) -> None:
         if kind in self._own_classes:
             type.__delattr__(kind, name)
@@ -444,6 +424,26 @@ class Outside:
                 reason = "numpy" if kind.__module__.partition(".")[0] == "numpy" else "unsupported_read"
                 raise BreakGraph(reason, f"{known.source.expression()} is a {kind.__module__}.{kind.__qualname__}")
 
+    def module_get(self, module: types.ModuleType, name: str) -> Any:
+        """A module object's attribute, or MISSING (`__getattr__` of the module is the caller's business)."""
+        return self.global_get(module.__dict__, name)
+
+    # -- tensors ----------------------------------------------------------------------------
+
+    def type_of(self, obj: Any) -> type:
+        """`type(obj)` as the program would see it without capture."""
+        if isinstance(obj, FakeTensor):
+            known = self.externals.lookup(obj)
+            if known is not None:
+                return type(known.original)
+            return nn.Parameter if getattr_static_dict(obj).get("_is_param") else torch.Tensor  # type: ignore[union-attr]
+        if isinstance(obj, InterpreterObject):
+            return native_type(obj)
+        return obj.node.pytype if isinstance(obj, SYMBOLIC) else type(obj)
+
+    def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:
+        """An attribute of a tensor. Properties and methods are torch's, run under the recorder."""
+        known = self.externals.lookup(tensor)
         if name == "__class__":
             return self.type_of(tensor)
         if known is not None:
@@ -548,6 +548,7 @@ _FIXED_ATTRIBUTES = frozenset(
 )
 _CLASS_DICT = type.__dict__["__dict__"].__get__
 _HEAP_TYPE = 1 << 9
+_FUNCTION_HOLDERS = (property, classmethod, staticmethod)
 _DESCRIPTORS = (
     property,
     classmethod,
@@ -575,7 +576,6 @@ def _input_name(source: Source) -> str:
         if part is not None and part not in _REGISTRY_NAMES:
             parts.append(str(part))
         step = base_of(step)
-_FUNCTION_HOLDERS = (property, classmethod, staticmethod)
     text = "_".join(reversed(parts)).lower()
     text = "".join(c if c.isalnum() else "_" for c in text).strip("_")
     return text if text and not text[0].isdigit() else f"input_{text}"
