@@ -238,8 +238,9 @@ Emitter = Callable[["Builder", Prim, tuple[Any, ...], Mapping[str, Any]], "tuple
 class Builder:
     """Records prims in an FX graph.
 
-    `meta` (but never "val") is put on every node made; `val` is what the ATen node under lowering says of its
-    result, or None.
+    `meta` (but never "val") is put on every node made. Under `meta["recomputed"]` (a checkpoint computes a value again
+    so that it need not be kept) a call never gives what an equal one without it gave.
+    `val` is what the ATen node under lowering says of its result, or None.
     `rewrite` may turn a prim call into (target, args, kwargs) of another opset.
     """
 
@@ -256,7 +257,7 @@ class Builder:
         """One call of a prim; a call equal to an earlier one gives that one's result, unless it is an effect."""
         key: tuple[Any, ...] | None = None
         if "effect" not in prim.tags:
-            key = (prim, *[a.node if type(a) is Value else _frozen(a) for a in args])
+            key = (prim, "recomputed" in self.meta, *[a.node if type(a) is Value else _frozen(a) for a in args])
             if kwargs:
                 key = (*key, tuple((k, _frozen(v)) for k, v in sorted(kwargs.items())))
             known = self._known.get(key)
