@@ -32,6 +32,7 @@ def load_resume() -> Any:
 
 resume = load_resume()
 StackSlot, instruction_starts, make_resume = resume.StackSlot, resume.instruction_starts, resume.make_resume
+Entrance = resume.Entrance
 slot_names = resume.slot_names
 
 POINTER = ctypes.sizeof(ctypes.c_void_p)
@@ -157,7 +158,7 @@ class Breaker:
                 kinds.append(StackSlot.VALUE)
                 values.append(value)
         names = [(n, v) for n, v in zip(slot_names(self.function.__code__), slots, strict=False) if v is not Unset]
-        function = make_resume(self.function, offset, kinds, [n for n, _ in names])
+        function = make_resume(self.function, Entrance(offset, tuple(kinds), tuple(n for n, _ in names)))
         state = (*values, *(v for _, v in names))
         sys.settrace(None)
 

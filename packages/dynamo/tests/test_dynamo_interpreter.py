@@ -16,6 +16,7 @@ import pytest
 from torchdynamo.interpreter import NULL, Escape, Interpreter, PlainWorld, UnsupportedProgram
 from torchdynamo.interpreter.coverage import report
 from torchdynamo.interpreter.iterators import EnumerateIterator
+from torchdynamo.interpreter.protocol import Stop
 
 _PATH = pathlib.Path(__file__).with_name("interpreter_corpus.py")
 _SPEC = importlib.util.spec_from_file_location("interpreter_corpus", _PATH)
@@ -88,25 +89,28 @@ def test_a_root_frame_stops_before_the_instruction_that_broke():
     interpreter = Interpreter(_BreakingWorld())
     frame = interpreter.root_frame(_root, [[1, 2, 3, 4]])
     with pytest.raises(_Break) as caught:
-        frame.run_until()
+        frame.run()
     assert [position.function for position in caught.value.positions] == ["_root", "_guarded"]
     assert caught.value.positions[0].line == _root.__code__.co_firstlineno + 5
     again = Interpreter(_BreakingWorld())
+    assert len(caught.value.path) == 2
     replay = again.root_frame(_root, [[1, 2, 3, 4]])
-    assert replay.run_until(frame.executed) is False
-    assert replay.stopped_offset == frame.offset
+    with pytest.raises(Stop) as stopped:
+        replay.run(caught.value.path[:1])
+    assert stopped.value.frames == [replay]
+    offset = replay.decoded.offsets[replay.index]
+    assert offset == frame.offset
     names = dict(zip(replay.decoded.local_names, replay.fast, strict=True))
     assert names["log"] == [] and names["total"] == 6 and names["index"] == 2
     loop, *call = replay.stack
     assert isinstance(loop, EnumerateIterator) and loop.count == 3 and loop.iterator.index == 3
     assert NULL in call and _guarded in call and call[-1] is names["log"]
-    assert dis.opname[_root.__code__.co_code[replay.stopped_offset]] in ("CALL", "PRECALL")
+    assert dis.opname[_root.__code__.co_code[offset]] in ("CALL", "PRECALL")
 
 
 def test_a_root_frame_that_returns():
     frame = Interpreter(PlainWorld()).root_frame(_root, [[1, 2, 3, 4]])
-    assert frame.run_until() is True
-    assert frame.result == (["before", "finally"], 10)
+    assert frame.run() == (["before", "finally"], 10)
 
 
 class _CountingWorld(PlainWorld):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchdynamo.resume import make_resume
+from torchdynamo.resume import Entrance, make_resume
 
 HERE = Path(__file__).parent
 
@@ -26,18 +26,18 @@ def loops(n: int) -> int:
 
 
 def test_names_and_refusals() -> None:
-    resumed = make_resume(loops, 0, [], ["n"])
+    resumed = make_resume(loops, Entrance(0, (), ("n",)))
     assert (resumed.__name__, resumed.__code__.co_name, resumed.__code__.co_filename) == ("loops", "loops", __file__)
 
     def generator() -> Any:
         yield 1
 
     with pytest.raises(ValueError, match="suspends"):
-        make_resume(generator, 0, [], [])
+        make_resume(generator, Entrance(0))
     with pytest.raises(ValueError, match="starts at byte"):
-        make_resume(loops, 1, [], [])
+        make_resume(loops, Entrance(1))
     with pytest.raises(ValueError, match="not a variable"):
-        make_resume(loops, 0, [], ["absent"])
+        make_resume(loops, Entrance(0, (), ("absent",)))
 
 
 def test_long_code_needs_extended_arguments() -> None:
@@ -48,5 +48,5 @@ def test_long_code_needs_extended_arguments() -> None:
     exec(source, scope)
     function = scope["f"]
     total = next(i.offset for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL")
-    resumed = make_resume(function, total, [], names)
+    resumed = make_resume(function, Entrance(total, (), tuple(names)))
     assert resumed(tuple(range(300))) == sum(range(300))

@@ -151,8 +151,6 @@ def reset() -> None:
             owner.skip = False
             owner.changed.clear()
             owner.fixed.clear()
-            owner.resumes.clear()
-            owner.parts.clear()
             if owner.nested is not None:
                 owner.nested = Nested(*owner.nested.arguments)
     for kept in list(_LIVE):

@@ -1,9 +1,10 @@
-"""Code after a graph break: the breaking instruction for real, then the rest of the function.
+"""Code after a graph break: the breaking instruction for real, then the rest of the program.
 
-The generated code executes the one instruction by a Python statement of the same meaning (`_RULES`), and the resume
-function that follows it is compiled in its turn. Where the instruction stands inside of a `try` or `with`, the
-statement is guarded: an exception enters the user's own handler, by a resume function that runs uncompiled.
-An instruction without a rule is left to a resume function entered at the instruction itself, uncompiled.
+The generated code executes the one instruction by a Python statement of the same meaning (`_RULES`), and what follows
+is compiled in its turn: a resume function of the innermost frame, called from within a resume function of the frame
+that called it, and so on outwards. The statement is guarded: an exception is raised again within the resume functions,
+at the user's line and under the user's own handlers. An instruction without a rule is left to a resume function
+entered at the instruction itself, uncompiled.
 """
 
 from __future__ import annotations
@@ -11,19 +12,20 @@ from __future__ import annotations
 import dis
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torchdynamo.capture import Stopped
+from torchdynamo.capture import Stopped, StoppedFrame
 from torchdynamo.codegen import Codegen
-from torchdynamo.interpreter.decode import ExceptionEntry
 from torchdynamo.interpreter.protocol import NULL
-from torchdynamo.reasons import BreakGraph
-from torchdynamo.resume import StackSlot
+from torchdynamo.interpreter.state import HandlerSlot
+from torchdynamo.liveness import live_slots
+from torchdynamo.resume import Entrance, Entry, StackSlot, origin_of
 from torchdynamo.torch_calls import runs_unhooked
 
-Resume = Callable[[int, tuple[StackSlot, ...], tuple[str, ...], bool], Any]
+# (function, entrance, compiled) -> what enters the function there
+Resume = Callable[[types.FunctionType, Entrance, bool], Any]
 Lines = list[str]
 
 _END = object()  # what `next` of an exhausted iterator gives
@@ -58,75 +60,172 @@ class Place:
     instruction: dis.Instruction
     stack: list[Any]
 
+    @property
+    def here(self) -> StoppedFrame:
+        return self.stopped.frames[-1]
+
     def pop(self) -> str:
         return self.codegen.value(self.stack.pop())
 
-    def enter(self, offset: int, stack: list[Any], pushed: list[Any], compiled: bool) -> str:
-        """The statement that goes on at `offset` of the function's code."""
-        entries = [*stack, *pushed]
-        slots = tuple(StackSlot.NULL if entry is NULL else StackSlot.VALUE for entry in entries)
-        values = [self.codegen.value(value) for value in stack if value is not NULL]
-        values += [name for name in pushed if name is not NULL]
-        values += [self.codegen.value(value) for value in self.stopped.locals.values()]
-        entry = self.codegen.pin(self.resume(offset, slots, tuple(self.stopped.locals), compiled))
-        return f"return {entry}(({''.join(f'{value}, ' for value in values)}))"
+    def enter(self, offset: int, stack: list[Any], pushed: list[Any], compiled: bool = True) -> str:
+        """The call that goes on at `offset` of the innermost frame's code, and behind it in the frames outside."""
+        return self._chain(offset, Entry.NEXT, stack, pushed, compiled)
 
-    def handler(self) -> ExceptionEntry | None:
-        """Where an exception raised by the instruction goes in the user's frame."""
-        offset = self.stopped.frame.decoded.offsets[self.stopped.index]
-        entries = self.stopped.frame.decoded.exceptions
-        return next((entry for entry in entries if entry.start <= offset < entry.end), None)
+    def reraise(self, name: str, compiled: bool) -> str:
+        """The call that raises the exception `name` where the instruction stands."""
+        return self._chain(0, Entry.RAISE, self.stack, [name], compiled)
+
+    def _chain(self, offset: int, entry: Entry, stack: list[Any], pushed: list[Any], compiled: bool) -> str:
+        outer = self.stopped.frames[:-1]
+        function, state = self._state(self.here, offset, entry, stack, pushed, compiled and not outer)
+        for depth in range(len(outer) - 1, -1, -1):
+            caller = outer[depth]
+            following = caller.frame.decoded.offsets[caller.index + 1]
+            inside = [self.codegen.pin(function), state]
+            function, state = self._state(caller, following, Entry.CALL, caller.stack, inside, compiled and not depth)
+        return f"{self.codegen.pin(function)}({state})"
+
+    def _state(
+        self, frame: StoppedFrame, offset: int, entry: Entry, stack: list[Any], pushed: list[Any], compiled: bool
+    ) -> tuple[Any, str]:
+        """The resume function of one frame, and an expression of its argument."""
+        at = frame.frame.decoded.offsets[frame.index]
+        entries = [*stack, *pushed] if entry is Entry.NEXT else stack
+        slots = tuple(map(_kind_of_slot, entries))
+        values = [self._stack_value(frame, place) for place, slot in enumerate(stack) if slot is not NULL]
+        values += [name for name in pushed if name is not NULL]
+        names = _carried(frame, offset, entry)
+        values += [self.codegen.value(frame.locals[name]) for name in names]
+        function = frame.frame.function
+        origin = origin_of(function)
+        if origin is not None:  # go on with the function itself, not with what resumes it
+            function, offset, at = origin.function, origin.offset(offset), origin.at(at)
+        if entry is Entry.NEXT:
+            at = 0
+        entrance = Entrance(offset if entry is not Entry.RAISE else 0, slots, names, entry, at)
+        return self.resume(function, entrance, compiled), f"({''.join(f'{value}, ' for value in values)})"
+
+    def _stack_value(self, frame: StoppedFrame, place: int) -> str:
+        return self.codegen.value(frame.handled.get(place, frame.stack[place]))
+
+    def guarded(self) -> bool:
+        """Whether any of the frames has a handler for what the instruction raises."""
+        return any(f.frame.decoded.handler(f.frame.decoded.offsets[f.index]) for f in self.stopped.frames)
+
+
+def _kind_of_slot(value: Any) -> StackSlot:
+    if isinstance(value, HandlerSlot):
+        return StackSlot.HANDLER
+    return StackSlot.NULL if value is NULL else StackSlot.VALUE
+
+
+def _carried(frame: StoppedFrame, offset: int, entry: Entry) -> tuple[str, ...]:
+    """The variables that the code at `offset`, or the handler of an exception before it, may still use."""
+    decoded, code = frame.frame.decoded, frame.frame.function.__code__
+    live: frozenset[int] = frozenset()
+    if entry is not Entry.RAISE:
+        live = live_slots(decoded, decoded.index_of[offset], code.co_names)
+    handler = decoded.handler(decoded.offsets[frame.index]) if entry is not Entry.NEXT else None
+    if handler is not None:
+        live |= live_slots(decoded, handler.target, code.co_names)
+    names = decoded.local_names
+    kept = {name for slot, name in enumerate(names) if slot in live}
+    return tuple(name for name, value in frame.locals.items() if name in kept or isinstance(value, types.CellType))
+
+
+def has_rule(stopped: Stopped) -> bool:
+    """Whether the breaking instruction has a statement of the same meaning."""
+    here = stopped.frames[-1]
+    return dis.opname[here.frame.decoded.opcodes[here.index]] in _RULES
 
 
 def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str | None) -> Lines:
     """Statements that end the generated function.
 
     Args:
-        resume: gives the callable that enters the code at (offset, stack, locals), compiled or plain.
+        resume: gives the callable that enters a function's code, compiled or plain.
         run: expression of a context in which the user's own functions are called, or None.
     """
     codegen.keep_iterators = True
-    frame = stopped.frame
-    decoded = frame.decoded
-    if frame.interpreter.handled_exception() is not None:
-        raise BreakGraph("rebuild", "the break is inside of an exception handler")
-    name = dis.opname[decoded.opcodes[stopped.index]]
-    place = Place(codegen, stopped, resume, _instruction(stopped, name), list(stopped.stack))
+    here = stopped.frames[-1]
+    decoded = here.frame.decoded
+    name = dis.opname[decoded.opcodes[here.index]]
+    place = Place(codegen, stopped, resume, _instruction(here, name), list(here.stack))
     rule = _RULES.get(name)
     if rule is not None:
         step = rule(place)
         if step is not None:
             return _compiled_rest(place, step, run)
-    index = stopped.index
-    while dis.opname[decoded.opcodes[index]] in ("CALL", "PRECALL") and frame.keyword_names:
+    index = here.index
+    while dis.opname[decoded.opcodes[index]] in ("CALL", "PRECALL") and here.frame.keyword_names:
         index -= 1  # the names of keyword arguments are no stack entry: enter where they are pushed
-    rest = place.enter(decoded.offsets[index], stopped.stack, [], False)
-    return [rest] if run is None else [f"with {run}:", f"    {rest}"]
+    rest = f"return {place.enter(decoded.offsets[index], here.stack, [], compiled=False)}"
+    return _hooked([rest], run)
 
 
-def _instruction(stopped: Stopped, name: str) -> dis.Instruction:
-    offset = stopped.frame.decoded.offsets[stopped.index]  # of its first EXTENDED_ARG
-    code = stopped.frame.function.__code__
+def _instruction(here: StoppedFrame, name: str) -> dis.Instruction:
+    offset = here.frame.decoded.offsets[here.index]  # of its first EXTENDED_ARG
+    code = here.frame.function.__code__
     return next(i for i in dis.get_instructions(code) if i.offset >= offset and i.opname == name)
 
 
 def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
-    decoded = place.stopped.frame.decoded
-    lines = step.lines
-    if run is not None and step.calls:
-        lines = [f"with {run}:", *_indented(lines)]
-    handler = place.handler()
-    if handler is not None:
-        pushed = [str(place.instruction.offset // 2)] * handler.lasti + ["failed"]
-        offset = decoded.offsets[handler.target]
-        rest = place.enter(offset, place.stopped.stack[: handler.depth], pushed, False)
-        into_handler = [rest] if run is None else [f"with {run}:", f"    {rest}"]
-        lines = ["failed = None", "try:", *_indented(lines), "except BaseException as error:", "    failed = error"]
-        lines += ["if failed is not None:", *_indented(into_handler)]
+    """The step, guarded; what goes on after an exception; what goes on after each outcome."""
+    decoded = place.here.frame.decoded
+    lines = _hooked(step.lines, run) if step.calls else step.lines
+    for error in place.here.handled.values():  # as the program would find it with sys.exc_info()
+        raised = place.codegen.value(error)
+        handling = _indented([f"{raised}.__traceback__ = kept", *lines])
+        lines = [f"kept = {raised}.__traceback__", "try:", f"    raise {raised}", "except BaseException:", *handling]
+    place.stack = step.stack
+    lines = ["failed = None", "try:", *_indented(lines), "except BaseException as error:", "    failed = error"]
+    lines += ["if failed is not None:"]
+    if place.guarded():
+        frames = place.codegen.pin(_raisers(place))
+        lines.append(f"    {place.codegen.pin(raised_in)}(failed, {frames})")
+        lines.append(f"    return {place.reraise('failed', compiled=True)}")
+    else:
+        lines.append("    failed.__traceback__ = failed.__traceback__.tb_next")
+        lines.append(f"    return {place.reraise('failed', compiled=False)}")
     for condition, offset, stack, pushed in step.branches:
-        lines = [*lines, f"if {condition}:", f"    {place.enter(offset, stack, pushed, True)}"]
-    following = decoded.offsets[place.stopped.index + 1]
-    return [*lines, place.enter(following, step.stack, step.pushed, True)]
+        lines += [f"if {condition}:", f"    return {place.enter(offset, stack, pushed)}"]
+    following = decoded.offsets[place.here.index + 1]
+    return [*lines, f"return {place.enter(following, step.stack, step.pushed)}"]
+
+
+def _raisers(place: Place) -> tuple[Any, ...]:
+    """Plain functions that raise at the user's line in the frames that an exception passes, innermost first."""
+    found = []
+    for frame in reversed(place.stopped.frames):
+        decoded, function = frame.frame.decoded, frame.frame.function
+        at = decoded.offsets[frame.index]
+        origin = origin_of(function)
+        if origin is not None:
+            function, where = origin.function, origin.at(at)
+        else:
+            where = at
+        found.append(place.resume(function, Entrance(0, (), (), Entry.LEAVE, where), False))
+        if decoded.handler(at) is not None:
+            break
+    return tuple(found)
+
+
+def raised_in(error: BaseException, frames: Sequence[Callable[[Any], Any]]) -> None:
+    """Makes the traceback of `error` what it is where the program's frames let it pass."""
+    below = error.__traceback__
+    error.__traceback__ = below.tb_next if below is not None else None  # without the generated function
+    context = error.__context__
+    for frame in frames:
+        try:
+            frame((error,))
+        except BaseException as raised:
+            below = raised.__traceback__
+            error.__traceback__ = below.tb_next if below is not None else None
+    error.__context__ = context
+
+
+def _hooked(lines: Lines, run: str | None) -> Lines:
+    return lines if run is None else [f"with {run}:", *_indented(lines)]
 
 
 def _indented(lines: Lines) -> Lines:
@@ -138,7 +237,7 @@ def _indented(lines: Lines) -> Lines:
 
 def _call(place: Place) -> Step:
     codegen, stack, argument = place.codegen, place.stack, place.instruction.arg or 0
-    names: tuple[str, ...] = place.stopped.frame.keyword_names
+    names: tuple[str, ...] = place.here.frame.keyword_names
     if place.instruction.opname == "CALL_FUNCTION_EX":
         keywords = stack.pop() if argument & 1 else {}
         star = stack.pop()
@@ -175,7 +274,7 @@ def _for_iter(place: Place) -> Step:
     stack = place.stack
     target = place.instruction.argval
     for name in ("END_FOR", "POP_TOP") if sys.version_info >= (3, 13) else ("END_FOR",):
-        if dis.opname[place.stopped.frame.function.__code__.co_code[target]] == name:
+        if dis.opname[place.here.frame.function.__code__.co_code[target]] == name:
             target += 2  # the iterator is off the stack already
     end = place.codegen.pin(_END)
     lines = [f"r = next({place.codegen.value(stack[-1])}, {end})"]
@@ -274,6 +373,54 @@ def _unpack(place: Place) -> Step:
     return Step([f"({left}) = {place.pop()}" if names else f"() = {place.pop()}"], place.stack, list(reversed(names)))
 
 
+def _raise(place: Place) -> Step:
+    """Bare `raise` finds the handled exception, since the statement runs in its handler."""
+    argument = place.instruction.arg or 0
+    cause = f" from {place.pop()}" if argument == 2 else ""
+    raised = f" {place.pop()}" if argument else ""
+    return Step([f"raise{raised}{cause}"], place.stack, [], calls=False)
+
+
+def _with_except_start(place: Place) -> Step:
+    """The `__exit__` of a `with` block that an exception leaves: it lies below the exception and its slot."""
+    error = place.codegen.value(place.stack[-1])
+    leave = place.codegen.value(place.stack[-4])
+    return Step([f"r = {leave}(type({error}), {error}, {error}.__traceback__)"], place.stack)
+
+
+def _import_name(place: Place) -> Step:
+    names, level = place.pop(), place.pop()
+    own = place.codegen.pin(place.here.frame.function.__globals__)
+    return Step([f"r = __import__({place.instruction.argval!r}, {own}, None, {names}, {level})"], place.stack)
+
+
+def _unpack_rest(place: Place) -> Step:
+    before, after = (place.instruction.arg or 0) & 255, (place.instruction.arg or 0) >> 8
+    names = [f"r{index}" for index in range(before + 1 + after)]
+    left = ", ".join(f"*{name}" if index == before else name for index, name in enumerate(names))
+    return Step([f"({left}, ) = {place.pop()}"], place.stack, list(reversed(names)))
+
+
+def _extend(method: str) -> Callable[[Place], Step]:
+    """The operand goes into a half-built container that lies `arg` places further down."""
+
+    def rule(place: Place) -> Step:
+        value = place.pop()
+        target = place.codegen.value(place.stack[-(place.instruction.arg or 1)])
+        return Step([f"{target}.{method}({value})"], place.stack, [])
+
+    return rule
+
+
+def _delete_attribute(place: Place) -> Step:
+    return Step([f"delattr({place.pop()}, {place.instruction.argval!r})"], place.stack, [])
+
+
+def _delete_subscript(place: Place) -> Step:
+    key, container = place.pop(), place.pop()
+    return Step([f"del {container}[{key}]"], place.stack, [])
+
+
 _BRANCHES = (
     "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_FORWARD_IF_FALSE",
     "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_FALSE", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP",
@@ -303,4 +450,17 @@ _RULES: dict[str, Callable[[Place], Step | None]] = {
     "FORMAT_WITH_SPEC": _format_with_spec,
     "CONVERT_VALUE": _convert,
     "UNPACK_SEQUENCE": _unpack,
+    "UNPACK_EX": _unpack_rest,
+    "RAISE_VARARGS": _raise,
+    "WITH_EXCEPT_START": _with_except_start,
+    "IMPORT_NAME": _import_name,
+    "GET_ITER": lambda place: Step([f"r = iter({place.pop()})"], place.stack),
+    "GET_LEN": lambda place: Step([f"r = len({place.codegen.value(place.stack[-1])})"], place.stack),
+    "LIST_EXTEND": _extend("extend"),
+    "LIST_APPEND": _extend("append"),
+    "SET_UPDATE": _extend("update"),
+    "SET_ADD": _extend("add"),
+    "DICT_UPDATE": _extend("update"),
+    "DELETE_ATTR": _delete_attribute,
+    "DELETE_SUBSCR": _delete_subscript,
 }

@@ -14,20 +14,29 @@ from primtorch.schemas import UserFrame
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
-from torchdynamo.interpreter.protocol import NULL, Position
+from torchdynamo.interpreter.protocol import NULL, Position, Stop
+from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.world import DynamicPolicy, Outside
 
 
 @dataclass(slots=True)
-class Stopped:
-    """The root frame just before the instruction that breaks the graph."""
+class StoppedFrame:
+    """A frame at the instruction that breaks the graph, or within the call that leads there."""
 
-    index: int  # of the instruction in the decoded code
     frame: InterpretedFrame
-    stack: list[Any]  # NULL for empty slots
+    index: int  # of the instruction in the decoded code
+    stack: list[Any]  # NULL for empty slots, `HandlerSlot` below a handled exception; a call's operands are gone
     locals: dict[str, Any]
+    handled: dict[int, BaseException]  # by the place of a `HandlerSlot` on the stack: what is handled there
+
+
+@dataclass(slots=True)
+class Stopped:
+    """The program just before the instruction that breaks the graph: its frames, outermost first."""
+
+    frames: list[StoppedFrame]
     graph_break: GraphBreak
 
 
@@ -38,8 +47,9 @@ class Captured:
     outside: Outside
     value: Any = None
     stopped: Stopped | None = None
-    broke: tuple[GraphBreak, int | None] | None = None
+    broke: tuple[GraphBreak, tuple[int, ...]] | None = None  # why, and the path to the instruction
     error: BaseException | None = None
+    raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
     grad_enabled: bool = True
     close_regions: Callable[[], list[tuple[Any, ...]]] = list
     where: Position | None = None  # in the root frame, of the error
@@ -50,10 +60,16 @@ def interpret(
     function: types.FunctionType,
     flat: tuple[Any, ...],
     policy: DynamicPolicy,
-    stop_at: int | None,
-    reason: GraphBreak | None,
+    stop_at: tuple[int, ...] = (),
+    reason: GraphBreak | None = None,
+    refused_raise: int = -1,
 ) -> Captured:
-    """Runs `function` on `flat` in the interpreter; before its instruction number `stop_at` it stops."""
+    """Runs `function` on `flat` in the interpreter.
+
+    Args:
+        stop_at: path to the instruction before which it stops, of an earlier run that broke there for `reason`.
+        refused_raise: ordinal of a raise that breaks the graph.
+    """
     interpreter: Interpreter | None = None
 
     def user_frames() -> tuple[UserFrame, ...]:
@@ -62,6 +78,7 @@ def interpret(
     outside = Outside(function, policy, user_frames)
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
+    interpreter.refused_raise = refused_raise
     captured = Captured(outside, close_regions=world.calls.close_regions)
     frame: InterpretedFrame | None = None
     with restored_ambient_state():
@@ -70,27 +87,38 @@ def interpret(
             arguments = [outside.argument(i, parameter_name(i, names[i]), value) for i, value in enumerate(flat)]
             frame = interpreter.root_frame(function, arguments)
             with outside.recorder:
-                returned = frame.run_until(stop_at)
-            if returned:
-                captured.value = frame.result
-            else:
-                assert reason is not None
-                captured.stopped = _stopped(frame, reason)
+                captured.value = frame.run(stop_at)
+                if interpreter.pending_escape is not None:
+                    raise interpreter.pending_escape
+        except Stop as stop:
+            assert reason is not None
+            captured.stopped = Stopped(_stopped(stop.frames, interpreter.handled_exception()), reason)
         except BreakGraph as error:
             where = as_user_frames(error.positions)
-            place = frame.executed if frame is not None else None
-            captured.broke = (GraphBreak(error.reason, error.detail, where), place)
+            captured.broke = (GraphBreak(error.reason, error.detail, where), error.path)
         except Exception as error:
             captured.error = error
             captured.where = frame.position if frame is not None else None
         captured.grad_enabled = torch.is_grad_enabled()
+        captured.raises = interpreter.raises
     return captured
 
 
-def _stopped(frame: InterpretedFrame, reason: GraphBreak) -> Stopped:
-    names = frame.decoded.local_names
-    bound = {name: value for name, value in zip(names, frame.fast, strict=True) if value is not NULL}
-    return Stopped(frame.index, frame, list(frame.stack), bound, reason)
+def _stopped(frames: list[InterpretedFrame], handled: BaseException | None) -> list[StoppedFrame]:
+    """The frames' state. An exception is handled at each `HandlerSlot`; the innermost handles `handled`."""
+    found = []
+    for frame in reversed(frames):
+        index = frame.index if frame is frames[-1] else frame.index - 1
+        names = frame.decoded.local_names
+        bound = {name: value for name, value in zip(names, frame.fast, strict=True) if value is not NULL}
+        state = StoppedFrame(frame, index, list(frame.stack), bound, {})
+        for place in range(len(state.stack) - 1, -1, -1):
+            slot = state.stack[place]
+            if isinstance(slot, HandlerSlot) and handled is not None:
+                state.handled[place] = handled
+                handled = slot.previous
+        found.append(state)
+    return found[::-1]
 
 
 def as_user_frames(positions: tuple[Position, ...]) -> tuple[UserFrame, ...]:

@@ -240,13 +240,17 @@ class CaptureWorld(PlainWorld):
     # -- calls ------------------------------------------------------------------------------
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        interpreter = self.interpreter
+        tail, interpreter.tail_call = interpreter.tail_call, False
         try:
             result = self.calls.handle(fn, args, kwargs)
             if result is MISSING:
+                interpreter.tail_call = tail
                 return super().call(fn, args, kwargs)
         except FAKE_ERRORS as error:  # raised outside of an operator, by a method that reads data
             raise as_break(error) from error
         if type(result) is Redirect:
+            interpreter.tail_call = tail
             return self.call(result.function, result.args, result.kwargs)
         return result
 

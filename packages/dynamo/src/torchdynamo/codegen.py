@@ -11,6 +11,7 @@ def compiled(inputs, x, self):
 from __future__ import annotations
 
 import collections
+import dataclasses
 import functools
 import gc
 import math
@@ -35,11 +36,11 @@ from torchdynamo.interpreter.iterators import (
     SequenceIterator,
     ZipIterator,
 )
-from torchdynamo.interpreter.protocol import InterpreterObject
+from torchdynamo.interpreter.protocol import InterpreterObject, Marker
 from torchdynamo.overlays import DELETED, Overlays, Slot
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import Recorder
-from torchdynamo.sources import Source
+from torchdynamo.sources import Item, Source, base_of
 
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
 _RESERVED = frozenset({"P", "G", "C", "sys", "inputs", "graph", "object", "list", "dict", "set", "type", "iter"})
@@ -102,8 +103,21 @@ class Codegen:
         name = self._sources.get(source)
         if name is None:
             name = self._sources[source] = self._fresh()
-            self.loads.append(f"{name} = {source.expression()}")
+            self.loads.append(f"{name} = {self._spelt(source).expression()}")
         return name
+
+    def _spelt(self, source: Source) -> Source:
+        """The source with keys that Python has no literal for held by the compiled code."""
+        base = base_of(source)
+        if base is None:
+            return source
+        changes: dict[str, Any] = {}
+        spelt = self._spelt(base)
+        if spelt is not base:
+            changes["base"] = spelt
+        if isinstance(source, Item) and type(source.key) not in _LITERALS:
+            changes["key"] = Marker(self.pin(source.key))
+        return dataclasses.replace(source, **changes) if changes else source
 
     # -- values -----------------------------------------------------------------------------
 
@@ -216,8 +230,8 @@ class Codegen:
 
     def _builtin(self, obj: types.BuiltinFunctionType) -> str:
         owner = obj.__self__
-        if owner is None or isinstance(owner, (types.ModuleType, type)):
-            return self.pin(obj)
+        if owner is None or isinstance(owner, (types.ModuleType, type)) or not hasattr(type(owner), obj.__name__):
+            return self.pin(obj)  # a function of a module, which keeps a private record of it
         return self._name(obj, f"{self.value(owner)}.{obj.__name__}")
 
     def _partial(self, obj: functools.partial[Any]) -> str:
@@ -304,17 +318,36 @@ class Codegen:
         """`d.keys()`, `d.values()` or `d.items()`."""
         return self._name(obj, f"dict.{_VIEWS[type(obj)]}({self.value(gc.get_referents(obj)[0])})")
 
+    def _exception(self, obj: BaseException) -> str:
+        """As it was raised, but for its traceback, which grows again where it is raised anew."""
+        kind, base = type(obj), next(k for k in type(obj).__mro__ if not k.__flags__ & _HEAP_TYPE)
+        if kind is base:
+            reduced: Any = obj.__reduce__()
+            name = self._name(obj, f"{self.pin(kind)}({self.items(reduced[1])})")
+            if len(reduced) > 2 and reduced[2] is not None:
+                self.build.append(f"{name}.__setstate__({self.value(reduced[2])})")
+        else:  # what its own __init__ did is in its attributes
+            arguments = self.items(obj.args)
+            name = self._name(obj, f"{self.pin(kind)}.__new__({self.pin(kind)}, {arguments})")
+            self.build.append(f"{self.pin(base)}.__init__({name}{arguments and ', ' + arguments})")
+            self._attributes(obj, name)
+        for link in ("__cause__", "__context__"):
+            linked = getattr(obj, link)
+            if linked is not None:
+                self.build.append(f"{name}.{link} = {self.value(linked)}")
+        if obj.__suppress_context__:
+            self.build.append(f"{name}.__suppress_context__ = True")
+        return name
+
     def _generator(self, obj: Any) -> str:
         raise BreakGraph("generator", f"{obj!r} outlives the graph")
 
     def _instance(self, obj: Any) -> str:
-        """An object of a Python class without a built-in base other than object or an exception."""
+        """An object of a Python class without a built-in base other than object."""
         kind = type(obj)
         if not kind.__flags__ & _HEAP_TYPE:
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
-        if isinstance(obj, BaseException):
-            name = self._name(obj, f"{self.pin(kind)}.__new__({self.pin(kind)}, {self.items(obj.args)})")
-        elif object.__new__ in _new_chain(kind):
+        if object.__new__ in _new_chain(kind):
             name = self._name(obj, f"object.__new__({self.pin(kind)})")
         else:
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
@@ -462,6 +495,7 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     ((set, frozenset), Codegen._set),
     (collections.deque, Codegen._deque),
     (slice, Codegen._slice),
+    (BaseException, Codegen._exception),
     (types.MethodType, Codegen._bound),
     (types.BuiltinFunctionType, Codegen._builtin),
     (functools.partial, Codegen._partial),

@@ -25,7 +25,7 @@ from primtorch import graph_text
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import expr_of
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
-from torchdynamo.break_step import continue_after
+from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, interpret
 from torchdynamo.codegen import Codegen, parameter_name
@@ -68,8 +68,7 @@ class Function:
     fixed: set[Source] = field(default_factory=set)  # integers that capture cannot follow as symbols
     skip: bool = False
     found: bool = False  # by the frame hook, in a call that runs for real
-    resumes: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    parts: list[Function] = field(default_factory=list)
+    raises: bool = False  # a call ended in an exception of the program
     nested: Nested | None = None
     made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
 
@@ -83,11 +82,9 @@ class Function:
 
     def versions(self) -> list[Entry]:
         """The entries of this function and of its continuations."""
-        own = self.compiled()
-        found = list(own.entries) if own is not None else []
-        for part in (*self.parts, *(self.nested.parts if self.nested is not None else ())):
-            found += part.versions()
-        return found
+        parts = self.nested.parts if self.nested is not None else []
+        callables = [part.compiled() for part in (self, *parts)]
+        return [entry for compiled in callables if compiled is not None for entry in compiled.entries]
 
     def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...]) -> Entry | None:
         """A version for this call, or None to run the function as it is."""
@@ -142,6 +139,7 @@ class Nested:
     def __init__(self, backend: Backend, options: CaptureOptions, dump: Dump | None, stats: Stats) -> None:
         self.arguments = (backend, options, dump, stats)
         self.parts: list[Function] = []
+        self.resumes: dict[tuple[Any, ...], Any] = {}
         self._plain: set[types.CodeType] = set()
         self.hook = Hook(self.found)
 
@@ -175,14 +173,13 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
     if state.dump is not None:
         state.dump("bytecode.txt", bytecode_text(state.function.__code__))
     ambient = global_state()
-    captured = _capture(state, flat)
-    if not isinstance(captured, Captured):
-        return captured
+    found = _capture_and_generate(state, flat, ambient)
+    if not isinstance(found, Generated):
+        return found
+    captured, codegen, tail = found.captured, found.codegen, found.tail
     outside = captured.outside
-    try:
-        codegen, tail = _generate(state, captured, ambient)
-    except BreakGraph as error:
-        return _no_graph(state, GraphBreak(error.reason, error.detail, ()))
+    if captured.stopped is not None:
+        state.stats.record_break(captured.stopped.graph_break)
     shared = _guard_written_inputs(outside)
     if shared is not None:
         return _no_graph(state, GraphBreak("overlapping_inputs", shared, ()))
@@ -213,29 +210,79 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
     return Entry(tree, code, info)
 
 
-def _capture(state: Function, flat: tuple[Any, ...]) -> Captured | Entry | None:
-    """Interprets the call; at a break, again up to the instruction of the root frame that broke."""
-    stop_at: int | None = None
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """A capture with the code of its values and effects; `tail` ends the generated function."""
+
+    captured: Captured
+    codegen: Codegen
+    tail: list[str]
+
+
+def _capture_and_generate(state: Function, flat: tuple[Any, ...], ambient: GlobalState) -> Generated | Entry | None:
+    """The deepest capture whose state generated code can hand over to what follows a break."""
+    depth: int | None = None
+    while True:
+        captured = _capture(state, flat, depth)
+        if not isinstance(captured, Captured):
+            return captured
+        try:
+            return Generated(captured, *_generate(state, captured, ambient))
+        except BreakGraph as error:
+            frames = captured.stopped.frames if captured.stopped is not None else []
+            if len(frames) < 2:
+                return _no_graph(state, GraphBreak(error.reason, error.detail, ()))
+            depth = len(frames) - 1  # the innermost frame runs for real, and is captured on its own
+
+
+def _capture(state: Function, flat: tuple[Any, ...], depth: int | None) -> Captured | Entry | None:
+    """Interprets the call; at a break, again up to the instruction that broke, in the outer `depth` frames (or any)."""
+    stop_at: tuple[int, ...] = ()
     reason: GraphBreak | None = None
+    refused_raise = -1
     for _ in range(64):
         changed = frozenset(state.changed - state.fixed)
         policy = DynamicPolicy(state.options.dynamic is True, changed, state.options.dynamic is False)
-        captured = interpret(state.function, flat, policy, stop_at, reason)
+        captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise)
         if captured.error is not None:
             integers = captured.outside.run_time_integers()
             if integers:  # C code may refuse a symbol where it takes an int
                 state.fixed |= integers
                 continue
-            return _failed(state, captured, captured.error)
-        if captured.broke is None:
+            if not state.raises:
+                return _failed(state, captured, captured.error)
+            refused_raise = captured.raises.get(id(captured.error), -1)
+            if refused_raise < 0:
+                return None
+            continue
+        if captured.broke is not None:
+            reason, stop_at = captured.broke[0], captured.broke[1][:depth]
+            if state.options.fullgraph:
+                raise Unsupported(describe(reason))
+            if not stop_at:
+                return _no_graph(state, reason)
+            continue
+        if captured.stopped is None:
             return captured
-        reason, stop_at = captured.broke
-        if state.options.fullgraph:
-            raise Unsupported(describe(reason))
-        if stop_at is None:
-            return _no_graph(state, reason)
-        state.stats.record_break(reason)
+        if len(stop_at) > 1 and not has_rule(captured.stopped):
+            stop_at = stop_at[:-1]  # the innermost frame runs for real, and is captured on its own
+            continue
+        refused_raise = _raise_to_refuse(captured)
+        if refused_raise < 0:
+            return captured
+        stop_at, reason = (), None
     raise InternalError("capture did not settle on a place to break")
+
+
+def _raise_to_refuse(captured: Captured) -> int:
+    """The raise of an exception that the program made and is handling where it stopped, or -1.
+
+    Generated code could make such an exception, but not its traceback: it is raised for real instead.
+    """
+    assert captured.stopped is not None
+    handled = [error for frame in captured.stopped.frames for error in frame.handled.values()]
+    made = [captured.raises[id(e)] for e in handled if captured.outside.externals.lookup(e) is None]
+    return min(made, default=-1)
 
 
 def _failed(state: Function, captured: Captured, error: BaseException) -> Entry | None:
@@ -350,24 +397,25 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
     return codegen, tail
 
 
-def _resume_factory(state: Function) -> Callable[..., Any]:
-    """Continuations of this function, one for each place, stack layout and set of bound variables."""
+def _resume_factory(state: Function) -> Resume:
+    """Continuations, one for each place, stack layout and set of bound variables; all functions share them."""
+    nested = state.nested
+    assert nested is not None
 
-    def resume(offset: int, slots: tuple[StackSlot, ...], names: tuple[str, ...], compiled: bool) -> Any:
-        key = (state.function.__code__, offset, slots, names, compiled)
-        found = state.resumes.get(key)
+    def resume(function: types.FunctionType, entrance: Entrance, compiled: bool) -> Any:
+        key = (id(function.__code__), id(function.__globals__), entrance, compiled)
+        found = nested.resumes.get(key)
         if found is None:
-            function = make_resume(state.function, offset, slots, names)
+            resumed = make_resume(function, entrance)
             if compiled:
-                part = Function(function, state.backend, state.options, state.dump, state.stats)
-                part.nested = state.nested
-                state.parts.append(part)
+                part = Function(resumed, state.backend, state.options, state.dump, state.stats)
+                part.nested = nested
+                nested.parts.append(part)
                 found = part.callable()
             else:
-                found = function
-                if state.nested is not None:
-                    state.nested.leave_alone(function)
-            state.resumes[key] = found
+                found = resumed
+                nested.leave_alone(resumed)
+            nested.resumes[key] = found
         return found
 
     return resume

@@ -291,9 +291,10 @@ class Externals:
             shadow.default_factory = self.wrap(value.default_factory, Attribute(source, "default_factory", native=True))
         setter = collections.OrderedDict.__setitem__ if isinstance(value, collections.OrderedDict) else dict.__setitem__
         for index, key in enumerate(keys):
+            item = self.wrap(dict.__getitem__(value, key), Item(source, key))
             if isinstance(key, torch.Tensor):
                 key = self.wrap(key, DictKeyAt(source, index))
-            setter(shadow, key, self.wrap(dict.__getitem__(value, key), Item(source, key)))
+            setter(shadow, key, item)
         known.snapshot = dict(dict.items(shadow))
         return shadow
 

@@ -113,6 +113,11 @@ _TABLE = (
         "the program writes to an object in a way that cannot be replayed",
         "write plain attributes or items",
     ),
+    Reason(
+        "exception",
+        "an exception leaves the compiled function, or its handler leaves the graph: it is raised for real",
+        "test for the condition instead of raising, where it is met often",
+    ),
     Reason("opcode", "the interpreter has no handler for this instruction", "rewrite the statement"),
     Reason(
         "overlapping_inputs",

@@ -2,9 +2,9 @@
 
 Calling convention
 ------------------
-`make_resume(function, offset, stack, locals)` returns a function of ONE argument, a tuple:
+`make_resume(function, entrance)` returns a function of ONE argument, a tuple:
 
-    resume((*stack values, *local values))
+    resume((*stack values, *entry values, *local values))
 
 * Stack values: one for each `stack` slot that is not NULL, from the bottom of the value stack to its top.
   Iterators, bound `__exit__` methods of `with` blocks that are open, half-built lists: all are ordinary values.
@@ -12,6 +12,10 @@ Calling convention
   value in the tuple is the exception which that handler is handling, even where the exception itself is no longer on
   the stack; bare `raise`, `sys.exc_info()` and implicit chaining then see it, and leaving the handler restores what
   was handled where the resume function is called.
+* Entry values: none for `Entry.NEXT`. For `Entry.CALL` a callable and the one argument that it is called with, in the
+  place of the instruction at `at`: its result is pushed, its exceptions go to that instruction's handler, and its
+  line is in tracebacks. So the frames of a stack of calls go on inside of each other. For `Entry.RAISE` an exception
+  that is raised there, for `Entry.LEAVE` one that leaves the function from there.
 * Local values: the raw contents of the local slots named in `locals`, in that order. For a cell or free variable
   this is the cell object, which stays shared with every other closure that has it. A slot not named is unset.
 
@@ -19,6 +23,7 @@ How it works: the bytecode is kept verbatim, and a prologue in front of it unpac
 stack positions that the original used, then jumps. Jumps are relative from Python 3.11 on, so none changes; the
 exception and line tables are moved by the prologue's length. Names, lines and columns in tracebacks are the user's.
 Local slots keep their numbers: the one argument arrives in slot 0 and is replaced by slot 0's own value at the end.
+`origin_of` tells which function a resume function goes on with, so that it can be made to go on elsewhere in its turn.
 """
 
 from __future__ import annotations
@@ -27,12 +32,15 @@ import dis
 import enum
 import opcode
 import sys
+import weakref
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from types import CellType, CodeType, FunctionType
 
 _SUSPENDS = 0x20 | 0x80 | 0x200  # CO_GENERATOR, CO_COROUTINE, CO_ASYNC_GENERATOR
 _STAR_ARGUMENTS = 0x04 | 0x08  # CO_VARARGS, CO_VARKEYWORDS
 _NO_LOCATION = 15  # kind of a line table entry that maps its code units to no line
+_LINE_ONLY = 13  # kind of a line table entry without columns
 
 
 class StackSlot(enum.Enum):
@@ -43,41 +51,107 @@ class StackSlot(enum.Enum):
     HANDLER = "handler"
 
 
-def make_resume(function: FunctionType, offset: int, stack: Sequence[StackSlot], locals: Sequence[str]) -> FunctionType:
-    """A function that goes on from byte `offset` of `function`'s code. The module docstring gives its convention.
+class Entry(enum.Enum):
+    """What a resume function does before it goes on."""
 
-    Raises ValueError when the code suspends (a generator or coroutine), when `offset` is none of `instruction_starts`,
-    or when a name in `locals` is not a variable of the code.
+    NEXT = "next"
+    CALL = "call"
+    RAISE = "raise"
+    LEAVE = "leave"  # raises past the function's own handlers
+
+
+@dataclass(frozen=True, slots=True)
+class Entrance:
+    """Where and how a function's code is entered.
+
+    Attributes:
+        offset: byte offset of the instruction to go on at (0 for an exception, which does not go on).
+        stack: what the value stack holds there, without the result of a call.
+        locals: the names of the slots that are set.
+        at: byte offset of the instruction that the call or the exception of `entry` stands for.
     """
-    code = make_resume_code(function.__code__, offset, stack, locals)
+
+    offset: int
+    stack: tuple[StackSlot, ...] = ()
+    locals: tuple[str, ...] = ()
+    entry: Entry = Entry.NEXT
+    at: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """What a resume function was made of; its own code is the function's, `shift` bytes later."""
+
+    function: FunctionType
+    entrance: Entrance
+    shift: int
+
+    def offset(self, offset: int) -> int:
+        """Where the function goes on that is behind byte `offset` of the resume function."""
+        return offset - self.shift if offset >= self.shift else self.entrance.offset
+
+    def at(self, offset: int) -> int:
+        """The function's instruction that is executed at byte `offset` of the resume function."""
+        return offset - self.shift if offset >= self.shift else self.entrance.at
+
+
+_ORIGINS: weakref.WeakKeyDictionary[FunctionType, Origin] = weakref.WeakKeyDictionary()
+
+
+def origin_of(function: FunctionType) -> Origin | None:
+    """The origin of a resume function; None for any other function."""
+    return _ORIGINS.get(function)
+
+
+def make_resume(function: FunctionType, entrance: Entrance) -> FunctionType:
+    """A function that goes on with `function`'s code as `entrance` says. The module docstring gives its convention.
+
+    Raises ValueError when the code suspends (a generator or coroutine), when the offset is none of
+    `instruction_starts`, or when a name in `locals` is not a variable of the code.
+    """
+    code = make_resume_code(function.__code__, entrance)
     # The real cells arrive in the tuple; these only satisfy the function's constructor.
     closure = tuple(CellType() for _ in code.co_freevars) or None
     resumed = FunctionType(code, function.__globals__, function.__name__, None, closure)
     resumed.__qualname__ = function.__qualname__
     resumed.__module__ = function.__module__
+    shift = len(code.co_code) - len(function.__code__.co_code)
+    _ORIGINS[resumed] = Origin(_without_closure(function), entrance, shift)
     return resumed
 
 
-def make_resume_code(code: CodeType, offset: int, stack: Sequence[StackSlot], locals: Sequence[str]) -> CodeType:
+def _without_closure(function: FunctionType) -> FunctionType:
+    """The same code and names, holding nothing that the function's cells hold."""
+    bare = FunctionType(
+        function.__code__,
+        function.__globals__,
+        function.__name__,
+        None,
+        tuple(CellType() for _ in function.__code__.co_freevars) or None,
+    )
+    bare.__qualname__, bare.__module__ = function.__qualname__, function.__module__
+    return bare
+
+
+def make_resume_code(code: CodeType, entrance: Entrance) -> CodeType:
     """The code object of `make_resume`."""
     if code.co_flags & _SUSPENDS:
         raise ValueError(f"{code.co_qualname} suspends: a generator or coroutine cannot be resumed as a function")
-    if offset not in instruction_starts(code):
-        raise ValueError(f"no instruction of {code.co_qualname} starts at byte {offset}")
+    if entrance.offset not in instruction_starts(code):
+        raise ValueError(f"no instruction of {code.co_qualname} starts at byte {entrance.offset}")
     slots = slot_names(code)
-    places = [_slot_index(slots, name, code) for name in locals]
+    places = [_slot_index(slots, name, code) for name in entrance.locals]
     shell = _one_argument(code)
-    first_index = len(code.co_consts)
-    prologue = _prologue(stack, places, first_index)
-    prologue += _jump(offset)
-    units = len(prologue) // 2
-    count = sum(slot is not StackSlot.NULL for slot in stack) + len(places)
+    unpack = _unpack(entrance, places, len(code.co_consts))
+    entry, jump = _ENTRIES[entrance.entry], _jump(entrance.offset)
+    units = [len(part) // 2 for part in (unpack, entry, jump)]
+    count = sum(slot is not StackSlot.NULL for slot in entrance.stack) + _VALUES[entrance.entry] + len(places)
     return shell.replace(
-        co_code=prologue + code.co_code,
+        co_code=unpack + entry + jump + code.co_code,
         co_consts=(*code.co_consts, *range(count)),
-        co_stacksize=max(code.co_stacksize, len(stack) + 3),
-        co_linetable=_no_lines(units) + code.co_linetable,
-        co_exceptiontable=_moved_exception_table(code.co_exceptiontable, units),
+        co_stacksize=max(code.co_stacksize, len(entrance.stack) + 6),
+        co_linetable=_prologue_lines(code, entrance, units) + code.co_linetable,
+        co_exceptiontable=_exception_table(code, entrance, units),
     )
 
 
@@ -140,21 +214,26 @@ def _cache_units(name: str) -> int:
     return int(entries.get(name, 0)) if isinstance(entries, dict) else int(entries[dis.opmap[name]])
 
 
-def _prologue(stack: Sequence[StackSlot], places: Sequence[int], first_index: int) -> bytes:
-    """Unpacks the tuple in slot 0: the stack from its bottom, then the locals, slot 0 itself last."""
+def _unpack(entrance: Entrance, places: Sequence[int], first_index: int) -> bytes:
+    """Unpacks the tuple in slot 0: the stack from its bottom, what the entry takes, the locals, slot 0 itself last."""
     out = bytearray(_instruction("RESUME"))
-    following = iter(range(first_index, first_index + len(stack) + len(places)))
+    values = _VALUES[entrance.entry]
+    following = iter(range(first_index, first_index + len(entrance.stack) + values + len(places)))
 
     def load(index: int) -> bytes:
         return _instruction("LOAD_FAST", 0) + _instruction("LOAD_CONST", index) + _instruction("BINARY_SUBSCR")
 
-    for slot in stack:
+    for slot in entrance.stack:
         if slot is StackSlot.NULL:
             out += _instruction("PUSH_NULL")
             continue
         out += load(next(following))
         if slot is StackSlot.HANDLER:  # leaves what was handled before below the exception, and makes it current
             out += _instruction("PUSH_EXC_INFO") + _instruction("POP_TOP")
+    operands = [load(next(following)) for _ in range(values)]
+    if entrance.entry is Entry.CALL:  # the empty slot lies above the callee from 3.13 on, below it before
+        operands.insert(1 if sys.version_info >= (3, 13) else 0, _instruction("PUSH_NULL"))
+    out += b"".join(operands)
     indices = list(zip(places, following, strict=False))
     for place, index in sorted(indices, key=lambda pair: pair[0] == 0):
         out += load(index) + _instruction("STORE_FAST", place)
@@ -163,9 +242,32 @@ def _prologue(stack: Sequence[StackSlot], places: Sequence[int], first_index: in
     return bytes(out)
 
 
+# How many values of the tuple each entry takes, and what it executes on them.
+_VALUES = {Entry.NEXT: 0, Entry.CALL: 2, Entry.RAISE: 1, Entry.LEAVE: 1}
+_ENTRIES = {
+    Entry.NEXT: b"",
+    Entry.CALL: (_instruction("PRECALL", 1) if "PRECALL" in dis.opmap else b"") + _instruction("CALL", 1),
+    Entry.RAISE: _instruction("RAISE_VARARGS", 1),
+    Entry.LEAVE: _instruction("RAISE_VARARGS", 1),
+}
+
+
 def _jump(offset: int) -> bytes:
     """A jump from the end of the prologue to byte `offset` of the original code, which follows it."""
     return _instruction("JUMP_FORWARD", offset // 2)
+
+
+def _prologue_lines(code: CodeType, entrance: Entrance, units: Sequence[int]) -> bytes:
+    """The line table of the prologue: its entry is at the line of the instruction that it stands for."""
+    unpack, entry, jump = units
+    line = None
+    if entry:
+        spans = code.co_lines()
+        line = next((found for start, end, found in spans if start <= entrance.at < end and found is not None), None)
+    if line is None:
+        return _no_lines(unpack + entry + jump)
+    delta = line - code.co_firstlineno
+    return _no_lines(unpack) + _lines(entry, delta) + _lines(jump, -delta)
 
 
 def _no_lines(units: int) -> bytes:
@@ -178,12 +280,32 @@ def _no_lines(units: int) -> bytes:
     return bytes(out)
 
 
-def _moved_exception_table(table: bytes, units: int) -> bytes:
-    """The exception table with every range and target `units` code units later."""
-    numbers = _read_varints(table)
+def _lines(units: int, delta: int) -> bytes:
+    """Line table entries that map `units` code units to the line `delta` lines after that of the entry before."""
+    out = bytearray()
+    while units > 0:
+        length = min(units, 8)
+        out.append(0x80 | _LINE_ONLY << 3 | length - 1)
+        number = abs(delta) << 1 | (delta < 0)  # groups of six bits, the lowest first
+        while number >= 64:
+            out.append(number & 63 | 64)
+            number >>= 6
+        out.append(number)
+        units -= length
+        delta = 0
+    return bytes(out)
+
+
+def _exception_table(code: CodeType, entrance: Entrance, units: Sequence[int]) -> bytes:
+    """Every range and target moved behind the prologue, whose entry has the handler of what it stands for."""
+    unpack, entry, _ = units
+    shift = sum(units)
+    numbers = _read_varints(code.co_exceptiontable)
     out = bytearray()
     for start, length, target, depth in zip(numbers, numbers, numbers, numbers, strict=False):
-        out += _write_varints((start + units, length, target + units, depth))
+        if entry and entrance.entry is not Entry.LEAVE and start <= entrance.at // 2 < start + length:
+            out = bytearray(_write_varints((unpack, entry, target + shift, depth))) + out
+        out += _write_varints((start + shift, length, target + shift, depth))
     return bytes(out)
 
 

@@ -98,15 +98,31 @@ class InstanceDict:
         return f"object.__getattribute__({self.base.expression()}, '__dict__')"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Item:
-    """`base[key]` of a list, tuple or dict (or a subclass), by the built-in class's lookup; `key` is a constant."""
+    """`base[key]` of a list, tuple or dict (or a subclass), by the built-in class's lookup.
+
+    Keys are compared by value where that runs none of the program's code, else by identity.
+    """
 
     base: Source
     key: object
 
+    def __eq__(self, other: object) -> bool:
+        if type(other) is not Item or self.base != other.base:
+            return False
+        return self.key is other.key or (
+            type(self.key) is type(other.key) and type(self.key) in _PLAIN_KEYS and self.key == other.key
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.base, self.key if type(self.key) in _PLAIN_KEYS else id(self.key)))
+
     def expression(self) -> str:
         return f"{self.base.expression()}[{self.key!r}]"
+
+
+_PLAIN_KEYS = frozenset({int, str, bool, float, bytes})
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +176,16 @@ class TensorOffset:
 
     def expression(self) -> str:
         return f"{self.base.expression()}.storage_offset()"
+
+
+@dataclass(frozen=True, slots=True)
+class Computed:
+    """A number that generated code computes from others: it is read nowhere, and no guard speaks of it."""
+
+    text: str
+
+    def expression(self) -> str:
+        return self.text
 
 
 Source = Union[

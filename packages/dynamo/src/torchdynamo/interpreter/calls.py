@@ -29,6 +29,11 @@ class Interpreter:
         self.exc_state = ExceptionState()
         self.propagating: BaseException | None = None  # an exception on its way out of an inner frame
         self.pending_escape: Escape | None = None
+        self.tail_call = False
+        self.stop_in_call: tuple[int, ...] = ()
+        self.raises: dict[int, int] = {}
+        self.refused_raise = -1
+        self._raised = 0
 
     # -- entry ------------------------------------------------------------------------------
 
@@ -53,6 +58,14 @@ class Interpreter:
             state = state.previous
         return None if state is None else state.value
 
+    def note_raise(self, error: BaseException) -> None:
+        """Counts an exception where it starts; ends capture where that is `refused_raise`."""
+        if self.propagating is not error:
+            self._raised += 1
+            self.raises[id(error)] = self._raised
+            if self._raised == self.refused_raise:
+                self.world.unsupported("exception", f"{type(error).__name__} is raised")
+
     def positions(self) -> tuple[Position, ...]:
         """Where the program is, outermost frame first."""
         return tuple(frame.position for frame in self.frames)
@@ -62,12 +75,17 @@ class Interpreter:
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call anything: Python functions are interpreted, C code that calls back has a Python form here."""
         kind = type(fn)
+        tail, self.tail_call = self.tail_call, False
         if kind is types.FunctionType:
-            return self.call_function(fn, args, kwargs)
+            return self.call_function(fn, args, kwargs, tail)
         if kind is types.MethodType:
             if isinstance(fn.__self__, InterpreterObject):
                 return fn(*args, **kwargs)
+            self.tail_call = tail
             return self.world.call(fn.__func__, (fn.__self__, *args), kwargs)
+        if kind is functools.partial:
+            self.tail_call = tail
+            return self.world.call(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
         rule = _BY_KIND.get(kind)
         if rule is not None:
             return rule(self, fn, args, kwargs)
@@ -77,12 +95,15 @@ class Interpreter:
             return fn(*args, **kwargs)  # type: ignore[operator]
         found = self.world.class_get(kind, "__call__")
         if found is not MISSING and is_python(found[0]):
+            self.tail_call = tail
             return self.world.call(found[0], (fn, *args), kwargs)
         if found is not MISSING and isinstance(found[0], (staticmethod, types.MethodType, functools.partial)):
             return self.world.call(bind(self.world, found[0], fn, kind), args, kwargs)
         return self.world.call_leaf(fn, args, kwargs)
 
-    def call_function(self, fn: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def call_function(
+        self, fn: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any], tail: bool = False
+    ) -> Any:
         if self.pending_escape is not None:
             raise self.pending_escape
         decoded = CODES.get(fn.__code__)
@@ -94,7 +115,12 @@ class Interpreter:
             arguments = self.bind(fn, decoded.binder, args, kwargs)
         if decoded.is_coroutine:
             return self.world.call_leaf(fn, tuple(args), dict(kwargs))
-        return InterpretedFrame(self, fn, decoded, arguments).run()
+        frame = InterpretedFrame(self, fn, decoded, arguments)
+        frame.tail = tail
+        path: tuple[int, ...] = ()
+        if tail:
+            path, self.stop_in_call = self.stop_in_call, ()
+        return frame.run(path)
 
     def bind(
         self, fn: types.FunctionType, code: types.CodeType, args: Sequence[Any], kwargs: Mapping[str, Any]
@@ -168,10 +194,6 @@ def _hashable_rule(method: Any) -> Any:
         return None
 
 
-def _call_partial(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return interpreter.world.call(fn.func, (*fn.args, *args), {**fn.keywords, **kwargs})
-
-
 def _call_cached(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """A result cached natively may hold values of another capture: the wrapped function is run."""
     return interpreter.world.call(fn.__wrapped__, args, kwargs)
@@ -217,7 +239,6 @@ _BY_KIND: dict[type, Rule] = {
     types.WrapperDescriptorType: _call_builtin,
     types.MethodDescriptorType: _call_builtin,
     types.MethodWrapperType: _call_method_wrapper,
-    functools.partial: _call_partial,
     functools._lru_cache_wrapper: _call_cached,
     operator.itemgetter: _call_itemgetter,
     operator.attrgetter: _call_attrgetter,

@@ -63,6 +63,11 @@ class DecodedCode:
     binder: types.CodeType
     line_table: list[tuple[int, int, int | None]]
     lines: dict[int, int] = field(default_factory=dict)
+    live: list[int] | None = None  # slots that are read later, as bits, for each instruction; filled in when asked
+
+    def handler(self, offset: int) -> ExceptionEntry | None:
+        """Where an exception raised at `offset` goes."""
+        return next((entry for entry in self.exceptions if entry.start <= offset < entry.end), None)
 
     def line(self, index: int) -> int:
         """The source line of an instruction."""

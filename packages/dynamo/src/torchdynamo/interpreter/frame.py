@@ -11,7 +11,7 @@ from torchdynamo.interpreter.opcodes_calls import CallOpcodes
 from torchdynamo.interpreter.opcodes_control import ControlOpcodes
 from torchdynamo.interpreter.opcodes_load_store import LoadStoreOpcodes
 from torchdynamo.interpreter.opcodes_operators import OperatorOpcodes
-from torchdynamo.interpreter.protocol import Escape, Position
+from torchdynamo.interpreter.protocol import Escape, Position, Stop
 from torchdynamo.interpreter.state import HandlerBounds, Version, python_version
 
 # Instructions that are not interpreted, and why. `coverage.py` holds this table against `dis.opmap`.
@@ -39,7 +39,7 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
 
     @property
     def offset(self) -> int:
-        """Offset in `co_code` of the instruction being executed (or about to be, after `run_until` stopped)."""
+        """Offset in `co_code` of the instruction being executed."""
         return self.decoded.offsets[max(self.index - 1, 0)]
 
     @property
@@ -47,64 +47,43 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
         decoded = self.decoded
         return Position(decoded.filename, decoded.line(max(self.index - 1, 0)), decoded.name)
 
-    def run(self) -> Any:
-        """Execute until the frame returns or yields; raise what the program does not handle."""
-        frames, program = self.interpreter.frames, self.decoded.program
+    def run(self, path: tuple[int, ...] = ()) -> Any:
+        """Execute until the frame returns or yields; raise what the program does not handle.
+
+        `path` is that of an `Escape`: before the instruction that it leads to, `Stop` is raised, and the frames are
+        as they are there: `index` is the next instruction of the innermost, the others are within their calls.
+        """
+        interpreter = self.interpreter
+        frames, program = interpreter.frames, self.decoded.program
         frames.append(self)
+        executed, limit = 0, path[0] if path else -1
         try:
             while True:
                 try:
                     while True:
+                        if executed == limit:
+                            if len(path) == 1:
+                                raise Stop(list(frames))
+                            # Only the call at hand leads on along the path.
+                            interpreter.stop_in_call = path = path[1:] if path else ()
+                            limit, path = (executed + 1, ()) if path else (-1, ())
                         index = self.index
                         self.index = index + 1
                         handler, operand = program[index]
                         if handler(self, operand) is not None:
                             return self.result
+                        executed += 1
                 except Escape as escape:
-                    if not escape.positions:
-                        escape.positions = self.interpreter.positions()
+                    self._leave(escape, executed)
                     raise
                 except BaseException as error:
                     raised = error
-                if not self.unwind(raised):
-                    try:
-                        raise raised
-                    finally:
-                        del raised  # its traceback holds this frame
-        finally:
-            frames.pop()
-
-    def run_until(self, stop_at: int | None = None) -> bool:
-        """Run a root frame, counting instructions in `executed`; true when it returned (see `result`).
-
-        With `stop_at=n` it stops before the n-th instruction (counted from 0), with locals and stack as they
-        are there: `index` is that instruction's, and `offset` is read through `stopped_offset`.
-        """
-        frames, program = self.interpreter.frames, self.decoded.program
-        frames.append(self)
-        limit = -1 if stop_at is None else stop_at
-        try:
-            while True:
                 try:
-                    while True:
-                        if self.executed == limit:
-                            return False
-                        index = self.index
-                        self.index = index + 1
-                        handler, operand = program[index]
-                        if handler(self, operand) is not None:
-                            if self.interpreter.pending_escape is not None:
-                                raise self.interpreter.pending_escape
-                            self.executed += 1
-                            return True
-                        self.executed += 1
+                    interpreter.note_raise(raised)
                 except Escape as escape:
-                    if not escape.positions:
-                        escape.positions = self.interpreter.positions()
+                    self._leave(escape, executed)
                     raise
-                except BaseException as error:
-                    raised = error
-                self.executed += 1
+                executed += 1
                 if not self.unwind(raised):
                     try:
                         raise raised
@@ -113,10 +92,12 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
         finally:
             frames.pop()
 
-    @property
-    def stopped_offset(self) -> int:
-        """Offset of the next instruction: where `run_until` stopped."""
-        return self.decoded.offsets[self.index]
+    def _leave(self, escape: Escape, executed: int) -> None:
+        if not escape.positions:
+            escape.positions = self.interpreter.positions()
+        escape.path = (executed, *escape.path)
+        if not self.tail and len(self.interpreter.frames) > 1:
+            escape.path = ()  # who called does more with the result than to push it
 
     def throw(self, error: BaseException) -> Any:
         """Raise `error` at the instruction where the frame is suspended, and run on."""
@@ -138,16 +119,16 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
             set_context(error, interpreter.handled_exception())
         self.keyword_names = ()
         offset = self.decoded.offsets[self.index - 1]
-        for entry in self.decoded.exceptions:
-            if entry.start <= offset < entry.end:
-                del self.stack[entry.depth :]
-                if entry.lasti:
-                    self.stack.append(offset)
-                self.stack.append(error)
-                self.index = entry.target
-                return True
-        interpreter.propagating = error
-        return False
+        entry = self.decoded.handler(offset)
+        if entry is None:
+            interpreter.propagating = error
+            return False
+        del self.stack[entry.depth :]
+        if entry.lasti:
+            self.stack.append(offset)
+        self.stack.append(error)
+        self.index = entry.target
+        return True
 
 
 def _collect(version: Version) -> dict[int, Handler]:

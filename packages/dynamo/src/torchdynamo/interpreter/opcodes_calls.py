@@ -16,6 +16,11 @@ class CallOpcodes(FrameState):
 
     # -- calls ------------------------------------------------------------------------------
 
+    def call_in_tail(self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call whose result is pushed as it is: a break within the callee can go on in it, then here."""
+        self.interpreter.tail_call = True
+        return self.world.call(callee, args, kwargs)
+
     @opcode(until=(3, 12))
     def KW_NAMES(self, index: Any) -> None:
         self.keyword_names = index
@@ -34,9 +39,9 @@ class CallOpcodes(FrameState):
             self.keyword_names = ()
             split = len(arguments) - len(names)
             keywords = dict(zip(names, arguments[split:], strict=True))
-            stack.append(self.world.call(second, tuple(arguments[:split]), keywords))
+            stack.append(self.call_in_tail(second, tuple(arguments[:split]), keywords))
         else:
-            stack.append(self.world.call(second, tuple(arguments), {}))
+            stack.append(self.call_in_tail(second, tuple(arguments), {}))
 
     @opcode("CALL", since=(3, 13))
     def CALL_self_above(self, count: int) -> None:
@@ -45,7 +50,7 @@ class CallOpcodes(FrameState):
         owner, callee = self.stack.pop(), self.stack.pop()
         if owner is not NULL:
             arguments.insert(0, owner)
-        self.stack.append(self.world.call(callee, tuple(arguments), {}))
+        self.stack.append(self.call_in_tail(callee, tuple(arguments), {}))
 
     @opcode(since=(3, 13))
     def CALL_KW(self, count: int) -> None:
@@ -56,7 +61,7 @@ class CallOpcodes(FrameState):
             arguments.insert(0, owner)
         split = len(arguments) - len(names)
         keywords = dict(zip(names, arguments[split:], strict=True))
-        self.stack.append(self.world.call(callee, tuple(arguments[:split]), keywords))
+        self.stack.append(self.call_in_tail(callee, tuple(arguments[:split]), keywords))
 
     @opcode()
     def CALL_FUNCTION_EX(self, has_keywords: int) -> None:
@@ -68,7 +73,7 @@ class CallOpcodes(FrameState):
             arguments = tuple(self.star_arguments(callee, arguments))
         if has_keywords & 1 and not all(type(key) is str or isinstance(key, str) for key in keywords):
             raise TypeError("keywords must be strings")
-        self.stack.append(self.world.call(callee, arguments, dict(keywords) if keywords else {}))
+        self.stack.append(self.call_in_tail(callee, arguments, dict(keywords) if keywords else {}))
 
     def star_arguments(self, callee: Any, arguments: Any) -> list[Any]:
         if not is_iterable(arguments):

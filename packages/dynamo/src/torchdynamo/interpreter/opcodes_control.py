@@ -8,7 +8,7 @@ from torchdynamo.interpreter.attributes import special_method
 from torchdynamo.interpreter.exceptions import exception_to_raise, matches, strip_traceback
 from torchdynamo.interpreter.generators import InterpretedGenerator
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
-from torchdynamo.interpreter.state import LEAVE, FrameState, opcode
+from torchdynamo.interpreter.state import LEAVE, FrameState, HandlerSlot, opcode
 
 
 class ControlOpcodes(FrameState):
@@ -108,6 +108,7 @@ class ControlOpcodes(FrameState):
     @opcode()
     def RETURN_GENERATOR(self, _: int) -> bool:
         self.result = InterpretedGenerator(self)
+        self.tail = False  # its body is run by whoever advances it
         return LEAVE
 
     @opcode()
@@ -184,13 +185,13 @@ class ControlOpcodes(FrameState):
         state = self.interpreter.exc_state
         error = self.stack[-1]
         error.__traceback__ = strip_traceback(error.__traceback__)
-        self.stack[-1] = state.value
+        self.stack[-1] = HandlerSlot(state.value)
         self.stack.append(error)
         state.value = error
 
     @opcode()
     def POP_EXCEPT(self, _: int) -> None:
-        self.interpreter.exc_state.value = self.stack.pop()
+        self.interpreter.exc_state.value = self.stack.pop().previous
 
     @opcode()
     def CHECK_EXC_MATCH(self, _: int) -> None:

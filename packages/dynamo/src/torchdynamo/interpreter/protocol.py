@@ -45,10 +45,21 @@ class Position:
 class Escape(BaseException):
     """Leaves all interpreted frames; no `except`, `finally` or `with` of the program sees it.
 
-    `positions` is filled in where the escape started: the user's frames, outermost first.
+    `positions` is filled in where the escape started: the user's frames, outermost first. `path` says which
+    instruction each frame was at, as the number of those it had executed, outermost first; it ends at the first
+    frame whose result is not plainly that of the call instruction beneath it.
     """
 
     positions: tuple[Position, ...] = ()
+    path: tuple[int, ...] = ()
+
+
+class Stop(Escape):
+    """The program was run up to a given place. `frames` are those on the path to it, as they are before it."""
+
+    def __init__(self, frames: list[Any]) -> None:
+        super().__init__()
+        self.frames = frames
 
 
 class UnsupportedProgram(Escape):
@@ -75,11 +86,18 @@ class InterpreterApi(Protocol):
     propagating: BaseException | None
     pending_escape: Escape | None  # raised where nothing could raise it; the next call does
     exc_state: Any
+    tail_call: bool  # the call that follows gives a call instruction its result, untouched
+    stop_in_call: tuple[int, ...]  # path on which the call that follows has to stop
+    raises: dict[int, int]  # ordinal of the raise, by identity of the exception
+    refused_raise: int  # ordinal of the raise that ends capture, or -1
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...
-    def call_function(self, fn: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any: ...
+    def call_function(
+        self, fn: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any], tail: bool = False
+    ) -> Any: ...
     def run_class_body(self, fn: types.FunctionType, namespace: Any) -> Any: ...
     def handled_exception(self) -> BaseException | None: ...
+    def note_raise(self, error: BaseException) -> None: ...
     def positions(self) -> tuple[Position, ...]: ...
 
 

@@ -57,11 +57,20 @@ class ExceptionState:
         self.previous = previous
 
 
+class HandlerSlot:
+    """The stack entry below a handled exception: the exception that was handled before it."""
+
+    __slots__ = ("previous",)
+
+    def __init__(self, previous: BaseException | None) -> None:
+        self.previous = previous
+
+
 class FrameState:
     """Locals, stack and position of one frame. Families of handlers are mixed into it."""
 
     __slots__ = (
-        "decoded", "executed", "fast", "function", "index", "interpreter", "keyword_names", "names", "result", "stack",
+        "decoded", "fast", "function", "index", "interpreter", "keyword_names", "names", "result", "stack", "tail",
         "world",
     )  # fmt: skip
 
@@ -84,7 +93,7 @@ class FrameState:
         self.names = names  # the namespace of a class body
         self.keyword_names: tuple[str, ...] = ()
         self.result: Any = None
-        self.executed = 0  # instructions begun, counted in a root frame only
+        self.tail = False  # what it returns is pushed by the calling frame's call instruction, and that is all
 
     def pop_many(self, count: int) -> list[Any]:
         if not count:

@@ -1,0 +1,79 @@
+"""Which local slots a function's code may still read: what a break has to carry to the code behind it."""
+
+from __future__ import annotations
+
+import dis
+
+from torchdynamo.interpreter.decode import DecodedCode
+
+# Names of functions that look at all of a frame's variables.
+_LOOK_AT_ALL = frozenset({"locals", "vars", "dir", "eval", "exec", "super", "_getframe", "currentframe", "stack"})
+_LEAVES = ("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE")
+
+
+def live_slots(decoded: DecodedCode, index: int, names: tuple[str, ...]) -> frozenset[int]:
+    """Slots that some path from instruction number `index` reads before it writes them.
+
+    Cells and free variables are always carried: their contents belong to other functions, too.
+
+    Args:
+        names: the global and attribute names of the code; some mean that every slot may be read.
+    """
+    everything = frozenset(range(len(decoded.local_names)))
+    if not _LOOK_AT_ALL.isdisjoint(names):
+        return everything
+    mask = _analyse(decoded)[index]
+    return frozenset(slot for slot in everything if mask >> slot & 1)
+
+
+def _analyse(decoded: DecodedCode) -> list[int]:
+    """For each instruction, the slots that are live before it, as bits. Computed once for a code object."""
+    if decoded.live is not None:
+        return decoded.live
+    count = len(decoded.opcodes)
+    following = [_successors(decoded, index) for index in range(count)]
+    effects = [_effect(dis.opname[op], decoded.arguments[index]) for index, op in enumerate(decoded.opcodes)]
+    live = [0] * (count + 1)
+    changed = True
+    while changed:
+        changed = False
+        for index in range(count - 1, -1, -1):
+            after = 0
+            for successor in following[index]:
+                after |= live[successor]
+            reads, writes = effects[index]
+            before = reads | after & ~writes
+            handler = decoded.handler(decoded.offsets[index])
+            if handler is not None:  # what the instruction writes may not be written when it raises
+                before |= live[handler.target]
+            if before != live[index]:
+                live[index] = before
+                changed = True
+    decoded.live = live
+    return live
+
+
+def _successors(decoded: DecodedCode, index: int) -> list[int]:
+    name = dis.opname[decoded.opcodes[index]]
+    if name in _LEAVES:
+        return []
+    found = [] if name.startswith("JUMP_") and "IF" not in name else [index + 1]
+    if decoded.opcodes[index] in dis.hasjrel or decoded.opcodes[index] in dis.hasjabs:
+        found.append(decoded.program[index].operand)
+    return found
+
+
+def _effect(name: str, argument: int) -> tuple[int, int]:
+    """(slots read, slots written) as bits."""
+    if "FAST" not in name:
+        if "DEREF" in name or "CLOSURE" in name or name == "MAKE_CELL":
+            return 1 << argument, 0
+        return 0, 0
+    if name in ("LOAD_FAST_LOAD_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST"):
+        first, second = 1 << (argument >> 4), 1 << (argument & 15)
+        reads = {"LOAD_FAST_LOAD_FAST": first | second, "STORE_FAST_LOAD_FAST": second}.get(name, 0)
+        writes = {"STORE_FAST_STORE_FAST": first | second, "STORE_FAST_LOAD_FAST": first}.get(name, 0)
+        return reads & ~(writes if name == "STORE_FAST_LOAD_FAST" else 0), writes
+    if name == "STORE_FAST":
+        return 0, 1 << argument
+    return 1 << argument, 0  # loads, deletions, and the exchange around an inlined comprehension
