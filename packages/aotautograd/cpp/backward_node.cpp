@@ -8,6 +8,8 @@
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
 
+#include <algorithm>
+
 namespace aotautograd {
 namespace {
 
@@ -35,19 +37,40 @@ bool same_memory_order(c10::IntArrayRef sizes, c10::IntArrayRef found, c10::IntA
   return true;
 }
 
-// A tangent in the layout that the backward was compiled for; one that did not come is zeros.
-at::Tensor fit(at::Tensor gradient, const TangentLayout& layout, c10::IntArrayRef sizes, c10::IntArrayRef strides) {
-  const auto options = at::TensorOptions().dtype(layout.dtype).device(layout.device);
-  if (!gradient.defined()) return at::empty_strided(sizes, strides, options).zero_();
-  if (gradient.is_conj()) gradient = gradient.resolve_conj();
-  if (gradient.is_neg()) gradient = gradient.resolve_neg();
-  if (gradient.layout() == at::kStrided) {
-    if (gradient.strides() == strides) return gradient;
-    // They differ where nothing is stepped over.
-    if (same_memory_order(sizes, gradient.strides(), strides)) return gradient.as_strided(sizes, strides);
+// Brings tangents into the layouts that the backward was compiled for.
+class Layouts {
+ public:
+  Layouts(const History& history, const py::object& scalars) : history_(history), scalars_(scalars) {}
+
+  // Zeros for one that did not come.
+  at::Tensor fit(size_t tangent, at::Tensor gradient) {
+    const TangentLayout& layout = history_.expected[tangent];
+    if (layout.known) return fit(layout, std::move(gradient), layout.sizes, layout.strides);
+    if (!computed_) computed_ = history_.layouts(scalars_);
+    const auto [sizes, strides] =
+        py::object(computed_[py::int_(tangent)]).cast<std::pair<std::vector<int64_t>, std::vector<int64_t>>>();
+    return fit(layout, std::move(gradient), sizes, strides);
   }
-  return at::empty_strided(sizes, strides, options).copy_(gradient);
-}
+
+ private:
+  static at::Tensor fit(const TangentLayout& layout, at::Tensor gradient, c10::IntArrayRef sizes,
+                        c10::IntArrayRef strides) {
+    const auto options = at::TensorOptions().dtype(layout.dtype).device(layout.device);
+    if (!gradient.defined()) return at::empty_strided(sizes, strides, options).zero_();
+    if (gradient.is_conj()) gradient = gradient.resolve_conj();
+    if (gradient.is_neg()) gradient = gradient.resolve_neg();
+    if (gradient.layout() == at::kStrided) {
+      if (gradient.strides() == strides) return gradient;
+      // They differ where nothing is stepped over.
+      if (same_memory_order(sizes, gradient.strides(), strides)) return gradient.as_strided(sizes, strides);
+    }
+    return at::empty_strided(sizes, strides, options).copy_(gradient);
+  }
+
+  const History& history_;
+  const py::object& scalars_;  // the kept sizes
+  py::object computed_;        // (sizes, strides) of each tangent
+};
 
 variable_list to_variables(const py::object& results, size_t count) {
   const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(results.ptr(), "a compiled backward returned no sequence"));
@@ -124,56 +147,31 @@ py::list CompiledBackward::saved_tensors() {
   return tensors;
 }
 
-// Takes the gradients out of their list, so that a backward that empties its own frees each after its last use.
-py::list CompiledBackward::tangents(variable_list& gradients, std::vector<uint32_t>& missing) const {
-  const History& plan = history();
-  py::list tangents = new_list(plan.tangents.size());
-  py::object layouts;
-  for (size_t i = 0; i < plan.tangents.size(); i++) {
-    at::Tensor gradient = std::move(gradients[plan.tangents[i]]);
-    if (!gradient.defined()) missing.push_back(static_cast<uint32_t>(i));
-    const TangentLayout& layout = plan.expected[i];
-    if (layout.known) {
-      gradient = fit(std::move(gradient), layout, layout.sizes, layout.strides);
-    } else {
-      if (!layouts) layouts = plan.layouts(scalars_);
-      const auto [sizes, strides] =
-          py::object(layouts[py::int_(i)]).cast<std::pair<std::vector<int64_t>, std::vector<int64_t>>>();
-      gradient = fit(std::move(gradient), layout, sizes, strides);
-    }
-    PyList_SET_ITEM(tangents.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(gradient)));
-  }
-  return tangents;
-}
-
-py::object CompiledBackward::run_backward(py::list tangents) {
+py::object CompiledBackward::run_backward(variable_list tangents, const std::vector<uint32_t>& missing) {
+  const Backward& backward = program_->backward(missing);
   const size_t scalars = scalars_ ? static_cast<size_t>(PyTuple_GET_SIZE(scalars_.ptr())) : 0;
-  const size_t first = scalars + saved_.size();
-  const size_t given = tangents.size();
-  py::list inputs = new_list(first + given);
+  size_t place = scalars + saved_.size();
+  const auto taken = std::count(backward.takes.begin(), backward.takes.end(), true);
+  py::list inputs = new_list(place + static_cast<size_t>(taken));
   saved_.unpack(inputs.ptr(), scalars, this);
   for (size_t i = 0; i < scalars; i++) {
     PyObject* scalar = PyTuple_GET_ITEM(scalars_.ptr(), static_cast<Py_ssize_t>(i));
     PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(scalar));
   }
-  for (size_t i = 0; i < given; i++) {
-    PyObject* tangent = PyList_GET_ITEM(tangents.ptr(), static_cast<Py_ssize_t>(i));
-    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(first + i), Py_NewRef(tangent));
-  }
-  PyList_SetSlice(tangents.ptr(), 0, PY_SSIZE_T_MAX, nullptr);
-  if (!program_->compiled_backward) {
-    py::tuple compiled = history().backward();
-    program_->backward_boxed = compiled[1].cast<bool>();
-    program_->compiled_backward = compiled[0];
+  Layouts layouts(history(), scalars_);
+  for (size_t i = 0; i < tangents.size(); i++) {
+    if (!backward.takes[i]) continue;
+    at::Tensor tangent = layouts.fit(i, std::move(tangents[i]));
+    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(place++), THPVariable_Wrap(std::move(tangent)));
   }
   // Unless the graph is retained, the list is now all that holds what was saved: a compiled backward that empties it
   // frees each activation after its last use.
   if (consume_) drop();
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-  return call_compiled(program_->compiled_backward, program_->backward_boxed, std::move(inputs));
+  return call_compiled(backward.compiled, backward.boxed, std::move(inputs));
 }
 
-py::object CompiledBackward::run_differentiably(py::list tangents) {
+py::object CompiledBackward::run_differentiably(variable_list tangents, const std::vector<uint32_t>& missing) {
   const History& plan = history();
   py::list saved = saved_tensors();
   py::list inputs = new_list(plan.held.size());
@@ -192,24 +190,30 @@ py::object CompiledBackward::run_differentiably(py::list tangents) {
     }
     PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(input));
   }
-  return plan.gradients(inputs, saved, tangents);
+  Layouts layouts(plan, scalars_);
+  py::list given = new_list(tangents.size());
+  for (size_t i = 0; i < tangents.size(); i++) {
+    at::Tensor tangent = layouts.fit(i, std::move(tangents[i]));
+    PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(tangent)));
+  }
+  return plan.gradients(inputs, saved, given, py::cast(missing));
 }
 
 variable_list CompiledBackward::apply(variable_list&& gradients) {
   py::gil_scoped_acquire gil;
   try {
     const History& plan = history();
+    variable_list tangents(plan.tangents.size());
     std::vector<uint32_t> missing;
-    py::list given = tangents(gradients, missing);
-    py::object results = c10::GradMode::is_enabled() ? run_differentiably(std::move(given)) : run_backward(std::move(given));
+    for (size_t i = 0; i < tangents.size(); i++) {
+      tangents[i] = std::move(gradients[plan.tangents[i]]);
+      if (!tangents[i].defined()) missing.push_back(static_cast<uint32_t>(i));
+    }
+    if (missing.size() == tangents.size()) return variable_list(plan.differentiable.size());
+    py::object results = c10::GradMode::is_enabled() ? run_differentiably(std::move(tangents), missing)
+                                                     : run_backward(std::move(tangents), missing);
     variable_list found = to_variables(results, plan.differentiable.size());
     results = py::object();  // autograd may take a gradient that nobody else holds
-    if (!missing.empty()) {
-      const auto unreached = plan.unreached(py::cast(missing)).cast<std::vector<bool>>();
-      for (size_t i = 0; i < found.size(); i++) {
-        if (unreached[i]) found[i].reset();
-      }
-    }
     for (size_t i = 0; i < found.size(); i++) {
       if (found[i].defined() && !task_should_compute_output(i)) found[i].reset();
     }

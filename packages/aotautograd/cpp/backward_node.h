@@ -26,9 +26,8 @@ class CompiledBackward : public torch::autograd::Node {
 
  private:
   const History& history() const { return *program_->history; }
-  py::list tangents(torch::autograd::variable_list& gradients, std::vector<uint32_t>& missing) const;
-  py::object run_backward(py::list tangents);
-  py::object run_differentiably(py::list tangents);
+  py::object run_backward(torch::autograd::variable_list tangents, const std::vector<uint32_t>& missing);
+  py::object run_differentiably(torch::autograd::variable_list tangents, const std::vector<uint32_t>& missing);
   void drop();
 
   std::shared_ptr<const Program> program_;

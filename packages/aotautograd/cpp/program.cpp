@@ -33,7 +33,6 @@ History read_history(py::handle record) {
   History history;
   history.backward = record.attr("backward");
   history.gradients = record.attr("gradients");
-  history.unreached = record.attr("unreached");
   history.layouts = record.attr("layouts");
   history.differentiable = numbers<int32_t>(record, "differentiable");
   for (py::handle kind : record.attr("outputs")) {
@@ -64,6 +63,16 @@ std::shared_ptr<const Program> read_program(py::handle call, py::handle history)
   program->conjugated = numbers<int32_t>(call, "conjugated");
   if (!history.is_none()) program->history = read_history(history);
   return program;
+}
+
+const Backward& Program::backward(const std::vector<uint32_t>& missing) const {
+  const auto found = backwards_.find(missing);
+  if (found != backwards_.end()) return found->second;
+  const py::tuple made = history->backward(py::cast(missing));
+  Backward backward{made[0], made[1].cast<bool>(), std::vector<bool>(history->tangents.size(), true)};
+  for (const uint32_t i : missing) backward.takes[i] = false;
+  for (py::handle i : made[2]) backward.takes[i.cast<size_t>()] = true;
+  return backwards_.emplace(missing, std::move(backward)).first->second;
 }
 
 py::object call_compiled(const py::object& compiled, bool boxed, py::list inputs) {

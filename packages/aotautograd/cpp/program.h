@@ -5,6 +5,7 @@
 #include <pybind11/pybind11.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -34,9 +35,8 @@ constexpr int32_t kUnheld = -2;  // it does not read it, or the program wrote it
 constexpr int32_t kHeld = -1;    // the node holds it; from 0 on: the number of the saved tensor that it is
 
 struct History {
-  py::object backward;                   // () -> (backward, whether it takes one list that it may empty)
-  py::object gradients;                  // (forward's inputs, saved tensors, tangents) -> gradients with a history
-  py::object unreached;                  // missing tangents -> for each gradient, whether nothing else leads to it
+  py::object backward;                   // missing tangents -> (backward, boxed, those that it takes as zeros)
+  py::object gradients;                  // (inputs, saved tensors, tangents, missing ones) -> gradients with a history
   py::object layouts;                    // the kept sizes -> (sizes, strides) of each tangent
   std::vector<int32_t> differentiable;   // flat inputs that the gradients are for
   std::vector<OutputKind> outputs;       // of what the program returns: the rest is kept
@@ -47,6 +47,13 @@ struct History {
   size_t saved;                          // tensors among what is kept; sizes follow them
 };
 
+// A backward compiled for calls in which some tangents do not come.
+struct Backward {
+  py::object compiled;
+  bool boxed;
+  std::vector<bool> takes;  // for each tangent: whether it is an input, as zeros if it is missing
+};
+
 struct Program {
   py::object forward;
   bool boxed;  // takes one list of inputs, which it may empty
@@ -54,8 +61,11 @@ struct Program {
   std::vector<Place> places;  // empty: the flat inputs as they are
   std::vector<int32_t> conjugated;  // flat inputs that may come lazily conjugated
   std::optional<History> history;   // none: the program is not differentiated
-  mutable py::object compiled_backward;
-  mutable bool backward_boxed = false;
+
+  const Backward& backward(const std::vector<uint32_t>& missing) const;
+
+ private:
+  mutable std::map<std::vector<uint32_t>, Backward> backwards_;  // by missing tangents; the GIL protects it
 };
 
 std::shared_ptr<const Program> read_program(py::handle call, py::handle history);

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.joint import trace_joint
 from aotautograd.lowering import lower_joint
+from aotautograd.missing_tangents import without_tangents
 from aotautograd.overlap import OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import (
@@ -111,11 +112,16 @@ def _compile(
     def compile_program(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
         return _compile(module, inputs, compilers)[1]
 
-    backward = _at_first_use(compilers.backward, parts.backward)
+    def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...]]:
+        variant = without_tangents(parts.backward, parts.tangent_names, missing)
+        if missing:
+            _show(dump, "backward_without_" + "_".join(map(str, missing)), variant.module)
+        return compilers.backward(variant.module, example_values(variant.module)), variant.zeros
+
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
     gradients = GradientsOnDemand(source, saved_names, compile_program)
-    return joint, training_callable(joint.metadata, parts, forward, backward, gradients, gradients.reads)
+    return joint, training_callable(joint.metadata, parts, forward, compile_backward, gradients, gradients.reads)
 
 
 def simplify(joint: JointGraph) -> JointGraph:
@@ -138,10 +144,6 @@ def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> P
 
 def example_values(module: fx.GraphModule) -> list[Any]:
     return [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
-
-
-def _at_first_use(compiler: Compiler, module: fx.GraphModule) -> Callable[[], Compiled]:
-    return lambda: compiler(module, example_values(module))
 
 
 def _show(dump: Dump | None, name: str, module: fx.GraphModule, heading: str = "") -> None:

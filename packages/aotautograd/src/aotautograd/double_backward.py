@@ -16,6 +16,7 @@ import torch
 from torch import fx
 
 from aotautograd.errors import DoubleBackwardUnavailable
+from aotautograd.missing_tangents import without_tangents
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import JointGraph
 from primtorch.symbolic import hint_of
@@ -30,9 +31,11 @@ _METADATA_ONLY = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class GradientProgram:
-    """`module` takes the forward's inputs, the tangents and the kept values named `kept`, and returns the gradients."""
+    """`module` takes the forward's inputs, the tangents at the places `tangents` and the kept values named `kept`, and
+    returns the gradients."""
 
     module: fx.GraphModule
+    tangents: tuple[int, ...]
     kept: tuple[str, ...]
 
 
@@ -50,19 +53,24 @@ class GradientsOnDemand:
         self.saved_names = tuple(saved_names)
         self.compile_program = compile_program
         self.reads = inputs_read(joint, saved_names)
-        self.program: GradientProgram | None = None
-        self.compiled: dict[tuple[bool, ...], Callable[..., Sequence[Any]]] = {}
+        self.programs: dict[tuple[int, ...], GradientProgram] = {}
+        self.compiled: dict[Any, Callable[..., Sequence[Any]]] = {}
 
-    def __call__(self, inputs: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any]) -> Sequence[Any]:
-        if self.program is None:
-            self.program = gradient_program(self.joint, self.saved_names)
+    def __call__(
+        self, inputs: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any], missing: Sequence[int]
+    ) -> Sequence[Any]:
+        """`tangents` has zeros for the missing ones; gradients that only those lead to are None."""
+        key = tuple(missing)
+        program = self.programs.get(key)
+        if program is None:
+            program = self.programs[key] = gradient_program(self.joint, self.saved_names, key)
         place = {name: i for i, name in enumerate(self.saved_names)}
         primals = self._readable(inputs, saved, place)
-        values = [*primals, *tangents, *(saved[place[name]] for name in self.program.kept)]
-        key = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
-        run = self.compiled.get(key)
+        values = [*primals, *(tangents[i] for i in program.tangents), *(saved[place[name]] for name in program.kept)]
+        pattern = (key, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))
+        run = self.compiled.get(pattern)
         if run is None:
-            run = self.compiled[key] = self.compile_program(self.program.module, values)
+            run = self.compiled[pattern] = self.compile_program(program.module, values)
         return run(*values)
 
     def _readable(self, inputs: Sequence[Any], saved: Sequence[Any], place: dict[str, int]) -> list[Any]:
@@ -87,8 +95,10 @@ class GradientsOnDemand:
         return values
 
 
-def gradient_program(joint: JointGraph, saved_names: Sequence[str]) -> GradientProgram:
+def gradient_program(joint: JointGraph, saved_names: Sequence[str], missing: Sequence[int] = ()) -> GradientProgram:
     """The gradients of a joint graph of ATen operators, with the forward computed again from the inputs.
+
+    Without what only the `missing` tangents lead to.
 
     Random values are not drawn again: they, or what was made of them alone, come from what the forward kept. Raises
     DoubleBackwardUnavailable if that is not enough.
@@ -115,7 +125,10 @@ def gradient_program(joint: JointGraph, saved_names: Sequence[str]) -> GradientP
             _copy(graph, node, env, masks)
     graph.output(tuple(env[g] if isinstance(g, fx.Node) else g for g in gradients))
     module = fx.GraphModule(joint.module, graph, "Gradients")
-    return GradientProgram(module, tuple(n.name for n in (*kept, *masks.values())))
+    names = [n.name for n in inputs[joint.metadata.num_placeholders :]]
+    variant = without_tangents(module, names, missing)
+    taken = tuple(i for i in range(len(names)) if i not in missing or i in variant.zeros)
+    return GradientProgram(variant.module, taken, tuple(n.name for n in (*kept, *masks.values())))
 
 
 def inputs_read(joint: JointGraph, saved_names: Sequence[str]) -> frozenset[int]:

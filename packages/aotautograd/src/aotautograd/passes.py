@@ -89,7 +89,7 @@ def _key(a: Any) -> Any:
     return (type(a), a)
 
 
-def _same_layout(node: fx.Node, source: fx.Node) -> bool:
+def same_layout(node: fx.Node, source: fx.Node) -> bool:
     """Same sizes and strides, decided without asking a symbolic question."""
     a, b = node.meta.get("val"), source.meta.get("val")
     if a is None or b is None or a.dtype != b.dtype or a.device != b.device or a.dim() != b.dim():
@@ -115,7 +115,7 @@ def _identity(node: fx.Node) -> fx.Node | None:
 
 def _if_same_layout(node: fx.Node) -> fx.Node | None:
     source = _source(node)
-    return source if source is not None and _same_layout(node, source) else None
+    return source if source is not None and same_layout(node, source) else None
 
 
 def _double_transpose(node: fx.Node) -> fx.Node | None:
@@ -128,7 +128,7 @@ def _double_transpose(node: fx.Node) -> fx.Node | None:
 def _copy_source(node: fx.Node) -> fx.Node | None:
     """copy(destination, source) is the source, where no conversion or broadcast happens."""
     source = node.args[1]
-    return source if isinstance(source, fx.Node) and _same_layout(node, source) else None
+    return source if isinstance(source, fx.Node) and same_layout(node, source) else None
 
 
 # Operators that may be the identity -> the node that can stand in for their result, or None.

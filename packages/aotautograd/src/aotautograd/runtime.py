@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import operator
 import threading
 from collections.abc import Callable, Sequence
@@ -11,7 +10,6 @@ from typing import Any
 import torch
 
 from aotautograd import _C
-from aotautograd.errors import InvalidJoint
 from aotautograd.schemas import (
     HELD,
     UNHELD,
@@ -29,8 +27,10 @@ from aotautograd.schemas import (
 from primtorch.symbolic import expr_of
 
 Flat = Callable[..., Sequence[Any]]
-# (forward's inputs, saved tensors, tangents) -> gradients that autograd can follow
-Gradients = Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
+# (forward's inputs, saved tensors, tangents, missing tangents) -> gradients that autograd can follow
+Gradients = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], Sequence[Any]]
+# missing tangents -> the compiled backward without them, and those that it takes as zeros nevertheless
+CompileBackward = Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...]]]
 
 
 def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
@@ -42,16 +42,18 @@ def training_callable(
     metadata: ProgramMetadata,
     partition: Partition,
     forward: Compiled,
-    compile_backward: Callable[[], Compiled],
+    compile_backward: CompileBackward,
     gradients: Gradients,
     reads: frozenset[int],
 ) -> Flat:
-    """Calls a forward whose results lead to the compiled backward, which `compile_backward()` gives at its first use.
+    """Calls a forward whose results lead to the compiled backward.
 
-    `gradients(inputs, saved tensors, tangents)` computes the gradients in a way that can be differentiated. It needs
-    the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as None.
+    `compile_backward(missing)` gives it at its first use for each set of outputs that no gradient came for.
+    `gradients(inputs, saved tensors, tangents, missing)` computes the gradients in a way that can be differentiated. It
+    needs the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as
+    None.
     """
-    backward = _Once(compile_backward)
+    backward = _CompiledOnce(compile_backward)
     history = _history_plan(metadata, partition, backward, gradients, reads)
     return _finished(metadata, _C.wrap(_call_plan(metadata, forward), history))
 
@@ -74,26 +76,27 @@ def _call_plan(metadata: ProgramMetadata, forward: Compiled) -> CallPlan:
     )
 
 
-class _Once:
-    """Compiles the backward at its first use, once for all threads; gives it with whether it is boxed."""
+class _CompiledOnce:
+    """Compiles each variant of the backward at its first use, once for all threads."""
 
-    def __init__(self, compile_backward: Callable[[], Compiled]) -> None:
+    def __init__(self, compile_backward: CompileBackward) -> None:
         self.compile_backward = compile_backward
         self.lock = threading.Lock()
-        self.compiled: tuple[Compiled, bool] | None = None
+        self.compiled: dict[tuple[int, ...], tuple[Compiled, bool, tuple[int, ...]]] = {}
 
-    def __call__(self) -> tuple[Compiled, bool]:
+    def __call__(self, missing: Sequence[int]) -> tuple[Compiled, bool, tuple[int, ...]]:
+        key = tuple(missing)
         with self.lock:
-            if self.compiled is None:
-                backward = self.compile_backward()
-                self.compiled = backward, is_boxed(backward)
-            return self.compiled
+            if key not in self.compiled:
+                backward, zeros = self.compile_backward(key)
+                self.compiled[key] = backward, is_boxed(backward), zeros
+            return self.compiled[key]
 
 
 def _history_plan(
     metadata: ProgramMetadata,
     partition: Partition,
-    backward: Callable[[], tuple[Compiled, bool]],
+    backward: _CompiledOnce,
     gradients: Gradients,
     reads: frozenset[int],
 ) -> HistoryPlan:
@@ -110,7 +113,6 @@ def _history_plan(
     return HistoryPlan(
         backward=backward,
         gradients=gradients,
-        unreached=_unreached(partition, len(specs)),
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
         outputs=outputs,
@@ -137,33 +139,6 @@ def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]
             is_symbol = isinstance(node.meta["val"], torch.SymInt)
             places.append(HELD if i in reads or is_symbol else UNHELD)
     return tuple(places)
-
-
-def _unreached(partition: Partition, tangents: int) -> Callable[[Sequence[int]], Sequence[bool]]:
-    """For the tangents that did not come: which gradients only they lead to. Autograd leaves those out."""
-
-    @functools.cache
-    def reach() -> list[int]:
-        return _tangents_behind(partition.backward, tangents)
-
-    def unreached(missing: Sequence[int]) -> Sequence[bool]:
-        mask = sum(1 << i for i in missing)
-        # A gradient behind no tangent at all is a constant, which belongs to the program as a whole.
-        return [bool(r) and not r & ~mask for r in reach()]
-
-    return unreached
-
-
-def _tangents_behind(backward: torch.fx.GraphModule, tangents: int) -> list[int]:
-    """For each output of a backward, a mask of the tangents that it is computed from."""
-    placeholders = [n for n in backward.graph.nodes if n.op == "placeholder"]
-    masks = {n: 1 << i for i, n in enumerate(placeholders[len(placeholders) - tangents :])}
-    for node in backward.graph.nodes:
-        if node.op == "output":
-            return [masks.get(g, 0) if isinstance(g, torch.fx.Node) else 0 for g in node.args[0]]
-        for source in node.all_input_nodes:
-            masks[node] = masks.get(node, 0) | masks.get(source, 0)
-    raise InvalidJoint("the backward has no output")
 
 
 def _tangent_layout(spec: Any) -> TangentLayout:

@@ -184,6 +184,12 @@ class Partition:
     report: SavedReport
     saved_names: tuple[str, ...] = ()  # of the joint graph's nodes, for each saved tensor
 
+    @property
+    def tangent_names(self) -> tuple[str, ...]:
+        """Placeholders of the backward: those behind what is saved."""
+        names = tuple(n.name for n in self.backward.graph.nodes if n.op == "placeholder")
+        return names[self.num_saved_symbols + self.num_saved_tensors :]
+
     def __iter__(self) -> Any:
         return iter((self.forward, self.backward))
 
@@ -221,9 +227,10 @@ HELD = -1  # the autograd node holds it
 class HistoryPlan:
     """What connects a call's outputs to the compiled backward. C++ reads it."""
 
-    backward: Callable[[], tuple[Compiled, bool]]  # the compiled backward, and whether it is boxed
-    gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any]], Sequence[Any]]
-    unreached: Callable[[Sequence[int]], Sequence[bool]]  # missing tangents -> gradients that only they lead to
+    # missing tangents -> the compiled backward without them, whether it is boxed, which of them it takes as zeros
+    backward: Callable[[Sequence[int]], tuple[Compiled, bool, Sequence[int]]]
+    # (forward's inputs, saved tensors, tangents with zeros for missing ones, missing tangents) -> gradients
+    gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], Sequence[Any]]
     layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents, by kept sizes
     differentiable: tuple[int, ...]  # flat input of each gradient
     outputs: tuple[str, ...]  # "symbol", "constant" or "differentiable" for each value that is not kept
