@@ -1,8 +1,8 @@
 """Samples of torch's operator database on fakes whose every size is a symbol, against the real run.
 
-The results' metadata at the example's sizes must be the real run's, and each guard must hold there. As a script, goes over
-the whole database:
-    python symbolic_check.py [--names add,mul] [--limit 6] [--seconds 170] [--list]
+The results' metadata at the example's sizes (shape, strides, dtype, device) must be the real run's, that of the gradients
+too where the sample has any, and each guard must hold there. As a script, goes over the whole database:
+    python symbolic_check.py [--names add,mul] [--dtypes float32,int64] [--limit 6] [--slice 0:60] [--list]
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import collections
 import functools
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -34,7 +34,13 @@ OUTSIDE = frozenset(
     }
 )
 """Operators that take strides as numbers, sparse layouts, and one of torch's own Python library."""
-OPERATORS = tuple(op for op in op_db if torch.float32 in op.supported_dtypes("cpu") and op.name not in OUTSIDE)
+DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
+          torch.complex64)  # fmt: skip
+CASES = tuple(
+    (op, dtype) for op in op_db if op.name not in OUTSIDE for dtype in DTYPES if dtype in op.supported_dtypes("cpu")
+)
+UNSET = ("empty", "new_empty")
+"""Operators whose samples' gradients are not asked for: memory as it was."""
 
 
 @dataclass
@@ -72,28 +78,41 @@ def broken_guards(env: ShapeEnv) -> list[str]:
     return broken
 
 
-def shapes_of(value: Any) -> list[Any]:
-    """Shape, dtype and device of each tensor of a result."""
-    return [
-        (d[0], d[2], d[3]) for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor) for d in [described(x)]
-    ]
+def metadata(value: Any) -> list[Any]:
+    """Shape, strides, dtype and device of each tensor of a result. Without elements, strides say nothing."""
+    found = [described(x) for x in pytree.tree_leaves(value) if isinstance(x, torch.Tensor)]
+    return [(shape, () if 0 in shape else strides, *rest[:2]) for shape, strides, *rest in found]
+
+
+def run_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Metadata of the results, and of the gradients by each input that takes part."""
+    torch.manual_seed(0)
+    results = op(*args, **kwargs)
+    outputs = [x for x in pytree.tree_leaves(results) if isinstance(x, torch.Tensor)]
+    found = metadata(outputs)
+    leaves = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor) and x.requires_grad]
+    ends = [x for x in outputs if x.requires_grad]
+    if leaves and ends:
+        tangents = [torch.ones_like(x) for x in ends]
+        grads = torch.autograd.grad(ends, leaves, tangents, allow_unused=True)
+        found.append([metadata(g) for g in grads])
+    return found
 
 
 def problem_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[str, ShapeEnv]:
     """(what differs, in words; the environment). Raises what the real run raises, and DataDependent."""
-    real = op(*args, **kwargs)
+    expected = run_of(op, args, kwargs)
     env = ShapeEnv()
     mode = FakeMode(env)
     fake_args, fake_kwargs = symbolic_fakes(env, mode, (args, kwargs))
     try:
         with mode:
-            fake = op(*fake_args, **fake_kwargs)
-        if any(info.hint is None for info in env.symbols.values()):
-            raise DataDependent("a size", "only the data tells", "")
-        expected, found = shapes_of(real), shapes_of(fake)
+            found = run_of(op, fake_args, fake_kwargs)
     except DataDependent:
         raise
     except Exception as error:
+        if any(info.hint is None for info in env.symbols.values()):
+            raise DataDependent("a size", "only the data tells", "") from None
         return f"{type(error).__name__}: {error}"[:300], env
     if expected != found:
         return f"real {expected}, fake {found}", env
@@ -119,12 +138,13 @@ def check(tally: Tally, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[
 
 @functools.cache
 def samples_of(number: int) -> list[Any]:
-    """The samples of OPERATORS[number]."""
-    op = OPERATORS[number]
+    """The samples of CASES[number], with gradients where the operator has them."""
+    op, dtype = CASES[number]
+    grad = op.supports_autograd and dtype in op.supported_backward_dtypes("cpu") and not op.name.startswith(UNSET)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            return list(op.sample_inputs("cpu", torch.float32, requires_grad=False))
+            return list(op.sample_inputs("cpu", dtype, requires_grad=grad))
         except Exception:  # this dtype has no samples, whatever supported_dtypes says
             return []
 
@@ -144,8 +164,9 @@ def resized(tree: Any, sizes: Mapping[int, int], swapped: bool) -> Any:
         if 0 in x.shape:
             return x
         out = x.repeat([-(-new // old) for new, old in zip(wanted, x.shape, strict=True)])
-        out = out[tuple(slice(n) for n in wanted)].contiguous()
-        return out.transpose(0, -1).contiguous().transpose(0, -1) if swapped else out
+        out = out.detach()[tuple(slice(n) for n in wanted)].contiguous()
+        out = out.transpose(0, -1).contiguous().transpose(0, -1) if swapped else out
+        return out.requires_grad_(x.requires_grad)
 
     def numbers(x: Any) -> Any:
         if isinstance(x, list | tuple) and x and all(type(n) is int for n in x):
@@ -162,31 +183,33 @@ def resized(tree: Any, sizes: Mapping[int, int], swapped: bool) -> Any:
     return tuple(numbers(x) for x in args), {name: numbers(x) for name, x in kwargs.items()}
 
 
-def run(names: list[str], limit: int, seconds: float) -> Tally:
+def run(cases: Iterable[int], limit: int) -> Tally:
     tally = Tally()
-    end = time.monotonic() + seconds
-    for number, op in enumerate(OPERATORS):
-        if names and op.name not in names:
-            continue
-        if time.monotonic() > end:
-            break
+    for number in cases:
+        op, dtype = CASES[number]
         made = samples_of(number)
         for sample in made[:: max(1, len(made) // limit)][:limit]:
-            check(tally, op, op.name, (sample.input, *sample.args), sample.kwargs)
+            check(tally, op, f"{op.name} {str(dtype)[6:]}", (sample.input, *sample.args), sample.kwargs)
+        samples_of.cache_clear()
     return tally
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--names", default="")
+    parser.add_argument("--dtypes", default="")
     parser.add_argument("--limit", type=int, default=6)
-    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--slice", default=":")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     start = time.time()
-    tally = run([n for n in options.names.split(",") if n], options.limit, options.seconds)
+    names = options.names.split(",") if options.names else None
+    dtypes = [getattr(torch, d) for d in options.dtypes.split(",")] if options.dtypes else DTYPES
+    first, _, last = options.slice.partition(":")
+    chosen = [n for n, (op, dtype) in enumerate(CASES) if dtype in dtypes and (names is None or op.name in names)]
+    tally = run(chosen[int(first or 0) : int(last) if last else None], options.limit)
     print(
         f"{tally.good} of {tally.taken} samples ({100 * tally.good / max(tally.taken, 1):.1f} %), "
         f"{tally.fixed} of them fix a size, {tally.data} data dependent, {time.time() - start:.0f} s"

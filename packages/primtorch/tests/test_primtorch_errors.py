@@ -153,9 +153,6 @@ ELSEWHERE = (
     "probability tensor contains",
     "invalid multinomial distribution",
     "weights cannot be negative",
-    # Which tensors share memory is not a question of shapes.
-    "refer to a single memory location",
-    "refers to a single memory location",
 )
 OUTSIDE = {
     "gaussian_nll_loss",  # Python that looks at the data before it looks at the shapes
@@ -164,7 +161,7 @@ OUTSIDE = {
 
 
 def test_error_samples_of_the_operator_database() -> None:
-    """Of the calls that eager refuses for what they look like, at least 97 in 100 are refused alike."""
+    """Of the calls that eager refuses for what they look like, at least 99 in 100 are refused alike."""
     good, wrong = 0, []
     for op in op_db:
         if op.error_inputs_func is None or op.name.removeprefix("nn.functional.") in OUTSIDE:
@@ -186,7 +183,7 @@ def test_error_samples_of_the_operator_database() -> None:
                 good += 1
             else:
                 wrong.append(f"{op.name}: eager {expected!r}, fake {error!r}"[:300])
-    assert good > 500 and len(wrong) <= 0.03 * (good + len(wrong)), "\n".join(wrong)
+    assert good > 500 and len(wrong) <= 0.01 * (good + len(wrong)), "\n".join(wrong)
 
 
 def described(*shape: int, device: str = "cpu", dtype: torch.dtype = torch.float32) -> TensorSpec:

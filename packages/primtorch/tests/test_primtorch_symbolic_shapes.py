@@ -7,7 +7,7 @@ import warnings
 
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
-from symbolic_check import OPERATORS, Tally, check, resized, samples_of
+from symbolic_check import CASES, Tally, check, resized, samples_of
 
 SECONDS = 20
 
@@ -27,7 +27,7 @@ def test_every_size_symbolic() -> None:
         suppress_health_check=list(HealthCheck),
     )
     @given(
-        which=st.integers(0, len(OPERATORS) - 1),
+        which=st.integers(0, len(CASES) - 1),
         sample=st.integers(0, 50),
         growth=st.lists(st.integers(0, 6), min_size=4, max_size=4),
         swapped=st.booleans(),
@@ -35,14 +35,14 @@ def test_every_size_symbolic() -> None:
     def draw(which: int, sample: int, growth: list[int], swapped: bool) -> None:
         if time.monotonic() > end:
             return
-        op = OPERATORS[which]
+        op, dtype = CASES[which]
         made = samples_of(which)
         if not made:
             return
         one = made[sample % len(made)]
         sizes = {size: size + growth[size % 4] for size in range(2, 40)}
         args, kwargs = resized(((one.input, *one.args), one.kwargs), sizes, swapped)
-        check(tally, op, op.name, args, kwargs)
+        check(tally, op, f"{op.name} {dtype}", args, kwargs)
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

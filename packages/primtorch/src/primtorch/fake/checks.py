@@ -156,6 +156,11 @@ _draw("uniform", (0.0, 1.0), lambda low, high: low <= high, "from <= to")
 _draw("normal_functional", (0.0, 1.0), lambda mean, std: std >= 0, "std >= 0.0")
 
 
+@_of("normal.Tensor_float", "normal.float_float")
+def _normal(mean: Any, std: Any = 1.0, *args: Any, **options: Any) -> None:
+    _refuse(std < 0, lambda: f"normal expects std >= 0.0, but found std {std}")
+
+
 @_of("multinomial")
 def _multinomial(x: Any, num_samples: Any, replacement: bool = False, *, generator: Any = None) -> None:
     _refuse(x.dim() not in (1, 2), "prob_dist must be 1 or 2 dim")
@@ -173,8 +178,9 @@ def _multinomial(x: Any, num_samples: Any, replacement: bool = False, *, generat
 
 # --- creation ------------------------------------------------------------------------------------------------
 @_of("arange", "arange.start", "arange.start_step")
-def _arange(*ends: Any, **options: Any) -> None:
-    start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1) if len(ends) == 2 else ends
+def _arange(*given: Any, step: Any = 1, **options: Any) -> None:
+    ends = (0, *given) if len(given) == 1 else given
+    start, end, step = ends if len(ends) == 3 else (*ends, step)
     finite = all(not isinstance(v, float) or math.isfinite(v) for v in (start, end))
     _refuse(not finite, lambda: f"unsupported range: {start} -> {end}")
     _refuse(not isinstance(step, torch.SymInt) and step == 0, "step must be nonzero")

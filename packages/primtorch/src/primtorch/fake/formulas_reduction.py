@@ -139,6 +139,12 @@ def _softmax(x: Any, dim: int, half_to_float: bool) -> TensorSpec:
     return contiguous(x, shape, torch.float32 if half_to_float else x.dtype)
 
 
+@TABLE.op("softmax.int", "log_softmax.int")
+def _softmax_as(x: Any, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
+    wrap_dim(dim, x.dim())
+    return contiguous(x, x.shape, dtype or x.dtype)
+
+
 @TABLE.op("_softmax_backward_data", "_log_softmax_backward_data")
 def _softmax_backward(grad: Any, output: Any, dim: int, input_dtype: torch.dtype) -> TensorSpec:
     return contiguous(grad, grad.shape, input_dtype)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
 from torch._ops import OpOverload
+from torch.multiprocessing.reductions import StorageWeakRef
 
-from primtorch.errors import DataDependentValue, FakeTensorError, PrimTorchError
+from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError
 from primtorch.fake.build import refuse_fresh
 from primtorch.fake.layout import is_contiguous
 from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, has_symbols, recipe_of, storage_bytes
@@ -25,12 +27,14 @@ class Memory:
     """Stands for the storage that a fake tensor and its views share.
 
     `constant` is the value of a fresh tensor that the program made from a Python number, until something writes to it.
+    `real` refers weakly to the storage that an input's fake stands for.
     """
 
-    __slots__ = ("__weakref__", "constant")
+    __slots__ = ("__weakref__", "constant", "real")
 
-    def __init__(self) -> None:
+    def __init__(self, real: StorageWeakRef | None = None) -> None:
         self.constant: torch.Tensor | None = None
+        self.real = real
 
 
 class FakeTensor(torch.Tensor):
@@ -163,6 +167,7 @@ class FakeMode:
         self.recipes: dict[tuple[Any, ...], Recipe] = {}
         """Results of operators over symbolic sizes by their arguments: what is known of symbols only grows."""
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
+        self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
 
     # A TorchDispatchMode subclass would import torch's own compiler on first use; the dispatcher needs no more than
     # `__torch_dispatch__` and `is_infra_mode`.
@@ -219,7 +224,7 @@ class FakeMode:
                 shape[dim] = symbol
             strides = symbolic_strides(tuple(t.shape), t.stride(), shape)
         spec = TensorSpec(tuple(shape), strides, t.dtype, t.device, t.storage_offset())
-        fake = FakeTensor(spec, self, None, t.requires_grad and t.is_leaf)
+        fake = FakeTensor(spec, self, self._memory_of(t), t.requires_grad and t.is_leaf)
         if t.requires_grad and not t.is_leaf:
             with torch.enable_grad():
                 fake = _Computed.apply(fake.requires_grad_(), spec, self)
@@ -228,6 +233,16 @@ class FakeMode:
         key = id(t)
         self._known[key] = (weakref.ref(t, lambda _: self._known.pop(key, None)), fake)
         return fake
+
+    def _memory_of(self, t: torch.Tensor) -> Memory | None:
+        """One for all tensors over one storage. Its weak reference keeps the storage's address from another use."""
+        if type(t) not in (torch.Tensor, torch.nn.Parameter) or torch._is_functional_tensor(t):
+            return None
+        real = StorageWeakRef(t.untyped_storage())
+        memory = self._memories.get(real.cdata)
+        if memory is None:
+            memory = self._memories[real.cdata] = Memory(real)
+        return memory
 
 
 def symbolic_strides(sizes: Sequence[int], strides: Sequence[int], symbols: Sequence[Size]) -> tuple[Size, ...]:
@@ -257,9 +272,17 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
     special = _SPECIAL.get(func)
     if special is not None:
         return special(mode, *args, **kwargs)
-    rule = RULES[func]
+    try:
+        rule = RULES[func]
+    except NoFormula:
+        if not _is_composite(func):
+            raise
+        with mode:
+            return func.decompose(*args, **kwargs)
     if has_symbols(args) and not (rule.fresh or rule.restrides or rule.mutates):
         return _propagate_symbols(mode, func, rule, args, kwargs)
+    if rule.overlap is not None:
+        rule.overlap(args, kwargs)
     if rule.fresh:
         out = rule.formula(*args, **kwargs, fresh=mode.fresh_size)
     else:
@@ -268,9 +291,20 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
         return _restride(args[0], out)
     if rule.mutates:
         _written(rule.mutates, args, kwargs)
+        if rule.outs:
+            return _resized(rule.outs, out, kwargs)
     elif type(out) is TensorSpec and rule.alias is None:
         return FakeTensor(out, mode)
     return _wrapped(out, mode, _shared_memory(rule, args))
+
+
+@functools.cache
+def _is_composite(func: OpOverload) -> bool:
+    """Whether the dispatcher has a program of other operators for it, and would have run that under autograd."""
+    name = func.name()
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeImplicitAutograd"
+    )
 
 
 def _propagate_symbols(
@@ -326,6 +360,17 @@ def _written(mutates: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[
                     f"an operator would write fake data to a real tensor of shape {list(one.shape)}. "
                     "Make a fake of it first with FakeMode.from_tensor."
                 )
+
+
+def _resized(outs: Sequence[str], results: Any, kwargs: Mapping[str, Any]) -> Any:
+    """The out= tensors of a call, each in its result's shape."""
+    if results is None:  # a list of pieces has none
+        return None
+    targets = [kwargs[name] for name in outs]
+    for target, result in zip(targets, (results,) if len(outs) == 1 else results, strict=True):
+        if type(result) is TensorSpec and isinstance(target, FakeTensor):
+            _restride(target, result)
+    return targets[0] if len(outs) == 1 else tuple(targets)
 
 
 def _restride(target: FakeTensor, spec: TensorSpec) -> FakeTensor:

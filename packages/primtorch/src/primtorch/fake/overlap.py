@@ -1,0 +1,102 @@
+"""Writes that eager refuses because of shared memory: to a tensor that overlaps itself, or one that is read too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.fake import formulas_pointwise
+from primtorch.fake.layout import is_dense
+
+OverlapCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]
+
+_ANY_TARGET = frozenset(
+    [
+        *("fill", "zero", "masked_fill", "index_fill", "index_put", "threshold", "tril", "triu", "conj_physical"),
+        *("addmv_", "baddbmm_", "mm", "bmm", "mv", "linear", "multinomial", "histc", "hash_tensor"),
+        *("all", "any", "amax", "amin", "argmax", "argmin", "sum", "nansum", "prod", "std", "var", "cummax", "cummin"),
+        *("linalg_vector_norm", "ones", "zeros", "full", "eye", "empty", "rand", "randn", "randint", "randperm"),
+    ]
+)
+"""Operators whose kernels take a target that overlaps itself; in-place forms like the others unless named apart."""
+_NO_SHARING = frozenset(["cat", "gather", "take", "index_select", "linalg_cross", "masked_select", "kthvalue"])
+"""Operators that refuse an operand in the target's own memory, even at the same place."""
+_ITERATED = frozenset(name.partition(".")[0] for name in formulas_pointwise.TABLE) | {"copy"}
+"""Operators that take an operand in the target's place, and refuse one that covers a part of it."""
+
+
+def overlap_check(op: OpOverload, restrides: bool) -> OverlapCheck | None:
+    """What eager asks of the memory of an overload's arguments; None where it asks nothing.
+
+    The check raises RuntimeError. It decides nothing about symbolic sizes that would need a guard.
+    """
+    schema = op._schema
+    written = [(p, a) for p, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    name = schema.name.removeprefix("aten::")
+    if not written or restrides or not schema.name.startswith("aten::"):
+        return None
+    if name.startswith("_") and not name.startswith(("_fft", "_linalg", "_chunk_cat")):
+        return None
+    itself = not {name, name.removesuffix("_")} & _ANY_TARGET
+    name = name.removesuffix("_")
+    place, part = name in _NO_SHARING, name in _NO_SHARING or name in _ITERATED
+    if not (itself or part):
+        return None
+    keys = [a.name if a.kwarg_only else p for p, a in written]
+
+    def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        for key in keys:
+            target = kwargs.get(key) if isinstance(key, str) else args[key] if key < len(args) else None
+            if target is None or isinstance(target, list | tuple):
+                continue
+            if itself and overlaps_itself(target):
+                raise RuntimeError(_MESSAGE.format("more than one element of the written-to tensor refers"))
+            if part and any(_shares(target, operand, place) for operand in _read(args, kwargs, keys)):
+                raise RuntimeError(_MESSAGE.format("some elements of the input tensor and the written-to tensor refer"))
+
+    return check
+
+
+_MESSAGE = (
+    "unsupported operation: {} to a single memory location. Please clone() the tensor before performing the operation."
+)
+
+
+def overlaps_itself(t: Any) -> bool:
+    """Whether a dim of stride 0 has more than one element, as far as is known without a guard."""
+    found = False
+    for size, stride in zip(t.shape, t.stride(), strict=True):
+        if type(size) is int:
+            if size == 0:
+                return False
+            found = found or (size > 1 and type(stride) is int and stride == 0)
+    return found
+
+
+def _read(args: Sequence[Any], kwargs: Mapping[str, Any], written: Collection[int | str]) -> Iterator[torch.Tensor]:
+    for key, argument in (*enumerate(args), *kwargs.items()):
+        if key in written:
+            continue
+        for one in argument if isinstance(argument, list | tuple) else (argument,):
+            if isinstance(one, torch.Tensor):
+                yield one
+
+
+def _shares(target: Any, operand: Any, place: bool) -> bool:
+    """Whether two dense tensors meet in memory: with `place` also where they are the same part of it."""
+    memory = getattr(target, "memory", None)
+    if memory is None or memory is not getattr(operand, "memory", None):
+        return False
+    sizes = (*target.shape, *target.stride(), *operand.shape, *operand.stride())
+    starts = (target.storage_offset(), operand.storage_offset())
+    if any(type(n) is not int for n in (*sizes, *starts)) or not (target.numel() and operand.numel()):
+        return False
+    layouts = [(tuple(t.shape), t.stride()) for t in (target, operand)]
+    if not all(is_dense(*layout) for layout in layouts):
+        return False
+    if starts[0] == starts[1] and target.numel() == operand.numel() and layouts[0][1] == layouts[1][1]:
+        return place
+    return bool(starts[0] < starts[1] + operand.numel() and starts[1] < starts[0] + target.numel())

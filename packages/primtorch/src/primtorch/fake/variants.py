@@ -1,0 +1,221 @@
+"""Formulas of in-place, out= and `_copy` variants, from those of the functional operators."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.errors import NoFormula
+from primtorch.fake import formulas_indexing, formulas_pointwise, formulas_view
+from primtorch.fake.build import Formula, contiguous
+from primtorch.fake.layout import broadcast, contiguous_strides
+from primtorch.fake.promotion import TENSORS, category
+from primtorch.spec import TensorSpec
+
+RESTRIDING = frozenset(
+    [
+        "t_",
+        "transpose_",
+        "squeeze_",
+        "squeeze_.dim",
+        "squeeze_.dims",
+        "unsqueeze_",
+        "as_strided_",
+        "resize_",
+        "resize_as_",
+        "set_.source_Tensor",
+        "set_.source_Storage_storage_offset",
+        "set_.source_Tensor_storage_offset",
+    ]
+)
+"""In-place operators that change their argument's own shape."""
+_RESTRIDED_AS = {"transpose_": "transpose.int"}
+
+_CONVERTING = frozenset(
+    [
+        *("addr", "cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "mvlgamma", "cat", "stack", "_chunk_cat"),
+        *("normal", "bernoulli", "cumsum", "cumprod", "logsumexp", "mean", "sum", "nansum", "prod", "std", "var"),
+        *("all", "any", "_fft_r2c", "_fft_c2c", "_fft_c2r", "linalg_eig", "linalg_eigvals", "linalg_pinv"),
+        *("linalg_householder_product", "linalg_lstsq", "arange", "range", "linspace", "logspace", "ones", "zeros"),
+        *("full", "eye", "empty", "rand", "randn", "randint", "randperm", "copy", "max.unary_out", "min.unary_out"),
+    ]
+)
+"""Operators other than elementwise ones that convert their result to the dtype of out=."""
+_EXACT = frozenset(
+    [
+        *("abs", "ceil", "conj_physical", "complex", "frac", "floor", "frexp", "heaviside", "log_sigmoid_forward"),
+        *("softshrink", "hardshrink", "gelu", "neg", "round", "sign", "sgn", "signbit", "trunc", "nan_to_num"),
+        *("isposinf", "isneginf", "polar", "where", "softplus", "lerp.Tensor_out"),
+    ]
+)
+"""Elementwise operators that do not."""
+_ELEMENTWISE = frozenset(name.partition(".")[0] for name in formulas_pointwise.TABLE)
+_OF_TRUTH = frozenset(["all", "any"])
+"""Their out= is a bool or a byte."""
+_FREE_DTYPE = frozenset(["arange", "range", "linspace", "logspace", "ones", "zeros", "full", "eye", "empty", "rand",
+                         "randn", "randint", "randperm", "bernoulli"])  # fmt: skip
+"""The dtype of out= is that of the result."""
+_OF_TENSORS = frozenset(["cat", "stack", "_chunk_cat"])
+"""A dtype that does not fit is a TypeError."""
+_ROW_MAJOR = frozenset(["_fft_r2c", "_fft_c2c", "_fft_c2r", "cholesky"])
+"""Lay out a resized out= by rows, whatever their own result's layout."""
+
+Find = Callable[[OpOverload], Formula]
+
+
+def derived(op: OpOverload, named: Mapping[str, Formula], find: Find) -> Formula | None:
+    """The formula of a variant, or None for what is none.
+
+    Args:
+        named: formulas by operator name; `find` the formula of any overload, or NoFormula.
+    """
+    schema = op._schema
+    name = schema.name.removeprefix("aten::")
+    if not schema.is_mutable:
+        return _view_copy(name, schema.overload_name)
+    outs = out_names(op)
+    if outs:
+        functional = _functional_of_out(op, outs, find)
+        return None if functional is None else _out_variant(functional, outs, op)
+    if name.endswith("_") and not name.endswith("__"):
+        suffix = f".{schema.overload_name}" if schema.overload_name else ""
+        if name + suffix in RESTRIDING:
+            return named.get(_RESTRIDED_AS.get(name, name[:-1] + suffix))
+        return _in_place(named.get(name[:-1] + suffix), op)
+    return None
+
+
+def out_names(op: OpOverload) -> tuple[str, ...]:
+    """The out= arguments, in the order of the results."""
+    return tuple(a.name for a in op._schema.arguments if a.is_out)
+
+
+def is_fresh(op: OpOverload) -> bool:
+    """Whether the formula takes a source of sizes that depend on data."""
+    name: str = op.name().removeprefix("aten::")
+    known = formulas_indexing.DATA_DEPENDENT
+    return name in known or (bool(out_names(op)) and name.partition(".")[0] in known)
+
+
+def _view_copy(name: str, overload: str) -> Formula | None:
+    """`view_copy` and the like: the view's result in fresh row-major memory."""
+    if not name.endswith("_copy"):
+        return None
+    viewed = formulas_view.TABLE.get(name.removesuffix("_copy") + (f".{overload}" if overload else ""))
+    if viewed is None:
+        return None
+    found = viewed
+
+    def copied(*args: Any, **kwargs: Any) -> Any:
+        result = found(*args, **kwargs)
+        return (
+            contiguous(result, result.shape)
+            if isinstance(result, TENSORS)
+            else [contiguous(r, r.shape) for r in result]
+        )
+
+    return copied
+
+
+def _functional_of_out(op: OpOverload, outs: Sequence[str], find: Find) -> Formula | None:
+    """The formula of the overload of the same operator whose arguments are those of `op` without the out ones."""
+    wanted = [(a.name, str(a.type)) for a in op._schema.arguments if a.name not in outs]
+    for other in op.overloadpacket.overloads():
+        candidate = getattr(op.overloadpacket, other)
+        arguments = candidate._schema.arguments
+        if not candidate._schema.is_mutable and [(a.name, str(a.type)) for a in arguments][: len(wanted)] == wanted:
+            try:
+                return find(candidate)
+            except NoFormula:
+                continue
+    return None
+
+
+def _in_place(formula: Formula | None, op: OpOverload) -> Formula:
+    """The written argument, checked against the functional result where that is known (random_ has none)."""
+    if formula is None:
+        return lambda target, *args, **kwargs: target
+    functional = formula
+
+    def in_place(target: Any, *args: Any, **kwargs: Any) -> Any:
+        result = functional(target, *args, **kwargs)
+        own = tuple(target.shape)
+        if result.shape != own and (len(result.shape) > len(own) or broadcast(own, result.shape) != own):
+            raise RuntimeError(f"output with shape {list(own)} doesn't match the broadcast shape {list(result.shape)}")
+        if result.dtype is not target.dtype:
+            _check_conversion(result.dtype, target.dtype)
+        return target
+
+    in_place.__name__ = op.name()
+    return in_place
+
+
+def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formula:
+    """The out= tensors; where one has another shape than the result, a description of what it becomes."""
+    name = op._schema.name.removeprefix("aten::")
+    fresh = is_fresh(op)
+    names = {name, f"{name}.{op._schema.overload_name}"}
+    exact = bool(names & _EXACT) or not (names & _ELEMENTWISE or names & _CONVERTING)
+
+    def out_variant(*args: Any, **kwargs: Any) -> Any:
+        targets = [kwargs.pop(out) for out in outs]
+        results = formula(*args, **kwargs)
+        if len(targets) == 1 and isinstance(targets[0], list | tuple):  # a list of pieces
+            for result, target in zip(results, targets[0], strict=True):
+                _written(result, target)
+            return None
+        pairs = zip((results,) if isinstance(results, TENSORS) else results, targets, strict=True)
+        written = [_written(result, target) for result, target in pairs]
+        return written[0] if len(written) == 1 else tuple(written)
+
+    def _written(result: Any, target: Any) -> Any:
+        if not isinstance(result, TENSORS) or not isinstance(target, TENSORS):
+            return target
+        if target.dtype is not result.dtype and name not in _FREE_DTYPE:
+            if name in _OF_TRUTH:
+                if target.dtype not in (torch.bool, torch.uint8):
+                    raise RuntimeError(f"{name} only supports bool tensor for result, got: {target.dtype}")
+            elif exact:
+                raise RuntimeError(
+                    f"Expected out tensor to have dtype {_scalar_name(result.dtype)}, but got "
+                    f"{_scalar_name(target.dtype)} instead"
+                )
+            else:
+                _check_conversion(result.dtype, target.dtype, TypeError if name in _OF_TENSORS else RuntimeError)
+        if target.device != result.device:
+            raise RuntimeError(
+                f"Expected out tensor to be on device {result.device}, but it is on {target.device} instead"
+            )
+        shape = tuple(result.shape)
+        if not fresh and tuple(target.shape) == shape:
+            return target
+        strides = contiguous_strides(shape) if name in _ROW_MAJOR else result.stride()
+        return TensorSpec(shape, strides, target.dtype, target.device, target.storage_offset())
+
+    out_variant.__name__ = op.name()
+    return out_variant
+
+
+def _check_conversion(result: torch.dtype, target: torch.dtype, error: type[Exception] = RuntimeError) -> None:
+    """Eager converts a result on its way out, but not from a kind of number into a lesser one."""
+    rank, kept = category(result), category(target)
+    if (rank > 1 and rank > kept) or (rank == 1 and kept == 0):
+        raise error(
+            f"result type {_scalar_name(result)} can't be cast to the desired output type {_scalar_name(target)}"
+        )
+
+
+def _scalar_name(dtype: torch.dtype) -> str:
+    names = {
+        "float32": "Float",
+        "float64": "Double",
+        "int64": "Long",
+        "int32": "Int",
+        "float16": "Half",
+        "uint8": "Byte",
+    }
+    text = str(dtype).removeprefix("torch.")
+    return names.get(text, text.capitalize())
