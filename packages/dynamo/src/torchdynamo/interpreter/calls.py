@@ -10,7 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torchdynamo.interpreter.attributes import bind, is_python
-from torchdynamo.interpreter.builtins_table import BUILTINS, itertools_call
+from torchdynamo.interpreter.builtins_iteration import itertools_call
+from torchdynamo.interpreter.builtins_table import BUILTINS
 from torchdynamo.interpreter.frame import CODES, InterpretedFrame
 from torchdynamo.interpreter.protocol import MISSING, Escape, InterpreterObject, Position, World
 from torchdynamo.interpreter.state import ExceptionState

@@ -1,0 +1,57 @@
+"""The form of a rule for C code that calls back into Python, and what such code is given in place of the program's
+objects.
+
+A rule has the signature `(world, args, kwargs)` and does what the C function does, calling back through the world.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+from torchdynamo.interpreter.attributes import python_method
+from torchdynamo.interpreter.iterators import InterpretedNext, Trampoline
+from torchdynamo.interpreter.protocol import InterpreterObject, World
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+BuiltinRule = Callable[[World, Args, Kwargs], Any]
+
+HEAP_TYPE = 1 << 9
+
+
+class Rules(dict[Any, BuiltinRule]):
+    """Rules of one domain, by the function or class that each stands for."""
+
+    def interprets(self, *targets: Any) -> Callable[[BuiltinRule], BuiltinRule]:
+        def register(rule: BuiltinRule) -> BuiltinRule:
+            self.update(dict.fromkeys(targets, rule))
+            return rule
+
+        return register
+
+
+def native_iterator(world: World, obj: Any) -> Any:
+    """An iterator over `obj` that C code may consume: Python code behind it is interpreted."""
+    iterator = world.iterate(obj)
+    if isinstance(iterator, InterpreterObject) or not type(iterator).__flags__ & HEAP_TYPE:
+        return iterator
+    return InterpretedNext(world, iterator)
+
+
+def consumable(world: World, obj: Any) -> Any:
+    """`obj` itself when C code iterates it without running Python, else an iterator."""
+    kind = type(obj)
+    if not kind.__flags__ & HEAP_TYPE or isinstance(obj, InterpreterObject):
+        return obj
+    names = ("__iter__", "__next__") if hasattr(kind, "__iter__") else ("__getitem__",)
+    runs_python = any(python_method(kind, name) is not None for name in names)
+    return native_iterator(world, obj) if runs_python else obj
+
+
+def callback(world: World, fn: Any) -> Any:
+    """`fn` itself when C code may call it directly, else a callable that interprets it."""
+    if fn is None or type(fn) is types.BuiltinFunctionType or isinstance(fn, Trampoline):
+        return fn
+    return Trampoline(world, fn)

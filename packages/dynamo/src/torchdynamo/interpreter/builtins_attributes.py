@@ -1,0 +1,102 @@
+"""`getattr` and its kin, `super()`, and the attribute methods of `object` and `type`."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+from torchdynamo.interpreter import attributes
+from torchdynamo.interpreter.builtin_rules import HEAP_TYPE, Args, Kwargs, Rules
+from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
+
+RULES = Rules()
+
+
+@RULES.interprets(getattr)
+def call_getattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if not 2 <= len(args) <= 3 or kwargs or not isinstance(args[1], str):
+        return getattr(*args, **kwargs)
+    if len(args) == 2:
+        return world.getattr(args[0], args[1])
+    try:
+        return world.getattr(args[0], args[1])
+    except AttributeError:
+        world.interpreter.propagating = None
+        return args[2]
+
+
+@RULES.interprets(hasattr)
+def call_hasattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs or not isinstance(args[1], str):
+        return hasattr(*args, **kwargs)
+    try:
+        world.getattr(args[0], args[1])
+    except AttributeError:
+        world.interpreter.propagating = None
+        return False
+    return True
+
+
+@RULES.interprets(setattr)
+def call_setattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 3 or kwargs or not isinstance(args[1], str):
+        return setattr(*args, **kwargs)
+    return world.setattr(*args)
+
+
+@RULES.interprets(delattr)
+def call_delattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs or not isinstance(args[1], str):
+        return delattr(*args, **kwargs)
+    return world.delattr(*args)
+
+
+@RULES.interprets(object.__getattribute__)
+def call_object_getattribute(world: World, args: Args, kwargs: Kwargs) -> Any:
+    obj, name = args
+    if isinstance(obj, (type, InterpreterObject)) or not type(obj).__flags__ & HEAP_TYPE:
+        return world.call_leaf(object.__getattribute__, args, kwargs)
+    value = attributes.instance_attribute(world, obj, name)
+    if value is MISSING:
+        raise attributes.missing_attribute(obj, name)
+    return value
+
+
+@RULES.interprets(type.__getattribute__)
+def call_type_getattribute(world: World, args: Args, kwargs: Kwargs) -> Any:
+    value = attributes.type_attribute(world, *args)
+    if value is MISSING:
+        raise attributes.missing_attribute(*args)
+    return value
+
+
+@RULES.interprets(object.__setattr__)
+def call_object_setattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if isinstance(args[0], type) or not type(args[0]).__flags__ & HEAP_TYPE:
+        return world.call_leaf(object.__setattr__, args, kwargs)
+    return attributes.store_instance_attribute(world, *args)
+
+
+@RULES.interprets(object.__delattr__)
+def call_object_delattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+    return attributes.delete_instance_attribute(world, *args)
+
+
+@RULES.interprets(super)
+def call_super(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if args or kwargs:
+        return super(*args, **kwargs)
+    frame = world.interpreter.frames[-1]
+    code = frame.function.__code__
+    if not code.co_argcount:
+        raise RuntimeError("super(): no arguments")
+    first = frame.fast[0]
+    if isinstance(first, types.CellType):
+        first = world.load_cell(first)
+    if "__class__" not in code.co_freevars:
+        raise RuntimeError("super(): __class__ cell not found")
+    cell = frame.fast[frame.decoded.local_names.index("__class__", len(frame.fast) - len(code.co_freevars))]
+    cls = world.load_cell(cell)
+    if cls is MISSING:
+        raise RuntimeError("super(): empty __class__ cell")
+    return super(cls, first)

@@ -1,0 +1,141 @@
+"""Conversions: C functions that ask one special method of their argument."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from torchdynamo.interpreter.attributes import python_method
+from torchdynamo.interpreter.builtin_rules import HEAP_TYPE, Args, BuiltinRule, Kwargs, Rules
+from torchdynamo.interpreter.protocol import InterpreterObject, World
+
+RULES = Rules()
+
+
+def _asks(native: Any, *names: str) -> BuiltinRule:
+    """For `native(obj)`: the first of the methods `names` that is Python code is interpreted.
+
+    The native function then gets an object that answers with the result, so that it checks and converts
+    the result itself.
+    """
+
+    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+        if args and type(args[0]).__flags__ & HEAP_TYPE and not isinstance(args[0], InterpreterObject):
+            cls = type(args[0])
+            for name in names:
+                if not hasattr(cls, name):
+                    continue
+                method = python_method(cls, name)
+                if method is None:
+                    break
+                answer = world.call(method, (args[0], *args[1:]), kwargs)
+                return native(_answering(cls.__name__, name, answer))
+        return world.call_leaf(native, args, kwargs)
+
+    return rule
+
+
+def _answering(class_name: str, method: str, answer: Any) -> Any:
+    """An object whose special method returns `answer`; the class's name is in the messages of the checks."""
+    return type(class_name, (), {method: lambda _self, *_args: answer})()
+
+
+for _native, _names in (
+    (len, ("__len__",)),
+    (hash, ("__hash__",)),
+    (int, ("__int__", "__index__", "__trunc__")),
+    (float, ("__float__", "__index__")),
+    (complex, ("__complex__", "__float__", "__index__")),
+    (repr, ("__repr__",)),
+    (str, ("__str__", "__repr__")),
+    (bytes, ("__bytes__",)),
+    (operator.index, ("__index__",)),
+    (operator.length_hint, ("__len__",)),
+):
+    RULES[_native] = _asks(_native, *_names)
+
+
+def _delegates(native: Any, name: str) -> BuiltinRule:
+    """For `native(obj, ...)` that returns whatever the special method returns."""
+
+    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+        if args and type(args[0]).__flags__ & HEAP_TYPE:
+            method = python_method(type(args[0]), name)
+            if method is not None:
+                return world.call(method, args, kwargs)
+        return world.call_leaf(native, args, kwargs)
+
+    return rule
+
+
+def _rounded(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if not args or kwargs.keys() - {"ndigits"}:
+        return round(*args, **kwargs)
+    given = (*args, *kwargs.values())
+    if len(given) == 2 and given[1] is None:
+        given = given[:1]
+    return _delegates(round, "__round__")(world, given, {})
+
+
+RULES[abs] = _delegates(abs, "__abs__")
+RULES[round] = _rounded
+
+
+@RULES.interprets(bool)
+def call_bool(world: World, args: Args, kwargs: Kwargs) -> Any:
+    return world.truth(args[0]) if len(args) == 1 and not kwargs else bool(*args, **kwargs)
+
+
+@RULES.interprets(format)
+def call_format(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if not 1 <= len(args) <= 2 or kwargs:
+        return format(*args, **kwargs)
+    return world.format_value(args[0], args[1] if len(args) == 2 else "")
+
+
+@RULES.interprets(divmod)
+def call_divmod(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs:
+        return divmod(*args, **kwargs)
+    return world.binary("divmod", args[0], args[1])
+
+
+@RULES.interprets(pow)
+def call_pow(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs:
+        return world.call_leaf(pow, args, kwargs)
+    return world.binary("**", args[0], args[1])
+
+
+class FormatArgument(InterpreterObject):
+    """An argument of `str.format` whose formatting is asked of the world."""
+
+    __slots__ = ("value", "world")
+
+    def __init__(self, world: World, value: Any) -> None:
+        self.world, self.value = world, value
+
+    def __format__(self, spec: str) -> str:
+        return self.world.format_value(self.value, spec)
+
+    def __str__(self) -> str:
+        return self.world.convert(self.value, "str")
+
+    def __repr__(self) -> str:
+        return self.world.convert(self.value, "repr")
+
+    def __getattr__(self, name: str) -> Any:
+        return _format_argument(self.world, self.world.getattr(self.value, name))
+
+    def __getitem__(self, key: Any) -> Any:
+        return _format_argument(self.world, self.world.getitem(self.value, key))
+
+
+def _format_argument(world: World, value: Any) -> Any:
+    return FormatArgument(world, value) if type(value).__flags__ & HEAP_TYPE else value
+
+
+@RULES.interprets(str.format)
+def call_str_format(world: World, args: Args, kwargs: Kwargs) -> Any:
+    values = tuple(_format_argument(world, value) for value in args[1:])
+    return world.call_leaf(str.format, (*args[:1], *values), {k: _format_argument(world, v) for k, v in kwargs.items()})
