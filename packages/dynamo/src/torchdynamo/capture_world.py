@@ -12,10 +12,11 @@ from torch import nn
 
 from torchdynamo import modules, torch_calls
 from torchdynamo.calls import Calls, Redirect
-from torchdynamo.externals import CONTAINER_BASES
+from torchdynamo.externals import ATOMS, CONTAINER_BASES
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.overlays import DELETED
 from torchdynamo.recorder import FAKE_ERRORS, as_break
 from torchdynamo.world import SYMBOLIC, Outside, getattr_static_dict
 
@@ -176,6 +177,11 @@ class CaptureWorld(PlainWorld):
         if self.outside.externals.lookup(obj) is not None and not isinstance(obj, torch.Tensor):
             raise BreakGraph("external_write", f"attribute {descriptor.__name__!r} of a {type(obj).__qualname__}")
 
+        if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
+            if self.outside.slot_get(obj, descriptor) is MISSING:
+                raise AttributeError(descriptor.__name__)
+            self.outside.overlays.write(obj, descriptor.__name__, DELETED)
+            return
     # -- run-time integers as values --------------------------------------------------------
 
     def format_value(self, value: Any, spec: str) -> str:
@@ -286,25 +292,21 @@ class CaptureWorld(PlainWorld):
             return kind.__module__.partition(".")[0] in torch_calls.PURE_C_MODULES | {"torch"} or bool(
                 kind.__flags__ & _HEAP_TYPE
             )
-        return isinstance(owner, (*CONTAINER_BASES, re.Pattern, torch.Tensor, contextvars.ContextVar))
+        return isinstance(owner, (*CONTAINER_BASES, *ATOMS, re.Pattern, torch.Tensor, contextvars.ContextVar))
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)
+        if module == "_thread" and _module_of_frame(self) in torch_calls.REPR_MODULES:
+            module = "builtins"  # the thread's number marks a running `repr`, and is forgotten afterwards
 
 
 _HEAP_TYPE = 1 << 9
 _SHOW_VALUES: list[Any] = [str, repr, ascii, format, hash]  # a list: the functions asked for may not be hashable
 
 
-def concrete(value: Any) -> Any:
-    """The value with numbers in place of symbols (each guarded from now on), for C code that looks at all of it."""
-    if isinstance(value, SYMBOLIC):
-        return value.node.pytype(value)
-    if type(value) in (list, tuple):
-        return type(value)(map(concrete, value))
-    if type(value) is dict:
-        return {key: concrete(item) for key, item in value.items()}
-    return value
+def _module_of_frame(world: CaptureWorld) -> Any:
+    """The module in which the code that runs now is written."""
+    return world.interpreter.frames[-1].function.__globals__.get("__name__")
 
 
 def type_has(kind: type, name: str) -> bool:

@@ -11,7 +11,9 @@ def compiled(inputs, x, self):
 from __future__ import annotations
 
 import collections
+import contextlib
 import dataclasses
+import enum
 import functools
 import gc
 import math
@@ -23,8 +25,8 @@ import torch
 from torch import fx
 
 from primtorch.fake import FakeTensor
-from primtorch.symbolic import ShapeEnv, expr_of
-from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
+from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, ShapeEnv, expr_of, float_expr_of
+from torchdynamo.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
@@ -44,6 +46,12 @@ from torchdynamo.sources import Item, Source, base_of
 
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
 _RESERVED = frozenset({"P", "G", "C", "sys", "inputs", "graph", "object", "list", "dict", "set", "type", "iter"})
+
+
+def discard_attribute(base: Any, owner: Any, name: str) -> None:
+    """Deletes an attribute that may be one which the program itself had set."""
+    with contextlib.suppress(AttributeError):
+        base.__delattr__(owner, name)
 
 
 def parameter_name(index: int, name: str) -> str:
@@ -214,11 +222,41 @@ class Codegen:
     def _set(self, obj: Any) -> str:
         kind = type(obj)
         base = set if isinstance(obj, set) else frozenset
-        maker = base.__name__ if kind is base else self.pin(kind)
-        return self._name(obj, f"{maker}(({''.join(f'{self.value(item)}, ' for item in obj)}))")
+        items = "".join(f"{self.value(item)}, " for item in base.__iter__(obj))
+        if kind is base:
+            return self._name(obj, f"{base.__name__}(({items}))")
+        if base is frozenset:
+            name = self._name(obj, f"frozenset.__new__({self.pin(kind)}, ({items}))")
+        else:
+            name = self._name(obj, f"set.__new__({self.pin(kind)})")
+            self.build.append(f"set.update({name}, ({items}))")
+        self._attributes(obj, name)
+        return name
 
     def _deque(self, obj: collections.deque[Any]) -> str:
-        return self._name(obj, f"{self.pin(collections.deque)}([{self.items(obj)}], {obj.maxlen!r})")
+        base, kind = self.pin(collections.deque), type(obj)
+        items = self.items(collections.deque.__iter__(obj))
+        if kind is collections.deque:
+            return self._name(obj, f"{base}([{items}], {obj.maxlen!r})")
+        name = self._name(obj, f"{base}.__new__({self.pin(kind)})")
+        self.build.append(f"{base}.__init__({name}, [{items}], {obj.maxlen!r})")
+        self._attributes(obj, name)
+        return name
+
+    def _namespace(self, obj: types.SimpleNamespace) -> str:
+        name = self._name(obj, f"{self.pin(types.SimpleNamespace)}.__new__({self.pin(type(obj))})")
+        self._attributes(obj, name)
+        return name
+
+    def _atom(self, obj: Any) -> str:
+        """A number or text of a class of the program's."""
+        if isinstance(obj, enum.Enum):
+            return self.pin(obj)
+        base = next(b for b in ATOMS if isinstance(obj, b))
+        plain = base.__new__(base, obj) if base is not str else str.__str__(obj)
+        name = self._name(obj, f"{self.pin(base)}.__new__({self.pin(type(obj))}, {self.value(plain)})")
+        self._attributes(obj, name)
+        return name
 
     def _slice(self, obj: slice) -> str:
         return self._name(obj, f"slice({self.items((obj.start, obj.stop, obj.step))})")
@@ -380,15 +418,14 @@ class Codegen:
         if slot.kind == "cell":
             text = f"del {owner}.cell_contents" if value is DELETED else f"{owner}.cell_contents = {self.value(value)}"
         elif slot.kind == "global":
-            text = (
-                f"del {owner}[{slot.name!r}]" if value is DELETED else f"{owner}[{slot.name!r}] = {self.value(value)}"
-            )
+            absent = f"{owner}.pop({slot.name!r}, None)"
+            text = absent if value is DELETED else f"{owner}[{slot.name!r}] = {self.value(value)}"
         else:
             base = "type" if isinstance(slot.owner, type) else "object"
             if isinstance(slot.owner, (types.FunctionType, types.ModuleType, torch.Tensor)):
                 base = self.pin(type(self.externals.lookup(slot.owner).original))  # type: ignore[union-attr]
             if value is DELETED:
-                text = f"{base}.__delattr__({owner}, {slot.name!r})"
+                text = f"{self.pin(discard_attribute)}({base}, {owner}, {slot.name!r})"
             else:
                 text = f"{base}.__setattr__({owner}, {slot.name!r}, {self.value(value)})"
         self.effects.append(text)
@@ -506,3 +543,5 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (LocalIterator, Codegen._local_iterator),
     (InterpreterObject, Codegen._generator),
 )
+    (types.SimpleNamespace, Codegen._namespace),
+    (ATOMS, Codegen._atom),

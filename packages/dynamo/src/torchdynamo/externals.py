@@ -49,6 +49,9 @@ CONSTANT_TYPES: frozenset[type] = frozenset(
     }
 )  # fmt: skip
 
+# Immutable built-in bases: an object of a subclass is compared by equality as well, and has attributes besides.
+ATOMS: tuple[type, ...] = (str, int, float, complex, bytes)
+
 # Values that stand for themselves: compared by identity, and held by the compiled code.
 IDENTITY_TYPES: tuple[type, ...] = (
     type,
@@ -186,6 +189,10 @@ class Externals:
             self.guard(source, GuardKind.TYPE, kind)
             return self._register(value, source, rule(self, value, source)).value
         self.guard(source, GuardKind.TYPE, kind)
+        if isinstance(value, ATOMS):
+            if not any(kind.__eq__ is base.__eq__ for base in ATOMS):
+                raise BreakGraph("unsupported_read", f"{source.expression()} is a {kind.__qualname__} with its own ==")
+            self.guard(source, GuardKind.EQUALS, value)
         known = self._register(value, source, value)
         if is_opaque(kind):
             self.opaque[id(value)] = known

@@ -132,6 +132,9 @@ def _overridable() -> frozenset[Any]:
                 found.add(function)
             except TypeError:  # an unhashable descriptor is never called by name
                 continue
+# Modules whose `__repr__` wrappers ask for the thread's number, to notice an object that contains itself.
+REPR_MODULES: frozenset[str] = frozenset({"dataclasses", "reprlib"})
+
     return frozenset(found)
 
 

@@ -377,6 +377,8 @@ class Outside:
             pinned = isinstance(first.source, Pinned), isinstance(second.source, Pinned)
             if not all(pinned):
                 source, other = (second, first) if pinned[0] else (first, second)
+        if name == "__dict__" and known is not None and type(obj) is types.SimpleNamespace:
+            return self.instance_dict(obj)
                 self.externals.guard(source.source, GuardKind.DISTINCT_OBJECT, other.source)
 
     def refuse_iterator(self, obj: Any) -> None:

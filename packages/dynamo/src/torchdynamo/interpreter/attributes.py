@@ -6,12 +6,21 @@ written by the world's primitives, so that every world has one and the same prot
 
 from __future__ import annotations
 
+import collections
+import functools
 import types
 from typing import Any
 
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement (or by C code that imitates one)
+# The lookup that `object` defines, and the names under which built-in bases have the same one.
+_GENERIC_GETATTRIBUTE: frozenset[Any] = frozenset(
+    base.__getattribute__
+    for base in (object, list, dict, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, bool, range,
+                 BaseException, collections.deque, collections.OrderedDict, collections.defaultdict,
+                 types.SimpleNamespace, functools.partial)
+)  # fmt: skip
 _object_getattribute: Any = object.__getattribute__
 _type_getattribute: Any = type.__getattribute__
 _object_setattr: Any = object.__setattr__
@@ -30,7 +39,7 @@ def load_attribute(world: World, obj: Any, name: str) -> Any:
     """`obj.name`."""
     cls = type(obj)
     getattribute = cls.__getattribute__
-    if getattribute is _object_getattribute:
+    if getattribute is _object_getattribute or getattribute in _GENERIC_GETATTRIBUTE:
         if not cls.__flags__ & _HEAP_TYPE or isinstance(obj, InterpreterObject):
             return world.leaf_getattr(obj, name)
         value = instance_attribute(world, obj, name)
