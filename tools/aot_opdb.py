@@ -1,18 +1,29 @@
 """Runs torch.testing's operator database through `aot_function`, forward and gradient, against eager.
 
-    python tools/aot_opdb.py [--samples 4] [--only NAME] [--out docs/results/aotautograd_opdb.md] [--seconds 600]
+    python tools/aot_opdb.py --jobs 16 --out docs/results/aotautograd_opdb.md          everything
+    python tools/aot_opdb.py --samples 3 --only linalg                                 a slice
 
-The compilers run the graphs as they are, so that a difference is this package's.
-Operators that leave memory unset are skipped.
+The compilers run the graphs as they are, so that a difference is this package's. Operators that leave memory unset are
+left out. Operators run in worker processes; one that ends a worker, or takes longer than `--limit` seconds for a
+sample, is counted as wrong.
 """
 
 from __future__ import annotations
 
 import argparse
+import cmath
 import collections
+import contextlib
+import json
+import platform
+import queue
 import signal
+import subprocess
+import sys
+import threading
 import time
 import warnings
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -23,6 +34,7 @@ from torch.utils import _pytree as pytree
 from aotautograd import aot_function
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
+UNSET_MEMORY = ("empty", "new_empty")
 
 
 def identity(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
@@ -38,8 +50,8 @@ def observe(function: Any, args: Any, kwargs: Any, leaves: list[torch.Tensor]) -
     torch.manual_seed(0)
     with mock.patch("torch.manual_seed"):  # the database's random operators seed the generator in the program
         results = function(*args, **kwargs)
-    outputs = [o for o in pytree.tree_leaves(results) if isinstance(o, torch.Tensor)]
-    ends = [o for o in outputs if o.requires_grad]
+    outputs = pytree.tree_leaves(results)
+    ends = [o for o in outputs if isinstance(o, torch.Tensor) and o.requires_grad]
     if not ends:
         return outputs, []
     torch.manual_seed(1)
@@ -53,7 +65,7 @@ def fresh(sample: Any) -> tuple[Any, Any, list[torch.Tensor]]:
     def copy(t: Any) -> Any:
         if not isinstance(t, torch.Tensor):
             return t
-        new = t.detach().clone(memory_format=torch.preserve_format)
+        new = t.detach().clone() if t.layout != torch.strided else t.detach().clone(memory_format=torch.preserve_format)
         return new.requires_grad_(t.requires_grad)
 
     args, kwargs = pytree.tree_map(copy, ((sample.input, *sample.args), sample.kwargs))
@@ -62,12 +74,13 @@ def fresh(sample: Any) -> tuple[Any, Any, list[torch.Tensor]]:
 
 
 def same(a: list[Any], b: list[Any], what: str) -> None:
+    """Raises AssertionError if two runs differ, Skipped for results that are not strided."""
     if len(a) != len(b):
         raise AssertionError(f"{what}: {len(b)} values instead of {len(a)}")
     for x, y in zip(a, b, strict=True):
-        if (x is None) != (y is None):
-            raise AssertionError(f"{what}: {'None' if y is None else 'a tensor'} where eager has the other")
-        if x is None:
+        if not isinstance(x, torch.Tensor) or not isinstance(y, torch.Tensor):
+            if type(x) is not type(y) or (x != y and not cmath.isnan(x)):
+                raise AssertionError(f"{what}: {type(y).__name__} where eager has {type(x).__name__}, or another value")
             continue
         if x.layout != torch.strided:
             raise Skipped
@@ -97,77 +110,160 @@ def check(op: Any, sample: Any) -> None:
     same(seen[0][1], gradients, "gradients")
 
 
+def run_operator(place: int, samples: int, limit: int) -> dict[str, Any]:
+    """Counts by dtype, and what was not right: [[reason, dtype], ...]."""
+    op = op_db[place]
+    counts: dict[str, collections.Counter[str]] = {}
+    failures: list[tuple[str, str]] = []
+    for dtype in DTYPES:
+        if dtype not in op.supported_dtypes("cpu"):
+            continue
+        name = str(dtype).removeprefix("torch.")
+        found = counts[name] = collections.Counter()
+        gradient = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
+        torch.manual_seed(0)
+        try:
+            taken = list(op.sample_inputs("cpu", dtype, requires_grad=gradient))
+        except Exception:  # the database itself cannot make them
+            continue
+        if samples:
+            taken = taken[:: max(1, len(taken) // samples)][:samples]
+        for sample in taken:
+            signal.alarm(limit)
+            try:
+                check(op, sample)
+                found["right"] += 1
+            except Skipped:
+                found["skipped"] += 1
+            except Exception as error:
+                kind = "wrong" if isinstance(error, (AssertionError, TimeoutError)) else "refused"
+                found[kind] += 1
+                first = str(error).strip().split("\n")[0][:160]
+                failures.append((f"{kind}: {type(error).__name__}: {first}", name))
+            finally:
+                signal.alarm(0)
+    return {"name": full_name(op), "counts": counts, "failures": failures}
+
+
+def full_name(op: Any) -> str:
+    return f"{op.name}.{op.variant_test_name}" if op.variant_test_name else str(op.name)
+
+
 def too_long(*_: Any) -> None:
-    raise TimeoutError("more than 20 s")
+    raise TimeoutError("longer than the limit for one sample")
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--samples", type=int, default=4)
-    parser.add_argument("--only", default="")
-    parser.add_argument("--out", default="")
-    parser.add_argument("--seconds", type=float, default=600)
-    options = parser.parse_args()
+def serve(samples: int, limit: int) -> None:
+    """A worker: places in the database come in, a line of JSON for each goes out."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, too_long)
-    counts: dict[torch.dtype, collections.Counter[str]] = {d: collections.Counter() for d in DTYPES}
-    failures: dict[str, dict[str, set[str]]] = collections.defaultdict(lambda: collections.defaultdict(set))
-    end, done = time.monotonic() + options.seconds, 0
-    for op in op_db:
-        if options.only not in op.name or op.name.startswith(("empty", "new_empty")) or time.monotonic() > end:
+    answers = sys.stdout
+    with contextlib.redirect_stdout(sys.stderr):
+        for line in sys.stdin:
+            answers.write(json.dumps(run_operator(int(line), samples, limit)) + "\n")
+            answers.flush()
+
+
+def work(places: queue.SimpleQueue[int], results: list[dict[str, Any]], arguments: list[str]) -> None:
+    """One worker process, replaced when an operator ends it."""
+
+    def start() -> subprocess.Popen[str]:
+        command = [sys.executable, __file__, "--worker", *arguments]
+        pipe = subprocess.PIPE
+        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
+
+    worker = start()
+    while True:
+        try:
+            place = places.get_nowait()
+        except queue.Empty:
+            break
+        assert worker.stdin is not None and worker.stdout is not None
+        worker.stdin.write(f"{place}\n")
+        worker.stdin.flush()
+        line = worker.stdout.readline()
+        if line:
+            results.append(json.loads(line))
             continue
-        done += 1
-        for dtype in DTYPES:
-            if dtype not in op.supported_dtypes("cpu"):
-                continue
-            gradient = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
-            try:
-                torch.manual_seed(0)
-                samples = list(op.sample_inputs("cpu", dtype, requires_grad=gradient))
-            except Exception:
-                continue
-            step = max(1, len(samples) // options.samples)
-            for sample in samples[::step][: options.samples]:
-                signal.alarm(20)
-                try:
-                    check(op, sample)
-                    counts[dtype]["right"] += 1
-                except Skipped:
-                    counts[dtype]["skipped"] += 1
-                except Exception as error:
-                    kind = "wrong" if isinstance(error, AssertionError) else "refused"
-                    counts[dtype][kind] += 1
-                    name = f"{op.name}.{op.variant_test_name}" if op.variant_test_name else op.name
-                    reason = f"{kind}: {type(error).__name__}: {str(error).splitlines()[0][:150] if str(error) else ''}"
-                    failures[name][reason].add(str(dtype).removeprefix("torch."))
-                finally:
-                    signal.alarm(0)
+        reason = f"wrong: the process ended with status {worker.wait()}"
+        name = full_name(op_db[place])
+        results.append({"name": name, "counts": {"float32": {"wrong": 1}}, "failures": [(reason, "float32")]})
+        worker = start()
+    assert worker.stdin is not None
+    worker.stdin.close()
+    worker.wait()
+
+
+def report(results: list[dict[str, Any]], samples: int, command: str) -> str:
+    counts: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    failures: dict[tuple[str, str], collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    for result in results:
+        for dtype, found in result["counts"].items():
+            counts[dtype].update(found)
+        for reason, dtype in result["failures"]:
+            failures[result["name"], reason][dtype] += 1
+    limit = f"at most {samples} samples an operator and dtype" if samples else "all samples"
     lines = [
         "# Operator database through aot_function",
         "",
-        f"torch {torch.__version__}, CPU, {done} of {len(op_db)} operators, at most {options.samples} samples an "
-        "operator and dtype. Compilers run the graphs as they are; outputs, strides and gradients beside eager's at "
-        "`torch.testing.assert_close`'s tolerances. Skipped: eager raises, gives a sparse result, or differs from run "
-        "to run.",
+        f"`{command}`, torch {torch.__version__}, Python {platform.python_version()}, CPU: {len(results)} of "
+        f"{len(op_db)} entries, {limit}. Compilers run the graphs as they are; outputs, strides and gradients beside "
+        "eager's at `torch.testing.assert_close`'s tolerances. Skipped: eager raises, gives a sparse result, or "
+        "differs from run to run.",
         "",
         "| dtype | right | refused with an error | wrong | right of those run | skipped |",
         "|---|---|---|---|---|---|",
     ]
-    for dtype, c in counts.items():
+    total: collections.Counter[str] = collections.Counter()
+    for name in (*(str(d).removeprefix("torch.") for d in DTYPES), "all"):
+        c = counts[name] if name != "all" else total
         run = c["right"] + c["refused"] + c["wrong"]
         part = f"{100 * c['right'] / run:.2f}%" if run else "-"
-        name = str(dtype).removeprefix("torch.")
         lines.append(f"| {name} | {c['right']} | {c['refused']} | {c['wrong']} | {part} | {c['skipped']} |")
-    lines += ["", "## What is not right", "", "| operator | dtypes | what |", "|---|---|---|"]
-    for name, reasons in sorted(failures.items()):
-        for reason, dtypes in reasons.items():
-            lines.append(f"| {name} | {', '.join(sorted(dtypes))} | {reason.replace('|', '/')} |")
-    text = "\n".join(lines) + "\n"
+        total.update(c)
+    lines += ["", "## What is not right", "", "| operator | samples | what |", "|---|---|---|"]
+    for (name, reason), dtypes in sorted(failures.items()):
+        numbers = ", ".join(f"{n} {d}" for d, n in sorted(dtypes.items()))
+        lines.append(f"| {name} | {numbers} | {reason.replace('|', '/')} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes, one thread each")
+    parser.add_argument("--samples", type=int, default=0, help="at most so many an operator and dtype; 0: all")
+    parser.add_argument("--only", nargs="*", default=[""], help="operators whose name contains one of these")
+    parser.add_argument("--limit", type=int, default=60, help="seconds for one sample")
+    parser.add_argument("--out", help="write the page here")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.worker:
+        serve(options.samples, options.limit)
+        return
+    places: queue.SimpleQueue[int] = queue.SimpleQueue()
+    chosen = [
+        i
+        for i, op in enumerate(op_db)
+        if any(part in full_name(op) for part in options.only) and not op.name.startswith(UNSET_MEMORY)
+    ]
+    for place in chosen:
+        places.put(place)
+    results: list[dict[str, Any]] = []
+    arguments = ["--samples", str(options.samples), "--limit", str(options.limit)]
+    threads = [
+        threading.Thread(target=work, args=(places, results, arguments)) for _ in range(min(options.jobs, len(chosen)))
+    ]
+    began = time.monotonic()
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        time.sleep(5 if len(chosen) > 20 else 0.2)
+        print(f"{len(results)} of {len(chosen)} operators, {time.monotonic() - began:.0f} s", file=sys.stderr)
+    text = report(results, options.samples, " ".join(["python", "tools/aot_opdb.py", *sys.argv[1:]]))
     print(text)
     if options.out:
-        with open(options.out, "w") as file:
-            file.write(text)
+        Path(options.out).write_text(text)
 
 
 if __name__ == "__main__":

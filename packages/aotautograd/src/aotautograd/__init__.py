@@ -1,6 +1,7 @@
 """Forward and backward graphs of any differentiable PyTorch program, ahead of time."""
 
 from aotautograd.api import aot_function, aot_module, partition, trace_joint
+from aotautograd.eager_compiler import run_graph
 from aotautograd.errors import AotAutogradError
 from aotautograd.partitioners import default_partition
 from aotautograd.recompute import min_cut
@@ -16,6 +17,7 @@ __all__ = [
     "default_partition",
     "min_cut",
     "partition",
+    "run_graph",
     "trace_joint",
 ]
 

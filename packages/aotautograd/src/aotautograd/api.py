@@ -10,7 +10,9 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from aotautograd.assumptions import holds
 from aotautograd.double_backward import GradientsOnDemand
+from aotautograd.errors import TooManyVariants
 from aotautograd.joint import trace_joint
 from aotautograd.lowering import lower_joint
 from aotautograd.missing_tangents import without_tangents
@@ -26,6 +28,8 @@ from aotautograd.passes import (
 from aotautograd.runtime import inference_callable, training_callable
 from aotautograd.schemas import Compiled, Compiler, Dump, JointGraph, Opset, Partition, Partitioner
 from primtorch import graph_text
+
+MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
 
 __all__ = ["aot_function", "aot_module", "partition", "simplify", "trace_joint"]
 
@@ -91,6 +95,27 @@ def aot_module(
 
 
 def _compile(
+    program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any], compilers: Compilers
+) -> tuple[JointGraph, Callable[..., Sequence[Any]]]:
+    """The program for all inputs with the examples' metadata, whatever numbers it takes out of them."""
+    joint, compiled = _compile_trace(program, example_inputs, compilers)
+    if joint.guard is None:
+        return joint, compiled
+    variants = [(joint, compiled)]
+
+    def call(*flat: Any) -> Sequence[Any]:
+        for traced, run in variants:
+            if holds(traced, flat):
+                return run(*flat)
+        if len(variants) >= MOST_VARIANTS:
+            raise TooManyVariants(joint.metadata.assumptions)
+        variants.append(_compile_trace(program, flat, compilers))
+        return variants[-1][1](*flat)
+
+    return joint, call
+
+
+def _compile_trace(
     program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any], compilers: Compilers
 ) -> tuple[JointGraph, Callable[..., Sequence[Any]]]:
     """The pipeline: trace, clean, lower, cut, compile, wrap."""

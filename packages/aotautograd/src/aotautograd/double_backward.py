@@ -16,10 +16,12 @@ import torch
 from torch import fx
 
 from aotautograd.errors import DoubleBackwardUnavailable
+from aotautograd.inputs import sizes_of
 from aotautograd.missing_tangents import without_tangents
+from aotautograd.partitioners import is_unbacked
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import JointGraph
-from primtorch.symbolic import hint_of
+from primtorch.symbolic import expr_of, hint_of
 
 aten = torch.ops.aten
 
@@ -120,6 +122,8 @@ def gradient_program(joint: JointGraph, saved_names: Sequence[str], missing: Seq
     for node in (*inputs, *kept, *masks.values()):
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
+        if _depends_on_data(node.meta["val"]):  # the program finds the size anew: it is what the values at hand have
+            del env[node].meta["val"]
     for node in nodes:
         if node in needed and node not in env:
             _copy(graph, node, env, masks)
@@ -150,6 +154,10 @@ def _drawn_by_forward(
     values = _depends_on_values(nodes, inputs) if candidates else set()
     masks = {n.args[0]: n for n in candidates if _is_dropout_mask(n)}
     return [n for n in candidates if n not in values], masks
+
+
+def _depends_on_data(value: Any) -> bool:
+    return any(is_unbacked(name) for size in sizes_of(value) for name in expr_of(size).symbols())
 
 
 def _depends_on_values(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> set[fx.Node]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from aotautograd.schemas import Assumption
 from primtorch.schemas import UserFrame
 
 
@@ -42,3 +43,16 @@ class DoubleBackwardUnavailable(AotAutogradError):
 
 class UnsupportedTransform(AotAutogradError):
     """A compiled program was called under forward-mode differentiation or a transform of torch.func."""
+
+
+class TooManyVariants(AotAutogradError):
+    """A program branches on numbers that differ from call to call."""
+
+    def __init__(self, assumptions: Sequence[Assumption]) -> None:
+        first = assumptions[0]
+        super().__init__(
+            f"the program takes a Python value out of a tensor ({first.kind} of {first.node}), and it was another one "
+            "at each of many calls, each of which needs a graph of its own; keep the value in a tensor, or this part "
+            "out of the compiled region",
+            first.stack,
+        )

@@ -100,6 +100,8 @@ class InPlaceCalls(TorchFunctionMode):
             written = name[:2] != "__" or name in _AUGMENTED
             if (written and _overlaps_itself(args[0])) or (name == "__setitem__" and _item_overlaps(args)):
                 raise RuntimeError(_OVERLAP)
+        if name == "tensor_split" and isinstance(args[1] if len(args) > 1 else None, torch.Tensor):
+            return func(args[0], _numbers(args[1]), *args[2:], **kwargs)
         functional = self.rewritten.get(func)
         if functional is not None:
             return args[0].copy_(functional(args[0].clone(), *args[1:], **kwargs))
@@ -124,10 +126,15 @@ _OVERLAP = (
 )
 
 
+def _numbers(t: torch.Tensor) -> Any:
+    """The whole numbers in a tensor of 0 or 1 dims; the operator would read them from memory, which is not there."""
+    return [int(n.item()) for n in t.unbind()] if t.dim() else int(t.item())
+
+
 def _overlaps_itself(t: torch.Tensor) -> bool:
     """A dimension of stride 0 that has more than one element, decided without a guard."""
     for size, stride in zip(t.shape, t.stride(), strict=True):
-        if type(stride) is int and stride == 0 and hint_of(size) > 1:
+        if type(stride) is int and stride == 0 and hint_of(size, 2) > 1:
             return True
     return False
 

@@ -120,14 +120,18 @@ def _uncarried_symbols(values: Sequence[Any]) -> list[tuple[SymbolSource, torch.
 
 
 def dense_spec(value: torch.Tensor) -> TensorSpec:
-    """The spec of a tensor that fills its memory without gaps, with its dimensions in the order of `value`'s."""
+    """The spec of a tensor that fills its memory without gaps, with its dimensions in the order of `value`'s.
+
+    A size that depends on data counts as large.
+    """
     spec = TensorSpec.of(value)
-    order = sorted(range(spec.dim()), key=lambda d: (hint_of(spec.strides[d]), hint_of(spec.shape[d])))
+    large = 1 << 40
+    order = sorted(range(spec.dim()), key=lambda d: (hint_of(spec.strides[d], large), hint_of(spec.shape[d], large)))
     strides: list[int | torch.SymInt] = list(spec.strides)
     step: int | torch.SymInt = 1
     for d in order:
         size = spec.shape[d]
-        if hint_of(size) != 1 or hint_of(strides[d]) == 0:
+        if hint_of(size, large) != 1 or hint_of(strides[d], large) == 0:
             strides[d] = step
             step = step * size
     return TensorSpec(spec.shape, tuple(strides), spec.dtype, spec.device)

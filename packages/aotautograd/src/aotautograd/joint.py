@@ -18,14 +18,17 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from aotautograd.analysis import analyse, returns_alias
+from aotautograd.assumptions import ExampleValues, example_values, guard_graph
 from aotautograd.draws import Draws, draws_numbers
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, functional_region, unwrap, wrap
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph
+from primtorch.errors import DataDependent, DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
+from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of, materialize
 
 aten = torch.ops.aten
@@ -41,7 +44,9 @@ class Recorder:
     `written` holds the inner tensors that an operator changed without saying so in its schema.
     """
 
-    def __init__(self, fake_mode: FakeMode) -> None:
+    def __init__(self, fake_mode: FakeMode, fix_sizes: bool = False) -> None:
+        self.values: ExampleValues | None = None  # what Python numbers are read from
+        self.fix_sizes = fix_sizes  # whether sizes and integers that depend on data become numbers too
         self.graph = fx.Graph()
         self.fake_mode = fake_mode
         self.node_of: dict[int, fx.Node] = {}
@@ -49,6 +54,7 @@ class Recorder:
         self.symbol_nodes: dict[str, fx.Node] = {}
         self.constants: dict[str, torch.Tensor] = {}
         self.fake_constants: dict[int, torch.Tensor] = {}
+        self.symbols = fake_mode.shape_env.symbols if fake_mode.shape_env is not None else {}
         self.written: set[int] = set()
         self.stack: tuple[UserFrame, ...] = ()
         self.phase = "forward"
@@ -116,7 +122,13 @@ class Recorder:
         return a
 
     def size(self, size: torch.SymInt) -> fx.Node | int:
-        return materialize(self.graph, size, self.symbol_nodes)
+        try:
+            return materialize(self.graph, size, self.symbol_nodes)
+        except KeyError as error:
+            remedy = "Keep this part out of the compiled region."
+            raise DataDependentValue(
+                f"the size {size}", "it is known only when the program runs", remedy, self.stack
+            ) from error
 
     def constant(self, t: torch.Tensor) -> fx.Node:
         """A real tensor that the program closes over becomes an attribute of the graph."""
@@ -158,16 +170,27 @@ class Recorder:
             drawn = self.draws.repeated(func)
             if drawn is not None:
                 return drawn
+        known_symbols = len(self.symbols)
         out = func(*args, **kwargs) if kwargs else func(*args)
         if random and self.phase == "forward":
             self.draws.drew(func, out)
         if func._schema.is_mutable:
             raise UnsupportedMutation(f"{func} writes to its arguments and has no functional form", self.stack)
-        self.record(func, node_args, node_kwargs, out)
+        node = self.graph.create_node("call_function", func, node_args, node_kwargs)
+        if len(self.symbols) != known_symbols and self.fix_sizes and self.values is not None:
+            return self._fix(node, self.values)
+        self._attach(node, out)
+        if len(self.symbols) != known_symbols:
+            self._name_sizes(node)
         return out
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> fx.Node:
         node = self.graph.create_node("call_function", func, args, kwargs)
+        self._attach(node, out)
+        return node
+
+    def _attach(self, node: fx.Node, out: Any) -> None:
+        """Says what a new node gives, and that these tensors come from it."""
         self._describe(node, out)
         if isinstance(out, torch.Tensor):
             self.track(out, node)
@@ -179,13 +202,39 @@ class Recorder:
                     self.track(o, item)
         elif isinstance(out, torch.SymInt):
             self.symbol_nodes.setdefault(str(expr_of(out)), node)
-        return node
+
+    def _name_sizes(self, node: fx.Node) -> None:
+        """Nodes for the new symbols in an operator's sizes, which depend on data."""
+        for item in (node, *node.users):
+            value = item.meta["val"]
+            if not isinstance(value, torch.Tensor):
+                continue
+            for dim, size in enumerate(value.shape):
+                name = str(size)
+                if isinstance(size, torch.SymInt) and name in self.symbols and name not in self.symbol_nodes:
+                    read = self.graph.create_node("call_function", aten.sym_size.int, (item, dim))
+                    self._describe(read, size)
+                    self.symbol_nodes[name] = read
+
+    def _fix(self, node: fx.Node, values: ExampleValues) -> Any:
+        """The result of an operator whose sizes depend on data, with the sizes that the example inputs give."""
+        node.meta["stack"] = self.stack
+        real = values(node)
+        describe = lambda t: self.fake_mode.from_spec(TensorSpec.of(t))
+        out = describe(real) if isinstance(real, torch.Tensor) else type(real)(map(describe, real))
+        self._attach(node, out)
+        for item in (node, *node.users):
+            if isinstance(item.meta["val"], torch.Tensor):
+                values.assume(item, "shape")
+        return out
 
     def _describe(self, node: fx.Node, value: Any) -> None:
         meta = node.meta
         meta["val"] = value
         meta["stack"] = self.stack
         meta[PHASE] = self.phase
+        if self.phase == "backward" and torch.is_grad_enabled():  # of a checkpoint: derivatives run without
+            meta["recomputed"] = True
 
     def _as_fake(self, t: torch.Tensor) -> torch.Tensor:
         return self.fake_constants.get(id(t), t)
@@ -233,9 +282,90 @@ def _record_conjugate(recorder: Recorder, func: Any, *rest: Any) -> Any:
         return NotImplemented
     args, kwargs = (complex(number).conjugate(),), {"dtype": torch.complex128}
     out = aten.scalar_tensor.default(*args, **kwargs)
-        if self.phase == "backward" and torch.is_grad_enabled():  # of a checkpoint: derivatives run without
-            meta["recomputed"] = True
     recorder.record(aten.scalar_tensor.default, args, kwargs, out)
+    return out
+
+
+def _record_item(recorder: Recorder, func: Any, node_args: tuple[Any, ...], *rest: Any) -> Any:
+    """A number or a truth value taken out of a tensor. A whole number stays a symbol, unless a branch asks for it."""
+    tensor, values = rest[1][0], recorder.values
+    whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
+    if whole and not recorder.fix_sizes:
+        return NotImplemented
+    if isinstance(tensor, FakeTensor) and tensor.memory.constant is not None:
+        return NotImplemented
+    if recorder.phase == "backward":
+        return _check_truth(recorder, tensor, node_args[0])
+    return NotImplemented if values is None else values.assume(node_args[0], "value")
+
+
+def _record_equal(
+    recorder: Recorder,
+    func: Any,
+    node_args: tuple[Any, ...],
+    node_kwargs: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Whether two tensors are equal, or close: a comparison in the graph, and its value."""
+    x, y = args[:2]
+    if x.dtype != y.dtype or (recorder.values is None and recorder.phase == "forward"):
+        return NotImplemented
+    if func is aten.equal.default and x.shape != y.shape:
+        return False
+    with recorder:
+        alike = aten.eq.Tensor(x, y) if func is aten.equal.default else torch.isclose(*args, **kwargs)
+        every = alike.all()
+    node = recorder.node_of[id(every)]
+    if recorder.phase == "backward":
+        return _check_truth(recorder, every, node)
+    return recorder.values.assume(node, "value")  # type: ignore[union-attr]
+
+
+def _record_index(
+    recorder: Recorder,
+    func: Any,
+    node_args: tuple[Any, ...],
+    node_kwargs: dict[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+) -> Any:
+    """Where sizes are those of the example, a mask's is known without the tensor that it indexes: that of `nonzero`."""
+    tensor, indices = args
+    if not recorder.fix_sizes or not any(i is not None and i.dtype is torch.bool for i in indices):
+        return NotImplemented
+    with recorder:
+        columns = [
+            column
+            for i in indices
+            for column in (i.nonzero().unbind(1) if i is not None and i.dtype is torch.bool else (i,))
+        ]
+        return func(tensor, columns)
+
+
+def _check_truth(recorder: Recorder, tensor: torch.Tensor, node: fx.Node) -> Any:
+    """A derivative that asks for a truth value checks its arguments (that of svd does). What depends on gradients has
+    no value ahead of time: it is taken for true, and the backward raises where it is not."""
+    if tensor.dtype is not torch.bool:
+        return NotImplemented
+    name = type(torch._C._current_autograd_node()).__name__
+    message = f"a condition that {name} checks does not hold: the gradient is not defined for these inputs"
+    recorder.record(aten._assert_async.msg, (node, message + user_location(recorder.stack)), {}, None)
+    return True
+
+
+def _record_real_view(
+    recorder: Recorder, func: Any, node_args: tuple[Any, ...], kwargs: dict[str, Any], args: tuple[Any, ...], *rest: Any
+) -> Any:
+    """A graph conjugates lazily where the program did, and such a tensor has no view as real numbers."""
+    node = node_args[0]
+    while node.target is not aten._conj.default:
+        if not (isinstance(node, fx.Node) and node.op == "call_function" and returns_alias(node.target)):
+            return NotImplemented
+        node = node.args[0]
+    plain = aten.resolve_conj.default(args[0])
+    out = func(plain)
+    recorder.record(func, (recorder.record(aten.resolve_conj.default, node_args, {}, plain),), {}, out)
     return out
 
 
@@ -252,6 +382,11 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.native_batch_norm.default: _record_batch_norm,
     aten._conj.default: _record_conjugate,
     aten._conj_physical.default: _record_conjugate,
+    aten._local_scalar_dense.default: _record_item,
+    aten.index.Tensor: _record_index,
+    aten.equal.default: _record_equal,
+    aten.allclose.default: _record_equal,
+    aten.view_as_real.default: _record_real_view,
     aten.resize.default: _refuse_resize,
     aten.resize_.default: _refuse_resize,
     aten.resize_as.default: _refuse_resize,
@@ -263,13 +398,29 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
 
     The forward is traced under the ambient grad and autocast state, the backward with autocast off. There is a backward
     if an output has a history that leads to an input.
+
+    Numbers that the program takes out of tensors, and sizes that depend on data where it branches on them, are those of
+    the example inputs; `JointGraph.guard` and `ProgramMetadata.assumptions` say for which inputs the graph holds.
+
+    Raises:
+        AotAutogradError: what a functional graph cannot express, with the user's line.
+        DataDependentValue: a number that is not known ahead of time: of random values, of gradients, or because the
+            example inputs have no data.
     """
     if torch.is_inference_mode_enabled():  # its tensors count no writes and have no views to follow
         with torch.inference_mode(False), torch.no_grad():
             return trace_joint(program, example_inputs)
+    try:
+        return _trace(program, example_inputs, fix_sizes=False)
+    except DataDependent:
+        return _trace(program, example_inputs, fix_sizes=True)
+
+
+def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> JointGraph:
     bound = bind_inputs(program, example_inputs)
-    recorder = Recorder(bound.fake_mode)
+    recorder = Recorder(bound.fake_mode, fix_sizes)
     starts = _make_placeholders(recorder, bound)
+    recorder.values = example_values(bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
         with InPlaceCalls(symbolic=bool(recorder.symbol_nodes)):
@@ -287,7 +438,11 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
         metadata = replace(metadata, tangents=slots, gradients=tuple(leaves))
     recorder.graph.output((*analysis.values, *gradients))
     module = fx.GraphModule(dict(recorder.constants), recorder.graph, "Joint")
-    return JointGraph(module, metadata)
+    assumed = recorder.values.assumed if recorder.values is not None else {}
+    if not assumed:
+        return JointGraph(module, metadata)
+    guard = guard_graph(module, metadata.num_placeholders, assumed)
+    return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard)
 
 
 @contextlib.contextmanager

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import torch
@@ -11,11 +11,13 @@ from torch import fx
 from aotautograd.analysis import is_view
 from aotautograd.errors import InvalidJoint
 from aotautograd.inputs import sizes_of
-from aotautograd.passes import eliminate_dead_code, is_random, output_values
+from aotautograd.passes import eliminate_dead_code, has_effect, is_check, is_random, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
 from primtorch.symbolic import expr_of, hint_of
 
 aten = torch.ops.aten
+
+DATA_DEPENDENT_HINT = 4096  # what a size that only the data tells counts as, where bytes are estimated
 
 
 def is_backward(node: fx.Node) -> bool:
@@ -25,6 +27,11 @@ def is_backward(node: fx.Node) -> bool:
 def is_tensor(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def is_unbacked(name: str) -> bool:
+    """Whether a symbol stands for a size that depends on data."""
+    return name.startswith("u") and name.isidentifier()
 
 
 def mark_phases(joint: JointGraph) -> None:
@@ -86,9 +93,11 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     forward_values, gradients = outputs[:count], outputs[count:]
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     primals, tangents = inputs[: joint.metadata.num_placeholders], inputs[joint.metadata.num_placeholders :]
-    backward_nodes = _needed(gradients, {*saved, *tangents, *(p for p in primals if _is_symbol(p))})
+    symbol_nodes = [*(p for p in primals if _is_symbol(p)), *_sizes_that_depend_on_data(graph)]
+    checks = [n for n in graph.nodes if is_backward(n) and is_check(n)]
+    backward_nodes = _needed((*gradients, *checks), {*saved, *tangents, *symbol_nodes})
     kept = [n for n in saved if n in backward_nodes]
-    symbols = _symbols_used(primals, backward_nodes)
+    symbols = _symbols_used(symbol_nodes, (*backward_nodes, *tangents))
     for node in backward_nodes:
         if node in primals and node not in kept and node not in symbols:
             kept.append(node)
@@ -98,8 +107,10 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     scalars = symbols + [n for n in kept if not is_tensor(n) and n not in symbols]
     written = {joint.metadata.placeholders[i]: n for i, n in enumerate(primals)}
     copies = {written[info.index] for info in joint.metadata.inputs if info.mutates_data and info.index in written}
-    forward = _extract(joint.module, primals, (*forward_values, *tensors, *scalars), copies, count, "Forward")
-    backward = _extract(joint.module, (*scalars, *tensors, *tangents), gradients, set(), 0, "Backward")
+    effects = [n for n in graph.nodes if n.op == "call_function" and not is_backward(n) and has_effect(n)]
+    forward = extract(joint.module, primals, (*forward_values, *tensors, *scalars), "Forward", effects, copies, count)
+    backward = extract(joint.module, (*scalars, *tensors, *tangents), gradients, "Backward", checks)
+    _recompute_late(backward)
     recomputed = sum(
         1 for n in backward_nodes if n.op == "call_function" and not is_backward(n) and n not in kept and is_tensor(n)
     )
@@ -108,12 +119,23 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     return Partition(forward, backward, len(tensors), len(scalars), report, tuple(n.name for n in tensors))
 
 
+def _recompute_late(backward: fx.GraphModule) -> None:
+    """Moves what is computed again to just before its first use: its memory is not held before that."""
+    place = {node: i for i, node in enumerate(backward.graph.nodes)}
+    for node in reversed(list(backward.graph.nodes)):
+        if node.op == "call_function" and not is_backward(node) and node.users:
+            first = min(node.users, key=place.__getitem__)
+            first.prepend(node)
+            place[node] = place[first]  # users of what it reads compare with where it stands now
+    backward.recompile()
+
+
 def nbytes(node: fx.Node) -> int:
-    """Size of a node's tensor in bytes; symbols count as their hints."""
+    """Size of a node's tensor in bytes; symbols count as their hints, sizes that depend on data as a few thousand."""
     value = node.meta["val"]
     size: int = value.dtype.itemsize
     for s in value.shape:
-        size *= hint_of(s)
+        size *= hint_of(s, DATA_DEPENDENT_HINT)
     return size
 
 
@@ -135,43 +157,60 @@ def _needed(values: Iterable[Any], stops: set[fx.Node]) -> dict[fx.Node, None]:
     return found
 
 
-def _symbols_used(primals: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """The SymInt placeholders for every symbol that occurs in the nodes' metadata, or that a node reads."""
-    names: set[str] = set()
-    by_name: dict[str, fx.Node] = {}
-    for p in primals:
-        if _is_symbol(p):
-            by_name[str(expr_of(p.meta["val"]))] = p
-    if not by_name:
+def _sizes_that_depend_on_data(graph: fx.Graph) -> list[fx.Node]:
+    """A node of the forward for each symbol that no input carries; where a graph reads none, it gets one."""
+    found: dict[str, fx.Node] = {}
+    carriers: dict[str, tuple[fx.Node, int]] = {}
+    for node in graph.nodes:
+        if node.op != "call_function" or is_backward(node):
+            continue
+        value = node.meta.get("val")
+        if type(value) is torch.SymInt:
+            found.setdefault(str(expr_of(value)), node)
+        elif is_tensor(node):
+            for dim, size in enumerate(value.shape):
+                if type(size) is torch.SymInt:
+                    carriers.setdefault(str(expr_of(size)), (node, dim))
+    for name, (node, dim) in carriers.items():
+        if is_unbacked(name) and name not in found:
+            with graph.inserting_after(node):
+                read = found[name] = graph.call_function(aten.sym_size.int, (node, dim))
+            read.meta.update(node.meta, val=node.meta["val"].shape[dim])
+    return [node for name, node in found.items() if is_unbacked(name)]
+
+
+def _symbols_used(symbol_nodes: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """The nodes that give every symbol which occurs in the nodes' metadata, or that a node reads."""
+    if not symbol_nodes:
         return []
+    names: set[str] = set()
     direct = set(nodes)
     for node in direct:
         for size in sizes_of(node.meta.get("val")):
             names |= expr_of(size).symbols()
-    return [p for name, p in by_name.items() if name in names or p in direct]
+    return [n for n in symbol_nodes if n in direct or str(expr_of(n.meta["val"])) in names]
 
 
-def _extract(
+def extract(
     module: fx.GraphModule,
     inputs: Sequence[fx.Node],
     outputs: Sequence[Any],
-    copies: set[fx.Node],
-    count: int,
     name: str,
+    effects: Sequence[fx.Node] = (),
+    copies: Set[fx.Node] = frozenset(),
+    count: int = 0,
 ) -> fx.GraphModule:
-    """The part of a graph that computes `outputs` from `inputs`. Outputs from place `count` on that are in `copies` are
-    cloned: the caller is about to overwrite the original."""
+    """The part of a graph that computes `outputs` from `inputs` and runs `effects`. Outputs from place `count` on that
+    are in `copies` are cloned: the caller is about to overwrite the original."""
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
-    needed = _needed(outputs, set(inputs))
+    needed = _needed((*outputs, *effects), set(inputs))
     for node in inputs:
         new = graph.placeholder(node.name)
         new.meta.update(node.meta)
         env[node] = new
     for node in module.graph.nodes:
-        if node in env or node.op in ("placeholder", "output"):
-            continue
-        if node in needed or (name == "Forward" and not is_backward(node) and is_random(node)):
+        if node in needed and node not in env and node.op not in ("placeholder", "output"):
             env[node] = graph.node_copy(node, env.__getitem__)
     results: list[Any] = []
     for i, value in enumerate(outputs):

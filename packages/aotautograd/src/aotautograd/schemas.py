@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from primtorch import graph_text
+from primtorch.schemas import UserFrame
 
 Compiled = Callable[..., Sequence[Any]]
 Compiler = Callable[
@@ -87,6 +88,16 @@ class ForwardOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class Assumption:
+    """What a trace took for granted of the data: it holds for inputs that give the same value."""
+
+    node: str  # of the traced graph
+    kind: Literal["value", "shape"]  # the number in a tensor of one element, or the sizes of a tensor
+    value: Any
+    stack: tuple[UserFrame, ...] = ()  # the user's lines that asked
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramMetadata:
     """The readable table of a program's mutations, aliases and gradients."""
 
@@ -99,6 +110,7 @@ class ProgramMetadata:
     gradients: tuple[int, ...]  # flat input of each gradient that the joint graph returns
     complex_inputs: tuple[int, ...] = ()  # flat inputs that may come lazily conjugated
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
+    assumptions: tuple[Assumption, ...] = ()
 
     @property
     def num_placeholders(self) -> int:
@@ -134,6 +146,11 @@ class ProgramMetadata:
             tangent = f", tangent {f.tangent}" if f.tangent is not None else ""
             rows.append(f"  {k:4d}  {f.kind}{to}{tangent}")
         rows.append(f"gradients for inputs {list(self.gradients)}")
+        if self.assumptions:
+            rows.append("holds for inputs with")
+        for a in self.assumptions:
+            where = f"  # {a.stack[-1]}" if a.stack else ""
+            rows.append(f"  {a.kind} of {a.node} = {a.value}{where}")
         return "\n".join(rows)
 
 
@@ -147,6 +164,7 @@ class JointGraph:
 
     module: torch.fx.GraphModule
     metadata: ProgramMetadata
+    guard: torch.fx.GraphModule | None = None  # forward's placeholders -> the tensors of `metadata.assumptions`
 
     @property
     def num_forward_outputs(self) -> int:

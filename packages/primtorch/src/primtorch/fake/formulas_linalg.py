@@ -159,6 +159,8 @@ def _cdist(x1: Any, x2: Any, p: float, compute_mode: int | None) -> TensorSpec:
 
 @TABLE.op("_cdist_backward")
 def _cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> TensorSpec:
+    if any(size == 0 for size in (*cdist.shape, x1.shape[-1])):
+        return contiguous(x1, x1.shape)  # the kernel leaves before it expands the batch
     lead = broadcast(tuple(x1.shape[:-2]), tuple(x2.shape[:-2]))
     return contiguous(x1, (*lead, *x1.shape[-2:]))
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Table, view
-from primtorch.fake.layout import Sizes, product, wrap_dim, wrap_dims
+from primtorch.fake.layout import Sizes, alike, depends_on_data, product, wrap_dim, wrap_dims
 from primtorch.fake.promotion import real_of
 from primtorch.spec import Size, TensorSpec
 
@@ -168,6 +168,8 @@ def _expand(x: Any, size: Sequence[Size], *, implicit: bool = False) -> TensorSp
         if dim < lead:
             # A leading dim of 1 keeps the stride of a row-major tensor.
             stride: Size = 0
+        elif type(own) is int and own == 1 and depends_on_data(wanted):
+            stride = 0
         elif own is wanted or own == wanted:
             stride = strides[dim - lead]
         elif own == 1:
@@ -181,7 +183,7 @@ def _expand(x: Any, size: Sequence[Size], *, implicit: bool = False) -> TensorSp
         out_shape.append(wanted)
         out_strides.append(stride)
     for dim in range(lead - 1, -1, -1):
-        if out_shape[dim] == 1:
+        if alike(out_shape[dim], 1):
             following = dim + 1
             out_strides[dim] = out_shape[following] * out_strides[following] if following < len(out_shape) else 1
     return view(x, out_shape, out_strides)

@@ -74,6 +74,40 @@ def _expressions(sizes: tuple[object, ...]) -> tuple[object, ...]:
     )
 
 
+def depends_on_data(size: Size) -> bool:
+    """Whether the size has no value in the example."""
+    return isinstance(size, torch.SymInt) and node_of(size).hint is None
+
+
+def _weight(size: Size) -> int:
+    """What a size counts as where layouts are compared and it depends on data: large, no 0 and no 1."""
+    if isinstance(size, int):
+        return size
+    node = node_of(size)
+    expr = node.env.simplify(node._int())
+    hints = ((name, node.env.symbols[name].hint) for name in expr.symbols())
+    return expr.evaluate({name: 1_000_003 + sum(map(ord, name)) if hint is None else hint for name, hint in hints})
+
+
+def alike(a: Size, b: Size) -> bool:
+    """Equality for layouts. The strides of a dimension of one element say nothing, and those of no elements neither,
+    so that a size that depends on data may be taken for a larger one without a question to the data."""
+    if depends_on_data(a) or depends_on_data(b):
+        return _weight(a) == _weight(b)
+    return bool(a == b)
+
+
+def _less(a: Size, b: Size) -> bool:
+    """Order for layouts, as `alike`."""
+    if depends_on_data(a) or depends_on_data(b):
+        return _weight(a) < _weight(b)
+    return bool(a < b)
+
+
+def _all_equal(a: Sizes, b: Sizes) -> bool:
+    return len(a) == len(b) and all(x is y or alike(x, y) for x, y in zip(a, b, strict=True))
+
+
 def product(sizes: Iterable[Size]) -> Size:
     """The product of the sizes; 1 for none."""
     result: Size = 1
@@ -124,15 +158,15 @@ def _dense_in_order(shape: Sizes, strides: Sizes, order: Iterable[int]) -> bool:
     step: Size = 1
     for dim in order:
         size = shape[dim]
-        if size != 1:
-            if strides[dim] != step:
+        if not alike(size, 1):
+            if not alike(strides[dim], step):
                 return False
             step = step * size
     return True
 
 
 def has_no_elements(shape: Sizes) -> bool:
-    return any(size == 0 for size in shape)
+    return any(alike(size, 0) for size in shape)
 
 
 @_memoised
@@ -151,7 +185,7 @@ def is_dense(shape: Sizes, strides: Sizes) -> bool:
     """Whether the elements fill a block of memory without gaps and without overlap."""
     if is_contiguous(shape, strides):
         return True
-    order = sorted((d for d in range(len(shape)) if shape[d] != 1), key=lambda d: _Ordered(strides[d]))
+    order = sorted((d for d in range(len(shape)) if not alike(shape[d], 1)), key=lambda d: _Ordered(strides[d]))
     return _dense_in_order(shape, strides, order)
 
 
@@ -164,24 +198,24 @@ class _Ordered:
         self.value = value
 
     def __lt__(self, other: _Ordered) -> bool:
-        return bool(self.value < other.value)
+        return _less(self.value, other.value)
 
 
 @_memoised
 def suggests_channels_last(shape: Sizes, strides: Sizes) -> bool:
     """ATen's `is_strides_like_channels_last` for 4 or 5 dims: the order that convolutions and the like will keep."""
-    if len(shape) not in (4, 5) or strides[1] == 0:
+    if len(shape) not in (4, 5) or alike(strides[1], 0):
         return False
     minimum: Size = 0
     for dim in channels_last_order(len(shape)):
         size, stride = shape[dim], strides[dim]
-        if size == 0 or stride < minimum:
+        if alike(size, 0) or _less(stride, minimum):
             return False
         # (N, 1, H, W) is ambiguous; contiguous wins.
-        if dim == 0 and minimum == strides[1]:
+        if dim == 0 and alike(minimum, strides[1]):
             return False
         minimum = stride
-        if size > 1:
+        if _less(1, size):
             minimum = minimum * size
     return True
 
@@ -231,7 +265,9 @@ def _broadcast(left: Sizes, right: Sizes) -> Sizes:
     out = list(long[:lead])
     for dim in range(len(short)):
         x, y = short[dim], long[lead + dim]
-        if x is y or x in (y, 1):
+        if type(y) is int and y == 1:  # asked first: a size that depends on data answers no question
+            out.append(x)
+        elif x is y or x in (y, 1):
             out.append(y)
         elif y == 1:
             out.append(x)
@@ -253,13 +289,13 @@ def iterator_strides(shape: Sizes, operands: tuple[tuple[Sizes, Sizes], ...]) ->
     """
     if not shape:
         return ()
-    if all(len(s) == len(shape) and s == shape for s, _ in operands):
+    if all(_all_equal(s, shape) for s, _ in operands):
         if all(is_contiguous(s, t) for s, t in operands):
             return contiguous_strides(shape)
         if all(is_channels_last(s, t) for s, t in operands):
             return channels_last_strides(shape)
         first = operands[0][1]
-        if all(t == first for _, t in operands) and is_dense(shape, first):
+        if all(_all_equal(t, first) for _, t in operands) and is_dense(shape, first):
             return first
     return _permuted_strides(shape, operands)
 
@@ -273,13 +309,11 @@ def _permuted_strides(shape: Sizes, operands: tuple[tuple[Sizes, Sizes], ...]) -
     def compare(a: int, b: int) -> int:
         for column in columns:
             x, y = column[a], column[b]
-            if x == 0 or y == 0:
+            if alike(x, 0) or alike(y, 0):
                 continue
-            if x < y:
+            if _less(x, y):
                 return -1
-            if x > y:
-                return 1
-            if shape[a] > shape[b]:
+            if _less(y, x) or _less(shape[b], shape[a]):
                 return 1
         return 0
 
@@ -306,7 +340,7 @@ def _broadcast_strides(shape: Sizes, own: Sizes, strides: Sizes) -> Sizes:
     lead = len(shape) - len(own)
     out: list[Size] = [0] * lead
     for dim in range(len(own)):
-        out.append(0 if own[dim] == 1 and shape[lead + dim] != 1 else strides[dim])
+        out.append(0 if alike(own[dim], 1) and not alike(shape[lead + dim], 1) else strides[dim])
     return tuple(out)
 
 

@@ -1,0 +1,124 @@
+"""Python values that a program takes out of its tensors: `.item()`, `torch.equal`, sizes that a branch asks for.
+
+A graph holds no branch. So the value is computed from the example inputs while the program is traced, and the graph is
+right for inputs that give the same value. A guard, which is a graph of its own, says before a call whether they do.
+"""
+
+from __future__ import annotations
+
+import cmath
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from aotautograd.errors import user_location
+from aotautograd.inputs import ProgramInputs
+from aotautograd.partitioners import extract
+from aotautograd.passes import is_random
+from aotautograd.schemas import Assumption, JointGraph, SymbolSource
+from primtorch.errors import DataDependentValue
+from primtorch.fake import FakeTensor
+
+CHECK_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
+
+
+class ExampleValues:
+    """The values of a growing graph's nodes for the example inputs, computed where they are asked for."""
+
+    def __init__(self, inputs: Mapping[fx.Node, Any], constants: Mapping[str, torch.Tensor]) -> None:
+        self.known = dict(inputs)
+        self.constants = constants
+        self.assumed: dict[fx.Node, Assumption] = {}
+
+    def __call__(self, node: fx.Node) -> Any:
+        """Runs what the node depends on, on real tensors. Raises DataDependentValue if that draws random numbers."""
+        work = [node]
+        with _real():
+            while work:
+                last = work[-1]
+                missing = [n for n in last.all_input_nodes if n not in self.known]
+                if last in self.known or missing:
+                    work.pop() if last in self.known else work.extend(missing)
+                    continue
+                self.known[last] = self._run(last)
+                work.pop()
+        return self.known[node]
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "get_attr":
+            return self.constants[str(node.target)]
+        if is_random(node) or node.op != "call_function":
+            remedy = "Keep the value in a tensor, or keep this part out of the compiled region."
+            raise DataDependentValue(
+                "a Python value that the program takes out of a tensor",
+                "the tensor depends on random numbers or on the gradient, so that it cannot be known before the call",
+                remedy + user_location(_stack(node)),
+            )
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.known.__getitem__)
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+    def assume(self, node: fx.Node, kind: Literal["value", "shape"]) -> Any:
+        """The number in a tensor, or a tensor's shape, which from here on is taken for granted."""
+        value = self(node)
+        with _real():
+            found: Any = tuple(value.shape) if kind == "shape" else value.item()
+        self.assumed[node] = Assumption(node.name, kind, found, _stack(node))
+        return found
+
+
+@contextlib.contextmanager
+def _real() -> Iterator[None]:
+    """Outside of all that traces."""
+    with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction(), torch.no_grad():  # type: ignore[attr-defined]
+        yield
+
+
+def _stack(node: fx.Node) -> Any:
+    return node.meta.get("stack") or ()
+
+
+def example_values(
+    bound: ProgramInputs, nodes: Sequence[fx.Node], examples: Sequence[Any], constants: Mapping[str, torch.Tensor]
+) -> ExampleValues | None:
+    """None if the examples are descriptions, not tensors with data."""
+    inputs: dict[fx.Node, Any] = {}
+    for node, (_, source, _) in zip(nodes, bound.placeholders(), strict=True):
+        example = examples[source.input if isinstance(source, SymbolSource) else source]
+        if not isinstance(example, (torch.Tensor, int)) or isinstance(example, FakeTensor) or _is_symbolic(example):
+            return None
+        inputs[node] = example.shape[source.dim] if isinstance(source, SymbolSource) else example  # type: ignore[union-attr]
+    return ExampleValues(inputs, constants)
+
+
+def _is_symbolic(example: Any) -> bool:
+    return isinstance(example, torch.Tensor) and (example.is_meta or torch._is_functional_tensor(example))
+
+
+def guard_graph(joint: fx.GraphModule, num_placeholders: int, assumed: Iterable[fx.Node]) -> fx.GraphModule:
+    """The part of a joint graph that tells the assumed values, one tensor for each."""
+    inputs = [n for n in joint.graph.nodes if n.op == "placeholder"][:num_placeholders]
+    return extract(joint, inputs, tuple(assumed), "Guard")
+
+
+def holds(joint: JointGraph, flat: Sequence[Any]) -> bool:
+    """Whether inputs give the values that the program was traced with. Runs the guard as it is, kernel by kernel."""
+    metadata = joint.metadata
+    if joint.guard is None:
+        return True
+    inputs = [flat[p] if isinstance(p, int) else flat[p.input].shape[p.dim] for p in metadata.placeholders]
+    with torch.no_grad(), torch._C._DisableAutocast():
+        try:
+            values = joint.guard(*inputs)
+        except CHECK_ERRORS:  # other sizes than those assumed do not fit what follows; a new trace tells
+            return False
+    return all(_agrees(a, v) for a, v in zip(metadata.assumptions, values, strict=True))
+
+
+def _agrees(assumption: Assumption, tensor: torch.Tensor) -> bool:
+    if assumption.kind == "shape":
+        return bool(tuple(tensor.shape) == assumption.value)
+    found, expected = tensor.item(), assumption.value
+    return bool(found == expected) or (cmath.isnan(found) and cmath.isnan(expected))
