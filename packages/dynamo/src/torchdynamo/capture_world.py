@@ -280,6 +280,8 @@ class CaptureWorld(PlainWorld):
         if isinstance(fn, type) and fn.__flags__ & _HEAP_TYPE:
             module = "builtins"  # its own __new__ and __init__ are those of a built-in base
         package = module.partition(".")[0]
+        if module == "_thread" and _module_of_frame(self) in torch_calls.REPR_MODULES:
+            module = "builtins"  # the thread's number marks a running `repr`, and is forgotten afterwards
         if module not in torch_calls.PURE_C_MODULES and package not in ("torch", "builtins"):
             raise BreakGraph(
                 "numpy" if package == "numpy" else "c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}"
@@ -296,8 +298,6 @@ class CaptureWorld(PlainWorld):
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)
-        if module == "_thread" and _module_of_frame(self) in torch_calls.REPR_MODULES:
-            module = "builtins"  # the thread's number marks a running `repr`, and is forgotten afterwards
 
 
 _HEAP_TYPE = 1 << 9

@@ -532,6 +532,8 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     ((set, frozenset), Codegen._set),
     (collections.deque, Codegen._deque),
     (slice, Codegen._slice),
+    (types.SimpleNamespace, Codegen._namespace),
+    (ATOMS, Codegen._atom),
     (BaseException, Codegen._exception),
     (types.MethodType, Codegen._bound),
     (types.BuiltinFunctionType, Codegen._builtin),
@@ -543,5 +545,3 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (LocalIterator, Codegen._local_iterator),
     (InterpreterObject, Codegen._generator),
 )
-    (types.SimpleNamespace, Codegen._namespace),
-    (ATOMS, Codegen._atom),

@@ -108,6 +108,9 @@ PURE_C_MODULES: frozenset[str] = frozenset(
     }
 )  # fmt: skip
 
+# Modules whose `__repr__` wrappers ask for the thread's number, to notice an object that contains itself.
+REPR_MODULES: frozenset[str] = frozenset({"dataclasses", "reprlib"})
+
 # Python modules of torch whose functions are thin layers over operators: run natively under the recorder.
 LEAF_MODULES = frozenset(
     {
@@ -132,9 +135,6 @@ def _overridable() -> frozenset[Any]:
                 found.add(function)
             except TypeError:  # an unhashable descriptor is never called by name
                 continue
-# Modules whose `__repr__` wrappers ask for the thread's number, to notice an object that contains itself.
-REPR_MODULES: frozenset[str] = frozenset({"dataclasses", "reprlib"})
-
     return frozenset(found)
 
 

@@ -333,6 +333,8 @@ class Outside:
     def leaf_get(self, obj: Any, name: str) -> Any:
         """An attribute of an object of a C type."""
         known = self.externals.lookup(obj)
+        if name == "__dict__" and known is not None and type(obj) is types.SimpleNamespace:
+            return self.instance_dict(obj)
         if known is not None and not isinstance(obj, (torch.Tensor, types.FunctionType)):
             stored = self.instance_get(obj, name) if name in self.stored_names(obj) else MISSING
             if stored is not MISSING:
@@ -377,8 +379,6 @@ class Outside:
             pinned = isinstance(first.source, Pinned), isinstance(second.source, Pinned)
             if not all(pinned):
                 source, other = (second, first) if pinned[0] else (first, second)
-        if name == "__dict__" and known is not None and type(obj) is types.SimpleNamespace:
-            return self.instance_dict(obj)
                 self.externals.guard(source.source, GuardKind.DISTINCT_OBJECT, other.source)
 
     def refuse_iterator(self, obj: Any) -> None:
