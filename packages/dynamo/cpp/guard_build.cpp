@@ -45,7 +45,8 @@ const std::unordered_map<std::string, Access>& access_names() {
       {"Attribute", Access::attribute},     {"InstanceAttribute", Access::instance_attribute},
       {"InstanceDict", Access::instance_dict}, {"CellContents", Access::cell_contents},
       {"Item", Access::item},               {"DictKeyAt", Access::dict_key_at},
-      {"TypeOf", Access::type_of},          {"TensorSize", Access::tensor_size},
+      {"TypeOf", Access::type_of},          {"Referent", Access::referent},
+               {"TensorSize", Access::tensor_size},
       {"TensorStride", Access::tensor_stride}, {"TensorOffset", Access::tensor_offset},
   };
   return names;
@@ -61,7 +62,7 @@ const std::unordered_map<std::string, Kind>& kind_names() {
       {"tensor", Kind::tensor},       {"same_object", Kind::same_object},
       {"distinct_object", Kind::distinct_object},
       {"distinct_storage", Kind::distinct_storage}, {"shape", Kind::shape},
-      {"global_state", Kind::global_state}, {"predicate", Kind::predicate},
+      {"global_state", Kind::global_state}, {"ambient", Kind::ambient}, {"predicate", Kind::predicate},
   };
   return names;
 }
@@ -236,6 +237,14 @@ bool Builder::add_relation(Kind kind, PyObject* source, PyObject* payload) {
   if (kind == Kind::global_state) {
     relation.state = make_state_check(payload);
     if (relation.state == nullptr) return false;
+    tree_.before_.push_back(std::move(relation));
+    return true;
+  }
+  if (kind == Kind::ambient) {
+    relation.function = Ref::steal(PyObject_GetAttrString(payload, "function"));
+    relation.arguments = Ref::steal(PyObject_GetAttrString(payload, "args"));
+    relation.answer = Ref::steal(PyObject_GetAttrString(payload, "value"));
+    if (!relation.function || !relation.arguments || !relation.answer) return false;
     tree_.before_.push_back(std::move(relation));
     return true;
   }

@@ -14,13 +14,13 @@ namespace torchdynamo {
 
 enum class Access {
   argument, global, module_global, closure_cell, pinned,  // roots
-  attribute, instance_attribute, instance_dict, cell_contents, item, dict_key_at, type_of,
+  attribute, instance_attribute, instance_dict, cell_contents, item, dict_key_at, type_of, referent,
   tensor_size, tensor_stride, tensor_offset,  // integers, read without making a Python object
 };
 
 enum class Kind {
   type, identity, equals, length, dict_keys, set_items, instance_has, instance_lacks, key_absent, truth, tensor, predicate,
-  same_object, distinct_object, distinct_storage, shape, global_state,  // of the whole call, not of one object
+  same_object, distinct_object, distinct_storage, shape, global_state, ambient,  // of the whole call, not of one object
 };
 
 struct Check {
@@ -42,7 +42,7 @@ struct Node {
   int region = -1;         // of an anchor
   bool loose = false;      // what it reads changes too often to be recorded
   unsigned char blamed = 0;
-  bool symbol = false;     // a shape program reads it: it must be an integer of 64 bits
+  bool symbol = false;     // a shape program reads it: it must be an integer of 64 bits, or a float (whose bits are the number)
   std::vector<Py_ssize_t> inputs;
   std::vector<Check> checks;
   std::vector<size_t> children;
@@ -55,6 +55,7 @@ struct Relation {
   std::vector<int> slots;
   ShapeProgram program;
   std::unique_ptr<StateCheck> state;
+  Ref function, arguments, answer;  // of an ambient read
 };
 
 // A word of memory and what it held. Words are compared in order: each lies in an object that is alive when the words
@@ -123,6 +124,8 @@ inline bool is_number_access(Access access) { return access >= Access::tensor_si
 // The instance's or the class's own dictionary (borrowed), or null. Asks no descriptor and no __getattr__.
 PyObject* instance_dict(PyObject* object);
 PyObject* dict_lookup(PyObject* dict, PyObject* key);
+
+bool is_mro(PyObject* name);
 
 // What guards read of functions, without a reference (borrowed); null: something else. `*place` is where it lies.
 PyObject* function_part(PyObject* function, PyObject* name, PyObject*** place);

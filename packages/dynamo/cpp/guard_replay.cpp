@@ -270,6 +270,11 @@ PyObject* Recording::follow(const Node& child, PyObject* value, PyObject* dict, 
     case Access::type_of:
       known = Known::address;
       return reinterpret_cast<PyObject*>(Py_TYPE(value));
+    case Access::referent:
+      if (!PyWeakref_Check(value) || weak_target(value) == nullptr) return nullptr;
+      word(word_at(&reinterpret_cast<PyWeakReference*>(value)->wr_object));
+      known = Known::address;
+      return weak_target(value);
     case Access::cell_contents:
       if (!PyCell_Check(value)) return nullptr;
       item = &reinterpret_cast<PyCellObject*>(value)->ob_ref;
@@ -292,6 +297,12 @@ PyObject* Recording::follow_attribute(const Node& child, PyObject* value, Known&
     PyObject* found = known == Known::object ? dict_lookup(dict, name) : nullptr;
     if (found != nullptr) content(dict);
     return found;
+  }
+  if (PyType_Check(value) && is_mro(name)) {  // a class has another tag when its bases change
+    if (assigned_class_tag(reinterpret_cast<PyTypeObject*>(value)) == 0) return nullptr;
+    class_content(reinterpret_cast<PyTypeObject*>(value));
+    known = Known::object;
+    return reinterpret_cast<PyTypeObject*>(value)->tp_mro;
   }
   if (PyFunction_Check(value)) {
     PyObject** place;

@@ -48,6 +48,11 @@ PyObject* function_part(PyObject* function, PyObject* name, PyObject*** place) {
   return **place != nullptr ? **place : Py_None;
 }
 
+bool is_mro(PyObject* name) {
+  static PyObject* const mro = PyUnicode_InternFromString("__mro__");
+  return name == mro;
+}
+
 namespace {
 
 PyObject* sequence_item(PyObject* const* items, Py_ssize_t size, int64_t index) {
@@ -164,6 +169,7 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
       if (PyModule_CheckExact(base)) {
         if (PyObject* value = dict_lookup(PyModule_GetDict(base), node.key.get())) return value;
       }
+      if (PyType_Check(base) && is_mro(node.key.get())) return reinterpret_cast<PyTypeObject*>(base)->tp_mro;
       if (PyFunction_Check(base)) {
         PyObject** place;
         if (PyObject* value = function_part(base, node.key.get(), &place)) return value;
@@ -217,6 +223,11 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
     }
     case Access::type_of:
       return reinterpret_cast<PyObject*>(Py_TYPE(base));
+    case Access::referent: {
+      if (!PyWeakref_Check(base)) return nullptr;
+      PyObject* target = weak_target(base);
+      return target != nullptr ? target : Py_None;
+    }
     default:
       return root(visit, node);
   }
@@ -257,7 +268,12 @@ bool Tree::check_node(Visit& visit, const Node& node, PyObject* value) {
     visit.objects[node.slot] = value;
     if (node.symbol) {
       int overflow = 1;
-      if (PyLong_Check(value)) visit.numbers[node.slot] = PyLong_AsLongLongAndOverflow(value, &overflow);
+      if (PyFloat_CheckExact(value)) {
+        visit.numbers[node.slot] = float_bits(PyFloat_AS_DOUBLE(value));
+        overflow = 0;
+      } else if (PyLong_Check(value)) {
+        visit.numbers[node.slot] = PyLong_AsLongLongAndOverflow(value, &overflow);
+      }
       if (overflow != 0) {
         visit.failed = node.first_guard;
         return false;
@@ -291,6 +307,11 @@ bool Tree::check_relation(Visit& visit, const Relation& relation) {
   switch (relation.kind) {
     case Kind::global_state:
       return relation.state->holds();
+    case Kind::ambient: {  // ahead of all that is borrowed: it may run Python
+      Ref now = Ref::steal(PyObject_CallObject(relation.function.get(), relation.arguments.get()));
+      if (!now) PyErr_Clear();
+      return now && constants_equal(now.get(), relation.answer.get());
+    }
     case Kind::distinct_object:
       return visit.objects[slots[0]] != visit.objects[slots[1]];
     case Kind::same_object:

@@ -6,8 +6,10 @@ MISSING when the call is nothing special and the interpreter's own rules apply.
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -16,8 +18,10 @@ import torch
 import torch.utils.checkpoint
 from torch import nn
 from torch.amp import autocast_mode
+from torch.autograd.profiler import record_function as _ProfilerRange
+from torch.optim import optimizer
 
-from torchdynamo import constants, torch_calls
+from torchdynamo import constants, scalars, torch_calls
 from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
 from torchdynamo.checkpoints import call_checkpointed
@@ -25,7 +29,8 @@ from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling, mark
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import BREAKS_BY_NAME
-from torchdynamo.world import SYMBOLIC, Outside
+from torchdynamo.scalars import SYMBOLIC
+from torchdynamo.world import Outside
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -64,9 +69,15 @@ class Calls:
         return (
             (type, self._type),
             (isinstance, self._isinstance),
+            (id, self._id),
+            *((function, self._ambient_read) for function in torch_calls.AMBIENT_READS),
             (torch._C._InferenceMode, self._ambient),
             (torch.autograd.Function.apply.__func__, self._autograd_function),  # type: ignore[attr-defined]
             (torch.utils.checkpoint.checkpoint, self._checkpoint),
+            (_ProfilerRange.__init__, self._native),
+            (_ProfilerRange.__enter__, lambda fn, args, kwargs: args[0]),  # it is no part of a graph
+            (_ProfilerRange.__exit__, lambda fn, args, kwargs: None),
+            (optimizer._get_value, self._step_count),
             (graph_break, self._graph_break),
             (is_compiling, lambda fn, args, kwargs: True),
             (nn.Module.__call__, self._module),
@@ -76,6 +87,8 @@ class Calls:
             (torch.autocast.__enter__, self._enter_autocast),
             (torch.autocast.__exit__, self._exit_autocast),
             (torch._C._set_grad_enabled, self._native),
+            (torch.tensor, self._tensor),
+            *((function, self._number) for function in scalars.NUMBER_FUNCTIONS),
         )
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -95,6 +108,8 @@ class Calls:
             return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
         if isinstance(fn, nn.Module):
             return self._module_object(fn, args, kwargs)
+        if kind is weakref.ReferenceType and not args and not kwargs:
+            return self.outside.referent(fn)
         if kind in _BUILTINS:
             return self._builtin(fn, args, kwargs)
         if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
@@ -113,6 +128,10 @@ class Calls:
             return torch_calls.ANSWERS[fn]
         if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
+        if fn.__code__ is _OPTIMIZER_STEP:
+            return self._optimizer_step(fn, args, kwargs)
+        if fn.__code__ is _NOT_FOR_COMPILERS and module.startswith("torch.optim"):
+            return Redirect(fn.__wrapped__, args, kwargs)  # type: ignore[attr-defined]
         self._break_if_listed(fn, module)
         if module.startswith("primtorch.fake"):  # a method of the fake in the place of the tensor's
             known = None if kwargs else constants.answer(fn.__name__, args)
@@ -161,10 +180,50 @@ class Calls:
     def _checkpoint(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_checkpointed(self.outside, args, kwargs)
 
+    def _number(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """A builtin or a function of `math`: on symbols it gives a symbol."""
+        return MISSING if kwargs else scalars.call(fn, args)
+
+    def _tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`torch.tensor`, which would fix the numbers that it is given. A tensor of one int alone has its number fixed:
+        such tensors stand for sizes, whose value the program asks for (`constants.py`)."""
+        made_of_symbols = len(args) == 1 and scalars.holds_symbol(args[0]) and scalars.only_numbers(args[0])
+        if made_of_symbols and isinstance(args[0], torch.SymInt):
+            args = (scalars.concrete(args[0]),)
+            made_of_symbols = False
+        if made_of_symbols and kwargs.keys() <= {"dtype", "device", "requires_grad"}:
+            return scalars.tensor(args[0], **kwargs)
+        return self._native(fn, args, kwargs)
+
+    def _optimizer_step(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`step` without the graph breaks around it that torch puts there for another compiler."""
+        world = self.outside.externals.world
+        world.interpreter.tail_call = False
+        enabled = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(world.getattr(args[0], "defaults")["differentiable"])
+        try:
+            return world.call(fn.__wrapped__, args, kwargs)
+        finally:
+            torch._C._set_grad_enabled(enabled)
+
+    def _step_count(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """An optimizer's step count for its corrections, which eager computes in Python numbers: in double precision."""
+        count = args[0]
+        return count.to(torch.float64) if isinstance(count, torch.Tensor) and count.is_floating_point() else count
+
     def _type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if len(args) != 1 or kwargs:
             return MISSING
         return self.outside.type_of(args[0])
+
+    def _id(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        frames = self.outside.user_frames()
+        if len(args) != 1 or kwargs or (frames and frames[-1].file == copy.__file__):  # the memo of a deep copy
+            return MISSING
+        return self.outside.identity(args[0])
+
+    def _ambient_read(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        return MISSING if kwargs else self.outside.ambient(fn, args)
 
     def _isinstance(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """A symbol is what its value would be; the interpreter's own rule answers for all else."""
@@ -221,6 +280,9 @@ class Calls:
         raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")
 
 
+# Torch's decorators of optimizers: their code is the same for all that they wrap.
+_OPTIMIZER_STEP = optimizer._use_grad_for_differentiable(lambda self: None).__code__
+_NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
 _BUILTINS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,

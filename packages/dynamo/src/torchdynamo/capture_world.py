@@ -10,15 +10,17 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from torchdynamo import modules, torch_calls
+from torchdynamo import modules, scalars, torch_calls
 from torchdynamo.calls import Calls, Redirect
 from torchdynamo.externals import ATOMS, CONTAINER_BASES
 from torchdynamo.interpreter import PlainWorld
+from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING
-from torchdynamo.reasons import BreakGraph
 from torchdynamo.overlays import DELETED
+from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import FAKE_ERRORS, as_break
-from torchdynamo.world import SYMBOLIC, Outside, getattr_static_dict
+from torchdynamo.scalars import SYMBOLIC, concrete
+from torchdynamo.world import Outside, getattr_static_dict
 
 
 class CaptureWorld(PlainWorld):
@@ -106,6 +108,12 @@ class CaptureWorld(PlainWorld):
             return False
         return self.outside.registered(module, name) is MISSING
 
+    def delattr(self, obj: Any, name: str) -> None:
+        if isinstance(obj, torch.Tensor):
+            self.outside.tensor_delete(obj, name)
+        else:
+            super().delattr(obj, name)
+
     def instance_get(self, obj: Any, name: str) -> Any:
         return self.outside.instance_get(obj, name)
 
@@ -169,6 +177,11 @@ class CaptureWorld(PlainWorld):
             super().descriptor_set(descriptor, obj, value)
 
     def descriptor_del(self, descriptor: Any, obj: Any) -> None:
+        if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
+            if self.outside.slot_get(obj, descriptor) is MISSING:
+                raise AttributeError(descriptor.__name__)
+            self.outside.overlays.write(obj, descriptor.__name__, DELETED)
+            return
         self._refuse_write(descriptor, obj)
         super().descriptor_del(descriptor, obj)
 
@@ -177,12 +190,7 @@ class CaptureWorld(PlainWorld):
         if self.outside.externals.lookup(obj) is not None and not isinstance(obj, torch.Tensor):
             raise BreakGraph("external_write", f"attribute {descriptor.__name__!r} of a {type(obj).__qualname__}")
 
-        if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
-            if self.outside.slot_get(obj, descriptor) is MISSING:
-                raise AttributeError(descriptor.__name__)
-            self.outside.overlays.write(obj, descriptor.__name__, DELETED)
-            return
-    # -- run-time integers as values --------------------------------------------------------
+    # -- run-time numbers as values ---------------------------------------------------------
 
     def format_value(self, value: Any, spec: str) -> str:
         return super().format_value(concrete(value), spec)
@@ -202,10 +210,14 @@ class CaptureWorld(PlainWorld):
 
     def getitem(self, obj: Any, key: Any) -> Any:
         self.outside.refuse_opaque(obj, key)
+        if isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
+            return scalars.item(obj, key)
         return super().getitem(obj, key)
 
     def setitem(self, obj: Any, key: Any, value: Any) -> None:
         self.outside.refuse_opaque(obj, key)
+        if isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
+            obj, key = scalars.item(obj, key), ...
         super().setitem(obj, key, value)
 
     def delitem(self, obj: Any, key: Any) -> None:
@@ -216,32 +228,36 @@ class CaptureWorld(PlainWorld):
         self.outside.refuse_opaque(container, item)
         return super().contains(container, item)
 
-    def unary(self, op: str, a: Any) -> Any:
-        self.outside.refuse_opaque(a)
-        return super().unary(op, a)
-
-    def binary(self, op: str, a: Any, b: Any) -> Any:
-        self.outside.refuse_opaque(a, b)
-        return super().binary(op, a, b)
-
-    def inplace(self, op: str, a: Any, b: Any) -> Any:
-        self.outside.refuse_opaque(a, b)
-        return super().inplace(op, a, b)
-
-    def compare(self, op: str, a: Any, b: Any) -> Any:
-        self.outside.refuse_opaque(a, b)
-        return super().compare(op, a, b)
-
     def is_same(self, a: Any, b: Any) -> bool:
         if a is not b:
             self.outside.guard_distinct(a, b)
         return a is b
 
     def truth(self, obj: Any) -> bool:
-        if isinstance(obj, (torch.SymInt, torch.SymBool)):
+        if isinstance(obj, SYMBOLIC):
             return bool(obj)
         self.outside.refuse_opaque(obj)
         return super().truth(obj)
+
+    def unary(self, op: str, a: Any) -> Any:
+        self.outside.refuse_opaque(a)
+        result = scalars.unary(op, a, UNARY[op][0])
+        return super().unary(op, a) if result is MISSING else result
+
+    def binary(self, op: str, a: Any, b: Any) -> Any:
+        self.outside.refuse_opaque(a, b)
+        result = scalars.binary(op, a, b, BINARY[op][0])
+        return super().binary(op, a, b) if result is MISSING else result
+
+    def inplace(self, op: str, a: Any, b: Any) -> Any:
+        self.outside.refuse_opaque(a, b)
+        result = scalars.binary(op, a, b, BINARY[op][0])
+        return super().inplace(op, a, b) if result is MISSING else result
+
+    def compare(self, op: str, a: Any, b: Any) -> Any:
+        self.outside.refuse_opaque(a, b)
+        result = scalars.compare(op, a, b, COMPARE[op][0])
+        return super().compare(op, a, b) if result is MISSING else result
 
     # -- calls ------------------------------------------------------------------------------
 

@@ -56,7 +56,7 @@ def discard_attribute(base: Any, owner: Any, name: str) -> None:
 
 def parameter_name(index: int, name: str) -> str:
     """A parameter's name in generated code: the user's, unless generated code uses it itself."""
-    clashes = name in _RESERVED or (name[:1] in "vos" and name[1:].isdigit())
+    clashes = name in _RESERVED or (name[:1] in "vosfu" and name[1:].isdigit())
     return name if name.isidentifier() and not clashes else f"arg{index}"
 
 
@@ -85,6 +85,7 @@ class Codegen:
         self._alive: list[Any] = []
         self._sources: dict[Source, str] = {}
         self._symbols: set[str] = set()  # those that the code has loaded under their names
+        self.scalars: list[str] = []  # inputs of the graph that the code computes
         self._count = 0
 
     # -- names ------------------------------------------------------------------------------
@@ -140,12 +141,10 @@ class Codegen:
             return repr(obj)
         if isinstance(obj, torch.Tensor):
             return self._tensor(obj)
-        if isinstance(obj, torch.SymInt):
-            return self._symint(obj)
+        if isinstance(obj, (torch.SymInt, torch.SymFloat)):
+            return self._symbolic(obj)
         if isinstance(obj, torch.SymBool):
             return repr(bool(obj))
-        if isinstance(obj, torch.SymFloat):
-            return self.value(float(obj))
         known = self.externals.lookup(obj)
         if known is not None:
             return self.load(known.source)
@@ -169,16 +168,36 @@ class Codegen:
             raise BreakGraph("rebuild", "a tensor that the graph does not make")
         return self._node(node)
 
-    def _symint(self, size: torch.SymInt) -> str:
-        expr = self.shape_env.simplify(expr_of(size))
-        symbols = expr.symbols()
-        if not symbols <= self.symbol_sources.keys():  # a size that only the graph knows
-            node = self.recorder.argument(size)
+    def _symbolic(self, number: torch.SymInt | torch.SymFloat) -> str:
+        expr = expr_of(number) if isinstance(number, torch.SymInt) else float_expr_of(number)
+        if not self.shape_env.roots(expr.symbols()) <= self.symbol_sources.keys():  # a number that only the graph knows
+            node = self.recorder.argument(number)
             return self._node(node) if isinstance(node, fx.Node) else repr(node)
-        for name in sorted(symbols - self._symbols):
-            self._symbols.add(name)
-            self.loads.append(f"{name} = {self.symbol_sources[name].expression()}")
+        return self._expression(expr)
+
+    def _expression(self, expr: IntExpr | FloatExpr) -> str:
+        """An expression over symbols that are loaded."""
+        if isinstance(expr, FloatExpr):
+            return self.symbol(expr.text) if expr.value is None else f"({self.value(expr.value)})"
+        expr = self.shape_env.simplify(expr)
+        symbols = expr.symbols()
+        for name in sorted(symbols):
+            self.symbol(name)
         return f"({expr})" if symbols else str(expr)
+
+    def symbol(self, name: str) -> str:
+        """A variable that holds a symbol's number, read or computed before the graph runs."""
+        if name in self._symbols:
+            return name
+        self._symbols.add(name)
+        definition = self.shape_env.definitions.get(name)
+        if definition is None:
+            text = self._spelt(self.symbol_sources[name]).expression()
+        else:
+            record, operands = SCALAR_OPS[definition.op], tuple(map(self._expression, definition.args))
+            text = record.text(operands) if record.symbol else f"{self.pin(record.function)}({', '.join(operands)})"
+        self.loads.append(f"{name} = {text}")
+        return name
 
     def _node(self, node: fx.Node) -> str:
         return self.outputs.setdefault(node, f"o{len(self.outputs)}")
@@ -423,7 +442,8 @@ class Codegen:
         else:
             base = "type" if isinstance(slot.owner, type) else "object"
             if isinstance(slot.owner, (types.FunctionType, types.ModuleType, torch.Tensor)):
-                base = self.pin(type(self.externals.lookup(slot.owner).original))  # type: ignore[union-attr]
+                known = self.externals.lookup(slot.owner)
+                base = self.pin(torch.Tensor if known is None else type(known.original))
             if value is DELETED:
                 text = f"{self.pin(discard_attribute)}({base}, {owner}, {slot.name!r})"
             else:
@@ -488,7 +508,8 @@ class Codegen:
         lines += [f"    {line}" for line in self.loads]
         if has_graph:
             outputs = "".join(f"{name}, " for name in self.outputs.values())
-            lines.append(f"    ({outputs}) = graph(*inputs)" if outputs else "    graph(*inputs)")
+            call = f"graph({', '.join((*self.scalars, '*inputs'))})"
+            lines.append(f"    ({outputs}) = {call}" if outputs else f"    {call}")
         lines += [f"    {line}" for line in (*self.build, *self.effects, *tail)]
         return "\n".join(lines) + "\n"
 

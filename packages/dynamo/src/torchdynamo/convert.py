@@ -23,22 +23,32 @@ from torch.amp import autocast_mode
 
 from primtorch import graph_text
 from primtorch.fake import FakeTensor
-from primtorch.symbolic import expr_of
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
 from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, interpret
 from torchdynamo.codegen import Codegen, parameter_name
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, Unsupported
-from torchdynamo.guards import Scope, first_failure, global_state, overlap, print_guards, resolve
+from torchdynamo.graph_inputs import GraphInput, finish_graph, takes_floats
+from torchdynamo.guards import (
+    Scope,
+    first_failure,
+    function_modes,
+    global_state,
+    overlap,
+    print_guards,
+    resolve,
+    same_constant,
+)
 from torchdynamo.modules import in_registry
 from torchdynamo.reasons import BreakGraph, describe
-from torchdynamo.regions import erase_dead_nodes, graph_module
+from torchdynamo.regions import graph_module
 from torchdynamo.resume import Entrance, make_resume
-from torchdynamo.schemas import Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind, ShapeProgram
-from torchdynamo.sources import Attribute, Source, TensorSize, TensorStride
+from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind
+from torchdynamo.shape_guards import add_shape_guards, shape_guards
+from torchdynamo.sources import Attribute, Source, TensorSize
 from torchdynamo.stats import Stats
-from torchdynamo.world import INTEGER_BOUND, DynamicPolicy, Outside
+from torchdynamo.world import DynamicPolicy, Outside
 
 _log = logging.getLogger("torchdynamo")
 _names = iter(range(1 << 60))
@@ -183,7 +193,7 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
     shared = _guard_written_inputs(outside)
     if shared is not None:
         return _no_graph(state, GraphBreak("overlapping_inputs", shared, ()))
-    inputs = _finish_graph(outside, codegen)
+    inputs = finish_graph(outside, codegen, takes_floats(state.backend))
     guards = _guards(outside, ambient)
     graph = _graph_module(outside, state.function.__name__)
     has_graph = graph is not None
@@ -196,13 +206,15 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
             state.dump("torch_graph.py", graph_text(graph, "graph"))
     compiled_graph = None
     if graph is not None:
-        compiled_graph = _call_backend(state, graph, outside, inputs, flat)
+        asked = len(outside.shape_env.guards)
+        compiled_graph = _call_backend(state, graph, inputs)
+        guards += shape_guards(outside, asked)  # what the back end took for granted of numbers
         state.stats.graphs += 1
     text = codegen.source_text(_parameters(state.function), has_graph, tail)
     code = _load(text, state, outside, compiled_graph)
     if state.dump is not None:
         state.dump("compiled.py", text)
-    sources = [source for source, _ in inputs] if has_graph else []
+    sources = [item.source for item in inputs if item.source is not None] if has_graph else []
     tree = GuardTree(guards, sources, state.function, outside.externals.pins.objects)
     info = Compiled(
         guards, graph, text, captured.stopped.graph_break if captured.stopped else None, outside.externals.pins.objects
@@ -245,9 +257,9 @@ def _capture(state: Function, flat: tuple[Any, ...], depth: int | None) -> Captu
         policy = DynamicPolicy(state.options.dynamic is True, changed, state.options.dynamic is False)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise)
         if captured.error is not None:
-            integers = captured.outside.run_time_integers()
-            if integers:  # C code may refuse a symbol where it takes an int
-                state.fixed |= integers
+            numbers = captured.outside.run_time_numbers()
+            if numbers:  # C code may refuse a symbol where it takes a number
+                state.fixed |= numbers
                 continue
             if not state.raises:
                 return _failed(state, captured, captured.error)
@@ -421,37 +433,6 @@ def _resume_factory(state: Function) -> Resume:
     return resume
 
 
-def _finish_graph(outside: Outside, codegen: Codegen) -> list[tuple[Source, Any]]:
-    """Output node in, dead nodes out, placeholders ordered: symbols first. Returns what the graph takes."""
-    graph = outside.recorder.graph
-    graph.output(tuple(codegen.outputs))
-    erase_dead_nodes(graph)
-    outside.recorder.regions.finish()
-    symbols = {outside.recorder.symbol_nodes[name]: source for name, source in outside.symbol_sources.items()}
-    inputs: list[tuple[Source, Any]] = []
-    placeholders = [node for node in graph.nodes if node.op == "placeholder"]
-    tensors = {outside.recorder.node_of(fake): (source, tensor) for source, tensor, fake in outside.tensors}
-    needed = _symbols_needed(graph)
-    ordered = []
-    for node in placeholders:
-        if node in symbols:
-            if node.users or str(node.name) in needed or _symbol_name(node) in needed:
-                ordered.append((0, node))
-            else:
-                graph.erase_node(node)
-        elif node.users:
-            ordered.append((1, node))
-        else:
-            graph.erase_node(node)
-    ordered.sort(key=lambda pair: pair[0])
-    anchor = next((n for n in graph.nodes if n.op != "placeholder"), None)
-    for _, node in ordered:
-        if anchor is not None:
-            anchor.prepend(node)
-        inputs.append((symbols[node], node.meta["val"]) if node in symbols else tensors[node])
-    return inputs
-
-
 def _guard_written_inputs(outside: Outside) -> str | None:
     """Inputs that the program writes to must not share memory with others. Tells which do; guards that none will.
 
@@ -471,60 +452,17 @@ def _guard_written_inputs(outside: Outside) -> str | None:
     return None
 
 
-def _symbol_name(node: fx.Node) -> str:
-    return str(expr_of(node.meta["val"]))
-
-
-def _symbols_needed(graph: fx.Graph) -> set[str]:
-    """Names of the symbols that occur in any value of the graph."""
-    found: set[str] = set()
-    for node in graph.nodes:
-        if node.op == "placeholder" and not node.users:
-            continue
-        values = [node.meta.get("val")]
-        while values:
-            value = values.pop()
-            if isinstance(value, (tuple, list)):
-                values.extend(value)
-            elif isinstance(value, torch.Tensor):
-                for size in (*value.shape, *value.stride()):
-                    if isinstance(size, torch.SymInt):
-                        found |= expr_of(size).symbols()
-    return found
-
-
 def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
     """All guards: those of the reads, and those of the relations between sizes that were asked."""
     externals = outside.externals
-    for name, source in outside.symbol_sources.items():
-        externals.guards.add(None, GuardKind.SHAPE, _range_guard(name, source), ())
-    for guard in outside.shape_env.guards:
-        symbols = {name: outside.symbol_sources[name] for name in guard.expr.symbols()}
-        shape = ShapeProgram(tuple(guard.expr.program()), symbols, str(guard.expr))
-        externals.guards.add(None, GuardKind.SHAPE, shape, guard.stack)
-    for source, tensor, fake in outside.tensors:
-        if any(isinstance(size, torch.SymInt) for size in fake.shape):
-            for dim in range(tensor.dim()):
-                stride = expr_of(fake.stride(dim))
-                program: tuple[tuple[str, Any], ...] = (*stride.program(), ("sym", "stride"), ("eq", 0))
-                symbols = {n: outside.symbol_sources[n] for n in stride.symbols()} | {
-                    "stride": TensorStride(source, dim)
-                }
-                shape = ShapeProgram(program, symbols, f"{source.expression()}.stride({dim}) == {stride}")
-                externals.guards.add(None, GuardKind.SHAPE, shape, ())
+    add_shape_guards(outside)
     code = Attribute(externals.pins.source(outside.function), "__code__", native=True)
     externals.guards.add(code, GuardKind.IDENTITY, outside.function.__code__, ())
     externals.guards.add(None, GuardKind.GLOBAL_STATE, ambient, ())
+    if ambient.torch_function_modes:
+        modes = AmbientRead(function_modes, (), function_modes())
+        externals.guards.add(None, GuardKind.AMBIENT, modes, ())
     return externals.guards.guards()
-
-
-def _range_guard(name: str, source: Source) -> ShapeProgram:
-    """What capture took for granted of a symbol: sizes are at least 2, integers fit."""
-    if isinstance(source, TensorSize):
-        return ShapeProgram((("sym", name), ("const", 2), ("ge", 0)), {name: source}, f"{name} >= 2")
-    low = (("sym", name), ("const", -INTEGER_BOUND), ("ge", 0))
-    high = (("sym", name), ("const", INTEGER_BOUND), ("le", 0))
-    return ShapeProgram((*low, *high, ("and", 0)), {name: source}, f"-2**62 <= {name} <= 2**62")
 
 
 def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
@@ -534,12 +472,10 @@ def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
     return graph_module(outside.recorder.regions.modules, outside.recorder.graph, class_name)
 
 
-def _call_backend(
-    state: Function, graph: fx.GraphModule, outside: Outside, inputs: list[tuple[Source, Any]], flat: tuple[Any, ...]
-) -> Callable[..., Sequence[Any]]:
+def _call_backend(state: Function, graph: fx.GraphModule, inputs: list[GraphInput]) -> Callable[..., Sequence[Any]]:
     began = time.perf_counter()
     try:
-        compiled = state.backend(graph, [value for _, value in inputs])
+        compiled = state.backend(graph, [item.example for item in inputs])
     finally:
         state.stats.backend_seconds += time.perf_counter() - began
     if not callable(compiled):
@@ -563,7 +499,7 @@ def _load(text: str, state: Function, outside: Outside, graph: Callable[..., Any
 
 
 def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes and integers that differ from what the version was made for."""
+    """Sizes, ints and floats that differ from what the version was made for."""
     found: set[Source] = set()
     for guard in guards:
         if guard.source is None or guard.kind not in (GuardKind.TENSOR, GuardKind.EQUALS):
@@ -573,7 +509,8 @@ def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
         except (LookupError, AttributeError, TypeError):
             continue
         if guard.kind is GuardKind.EQUALS:
-            if type(value) is int and type(guard.payload) is int and value != guard.payload:
+            numbers = type(value) in (int, float) and type(guard.payload) in (int, float)
+            if numbers and not same_constant(value, guard.payload):
                 found.add(guard.source)
         elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
             for dim, (size, expected) in enumerate(zip(value.shape, guard.payload.sizes, strict=True)):

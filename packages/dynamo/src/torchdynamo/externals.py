@@ -2,7 +2,7 @@
 
 `Externals.wrap(value, source)` is called at every read of the outside world. It records the guard that
 makes the read repeatable and returns what the program sees: a fake for a tensor, a shadow copy for a
-container, a symbol for a dynamic integer, and the object itself for everything else.
+container, a symbol for a number that changes, and the object itself for everything else.
 """
 
 from __future__ import annotations
@@ -93,10 +93,10 @@ TRUSTED_PACKAGES = frozenset(
 
 
 class TensorInputs(Protocol):
-    """Who turns an external tensor or integer into a graph input."""
+    """Who turns an external tensor or number into a graph input."""
 
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
-    def integer(self, value: int, source: Source) -> int | torch.SymInt: ...
+    def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
 
 
 @dataclass(slots=True)
@@ -152,8 +152,8 @@ class Externals:
 
     def wrap(self, value: Any, source: Source) -> Any:
         kind = type(value)
-        if kind is int:
-            return self.inputs.integer(value, source)
+        if kind is int or kind is float:
+            return self.inputs.number(value, source)
         if kind in CONSTANT_TYPES or isinstance(value, CONSTANT_BASES):
             self.guard(source, GuardKind.EQUALS, value)
             return value
@@ -217,6 +217,10 @@ class Externals:
             return tensor
         if type(tensor) not in PLAIN_TENSORS:
             raise BreakGraph("tensor_subclass", f"{source.expression()} is a {type(tensor).__qualname__}")
+        with torch._C.DisableTorchFunction():
+            lazy = tensor.is_conj() or tensor.is_neg()
+        if lazy:
+            raise BreakGraph("unsupported_read", f"{source.expression()} is conjugated or negated where it is read")
         fake = self.inputs.tensor_input(tensor, source)
         return self._register(tensor, source, fake).value
 
@@ -298,7 +302,8 @@ class Externals:
             shadow.default_factory = self.wrap(value.default_factory, Attribute(source, "default_factory", native=True))
         setter = collections.OrderedDict.__setitem__ if isinstance(value, collections.OrderedDict) else dict.__setitem__
         for index, key in enumerate(keys):
-            item = self.wrap(dict.__getitem__(value, key), Item(source, key))
+            pin = None if _is_literal(key) else self.pins.source(key, "key").key
+            item = self.wrap(dict.__getitem__(value, key), Item(source, key, pin))
             if isinstance(key, torch.Tensor):
                 key = self.wrap(key, DictKeyAt(source, index))
             setter(shadow, key, item)
@@ -337,6 +342,14 @@ def _is_bound(value: Any) -> bool:
     return not isinstance(owner, (type, types.ModuleType, type(None))) and hasattr(type(owner), value.__name__)
 
 
+def _is_literal(key: Any) -> bool:
+    """Whether a key of a dict can be written in generated code."""
+    return type(key) in _LITERALS or (type(key) is tuple and all(map(_is_literal, key)))
+
+
+_LITERALS = frozenset({str, int, bool, bytes, type(None)})
+
+
 def is_constant(value: Any) -> bool:
     """An immutable value without parts that have an identity of their own."""
     if type(value) in (tuple, frozenset):
@@ -355,11 +368,11 @@ def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuar
         sizes=tuple(None if dim in dynamic else size for dim, size in enumerate(tensor.shape)),
         strides=tuple(tensor.stride()) if not dynamic else tuple(None for _ in tensor.shape),
         is_leaf=None if not tensor.requires_grad else tensor.is_leaf,
+        dispatch_keys=torch._C._dispatch_keys(tensor).raw_repr(),
         is_parameter=parameter,
     )
 
 
-def is_trusted_module(module: str) -> bool:
 def is_opaque(kind: type) -> bool:
     """A type of C whose objects hold data (an array, a buffer, a proxy): only their identity and type can be guarded."""
     return not kind.__flags__ & _HEAP_TYPE and any(hasattr(kind, name) for name in _DATA_METHODS)

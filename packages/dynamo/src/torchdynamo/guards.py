@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,9 +16,12 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
+import torch.overrides
+from torch.utils._device import DeviceContext
 
 from primtorch.schemas import UserFrame
-from torchdynamo.schemas import GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard
+from primtorch.symbolic import SCALAR_OPS, UNARY_OPS
+from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard
 from torchdynamo.source_text import source_text
 from torchdynamo.sources import (
     Argument,
@@ -30,6 +34,7 @@ from torchdynamo.sources import (
     InstanceDict,
     Item,
     Pinned,
+    Referent,
     Source,
     TensorOffset,
     TensorSize,
@@ -101,6 +106,8 @@ def resolve(source: Source, scope: Scope) -> Any:
             return own_keys(resolve(base, scope))[index]
         case TypeOf(base=base):
             return type(resolve(base, scope))
+        case Referent(base=base):
+            return resolve(base, scope)()
         case TensorSize(base=base, dim=dim):
             return resolve(base, scope).shape[dim]
         case TensorStride(base=base, dim=dim):
@@ -115,7 +122,6 @@ def instance_dict(obj: Any) -> Mapping[str, Any]:
     return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
 
 
-def base_item(container: Any, key: Any) -> Any:
 def own_keys(container: dict[Any, Any]) -> tuple[Any, ...]:
     """The keys in their order, by the built-in class: an OrderedDict keeps an order of its own."""
     return tuple((OrderedDict if isinstance(container, OrderedDict) else dict).keys(container))
@@ -139,6 +145,12 @@ def global_state() -> GlobalState:
         deterministic=torch.are_deterministic_algorithms_enabled(),
         torch_function_modes=torch._C._len_torch_function_stack(),
     )
+
+
+def function_modes() -> tuple[Any, ...]:
+    """The torch-function modes that are on: a default device by its device, others by their identity."""
+    modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[attr-defined]
+    return tuple(m.device if isinstance(m, DeviceContext) else weakref.ref(m) for m in modes)
 
 
 def same_constant(a: Any, b: Any) -> bool:
@@ -201,12 +213,24 @@ def tensor_mismatch(value: torch.Tensor, want: TensorGuard) -> str | None:
     return None
 
 
-def run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int]) -> Any:
-    """Evaluates a postfix program of `primtorch.symbolic` over integers."""
+def run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int | float]) -> Any:
+    """Evaluates a postfix program of `primtorch.symbolic` over numbers; False where its arithmetic raises."""
+    try:
+        return _run_program(program, symbols)
+    except (ArithmeticError, ValueError, TypeError):
+        return False
+
+
+def _run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int | float]) -> Any:
     stack: list[Any] = []
+    kept: dict[int, Any] = {}
     for op, operand in program:
-        if op == "const":
+        if op in ("const", "fconst"):
             stack.append(operand)
+        elif op == "keep":
+            kept[operand] = stack[-1]
+        elif op == "kept":
+            stack.append(kept[operand])
         elif op == "sym":
             stack.append(symbols[operand])
         elif op in _UNARY:
@@ -217,8 +241,14 @@ def run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int]) 
     return stack.pop()
 
 
-_UNARY: dict[str, Callable[[Any], Any]] = {"neg": lambda a: -a, "not": lambda a: not a}
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    **{op.name: op.function for op in SCALAR_OPS.values() if op.name in UNARY_OPS},
+    "neg": lambda a: -a,
+    "not": lambda a: not a,
+    "defined": lambda a: not isinstance(a, complex),
+}
 _BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    **{op.name: op.function for op in SCALAR_OPS.values() if op.name not in UNARY_OPS},
     "add": lambda a, b: a + b,
     "sub": lambda a, b: a - b,
     "mul": lambda a, b: a * b,
@@ -235,6 +265,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "and": lambda a, b: a and b,
     "or": lambda a, b: a or b,
 }
+_BINARY |= {f"f{op}": _BINARY[op] for op in ("eq", "ne", "lt", "le", "gt", "ge")} | {"fsame": same_constant}
 
 
 def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -260,15 +291,20 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
         return "ambient state changed: " + ", ".join(
             f"{n} is {getattr(now, n)}, was {getattr(guard.payload, n)}" for n in names
         )
+    if guard.kind is GuardKind.AMBIENT:
+        read: AmbientRead = guard.payload
+        value = read.function(*read.args)
+        return None if same_constant(value, read.value) else f"{_call_text(read)} is {value!r}, was {read.value!r}"
     if guard.kind is GuardKind.SHAPE:
         shape: ShapeProgram = guard.payload
         try:
-            values = {name: int(resolve(source, scope)) for name, source in shape.symbols.items()}
+            values = {name: resolve(source, scope) for name, source in shape.symbols.items()}
         except (LookupError, AttributeError, TypeError) as error:
             return f"{shape.text}: cannot be read ({error})"
         if run_program(shape.program, values):
             return None
-        return f"{shape.text} does not hold for " + ", ".join(f"{k} = {v}" for k, v in sorted(values.items()))
+        now = (f"{source_text(source)} = {values[name]}" for name, source in sorted(shape.symbols.items()))
+        return f"{shape.text} does not hold for {', '.join(now)}"
     assert guard.source is not None
     where = guard.source.expression()
     try:
@@ -276,6 +312,11 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
         return _explain_value(guard, where, value, scope)
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         return f"{where} cannot be read ({type(error).__name__}: {error})"
+
+
+def _call_text(read: AmbientRead) -> str:
+    name = getattr(read.function, "__qualname__", repr(read.function))
+    return f"{name}({', '.join(map(repr, read.args))})"
 
 
 def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | None:
@@ -335,6 +376,8 @@ def _payload_text(payload: Any) -> str:
             return payload.text
         case TensorGuard():
             return _tensor_text(payload)
+        case AmbientRead():
+            return f"{_call_text(payload)} == {payload.value!r}"
         case GlobalState():
             casts = ", ".join(f"{device} {dtype}" for device, enabled, dtype in payload.autocast if enabled)
             parts = [

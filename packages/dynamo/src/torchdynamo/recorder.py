@@ -22,9 +22,10 @@ from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
 from torchdynamo import constants
+from torchdynamo.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.regions import Regions
-from torchdynamo.sources import Source
+from torchdynamo.sources import Computed, Source
 
 # Operator methods of tensors and the function that a reader of the graph knows them by.
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -123,6 +124,14 @@ _RANDOM = frozenset(
     }
 )  # fmt: skip
 
+# Whether a tensor is a view that conjugates or negates when it is read. Inputs are none, of others it is not known.
+_LAZY_BITS = frozenset({"is_conj", "is_neg"})
+
+
+def _is_made(node: fx.Node | None) -> bool:
+    return node is not None and node.op != "placeholder"
+
+
 # What a tensor's place in its memory matters to.
 _USE_OFFSETS = frozenset({"storage_offset", "as_strided", "as_strided_", "as_strided_scatter"})
 
@@ -168,7 +177,7 @@ class Recorder:
 
     # -- inputs -----------------------------------------------------------------------------
 
-    def add_input(self, fake: Any, source: Source, name: str) -> fx.Node:
+    def add_input(self, fake: Any, source: Source | Computed, name: str) -> fx.Node:
         """A placeholder for a tensor or a SymInt; the driver orders them at the end."""
         anchor = self._last_placeholder
         with self.graph.inserting_after(anchor) if anchor is not None else self._at_start():
@@ -209,9 +218,16 @@ class Recorder:
         reason = BREAKS_BY_NAME.get(name)
         if reason is not None and (reason not in _TENSOR_ONLY or _has_tensor(args)):
             raise BreakGraph(reason, f"{name}() of a tensor" if _has_tensor(args) else f"torch {name}()")
+        if name in _LAZY_BITS and _is_made(self._nodes.get(id(args[0]))):
+            raise BreakGraph("unsupported_read", f"{name}() of a tensor that the program made")
         if getattr(func, "__name__", "") in _SETTERS:
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
-        return self.record(func, self._adopt_all(args), self._adopt_all(dict(kwargs or {})))
+        args, kwargs = self._adopt_all(args), self._adopt_all(dict(kwargs or {}))
+        if is_over_lists(name):
+            return record_each(self.record, name, args, kwargs)
+        if takes_factor(name, kwargs):
+            return record_scaled(self.record, func, args, kwargs)
+        return self.record(func, args, kwargs)
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
@@ -285,12 +301,10 @@ class Recorder:
             if node is None:
                 raise BreakGraph("unsupported_read", "a tensor that capture did not see being made")
             return node
-        if isinstance(value, torch.SymInt):
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
             return materialize(self.graph, value, self.symbol_nodes)
         if isinstance(value, torch.SymBool):
-            return bool(value)  # guarded: graphs take symbolic integers alone
-        if isinstance(value, torch.SymFloat):
-            return float(value)
+            return bool(value)  # guarded: graphs take symbolic numbers alone
         if isinstance(value, torch.Size):
             return tuple(self.argument(item) for item in value)
         if isinstance(value, tuple):

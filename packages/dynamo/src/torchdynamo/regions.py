@@ -93,7 +93,7 @@ class Regions:
                 continue
             if "place" in node.meta and node.args[0] not in inside:
                 continue  # a result of an earlier region, asked for now
-            if isinstance(node.meta.get("val"), torch.SymInt):
+            if isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat)):
                 if node.op == "placeholder" or inside.isdisjoint(node.all_input_nodes):
                     continue
                 raise BreakGraph("nested_graph", "a size inside that depends on data")

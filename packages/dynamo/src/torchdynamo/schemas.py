@@ -35,6 +35,7 @@ class GuardKind(enum.Enum):
     DISTINCT_STORAGE = "distinct_storage"  # tuple of Sources: no two of these tensors and the source's own overlap
     SHAPE = "shape"  # ShapeProgram: relation between sizes of inputs; the guard's own source is None
     GLOBAL_STATE = "global_state"  # GlobalState; the guard's own source is None
+    AMBIENT = "ambient"  # AmbientRead; the guard's own source is None
     PREDICATE = "predicate"  # a Python callable object -> bool; the slow last resort
 
 
@@ -74,6 +75,15 @@ class GlobalState:
     default_dtype: torch.dtype
     deterministic: bool
     torch_function_modes: int
+
+
+@dataclass(frozen=True, slots=True)
+class AmbientRead:
+    """State of the process that the program asked for: `function(*args)` gave the constant `value`."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    value: Any
 
 
 @dataclass(frozen=True, slots=True)

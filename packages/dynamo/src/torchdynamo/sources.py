@@ -102,11 +102,13 @@ class InstanceDict:
 class Item:
     """`base[key]` of a list, tuple or dict (or a subclass), by the built-in class's lookup.
 
-    Keys are compared by value where that runs none of the program's code, else by identity.
+    Keys are compared by value where that runs none of the program's code, else by identity. `pin` is the place among the
+    pinned objects of a key that cannot be written as a literal.
     """
 
     base: Source
     key: object
+    pin: int | None = None
 
     def __eq__(self, other: object) -> bool:
         if type(other) is not Item or self.base != other.base:
@@ -119,7 +121,7 @@ class Item:
         return hash((self.base, self.key if type(self.key) in _PLAIN_KEYS else id(self.key)))
 
     def expression(self) -> str:
-        return f"{self.base.expression()}[{self.key!r}]"
+        return f"{self.base.expression()}[{repr(self.key) if self.pin is None else f'P[{self.pin}]'}]"
 
 
 _PLAIN_KEYS = frozenset({int, str, bool, float, bytes})
@@ -144,6 +146,16 @@ class TypeOf:
 
     def expression(self) -> str:
         return f"type({self.base.expression()})"
+
+
+@dataclass(frozen=True, slots=True)
+class Referent:
+    """What the weak reference `base` refers to (None once it is dead)."""
+
+    base: Source
+
+    def expression(self) -> str:
+        return f"{self.base.expression()}()"
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +212,7 @@ Source = Union[
     Item,
     DictKeyAt,
     TypeOf,
+    Referent,
     TensorSize,
     TensorStride,
     TensorOffset,

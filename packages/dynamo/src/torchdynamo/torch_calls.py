@@ -8,6 +8,7 @@ from __future__ import annotations
 import builtins
 import copy
 import dataclasses
+import datetime
 import inspect
 import logging
 import types
@@ -40,6 +41,18 @@ ANSWERS_BY_NAME: dict[tuple[str, str], Any] = {
     ("torch.fx._symbolic_trace", "is_fx_symbolic_tracing"): False,
 }
 
+# Questions about the state of the process; the answer is guarded.
+AMBIENT_READS: tuple[Any, ...] = (
+    torch.get_num_threads,
+    torch.get_num_interop_threads,
+    torch.get_float32_matmul_precision,
+    torch.get_default_device,
+    torch.get_deterministic_debug_mode,
+    torch.is_deterministic_algorithms_warn_only_enabled,
+    torch.cuda.current_device,
+    torch.cuda.device_count,
+)
+
 # Calls that leave the graph, by the reason.
 BREAKS: dict[Any, str] = {
     print: "print",
@@ -53,6 +66,17 @@ BREAKS: dict[Any, str] = {
     torch.seed: "random_state",
     torch.set_default_dtype: "ambient_state",
     torch.set_default_device: "ambient_state",
+    torch.set_num_threads: "ambient_state",
+    torch.set_num_interop_threads: "ambient_state",
+    torch.set_float32_matmul_precision: "ambient_state",
+    torch.use_deterministic_algorithms: "ambient_state",
+    torch.set_deterministic_debug_mode: "ambient_state",
+    torch.set_flush_denormal: "ambient_state",
+    torch.set_warn_always: "ambient_state",
+    datetime.datetime.now: "c_function",
+    datetime.datetime.utcnow: "c_function",
+    datetime.datetime.today: "c_function",
+    datetime.date.today: "c_function",
     torch.autograd.backward: "backward",
     torch.autograd.grad: "backward",
     torch._C._autograd._push_saved_tensors_default_hooks: "ambient_state",

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
@@ -21,24 +21,27 @@ from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.overlays import DELETED, MISSING, Overlays
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import Recorder
-from torchdynamo.schemas import GuardKind
+from torchdynamo.scalars import SYMBOLIC
+from torchdynamo.schemas import AmbientRead, GuardKind
 from torchdynamo.sources import (
     Argument,
     Attribute,
     CellContents,
     ClosureCell,
+    Computed,
     Global,
     InstanceAttribute,
     InstanceDict,
     Item,
     Pinned,
+    Referent,
     Source,
     TensorOffset,
     TensorSize,
     base_of,
 )
+from torchdynamo.symbol_nodes import SymbolNodes
 
-SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 # Integers that become symbols lie within these bounds, so that sums of two stay in 64 bits.
 INTEGER_BOUND = 1 << 62
 
@@ -67,8 +70,9 @@ class Outside:
         self.externals = Externals(self, user_frames)
         self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
         self.symbol_sources: dict[str, Source] = {}
+        self.recorder.symbol_nodes = SymbolNodes(self.shape_env, self.symbol_sources, self._computed_input)
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
-        self._integers: dict[Source, torch.SymInt] = {}
+        self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self._cells: set[int] = set()
         self._own_classes: set[type] = set()  # that the program made itself
         self._alive: list[Any] = []
@@ -81,7 +85,10 @@ class Outside:
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         with torch._C.DisableTorchFunction():
             dims = self.dynamic.dims(tensor, source)
-            symbols = {dim: self._symbol(tensor.shape[dim], TensorSize(source, dim), 2, None) for dim in dims}
+            symbols = {}
+            for dim in dims:
+                low, high = size_range(tensor, dim)
+                symbols[dim] = self._symbol(tensor.shape[dim], TensorSize(source, dim), low, high)
             self.externals.guard(source, GuardKind.TENSOR, tensor_guard(tensor, symbols))
             fake = self.mode.from_tensor(tensor, dynamic=symbols or None)
             if isinstance(tensor, nn.Parameter):
@@ -94,31 +101,67 @@ class Outside:
 
     def _symbol(self, hint: int, source: Source, low: int, high: int | None) -> torch.SymInt:
         symbol = self.shape_env.symbol(hint, source.expression(), min=low, max=high)
-        name = f"s{len(self.symbol_sources)}"
+        self._add_symbol(symbol, source)
+        return symbol
+
+    def _add_symbol(self, symbol: torch.SymInt | torch.SymFloat, source: Source) -> None:
+        name = str(symbol)
         self.symbol_sources[name] = source
         self.recorder.symbol_nodes[name] = self.recorder.add_input(symbol, source, name)
-        return symbol
 
-    def integer(self, value: int, source: Source) -> int | torch.SymInt:
-        if not self.dynamic.integer(value, source):
+    def _computed_input(self, name: str) -> fx.Node:
+        """A derived number becomes an input of the graph: generated code computes it."""
+        info = self.shape_env.symbols[name]
+        return self.recorder.add_input(self.shape_env.named(name), Computed(info.source), name)
+
+    def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat:
+        """An int or float of the outside: itself, guarded, or a symbol when it changed between calls."""
+        if not self.dynamic.number(value, source):
             self.externals.guard(source, GuardKind.EQUALS, value)
             return value
-        symbol = self._integers.get(source)
+        symbol = self._numbers.get(source)
         if symbol is None:
-            self.externals.guard(source, GuardKind.TYPE, int)
+            self.externals.guard(source, GuardKind.TYPE, type(value))
             with torch._C.DisableTorchFunction():
-                symbol = self._integers[source] = self._symbol(value, source, -INTEGER_BOUND, INTEGER_BOUND)
+                if isinstance(value, float):
+                    symbol = self.shape_env.float_symbol(value, source.expression())
+                    self._add_symbol(symbol, source)
+                else:
+                    symbol = self._symbol(value, source, -INTEGER_BOUND, INTEGER_BOUND)
+            self._numbers[source] = symbol
         return symbol
 
-    def run_time_integers(self) -> frozenset[Source]:
-        """Where the program read integers that became symbols."""
-        return frozenset(self._integers)
+    def run_time_numbers(self) -> frozenset[Source]:
+        """Where the program read ints and floats that became symbols."""
+        return frozenset(self._numbers)
 
     def guard_offset(self, fake: FakeTensor) -> None:
         """The program uses where `fake` begins in its memory: so does each input that lies there."""
         for source, tensor, known in self.tensors:
             if known.memory is fake.memory:
                 self.externals.guard(TensorOffset(source), GuardKind.EQUALS, tensor.storage_offset())
+
+    def ambient(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+        """What a function says of the state of the process, guarded."""
+        value = function(*args)
+        self.externals.guard(None, GuardKind.AMBIENT, AmbientRead(function, args, value))
+        return value
+
+    def identity(self, obj: Any) -> int:
+        """`id(obj)` of an object of the outside, which has to be that object from now on."""
+        known = self.externals.lookup(obj)
+        if known is None:
+            return id(obj)
+        if isinstance(known.original, torch.Tensor):
+            raise BreakGraph("unsupported_read", f"id() of the tensor {known.source.expression()}")
+        if not isinstance(known.source, Pinned):
+            self.externals.guard(known.source, GuardKind.IDENTITY, known.original)
+        return id(known.original)
+
+    def referent(self, reference: Any) -> Any:
+        """What a weak reference of the outside refers to."""
+        known = self.externals.lookup(reference)
+        return reference() if known is None else self.externals.wrap(reference(), Referent(known.source))
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor that C code handed to a torch call: an input that the compiled code holds."""
@@ -448,12 +491,14 @@ class Outside:
         known = self.externals.lookup(tensor)
         if name == "__class__":
             return self.type_of(tensor)
+        written = self.overlays.read(tensor, name)
+        if written is not MISSING and written is not DELETED:
+            return written
         if known is not None:
-            written = self.overlays.read(tensor, name)
-            if written is not MISSING and written is not DELETED:
-                return written
-            if name in (getattr_static_dict(known.original) or {}):
+            if name in (getattr_static_dict(known.original) or {}) and written is MISSING:
                 return self.instance_get(tensor, name)
+            if written is MISSING and not hasattr(type(known.original), name):
+                self.externals.guard(known.source, GuardKind.INSTANCE_LACKS, name)
             if name == "grad":
                 with torch._C.DisableTorchFunction():
                     return self.externals.wrap(known.original.grad, Attribute(known.source, "grad", native=True))
@@ -461,15 +506,25 @@ class Outside:
 
     def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
         member = getattr(torch.Tensor, name, None)
+        if (
+            name == "grad"
+            and self.externals.lookup(tensor) is not None
+            and (value is None or isinstance(value, torch.Tensor))
+        ):
+            self.overlays.write(tensor, name, value)
+            return
         if isinstance(member, (types.GetSetDescriptorType, property)):
             if name == "requires_grad" and self.externals.lookup(tensor) is None:
                 tensor.requires_grad_(value)
                 return
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
-        if self.externals.lookup(tensor) is None:
-            object.__setattr__(tensor, name, value)
-        else:
-            self.overlays.write(tensor, name, value)
+        self.overlays.write(tensor, name, value)
+
+    def tensor_delete(self, tensor: torch.Tensor, name: str) -> None:
+        if hasattr(torch.Tensor, name):
+            raise BreakGraph("tensor_metadata_write", f"deletion of the tensor attribute {name!r}")
+        self.tensor_get(tensor, name)  # raises when there is none
+        self.overlays.write(tensor, name, DELETED)
 
     # -- nn.Module --------------------------------------------------------------------------
 
@@ -522,8 +577,15 @@ class DynamicPolicy:
                 found.append(dim)
         return tuple(found)
 
-    def integer(self, value: int, source: Source) -> bool:
-        return source in self.changed and not self.never and abs(value) <= INTEGER_BOUND
+    def number(self, value: int | float, source: Source) -> bool:
+        fits = isinstance(value, float) or abs(value) <= INTEGER_BOUND
+        return source in self.changed and not self.never and fits
+
+
+def size_range(tensor: torch.Tensor, dim: int) -> tuple[int, int | None]:
+    """The range that the user promised for a size, or what every symbolic size has."""
+    low, high = getattr(tensor, "_torchdynamo_ranges", {}).get(dim, (None, None))
+    return 2 if low is None else max(low, 2), high
 
 
 def getattr_static_dict(obj: Any) -> dict[str, Any] | None:

@@ -8,13 +8,14 @@ from primtorch.symbolic.expr import IntExpr, Program, constant, symbol
 from primtorch.symbolic.float_expr import Definition, FloatExpr, float_constant
 from primtorch.symbolic.materialize import materialize
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, relate
-from primtorch.symbolic.scalar_ops import SCALAR_FUNCTIONS, SCALAR_OPS
+from primtorch.symbolic.scalar_ops import SCALAR_FUNCTIONS, SCALAR_OPS, UNARY_OPS
 from primtorch.symbolic.shape_env import ShapeEnv, ShapeGuard, SymbolInfo
 from primtorch.symbolic.sym_node import SymNode, node_of
 
 __all__ = [
     "SCALAR_FUNCTIONS",
     "SCALAR_OPS",
+    "UNARY_OPS",
     "BoolExpr",
     "Connective",
     "Definition",

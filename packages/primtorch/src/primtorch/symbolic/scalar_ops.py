@@ -83,6 +83,12 @@ SCALAR_OPS: dict[str, ScalarOp] = {
         ScalarOp("ipow", operator.pow, "int", "int", "**", partial=True),
     )
 }
+# Operations of one operand.
+UNARY_OPS = frozenset(
+    op.name
+    for op in SCALAR_OPS.values()
+    if op.name in ("fneg", "float") or (not op.symbol and op.name not in ("fmin", "fmax"))
+)
 # Functions of one float, by the function that a program calls.
 FLOAT_FUNCTIONS: dict[Any, str] = {
     op.function: op.name for op in SCALAR_OPS.values() if op.takes == "float" and op.function.__module__ == "math"

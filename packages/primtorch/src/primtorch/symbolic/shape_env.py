@@ -143,17 +143,26 @@ class ShapeEnv:
         return result
 
     def spelt_out(self, program: Program) -> Program:
-        """A program with derived symbols replaced by the programs that compute them."""
+        """A program that computes derived symbols where it reads them first, and keeps them: ("keep", k) leaves the
+        value on the stack as the k-th kept one, ("kept", k) reads it again."""
         steps: list[tuple[str, int | str | float]] = []
+        kept: dict[str, int] = {}
+        self._spell_out(program, steps, kept)
+        return tuple(steps)
+
+    def _spell_out(self, program: Program, steps: list[tuple[str, int | str | float]], kept: dict[str, int]) -> None:
         for op, argument in program:
-            definition = self.definitions.get(str(argument)) if op == "sym" else None
+            name = str(argument)
+            definition = self.definitions.get(name) if op == "sym" else None
             if definition is None:
                 steps.append((op, argument))
+            elif name in kept:
+                steps.append(("kept", kept[name]))
             else:
                 for arg in definition.args:
-                    steps += self.spelt_out(arg.program())
-                steps.append((definition.op, 0))
-        return tuple(steps)
+                    self._spell_out(arg.program(), steps, kept)
+                kept[name] = len(kept)
+                steps += [(definition.op, 0), ("keep", kept[name])]
 
     def roots(self, names: set[str]) -> set[str]:
         """The symbols that these are computed from in the end."""

@@ -1,0 +1,72 @@
+"""Calls that torch runs over lists of tensors (`torch._foreach_add_`), and calls with a tensor where a number belongs.
+
+Optimizers make them. In the graph they are ordinary calls, one for each tensor, which compilers fuse as they see fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+
+_PREFIX = "_foreach_"
+_SCALED = {"addcdiv": torch.Tensor.div, "addcmul": torch.Tensor.mul}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm, "pow": torch.pow}
+
+
+def is_over_lists(name: str) -> bool:
+    return name.startswith(_PREFIX)
+
+
+def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
+    """Records the calls that `torch._foreach_...` is; None is the result of one that works in place."""
+    method = name.removeprefix(_PREFIX)
+    plain = method.removesuffix("_")
+    count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
+    function = _FUNCTIONS.get(method) or getattr(torch.Tensor, method)
+    results = []
+    for index in range(count):
+        own = tuple(_element(record, arg, index, plain in _SCALED and place == 3) for place, arg in enumerate(args))
+        named = {key: _element(record, value, index, key == "scalars") for key, value in kwargs.items()}
+        if plain in _SCALED:
+            value = own[3] if len(own) > 3 else named.pop("scalars", named.pop("value", 1))
+            own, named = own[:3], {"value": value}
+        elif "scalar" in named:
+            own = (*own, named.pop("scalar"))
+        results.append(record_scaled(record, function, own, named))
+    return None if method != plain else results
+
+
+def _element(record: Record, argument: Any, index: int, along: bool) -> Any:
+    if isinstance(argument, (list, tuple)):
+        return argument[index]
+    if along and isinstance(argument, torch.Tensor) and argument.dim() == 1:
+        return record(torch.Tensor.__getitem__, (argument, index), {})
+    return argument
+
+
+def record_scaled(record: Record, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Records a call; a factor that only may be a number (`value`, `alpha`) is multiplied in where it is a tensor."""
+    name = getattr(function, "__name__", "")
+    plain = name.removesuffix("_")
+    factor = kwargs.get("value" if plain in _SCALED else "alpha")
+    if not isinstance(factor, torch.Tensor):
+        return record(function, args, kwargs)
+    if plain in _SCALED:
+        scaled = record(_SCALED[plain], (record(torch.Tensor.mul, (args[1], factor), {}), args[2]), {})
+        return record(torch.Tensor.add_ if name != plain else torch.Tensor.add, (args[0], scaled), {})
+    return record(function, (args[0], record(torch.Tensor.mul, (args[1], factor), {})), {})
+
+
+def takes_factor(name: str, kwargs: dict[str, Any]) -> bool:
+    """Whether the call has a tensor where a factor belongs."""
+    key = _FACTORS.get(name)
+    return key is not None and isinstance(kwargs.get(key), torch.Tensor)
+
+
+_FACTORS = {name: "value" for plain in _SCALED for name in (plain, f"{plain}_")} | {
+    name: "alpha" for name in ("add", "add_", "sub", "sub_")
+}

@@ -1,0 +1,145 @@
+"""Numbers of the program of which some are symbols: operators, comparisons, functions, tensors made of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from primtorch.symbolic import numbers
+from torchdynamo.overlays import MISSING
+
+SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
+_NUMBERS = (int, float, bool, *SYMBOLIC)
+is_symbolic = numbers.is_symbolic
+NUMBER_FUNCTIONS = numbers.NUMBER_FUNCTIONS
+
+
+def concrete(value: Any) -> Any:
+    """The value with numbers in place of symbols (each guarded from now on), for C code that looks at all of it."""
+    if isinstance(value, SYMBOLIC):
+        return value.node.pytype(value)
+    if type(value) in (list, tuple):
+        return type(value)(map(concrete, value))
+    if type(value) is dict:
+        return {key: concrete(item) for key, item in value.items()}
+    return value
+
+
+def _both_numbers(a: Any, b: Any) -> bool:
+    return (is_symbolic(a) or is_symbolic(b)) and type(a) in _NUMBERS and type(b) in _NUMBERS
+
+
+def binary(op: str, a: Any, b: Any, native: Callable[[Any, Any], Any]) -> Any:
+    """`a op b` of two numbers; MISSING when no operand is symbolic, or one is no number."""
+    if not _both_numbers(a, b):
+        return MISSING
+    a, b = (bool(x) if isinstance(x, torch.SymBool) else x for x in (a, b))
+    result = numbers.binary(op, a, b)
+    return native(concrete(a), concrete(b)) if result is None else result
+
+
+def compare(op: str, a: Any, b: Any, native: Callable[[Any, Any], Any]) -> Any:
+    """`a op b` of two numbers: a bool or a SymBool; MISSING as of `binary`."""
+    if not _both_numbers(a, b):
+        return MISSING
+    a, b = (bool(x) if isinstance(x, torch.SymBool) else x for x in (a, b))
+    result = numbers.compare(op, a, b)
+    return native(concrete(a), concrete(b)) if result is None else result
+
+
+def unary(op: str, a: Any, native: Callable[[Any], Any]) -> Any:
+    """`op a`; MISSING when it is not symbolic."""
+    if not is_symbolic(a):
+        return MISSING
+    result = numbers.unary(op, a)
+    return native(concrete(a)) if result is None else result
+
+
+def call(fn: Any, args: tuple[Any, ...]) -> Any:
+    """A builtin or a function of `math` on numbers; MISSING when none is symbolic."""
+    if fn in (min, max):
+        return _extreme(fn, args)
+    if not any(map(is_symbolic, args)):
+        return MISSING
+    if not all(type(arg) in _NUMBERS for arg in args):
+        return MISSING
+    result = numbers.function(fn, args)
+    return fn(*map(concrete, args)) if result is None else result
+
+
+def _extreme(fn: Any, args: tuple[Any, ...]) -> Any:
+    """`min` and `max` of several numbers, one after another as Python compares them."""
+    items = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
+    if len(items) < 2 or not any(map(is_symbolic, items)) or not all(type(item) in _NUMBERS for item in items):
+        return MISSING
+    result = items[0]
+    for item in items[1:]:
+        if not is_symbolic(result) and not is_symbolic(item):
+            result = fn(result, item)
+            continue
+        found = numbers.function(fn, (result, item))
+        if found is None:  # an int and a float: the result's type depends on which it is
+            better = compare("<" if fn is min else ">", item, result, lambda a, b: a < b if fn is min else a > b)
+            found = item if better else result
+        result = found
+    return result
+
+
+def indexes_by_symbol(key: Any) -> bool:
+    """Whether an index of a tensor has a symbolic int among ints, slices, None and Ellipsis."""
+    items = key if type(key) is tuple else (key,)
+    kinds = {type(item) for item in items}
+    return torch.SymInt in kinds and kinds <= _BASIC_INDICES
+
+
+_BASIC_INDICES = frozenset({int, torch.SymInt, slice, type(None), type(...)})
+
+
+def item(tensor: torch.Tensor, key: Any) -> torch.Tensor:
+    """`tensor[key]` with each symbolic int of the key as a `select`: C++ would ask for its number."""
+    items = key if type(key) is tuple else (key,)
+    if ... in items:
+        place = items.index(...)
+        named = sum(1 for index in items if index is not None and index is not ...)
+        items = (*items[:place], *[slice(None)] * (tensor.dim() - named), *items[place + 1 :])
+    view = tensor[tuple(slice(None) if type(index) is torch.SymInt else index for index in items)]
+    kept = [index for index in items if type(index) is not int]  # the dims of `view`, in order
+    for dim in reversed(range(len(kept))):
+        if type(kept[dim]) is torch.SymInt:
+            view = view.select(dim, kept[dim])
+    return view
+
+
+def holds_symbol(data: Any) -> bool:
+    """Whether nested lists of numbers hold a symbol."""
+    if isinstance(data, (list, tuple)):
+        return any(map(holds_symbol, data))
+    return is_symbolic(data)
+
+
+def tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False) -> Any:
+    """`torch.tensor` of nested lists of numbers, some of them symbols: put together of tensors of one number."""
+    kind = dtype or (torch.get_default_dtype() if _holds_float(data) else torch.int64)
+    made = _stacked(data, kind, device)
+    return made.requires_grad_() if requires_grad else made
+
+
+def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+    if isinstance(data, (list, tuple)):
+        return torch.stack([_stacked(item, dtype, device) for item in data])
+    return torch.full((), data, dtype=dtype, device=device)
+
+
+def _holds_float(data: Any) -> bool:
+    if isinstance(data, (list, tuple)):
+        return any(map(_holds_float, data))
+    return isinstance(data, (float, torch.SymFloat))
+
+
+def only_numbers(data: Any) -> bool:
+    """Whether nested lists hold ints, floats and their symbols alone."""
+    if isinstance(data, (list, tuple)):
+        return bool(data) and all(map(only_numbers, data))
+    return type(data) in (int, float, torch.SymInt, torch.SymFloat)
