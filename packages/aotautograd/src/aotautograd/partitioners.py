@@ -120,13 +120,22 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
 
 
 def _recompute_late(backward: fx.GraphModule) -> None:
-    """Moves what is computed again to just before its first use: its memory is not held before that."""
-    place = {node: i for i, node in enumerate(backward.graph.nodes)}
-    for node in reversed(list(backward.graph.nodes)):
-        if node.op == "call_function" and not is_backward(node) and node.users:
-            first = min(node.users, key=place.__getitem__)
-            first.prepend(node)
-            place[node] = place[first]  # users of what it reads compare with where it stands now
+    """Moves what is computed again to just before its first use, so that its memory is not held before that."""
+    graph = backward.graph
+    *body, output = (n for n in graph.nodes if n.op != "placeholder")
+    placed: set[fx.Node] = set()
+    for wanted in (*(n for n in body if is_backward(n)), output):
+        work = [wanted]
+        while work:
+            node = work[-1]
+            before = [n for n in node.all_input_nodes if n.op != "placeholder" and n not in placed]
+            if before and node not in placed:
+                work.extend(reversed(before))
+                continue
+            work.pop()
+            if node not in placed and node is not output:
+                placed.add(node)
+                output.prepend(node)
     backward.recompile()
 
 

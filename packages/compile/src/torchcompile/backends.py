@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 import torchinductor
-from aotautograd import aot_module, default_partition, min_cut
+from aotautograd import aot_module, default_partition, min_cut, run_graph
 from primtorch.spec import TensorSpec
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
@@ -73,7 +73,6 @@ def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[A
 def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
     _, dump = toolchain.start()
-    run_graph = lambda graph, inputs: graph.forward
     partitioner = PARTITIONERS[toolchain.options.partitioner]
     return aot_module(gm, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump)
 
