@@ -382,6 +382,9 @@ _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _DATA_METHODS = ("__getitem__", "__len__", "__float__", "__index__", "__array__")
 
 
+
+
+
 def is_trusted_module(module: str) -> bool:
     return module.partition(".")[0] in TRUSTED_PACKAGES
 
