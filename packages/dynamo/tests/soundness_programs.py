@@ -55,6 +55,7 @@ STATEMENTS = (
     "r = r + (1 if isinstance(s, Mixin) else 2)",
     "r = r + type(s).__mro__.__len__()",
     "r = r + (1 if s.ref() is s.config else 2)",
+    "r = r + s.ref().depth",
     "r = r + len(vars(s.inner))",
     "s.number += 1",
     "s.last = r",
@@ -185,6 +186,7 @@ CHANGES = (
     "s.flag = not s.flag",
     "s.missing = 0",
     "s.config = dataclasses.replace(s.config, depth=21)",
+    "s.ref = weakref.ref(s.config)",
     "object.__setattr__(s.config, 'depth', 22)",
     "s.mode = Mode.B",
     "s.slotted.v = 6",
@@ -285,6 +287,7 @@ CHANGES = (
     "ambient ^= {'precision'}",
     "ambient ^= {'threads'}",
     "ambient ^= {'meta'}",
+    "ambient ^= {'cpu'}",
 )
 
 
@@ -424,7 +427,7 @@ def make_world(statements: Sequence[str]) -> dict[str, Any]:
     f = names["make"](1, k := [1])
     return {
         "s": s, "g": names, "k": k, "f": f, "Layer": layer, "Slower": slower, "Marked": Marked, **classes,
-        "torch": torch, "types": types, "collections": collections, "dataclasses": dataclasses, "functools": functools,
+        "torch": torch, "types": types, "weakref": weakref, "collections": collections, "dataclasses": dataclasses, "functools": functools,
         "a": [torch.arange(3.0), torch.ones(3)], "ambient": set(),
     }  # fmt: skip
 
@@ -475,6 +478,7 @@ _AMBIENT: dict[str, Any] = {
     "precision": _precision,
     "threads": _threads,
     "meta": lambda: torch.device("meta"),
+    "cpu": lambda: torch.device("cpu"),
 }
 
 
