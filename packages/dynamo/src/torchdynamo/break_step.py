@@ -12,8 +12,9 @@ from __future__ import annotations
 import dis
 import sys
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from torchdynamo.capture import Stopped, StoppedFrame
@@ -41,6 +42,8 @@ class Step:
         pushed: what it puts on the stack: names that `lines` bind, or NULL.
         calls: whether it may call the user's own functions.
         branches: (condition, code offset, stack, pushed) where it may go instead of to the next instruction.
+        bound: variables that it sets, by the names that `lines` bind.
+        executed: how many instructions it stands for.
     """
 
     lines: Lines
@@ -48,15 +51,40 @@ class Step:
     pushed: list[Any] = field(default_factory=lambda: ["r"])
     calls: bool = True
     branches: list[tuple[str, int, list[Any], list[Any]]] = field(default_factory=list)
+    bound: dict[str, str] = field(default_factory=dict)
+    executed: int = 1
+
+
+class Next:
+    """What a compiled continuation returns when the program goes on in another one."""
+
+    __slots__ = ("entry", "state")
+
+    def __init__(self, entry: Callable[[Any], Any], state: tuple[Any, ...]) -> None:
+        self.entry = entry
+        self.state = state
+
+
+def go_on(entry: Callable[[Any], Any], state: tuple[Any, ...]) -> Any:
+    """Runs a program from one continuation to the next, however many, at one depth of the stack."""
+    result = entry(state)
+    while type(result) is Next:
+        result = result.entry(result.state)
+    return result
 
 
 @dataclass(slots=True)
 class Place:
-    """The instruction that breaks, its operands on the stack, and who writes the code."""
+    """The instruction that breaks, its operands on the stack, and who writes the code.
+
+    `hand_over` is an expression of what is called with a continuation and its argument: `go_on`, or in the code of a
+    continuation itself `Next`.
+    """
 
     codegen: Codegen
     stopped: Stopped
     resume: Resume
+    hand_over: str
     instruction: dis.Instruction
     stack: list[Any]
 
@@ -67,26 +95,44 @@ class Place:
     def pop(self) -> str:
         return self.codegen.value(self.stack.pop())
 
-    def enter(self, offset: int, stack: list[Any], pushed: list[Any], compiled: bool = True) -> str:
+    def enter(
+        self,
+        offset: int,
+        stack: list[Any],
+        pushed: list[Any],
+        compiled: bool = True,
+        bound: Mapping[str, str] = MappingProxyType({}),
+    ) -> str:
         """The call that goes on at `offset` of the innermost frame's code, and behind it in the frames outside."""
-        return self._chain(offset, Entry.NEXT, stack, pushed, compiled)
+        return self._chain(offset, Entry.NEXT, stack, pushed, compiled, bound)
 
     def reraise(self, name: str, compiled: bool) -> str:
         """The call that raises the exception `name` where the instruction stands."""
-        return self._chain(0, Entry.RAISE, self.stack, [name], compiled)
+        return self._chain(0, Entry.RAISE, self.stack, [name], compiled, {})
 
-    def _chain(self, offset: int, entry: Entry, stack: list[Any], pushed: list[Any], compiled: bool) -> str:
+    def _chain(
+        self, offset: int, entry: Entry, stack: list[Any], pushed: list[Any], compiled: bool, bound: Mapping[str, str]
+    ) -> str:
         outer = self.stopped.frames[:-1]
-        function, state = self._state(self.here, offset, entry, stack, pushed, compiled and not outer)
+        function, state = self._state(self.here, offset, entry, stack, pushed, compiled and not outer, bound)
         for depth in range(len(outer) - 1, -1, -1):
             caller = outer[depth]
             following = caller.frame.decoded.offsets[caller.index + 1]
             inside = [self.codegen.pin(function), state]
-            function, state = self._state(caller, following, Entry.CALL, caller.stack, inside, compiled and not depth)
-        return f"{self.codegen.pin(function)}({state})"
+            function, state = self._state(
+                caller, following, Entry.CALL, caller.stack, inside, compiled and not depth, {}
+            )
+        return f"{self.hand_over}({self.codegen.pin(function)}, {state})"
 
     def _state(
-        self, frame: StoppedFrame, offset: int, entry: Entry, stack: list[Any], pushed: list[Any], compiled: bool
+        self,
+        frame: StoppedFrame,
+        offset: int,
+        entry: Entry,
+        stack: list[Any],
+        pushed: list[Any],
+        compiled: bool,
+        bound: Mapping[str, str],
     ) -> tuple[Any, str]:
         """The resume function of one frame, and an expression of its argument."""
         at = frame.frame.decoded.offsets[frame.index]
@@ -94,8 +140,8 @@ class Place:
         slots = tuple(map(_kind_of_slot, entries))
         values = [self._stack_value(frame, place) for place, slot in enumerate(stack) if slot is not NULL]
         values += [name for name in pushed if name is not NULL]
-        names = _carried(frame, offset, entry)
-        values += [self.codegen.value(frame.locals[name]) for name in names]
+        names = _carried(frame, offset, entry, bound)
+        values += [bound[name] if name in bound else self.codegen.value(frame.locals[name]) for name in names]
         function = frame.frame.function
         origin = origin_of(function)
         if origin is not None:  # go on with the function itself, not with what resumes it
@@ -119,7 +165,7 @@ def _kind_of_slot(value: Any) -> StackSlot:
     return StackSlot.NULL if value is NULL else StackSlot.VALUE
 
 
-def _carried(frame: StoppedFrame, offset: int, entry: Entry) -> tuple[str, ...]:
+def _carried(frame: StoppedFrame, offset: int, entry: Entry, bound: Mapping[str, str]) -> tuple[str, ...]:
     """The variables that the code at `offset`, or the handler of an exception before it, may still use."""
     decoded, code = frame.frame.decoded, frame.frame.function.__code__
     live: frozenset[int] = frozenset()
@@ -128,9 +174,9 @@ def _carried(frame: StoppedFrame, offset: int, entry: Entry) -> tuple[str, ...]:
     handler = decoded.handler(decoded.offsets[frame.index]) if entry is not Entry.NEXT else None
     if handler is not None:
         live |= live_slots(decoded, handler.target, code.co_names)
-    names = decoded.local_names
-    kept = {name for slot, name in enumerate(names) if slot in live}
-    return tuple(name for name, value in frame.locals.items() if name in kept or isinstance(value, types.CellType))
+    kept = {name for slot, name in enumerate(decoded.local_names) if slot in live}
+    kept |= {name for name, value in frame.locals.items() if isinstance(value, types.CellType)}
+    return tuple(name for name in decoded.local_names if name in kept and (name in frame.locals or name in bound))
 
 
 def has_rule(stopped: Stopped) -> bool:
@@ -139,10 +185,11 @@ def has_rule(stopped: Stopped) -> bool:
     return dis.opname[here.frame.decoded.opcodes[here.index]] in _RULES
 
 
-def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str | None) -> Lines:
+def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str | None, continues: bool) -> Lines:
     """Statements that end the generated function.
 
     Args:
+        continues: the generated function is itself a continuation.
         resume: gives the callable that enters a function's code, compiled or plain.
         run: expression of a context in which the user's own functions are called, or None.
     """
@@ -150,7 +197,8 @@ def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str 
     here = stopped.frames[-1]
     decoded = here.frame.decoded
     name = dis.opname[decoded.opcodes[here.index]]
-    place = Place(codegen, stopped, resume, _instruction(here, name), list(here.stack))
+    hand_over = codegen.pin(Next if continues else go_on)
+    place = Place(codegen, stopped, resume, hand_over, _instruction(here, name), list(here.stack))
     rule = _RULES.get(name)
     if rule is not None:
         step = rule(place)
@@ -159,6 +207,7 @@ def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str 
     index = here.index
     while dis.opname[decoded.opcodes[index]] in ("CALL", "PRECALL") and here.frame.keyword_names:
         index -= 1  # the names of keyword arguments are no stack entry: enter where they are pushed
+    place.hand_over = codegen.pin(go_on)  # the hook is on until it returns
     rest = f"return {place.enter(decoded.offsets[index], here.stack, [], compiled=False)}"
     return _hooked([rest], run)
 
@@ -189,8 +238,8 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
         lines.append(f"    return {place.reraise('failed', compiled=False)}")
     for condition, offset, stack, pushed in step.branches:
         lines += [f"if {condition}:", f"    return {place.enter(offset, stack, pushed)}"]
-    following = decoded.offsets[place.here.index + 1]
-    return [*lines, f"return {place.enter(following, step.stack, step.pushed)}"]
+    following = decoded.offsets[place.here.index + step.executed]
+    return [*lines, f"return {place.enter(following, step.stack, step.pushed, bound=step.bound)}"]
 
 
 def _raisers(place: Place) -> tuple[Any, ...]:
@@ -278,7 +327,33 @@ def _for_iter(place: Place) -> Step:
             target += 2  # the iterator is off the stack already
     end = place.codegen.pin(_END)
     lines = [f"r = next({place.codegen.value(stack[-1])}, {end})"]
-    return Step(lines, stack, branches=[(f"r is {end}", target, stack[:-1], [])])
+    step = Step(lines, stack, branches=[(f"r is {end}", target, stack[:-1], [])])
+    unpacking = _bind_targets(place, step)
+    if unpacking:
+        lines += [f"if r is not {end}:", *_indented(unpacking)]
+    return step
+
+
+def _bind_targets(place: Place, step: Step) -> Lines:
+    """The unpacking into variables that follows: what the loop does not read again need not be handed over."""
+    decoded, lines = place.here.frame.decoded, []
+    while True:
+        index = place.here.index + step.executed
+        name, argument = dis.opname[decoded.opcodes[index]], decoded.arguments[index]
+        if name == "UNPACK_SEQUENCE" and argument:
+            names = [f"{step.pushed[-1]}_{item}" for item in range(argument)]
+            lines.append(f"({', '.join(names)}, ) = {step.pushed.pop()}")
+            step.pushed += reversed(names)
+        elif name == "STORE_FAST":
+            step.bound[decoded.local_names[argument]] = step.pushed.pop()
+        elif name == "STORE_FAST_STORE_FAST":
+            for slot in (argument >> 4, argument & 15):
+                step.bound[decoded.local_names[slot]] = step.pushed.pop()
+        else:
+            return lines
+        step.executed += 1
+        if not step.pushed:
+            return lines
 
 
 def _before_with(place: Place) -> Step:

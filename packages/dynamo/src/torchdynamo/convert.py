@@ -43,7 +43,7 @@ from torchdynamo.guards import (
 from torchdynamo.modules import in_registry
 from torchdynamo.reasons import BreakGraph, describe
 from torchdynamo.regions import graph_module
-from torchdynamo.resume import Entrance, make_resume
+from torchdynamo.resume import Entrance, make_resume, origin_of
 from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.shape_guards import add_shape_guards, shape_guards
 from torchdynamo.sources import Attribute, Source, TensorSize
@@ -254,7 +254,9 @@ def _capture(state: Function, flat: tuple[Any, ...], depth: int | None) -> Captu
     refused_raise = -1
     for _ in range(64):
         changed = frozenset(state.changed - state.fixed)
-        policy = DynamicPolicy(state.options.dynamic is True, changed, state.options.dynamic is False)
+        dynamic, compiled = state.options.dynamic, state.compiled()
+        versions = len(compiled.entries) if compiled is not None else 0
+        policy = DynamicPolicy(dynamic is True, changed, dynamic is False, versions)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise)
         if captured.error is not None:
             numbers = captured.outside.run_time_numbers()
@@ -400,7 +402,8 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
             hooked = None
             if state.nested is not None:
                 hooked = f"{codegen.pin(hook_enabled)}({codegen.pin(state.nested.hook)})"
-            tail = continue_after(codegen, captured.stopped, _resume_factory(state), hooked)
+            continues = origin_of(state.function) is not None
+            tail = continue_after(codegen, captured.stopped, _resume_factory(state), hooked, continues)
             codegen.side_effects()
         for region in captured.close_regions():
             codegen.effects.append(f"{codegen.pin(autocast_mode._enter_autocast)}(*{codegen.pin(region)})")
@@ -499,7 +502,7 @@ def _load(text: str, state: Function, outside: Outside, graph: Callable[..., Any
 
 
 def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes, ints and floats that differ from what the version was made for."""
+    """Sizes, numbers and tuples of constants that differ from what the version was made for."""
     found: set[Source] = set()
     for guard in guards:
         if guard.source is None or guard.kind not in (GuardKind.TENSOR, GuardKind.EQUALS):
@@ -510,7 +513,8 @@ def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
             continue
         if guard.kind is GuardKind.EQUALS:
             numbers = type(value) in (int, float) and type(guard.payload) in (int, float)
-            if numbers and not same_constant(value, guard.payload):
+            tuples = type(value) is tuple and type(guard.payload) is tuple
+            if (numbers or tuples) and not same_constant(value, guard.payload):
                 found.add(guard.source)
         elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
             for dim, (size, expected) in enumerate(zip(value.shape, guard.payload.sizes, strict=True)):

@@ -97,6 +97,8 @@ class TensorInputs(Protocol):
 
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
     def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
+    def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
+    def changes(self, source: Source) -> bool: ...  # something at or beneath the source differed between calls
 
 
 @dataclass(slots=True)
@@ -179,7 +181,7 @@ class Externals:
             return self._iterator(value, kind, source)
         if isinstance(value, IDENTITY_TYPES):
             return self._identity(value, source)
-        if isinstance(value, tuple) and is_constant(value):
+        if isinstance(value, tuple) and is_constant(value) and not self.inputs.changes(source):
             self.guard(source, GuardKind.EQUALS, value)
             return value
         if isinstance(value, CONTAINER_BASES):
@@ -248,6 +250,8 @@ class Externals:
         if fields is None:
             raise BreakGraph("generator", f"{source.expression()} is an iterator that capture cannot take over")
         self.guard(source, GuardKind.TYPE, kind)
+        if self.inputs.steps(source):
+            return self._register(value, source, value).value
         copied: Any = object.__new__(kind)
         known = self._shadow_record(value, source, copied)
         for name in fields:

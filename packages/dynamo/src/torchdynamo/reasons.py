@@ -118,6 +118,12 @@ _TABLE = (
         "an exception leaves the compiled function, or its handler leaves the graph: it is raised for real",
         "test for the condition instead of raising, where it is met often",
     ),
+    Reason(
+        "loop",
+        "a loop's body breaks the graph: after a few rounds its iterator is advanced for real, so that the same"
+        " compiled code serves every round",
+        "move what breaks out of the loop",
+    ),
     Reason("opcode", "the interpreter has no handler for this instruction", "rewrite the statement"),
     Reason(
         "overlapping_inputs",

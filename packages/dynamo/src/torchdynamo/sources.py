@@ -224,6 +224,16 @@ def base_of(source: Source) -> Source | None:
     return getattr(source, "base", None)
 
 
+def is_beneath(source: Source, other: Source) -> bool:
+    """Whether `source` is `other` or reached through it."""
+    step: Source | None = source
+    while step is not None:
+        if step == other:
+            return True
+        step = base_of(step)
+    return False
+
+
 def root_of(source: Source) -> Source:
     while (base := base_of(source)) is not None:
         source = base

@@ -16,7 +16,7 @@ from primtorch.symbolic import ShapeEnv
 from torchdynamo import modules
 from torchdynamo.externals import External, Externals, is_constant, is_trusted_module, tensor_guard
 from torchdynamo.guards import instance_dict
-from torchdynamo.interpreter.iterators import native_type
+from torchdynamo.interpreter.iterators import LocalIterator, native_type
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.overlays import DELETED, MISSING, Overlays
 from torchdynamo.reasons import BreakGraph
@@ -39,6 +39,7 @@ from torchdynamo.sources import (
     TensorOffset,
     TensorSize,
     base_of,
+    is_beneath,
 )
 from torchdynamo.symbol_nodes import SymbolNodes
 
@@ -130,6 +131,14 @@ class Outside:
                     symbol = self._symbol(value, source, -INTEGER_BOUND, INTEGER_BOUND)
             self._numbers[source] = symbol
         return symbol
+
+    def changes(self, source: Source) -> bool:
+        """Whether a value at the source, or reached through it, differed between calls."""
+        return any(is_beneath(changed, source) for changed in self.dynamic.changed)
+
+    def steps(self, source: Source) -> bool:
+        """Whether the iterator at the source, that of a loop whose body breaks, is to be advanced for real."""
+        return self.dynamic.versions >= _UNROLLED_ROUNDS and self.changes(source)
 
     def run_time_numbers(self) -> frozenset[Source]:
         """Where the program read ints and floats that became symbols."""
@@ -425,12 +434,14 @@ class Outside:
                 self.externals.guard(source.source, GuardKind.DISTINCT_OBJECT, other.source)
 
     def refuse_iterator(self, obj: Any) -> None:
-        """Breaks at the use of an iterator in C that the program did not make: advancing it would show outside."""
+        """Breaks at the use of an iterator that the program did not make: advancing it would show outside."""
         method = getattr(type(obj), "__next__", None)
-        if type(method) is not types.WrapperDescriptorType:
+        if type(method) is not types.WrapperDescriptorType and not isinstance(obj, LocalIterator):
             return
         known = self.externals.lookup(obj)
         if known is not None and known.original is obj:
+            if isinstance(obj, LocalIterator):
+                raise BreakGraph("loop", "the next round of a loop")
             raise BreakGraph("generator", f"{known.source.expression()} is a {type(obj).__name__} made outside")
 
     def class_set(self, kind: type, name: str, value: Any) -> None:
@@ -558,9 +569,11 @@ class DynamicPolicy:
         everything: all dims of at least 2 of tensors that are not parameters.
         changed: sizes that differed between calls: (tensor's source, dim), or an integer's source.
         never: nothing becomes a symbol but what the user marked.
+        versions: how many there are already.
     """
 
-    def __init__(self, everything: bool, changed: frozenset[Source], never: bool = False) -> None:
+    def __init__(self, everything: bool, changed: frozenset[Source], never: bool = False, versions: int = 0) -> None:
+        self.versions = versions
         self.everything = everything
         self.changed = changed
         self.never = never
@@ -586,6 +599,10 @@ def size_range(tensor: torch.Tensor, dim: int) -> tuple[int, int | None]:
     """The range that the user promised for a size, or what every symbolic size has."""
     low, high = getattr(tensor, "_torchdynamo_ranges", {}).get(dim, (None, None))
     return 2 if low is None else max(low, 2), high
+
+
+# Rounds of a loop with breaks that get code of their own, with whatever follows in the same graph.
+_UNROLLED_ROUNDS = 2
 
 
 def getattr_static_dict(obj: Any) -> dict[str, Any] | None:
