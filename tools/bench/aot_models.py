@@ -1,0 +1,279 @@
+"""Training steps of public models with back end "aot_eager", beside eager's: losses and gradients.
+
+    python tools/bench/aot_models.py --all --jobs 16 --out rows.jsonl --write docs/results/aotautograd_models.md
+    python tools/bench/aot_models.py --models hf/T5Small tv/resnet18 --precisions fp32
+
+A case is a model in float32 or under bfloat16 autocast, in a process of its own with one thread: five steps of SGD run
+eagerly, then compiled, from the same parameters and random state. Losses of every step and the gradients of the first
+and the last one are compared. Where they differ by more than the tolerance, as rounding alone makes them do in nets
+with kinks, the same steps in float64 judge: our error must be at most twice eager's. `--out` keeps a JSON line a case:
+cases in it are not run again, so that a sweep can be cut into slices.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import platform
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).parent))
+from capture import SLOWEST, SUITES, import_all
+
+STEPS = 5
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}  # relative, of losses and of a step's whole gradient
+Row = dict[str, Any]
+Run = dict[str, Any]  # {"losses": [...], "gradients": {step: [...]}}
+
+
+# -- one case ----------------------------------------------------------------------------------
+
+
+class Training:
+    """A model, its inputs and its parameters at the start."""
+
+    def __init__(self, case: Row) -> None:
+        import torch
+        from zoo import build
+
+        suite, name = case["model"].split("/")
+        torch.manual_seed(0)
+        self.model, self.args, self.kwargs = build(suite, name, train=True, batch=case["batch"], side=case["side"])
+        self.state = {key: value.clone() for key, value in self.model.state_dict().items()}
+        self.amp = case["precision"] == "bf16"
+
+    def run(self, candidate: Callable[..., Any], amp: bool) -> Run:
+        """Five steps from the start."""
+        import torch
+        from torch.utils import _pytree as pytree
+
+        with torch.no_grad():
+            for key, value in self.model.state_dict().items():
+                value.copy_(self.state[key])
+        optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        losses: list[float] = []
+        gradients: dict[int, list[Any]] = {}
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            torch.manual_seed(step)
+            with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+                out = candidate(*self.args, **self.kwargs)
+                leaves = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
+                loss = out.loss if hasattr(out, "loss") else sum(leaf.float().pow(2).mean() for leaf in leaves)
+            loss.backward()
+            losses.append(float(loss))
+            if step in (0, STEPS - 1):
+                gradients[step] = [None if p.grad is None else p.grad.clone() for p in self.model.parameters()]
+            optimizer.step()
+        return {"losses": losses, "gradients": gradients}
+
+    def in_double(self) -> Run:
+        """Eager's steps in float64, without autocast."""
+        import torch
+
+        def double(value: Any) -> Any:
+            return value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+
+        self.model.double()
+        self.args = tuple(map(double, self.args))
+        self.kwargs = {key: double(value) for key, value in self.kwargs.items()}
+        return self.run(self.model, amp=False)
+
+
+def difference(expected: Run, found: Run) -> float:
+    """The largest relative error of a loss or of a step's gradient as a whole; infinite where one has no gradient."""
+    errors = [abs(a - b) / max(abs(a), 1e-12) for a, b in zip(expected["losses"], found["losses"], strict=True)]
+    for step, reference in expected["gradients"].items():
+        gap = scale = 0.0
+        for a, b in zip(reference, found["gradients"][step], strict=True):
+            if (a is None) != (b is None):
+                return float("inf")
+            if a is not None:
+                gap += float((a.double() - b.double()).square().sum())
+                scale += float(a.double().square().sum())
+        errors.append((gap / max(scale, 1e-24)) ** 0.5)
+    worst = max(errors)
+    return worst if worst == worst else float("inf")  # noqa: PLR0124 - NaN
+
+
+def measure(case: Row) -> Row:
+    import torch
+
+    import torchcompile
+    import torchdynamo
+
+    training = Training(case)
+    torch.set_num_threads(1)
+    expected = training.run(training.model, training.amp)
+    compiled = torchcompile.compile(training.model, backend="aot_eager", options={"strict": True})
+    began = time.perf_counter()
+    found = training.run(compiled, training.amp)
+    seconds = time.perf_counter() - began
+    stats = torchdynamo.stats()
+    row: Row = {"error": difference(expected, found), "seconds": seconds, "graphs": stats.graphs}
+    row["fallbacks"] = [f"{what}: {why}" for what, why in stats.fallbacks]
+    if row["error"] > TOLERANCE[case["precision"]]:
+        truth = training.in_double()
+        row["eager_error"], row["our_error"] = difference(truth, expected), difference(truth, found)
+    return row
+
+
+def verdict(row: Row) -> str:
+    if "failure" in row:
+        return f"FAILED: {row['failure']}"
+    if row["fallbacks"]:
+        return f"LEFT TO EAGER: {row['fallbacks'][0]}"
+    if not row["graphs"]:
+        return "FAILED: no graph was captured"
+    if row["error"] <= TOLERANCE[row["precision"]]:
+        return "right"
+    errors = f"{row['our_error']:.1e} from float64, eager {row['eager_error']:.1e}"
+    return f"right ({errors})" if row["our_error"] <= 2 * row["eager_error"] else f"WRONG: {errors}"
+
+
+# -- many cases --------------------------------------------------------------------------------
+
+
+def work(case: Row, messages: connection.Connection) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what models print and log
+        os.dup2(nowhere, stream)
+    try:
+        messages.send(measure(case))
+    except Exception as error:
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        messages.send({"failure": f"{type(error).__name__}: {error} ({place.name}:{place.lineno})"[:400]})
+    messages.close()
+
+
+def run_cases(cases: list[Row], jobs: int, case_seconds: float, until: float) -> Iterator[Row]:
+    """Rows as they are ready. At `until` (of time.monotonic) running cases are ended and stay open."""
+    context = multiprocessing.get_context("fork")
+    waiting = cases[::-1]
+    running: dict[Any, tuple[Any, Row, float]] = {}  # messages -> process, case, deadline
+    while waiting or running:
+        while waiting and len(running) < jobs and time.monotonic() < until:
+            case = waiting.pop()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=work, args=(case, sender), daemon=True)
+            process.start()
+            sender.close()
+            running[receiver] = (process, case, min(time.monotonic() + case_seconds, until))
+        if not running:
+            return
+        soonest = min(deadline for _, _, deadline in running.values())
+        ready = connection.wait(list(running), timeout=max(soonest - time.monotonic(), 0.05))
+        for messages, (process, case, deadline) in list(running.items()):
+            late = time.monotonic() >= deadline
+            if messages not in ready and not late:
+                continue
+            del running[messages]
+            try:
+                row = messages.recv() if messages in ready else {"failure": f"longer than {case_seconds:.0f} s"}
+            except EOFError:
+                process.join(5)
+                row = {"failure": f"the process ended with status {process.exitcode}"}
+            if process.is_alive():
+                process.join(1) if messages in ready else process.kill()
+            if not (late and time.monotonic() >= until and messages not in ready):
+                yield {**case, **row}
+
+
+def page(rows: list[Row], options: argparse.Namespace) -> str:
+    import timm
+    import torch
+    import torchvision
+    import transformers
+
+    verdicts = {(row["model"], row["precision"]): verdict(row) for row in rows}
+    lines = [
+        "# Training of public models through aotautograd",
+        "",
+        f'Back end "aot_eager": captured graphs, their forward and backward by this package, run by eager\'s kernels. '
+        f"{STEPS} steps of SGD on CPU in float32 and under bfloat16 autocast; transformers in tiny configurations, "
+        f"image models with small images, batch {options.batch}. Compared: the loss of every step, the gradients of "
+        "the first and the last as a whole, relative to eager's; right at most 1e-5 in float32, 1e-3 under autocast. "
+        "Beyond that float64 judges: our error at most twice eager's.",
+        "",
+        f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, timm "
+        f"{timm.__version__}, torchvision {torchvision.__version__}; {options.jobs} cases at once, one thread each.",
+        f"`python tools/bench/aot_models.py --all --jobs {options.jobs}`",
+        "",
+        f"**{sum(v.startswith('right') for v in verdicts.values())} of {len(verdicts)} cases right**, "
+        f"{sum(row.get('error') == 0 for row in rows)} of them to the bit.",
+        "",
+        "| model | float32 | error | bfloat16 autocast | error |",
+        "|---|---|---|---|---|",
+    ]
+    by_case = {(row["model"], row["precision"]): row for row in rows}
+    for model in sorted({row["model"] for row in rows}):
+        cells = [model]
+        for precision in TOLERANCE:
+            row = by_case.get((model, precision), {})
+            cells += [verdicts.get((model, precision), ""), f"{row['error']:.1e}" if "error" in row else ""]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def planned(options: argparse.Namespace, done: set[tuple[str, str]]) -> list[Row]:
+    """Cases that are still to run, the longest first."""
+    models = [
+        model
+        for entry in (list(SUITES) if options.all else options.models)
+        for model in ([f"{entry}/{name}" for name in SUITES[entry].split()] if entry in SUITES else [entry])
+    ]
+    slow = [f"{suite}/{name}" for suite, names in SLOWEST.items() for name in names.split()]
+    place = {model: index for index, model in enumerate(slow)}
+    cases = [
+        {"model": model, "precision": precision, "batch": options.batch, "side": options.side}
+        for model in models
+        for precision in options.precisions
+        if (model, precision) not in done
+    ]
+    return sorted(cases, key=lambda case: place.get(case["model"], len(place)))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--all", action="store_true", help="the whole public list")
+    parser.add_argument("--models", nargs="*", default=["hf"], help="suite/name, or a whole suite: hf, timm, tv")
+    parser.add_argument("--precisions", nargs="*", default=list(TOLERANCE), choices=list(TOLERANCE))
+    parser.add_argument("--batch", type=int, default=2)
+    parser.add_argument("--side", type=int, default=96, help="pixels of an image's side where the model takes any")
+    parser.add_argument("--jobs", type=int, default=1, help="cases at once")
+    parser.add_argument("--case-timeout", type=float, default=240, help="seconds for one case")
+    parser.add_argument("--timeout", type=float, default=540, help="seconds for all of it; what is left stays open")
+    parser.add_argument("--out", help="JSON lines, a case each: grows, and cases in it are not run again")
+    parser.add_argument("--again", action="store_true", help="run the cases in --out that are not right once more")
+    parser.add_argument("--write", help="write the page here as Markdown, of all rows in --out")
+    options = parser.parse_args()
+    began = time.monotonic()
+    out = Path(options.out) if options.out else None
+    old = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
+    rows = {(row["model"], row["precision"]): row for row in old}
+    done = {case for case, row in rows.items() if not options.again or verdict(row).startswith("right")}
+    cases = planned(options, done)
+    if cases:
+        import_all()
+    for count, row in enumerate(run_cases(cases, options.jobs, options.case_timeout, began + options.timeout), 1):
+        rows[row["model"], row["precision"]] = row
+        if out:
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        told = f"{row['seconds']:.1f} s, error {row['error']:.1e}, {row['graphs']} graphs" if "error" in row else ""
+        case = f"{row['model']} {row['precision']}"
+        print(f"{time.monotonic() - began:4.0f} s {count}/{len(cases)} {case}: {verdict(row)} {told}", flush=True)
+    if options.write:
+        Path(options.write).write_text(page(list(rows.values()), options))
+
+
+if __name__ == "__main__":
+    main()
