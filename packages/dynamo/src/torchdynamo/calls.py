@@ -207,7 +207,7 @@ class Calls:
             torch._C._set_grad_enabled(enabled)
 
     def _step_count(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        """An optimizer's step count for its corrections, which eager computes in Python numbers: in double precision."""
+        """An optimizer's step count for its corrections: double precision, as the Python numbers that eager takes."""
         count = args[0]
         return count.to(torch.float64) if isinstance(count, torch.Tensor) and count.is_floating_point() else count
 

@@ -76,7 +76,10 @@ def _payload_key(payload: Any) -> Any:
     """Equal keys only for payloads that check the same thing (1, 1.0 and True differ)."""
     if isinstance(payload, (str, int, float, complex, bytes)):
         return (type(payload), repr(payload))
-    return id(payload) if not isinstance(payload, (tuple, frozenset)) else (type(payload), repr(payload))
+    if isinstance(payload, (tuple, frozenset)):
+        kind = frozenset if isinstance(payload, frozenset) else tuple
+        return (type(payload), kind(map(_payload_key, kind.__iter__(payload))))
+    return id(payload)
 
 
 def resolve(source: Source, scope: Scope) -> Any:

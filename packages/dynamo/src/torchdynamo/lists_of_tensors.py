@@ -10,11 +10,13 @@ from typing import Any
 
 import torch
 
+from torchdynamo.reasons import BreakGraph
+
 Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _PREFIX = "_foreach_"
 _SCALED = {"addcdiv": torch.Tensor.div, "addcmul": torch.Tensor.mul}
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm, "pow": torch.pow}
+_FUNCTIONS: dict[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm}
 
 
 def is_over_lists(name: str) -> bool:
@@ -26,17 +28,24 @@ def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[s
     method = name.removeprefix(_PREFIX)
     plain = method.removesuffix("_")
     count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
-    function = _FUNCTIONS.get(method) or getattr(torch.Tensor, method)
+    function = _FUNCTIONS.get(plain) or getattr(torch.Tensor, method, None)
+    copies = function is None  # an in-place form that single tensors do not have
+    function = function or getattr(torch.Tensor, plain, None)
+    if function is None:
+        raise BreakGraph("operator_without_meta", f"torch.{name}")
     results = []
     for index in range(count):
         own = tuple(_element(record, arg, index, plain in _SCALED and place == 3) for place, arg in enumerate(args))
         named = {key: _element(record, value, index, key == "scalars") for key, value in kwargs.items()}
+        if method == "pow" and not isinstance(own[0], torch.Tensor):
+            function = torch.pow
         if plain in _SCALED:
             value = own[3] if len(own) > 3 else named.pop("scalars", named.pop("value", 1))
             own, named = own[:3], {"value": value}
         elif "scalar" in named:
             own = (*own, named.pop("scalar"))
-        results.append(record_scaled(record, function, own, named))
+        result = record_scaled(record, function, own, named)
+        results.append(record(torch.Tensor.copy_, (own[0], result), {}) if copies else result)
     return None if method != plain else results
 
 
@@ -67,6 +76,7 @@ def takes_factor(name: str, kwargs: dict[str, Any]) -> bool:
     return key is not None and isinstance(kwargs.get(key), torch.Tensor)
 
 
-_FACTORS = {name: "value" for plain in _SCALED for name in (plain, f"{plain}_")} | {
-    name: "alpha" for name in ("add", "add_", "sub", "sub_")
+_FACTORS = {
+    **{name: "value" for plain in _SCALED for name in (plain, f"{plain}_")},
+    **dict.fromkeys(("add", "add_", "sub", "sub_"), "alpha"),
 }

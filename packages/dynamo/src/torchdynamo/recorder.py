@@ -222,12 +222,12 @@ class Recorder:
             raise BreakGraph("unsupported_read", f"{name}() of a tensor that the program made")
         if getattr(func, "__name__", "") in _SETTERS:
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
-        args, kwargs = self._adopt_all(args), self._adopt_all(dict(kwargs or {}))
+        args, keywords = self._adopt_all(args), self._adopt_all(dict(kwargs or {}))
         if is_over_lists(name):
-            return record_each(self.record, name, args, kwargs)
-        if takes_factor(name, kwargs):
-            return record_scaled(self.record, func, args, kwargs)
-        return self.record(func, args, kwargs)
+            return record_each(self.record, name, args, keywords)
+        if takes_factor(name, keywords):
+            return record_scaled(self.record, func, args, keywords)
+        return self.record(func, args, keywords)
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""

@@ -102,8 +102,8 @@ class InstanceDict:
 class Item:
     """`base[key]` of a list, tuple or dict (or a subclass), by the built-in class's lookup.
 
-    Keys are compared by value where that runs none of the program's code, else by identity. `pin` is the place among the
-    pinned objects of a key that cannot be written as a literal.
+    Keys are compared by value where that runs none of the program's code, else by identity. `pin` is the place among
+    the pinned objects of a key that cannot be written as a literal.
     """
 
     base: Source
