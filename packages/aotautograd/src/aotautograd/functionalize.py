@@ -27,6 +27,21 @@ def functional_region() -> Iterator[None]:
         torch._disable_functionalization()
 
 
+@contextlib.contextmanager
+def without_saved_tensor_hooks() -> Iterator[None]:
+    """The caller's hooks on saved tensors are for what a call saves, not for what tracing it does."""
+    autograd: Any = torch._C._autograd
+    taken: list[Any] = []
+    while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
+        taken.append(hooks)
+        autograd._pop_saved_tensors_default_hooks()
+    try:
+        yield
+    finally:
+        for pack, unpack in reversed(taken):
+            autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
 def is_wrapped(t: object) -> bool:
     return isinstance(t, torch.Tensor) and torch._is_functional_tensor(t)
 

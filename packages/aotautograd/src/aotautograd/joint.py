@@ -21,7 +21,7 @@ from aotautograd.analysis import analyse, returns_alias
 from aotautograd.assumptions import ExampleValues, example_values, guard_graph
 from aotautograd.draws import Draws, draws_numbers
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
-from aotautograd.functionalize import InPlaceCalls, NonLeaf, functional_region, unwrap, wrap
+from aotautograd.functionalize import InPlaceCalls, NonLeaf, functional_region, unwrap, without_saved_tensor_hooks, wrap
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph
@@ -454,6 +454,7 @@ def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
     with (
         torch.autograd.set_detect_anomaly(True, check_nan=False) if anomaly else contextlib.nullcontext(),
         torch.backends.cudnn.flags(enabled=False),
+        without_saved_tensor_hooks(),
         recorder.draws,
         fake_mode,
         recorder,
