@@ -46,8 +46,8 @@ const std::unordered_map<std::string, Access>& access_names() {
       {"InstanceDict", Access::instance_dict}, {"CellContents", Access::cell_contents},
       {"Item", Access::item},               {"DictKeyAt", Access::dict_key_at},
       {"TypeOf", Access::type_of},          {"Referent", Access::referent},
-               {"TensorSize", Access::tensor_size},
-      {"TensorStride", Access::tensor_stride}, {"TensorOffset", Access::tensor_offset},
+      {"TensorSize", Access::tensor_size},  {"TensorStride", Access::tensor_stride},
+      {"TensorOffset", Access::tensor_offset},
   };
   return names;
 }

@@ -179,11 +179,20 @@ _LEFT_ALONE = (
 
 
 def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
-    """One capture, start to end."""
+    """One capture, start to end. Afterwards it holds none of the program's objects."""
+    opened: list[Outside] = []
+    try:
+        return _convert(state, flat, opened)
+    finally:
+        for outside in opened:
+            outside.release()
+
+
+def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> Entry | None:
     if state.dump is not None:
         state.dump("bytecode.txt", bytecode_text(state.function.__code__))
     ambient = global_state()
-    found = _capture_and_generate(state, flat, ambient)
+    found = _capture_and_generate(state, flat, ambient, opened)
     if not isinstance(found, Generated):
         return found
     captured, codegen, tail = found.captured, found.codegen, found.tail
@@ -231,11 +240,13 @@ class Generated:
     tail: list[str]
 
 
-def _capture_and_generate(state: Function, flat: tuple[Any, ...], ambient: GlobalState) -> Generated | Entry | None:
+def _capture_and_generate(
+    state: Function, flat: tuple[Any, ...], ambient: GlobalState, opened: list[Outside]
+) -> Generated | Entry | None:
     """The deepest capture whose state generated code can hand over to what follows a break."""
     depth: int | None = None
     while True:
-        captured = _capture(state, flat, depth)
+        captured = _capture(state, flat, depth, opened)
         if not isinstance(captured, Captured):
             return captured
         try:
@@ -247,7 +258,9 @@ def _capture_and_generate(state: Function, flat: tuple[Any, ...], ambient: Globa
             depth = len(frames) - 1  # the innermost frame runs for real, and is captured on its own
 
 
-def _capture(state: Function, flat: tuple[Any, ...], depth: int | None) -> Captured | Entry | None:
+def _capture(
+    state: Function, flat: tuple[Any, ...], depth: int | None, opened: list[Outside]
+) -> Captured | Entry | None:
     """Interprets the call; at a break, again up to the instruction that broke, in the outer `depth` frames (or any)."""
     stop_at: tuple[int, ...] = ()
     reason: GraphBreak | None = None
@@ -258,6 +271,7 @@ def _capture(state: Function, flat: tuple[Any, ...], depth: int | None) -> Captu
         versions = len(compiled.entries) if compiled is not None else 0
         policy = DynamicPolicy(dynamic is True, changed, dynamic is False, versions)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise)
+        opened.append(captured.outside)
         if captured.error is not None:
             numbers = captured.outside.run_time_numbers()
             if numbers:  # C code may refuse a symbol where it takes a number

@@ -12,6 +12,7 @@ import datetime
 import decimal
 import enum
 import fractions
+import functools
 import pathlib
 import re
 import types
@@ -378,15 +379,12 @@ def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuar
 
 
 def is_opaque(kind: type) -> bool:
-    """A type of C whose objects hold data (an array, a buffer, a proxy): only their identity and type can be guarded."""
+    """A type of C whose objects hold data (an array, a buffer, a proxy): no guard can watch more than their type."""
     return not kind.__flags__ & _HEAP_TYPE and any(hasattr(kind, name) for name in _DATA_METHODS)
 
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _DATA_METHODS = ("__getitem__", "__len__", "__float__", "__index__", "__array__")
-
-
-
 
 
 def is_trusted_module(module: str) -> bool:
@@ -412,5 +410,18 @@ def _slice(externals: Externals, value: slice, source: Source) -> slice:
     return slice(*parts)
 
 
+def _partial(externals: Externals, value: functools.partial[Any], source: Source) -> functools.partial[Any]:
+    parts = (getattr(value, name) for name in ("func", "args", "keywords"))
+    function, args, keywords = (
+        externals.wrap(part, Attribute(source, name, native=True))
+        for name, part in zip(("func", "args", "keywords"), parts, strict=True)
+    )
+    return functools.partial(function, *args, **keywords)
+
+
 # Immutable records that are taken apart at the read and made anew around their wrapped parts.
-_REBUILT: dict[type, Callable[[Externals, Any, Source], Any]] = {types.MethodType: _bound_method, slice: _slice}
+_REBUILT: dict[type, Callable[[Externals, Any, Source], Any]] = {
+    types.MethodType: _bound_method,
+    slice: _slice,
+    functools.partial: _partial,
+}

@@ -130,9 +130,6 @@ def own_keys(container: dict[Any, Any]) -> tuple[Any, ...]:
     return tuple((OrderedDict if isinstance(container, OrderedDict) else dict).keys(container))
 
 
-
-
-
 def base_item(container: Any, key: Any) -> Any:
     """An item by the lookup of the built-in base class."""
     lookup: Any = next((base.__getitem__ for base in (dict, list, tuple) if isinstance(container, base)), None)

@@ -58,5 +58,8 @@ class Overlays:
     def writes(self) -> Iterator[tuple[Slot, Any]]:
         return iter(list(self._slots.values()))
 
+    def clear(self) -> None:
+        self._slots.clear()
+
     def __len__(self) -> int:
         return len(self._slots)

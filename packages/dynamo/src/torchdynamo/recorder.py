@@ -104,7 +104,8 @@ BREAKS_BY_NAME: dict[str, str] = {
     **dict.fromkeys(("data_ptr", "untyped_storage", "storage", "__reduce_ex__", "__deepcopy__"), "tensor_to_number"),
     **dict.fromkeys(("__repr__", "__str__", "__format__"), "tensor_repr"),
     **dict.fromkeys(("__bool__", "__contains__", "is_nonzero", "equal", "allclose"), "data_dependent_branch"),
-    **dict.fromkeys(("backward", "register_hook", "register_post_accumulate_grad_hook"), "backward"),
+    "backward": "backward",
+    **dict.fromkeys(("register_hook", "register_post_accumulate_grad_hook", "retain_grad"), "tensor_hook"),
     **dict.fromkeys(("set_", "resize_", "resize_as_", "share_memory_", "rename_"), "tensor_metadata_write"),
     **dict.fromkeys(("manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state"), "random_state"),
     **dict.fromkeys(("set_default_dtype", "set_default_device", "_set_default_dtype"), "ambient_state"),
@@ -174,6 +175,12 @@ class Recorder:
     ) -> None:
         torch._C._pop_torch_function_stack()
         self.mode.__exit__(kind, value, traceback)
+
+    def release(self) -> None:
+        """Forgets which node stands for which tensor; the graph is finished."""
+        self._nodes.clear()
+        self._alive.clear()
+        self.written.clear()
 
     # -- inputs -----------------------------------------------------------------------------
 
@@ -342,7 +349,7 @@ def as_break(error: BaseException) -> BreakGraph:
 
 
 _TENSOR_ONLY = frozenset(
-    {"tensor_to_number", "tensor_repr", "data_dependent_branch", "backward", "tensor_metadata_write"}
+    {"tensor_to_number", "tensor_repr", "data_dependent_branch", "backward", "tensor_hook", "tensor_metadata_write"}
 )
 
 

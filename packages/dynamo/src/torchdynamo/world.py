@@ -81,6 +81,15 @@ class Outside:
             source = ClosureCell(index, function.__code__.co_freevars[index])
             self.externals._register(cell, self.externals.pins.source(cell), cell).sources.add(source)
 
+    def release(self) -> None:
+        """Lets go of the program's objects. What points to this record keeps no more of them alive."""
+        externals = self.externals
+        held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
+        for table in (*held, self.tensors, self._alive, self._own_classes, self._cells):
+            table.clear()
+        self.overlays.clear()
+        self.recorder.release()
+
     # -- graph inputs -----------------------------------------------------------------------
 
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
@@ -380,6 +389,8 @@ class Outside:
         """Names in the `__dict__` of an external object of a C type, and those written during capture."""
         known = self.externals.lookup(obj)
         own = getattr_static_dict(known.original) if known is not None else None
+        shadow = self.externals.by_original.get(id(own))
+        own = own if shadow is None else shadow.value
         return {*(own or ()), *self.overlays.names(obj)}
 
     def leaf_get(self, obj: Any, name: str) -> Any:
@@ -560,6 +571,10 @@ class Outside:
         if known is None:
             return modules.has_no_hooks(module)
         return modules.has_plain_call(self.externals, self.overlays, known)
+
+    def has_backward_hooks(self, module: nn.Module) -> bool:
+        known = self.externals.lookup(module)
+        return modules.has_backward_hooks(module if known is None else known.original)
 
 
 class DynamicPolicy:
