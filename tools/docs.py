@@ -122,7 +122,12 @@ def graph_breaks_page() -> str:
         "Where capture cannot go on, the graph ends, the instruction runs as Python runs it, and capture starts again "
         "behind it. Nothing is wrong then, but kernels are not fused across the place. `torchcompile.report()` lists "
         "the breaks with the user's lines; `fullgraph=True` raises at the first; `torchdynamo.explain(f)(*args)` tells "
-        "about one call. Each break has one of these reasons.",
+        "about one call. A break in a function that the program called keeps the graph of its callers: one graph ends "
+        "there, and one begins behind it, in all the frames. In a loop the first rounds get code of their own, the "
+        "others share theirs.",
+        "`torchdynamo.graph_break()` asks for a break; `disable(f, recursive=, reason=)`, `skip_frame(f)`, "
+        "`allow_in_graph(f)` and `assume_constant_result(f)` say what calls of a function are; "
+        "`error_on_graph_break()` makes breaks errors in a region. Each break has one of these reasons.",
     ]
     for reason in REASONS.values():
         parts += [f"## {reason.id}", _sentence(reason.explanation), f"What to do: {reason.remedy}."]

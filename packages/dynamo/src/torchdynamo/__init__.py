@@ -5,13 +5,16 @@ from __future__ import annotations
 from torchdynamo._C import CompiledCallable
 from torchdynamo.api import (
     allow_in_graph,
+    assume_constant_result,
     disable,
+    error_on_graph_break,
     graph_break,
     is_compiling,
     mark_dynamic,
     mark_static,
     optimize,
     reset,
+    skip_frame,
     stats,
 )
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
@@ -30,7 +33,9 @@ __all__ = [
     "TorchDynamoError",
     "Unsupported",
     "allow_in_graph",
+    "assume_constant_result",
     "disable",
+    "error_on_graph_break",
     "explain",
     "export",
     "graph_break",
@@ -39,5 +44,6 @@ __all__ = [
     "mark_static",
     "optimize",
     "reset",
+    "skip_frame",
     "stats",
 ]

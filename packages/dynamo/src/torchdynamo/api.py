@@ -13,20 +13,23 @@ from torch import nn
 
 from torchdynamo._C import CompiledCallable
 from torchdynamo.convert import Function, Nested
-from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling
+from torchdynamo.marks import Mark, MarkKind, error_on_graph_break, graph_break, is_compiling, mark_of, put_mark
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
 from torchdynamo.stats import Stats, total
 from torchdynamo.torch_calls import is_leaf
 
 __all__ = [
     "allow_in_graph",
+    "assume_constant_result",
     "disable",
+    "error_on_graph_break",
     "graph_break",
     "is_compiling",
     "mark_dynamic",
     "mark_static",
     "optimize",
     "reset",
+    "skip_frame",
     "stats",
 ]
 
@@ -60,7 +63,8 @@ def optimize(backend: Backend, *, options: CaptureOptions | None = None, dump: D
 
 
 def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | None) -> Any:
-    if isinstance(target, CompiledCallable):
+    mark = mark_of(target.__func__ if isinstance(target, types.MethodType) else target)
+    if isinstance(target, CompiledCallable) or (mark is not None and mark.kind is MarkKind.DISABLED):
         return target
     if isinstance(target, types.FunctionType):
         if is_leaf(target):  # one of torch's own: it is recorded where it is called, its body is not the program's
@@ -105,16 +109,46 @@ def owner_of(compiled: Any) -> Function:
     raise TypeError(f"not a compiled callable: {type(compiled).__name__}")
 
 
-def disable(function: F) -> F:
-    """Marks `function`: a call of it breaks the graph and runs as it is."""
-    DISABLED.add(function)
-    return function
+def disable(function: F | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+    """Marks a function, method or nn.Module: a call of it breaks the graph and runs as it is.
+
+    Also a decorator with arguments: `@disable(reason="talks to a server")`.
+
+    Args:
+        recursive: what it calls is not captured either; with False it is.
+        reason: shown where the break is reported.
+
+    Raises:
+        TypeError: the argument is a class, or no callable.
+    """
+    mark = Mark(MarkKind.DISABLED if recursive else MarkKind.SKIPPED, reason)
+    return _marking(mark) if function is None else _marking(mark)(function)
+
+
+def skip_frame(function: F | None = None, *, reason: str | None = None) -> Any:
+    """`disable` for this function alone: what it calls is captured."""
+    return disable(function, recursive=False, reason=reason)
 
 
 def allow_in_graph(function: F) -> F:
-    """Marks `function`: a call of it becomes one node of the graph; it must work on tensors alone, without effects."""
-    ALLOWED.add(function)
-    return function
+    """Marks a function: a call of it becomes one node of the graph; it must work on tensors alone, without effects."""
+    return _marking(Mark(MarkKind.ALLOWED))(function)
+
+
+def assume_constant_result(function: F) -> F:
+    """Marks a function: it is run once, when its caller is captured, and its result is a constant from then on.
+
+    Its arguments must hold no tensors that the graph computes: such a call breaks the graph.
+    """
+    return _marking(Mark(MarkKind.CONSTANT))(function)
+
+
+def _marking(mark: Mark) -> Callable[[F], F]:
+    def put(function: F) -> F:
+        put_mark(function, mark)
+        return function
+
+    return put
 
 
 def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:

@@ -22,6 +22,7 @@ from torchdynamo.codegen import Codegen
 from torchdynamo.interpreter.protocol import NULL
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.liveness import live_slots
+from torchdynamo.marks import MarkKind, mark_of
 from torchdynamo.resume import Entrance, Entry, StackSlot, origin_of
 from torchdynamo.torch_calls import runs_unhooked
 
@@ -305,7 +306,8 @@ def _call(place: Place) -> Step:
         arguments = [codegen.value(value) for value in values[:split]]
         arguments += [f"{key}={codegen.value(value)}" for key, value in zip(names, values[split:], strict=True)]
     call = f"r = {codegen.value(callee)}({', '.join(arguments)})"
-    plain = runs_unhooked(callee)
+    mark = mark_of(callee.__func__ if isinstance(callee, types.MethodType) else callee)
+    plain = runs_unhooked(callee) or (mark is not None and mark.kind is MarkKind.DISABLED)
     return Step([call], stack, calls=not plain)
 
 

@@ -10,7 +10,7 @@ import copy
 import functools
 import types
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +25,7 @@ from torchdynamo import constants, scalars, torch_calls
 from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
 from torchdynamo.checkpoints import call_checkpointed
-from torchdynamo.marks import ALLOWED, DISABLED, graph_break, is_compiling, marked
+from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import BREAKS_BY_NAME
@@ -119,10 +119,9 @@ class Calls:
     # -- Python functions -------------------------------------------------------------------
 
     def _function(self, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
-        if marked(fn, DISABLED):
-            raise BreakGraph("disabled", f"{fn.__qualname__} is disabled")
-        if marked(fn, ALLOWED):
-            return self.outside.recorder.record_leaf(fn, args, kwargs)
+        mark = mark_of(fn)
+        if mark is not None:
+            return self._marked(mark, fn, args, kwargs)
         module = fn.__module__ or ""
         if fn in torch_calls.ANSWERS:
             return torch_calls.ANSWERS[fn]
@@ -145,6 +144,18 @@ class Calls:
         self.outside.inline(fn)
         return MISSING
 
+    def _marked(self, mark: Mark, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        name = getattr(fn, "__qualname__", type(fn).__qualname__)
+        if mark.kind is MarkKind.ALLOWED:
+            return self.outside.recorder.record_leaf(fn, args, kwargs)
+        if mark.kind is not MarkKind.CONSTANT:
+            raise BreakGraph("disabled", f"{name} is disabled" + (f": {mark.reason}" if mark.reason else ""))
+        if any(isinstance(leaf, torch.Tensor) for leaf in _leaves((args, kwargs))):
+            raise BreakGraph("constant_result", f"{name} is called with a tensor")
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            result = fn(*scalars.concrete(args), **scalars.concrete(kwargs))
+        return self.outside.externals.wrap(result, self.outside.externals.pins.source(result, name))
+
     def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if args and isinstance(args[0], torch._C._InferenceMode):
             return self._ambient(fn, args, kwargs)
@@ -163,6 +174,8 @@ class Calls:
 
     def _break_if_listed(self, fn: Any, module: str) -> None:
         reason = torch_calls.BREAKS.get(fn) or torch_calls.BREAK_MODULES.get(module)
+        if reason is None:
+            reason = torch_calls.BREAKS_BY_NAME.get((module, getattr(fn, "__name__", "")))
         if reason is None and module.startswith("numpy."):
             reason = "numpy"
         if reason is not None:
@@ -242,6 +255,9 @@ class Calls:
         return MISSING
 
     def _module_object(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+        mark = mark_of(module)
+        if mark is not None:
+            return self._marked(mark, module, args, kwargs)
         if type(module).__call__ is not nn.Module.__call__:
             return MISSING
         return self._module(None, (module, *args), kwargs)
@@ -283,6 +299,18 @@ class Calls:
 # Torch's decorators of optimizers: their code is the same for all that they wrap.
 _OPTIMIZER_STEP = optimizer._use_grad_for_differentiable(lambda self: None).__code__
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    if isinstance(value, dict):
+        value = tuple(value.values())
+    if isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _leaves(item)
+    else:
+        yield value
+
+
 _BUILTINS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,

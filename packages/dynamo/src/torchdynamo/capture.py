@@ -14,8 +14,9 @@ from primtorch.schemas import UserFrame
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
-from torchdynamo.interpreter.protocol import NULL, Position, Stop
+from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
+from torchdynamo.marks import REGION
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.world import DynamicPolicy, Outside
@@ -49,6 +50,7 @@ class Captured:
     stopped: Stopped | None = None
     broke: tuple[GraphBreak, tuple[int, ...]] | None = None  # why, and the path to the instruction
     error: BaseException | None = None
+    breaks_are_errors: bool = False  # where it broke
     raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
     grad_enabled: bool = True
     close_regions: Callable[[], list[tuple[Any, ...]]] = list
@@ -96,6 +98,8 @@ def interpret(
         except BreakGraph as error:
             where = as_user_frames(error.positions)
             captured.broke = (GraphBreak(error.reason, error.detail, where), error.path)
+            errors = outside.overlays.read(REGION, "errors")
+            captured.breaks_are_errors = bool(REGION.errors if errors is MISSING else errors)
         except Exception as error:
             captured.error = error
             captured.where = frame.position if frame is not None else None

@@ -40,6 +40,7 @@ from torchdynamo.guards import (
     resolve,
     same_constant,
 )
+from torchdynamo.marks import MarkKind, mark_of
 from torchdynamo.modules import in_registry
 from torchdynamo.reasons import BreakGraph, describe
 from torchdynamo.regions import graph_module
@@ -161,11 +162,25 @@ class Nested:
         plain = code in self._plain or code.co_name in _COMPREHENSIONS
         if plain or code.co_filename.startswith(_LEFT_ALONE):
             return None
+        mark = mark_of(function)
+        if mark is not None:
+            return _as_it_is(function) if mark.kind is MarkKind.DISABLED else None
         part = Function(function, *self.arguments)
         part.nested = self
         part.found = True
         self.parts.append(part)
         return part.callable()
+
+
+def _as_it_is(function: types.FunctionType) -> CompiledCallable:
+    """Runs the function as compiled code is run: with the hook off, for all that it calls."""
+
+    def run(inputs: list[Any], *flat: Any) -> Any:
+        args, kwargs = _unflatten(function.__code__, flat)
+        return function(*args, **kwargs)
+
+    entry = Entry(None, run, Compiled((), None, "", None, []))
+    return CompiledCallable(function, lambda compiled, flat: entry)
 
 
 # Their argument is an iterator, which capture may not advance; what they call is captured.
@@ -285,7 +300,7 @@ def _capture(
             continue
         if captured.broke is not None:
             reason, stop_at = captured.broke[0], captured.broke[1][:depth]
-            if state.options.fullgraph:
+            if state.options.fullgraph or captured.breaks_are_errors:
                 raise Unsupported(describe(reason))
             if not stop_at:
                 return _no_graph(state, reason)

@@ -2,19 +2,67 @@
 
 from __future__ import annotations
 
+import enum
+import functools
+import types
 import weakref
-from typing import Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+class MarkKind(enum.Enum):
+    """What a marked function's calls are."""
+
+    DISABLED = "disabled"  # a break; the call and all that it calls run as they are
+    SKIPPED = "skipped"  # a break; the call runs as it is, what it calls is captured
+    ALLOWED = "allowed"  # one node of the graph
+    CONSTANT = "constant"  # run once, at capture
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """A user's word on a function."""
+
+    kind: MarkKind
+    reason: str | None = None
+
 
 # Held weakly: a mark lives as long as its function.
-DISABLED: weakref.WeakSet[Any] = weakref.WeakSet()
-ALLOWED: weakref.WeakSet[Any] = weakref.WeakSet()
+_MARKS: weakref.WeakKeyDictionary[Any, Mark] = weakref.WeakKeyDictionary()
 
 
-def marked(function: Any, marks: weakref.WeakSet[Any]) -> bool:
+def put_mark(function: Any, mark: Mark) -> None:
+    """Marks a function, a method's function or a callable object.
+
+    Raises:
+        TypeError: the object is no callable, or a class.
+    """
+    target = function.__func__ if isinstance(function, types.MethodType) else function
+    if not callable(target) or isinstance(target, type):
+        kind = "a class" if isinstance(target, type) else f"a {type(target).__name__}"
+        raise TypeError(f"expected a function, a method or an nn.Module to mark, got {kind}")
+    _MARKS[target] = mark
+
+
+def mark_of(function: Any) -> Mark | None:
+    """The mark of a function, by torchdynamo or by torch.compiler.disable and the like."""
     try:
-        return function in marks
+        mark = _MARKS.get(function)
     except TypeError:  # neither hashable nor weakly referable: it cannot have been marked
-        return False
+        return None
+    if mark is None and type(function) is types.FunctionType and function.__dict__:
+        return next((mark for name, mark in _FOREIGN.items() if function.__dict__.get(name)), None)
+    return mark
+
+
+# Attributes that other compilers' decorators leave on a function.
+_FOREIGN: dict[str, Mark] = {
+    "_torchdynamo_disable": Mark(MarkKind.DISABLED),
+    "_dynamo_marked_constant": Mark(MarkKind.CONSTANT),
+}
 
 
 def graph_break() -> None:
@@ -24,3 +72,42 @@ def graph_break() -> None:
 def is_compiling() -> bool:
     """True inside of captured code, False elsewhere."""
     return False
+
+
+class Region:
+    """What holds where the program is: `errors` tells whether a break is an error, None where nobody said."""
+
+    def __init__(self) -> None:
+        self.errors: bool | None = None
+
+
+REGION = Region()
+
+
+class error_on_graph_break:
+    """A region, or a function, in which a graph break is an error (or, with False, is none again).
+
+    Inside of a compiled function, `with error_on_graph_break():` or `@error_on_graph_break()`; a break there raises
+    `Unsupported` as `fullgraph=True` does everywhere. `fullgraph=True` is not lifted by `error_on_graph_break(False)`.
+    """
+
+    def __init__(self, error: bool = True) -> None:
+        self.error = error
+        self.before: list[bool | None] = []
+
+    def __enter__(self) -> None:
+        self.before.append(REGION.errors)
+        REGION.errors = self.error
+
+    def __exit__(self, *raised: object) -> None:
+        REGION.errors = self.before.pop()
+
+    def __call__(self, function: F) -> F:
+        error = self.error
+
+        @functools.wraps(function)
+        def within(*args: Any, **kwargs: Any) -> Any:
+            with error_on_graph_break(error):
+                return function(*args, **kwargs)
+
+        return cast(F, within)

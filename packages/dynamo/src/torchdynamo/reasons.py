@@ -82,6 +82,11 @@ _TABLE = (
         "return what the rest of the program needs from the body",
     ),
     Reason("disabled", "the function was marked with torchdynamo.disable", "remove the mark to capture the function"),
+    Reason(
+        "constant_result",
+        "a function marked with torchdynamo.assume_constant_result takes a tensor, whose values capture does not know",
+        "pass what does not change between calls, or remove the mark",
+    ),
     Reason("graph_break", "torchdynamo.graph_break() asks for a break here", "remove the call"),
     Reason(
         "backward",

@@ -36,6 +36,7 @@ ANSWERS_BY_NAME: dict[tuple[str, str], Any] = {
     ("torch.jit._trace", "is_tracing"): False,
     ("torch.onnx", "is_in_onnx_export"): False,
     ("torch._utils", "is_compiling"): True,
+    ("torch._dynamo.external_utils", "is_compiling"): True,
     ("torch._utils_internal", "justknobs_check"): True,
     ("torch.fx._symbolic_trace", "is_fx_tracing"): False,
     ("torch.fx._symbolic_trace", "is_fx_symbolic_tracing"): False,
@@ -83,6 +84,11 @@ BREAKS: dict[Any, str] = {
     torch._C._autograd._pop_saved_tensors_default_hooks: "ambient_state",
     torch.save: "c_function",
     torch.load: "c_function",
+}
+# The same for functions of another compiler, recognised by name so that it is not imported.
+BREAKS_BY_NAME: dict[tuple[str, str], str] = {
+    ("torch._dynamo.decorators", "graph_break"): "graph_break",
+    ("torch._dynamo.decorators", "skip_frame"): "graph_break",
 }
 # Modules whose functions leave the graph.
 BREAK_MODULES: dict[str, str] = {
