@@ -11,7 +11,7 @@ import torch
 from primtorch.errors import DataDependent, DataDependentShape, FakeTensorError, NoFormula
 from primtorch.fake import FakeMode, FakeTensor, formula_of, register_formula
 from primtorch.spec import TensorSpec
-from primtorch.symbolic import ShapeEnv
+from primtorch.symbolic import ShapeEnv, expr_of
 
 aten = torch.ops.aten
 
@@ -64,6 +64,32 @@ def test_data_dependent_results() -> None:
             bool(x.sum() > 0)
     with FakeMode(), pytest.raises(DataDependentShape):
         torch.zeros(3).nonzero()
+
+
+def test_counts_of_distinct_elements_are_symbols_of_the_mode() -> None:
+    real = torch.randint(0, 3, (2, 3, 4))
+    calls = {
+        "unique": lambda t: torch.unique(t, return_counts=True),
+        "unique of a dim": lambda t: torch.unique(t, dim=2, return_inverse=True, return_counts=True),
+        "consecutive": lambda t: torch.unique_consecutive(t, return_inverse=True, return_counts=True),
+        "consecutive of a dim": lambda t: torch.unique_consecutive(t, dim=-1, return_counts=True),
+        "bincount": lambda t: (torch.bincount(t.flatten(), minlength=2),),
+        "bincount with weights": lambda t: (torch.bincount(t.flatten(), t.flatten().double()),),
+    }
+    for name, call in calls.items():
+        env = ShapeEnv()
+        with FakeMode(env) as mode:
+            found = call(mode.from_tensor(real))
+        assert list(env.symbols) == ["u0"], name
+        for fake, result in zip(found, call(real), strict=True):
+            shape = tuple(r if str(s) == "u0" else s for s, r in zip(fake.shape, result.shape, strict=True))
+            assert shape == tuple(result.shape) and fake.dtype is result.dtype, name
+            values = (
+                {"u0": next(r for s, r in zip(fake.shape, result.shape, strict=True) if str(s) == "u0")}
+                if ("u0" in map(str, fake.shape))
+                else {}
+            )
+            assert tuple(expr_of(s).evaluate(values) for s in fake.stride()) == result.stride(), name
 
 
 def test_copies() -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 import torch
 
@@ -36,11 +36,13 @@ class Table(dict[str, Formula]):
         self.op(*names.split())(formula)
 
 
-Fresh: TypeAlias = Callable[[Size | None], Size]
-"""Gives a size that only the data tells, up to a maximum. Formulas of such operators take it as keyword `fresh`."""
+class Fresh(Protocol):
+    """Gives a size that only the data tells, in a range. Formulas of such operators take it as keyword `fresh`."""
+
+    def __call__(self, maximum: Size | None, minimum: int = 0) -> Size: ...
 
 
-def refuse_fresh(maximum: Size | None) -> Size:
+def refuse_fresh(maximum: Size | None, minimum: int = 0) -> Size:
     """Without symbols for data-dependent sizes there is none to give."""
     raise DataDependentShape(
         "an operator's output size",

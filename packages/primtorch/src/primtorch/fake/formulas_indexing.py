@@ -8,7 +8,16 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Fresh, Table, contiguous, refuse_fresh, strided
-from primtorch.fake.layout import Sizes, broadcast, contiguous_strides, dense_like, iterator_strides, product, wrap_dim
+from primtorch.fake.layout import (
+    Sizes,
+    broadcast,
+    contiguous_strides,
+    dense_like,
+    iterator_strides,
+    product,
+    strides_in_order,
+    wrap_dim,
+)
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.sym_node import node_of
 
@@ -20,6 +29,10 @@ DATA_DEPENDENT = frozenset(
         "nonzero",
         "masked_select",
         "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "unique_dim_consecutive",
+        "bincount",
         "repeat_interleave.Tensor",
         "_unique",
         "_ctc_loss.Tensor",
@@ -185,6 +198,57 @@ def _unique(
 
     inverse = of(tuple(x.shape), torch.int64) if return_inverse or return_counts else of((0,), torch.int64)
     return of((count,), x.dtype), inverse, of((count,) if return_counts else (0,), torch.int64)
+
+
+@TABLE.op("unique_dim")
+def _unique_dim(
+    x: Any,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    fresh: Fresh = refuse_fresh,
+) -> tuple[TensorSpec, ...]:
+    at = wrap_dim(dim, x.dim())
+    size = x.shape[at]
+    count = 0 if type(size) is int and size == 0 else fresh(size, 1 if type(size) is int else 0)
+    shape = (*x.shape[:at], count, *x.shape[at + 1 :])
+    # The slices lie one after another in memory.
+    slices = strides_in_order(shape, [*(d for d in reversed(range(len(shape))) if d != at), at])
+    inverse = contiguous(x, (size,), torch.int64)
+    return strided(x, shape, slices), inverse, contiguous(x, (count,), torch.int64)
+
+
+@TABLE.op("unique_dim_consecutive")
+def _unique_dim_consecutive(
+    x: Any, dim: int, return_inverse: bool = False, return_counts: bool = False, *, fresh: Fresh = refuse_fresh
+) -> tuple[TensorSpec, ...]:
+    return _unique_dim(x, dim, fresh=fresh)
+
+
+@TABLE.op("unique_consecutive")
+def _unique_consecutive(
+    x: Any,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+    *,
+    fresh: Fresh = refuse_fresh,
+) -> tuple[TensorSpec, ...]:
+    if dim is not None:
+        return _unique_dim(x, dim, fresh=fresh)
+    count = fresh(product(x.shape))
+    inverse = contiguous(x, tuple(x.shape) if return_inverse else (0,), torch.int64)
+    return contiguous(x, (count,)), inverse, contiguous(x, (count,) if return_counts else (0,), torch.int64)
+
+
+@TABLE.op("bincount")
+def _bincount(x: Any, weights: Any = None, minlength: int = 0, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+    kept = torch.float32 if weights is not None and weights.dtype is torch.float32 else torch.float64
+    empty = type(x.shape[0]) is int and x.shape[0] == 0
+    count = minlength if empty else fresh(None, minlength)
+    return contiguous(x, (count,), torch.int64 if weights is None or empty else kept)
 
 
 @TABLE.op("_unique")

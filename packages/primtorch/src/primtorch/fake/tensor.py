@@ -192,11 +192,11 @@ class FakeMode:
         told = self.shape_env.user_frame() if self.shape_env is not None else ()
         return told or calling_frames()
 
-    def fresh_size(self, maximum: Size | None) -> Size:
+    def fresh_size(self, maximum: Size | None, minimum: int = 0) -> Size:
         """A size that depends on data, as an unbacked symbol."""
         if self.shape_env is None:
-            return refuse_fresh(maximum)
-        return self.shape_env.unbacked(max=maximum if type(maximum) is int else None)
+            return refuse_fresh(maximum, minimum)
+        return self.shape_env.unbacked(min=minimum, max=maximum if type(maximum) is int else None)
 
     def from_spec(self, spec: TensorSpec, *, requires_grad: bool = False) -> FakeTensor:
         """A fresh fake tensor of this description."""

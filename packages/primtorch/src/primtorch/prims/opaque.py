@@ -138,7 +138,7 @@ def _solve_ex(a: TensorSpec, b: TensorSpec, *, left: bool = True, check_errors: 
     pivots, info = _dense(a, a.shape[:-1], torch.int32), _dense(a, batch, torch.int32)
     vector = len(b.shape) == 1 or (len(b.shape) == len(a.shape) - 1 and tuple(b.shape) == tuple(a.shape[:-1]))
     shape = (*batch, a.shape[-1]) if vector else (*batch, *b.shape[-2:])
-    x = _dense(a, shape) if vector else _column_major(a, shape)
+    x = _column_major(a, shape) if left and len(shape) > 1 else _dense(a, shape)  # a batch of vectors as a matrix
     return x, _column_major(a, a.shape), pivots, info
 
 
@@ -559,8 +559,12 @@ def _unique_dim(
     t: TensorSpec, dim: int, sorted: bool = True, return_inverse: bool = False, return_counts: bool = False
 ) -> tuple[Any, ...]:
     count = _count(t)
-    shape = [*t.shape[:dim], count, *t.shape[dim + 1 :]] if dim >= 0 else [*t.shape[:dim], count, *t.shape[dim:][1:]]
-    return (_dense(t, shape), _dense(t, (t.shape[dim],), torch.int64), _dense(t, (count,), torch.int64))
+    dim = dim % len(t.shape)
+    shape = [*t.shape[:dim], count, *t.shape[dim + 1 :]]
+    # The slices lie one after another in memory.
+    strides = list(contiguous_strides([count, *shape[:dim], *shape[dim + 1 :]]))
+    strides.insert(dim, strides.pop(0))
+    return (spec_like(t, shape, strides), _dense(t, (t.shape[dim],), torch.int64), _dense(t, (count,), torch.int64))
 
 
 def _unique_consecutive(
