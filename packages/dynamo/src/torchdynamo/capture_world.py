@@ -150,10 +150,20 @@ class CaptureWorld(PlainWorld):
         return self.outside.leaf_get(obj, name)
 
     def leaf_setattr(self, obj: Any, name: str, value: Any) -> None:
-        if self.outside.externals.lookup(obj) is None:
+        if type(obj) is types.SimpleNamespace:
+            self.outside.instance_set(obj, name, value)
+        elif self.outside.externals.lookup(obj) is None:
             setattr(obj, name, value)
         else:
             self.outside.overlays.write(obj, name, value)
+
+    def leaf_delattr(self, obj: Any, name: str) -> None:
+        if self.outside.externals.lookup(obj) is None:
+            delattr(obj, name)
+        elif type(obj) is types.SimpleNamespace:
+            self.outside.instance_delete(obj, name)
+        else:
+            raise BreakGraph("external_write", f"attribute {name!r} of a {type(obj).__qualname__}")
 
     def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> Any:
         if obj is not None:
@@ -255,6 +265,8 @@ class CaptureWorld(PlainWorld):
         return super().inplace(op, a, b) if result is MISSING else result
 
     def compare(self, op: str, a: Any, b: Any) -> Any:
+        if op in ("==", "!=") and type(a) is type(b) is types.SimpleNamespace:
+            a, b = self.outside.instance_dict(a), self.outside.instance_dict(b)
         self.outside.refuse_opaque(a, b)
         result = scalars.compare(op, a, b, COMPARE[op][0])
         return super().compare(op, a, b) if result is MISSING else result

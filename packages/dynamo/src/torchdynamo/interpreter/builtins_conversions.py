@@ -8,6 +8,7 @@ from typing import Any
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.builtin_rules import HEAP_TYPE, Args, BuiltinRule, Kwargs, Rules
 from torchdynamo.interpreter.protocol import InterpreterObject, World
+from torchdynamo.interpreter.structural import show, shows_parts
 
 RULES = Rules()
 
@@ -40,19 +41,33 @@ def _answering(class_name: str, method: str, answer: Any) -> Any:
     return type(class_name, (), {method: lambda _self, *_args: answer})()
 
 
+def _text(native: Any, *names: str) -> BuiltinRule:
+    """As `_asks`; the text of a container is put together from that of its parts where those have Python methods."""
+    plain = _asks(native, *names)
+
+    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+        if len(args) == 1 and not kwargs and shows_parts(args[0]):
+            return show(world, args[0])
+        return plain(world, args, kwargs)
+
+    return rule
+
+
 for _native, _names in (
     (len, ("__len__",)),
     (hash, ("__hash__",)),
     (int, ("__int__", "__index__", "__trunc__")),
     (float, ("__float__", "__index__")),
     (complex, ("__complex__", "__float__", "__index__")),
-    (repr, ("__repr__",)),
-    (str, ("__str__", "__repr__")),
     (bytes, ("__bytes__",)),
     (operator.index, ("__index__",)),
     (operator.length_hint, ("__len__",)),
 ):
     RULES[_native] = _asks(_native, *_names)
+
+
+RULES[repr] = _text(repr, "__repr__")
+RULES[str] = _text(str, "__str__", "__repr__")
 
 
 def _delegates(native: Any, name: str) -> BuiltinRule:
@@ -139,3 +154,26 @@ def _format_argument(world: World, value: Any) -> Any:
 def call_str_format(world: World, args: Args, kwargs: Kwargs) -> Any:
     values = tuple(_format_argument(world, value) for value in args[1:])
     return world.call_leaf(str.format, (*args[:1], *values), {k: _format_argument(world, v) for k, v in kwargs.items()})
+
+
+@RULES.interprets(str.__mod__)
+def call_str_mod(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) != 2 or kwargs:
+        return str.__mod__(*args, **kwargs)
+    text, values = args
+    if type(values) is tuple:
+        values = tuple(_shown_argument(world, value) for value in values)
+    elif type(values) is dict:
+        values = {name: _shown_argument(world, value) for name, value in values.items()}
+    else:
+        values = _shown_argument(world, values)
+    return world.call_leaf(str.__mod__, (text, values), {})
+
+
+def _shown_argument(world: World, value: Any) -> Any:
+    """What `%` prints in place of an object whose text is made by Python code; numbers stay what they are."""
+    if isinstance(value, (int, float, str, bytes)):
+        return value
+    kind = type(value)
+    made_by_python = any(python_method(kind, name) is not None for name in ("__str__", "__repr__"))
+    return FormatArgument(world, value) if made_by_python or shows_parts(value) else value

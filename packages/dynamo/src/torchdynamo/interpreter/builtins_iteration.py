@@ -8,7 +8,7 @@ import operator
 import types
 from typing import Any
 
-from torchdynamo.interpreter.attributes import is_python, python_method
+from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.builtin_rules import (
     HEAP_TYPE,
     Args,
@@ -28,6 +28,7 @@ from torchdynamo.interpreter.iterators import (
     ZipIterator,
 )
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
+from torchdynamo.interpreter.structural import runs_python
 
 RULES = Rules()
 
@@ -221,16 +222,19 @@ class SortItem(InterpreterObject):
         return self.world.truth(self.world.compare("<", self.value, other.value))
 
 
+_ORDER = ("__lt__", "__eq__")
+
+
 def _sort_key(world: World, key: Any, values: list[Any]) -> Any:
     """The `key` for the native sort: None when it needs none."""
     if key is None:
-        if any(type(value).__flags__ & HEAP_TYPE and is_python(type(value).__lt__) for value in values):
+        if any(runs_python(value, _ORDER) for value in values):
             return lambda value: SortItem(world, value)
         return None
 
     def native_key(value: Any) -> Any:
         result = world.call(key, (value,), {})
-        return SortItem(world, result) if is_python(type(result).__lt__) else result
+        return SortItem(world, result) if runs_python(result, _ORDER) else result
 
     return native_key
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from torchdynamo.interpreter import (
     builtins_attributes,
+    builtins_containers,
     builtins_conversions,
     builtins_frames,
     builtins_iteration,
@@ -20,6 +21,7 @@ BUILTINS: Rules = Rules(
     | builtins_attributes.RULES
     | builtins_types.RULES
     | builtins_conversions.RULES
+    | builtins_containers.RULES
     | builtins_operators.RULES
     | builtins_frames.RULES
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import builtins
+import copyreg
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.builtin_rules import Args, Kwargs, Rules
+from torchdynamo.interpreter.builtin_rules import HEAP_TYPE, Args, Kwargs, Rules
 from torchdynamo.interpreter.iterators import native_type
 from torchdynamo.interpreter.protocol import InterpreterObject, World
 
@@ -63,3 +64,48 @@ def call_callable(world: World, args: Args, kwargs: Kwargs) -> Any:
 @RULES.interprets(builtins.__build_class__)
 def call_build_class(world: World, args: Args, kwargs: Kwargs) -> Any:
     return world.build_class(args[0], args[1], args[2:], kwargs)
+
+
+# -- copies ------------------------------------------------------------------------------------
+
+
+@RULES.interprets(object.__reduce_ex__)
+def call_reduce_ex(world: World, args: Args, kwargs: Kwargs) -> Any:
+    """What an object without a `__reduce__` of its own is copied from: its class, its attributes, its parts."""
+    obj = args[0]
+    cls = type(obj)
+    own = python_method(cls, "__reduce__")
+    if own is not None:
+        return world.call(own, (obj,), {})
+    plain = all(base.__flags__ & HEAP_TYPE or base in (object, list, dict) for base in cls.__mro__)
+    if not plain or not cls.__flags__ & HEAP_TYPE or isinstance(obj, InterpreterObject) or args[1:] < (2,):
+        return world.call_leaf(object.__reduce_ex__, args, kwargs)
+    made: tuple[Any, ...] = copyreg.__newobj__, (cls,)  # type: ignore[attr-defined]
+    for name in ("__getnewargs_ex__", "__getnewargs__"):
+        method = python_method(cls, name)
+        if method is not None:
+            given = world.call(method, (obj,), {})
+            if name == "__getnewargs__":
+                made = copyreg.__newobj__, (cls, *given)  # type: ignore[attr-defined]
+            else:
+                made = copyreg.__newobj_ex__, (cls, *given)  # type: ignore[attr-defined]
+            break
+    items = world.iterate(obj) if isinstance(obj, list) else None
+    pairs = world.iterate(world.call(world.getattr(obj, "items"), (), {})) if isinstance(obj, dict) else None
+    return (*made, _state(world, obj, cls), items, pairs)
+
+
+def _state(world: World, obj: Any, cls: type) -> Any:
+    method = python_method(cls, "__getstate__")
+    if method is not None:
+        return world.call(method, (obj,), {})
+    attributes = world.getattr(obj, "__dict__") if hasattr(obj, "__dict__") else None
+    slots = {}
+    for name in copyreg._slotnames(cls):  # type: ignore[attr-defined]
+        try:
+            slots[name] = world.getattr(obj, name)
+        except AttributeError:
+            continue
+    if slots:
+        return attributes or None, slots
+    return attributes or None

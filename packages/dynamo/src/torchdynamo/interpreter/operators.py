@@ -11,8 +11,10 @@ import operator
 from collections.abc import Callable
 from typing import Any
 
+from torchdynamo.interpreter import structural
 from torchdynamo.interpreter.attributes import is_python, python_method
 from torchdynamo.interpreter.protocol import InterpreterObject, World
+from torchdynamo.interpreter.structural import STRUCTURES
 
 _HEAP_TYPE = 1 << 9
 
@@ -51,6 +53,8 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 def binary(world: World, symbol: str, a: Any, b: Any) -> Any:
     native, _, method, reflected, _ = BINARY[symbol]
     kind_a, kind_b = type(a), type(b)
+    if symbol == "%" and kind_a is str:
+        return world.call(str.__mod__, (a, b), {})
     if not kind_a.__flags__ & _HEAP_TYPE and not kind_b.__flags__ & _HEAP_TYPE:
         return native(a, b)
     if python_method(kind_a, method) is None and python_method(kind_b, reflected) is None:
@@ -127,6 +131,8 @@ def inplace(world: World, symbol: str, a: Any, b: Any) -> Any:
 def compare(world: World, symbol: str, a: Any, b: Any) -> Any:
     native, method, reflected = COMPARE[symbol]
     kind_a, kind_b = type(a), type(b)
+    if kind_a in STRUCTURES and kind_b in STRUCTURES and structural.compares_parts(symbol, a, b):
+        return structural.compare_parts(world, symbol, a, b)
     if not kind_a.__flags__ & _HEAP_TYPE and not kind_b.__flags__ & _HEAP_TYPE:
         return native(a, b)
     names = (method, reflected, "__eq__") if symbol == "!=" else (method, reflected)  # object.__ne__ asks __eq__
@@ -182,12 +188,15 @@ def truth(world: World, obj: Any) -> bool:
 
 def contains(world: World, container: Any, item: Any) -> bool:
     kind = type(container)
-    if not kind.__flags__ & _HEAP_TYPE:
-        return item in container
     method = getattr(kind, "__contains__", None)
     if is_python(method):
         return world.truth(world.call(method, (container, item), {}))
-    if method is not None:
+    if isinstance(container, (list, tuple, collections.deque)):
+        if structural.runs_python(item, ("__eq__",)) or structural.runs_python(container, ("__eq__",)):
+            return structural.contains(world, container, item)
+    elif isinstance(container, (dict, set, frozenset)):
+        item = structural.stored_key(world, container, item)
+    if not kind.__flags__ & _HEAP_TYPE or method is not None:
         return item in container
     if isinstance(container, InterpreterObject) or python_method(kind, "__iter__") or hasattr(kind, "__getitem__"):
         iterator = world.iterate(container)

@@ -7,6 +7,7 @@ primitives (`load_global`, `instance_get`, ...), the policy of C calls (`call_le
 from __future__ import annotations
 
 import builtins
+import collections
 import types
 from typing import Any, NoReturn
 
@@ -14,6 +15,7 @@ from torchdynamo.interpreter import attributes, operators
 from torchdynamo.interpreter.attributes import is_python, python_method
 from torchdynamo.interpreter.iterators import GetitemIterator, LocalIterator, local_iterator
 from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, InterpreterObject, UnsupportedProgram
+from torchdynamo.interpreter.structural import shows_parts, stored_key
 
 _HEAP_TYPE = 1 << 9
 _object_format: Any = object.__format__
@@ -129,10 +131,16 @@ class PlainWorld:
             method = getattr(kind, "__getitem__", None)
             if is_python(method):
                 return self.call(method, (obj, key), {})
-            if isinstance(obj, dict) and method is dict.__getitem__ and key not in obj:
-                missing = python_method(kind, "__missing__")
+            if isinstance(obj, dict) and method is dict.__getitem__:
+                key = stored_key(self, obj, key)
+                missing = python_method(kind, "__missing__") if key not in obj else None
                 if missing is not None:
                     return self.call(missing, (obj, key), {})
+        elif isinstance(obj, dict):
+            key = stored_key(self, obj, key)
+        if isinstance(obj, collections.defaultdict) and is_python(obj.default_factory) and key not in obj:
+            value = obj[key] = self.call(obj.default_factory, (), {})
+            return value
         if isinstance(obj, type):
             return self._class_getitem(obj, key)
         return obj[key]
@@ -148,14 +156,14 @@ class PlainWorld:
         if method is not None:
             self.call(method, (obj, key, value), {})
         else:
-            obj[key] = value
+            obj[stored_key(self, obj, key) if isinstance(obj, dict) else key] = value
 
     def delitem(self, obj: Any, key: Any) -> None:
         method = python_method(type(obj), "__delitem__")
         if method is not None:
             self.call(method, (obj, key), {})
         else:
-            del obj[key]
+            del obj[stored_key(self, obj, key) if isinstance(obj, dict) else key]
 
     # -- operators --------------------------------------------------------------------------
 
@@ -225,6 +233,8 @@ class PlainWorld:
                 return text
             if kind.__format__ is _object_format and not spec:
                 return self.convert(value, "str")
+        if not spec and shows_parts(value):
+            return self.convert(value, "str")
         return format(value, spec)
 
     # -- calls ------------------------------------------------------------------------------
