@@ -14,7 +14,12 @@ import torch
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from aotautograd.eager_errors import USER_ERRORS, eager_error
+from aotautograd.errors import AotAutogradError
+from primtorch.errors import PrimTorchError
 from primtorch.symbolic import hint_of
+
+WORDED = "_worded_by_eager"
 
 
 @contextlib.contextmanager
@@ -109,7 +114,18 @@ class InPlaceCalls(TorchFunctionMode):
         self.with_inplace_flag = _WITH_INPLACE_FLAG if symbolic else {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        kwargs = kwargs or {}
+        try:
+            return self._call(func, args, kwargs or {})
+        except USER_ERRORS as error:
+            if isinstance(error, (AotAutogradError, PrimTorchError)) or hasattr(error, WORDED):
+                raise
+            better = eager_error(func, args, kwargs or {})
+            if better is None:
+                raise
+            setattr(better, WORDED, True)  # a function that calls another has it for its own error
+            raise better from None
+
+    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
         if (name[-1:] == "_" and name not in _NO_WRITE) and args and isinstance(args[0], torch.Tensor):
             written = name[:2] != "__" or name in _AUGMENTED

@@ -1,0 +1,72 @@
+"""What eager says of a call that failed while it was traced.
+
+Shape formulas and torch's own meta kernels word errors in their way. A failed call is made once more on real tensors of
+the same sizes, types and layout; what that raises is the error that the user knows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+from primtorch.symbolic import hint_of
+
+USER_ERRORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
+MOST_BYTES = 1 << 28  # of the real tensors: larger calls keep the error that they have
+
+
+class TooLarge(Exception):
+    """The stand-ins would need too much memory."""
+
+
+def eager_error(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
+    """The error of the call on real tensors; None if there is none, or if it was not made."""
+    if str(getattr(func, "__module__", "")).startswith("torch.autograd"):
+        return None  # it asks for histories, which stand-ins lack
+    stand_ins: dict[int, torch.Tensor] = {}
+    with _eager():
+        try:
+            args, kwargs = pytree.tree_map(lambda a: _stand_in(a, stand_ins), (args, dict(kwargs)))
+            func(*args, **kwargs)
+        except TooLarge:
+            return None
+        except USER_ERRORS as error:
+            return error.with_traceback(None)
+    return None
+
+
+@contextlib.contextmanager
+def _eager() -> Iterator[None]:
+    """Outside of all that traces; random numbers drawn in it are drawn again afterwards."""
+    with (
+        torch._C._DisableTorchDispatch(),
+        torch._C.DisableTorchFunction(),  # type: ignore[attr-defined]
+        torch.random.fork_rng(devices=[]),
+    ):
+        torch._disable_functionalization()
+        try:
+            yield
+        finally:
+            torch._enable_functionalization(reapply_views=True)
+
+
+def _stand_in(value: Any, made: dict[int, torch.Tensor]) -> Any:
+    if isinstance(value, torch.SymInt):
+        return hint_of(value, 4)
+    if not isinstance(value, torch.Tensor):
+        return value
+    if id(value) not in made:
+        shape = [hint_of(s, 4) for s in value.shape]
+        stride = [hint_of(s, 4) for s in value.stride()]
+        reach = 1 + sum((n - 1) * s for n, s in zip(shape, stride, strict=True))
+        if reach * value.element_size() > MOST_BYTES:
+            raise TooLarge
+        with torch.no_grad():
+            new = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
+            torch.empty(0, dtype=value.dtype, device=value.device).set_(new.untyped_storage()).zero_()
+        made[id(value)] = new.requires_grad_(value.requires_grad and value.is_leaf)
+    return made[id(value)]
