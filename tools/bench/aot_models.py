@@ -112,7 +112,10 @@ def measure(case: Row) -> Row:
 
     training = Training(case)
     torch.set_num_threads(1)
-    expected = training.run(training.model, training.amp)
+    try:
+        expected = training.run(training.model, training.amp)
+    except Exception as error:
+        return {"eager_failure": told(error), "failure": raised_by_compiled(training)}
     compiled = torchcompile.compile(training.model, backend="aot_eager", options={"strict": True})
     began = time.perf_counter()
     found = training.run(compiled, training.amp)
@@ -126,7 +129,25 @@ def measure(case: Row) -> Row:
     return row
 
 
+def told(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".split("\n")[0]
+
+
+def raised_by_compiled(training: Training) -> str:
+    """What the compiled model raises where eager raises."""
+    import torchcompile
+
+    try:
+        training.run(torchcompile.compile(training.model, backend="aot_eager"), training.amp)
+    except Exception as error:
+        return told(error)
+    return "nothing, where eager raises"
+
+
 def verdict(row: Row) -> str:
+    if row.get("eager_failure"):
+        same = row["failure"] == row["eager_failure"]
+        return f"right (raises as eager: {row['failure']})" if same else f"WRONG: raises {row['failure']}"
     if "failure" in row:
         return f"FAILED: {row['failure']}"
     if row["fallbacks"]:
