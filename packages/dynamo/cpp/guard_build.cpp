@@ -60,7 +60,7 @@ const std::unordered_map<std::string, Kind>& kind_names() {
       {"instance_has", Kind::instance_has}, {"instance_lacks", Kind::instance_lacks},
       {"key_absent", Kind::key_absent}, {"bool", Kind::truth},
       {"tensor", Kind::tensor},       {"same_object", Kind::same_object},
-      {"distinct_object", Kind::distinct_object},
+      {"distinct_object", Kind::distinct_object}, {"all_distinct", Kind::all_distinct},
       {"distinct_storage", Kind::distinct_storage}, {"shape", Kind::shape},
       {"global_state", Kind::global_state}, {"ambient", Kind::ambient}, {"predicate", Kind::predicate},
   };
@@ -256,12 +256,13 @@ bool Builder::add_relation(Kind kind, PyObject* source, PyObject* payload) {
     };
     if (!relation.program.read(payload, slot)) return false;
   } else {
-    Ref others = kind != Kind::distinct_storage ? Ref::steal(PyTuple_Pack(1, payload)) : Ref::steal(PySequence_Tuple(payload));
+    bool several = kind == Kind::distinct_storage || kind == Kind::all_distinct;
+    Ref others = !several ? Ref::steal(PyTuple_Pack(1, payload)) : Ref::steal(PySequence_Tuple(payload));
     if (!others) return false;
     relation.slots.push_back(slot_of(source));
     for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(others.get()); i++) {
       int slot = slot_of(PyTuple_GET_ITEM(others.get(), i));
-      bool own = kind == Kind::distinct_storage && slot == relation.slots[0];
+      bool own = several && slot == relation.slots[0];
       if (!own) relation.slots.push_back(slot);
     }
     for (int slot : relation.slots) {

@@ -20,7 +20,7 @@ enum class Access {
 
 enum class Kind {
   type, identity, equals, length, dict_keys, set_items, instance_has, instance_lacks, key_absent, truth, tensor, predicate,
-  same_object, distinct_object, distinct_storage, shape, global_state, ambient,  // of the whole call, not of one object
+  same_object, distinct_object, all_distinct, distinct_storage, shape, global_state, ambient,  // of the whole call, not of one object
 };
 
 struct Check {
@@ -56,6 +56,7 @@ struct Relation {
   ShapeProgram program;
   std::unique_ptr<StateCheck> state;
   Ref function, arguments, answer;  // of an ambient read
+  mutable std::vector<PyObject*> distinct;  // addresses that were found to be all different, only compared
 };
 
 // A word of memory and what it held. Words are compared in order: each lies in an object that is alive when the words

@@ -1,6 +1,7 @@
 #include "guard_tree.h"
 
 #include <cmath>
+#include <unordered_set>
 #include <utility>
 
 #include "constants.h"
@@ -316,6 +317,16 @@ bool Tree::check_relation(Visit& visit, const Relation& relation) {
       return visit.objects[slots[0]] != visit.objects[slots[1]];
     case Kind::same_object:
       return visit.objects[slots[0]] != nullptr && visit.objects[slots[0]] == visit.objects[slots[1]];
+    case Kind::all_distinct: {
+      std::vector<PyObject*> objects;
+      objects.reserve(slots.size());
+      for (int slot : slots) objects.push_back(visit.objects[slot]);
+      if (objects == relation.distinct) return true;  // different addresses once are so for ever
+      std::unordered_set<PyObject*> seen(objects.begin(), objects.end());
+      if (seen.size() != objects.size()) return false;
+      relation.distinct = std::move(objects);
+      return true;
+    }
     case Kind::distinct_storage: {
       std::vector<PyObject*> tensors;
       for (int slot : slots) tensors.push_back(visit.objects[slot]);

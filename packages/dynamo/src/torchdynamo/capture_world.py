@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import contextvars
 import re
 import types
@@ -236,6 +237,8 @@ class CaptureWorld(PlainWorld):
 
     def contains(self, container: Any, item: Any) -> bool:
         self.outside.refuse_opaque(container, item)
+        if isinstance(container, (set, frozenset, dict)):
+            self.outside.externals.tell_apart(item)
         return super().contains(container, item)
 
     def is_same(self, a: Any, b: Any) -> bool:
@@ -246,7 +249,8 @@ class CaptureWorld(PlainWorld):
     def truth(self, obj: Any) -> bool:
         if isinstance(obj, SYMBOLIC):
             return bool(obj)
-        self.outside.refuse_opaque(obj)
+        if hasattr(type(obj), "__bool__") or hasattr(type(obj), "__len__"):
+            self.outside.refuse_opaque(obj)
         return super().truth(obj)
 
     def unary(self, op: str, a: Any) -> Any:
@@ -290,7 +294,11 @@ class CaptureWorld(PlainWorld):
 
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """C code. What is not known to be pure breaks the graph."""
-        self.outside.refuse_opaque(*args, *kwargs.values())
+        if not _only_keeps(fn):
+            self.outside.refuse_opaque(*args, *kwargs.values())
+        elif isinstance(getattr(fn, "__self__", None), (set, dict)):
+            for argument in args:
+                self.outside.externals.tell_apart(argument)
         for argument in args:
             self.outside.refuse_iterator(argument)
         if fn in _SHOW_VALUES:
@@ -328,6 +336,14 @@ class CaptureWorld(PlainWorld):
         raise BreakGraph(reason, detail)
 
 
+def _only_keeps(fn: Any) -> bool:
+    """A C function that asks no more of its arguments than what they are, or puts them into a container."""
+    if fn in _QUESTIONS_OF_TYPE:
+        return True
+    return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, (list, set, dict, collections.deque))
+
+
+_QUESTIONS_OF_TYPE: list[Any] = [isinstance, issubclass, callable, id]
 _HEAP_TYPE = 1 << 9
 _SHOW_VALUES: list[Any] = [str, repr, ascii, format, hash]  # a list: the functions asked for may not be hashable
 

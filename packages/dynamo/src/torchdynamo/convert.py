@@ -99,7 +99,7 @@ class Function:
 
     def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...]) -> Entry | None:
         """A version for this call, or None to run the function as it is."""
-        if self.skip:
+        if self.skip or torch._C._are_functorch_transforms_active():
             return None
         if compiled.entries and not self._recompile(compiled, flat):
             return None
@@ -488,6 +488,9 @@ def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:
     """All guards: those of the reads, and those of the relations between sizes that were asked."""
     externals = outside.externals
     add_shape_guards(outside)
+    hashed = [known.source for known in externals.hashed.values()]
+    if len(hashed) > 1:
+        externals.guards.add(hashed[0], GuardKind.ALL_DISTINCT, tuple(hashed[1:]), ())
     code = Attribute(externals.pins.source(outside.function), "__code__", native=True)
     externals.guards.add(code, GuardKind.IDENTITY, outside.function.__code__, ())
     externals.guards.add(None, GuardKind.GLOBAL_STATE, ambient, ())

@@ -140,6 +140,7 @@ class Externals:
         self.by_value: dict[int, External] = {}
         self.opaque: dict[int, External] = {}  # objects of C types whose data no guard can watch
         self.shadows: list[External] = []
+        self.hashed: dict[int, External] = {}  # that sets and dicts told apart by their identity
         self._classes: set[type] = set()
         self.world: Any = None  # of the iterators that the program goes on with
 
@@ -200,6 +201,13 @@ class Externals:
         if is_opaque(kind):
             self.opaque[id(value)] = known
         return known.value
+
+    def tell_apart(self, value: Any) -> None:
+        """A set or a dict compares `value` with others by its identity."""
+        known = self.by_value.get(id(value))
+        if known is not None and known.value is value and not isinstance(known.source, Pinned):
+            if type(known.original).__hash__ in _IDENTITY_HASHES:
+                self.hashed[id(known.original)] = known
 
     def know_class(self, kind: type) -> None:
         """Something depends on the classes that `kind` inherits from: they have to be the same."""
@@ -380,10 +388,13 @@ def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuar
 
 def is_opaque(kind: type) -> bool:
     """A type of C whose objects hold data (an array, a buffer, a proxy): no guard can watch more than their type."""
+    if kind is types.SimpleNamespace:  # attributes are read one by one; as a whole it is not compared, shown or copied
+        return True
     return not kind.__flags__ & _HEAP_TYPE and any(hasattr(kind, name) for name in _DATA_METHODS)
 
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_IDENTITY_HASHES = (object.__hash__, torch.Tensor.__hash__)
 _DATA_METHODS = ("__getitem__", "__len__", "__float__", "__index__", "__array__")
 
 
@@ -411,10 +422,9 @@ def _slice(externals: Externals, value: slice, source: Source) -> slice:
 
 
 def _partial(externals: Externals, value: functools.partial[Any], source: Source) -> functools.partial[Any]:
-    parts = (getattr(value, name) for name in ("func", "args", "keywords"))
     function, args, keywords = (
-        externals.wrap(part, Attribute(source, name, native=True))
-        for name, part in zip(("func", "args", "keywords"), parts, strict=True)
+        externals.wrap(getattr(value, name), Attribute(source, name, native=True))
+        for name in ("func", "args", "keywords")
     )
     return functools.partial(function, *args, **keywords)
 

@@ -335,6 +335,13 @@ def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | 
     if guard.kind is GuardKind.DISTINCT_OBJECT:
         same = value is resolve(guard.payload, scope)
         return f"{where} is now the same object as {guard.payload.expression()}" if same else None
+    if guard.kind is GuardKind.ALL_DISTINCT:
+        seen = {id(value): where}
+        for source in guard.payload:
+            first = seen.setdefault(id(resolve(source, scope)), source.expression())
+            if first != source.expression():
+                return f"{first} and {source.expression()} are now the same object"
+        return None
     if guard.kind is GuardKind.DISTINCT_STORAGE:
         for other in guard.payload:
             if other != guard.source and overlap(value, resolve(other, scope)):

@@ -32,6 +32,7 @@ class GuardKind(enum.Enum):
     TENSOR = "tensor"  # TensorGuard
     SAME_OBJECT = "same_object"  # Source: the object is that one
     DISTINCT_OBJECT = "distinct_object"  # Source: the object is not that one
+    ALL_DISTINCT = "all_distinct"  # tuple of Sources: these objects and the source's own are all different ones
     DISTINCT_STORAGE = "distinct_storage"  # tuple of Sources: no two of these tensors and the source's own overlap
     SHAPE = "shape"  # ShapeProgram: relation between sizes of inputs; the guard's own source is None
     GLOBAL_STATE = "global_state"  # GlobalState; the guard's own source is None

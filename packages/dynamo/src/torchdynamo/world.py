@@ -85,6 +85,7 @@ class Outside:
         """Lets go of the program's objects. What points to this record keeps no more of them alive."""
         externals = self.externals
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
+        held += (externals.hashed,)
         for table in (*held, self.tensors, self._alive, self._own_classes, self._cells):
             table.clear()
         self.overlays.clear()
