@@ -127,6 +127,8 @@ class Calls:
             return torch_calls.ANSWERS[fn]
         if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
+        if torch_calls.transforms(fn):
+            raise BreakGraph("function_transform", f"call of {fn.__qualname__}")
         if fn.__code__ is _OPTIMIZER_STEP:
             return self._optimizer_step(fn, args, kwargs)
         if fn.__code__ is _NOT_FOR_COMPILERS and module.startswith("torch.optim"):
@@ -252,7 +254,13 @@ class Calls:
         module = args[0]
         if self.outside.has_plain_call(module):
             return Redirect(self.outside.forward_of(module), args[1:], kwargs)
-        return MISSING
+        if self.outside.has_backward_hooks(module):
+            raise BreakGraph("module_hook", f"call of a {type(module).__qualname__} with backward hooks")
+        if fn is nn.Module._call_impl:
+            return MISSING
+        # Interpreted in place of `_wrapped_call_impl`, which looks whether another compiler has the module.
+        interpreter = self.outside.externals.world.interpreter
+        return interpreter.call_function(nn.Module._call_impl, args, kwargs)
 
     def _module_object(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         mark = mark_of(module)

@@ -53,8 +53,6 @@ def shadowed_registry(externals: Externals, module: External, name: str) -> Any:
 def has_plain_call(externals: Externals, overlays: Overlays, module: External) -> bool:
     """Whether calling the module is calling its `forward`: no hooks on it or on all modules, with guards on that."""
     attributes = instance_dict(module.original)
-    if attributes.get("_compiled_call_impl") is not None:
-        return False
     for name in _HOOKS:
         table = attributes.get(name)
         if table is None or table or overlays.read(module.value, name) is not MISSING:
@@ -72,6 +70,13 @@ def has_plain_call(externals: Externals, overlays: Overlays, module: External) -
     for name in _GLOBAL_HOOKS:
         externals.guard(Global(name, _MODULE), GuardKind.LENGTH, 0)
     return True
+
+
+def has_backward_hooks(module: nn.Module) -> bool:
+    """Whether hooks of the module, or of all modules, run in its backward."""
+    return any(getattr(module, name) for name in _HOOKS[:2]) or any(
+        getattr(torch.nn.modules.module, name) for name in _GLOBAL_HOOKS[:2]
+    )
 
 
 def in_registry(source: Source) -> bool:

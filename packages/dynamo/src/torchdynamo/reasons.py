@@ -94,6 +94,21 @@ _TABLE = (
         "call backward outside of the compiled function",
     ),
     Reason(
+        "tensor_hook",
+        "a hook on a tensor runs when its gradient is there, which a graph has no place for",
+        "register the hook outside of the compiled function",
+    ),
+    Reason(
+        "module_hook",
+        "a module has backward hooks, which autograd calls on its real inputs and outputs",
+        "remove the hooks, or write what they do as a torch.autograd.Function",
+    ),
+    Reason(
+        "function_transform",
+        "torch.func runs the function on tensors of its own, which a graph cannot hold",
+        "compile the function that is transformed, or transform it outside of the compiled function",
+    ),
+    Reason(
         "tensor_metadata_write",
         "the program changes a tensor's storage or metadata in place",
         "make a new tensor instead of changing `.data`, `.grad` or the size of this one",

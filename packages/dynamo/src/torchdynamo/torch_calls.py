@@ -11,12 +11,18 @@ import dataclasses
 import datetime
 import inspect
 import logging
+import os
+import posix
+import os
 import types
 import typing
 import warnings
 from typing import Any
 
 import torch
+import torch.autograd.forward_ad
+import torch.func
+import torch.nn.utils.rnn
 import torch.utils.checkpoint
 
 # Answers that a compiled program gets: what these questions mean inside of capture.
@@ -82,6 +88,11 @@ BREAKS: dict[Any, str] = {
     torch.autograd.grad: "backward",
     torch._C._autograd._push_saved_tensors_default_hooks: "ambient_state",
     torch._C._autograd._pop_saved_tensors_default_hooks: "ambient_state",
+    torch.autograd.forward_ad.enter_dual_level: "function_transform",
+    torch.autograd.forward_ad.exit_dual_level: "function_transform",
+    torch.autograd.forward_ad.make_dual: "function_transform",
+    torch.nn.utils.rnn.pack_padded_sequence: "data_dependent_shape",
+    torch.nn.utils.rnn.pad_packed_sequence: "data_dependent_shape",
     torch.save: "c_function",
     torch.load: "c_function",
 }
@@ -105,7 +116,8 @@ NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
         inspect.signature, inspect.getfullargspec, inspect.isfunction, inspect.ismethod, inspect.isclass,
         inspect.unwrap, inspect.isgeneratorfunction, inspect.iscoroutinefunction,
         dataclasses.fields, dataclasses.is_dataclass, typing.get_origin, typing.get_args, typing.get_type_hints,
-        typing.cast, warnings.warn, copy.Error, warnings.simplefilter,
+        typing.cast, warnings.warn, copy.Error, warnings.simplefilter, warnings.filterwarnings,
+        warnings.catch_warnings.__init__, warnings.catch_warnings.__enter__, warnings.catch_warnings.__exit__,
         torch.finfo, torch.iinfo,
         *(m for kind in (torch.SymInt, torch.SymFloat, torch.SymBool) for m in vars(kind).values() if callable(m)),
     }
@@ -137,6 +149,12 @@ PURE_C_MODULES: frozenset[str] = frozenset(
         "inspect", "dataclasses", "copyreg", "array", "unicodedata", "zlib", "binascii", "_hashlib", "posixpath", "sys",
     }
 )  # fmt: skip
+
+# Functions of other C modules that depend on their arguments alone: text of paths.
+PURE_C_FUNCTIONS: tuple[Any, ...] = (
+    os.fspath,
+    *(getattr(posix, name) for name in ("_path_normpath", "_path_splitroot_ex") if hasattr(posix, name)),
+)
 
 # Modules whose `__repr__` wrappers ask for the thread's number, to notice an object that contains itself.
 REPR_MODULES: frozenset[str] = frozenset({"dataclasses", "reprlib"})
@@ -185,6 +203,12 @@ def is_leaf(function: Any) -> bool:
     return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
 
 
+def transforms(function: types.FunctionType) -> bool:
+    """Whether a function of torch runs the program it is given on tensors of its own (`torch.func`)."""
+    code = function.__code__
+    return code.co_filename in _TRANSFORM_FILES and not code.co_name.startswith("_check")  # of its arguments
+
+
 def runs_unhooked(function: Any) -> bool:
     """Whether a call that leaves the graph runs as it is with all that it calls.
 
@@ -194,12 +218,17 @@ def runs_unhooked(function: Any) -> bool:
     if isinstance(function, types.BuiltinFunctionType):
         return True
     if isinstance(function, types.FunctionType):
-        return function in _UNHOOKED
+        return function in _UNHOOKED or transforms(function)
     owner = getattr(function, "__self__", None)
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
 _UNHOOKED: frozenset[Any] = frozenset({torch.utils.checkpoint.checkpoint})
+# Where torch.func works; what is in `torch.func` itself only wraps functions.
+_TRANSFORM_FILES = frozenset(
+    os.path.join(os.path.dirname(torch.func.vjp.__code__.co_filename), name)
+    for name in ("eager_transforms.py", "vmap.py", "pyfunctorch.py")
+)
 _VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
