@@ -251,6 +251,10 @@ class Recorder:
             result = func(*args, **kwargs) if known is None else known
         except FAKE_ERRORS as error:
             raise as_break(error) from error
+        except RuntimeError as error:
+            if _NO_DATA in str(error):
+                raise BreakGraph("tensor_to_number", f"{name}() reads a tensor's values") from error
+            raise
         constants.fold(name, func, args, kwargs, result)
         constants.fold_uniform(name, args, result)
         constants.remember_uniform(name, result)
@@ -340,6 +344,9 @@ class Recorder:
 
 # What a tensor without data cannot do, as a reason to break.
 FAKE_ERRORS = (primtorch_errors.DataDependentShape, primtorch_errors.DataDependentValue, primtorch_errors.NoFormula)
+
+
+_NO_DATA = "data is not allocated yet"  # what C++ says of a fake tensor that it wants to read
 
 
 def as_break(error: BaseException) -> BreakGraph:
