@@ -187,3 +187,20 @@ def test_report_prints_and_reset_clears() -> None:
     assert "<table>" in report.html()
     torchcompile.reset()
     assert torchcompile.report().captured == 0
+
+
+def test_eagers_own_random_numbers() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.5), nn.GELU(), nn.Linear(16, 4), nn.Dropout(0.3))
+    x = torch.randn(6, 8)
+
+    def step(model: nn.Module) -> list[torch.Tensor]:
+        torch.manual_seed(5)
+        net.zero_grad()
+        out = model(x)
+        out.sum().backward()
+        return [out.detach(), net[0].weight.grad.clone(), torch.rand(2)]
+
+    expected = step(net)
+    compiled = torchcompile.compile(net, options={"eager_random": True, "strict": True})
+    for a, b in zip(expected, step(compiled), strict=True):
+        torch.testing.assert_close(b, a)

@@ -44,6 +44,7 @@ class Compilers:
     partitioner: Partitioner
     decompositions: Opset | None
     dump: Dump | None
+    eager_random: bool
 
 
 def aot_module(
@@ -57,6 +58,7 @@ def aot_module(
     decompositions: Opset | None = None,
     dump: Dump | None = None,
     distinct_inputs: bool = False,
+    eager_random: bool = False,
 ) -> Callable[..., Sequence[Any]]:
     """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
 
@@ -65,9 +67,18 @@ def aot_module(
 
     A program that writes to inputs is compiled again for calls in which a written input shares memory with another.
     `distinct_inputs` says that the caller sees to it that none does, and saves the check at each call.
+
+    A graph of ATen operators draws the random numbers that eager draws. Prims have a generator of their own: for the
+    same seed the numbers are the same in each run, but not eager's. `eager_random` keeps ATen's operators for them.
     """
     compilers = Compilers(
-        fw_compiler, bw_compiler or fw_compiler, inference_compiler or fw_compiler, partitioner, decompositions, dump
+        fw_compiler,
+        bw_compiler or fw_compiler,
+        inference_compiler or fw_compiler,
+        partitioner,
+        decompositions,
+        dump,
+        eager_random,
     )
     joint, compiled = _compile(program, example_inputs, compilers)
     written = [i.index for i in joint.metadata.inputs if i.mutates_data or i.mutates_metadata]
@@ -124,7 +135,7 @@ def _compile_trace(
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
     source = joint = simplify(joint)
     if compilers.decompositions is not None:
-        joint = simplify(lower_joint(joint, compilers.decompositions, dump))
+        joint = simplify(lower_joint(joint, compilers.decompositions, dump, eager_random=compilers.eager_random))
     _show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
         run = compilers.inference(joint.module, example_values(joint.module))
@@ -185,6 +196,7 @@ def aot_function(
     partitioner: Partitioner = default_partition,
     decompositions: Opset | None = None,
     dump: Dump | None = None,
+    eager_random: bool = False,
 ) -> Callable[..., Any]:
     """A compiled form of a function of pytrees. Tensors anywhere in the arguments are inputs; everything else is
     constant.
@@ -211,6 +223,7 @@ def aot_function(
                 partitioner=partitioner,
                 decompositions=decompositions,
                 dump=dump,
+                eager_random=eager_random,
             )
             found = cache[key] = (compiled, results)
         compiled, results = found

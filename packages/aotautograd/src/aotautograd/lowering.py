@@ -2,12 +2,27 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 
+import torch
+from torch._ops import OpOverload
+
 from aotautograd.schemas import Dump, JointGraph, Opset
+from primtorch.decompose import decompositions
 from primtorch.lower import lower
 
 
-def lower_joint(joint: JointGraph, opset: Opset, dump: Dump | None = None) -> JointGraph:
-    """The same joint graph in prims or core ATen. Every node keeps its phase."""
-    return replace(joint, module=lower(joint.module, opset, dump=dump))
+def lower_joint(joint: JointGraph, opset: Opset, dump: Dump | None = None, *, eager_random: bool = False) -> JointGraph:
+    """The same joint graph in prims or core ATen. Every node keeps its phase.
+
+    With `eager_random` the operators that draw numbers stay ATen's own, and so do their numbers.
+    """
+    preserve = drawing_operators(opset) if eager_random else ()
+    return replace(joint, module=lower(joint.module, opset, preserve, dump=dump))
+
+
+@functools.cache
+def drawing_operators(opset: Opset) -> tuple[OpOverload, ...]:
+    """The operators that draw random numbers and that the opset would express by its own generator."""
+    return tuple(op for op in decompositions(opset) if torch.Tag.nondeterministic_seeded in op.tags)

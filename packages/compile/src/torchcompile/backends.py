@@ -139,6 +139,7 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
             decompositions="prims",
             distinct_inputs=True,  # capture guards it
             dump=dump,
+            eager_random=toolchain.options.eager_random,
         )
     except CompilerMissing as error:
         toolchain.no_compiler(title, error)

@@ -34,6 +34,9 @@ class CompileOptions:
     partitioner: Literal["min_cut", "default"] = field(
         default="min_cut", metadata={"doc": "how saved activations are chosen"}
     )
+    eager_random: bool = field(
+        default=False, metadata={"doc": "draw eager's own random numbers, not those of the generator in the kernels"}
+    )
     cuda_graphs: bool = field(default=False, metadata={"doc": "replay graphs on an NVIDIA GPU as one CUDA graph"})
     recompile_limit: int = field(default=8, metadata={"doc": "graphs a function may have before it runs eagerly"})
     on_recompile: Literal["continue", "warn", "error", "eager"] = field(

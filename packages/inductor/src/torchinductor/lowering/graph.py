@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from primtorch.prims import Prim
 from primtorch.symbolic.expr import IntExpr
@@ -121,6 +122,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     args: tuple[Any, ...] = tuple(_plain(a) for a in fx.map_arg(node.args, lambda n: values[n]))
     if node.target is operator.getitem:
         return args[0][args[1]]
+    if isinstance(node.target, OpOverload):  # one that lowering was told to keep whole
+        return _extern(ctx, node.target, args, kwargs, meta)
     if not isinstance(node.target, Prim):
         raise ctx.fail(f"{node.target} is not a prim")
     prim = node.target
@@ -163,8 +166,14 @@ def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, A
     """Runs a prim by ATen, or by its reference when it is no overload."""
     if prim.aten is None:
         ctx.fallbacks.append(f"{prim.name}: run by its reference")
+    return _extern(ctx, prim.aten or prim.reference, args, kwargs, meta)
+
+
+def _extern(
+    ctx: Context, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any
+) -> Any:
     single = not isinstance(meta, (tuple, list))
-    results = ctx.extern(prim.aten or prim.reference, args, kwargs, [meta] if single else list(meta))
+    results = ctx.extern(function, args, kwargs, [meta] if single else list(meta))
     return results[0] if single else tuple(results)
 
 
