@@ -16,6 +16,8 @@ c10::IValue build(const Argument& argument, const Frame& frame) {
       return frame.slots[argument.index];
     case Argument::Kind::Value:
       return frame.values[argument.index];
+    case Argument::Kind::FloatValue:
+      return as_float(frame.values[argument.index]);
     case Argument::Kind::Tensors: {
       c10::List<at::Tensor> list;
       list.reserve(argument.items.size());

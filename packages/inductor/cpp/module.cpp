@@ -101,8 +101,10 @@ Argument argument_of(const py::tuple& tagged, const c10::Type& type) {
   Argument argument;
   if (tag == "fixed") {
     argument.fixed = fixed_value(tagged[1], type);
-  } else if (tag == "slot" || tag == "value") {
-    argument.kind = tag == "slot" ? Argument::Kind::Slot : Argument::Kind::Value;
+  } else if (tag == "slot" || tag == "value" || tag == "float") {
+    argument.kind = tag == "slot"  ? Argument::Kind::Slot
+        : tag == "value" ? Argument::Kind::Value
+                         : Argument::Kind::FloatValue;
     argument.index = tagged[1].cast<int32_t>();
   } else {
     const auto* unwrapped = &type;
@@ -273,6 +275,7 @@ struct Builder {
   void output_size(const PySize& size) {
     program->outputs.push_back({size.first ? Output::Kind::Value : Output::Kind::Integer, size.second});
   }
+  void output_float_value(int64_t value) { program->outputs.push_back({Output::Kind::FloatValue, value}); }
   void output_float(double number) { program->outputs.push_back({Output::Kind::Float, 0, number}); }
 };
 
@@ -300,7 +303,9 @@ void bind(const Program& program, PyObject* list, Frame& frame) {
     const Input& input = program.inputs[i];
     PyObject* item = PyList_GET_ITEM(list, i);
     if (input.is_symbol) {
-      const int64_t number = PyLong_Check(item) ? PyLong_AsLongLong(item) : py::handle(item).cast<int64_t>();
+      const int64_t number = PyLong_Check(item)   ? PyLong_AsLongLong(item)
+                             : PyFloat_Check(item) ? as_bits(PyFloat_AS_DOUBLE(item))
+                                                   : py::handle(item).cast<int64_t>();
       if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
       if (input.index >= 0) frame.symbols[input.index] = number;
       continue;
@@ -326,6 +331,8 @@ PyObject* wrap_output(const Output& output, Frame& frame) {
       return THPVariable_Wrap(frame.slots[output.index]);  // None where the tensor is undefined
     case Output::Kind::Value:
       return PyLong_FromLongLong(frame.values[output.index]);
+    case Output::Kind::FloatValue:
+      return PyFloat_FromDouble(as_float(frame.values[output.index]));
     case Output::Kind::Integer:
       return PyLong_FromLongLong(output.index);
     case Output::Kind::Float:
@@ -456,5 +463,6 @@ PYBIND11_MODULE(_C, m) {
       .def("output_slot", &Builder::output_slot)
       .def("output_size", &Builder::output_size)
       .def("output_float", &Builder::output_float)
+      .def("output_float_value", &Builder::output_float_value)
       .def("build", &build);
 }

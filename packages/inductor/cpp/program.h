@@ -22,13 +22,20 @@ class OperatorHandle;
 namespace inductor {
 
 // One step of a postfix size program over the symbol table.
-enum class SizeOp : int8_t { Const, Symbol, Add, Sub, Mul, FloorDiv, Mod, Min, Max, Neg };
+// A float travels as its 64 bits.
+enum class SizeOp : int8_t {
+  Const, Symbol, Add, Sub, Mul, FloorDiv, Mod, Min, Max, Neg, BitAnd, BitOr, BitXor, Lshift, Rshift, Ipow, Idiv,
+  ToFloat, Fadd, Fsub, Fmul, Fdiv, Fmod, FfloorDiv, Fpow, Fmin, Fmax, Fneg, Fabs, Sqrt, Exp, Expm1, Log, Log1p, Log2,
+  Log10, Sin, Cos, Tan, Tanh, Atan, Trunc, Floor, Ceil, Round,
+};
 struct SizeStep {
   SizeOp op;
   int64_t operand;
 };
 using SizeProgram = std::vector<SizeStep>;
 int64_t evaluate(const SizeProgram& program, const int64_t* symbols);
+double as_float(int64_t bits);
+int64_t as_bits(double value);
 
 // A list of integers, some of which are read from the run's value table.
 struct Dims {
@@ -38,7 +45,7 @@ struct Dims {
 
 // An ATen argument: a finished IValue, or a recipe that reads slots and values.
 struct Argument {
-  enum class Kind : int8_t { Fixed, Slot, Value, Tensors, OptionalTensors, Integers };
+  enum class Kind : int8_t { Fixed, Slot, Value, FloatValue, Tensors, OptionalTensors, Integers };
   Kind kind = Kind::Fixed;
   c10::IValue fixed;
   int32_t index = 0;
@@ -90,7 +97,7 @@ struct Input {
 };
 
 struct Output {
-  enum class Kind : int8_t { None, Slot, Value, Integer, Float };
+  enum class Kind : int8_t { None, Slot, Value, FloatValue, Integer, Float };
   Kind kind = Kind::None;
   int64_t index = 0;  // the integer itself for Kind::Integer
   double number = 0;

@@ -103,7 +103,7 @@ def analyse(
     first_seen: dict[int, int] = {}
     symbols: list[tuple[int, Any]] = []
     for place, value in enumerate(outputs):
-        if isinstance(value, torch.SymInt):
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
             symbols.append((place, size_node(value)))
         elif not isinstance(value, torch.Tensor):
             infos[place] = OutputInfo(OutputKind.CONSTANT, value=value)

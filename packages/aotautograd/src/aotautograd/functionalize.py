@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError
+from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from primtorch.errors import PrimTorchError
 from primtorch.symbolic import hint_of
 
@@ -133,6 +134,9 @@ class InPlaceCalls(TorchFunctionMode):
                 raise RuntimeError(_OVERLAP)
         if name == "tensor_split" and isinstance(args[1] if len(args) > 1 else None, torch.Tensor):
             return func(args[0], _numbers(args[1]), *args[2:], **kwargs)
+        rule = SYMBOLIC_RULES.get(func) if self.rewritten else None
+        if rule is not None and any(map(is_symbolic, (*args, *kwargs.values()))):
+            return rule(*args, **kwargs)
         functional = self.rewritten.get(func)
         if functional is not None:
             return args[0].copy_(functional(args[0].clone(), *args[1:], **kwargs))

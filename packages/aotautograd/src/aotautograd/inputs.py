@@ -18,7 +18,7 @@ from primtorch.symbolic import ShapeEnv, expr_of, hint_of, shape_env_of
 
 @dataclass(slots=True)
 class ProgramInputs:
-    """The flat inputs of a program, faked. `values[i]` is a fake tensor, a SymInt or a constant."""
+    """The flat inputs of a program, faked. `values[i]` is a fake tensor, a SymInt, a SymFloat or a constant."""
 
     fake_mode: FakeMode
     values: list[Any]
@@ -31,11 +31,11 @@ class ProgramInputs:
     storages: dict[int, int] = field(default_factory=dict)  # identity of each wrapped input's storage, likewise
 
     def placeholders(self) -> Iterator[tuple[str, int | SymbolSource, Any]]:
-        """(name, source, value) of each placeholder: SymInts first, then tensors. Constants are baked in."""
+        """(name, source, value) of each placeholder: symbolic numbers first, then tensors. Constants are baked in."""
         for source, value in self.symbols:
             yield source.name, source, value
         for i, v in enumerate(self.values):
-            if isinstance(v, torch.SymInt):
+            if isinstance(v, (torch.SymInt, torch.SymFloat)):
                 yield self.names[i], i, v
         for i, v in enumerate(self.values):
             if isinstance(v, torch.Tensor):
@@ -94,6 +94,8 @@ def sizes_of(value: Any) -> Iterator[torch.SymInt]:
 
 def _shape_env(values: Sequence[Any]) -> ShapeEnv | None:
     for value in values:
+        if isinstance(value, torch.SymFloat):
+            return shape_env_of(value)
         for size in sizes_of(value):
             return shape_env_of(size)
     return None

@@ -95,8 +95,8 @@ class Recorder:
         node.meta[PHASE] = self.phase
         if isinstance(value, torch.Tensor):
             self.track(value, node)
-        elif isinstance(value, torch.SymInt):
-            self.symbol_nodes.setdefault(str(expr_of(value)), node)
+        elif isinstance(value, (torch.SymInt, torch.SymFloat)):
+            self.symbol_nodes.setdefault(str(value), node)
         return node
 
     def user_node(self, stack: tuple[UserFrame, ...]) -> None:
@@ -117,11 +117,12 @@ class Recorder:
             return [self.lift(x) for x in a]
         if kind is tuple or kind is torch.Size:
             return tuple([self.lift(x) for x in a])
-        if kind is torch.SymInt:
+        if kind is torch.SymInt or kind is torch.SymFloat:
             return self.size(a)
         return a
 
-    def size(self, size: torch.SymInt) -> fx.Node | int:
+    def size(self, size: Any) -> Any:
+        """A symbolic int or float as a node, or the number that it is known to be."""
         try:
             return materialize(self.graph, size, self.symbol_nodes)
         except KeyError as error:

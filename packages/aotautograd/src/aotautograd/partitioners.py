@@ -57,7 +57,7 @@ def default_partition(joint: JointGraph) -> Partition:
                 continue
             if is_tensor(source):
                 saved.setdefault(_memory_of(source))
-            elif not isinstance(source.meta.get("val"), (torch.SymInt, int)):
+            elif not is_symbol(source):
                 saved.setdefault(source)
     return split(joint, list(saved))
 
@@ -93,7 +93,7 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     forward_values, gradients = outputs[:count], outputs[count:]
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     primals, tangents = inputs[: joint.metadata.num_placeholders], inputs[joint.metadata.num_placeholders :]
-    symbol_nodes = [*(p for p in primals if _is_symbol(p)), *_sizes_that_depend_on_data(graph)]
+    symbol_nodes = [*(p for p in primals if is_symbol(p)), *_sizes_that_depend_on_data(graph)]
     checks = [n for n in graph.nodes if is_backward(n) and is_check(n)]
     backward_nodes = _needed((*gradients, *checks), {*saved, *tangents, *symbol_nodes})
     kept = [n for n in saved if n in backward_nodes]
@@ -148,8 +148,9 @@ def nbytes(node: fx.Node) -> int:
     return size
 
 
-def _is_symbol(node: fx.Node) -> bool:
-    return isinstance(node.meta.get("val"), (torch.SymInt, int))
+def is_symbol(node: fx.Node) -> bool:
+    """Whether a node gives a number, not a tensor."""
+    return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, int, float))
 
 
 def _needed(values: Iterable[Any], stops: set[fx.Node]) -> dict[fx.Node, None]:
@@ -197,7 +198,7 @@ def _symbols_used(symbol_nodes: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> 
     for node in direct:
         for size in sizes_of(node.meta.get("val")):
             names |= expr_of(size).symbols()
-    return [n for n in symbol_nodes if n in direct or str(expr_of(n.meta["val"])) in names]
+    return [n for n in symbol_nodes if n in direct or str(n.meta["val"]) in names]
 
 
 def extract(

@@ -11,7 +11,7 @@ from torch import fx
 
 from aotautograd.analysis import is_view
 from aotautograd.max_flow import INFINITE, FlowNetwork
-from aotautograd.partitioners import is_backward, is_tensor, mark_phases, nbytes, split
+from aotautograd.partitioners import is_backward, is_symbol, is_tensor, mark_phases, nbytes, split
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import JointGraph, Partition, Partitioner
 
@@ -80,11 +80,7 @@ def min_cut(memory_budget: float = 1.0) -> Partitioner:
 
 def _values_to_place(joint: JointGraph) -> list[fx.Node]:
     """Forward nodes with tensor results (or tuples of them), in order."""
-    return [
-        n
-        for n in joint.module.graph.nodes
-        if n.op != "output" and not is_backward(n) and not isinstance(n.meta.get("val"), (torch.SymInt, int, float))
-    ]
+    return [n for n in joint.module.graph.nodes if n.op != "output" and not is_backward(n) and not is_symbol(n)]
 
 
 def _kept_bytes(saved: Sequence[fx.Node]) -> int:

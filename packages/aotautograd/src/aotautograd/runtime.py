@@ -136,7 +136,7 @@ def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]
         elif node.name in saved:
             places.append(saved[node.name])
         else:
-            is_symbol = isinstance(node.meta["val"], torch.SymInt)
+            is_symbol = isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat))
             places.append(HELD if i in reads or is_symbol else UNHELD)
     return tuple(places)
 

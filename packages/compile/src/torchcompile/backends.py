@@ -17,6 +17,7 @@ import torch
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import shape_env_of
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.journal import CompiledGraphRecord, FallbackRecord, Journal, Kind
@@ -86,8 +87,9 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: lis
     key = signature(gm)
     runner = toolchain.compiled.get(key) if key is not None else None
     if runner is None:
+        asked = len(_facts(gm))
         runner = _compile_with_inductor(toolchain, gm, example_inputs)
-        if key is not None:
+        if key is not None and len(_facts(gm)) == asked:  # else it holds for this capture's guards alone
             toolchain.compiled[key] = runner
     return runner
 
@@ -162,6 +164,16 @@ def signature(gm: torch.fx.GraphModule) -> Hashable | None:
     return tuple(rows)
 
 
+def _facts(gm: torch.fx.GraphModule) -> list[str]:
+    """What capture took for granted of the numbers in a graph: compiled code may rely on it."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            env = shape_env_of(value)
+            return [] if env is None else [*(repr(info) for info in env.symbols.values()), *map(str, env.guards)]
+    return []
+
+
 NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, list[Any]], Runner]] = MappingProxyType(
     {"eager": eager, "aot_eager": aot_eager, "inductor": inductor}
 )
@@ -177,7 +189,9 @@ def resolve(backend: str | Backend, toolchain: Toolchain) -> Backend:
     if isinstance(backend, str):
         if backend not in NAMED:
             raise unknown("backend", backend, NAMED)
-        return functools.partial(NAMED[backend], toolchain)
+        chosen: Any = functools.partial(NAMED[backend], toolchain)
+        chosen.takes_floats = True  # a float that changes between calls arrives as a float
+        return chosen  # type: ignore[no-any-return]
     if callable(backend):
         return backend
     names = ", ".join(list_backends())

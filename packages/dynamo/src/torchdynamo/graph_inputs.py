@@ -16,7 +16,7 @@ from torch import fx
 
 from primtorch.fake import FakeTensor
 from primtorch.spec import TensorSpec
-from primtorch.symbolic import expr_of, hint_of
+from primtorch.symbolic import expr_of
 from torchdynamo.codegen import Codegen
 from torchdynamo.regions import erase_dead_nodes
 from torchdynamo.sources import Source
@@ -97,7 +97,7 @@ def _as_tensor(node: fx.Node, outside: Outside) -> torch.Tensor:
     number.meta.update(val=value, stack=node.meta["stack"])
     node.replace_all_uses_with(number, lambda user: user is not number)
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-        example = float_tensor(float(hint_of(value)))
+        example = float_tensor(value.node.hint)
         node.meta["val"] = FakeTensor(TensorSpec.of(example), outside.mode)
     return example
 

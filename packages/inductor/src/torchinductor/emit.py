@@ -181,6 +181,7 @@ def emit(
         kernels,
         launchers,
         keepalive,
+        lowered.definitions,
     )
 
 

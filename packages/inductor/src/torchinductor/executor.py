@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from primtorch.symbolic import IntExpr
-from primtorch.symbolic.float_expr import FloatExpr
+from primtorch.symbolic import SCALAR_OPS, IntExpr
+from primtorch.symbolic.float_expr import FloatExpr, bits_float, float_bits
 
 from .errors import InductorError, OutOfBounds
 from .program import (
@@ -53,6 +53,7 @@ class PythonExecutor:
         slots: list[torch.Tensor | None] = [None] * self.program.num_slots
         symbols: dict[str, int] = {}
         self._bind(inputs, slots, symbols)
+        self._derive(symbols)
         for slot, tensor in self.program.constants:
             slots[slot] = tensor
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
@@ -79,10 +80,17 @@ class PythonExecutor:
         for spec, value in zip(expected, inputs, strict=True):
             if isinstance(spec, SymbolInput):
                 if spec.symbol is not None:
-                    symbols[spec.symbol] = int(value)
+                    symbols[spec.symbol] = float_bits(value) if isinstance(value, float) else int(value)
             elif value is not None:
                 _check_tensor(spec, value)
                 slots[spec.slot] = value.detach()
+
+    def _derive(self, symbols: dict[str, int]) -> None:
+        """Computes the numbers that follow from symbols known by now; a float's symbol holds its 64 bits."""
+        for name, definition in self.program.definitions.items():
+            if all(arg.symbols() <= symbols.keys() for arg in definition.args):
+                value = SCALAR_OPS[definition.op].function(*(fill(arg, (), symbols) for arg in definition.args))
+                symbols[name] = float_bits(value) if isinstance(value, float) else value
 
     def _run(self, instruction: Instruction, slots: list[Any], symbols: dict[str, int]) -> None:
         match instruction:
@@ -113,6 +121,7 @@ class PythonExecutor:
                 slots[dst] = torch.empty((), dtype=torch.int64, device=device).random_()
             case ReadScalar(symbol, src):
                 symbols[symbol] = int(slots[src].item())
+                self._derive(symbols)
 
 
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:
@@ -129,8 +138,10 @@ def fill(value: Any, slots: Sequence[Any] | Mapping[int, Any], symbols: Mapping[
     """An argument with its slots and expressions replaced by tensors and numbers."""
     if isinstance(value, Slot):
         return slots[value.index]
-    if isinstance(value, (IntExpr, FloatExpr)):
+    if isinstance(value, IntExpr):
         return value.evaluate(symbols)
+    if isinstance(value, FloatExpr):
+        return bits_float(symbols[value.text]) if value.value is None else value.value
     if isinstance(value, (tuple, list)):
         return [fill(item, slots, symbols) for item in value]
     return value

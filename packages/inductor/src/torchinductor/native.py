@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from primtorch.symbolic import IntExpr
+from primtorch.symbolic import FloatExpr, IntExpr
+from primtorch.symbolic.expr import Program as Postfix
 from primtorch.symbolic.expr import symbol
-from primtorch.symbolic.float_expr import FloatExpr
+from primtorch.symbolic.float_expr import float_bits
 from torchinductor._C import Builder, CompiledProgram, TritonKernel
 
 from .errors import InductorError
@@ -33,7 +34,17 @@ from .program import (
 )
 
 # The order of `enum class SizeOp` in cpp/program.h.
-SIZE_OPS = {n: i for i, n in enumerate(["const", "sym", "add", "sub", "mul", "floordiv", "mod", "min", "max", "neg"])}
+SIZE_OPS = {
+    name: place
+    for place, name in enumerate(
+        (
+            "const", "sym", "add", "sub", "mul", "floordiv", "mod", "min", "max", "neg", "bitand", "bitor", "bitxor",
+            "lshift", "rshift", "ipow", "idiv", "float", "fadd", "fsub", "fmul", "fdiv", "fmod", "ffloordiv", "fpow",
+            "fmin", "fmax", "fneg", "fabs", "sqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos",
+            "tan", "tanh", "atan", "trunc", "floor", "ceil", "round",
+        )
+    )
+}  # fmt: skip
 
 
 class MixedDevices(InductorError):
@@ -62,7 +73,7 @@ class _Encoder:
         self.builder = Builder()
         self.symbols = {name: i for i, name in enumerate(program.symbols)}
         self.known = {i.symbol for i in program.inputs if isinstance(i, SymbolInput) and i.symbol is not None}
-        self.values: dict[IntExpr, int] = {}
+        self.values: dict[IntExpr | FloatExpr, int] = {}
         self.device = accelerator_of(program) or torch.device("cpu")
 
     def encode(self) -> CompiledProgram:
@@ -89,13 +100,35 @@ class _Encoder:
     def _read_sizes(self) -> None:
         exprs = [*_expressions(self.program)]
         if any(isinstance(i, AtenCall) and not _is_boxed(i) for i in self.program.instructions):
-            exprs += map(symbol, self.symbols)  # a Python callable is given the symbols themselves
+            exprs += map(symbol, (*self.symbols, *self.program.definitions))  # a Python callable is given them all
         for expr in dict.fromkeys(exprs):
-            if expr.as_int() is None:
-                steps = [
-                    (SIZE_OPS[op], self.symbols[str(arg)] if op == "sym" else int(arg)) for op, arg in expr.program()
-                ]
-                self.values[expr] = self.builder.value(steps, expr.symbols() <= self.known)
+            if expr.symbols():
+                self.values[expr] = self.builder.value(self._steps(expr.program()), self._roots(expr) <= self.known)
+
+    def _steps(self, program: Postfix) -> list[tuple[int, int]]:
+        """A postfix program over the symbols of the inputs; what is computed from them is spelt out."""
+        steps: list[tuple[int, int]] = []
+        for op, argument in program:
+            definition = self.program.definitions.get(str(argument)) if op == "sym" else None
+            if definition is not None:
+                for operand in definition.args:
+                    steps += self._steps(operand.program())
+                steps.append((SIZE_OPS[definition.op], 0))
+            elif op == "sym":
+                steps.append((SIZE_OPS[op], self.symbols[str(argument)]))
+            elif op == "fconst":
+                steps.append((SIZE_OPS["const"], float_bits(float(argument))))
+            else:
+                steps.append((SIZE_OPS[op], int(argument)))
+        return steps
+
+    def _roots(self, expr: IntExpr | FloatExpr) -> set[str]:
+        """The symbols that an expression is computed from in the end."""
+        found: set[str] = set()
+        for name in expr.symbols():
+            definition = self.program.definitions.get(name)
+            found |= {name} if definition is None else set().union(*map(self._roots, definition.args))
+        return found
 
     def _size(self, size: Size) -> tuple[bool, int]:
         number = size.as_int() if isinstance(size, IntExpr) else int(size)
@@ -110,7 +143,7 @@ class _Encoder:
     def _refreshed(self, symbol: str) -> list[int]:
         """The values that can be computed now that `symbol` is known too."""
         self.known.add(symbol)
-        return [i for e, i in self.values.items() if symbol in e.symbols() and e.symbols() <= self.known]
+        return [i for e, i in self.values.items() if symbol in self._roots(e) and self._roots(e) <= self.known]
 
     # ---- instructions ------------------------------------------------------------------------------------------
 
@@ -168,7 +201,7 @@ class _Encoder:
 
     def _python(self, call: AtenCall, name: str) -> None:
         slots = list(dict.fromkeys(_slots((call.args, call.kwargs))))
-        names = [s for s in self.symbols if s in self.known]
+        names = [s for s in (*self.symbols, *self.program.definitions) if self._roots(symbol(s)) <= self.known]
         run = _python_call(call, slots, names)
         destinations = [None if d is None else ("slot", d) for d in call.dsts]
         self.builder.python(run, slots, self._sizes(map(symbol, names)), destinations, name)
@@ -179,6 +212,8 @@ class _Encoder:
         if isinstance(value, IntExpr):
             is_value, number = self._size(value)
             return ("value" if is_value else "fixed"), number
+        if isinstance(value, FloatExpr):
+            return ("fixed", value.value) if value.value is not None else ("float", self.values[value])
         if isinstance(value, (tuple, list)):
             items = [self._argument(item) for item in value]
             if all(tag == "fixed" for tag, _ in items):
@@ -193,14 +228,15 @@ class _Encoder:
             self.builder.output_slot(value.index)
         elif isinstance(value, float):
             self.builder.output_float(value)
+        elif isinstance(value, FloatExpr):
+            self.builder.output_float_value(self.values[value])
         else:
             self.builder.output_size(self._size(value))
 
 
 def _is_boxed(call: AtenCall) -> bool:
-    """Whether the dispatcher's boxed entry point can be called: an overload, and no number that depends on a size."""
-    leaves = _leaves((call.args, call.kwargs))
-    return isinstance(call.op, torch._ops.OpOverload) and not any(isinstance(x, FloatExpr) for x in leaves)
+    """Whether the dispatcher's boxed entry point can be called."""
+    return isinstance(call.op, torch._ops.OpOverload)
 
 
 def _python_call(
@@ -247,6 +283,6 @@ def _sizes_of(instruction: Instruction) -> tuple[Any, ...]:
             return ()
 
 
-def _expressions(program: Program) -> Iterable[IntExpr]:
+def _expressions(program: Program) -> Iterable[IntExpr | FloatExpr]:
     for instruction in program.instructions:
-        yield from (leaf for leaf in _leaves(_sizes_of(instruction)) if isinstance(leaf, IntExpr))
+        yield from (leaf for leaf in _leaves(_sizes_of(instruction)) if isinstance(leaf, (IntExpr, FloatExpr)))

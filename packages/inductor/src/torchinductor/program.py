@@ -7,13 +7,13 @@ for data-dependent ones, from `ReadScalar`. The executors evaluate them by their
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import torch
 
-from primtorch.symbolic import IntExpr
+from primtorch.symbolic import Definition, FloatExpr, IntExpr
 
 Size: TypeAlias = int | IntExpr
 
@@ -39,7 +39,8 @@ class TensorInput:
 
 @dataclass(frozen=True, slots=True)
 class SymbolInput:
-    """A graph input that is an int: the value of `symbol`, or unused if it has no symbol."""
+    """A graph input that is an int or a float (whose 64 bits the symbol holds): the value of `symbol`, or unused if it
+    has no symbol."""
 
     name: str
     symbol: str | None
@@ -105,7 +106,8 @@ class TritonCall:
 
 @dataclass(frozen=True, slots=True)
 class AtenCall:
-    """Calls an overload (or another Python callable) on slots; nested tuples and lists may hold `Slot`s and `IntExpr`s.
+    """Calls an overload (or another Python callable) on slots; nested tuples and lists may hold `Slot`s,
+    `IntExpr`s and `FloatExpr`s.
 
     `dsts` has one entry a result; None where the result is not used.
     """
@@ -136,7 +138,7 @@ class ReadScalar:
 class Output:
     """What the program returns; always the last instruction."""
 
-    values: tuple[Slot | Size | float | None, ...]
+    values: tuple[Slot | Size | FloatExpr | float | None, ...]
 
 
 Instruction: TypeAlias = Alloc | Free | View | KernelCall | TritonCall | AtenCall | RandomSeed | ReadScalar | Output
@@ -154,6 +156,7 @@ class Program:
     kernels: tuple[int, ...] = ()
     launchers: tuple[Any, ...] = ()
     keepalive: tuple[Any, ...] = field(default=(), repr=False)
+    definitions: Mapping[str, Definition] = field(default_factory=dict)  # of symbols computed from those of the inputs
 
     def __str__(self) -> str:
         lines = [f"inputs: {', '.join(_input_text(i) for i in self.inputs)}"]
@@ -168,7 +171,9 @@ def _sizes(sizes: tuple[Size, ...]) -> str:
 
 def _input_text(item: TensorInput | SymbolInput) -> str:
     if isinstance(item, SymbolInput):
-        return f"{item.name}: int" + (f" = {item.symbol}" if item.symbol else "")
+        return f"{item.name}: {'float' if (item.symbol or '').startswith('f') else 'int'}" + (
+            f" = {item.symbol}" if item.symbol else ""
+        )
     return f"%{item.slot} {item.name}: {str(item.dtype)[6:]}{_sizes(item.shape)} strides {_sizes(item.strides)}"
 
 

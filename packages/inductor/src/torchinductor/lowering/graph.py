@@ -12,6 +12,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from primtorch.prims import Prim
+from primtorch.symbolic import Definition, FloatExpr, float_expr_of, shape_env_of
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
@@ -32,7 +33,7 @@ RULES: Mapping[str, Callable[..., Any]] = {
 
 @dataclass(frozen=True, slots=True)
 class GraphInput:
-    """A placeholder: a tensor's buffer, or a size symbol (None for an int that no size depends on)."""
+    """A placeholder: a tensor's buffer, or the symbol of a number (None for an int that no size depends on)."""
 
     name: str
     buffer: str | None
@@ -44,11 +45,12 @@ class Lowered:
     """A graph as buffers and operations in order."""
 
     inputs: tuple[GraphInput, ...]
-    outputs: tuple[ViewRef | IntExpr | float | None, ...]
+    outputs: tuple[ViewRef | IntExpr | FloatExpr | float | None, ...]
     buffers: dict[str, Buffer]
     operations: tuple[Operation, ...]
     constants: dict[str, torch.Tensor]
     fallbacks: tuple[str, ...]
+    definitions: Mapping[str, Definition]  # of symbols that are computed from the inputs'
 
 
 def lower_graph(gm: fx.GraphModule, options: InductorOptions) -> Lowered:
@@ -70,11 +72,27 @@ def lower_graph(gm: fx.GraphModule, options: InductorOptions) -> Lowered:
                 values[node] = _call(ctx, node, values)
             case _:
                 raise ctx.fail(f"a prims graph has no {node.op} nodes")
-    return Lowered(tuple(inputs), outputs, ctx.buffers, tuple(ctx.operations), ctx.constants, tuple(ctx.fallbacks))
+    definitions = _definitions(gm, {item.symbol for item in inputs})
+    return Lowered(
+        tuple(inputs), outputs, ctx.buffers, tuple(ctx.operations), ctx.constants, tuple(ctx.fallbacks), definitions
+    )
+
+
+def _definitions(gm: fx.GraphModule, given: set[str | None]) -> Mapping[str, Definition]:
+    """How the numbers that no input gives are computed."""
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        env = shape_env_of(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else None
+        if env is not None:
+            return {name: definition for name, definition in env.definitions.items() if name not in given}
+    return {}
 
 
 def _placeholder(ctx: Context, node: fx.Node, inputs: list[GraphInput]) -> Any:
     meta = node.meta["val"]
+    if isinstance(meta, torch.SymFloat):
+        inputs.append(GraphInput(node.name, None, str(meta)))
+        return float_expr_of(meta)
     if isinstance(meta, (int, torch.SymInt, float, type(None))) or not hasattr(meta, "dtype"):
         expr = as_expr(meta) if isinstance(meta, torch.SymInt) else None
         names = expr.symbols() if expr is not None else set()
@@ -118,6 +136,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     meta = node.meta.get("val")
     if isinstance(meta, (int, torch.SymInt)) and not isinstance(meta, bool) and not isinstance(node.target, Prim):
         return as_expr(meta)  # size arithmetic: the value is in the meta
+    if isinstance(meta, torch.SymFloat):
+        return float_expr_of(meta)
     kwargs: dict[str, Any] = dict(fx.map_arg(node.kwargs, lambda n: values[n]))
     args: tuple[Any, ...] = tuple(_plain(a) for a in fx.map_arg(node.args, lambda n: values[n]))
     if node.target is operator.getitem:
@@ -144,9 +164,11 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
 
 
 def _plain(arg: Any) -> Any:
-    """SymInts in arguments as expressions; FX's immutable lists as tuples."""
+    """SymInts and SymFloats in arguments as expressions; FX's immutable lists as tuples."""
     if isinstance(arg, torch.SymInt):
         return as_expr(arg)
+    if isinstance(arg, torch.SymFloat):
+        return float_expr_of(arg)
     if isinstance(arg, (tuple, list)):
         return tuple(_plain(a) for a in arg)
     return arg

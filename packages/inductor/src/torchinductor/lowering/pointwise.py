@@ -7,14 +7,15 @@ from typing import Any
 
 import torch
 
+from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import Index, as_expr, contiguous_strides, dot, exprs
+from torchinductor.indexing import Index, as_expr, contiguous_strides, dot, exprs, variable
 from torchinductor.ir import REDUCED_PRECISION
 from torchinductor.lowering.context import Context, SeedCall
 from torchinductor.lowering.values import TensorValue
 from torchinductor.ops import ELEMENTWISE, OpsHandler
 
-Number = bool | int | float | IntExpr
+Number = bool | int | float | IntExpr | FloatExpr
 
 
 def _operand(arg: TensorValue | Number, dtype: torch.dtype) -> Callable[[Index, OpsHandler[Any]], Any]:
@@ -22,7 +23,17 @@ def _operand(arg: TensorValue | Number, dtype: torch.dtype) -> Callable[[Index, 
         return arg.load
     if isinstance(arg, IntExpr):
         return lambda index, ops: ops.index_expr(arg, dtype)
+    if isinstance(arg, FloatExpr):
+        return lambda index, ops: _run_time_float(arg, dtype, ops)
     return lambda index, ops: ops.constant(arg, dtype)
+
+
+def _run_time_float(number: FloatExpr, dtype: torch.dtype, ops: OpsHandler[Any]) -> Any:
+    """A float that the kernel is given: its 64 bits are one of the kernel's symbols."""
+    if number.value is not None:
+        return ops.constant(number.value, dtype)
+    bits = ops.index_expr(variable(number.text), torch.int64)
+    return ops.to_dtype(ops.bitcast(bits, torch.float64, torch.int64), dtype, torch.float64)
 
 
 def elementwise(name: str) -> Callable[..., TensorValue]:

@@ -73,6 +73,6 @@ def hint_of(size: int | torch.SymInt, unbacked: int | None = None) -> int:
     return int(hint)
 
 
-def shape_env_of(size: int | torch.SymInt) -> ShapeEnv | None:
-    """The environment of a symbolic size; None for an int."""
+def shape_env_of(size: int | torch.SymInt | torch.SymFloat) -> ShapeEnv | None:
+    """The environment of a symbolic number; None for an int."""
     return None if isinstance(size, int) else node_of(size).env

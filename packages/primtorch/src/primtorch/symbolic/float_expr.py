@@ -3,6 +3,7 @@ definition the environment keeps (`ShapeEnv.define`)."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -35,6 +36,18 @@ class Definition:
 
     op: str
     args: tuple[IntExpr | FloatExpr, ...]
+
+
+def float_bits(value: float) -> int:
+    """The 64 bits of a float as a signed integer."""
+    bits: int = struct.unpack("<q", struct.pack("<d", value))[0]
+    return bits
+
+
+def bits_float(bits: int) -> float:
+    """The float of these 64 bits."""
+    value: float = struct.unpack("<d", struct.pack("<q", bits))[0]
+    return value
 
 
 def float_constant(value: float) -> FloatExpr:

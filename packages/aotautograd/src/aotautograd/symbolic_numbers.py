@@ -1,0 +1,68 @@
+"""Calls with a symbolic number that PyTorch's own C++ would ask for its value, in terms of calls that keep it symbolic.
+
+The derivatives of `pow` compare their exponent or take its logarithm, `lerp` subtracts its weight from one, and
+dropout hands its probability to a kernel as a plain double.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+_REDUCED = (torch.float16, torch.bfloat16)
+
+
+def is_symbolic(value: Any) -> bool:
+    return isinstance(value, (torch.SymInt, torch.SymFloat))
+
+
+def _as_tensor(number: Any, like: torch.Tensor) -> torch.Tensor:
+    """A tensor without dims that holds the number, for arithmetic with `like`."""
+    dtype = torch.float32 if like.dtype in _REDUCED else like.dtype
+    return torch.full((), number, dtype=dtype, device=like.device)
+
+
+def _differentiated(tensor: Any) -> bool:
+    return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
+
+
+def _pow(base: Any, exponent: Any) -> Any:
+    if is_symbolic(exponent) and _differentiated(base):
+        return torch.pow(base, _as_tensor(exponent, base)).to(base.dtype)
+    if is_symbolic(base) and _differentiated(exponent):
+        return torch.pow(_as_tensor(base, exponent), exponent).to(exponent.dtype)
+    return torch.pow(base, exponent)
+
+
+def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
+    if is_symbolic(weight):
+        weight = torch.full((), weight, dtype=start.dtype, device=start.device)
+    return torch.lerp(start, end, weight)
+
+
+def _dropout(input: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+    if not is_symbolic(p) or not training:
+        return F.dropout(input, p, training, inplace)
+    if p < 0.0 or p > 1.0:
+        raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
+    if p == 0.0:
+        return input
+    kept = 1.0 - p
+    noise = torch.zeros_like(input) if kept == 0.0 else torch.bernoulli(torch.full_like(input, kept)) / kept
+    return input.mul_(noise) if inplace else input * noise
+
+
+# Functions as the torch-function mode receives them.
+SYMBOLIC_RULES: dict[Any, Callable[..., Any]] = {
+    torch.pow: _pow,
+    torch.Tensor.pow: _pow,
+    torch.Tensor.__pow__: _pow,
+    torch.Tensor.__rpow__: lambda exponent, base: _pow(base, exponent),
+    torch.lerp: _lerp,
+    torch.Tensor.lerp: _lerp,
+    F.dropout: _dropout,
+    torch.dropout: _dropout,
+}
