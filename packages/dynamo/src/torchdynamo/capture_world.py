@@ -139,14 +139,6 @@ class CaptureWorld(PlainWorld):
             self.outside.new_class(made)
         return made
 
-    def leaf_delattr(self, obj: Any, name: str) -> None:
-        if self.outside.externals.lookup(obj) is None:
-            super().leaf_delattr(obj, name)
-        elif name in self.outside.stored_names(obj):
-            self.outside.instance_delete(obj, name)
-        else:
-            raise BreakGraph("external_write", f"deletion of the attribute {name!r} of a {type(obj).__qualname__}")
-
     def leaf_getattr(self, obj: Any, name: str) -> Any:
         return self.outside.leaf_get(obj, name)
 
@@ -301,7 +293,7 @@ class CaptureWorld(PlainWorld):
                 self.outside.externals.tell_apart(argument)
         for argument in args:
             self.outside.refuse_iterator(argument)
-        if fn in _SHOW_VALUES:
+        if any(fn is one for one in _SHOW_VALUES):
             args = concrete(args)
         if isinstance(fn, types.BuiltinFunctionType) and not isinstance(fn.__self__, (types.ModuleType, type)):
             owner = fn.__self__
@@ -318,6 +310,8 @@ class CaptureWorld(PlainWorld):
         package = module.partition(".")[0]
         if module == "_thread" and _module_of_frame(self) in torch_calls.REPR_MODULES:
             module = "builtins"  # the thread's number marks a running `repr`, and is forgotten afterwards
+        if any(fn is one for one in torch_calls.PURE_C_FUNCTIONS):
+            module = "builtins"
         if module not in torch_calls.PURE_C_MODULES and package not in ("torch", "builtins"):
             raise BreakGraph(
                 "numpy" if package == "numpy" else "c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}"
@@ -338,7 +332,7 @@ class CaptureWorld(PlainWorld):
 
 def _only_keeps(fn: Any) -> bool:
     """A C function that asks no more of its arguments than what they are, or puts them into a container."""
-    if fn in _QUESTIONS_OF_TYPE:
+    if any(fn is one for one in _QUESTIONS_OF_TYPE):  # by identity: what is asked may have its own ==
         return True
     return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, (list, set, dict, collections.deque))
 

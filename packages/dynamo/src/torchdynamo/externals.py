@@ -205,9 +205,10 @@ class Externals:
     def tell_apart(self, value: Any) -> None:
         """A set or a dict compares `value` with others by its identity."""
         known = self.by_value.get(id(value))
-        if known is not None and known.value is value and not isinstance(known.source, Pinned):
-            if type(known.original).__hash__ in _IDENTITY_HASHES:
-                self.hashed[id(known.original)] = known
+        if known is None or known.value is not value or isinstance(known.source, Pinned):
+            return
+        if type(known.original).__hash__ in _IDENTITY_HASHES:
+            self.hashed[id(known.original)] = known
 
     def know_class(self, kind: type) -> None:
         """Something depends on the classes that `kind` inherits from: they have to be the same."""
@@ -229,6 +230,8 @@ class Externals:
         if type(tensor) not in PLAIN_TENSORS:
             raise BreakGraph("tensor_subclass", f"{source.expression()} is a {type(tensor).__qualname__}")
         with torch._C.DisableTorchFunction():
+            if tensor.layout is not torch.strided:
+                raise BreakGraph("unsupported_read", f"{source.expression()} has the layout {tensor.layout}")
             lazy = tensor.is_conj() or tensor.is_neg()
         if lazy:
             raise BreakGraph("unsupported_read", f"{source.expression()} is conjugated or negated where it is read")
@@ -293,7 +296,9 @@ class Externals:
         self.guard(source, GuardKind.LENGTH, len(value))
         if isinstance(value, tuple):
             parts = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))
-            return self._register(value, source, tuple.__new__(kind, parts)).value  # type: ignore[type-var]
+            sequence = hasattr(kind, "n_sequence_fields")  # torch.return_types, which `tuple` cannot make
+            made = kind(parts) if sequence else tuple.__new__(kind, parts)  # type: ignore[call-arg, type-var]
+            return self._register(value, source, made).value
         if isinstance(value, list):
             shadow = list.__new__(kind)
             known = self._shadow_record(value, source, shadow)

@@ -13,7 +13,6 @@ import inspect
 import logging
 import os
 import posix
-import os
 import types
 import typing
 import warnings

@@ -399,10 +399,12 @@ class Outside:
         known = self.externals.lookup(obj)
         if name == "__dict__" and known is not None and type(obj) is types.SimpleNamespace:
             return self.instance_dict(obj)
-        if known is not None and not isinstance(obj, (torch.Tensor, types.FunctionType)):
+        if known is not None and not isinstance(obj, torch.Tensor) and self._keeps_attributes(obj, name):
             stored = self.instance_get(obj, name) if name in self.stored_names(obj) else MISSING
             if stored is not MISSING:
                 return stored
+            if getattr_static_dict(obj) is not None and not hasattr(type(obj), name):
+                self.instance_get(obj, name)  # guards that it is not there
         value = getattr(obj, name)
         if known is None or isinstance(obj, torch.Tensor) or callable(value):
             return value
@@ -412,6 +414,12 @@ class Outside:
             return value
         native = not type(obj).__flags__ & _HEAP_TYPE
         return self.externals.wrap(value, Attribute(known.source, name, native))
+
+    def _keeps_attributes(self, obj: Any, name: str) -> bool:
+        """Whether an attribute in the `__dict__` of an object of a C type may change."""
+        if not isinstance(obj, types.FunctionType):
+            return True
+        return not (name.startswith("__") or is_trusted_module(obj.__module__ or ""))
 
     def inline(self, fn: types.FunctionType) -> None:
         """The program calls `fn`, which is interpreted: its code must be the same next time."""
