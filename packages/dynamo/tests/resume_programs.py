@@ -390,5 +390,56 @@ def check(case: int) -> int:
     return steps - 1
 
 
+def caller(x: int, log: list[Any]) -> Any:
+    try:
+        y = fail(
+            x,
+        )
+    except ValueError as error:
+        log.append((error.args, sys.exc_info()[1] is error))
+        raise KeyError("handled")
+    finally:
+        log.append("finally")
+    return y + x
+
+
+def fail(x: int) -> int:
+    raise ValueError(x)
+
+
+def check_entries() -> int:
+    """A call, an exception that arrives and one that leaves, in the place of the call of `fail` in `caller`."""
+    code, entry = caller.__code__, resume.Entry
+    calls = [i for i in dis.get_instructions(code) if i.opname == "CALL"]
+    at, following = calls[0].offset, next(i.offset for i in dis.get_instructions(code) if i.offset > calls[0].offset)
+    line = next(i.positions.lineno for i in calls[:1] if i.positions is not None)
+
+    def enter(kind: Any, values: tuple[Any, ...]) -> tuple[Any, list[Any]]:
+        log: list[Any] = []
+        entrance = Entrance(following if kind is entry.CALL else 0, (), ("x", "log"), kind, at)
+        function = make_resume(caller, entrance)
+        origin = resume.origin_of(function)
+        assert origin.function.__code__ is code and origin.offset(origin.shift + following) == following
+        assert origin.at(origin.shift - 2) == at
+        try:
+            return function((*values, 5, log)), log
+        except Exception as error:
+            lines = [e.lineno for e in traceback.extract_tb(error.__traceback__) if e.name == "caller"]
+            return (type(error), lines, error.__context__), log
+
+    given = ValueError(3)
+    assert enter(entry.CALL, (lambda state: state[0] * 2, (4,))) == (13, ["finally"])
+    (kind, lines, context), log = enter(entry.CALL, (lambda state: fail(state[0]), (3,)))
+    assert kind is KeyError and lines == [line + 5] and log == [((3,), True), "finally"]
+    assert [e.lineno for e in traceback.extract_tb(context.__traceback__) if e.name == "caller"] == [line]
+    (kind, lines, context), log = enter(entry.RAISE, (given,))
+    assert kind is KeyError and context is given and log == [((3,), True), "finally"]
+    assert given.__traceback__ is None  # it has been through this function already
+    (kind, lines, context), log = enter(entry.LEAVE, (given,))
+    assert (kind, lines, log) == (ValueError, [line], [])
+    return 4
+
+
 if __name__ == "__main__":
+    check_entries()
     print(sum(check(case) for case in range(len(CASES))))

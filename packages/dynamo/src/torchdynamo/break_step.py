@@ -44,7 +44,7 @@ class Step:
         calls: whether it may call the user's own functions.
         branches: (condition, code offset, stack, pushed) where it may go instead of to the next instruction.
         bound: variables that it sets, by the names that `lines` bind.
-        executed: how many instructions it stands for.
+        executed: how many instructions it stands for; 0 when it always raises.
     """
 
     lines: Lines
@@ -107,15 +107,30 @@ class Place:
         """The call that goes on at `offset` of the innermost frame's code, and behind it in the frames outside."""
         return self._chain(offset, Entry.NEXT, stack, pushed, compiled, bound)
 
-    def reraise(self, name: str, compiled: bool) -> str:
-        """The call that raises the exception `name` where the instruction stands."""
-        return self._chain(0, Entry.RAISE, self.stack, [name], compiled, {})
+    def arrive(self, name: str) -> str:
+        """The call that goes on in the handler of the exception `name`, in the innermost frame that has one."""
+        frames = self.stopped.frames
+        while not _handles(frames[-1]):
+            frames = frames[:-1]
+        stack = self.stack if frames[-1] is self.here else frames[-1].stack
+        return self._chain(0, Entry.RAISE, stack, [name], True, {}, frames)
+
+    def leave(self, name: str) -> str:
+        """The call that raises the exception `name` where the instruction stands, and passes all the frames."""
+        return self._chain(0, Entry.LEAVE, [], [name], False, {})
 
     def _chain(
-        self, offset: int, entry: Entry, stack: list[Any], pushed: list[Any], compiled: bool, bound: Mapping[str, str]
+        self,
+        offset: int,
+        entry: Entry,
+        stack: list[Any],
+        pushed: list[Any],
+        compiled: bool,
+        bound: Mapping[str, str],
+        frames: Sequence[StoppedFrame] | None = None,
     ) -> str:
-        outer = self.stopped.frames[:-1]
-        function, state = self._state(self.here, offset, entry, stack, pushed, compiled and not outer, bound)
+        *outer, inner = frames or self.stopped.frames
+        function, state = self._state(inner, offset, entry, stack, pushed, compiled and not outer, bound)
         for depth in range(len(outer) - 1, -1, -1):
             caller = outer[depth]
             following = caller.frame.decoded.offsets[caller.index + 1]
@@ -149,7 +164,7 @@ class Place:
             function, offset, at = origin.function, origin.offset(offset), origin.at(at)
         if entry is Entry.NEXT:
             at = 0
-        entrance = Entrance(offset if entry is not Entry.RAISE else 0, slots, names, entry, at)
+        entrance = Entrance(offset if entry in (Entry.NEXT, Entry.CALL) else 0, slots, names, entry, at)
         return self.resume(function, entrance, compiled), f"({''.join(f'{value}, ' for value in values)})"
 
     def _stack_value(self, frame: StoppedFrame, place: int) -> str:
@@ -157,7 +172,13 @@ class Place:
 
     def guarded(self) -> bool:
         """Whether any of the frames has a handler for what the instruction raises."""
-        return any(f.frame.decoded.handler(f.frame.decoded.offsets[f.index]) for f in self.stopped.frames)
+        return any(map(_handles, self.stopped.frames))
+
+
+def _handles(frame: StoppedFrame) -> bool:
+    """Whether the frame has a handler for what its instruction raises."""
+    decoded = frame.frame.decoded
+    return decoded.handler(decoded.offsets[frame.index]) is not None
 
 
 def _kind_of_slot(value: Any) -> StackSlot:
@@ -170,6 +191,8 @@ def _carried(frame: StoppedFrame, offset: int, entry: Entry, bound: Mapping[str,
     """The variables that the code at `offset`, or the handler of an exception before it, may still use."""
     decoded, code = frame.frame.decoded, frame.frame.function.__code__
     live: frozenset[int] = frozenset()
+    if entry is Entry.LEAVE:
+        return ()
     if entry is not Entry.RAISE:
         live = live_slots(decoded, decoded.index_of[offset], code.co_names)
     handler = decoded.handler(decoded.offsets[frame.index]) if entry is not Entry.NEXT else None
@@ -233,12 +256,14 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
     if place.guarded():
         frames = place.codegen.pin(_raisers(place))
         lines.append(f"    {place.codegen.pin(raised_in)}(failed, {frames})")
-        lines.append(f"    return {place.reraise('failed', compiled=True)}")
+        lines.append(f"    return {place.arrive('failed')}")
     else:
         lines.append("    failed.__traceback__ = failed.__traceback__.tb_next")
-        lines.append(f"    return {place.reraise('failed', compiled=False)}")
+        lines.append(f"    return {place.leave('failed')}")
     for condition, offset, stack, pushed in step.branches:
         lines += [f"if {condition}:", f"    return {place.enter(offset, stack, pushed)}"]
+    if not step.executed:
+        return lines
     following = decoded.offsets[place.here.index + step.executed]
     return [*lines, f"return {place.enter(following, step.stack, step.pushed, bound=step.bound)}"]
 
@@ -455,7 +480,7 @@ def _raise(place: Place) -> Step:
     argument = place.instruction.arg or 0
     cause = f" from {place.pop()}" if argument == 2 else ""
     raised = f" {place.pop()}" if argument else ""
-    return Step([f"raise{raised}{cause}"], place.stack, [], calls=False)
+    return Step([f"raise{raised}{cause}"], place.stack, [], calls=False, executed=0)
 
 
 def _with_except_start(place: Place) -> Step:

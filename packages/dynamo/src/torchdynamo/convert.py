@@ -79,7 +79,7 @@ class Function:
     fixed: set[Source] = field(default_factory=set)  # integers that capture cannot follow as symbols
     skip: bool = False
     found: bool = False  # by the frame hook, in a call that runs for real
-    raises: bool = False  # a call ended in an exception of the program
+    raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
     nested: Nested | None = None
     made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
 
@@ -292,12 +292,10 @@ def _capture(
             if numbers:  # C code may refuse a symbol where it takes a number
                 state.fixed |= numbers
                 continue
-            if not state.raises:
-                return _failed(state, captured, captured.error)
             refused_raise = captured.raises.get(id(captured.error), -1)
-            if refused_raise < 0:
-                return None
-            continue
+            if state.options.fullgraph or refused_raise < 0 or _place_of(captured) not in state.raised:
+                return _failed(state, captured, captured.error)
+            continue  # eager raised it there, too: the graph ends before it
         if captured.broke is not None:
             reason, stop_at = captured.broke[0], captured.broke[1][:depth]
             if state.options.fullgraph or captured.breaks_are_errors:
@@ -345,12 +343,19 @@ def _failed(state: Function, captured: Captured, error: BaseException) -> Entry 
         except BaseException as raised:
             if type(raised) is not type(error) and isinstance(raised, Exception):
                 _fault(state, captured, error)
+            else:
+                state.raised.add(_place_of(captured))
             raise
         _fault(state, captured, error)
         return result
 
     entry = Entry(None, run, Compiled((), None, "", None, []))
     return entry
+
+
+def _place_of(captured: Captured) -> tuple[type, int]:
+    """The type of the error that ended a capture, and its line in the root frame."""
+    return type(captured.error), captured.where.line if captured.where is not None else 0
 
 
 def _fault(state: Function, captured: Captured, error: BaseException) -> None:

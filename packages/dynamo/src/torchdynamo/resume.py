@@ -15,7 +15,7 @@ Calling convention
 * Entry values: none for `Entry.NEXT`. For `Entry.CALL` a callable and the one argument that it is called with, in the
   place of the instruction at `at`: its result is pushed, its exceptions go to that instruction's handler, and its
   line is in tracebacks. So the frames of a stack of calls go on inside of each other. For `Entry.RAISE` an exception
-  that is raised there, for `Entry.LEAVE` one that leaves the function from there.
+  that arrives there (its traceback has the function already), for `Entry.LEAVE` one that is raised there and leaves.
 * Local values: the raw contents of the local slots named in `locals`, in that order. For a cell or free variable
   this is the cell object, which stays shared with every other closure that has it. A slot not named is unset.
 
@@ -247,7 +247,7 @@ _VALUES = {Entry.NEXT: 0, Entry.CALL: 2, Entry.RAISE: 1, Entry.LEAVE: 1}
 _ENTRIES = {
     Entry.NEXT: b"",
     Entry.CALL: (_instruction("PRECALL", 1) if "PRECALL" in dis.opmap else b"") + _instruction("CALL", 1),
-    Entry.RAISE: _instruction("RAISE_VARARGS", 1),
+    Entry.RAISE: _instruction("RERAISE", 0),
     Entry.LEAVE: _instruction("RAISE_VARARGS", 1),
 }
 
@@ -304,7 +304,9 @@ def _exception_table(code: CodeType, entrance: Entrance, units: Sequence[int]) -
     out = bytearray()
     for start, length, target, depth in zip(numbers, numbers, numbers, numbers, strict=False):
         if entry and entrance.entry is not Entry.LEAVE and start <= entrance.at // 2 < start + length:
-            out = bytearray(_write_varints((unpack, entry, target + shift, depth))) + out
+            # One code unit earlier: 3.13 looks for the handler of a callee's exception in front of the call. The last
+            # instruction of the unpacking is there, which raises nothing.
+            out = bytearray(_write_varints((unpack - 1, entry + 1, target + shift, depth))) + out
         out += _write_varints((start + shift, length, target + shift, depth))
     return bytes(out)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from torchdynamo.interpreter.protocol import MISSING, World
 
-_FOLDER = os.path.dirname(__file__) + os.sep
+_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of all of capture
 
 
 def exception_to_raise(world: World, raised: Any, cause: Any = MISSING) -> BaseException:
@@ -57,7 +57,7 @@ def set_context(error: BaseException, handled: BaseException | None) -> None:
 
 
 def strip_traceback(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """The traceback without the interpreter's own frames."""
+    """The traceback without capture's own frames."""
     kept = []
     while traceback is not None:
         if not traceback.tb_frame.f_code.co_filename.startswith(_FOLDER):
