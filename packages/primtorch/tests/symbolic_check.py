@@ -31,9 +31,11 @@ OUTSIDE = frozenset(
         *("empty_strided", "as_strided", "as_strided_copy", "as_strided_scatter", "new_empty_strided"),
         *("sparse.mm", "sparse.sampled_addmm", "to_sparse"),
         "nn.functional.linear_cross_entropy",
+        "ormqr",
     }
 )
-"""Operators that take strides as numbers, sparse layouts, and one of torch's own Python library."""
+"""Operators that take strides as numbers, sparse layouts, one of torch's own Python library, and one whose derivative is
+laid out otherwise when any tensor is of a subclass or under a mode."""
 DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.int32, torch.uint8, torch.bool,
           torch.complex64)  # fmt: skip
 CASES = tuple(
