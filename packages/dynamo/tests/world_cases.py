@@ -4,6 +4,7 @@ many graphs and breaks they are captured."""
 from __future__ import annotations
 
 import types
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -85,15 +86,20 @@ def same(a: Any, b: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool
         )
     if a is b or (id(a), id(b)) in seen:
         return True
+    seen |= {(id(a), id(b))}
     if isinstance(a, torch.Tensor):
         return a.dtype == b.dtype and torch.equal(a, b) and a.requires_grad == b.requires_grad
+    if type(a).__name__ == "ndarray":
+        return a.dtype == b.dtype and a.tolist() == b.tolist()
+    if isinstance(a, weakref.ref):
+        return same(a(), b(), seen)
     if isinstance(a, float):
         return a == b or (a != a and b != b)
     if isinstance(a, type) and "<locals>" in a.__qualname__:
         return a.__qualname__ == b.__qualname__
     if isinstance(a, ATOMS) and type(a) in ATOMS:
         return a == b or (isinstance(a, types.FunctionType) and a.__qualname__ == b.__qualname__)
-    return _alike(a, b, seen | {(id(a), id(b))})
+    return _alike(a, b, seen)
 
 
 def _alike(a: Any, b: Any, seen: frozenset[tuple[int, int]]) -> bool:

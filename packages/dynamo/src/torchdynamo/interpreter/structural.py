@@ -164,7 +164,9 @@ def show(world: World, value: Any, inside: tuple[int, ...] = ()) -> str:
     if kind is types.SimpleNamespace:
         return repr(types.SimpleNamespace(**{name: text(part) for name, part in vars(value).items()}))
     if isinstance(value, dict):
-        copied = kind() if kind is not collections.defaultdict else collections.defaultdict(vars(kind)["default_factory"].__get__(value))
+        copied = kind()
+        if isinstance(copied, collections.defaultdict) and isinstance(value, collections.defaultdict):
+            copied.default_factory = value.default_factory
         for key, part in kind.items(value):
             copied[text(key)] = text(part)
         return repr(copied)

@@ -1,0 +1,123 @@
+"""Questions about dtypes, devices, modes and numpy in captured programs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from world_cases import Case, case, cases_of, check
+
+
+@case(lambda: {"dtype": torch.float32, "device": torch.device("cpu")})
+def dtypes_and_devices(x: torch.Tensor, s: dict[str, Any]) -> Any:
+    dtype, device = s["dtype"], s["device"]
+    s["dtype"] = torch.float64 if dtype is torch.float32 else torch.float32
+    eps = torch.finfo(dtype).eps + torch.finfo(x.dtype).tiny
+    found = [dtype.is_floating_point, dtype.itemsize, torch.iinfo(torch.int32).max, device.type, device == torch.device("cpu"),
+             device.index, str(device), x.device == device, torch.promote_types(dtype, torch.int8), torch.result_type(x, 2),
+             torch.can_cast(torch.int32, dtype), x.is_cuda, x.dtype in (torch.float32, torch.float16), torch.get_default_dtype(),
+             dtype.to_real(), torch.is_floating_point(x), x.is_floating_point(), x.layout, torch.is_complex(x), str(dtype)]  # fmt: skip
+    return x.to(dtype) * eps + torch.finfo(dtype).min, found, torch.ones(2, dtype=dtype, device=device)
+
+
+@case()
+def modes(x: torch.Tensor, _: Any) -> Any:
+    found = [torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu")]
+    with torch.no_grad():
+        found.append(torch.is_grad_enabled())
+        y = x * 2
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        found.append(torch.get_autocast_dtype("cpu"))
+        z = x @ x.T
+    return y, z, found
+
+
+@case()
+def compiling(x: torch.Tensor, _: Any) -> Any:
+    branch = 0.0 if torch.compiler.is_compiling() or torch.jit.is_scripting() or torch.jit.is_tracing() else 0.0
+    return x + branch
+
+
+@case()
+def tensor_questions(x: torch.Tensor, _: Any) -> Any:
+    return x + 1, [x.dim(), x.ndim, x.numel(), x.nelement(), x.element_size(), x.stride(), x.stride(0), x.is_contiguous(), x.storage_offset(),
+                   x.requires_grad, x.is_leaf, x.grad is None, len(x), x.size(-1), x.shape[0] * 2, torch.is_tensor(x), isinstance(x, torch.Tensor),
+                   torch.numel(x), x.T.shape, type(x) is torch.Tensor, x.is_sparse, x.itemsize, x.nbytes]  # fmt: skip
+
+
+@case()
+def tensors_in_python(x: torch.Tensor, _: Any) -> Any:
+    rows = list(x)
+    first, second = x
+    a, b = torch.chunk(x, 2), torch.split(x, [1, 1])
+    values, indices = x.max(dim=1)
+    found = x.sort(dim=0)
+    return (
+        rows[0] + second,
+        a[0] + b[1],
+        values,
+        indices,
+        found.values,
+        x in [x],
+        [x] == [x],
+        sum(rows),
+        x[..., None].shape,
+        first is second,
+    )
+
+
+@case(lambda: {"k": 2})
+def indexing(x: torch.Tensor, s: dict[str, int]) -> Any:
+    k = s["k"]
+    s["k"] = k - 1
+    y = x.clone()
+    y[0] = k
+    y[:, 1:] += 1
+    y[y > 1] = 0.5
+    index = torch.tensor([1, 0])
+    return y, x[index], x[:, k], x[-1, ::2], x[None, ..., 0], x[[0, 1], [1, 2]], x[torch.arange(2) == 1]
+
+
+def _numpy(x: torch.Tensor) -> Any:
+    return x.numpy()
+
+
+@case(breaks=1)
+def tensor_to_numpy(x: torch.Tensor, _: Any) -> Any:
+    a = x.numpy()
+    return x + 1, a
+
+
+@case(lambda: np.array([1.0, 2.0, 3.0]))
+def numpy_array_given(x: torch.Tensor, a: np.ndarray) -> Any:
+    return x * 2, a.shape
+
+
+@case()
+def numpy_constants(x: torch.Tensor, _: Any) -> Any:
+    return x * np.pi + np.inf, np.float32 is not None
+
+
+@case(lambda: torch.nn.ParameterDict({"a": torch.nn.Parameter(torch.ones(3))}))
+def parameter_dicts(x: torch.Tensor, p: Any) -> Any:
+    return x * p["a"], list(p.keys()), "a" in p, len(p)
+
+
+@case(lambda: torch.nn.ModuleList([torch.nn.Identity(), torch.nn.ReLU()]))
+def module_lists(x: torch.Tensor, layers: Any) -> Any:
+    for i, layer in enumerate(layers):
+        x = layer(x) + i
+    return (
+        x,
+        len(layers),
+        [type(m).__name__ for m in layers[1:]],
+        layers[-1].training,
+        isinstance(layers[0], torch.nn.Module),
+    )
+
+
+@pytest.mark.parametrize("found", cases_of(__name__))
+def test_torch(found: Case) -> None:
+    check(found)
