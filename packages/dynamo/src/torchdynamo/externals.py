@@ -399,7 +399,7 @@ def is_opaque(kind: type) -> bool:
 
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
-_IDENTITY_HASHES = (object.__hash__, torch.Tensor.__hash__)
+_IDENTITY_HASHES: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)
 _DATA_METHODS = ("__getitem__", "__len__", "__float__", "__index__", "__array__")
 
 

@@ -76,9 +76,10 @@ def _payload_key(payload: Any) -> Any:
     """Equal keys only for payloads that check the same thing (1, 1.0 and True differ)."""
     if isinstance(payload, (str, int, float, complex, bytes)):
         return (type(payload), repr(payload))
-    if isinstance(payload, (tuple, frozenset)):
-        kind = frozenset if isinstance(payload, frozenset) else tuple
-        return (type(payload), kind(map(_payload_key, kind.__iter__(payload))))
+    if isinstance(payload, frozenset):
+        return (type(payload), frozenset(map(_payload_key, frozenset.__iter__(payload))))
+    if isinstance(payload, tuple):
+        return (type(payload), tuple(map(_payload_key, tuple.__iter__(payload))))
     return id(payload)
 
 
@@ -306,8 +307,8 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
             return f"{shape.text}: cannot be read ({error})"
         if run_program(shape.program, values):
             return None
-        now = (f"{source_text(source)} = {values[name]}" for name, source in sorted(shape.symbols.items()))
-        return f"{shape.text} does not hold for {', '.join(now)}"
+        sizes = (f"{source_text(source)} = {values[name]}" for name, source in sorted(shape.symbols.items()))
+        return f"{shape.text} does not hold for {', '.join(sizes)}"
     assert guard.source is not None
     where = guard.source.expression()
     try:

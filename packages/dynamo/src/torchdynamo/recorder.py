@@ -243,7 +243,8 @@ class Recorder:
         operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
         if name in _USE_OFFSETS:
             for tensor, _ in operands:
-                self.guard_offset(tensor)
+                if isinstance(tensor, FakeTensor):
+                    self.guard_offset(tensor)
         try:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number
