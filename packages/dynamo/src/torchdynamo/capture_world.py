@@ -143,12 +143,7 @@ class CaptureWorld(PlainWorld):
         return self.outside.leaf_get(obj, name)
 
     def leaf_setattr(self, obj: Any, name: str, value: Any) -> None:
-        if type(obj) is types.SimpleNamespace:
-            self.outside.instance_set(obj, name, value)
-        elif self.outside.externals.lookup(obj) is None:
-            setattr(obj, name, value)
-        else:
-            self.outside.overlays.write(obj, name, value)
+        self.outside.leaf_set(obj, name, value)
 
     def leaf_delattr(self, obj: Any, name: str) -> None:
         if self.outside.externals.lookup(obj) is None:

@@ -16,6 +16,7 @@ from primtorch.symbolic import ShapeEnv
 from torchdynamo import modules
 from torchdynamo.externals import External, Externals, is_constant, is_trusted_module, tensor_guard
 from torchdynamo.guards import instance_dict
+from torchdynamo.interpreter.attributes import missing_attribute
 from torchdynamo.interpreter.iterators import LocalIterator, native_type
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.overlays import DELETED, MISSING, Overlays
@@ -397,6 +398,11 @@ class Outside:
     def leaf_get(self, obj: Any, name: str) -> Any:
         """An attribute of an object of a C type."""
         known = self.externals.lookup(obj)
+        written = self.overlays.read(obj, name)
+        if written is DELETED:
+            raise missing_attribute(obj, name)
+        if written is not MISSING:
+            return written
         if name == "__dict__" and known is not None and type(obj) is types.SimpleNamespace:
             return self.instance_dict(obj)
         if known is not None and not isinstance(obj, torch.Tensor) and self._keeps_attributes(obj, name):
@@ -414,6 +420,25 @@ class Outside:
             return value
         native = not type(obj).__flags__ & _HEAP_TYPE
         return self.externals.wrap(value, Attribute(known.source, name, native))
+
+    def leaf_set(self, obj: Any, name: str, value: Any) -> None:
+        """Assignment to an attribute of an object of a C type: kept aside when it would end in its `__dict__`.
+
+        Raises AttributeError for an object without one, as eager does at this place of the program.
+        """
+        known = self.externals.lookup(obj)
+        if known is None:
+            setattr(obj, name, value)
+            return
+        member = next((vars(klass)[name] for klass in type(obj).__mro__ if name in vars(klass)), None)
+        if isinstance(obj, type) or hasattr(type(member), "__set__"):
+            raise BreakGraph("external_write", f"attribute {name!r} of a {type(obj).__qualname__}")
+        if getattr_static_dict(known.original) is None:
+            try:
+                object.__setattr__(known.original, name, value)  # raises: there is no place for it
+            except TypeError:
+                raise BreakGraph("external_write", f"attribute {name!r} of a {type(obj).__qualname__}") from None
+        self.instance_set(obj, name, value)
 
     def _keeps_attributes(self, obj: Any, name: str) -> bool:
         """Whether an attribute in the `__dict__` of an object of a C type may change."""
