@@ -623,3 +623,22 @@ def test_a_checkpoint_that_cannot_be_captured_breaks(kind: str) -> None:
                 theirs.sum().backward()
                 same(a.grad, b.grad)
     assert {detail.reason for detail in torchdynamo.stats().break_details} == {"checkpoint"}
+
+
+def test_draws_from_a_generator_of_the_programs_own_break() -> None:
+    generator = torch.Generator()
+
+    def program(x):
+        y = x.sin()
+        return torch.rand(3, generator=generator) * y + torch.empty(3).normal_(generator=generator)
+
+    torchdynamo.reset()
+    compiled, _ = captured(program, fullgraph=False)
+    x = torch.ones(3)
+    for _ in range(2):
+        results = []
+        for f in (compiled, program):
+            generator.manual_seed(3)
+            results.append((f(x), torch.rand(2, generator=generator)))
+        same(*results)
+    assert {detail.reason for detail in torchdynamo.stats().break_details} == {"random_state"}

@@ -16,14 +16,12 @@ import torch
 
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
-from primtorch.spec import TensorSpec
-from primtorch.symbolic import shape_env_of
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.journal import CompiledGraphRecord, FallbackRecord, Journal, Kind
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks
-from torchdynamo.guards import global_state
+from torchcompile.signature import facts, signature
 from torchinductor import CompilerMissing, InductorOptions
 
 Runner = Callable[..., Sequence[Any]]
@@ -87,9 +85,9 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: lis
     key = signature(gm)
     runner = toolchain.compiled.get(key) if key is not None else None
     if runner is None:
-        asked = len(_facts(gm))
+        asked = facts(gm)
         runner = _compile_with_inductor(toolchain, gm, example_inputs)
-        if key is not None and len(_facts(gm)) == asked:  # else it holds for this capture's guards alone
+        if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
             toolchain.compiled[key] = runner
     return runner
 
@@ -146,32 +144,6 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
     except CompilerMissing as error:
         toolchain.no_compiler(title, error)
         return gm.forward
-
-
-def signature(gm: torch.fx.GraphModule) -> Hashable | None:
-    """What decides a graph's compiled form: nodes, inputs, ambient state. None if it holds objects of its own."""
-    rows: list[Hashable] = [global_state()]
-    for node in gm.graph.nodes:
-        if node.op in ("get_attr", "call_module"):
-            return None
-        target = node.target if isinstance(node.target, str) else id(node.target)
-        value = ""
-        if node.op == "placeholder":
-            held = node.meta.get("val")
-            tensor = isinstance(held, torch.Tensor)
-            value = f"{TensorSpec.of(held)!r} {held.requires_grad} {type(held)}" if tensor else repr(held)
-        rows.append((node.op, node.name, target, repr(node.args), repr(node.kwargs), value))
-    return tuple(rows)
-
-
-def _facts(gm: torch.fx.GraphModule) -> list[str]:
-    """What capture took for granted of the numbers in a graph: compiled code may rely on it."""
-    for node in gm.graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, (torch.SymInt, torch.SymFloat)):
-            env = shape_env_of(value)
-            return [] if env is None else [*(repr(info) for info in env.symbols.values()), *map(str, env.guards)]
-    return []
 
 
 NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, list[Any]], Runner]] = MappingProxyType(

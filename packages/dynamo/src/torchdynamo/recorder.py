@@ -330,6 +330,8 @@ class Recorder:
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, (set, frozenset)):
             return type(value)(self.argument(item) for item in value)
+        if isinstance(value, torch.Generator):
+            raise BreakGraph("random_state", "a generator of the program's own is an argument of the call")
         return value
 
     def _adopt_all(self, value: Any) -> Any:

@@ -1,0 +1,67 @@
+"""When two captured graphs are the same to a compiler: a graph equal to an earlier one is not compiled again."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import fx
+
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import ShapeEnv, shape_env_of
+from torchdynamo.guards import function_modes, global_state
+
+# Arguments whose text says all of them. Any other object may be another one with the same text.
+_PLAIN = (
+    fx.Node, int, float, complex, str, bytes, type(None), type(...),
+    torch.dtype, torch.device, torch.layout, torch.memory_format,
+)  # fmt: skip
+
+
+def signature(gm: fx.GraphModule) -> Hashable | None:
+    """What decides a graph's compiled form: nodes, inputs, what is known of sizes, ambient state.
+
+    None if the graph holds objects of its own.
+    """
+    rows: list[Hashable] = [global_state(), function_modes(), *facts(gm)]
+    for node in gm.graph.nodes:
+        if node.op in ("get_attr", "call_module") or not _is_plain((node.args, node.kwargs)):
+            return None
+        value = ""
+        if node.op == "placeholder":
+            held = node.meta.get("val")
+            tensor = isinstance(held, torch.Tensor)
+            value = f"{TensorSpec.of(held)!r} {held.requires_grad} {type(held)}" if tensor else repr(held)
+        rows.append((node.op, node.name, node.target, repr(node.args), repr(node.kwargs), value))
+    return tuple(rows)
+
+
+def facts(gm: fx.GraphModule) -> tuple[str, ...]:
+    """What capture took for granted of the numbers in a graph: compiled code may rely on it.
+
+    A size's value in the example is none of it, nor is the line of the program that asked.
+    """
+    env = _shape_env(gm)
+    if env is None:
+        return ()
+    symbols = (f"{s.name} {s.backed} {s.min} {s.max} {env.definitions.get(s.name)}" for s in env.symbols.values())
+    return (*symbols, *(str(guard.expr) for guard in (*env.guards, *env.assumptions)))
+
+
+def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return shape_env_of(value)
+    return None
+
+
+def _is_plain(argument: Any) -> bool:
+    if isinstance(argument, (tuple, list)):
+        return all(map(_is_plain, argument))
+    if isinstance(argument, dict):
+        return all(map(_is_plain, (*argument, *argument.values())))
+    if isinstance(argument, slice):
+        return _is_plain((argument.start, argument.stop, argument.step))
+    return isinstance(argument, _PLAIN)
