@@ -10,8 +10,9 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
-from primtorch.decompose import Builder, Results, Value, decompositions
+from primtorch.decompose import Builder, Results, TakenWhole, Value, decompositions
 from primtorch.decompose.builder import as_spec
+from primtorch.decompose.devices import placed
 from primtorch.fake import register_fallback
 from primtorch.fake.build import Formula
 from primtorch.spec import Size, TensorSpec
@@ -51,8 +52,10 @@ def formula_from_rule(op: OpOverload) -> Formula | None:
             place_symbols((*leaf.shape, *leaf.stride(), leaf.storage_offset()))
             return builder.result(graph.placeholder("x"), as_spec(leaf))
 
-        given = [pytree.tree_map(value, tree) for tree in (args, kwargs)]
-        return _described(rule(builder, *given[0], **given[1]))
+        given, options = (pytree.tree_map(value, tree) for tree in (args, kwargs))
+        if not isinstance(rule, TakenWhole):
+            given, options = placed(builder, op, given, options, None)
+        return _described(rule(builder, *given, **options))
 
     formula.__name__ = op.name()
     return formula

@@ -11,9 +11,10 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
-from primtorch.decompose import Builder, Opset, Results, Rule, Value, decompositions
+from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value, decompositions
 from primtorch.decompose.builder import as_spec, same_sizes
 from primtorch.decompose.core_aten import as_core_aten
+from primtorch.decompose.devices import devices_of, placed
 from primtorch.errors import NotClosed
 from primtorch.prims import Prim, copy_strided
 from primtorch.printing import graph_text
@@ -60,7 +61,8 @@ def lower(
     """Rewrite a functional graph of ATen overloads into `opset`.
 
     Each node keeps the meta of the node it comes from, and has its own `meta["val"]`: a `TensorSpec` (a tuple of them,
-    a size). Equal calls are recorded once. Outputs keep the strides of the ATen graph's outputs.
+    a size). Equal calls are recorded once. Outputs keep the strides of the ATen graph's outputs. What eager moves from
+    one device to another by itself is moved by `device_put`.
 
     Args:
         preserve: overloads that stay whole.
@@ -86,6 +88,7 @@ class _Lowering:
         self.graph = fx.Graph()
         self.b = Builder(self.graph, as_core_aten if opset == "core_aten" else None)
         self.env: dict[fx.Node, Any] = {}
+        self.one_device = len({d for node in gm.graph.nodes for d in devices_of(node.meta.get("val"))}) < 2
 
     def run(self) -> fx.GraphModule:
         steps = {
@@ -125,6 +128,7 @@ class _Lowering:
         val = node.meta.get("val")
         if val is None:
             val = operator.attrgetter(str(node.target))(self.gm)
+            self.one_device = False  # it was not counted
         if not isinstance(val, (torch.Tensor, TensorSpec)):
             return made
         made.meta["val"] = as_spec(val)
@@ -149,6 +153,8 @@ class _Lowering:
         if rule is None:
             return self.keep(node, args, kwargs)
         try:
+            if not (self.one_device or isinstance(rule, TakenWhole)):
+                args, kwargs = placed(self.b, target, args, kwargs, node.meta.get("val"))
             result = rule(self.b, *args, **kwargs)
         except NotClosed:
             raise

@@ -11,6 +11,7 @@ from torch._ops import OpOverload
 
 from primtorch.decompose import Opset
 from primtorch.decompose.core_aten import SPELLINGS
+from primtorch.decompose.devices import devices_of
 from primtorch.errors import NotClosed
 from primtorch.lower import SIZE_FUNCTIONS
 from primtorch.prims import PRIMS, Prim
@@ -19,7 +20,8 @@ _OPS = frozenset({"placeholder", "get_attr", "call_function", "output"})
 
 
 def verify(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOverload] = ()) -> None:
-    """Check that every node belongs to `opset` (or `preserve`, or computes sizes) and says what it gives.
+    """Check that every node belongs to `opset` (or `preserve`, or computes sizes) and says what it gives, and that no
+    prim has operands on two devices.
 
     Raises:
         NotClosed: names the first node that does not, with the user's frames.
@@ -41,7 +43,17 @@ def _reason(node: fx.Node, opset: Opset, preserve: Sequence[OpOverload]) -> str 
     if target is operator.getitem or target in SIZE_FUNCTIONS or target in preserve:
         return None
     if isinstance(target, Prim):
-        return None if PRIMS.get(target.name) is target else "is not the prim of that name"
+        return _wrong_prim(node, target)
     if opset == "core_aten" and isinstance(target, OpOverload) and target.namespace == "aten":
         return None if torch.Tag.core in target.tags or target in SPELLINGS else "is not core ATen"
     return f"is not in the opset {opset!r}"
+
+
+def _wrong_prim(node: fx.Node, prim: Prim) -> str | None:
+    if PRIMS.get(prim.name) is not prim:
+        return "is not the prim of that name"
+    if prim.aten is None:  # what an ATen overload does with two devices is the overload's business
+        places = {d for operand in node.all_input_nodes for d in devices_of(operand.meta.get("val"))}
+        if len(places) > 1:
+            return f"its operands are on {' and '.join(sorted(map(str, places)))}"
+    return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib import import_module
 from types import MappingProxyType
@@ -15,7 +16,7 @@ from primtorch.decompose.builder import Builder, Results, Value
 from primtorch.decompose.table import Rule, RuleTable
 from primtorch.prims import PRIMS, Prim
 
-__all__ = ["Builder", "Opset", "Results", "Rule", "Value", "decompositions"]
+__all__ = ["Builder", "Opset", "Results", "Rule", "TakenWhole", "Value", "decompositions"]
 
 Opset: TypeAlias = Literal["prims", "core_aten"]
 _FAMILIES = (
@@ -39,13 +40,14 @@ _FAMILIES = (
 """Modules with a table of rules, loaded by the first lowering: `import primtorch` is for fakes and sizes too."""
 
 
-def _taken_whole(prim: Prim) -> Rule:
+@dataclass(frozen=True)
+class TakenWhole:
     """The rule of an operator that is a prim with the same arguments and results."""
 
-    def rule(b: Builder, *args: Any, **kwargs: Any) -> Any:
-        return b.emit(prim, *args, **kwargs)
+    prim: Prim
 
-    return rule
+    def __call__(self, b: Builder, *args: Any, **kwargs: Any) -> Any:
+        return b.emit(self.prim, *args, **kwargs)
 
 
 @lru_cache(maxsize=1)
@@ -56,7 +58,7 @@ def _all_rules() -> Mapping[OpOverload, Rule]:
             rules.add(overload, rule)
     for prim in PRIMS.values():
         if prim.aten is not None and prim.aten not in rules:
-            rules.add(prim.aten, _taken_whole(prim))
+            rules.add(prim.aten, TakenWhole(prim))
     return MappingProxyType(rules)
 
 

@@ -1,0 +1,118 @@
+"""Programs over two devices: what eager moves by itself is moved by a prim, and no other prim sees two devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import fx
+
+from primtorch import interpret, lower, verify
+from primtorch.errors import NotClosed
+from primtorch.fake import formula_of
+from primtorch.prims import add, device_put
+from primtorch.spec import TensorSpec
+
+aten = torch.ops.aten
+THERE = torch.device("cuda:0")
+"""Described, never used: the graphs are lowered without running anything, and run with all of it on the CPU."""
+
+
+def graph_of(op: Any, make: Callable[..., tuple[tuple[Any, ...], dict[str, Any]]], tensors: list[torch.Tensor],
+             places: str) -> fx.GraphModule:  # fmt: skip
+    """One call of `op` on inputs of which those marked "c" are on the CPU and those marked "g" elsewhere."""
+    graph = fx.Graph()
+    inputs = []
+    for i, (tensor, place) in enumerate(zip(tensors, places, strict=True)):
+        node = graph.placeholder(f"x{i}")
+        spec = TensorSpec.of(tensor)
+        node.meta["val"] = spec if place == "c" else TensorSpec(spec.shape, spec.strides, spec.dtype, THERE)
+        inputs.append(node)
+    args, kwargs = make(*inputs)
+    described = fx.map_arg((args, kwargs), lambda n: n.meta["val"])
+    call = graph.call_function(op, args, kwargs)
+    call.meta["val"] = formula_of(op)(*described[0], **described[1])
+    graph.output((call,))
+    return fx.GraphModule({}, graph)
+
+
+rows, number, mask = torch.randn(4, 3), torch.tensor(2.5), torch.rand(4, 3) > 0.5
+places = torch.tensor([2, 0])
+given = lambda *args, **kwargs: (args, kwargs)
+
+# What it is called -> the overload, its arguments of the inputs, the inputs, where each is, how many of them move.
+MOVED: dict[str, tuple[Any, Callable[..., Any], list[torch.Tensor], str, int]] = {
+    "add": (aten.add.Tensor, given, [rows, number], "gc", 1),
+    "add: the CPU's first": (aten.add.Tensor, given, [number, rows], "cg", 1),
+    "add: two 0-d tensors": (aten.add.Tensor, given, [number, number.exp()], "gc", 1),
+    "sub: scaled": (aten.sub.Tensor, lambda x, y: given(x, y, alpha=2), [rows, number], "gc", 1),
+    "div": (aten.div.Tensor, given, [rows, number], "gc", 1),
+    "div: integers": (aten.div.Tensor, given, [rows, torch.tensor(3)], "gc", 1),
+    "div: floor": (aten.div.Tensor_mode, lambda x, y: given(x, y, rounding_mode="floor"), [rows, number], "gc", 1),
+    "pow": (aten.pow.Tensor_Tensor, given, [number, rows], "cg", 1),
+    "eq": (aten.eq.Tensor, given, [rows, number], "gc", 1),
+    "maximum": (aten.maximum.default, given, [rows, number], "gc", 1),
+    "where": (aten.where.self, given, [mask, rows, number], "ggc", 1),
+    "where: two numbers": (aten.where.self, given, [mask, number, number.exp()], "gcc", 2),
+    "where: condition": (aten.where.self, given, [torch.tensor(True), rows, rows], "cgg", 1),
+    "masked_fill": (aten.masked_fill.Tensor, given, [rows, mask, number], "ggc", 1),
+    "clamp": (aten.clamp.Tensor, given, [rows, number], "gc", 1),
+    "lerp": (aten.lerp.Tensor, given, [rows, rows.exp(), number], "ggc", 1),
+    "addcmul": (aten.addcmul.default, given, [rows, rows.exp(), number], "ggc", 1),
+    "mse_loss": (aten.mse_loss.default, given, [rows, number], "gc", 1),
+    "fill": (aten.fill.Tensor, given, [rows, number], "gc", 1),
+    "fill: on the CPU": (aten.fill.Tensor, given, [rows, number], "cg", 1),
+    "copy": (aten.copy.default, given, [rows, rows.exp()], "gc", 1),
+    "copy: to the CPU": (aten.copy.default, given, [rows, rows.exp()], "cg", 1),
+    "index": (aten.index.Tensor, lambda x, i: given(x, [i]), [rows, places], "gc", 1),
+    "index: by a mask": (aten.index.Tensor, lambda x, i: given(x, [None, i]), [rows, places], "gc", 1),
+    "index_put": (aten.index_put.default, lambda x, i, v: given(x, [i], v), [rows, places, number], "gcc", 2),
+    "index_put: a mask": (aten.index_put.default, lambda x, i, v: given(x, [i], v), [rows, mask, number], "ggc", 1),
+    "index_fill": (aten.index_fill.int_Tensor, lambda x, i, v: given(x, 0, i, v), [rows, places, number], "ggc", 1),
+    "select_scatter": (aten.select_scatter.default, lambda x, v: given(x, v, 0, 1), [rows, rows[0]], "gc", 1),
+    "slice_scatter": (aten.slice_scatter.default, lambda x, v: given(x, v, 0, 0, 2), [rows, rows[:2]], "gc", 1),
+    "linspace": (aten.linspace.Tensor_Scalar, lambda x: given(x, 5.0, 4, device=THERE), [number], "c", 1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("opset", ["prims", "core_aten"])
+@pytest.mark.parametrize("name", list(MOVED))
+def test_what_eager_moves_is_moved_by_a_prim(name: str, opset: Any) -> None:
+    op, make, tensors, where, moves = MOVED[name]
+    graph = graph_of(op, make, tensors, where)
+    lowered = lower(graph, opset)
+    verify(lowered, opset)
+    wanted = next(n for n in graph.graph.nodes if n.op == "call_function").meta["val"]
+    out = next(n for n in lowered.graph.nodes if n.op == "output").args[0][0]
+    assert out.meta["val"].device == wanted.device
+    if opset == "prims":
+        assert sum(n.target is device_put for n in lowered.graph.nodes) == moves
+
+
+@pytest.mark.parametrize("name", [n for n in MOVED if n != "linspace"])
+def test_values_with_the_moves_as_copies(name: str) -> None:
+    op, make, tensors, where, _ = MOVED[name]
+    lowered = lower(graph_of(op, make, tensors, where))
+    args, kwargs = make(*tensors)
+    stay = type("Stay", (), {"device_put": staticmethod(lambda t, device: t.clone())})()
+    torch.testing.assert_close(interpret(lowered, stay)(*tensors)[0], op(*args, **kwargs), rtol=1e-5, atol=1e-5)
+
+
+def test_one_device_needs_no_move() -> None:
+    for where in ("gg", "cc"):
+        lowered = lower(graph_of(aten.add.Tensor, given, [rows, number], where))
+        assert not any(n.target is device_put for n in lowered.graph.nodes)
+
+
+def test_a_prim_over_two_devices_is_no_closed_graph() -> None:
+    graph = fx.Graph()
+    here, there = graph.placeholder("x"), graph.placeholder("y")
+    here.meta["val"] = TensorSpec.of(rows)
+    there.meta["val"] = TensorSpec((4, 3), (3, 1), torch.float32, THERE)
+    made = graph.call_function(add, (here, there))
+    made.meta["val"] = there.meta["val"]
+    graph.output((made,))
+    with pytest.raises(NotClosed, match="operands are on cpu and cuda:0"):
+        verify(fx.GraphModule({}, graph))
