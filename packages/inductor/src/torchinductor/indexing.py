@@ -194,6 +194,15 @@ def nonnegative(expr: IntExpr) -> bool:
     return all(c > 0 for c in expr.terms.values())
 
 
+def at_least(expr: IntExpr, limit: IntExpr) -> bool:
+    """Whether expr >= limit surely holds for all sizes. A remainder takes away at most its divisor less one."""
+    total = ZERO
+    for monomial, coefficient in (expr - limit).terms.items():
+        remainders = [a for a in monomial if isinstance(a, Call) and a.op == "mod" and coefficient < 0]
+        total = total + IntExpr({monomial: coefficient}).substitute({a: a.right - ONE for a in remainders})
+    return nonnegative(total)
+
+
 def below(expr: IntExpr, limit: IntExpr, ranges: Ranges) -> bool:
     """Whether 0 <= expr < limit surely holds."""
     above = upper_bound(expr, ranges)

@@ -11,7 +11,7 @@ from torch import fx
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
-from torchinductor.indexing import ZERO, Index, contiguous_strides, dot, exprs
+from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
 from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage, space, space_index
 from torchinductor.lowering.values import Lazy, Load, Strided, TensorValue
 from torchinductor.ops import ReductionKind, StoreMode
@@ -229,20 +229,43 @@ class Context:
         recorder.store(buffer.name, place, values(index, recorder), mode)
         self.kernel(device, axes, [Stage("outer", recorder.body())], scatters=True)
 
+    def realize_as_eager(self, value: TensorValue) -> TensorValue:
+        """The value in memory as eager lays it out: rows that are padded stay so, what is broadcast is stored once."""
+        data, hint = value.data, value.hint
+        if hint is None or (isinstance(data, Strided) and same_strides(value.shape, data.strides, hint)):
+            return value
+        if not without_overlaps(value.shape, hint):
+            return value
+        stored = tuple(s if st.terms else ONE for s, st in zip(value.shape, hint, strict=True))
+        buffer = self.new_buffer(stored, value.dtype, value.device, hint)
+        self.write(buffer, TensorValue(stored, value.dtype, value.device, Lazy(value.load, value.cost, value.reads)))
+        laid = TensorValue(value.shape, value.dtype, value.device, Strided(buffer.name, hint))
+        if isinstance(data, Lazy):
+            value.data = laid.data
+        return laid
+
     def reference(self, value: TensorValue) -> ViewRef:
         """The value as an operand of an ATen call."""
         data = self.realize(value)
         return ViewRef(data.buffer, value.shape, data.strides, data.offset)
 
     def extern(
-        self, op: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], results: Sequence[Any]
+        self,
+        op: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+        results: Sequence[Any],
+        as_eager: bool = False,
     ) -> list[Any]:
-        """Calls an op on values in memory. `results` are the metas of its results, one entry each, None for unused."""
+        """Calls an op on values in memory, laid out as eager's if the op looks at that.
+
+        `results` are the metas of its results, one entry each, None for unused.
+        """
         reads: set[str] = set()
 
         def lift(arg: Any) -> Any:
             if isinstance(arg, TensorValue):
-                ref = self.reference(arg)
+                ref = self.reference(self.realize_as_eager(arg) if as_eager else arg)
                 reads.add(ref.buffer)
                 return ref
             if isinstance(arg, (tuple, list)):
@@ -268,6 +291,22 @@ def same_strides(shape: Index, a: Index, b: Index) -> bool:
     return all(x == y or s.as_int() == 1 for s, x, y in zip(shape, a, b, strict=True)) or any(
         s.as_int() == 0 for s in shape
     )
+
+
+def without_overlaps(shape: Index, strides: Index) -> bool:
+    """Whether no two elements surely share a place, other than those of dims with stride zero, which share all."""
+    rest = [(s, st) for s, st in zip(shape, strides, strict=True) if st.terms and s.as_int() != 1]
+    reach = ONE  # places that the dims so far take
+    while rest:
+        for k, (size, stride) in enumerate(rest):
+            further = reach + (size - ONE) * stride
+            if at_least(stride, reach) and all(at_least(other, further) for _, other in (*rest[:k], *rest[k + 1 :])):
+                reach = further
+                del rest[k]
+                break
+        else:
+            return False
+    return True
 
 
 def dense(shape: Index, hint: Index | None) -> Index:

@@ -19,7 +19,7 @@ from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer
 from torchinductor.lowering import gather, pointwise, reductions, views, window
 from torchinductor.lowering.context import Context, Operation, ScalarRead, ViewRef
-from torchinductor.lowering.values import Lazy, Strided, TensorValue
+from torchinductor.lowering.values import Strided, TensorValue
 from torchinductor.schemas import InductorOptions
 
 RULES: Mapping[str, Callable[..., Any]] = {
@@ -29,6 +29,9 @@ RULES: Mapping[str, Callable[..., Any]] = {
     **gather.RULES,
     **window.RULES,
 }
+LAYOUT_FAMILIES = frozenset({"attention"})
+"""Families of prims whose kernels look at how operands lie in memory: fused attention wants the rows of its bias
+aligned, and ATen pads them for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,14 +191,19 @@ def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, A
     """Runs a prim by ATen, or by its reference when it is no overload."""
     if prim.aten is None:
         ctx.fallbacks.append(f"{prim.name}: run by its reference")
-    return _extern(ctx, prim.aten or prim.reference, args, kwargs, meta)
+    return _extern(ctx, prim.aten or prim.reference, args, kwargs, meta, prim.family in LAYOUT_FAMILIES)
 
 
 def _extern(
-    ctx: Context, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any
+    ctx: Context,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    meta: Any,
+    as_eager: bool = False,
 ) -> Any:
     single = not isinstance(meta, (tuple, list))
-    results = ctx.extern(function, args, kwargs, [meta] if single else list(meta))
+    results = ctx.extern(function, args, kwargs, [meta] if single else list(meta), as_eager)
     return results[0] if single else tuple(results)
 
 
@@ -208,11 +216,11 @@ def _read_scalar(ctx: Context, value: TensorValue, meta: Any) -> Any:
 
 
 def _hint(result: Any, meta: Any) -> None:
-    """Tells unstored values the strides that eager would give them."""
+    """Tells values the strides that eager would give them."""
     if isinstance(result, tuple):
         for part, part_meta in zip(result, meta, strict=True):
             _hint(part, part_meta)
-    elif isinstance(result, TensorValue) and isinstance(result.data, Lazy) and hasattr(meta, "stride"):
+    elif isinstance(result, TensorValue) and hasattr(meta, "stride"):
         result.hint = exprs(meta.stride())
 
 

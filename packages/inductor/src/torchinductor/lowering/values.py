@@ -44,7 +44,7 @@ class TensorValue:
         self, shape: Index, dtype: torch.dtype, device: torch.device, data: Strided | Lazy, hint: Index | None = None
     ) -> None:
         self.shape, self.dtype, self.device, self.data = shape, dtype, device, data
-        self.hint = hint  # the strides to realise it with
+        self.hint = hint  # eager's strides, to realise it with
 
     @property
     def cost(self) -> int:

@@ -1,0 +1,65 @@
+"""Where values lie when a call looks at it: operands of attention are laid out as eager lays them out."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+import primtorch
+from primtorch.symbolic.expr import constant, symbol
+from torchinductor import InductorOptions, compile_graph
+from torchinductor.indexing import at_least
+from torchinductor.lowering.context import ExternCall, ViewRef, without_overlaps
+from torchinductor.lowering.graph import lower_graph
+
+
+def attend(q, k, v, table):
+    """Attention with a computed bias whose rows are padded to a multiple of eight, one for all of the batch."""
+    length = q.shape[2]
+    bias = torch.nn.functional.pad(table.sigmoid() * 4, (0, -length % 8))[..., :length]
+    bias = bias.unsqueeze(0).expand(q.shape[0], -1, -1, -1)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(q, k, v, 0.0, False, attn_mask=bias)[0]
+
+
+def examples(length):
+    q, k, v = (torch.randn(2, 3, length, 16) for _ in range(3))
+    return q, k, v, torch.randn(3, length, length)
+
+
+@pytest.mark.parametrize("length", [5, 8, 13])
+def test_a_padded_bias_stays_padded(length):
+    inputs = examples(length)
+    gm = primtorch.lower(primtorch.trace(attend, *inputs), opset="prims")
+    lowered = lower_graph(gm, InductorOptions())
+    (call,) = [op for op in lowered.operations if isinstance(op, ExternCall)]
+    (bias,) = [ref for _, ref in call.kwargs if isinstance(ref, ViewRef)]
+    row = -(-length // 8) * 8
+    strides = tuple(s.as_int() for s in bias.strides)
+    assert strides[0] == 0 and strides[2:] == (row, 1)
+    assert [s.as_int() for s in lowered.buffers[bias.buffer].shape] == [1, 3, length, length]
+    torch.testing.assert_close(compile_graph(gm, inputs)(*inputs)[0], attend(*inputs))
+
+
+dims = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 30)), max_size=4)
+
+
+@given(dims)
+def test_layouts_said_to_have_no_overlaps_have_none(found):
+    shape, strides = [s for s, _ in found], [t for _, t in found]
+    said = without_overlaps(tuple(map(constant, shape)), tuple(map(constant, strides)))
+    kept = [(s, t) for s, t in found if t]
+    places = [0]
+    for size, stride in kept:
+        places = [p + i * stride for p in places for i in range(size)]
+    if said:
+        assert len(set(places)) == len(places)
+
+
+def test_symbolic_rows_padded_to_a_multiple():
+    length = symbol("s0")
+    row = length + constant(8) - length % constant(8)
+    assert at_least(row, length) and not at_least(length, row)
+    one = constant(1)
+    assert without_overlaps((constant(3), length, length), (length * row, row, one))
+    assert without_overlaps((constant(3), length, length), (constant(0), row, one))
+    assert not without_overlaps((constant(3), length, length), (one, row, one))
