@@ -4,11 +4,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from prim_graphs import build
 
 import primtorch
+from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import constant, symbol
 from torchinductor import InductorOptions, compile_graph
 from torchinductor.indexing import at_least
+from torchinductor.ir import Kernel
 from torchinductor.lowering.context import ExternCall, ViewRef, without_overlaps
 from torchinductor.lowering.graph import lower_graph
 
@@ -38,6 +41,26 @@ def test_a_padded_bias_stays_padded(length):
     assert strides[0] == 0 and strides[2:] == (row, 1)
     assert [s.as_int() for s in lowered.buffers[bias.buffer].shape] == [1, 3, length, length]
     torch.testing.assert_close(compile_graph(gm, inputs)(*inputs)[0], attend(*inputs))
+
+
+def test_a_copy_to_a_device():
+    x = torch.randn(3, 4).t()
+    gm = build(lambda p, x: (p.device_put(x, torch.device("cpu")), p.device_put(p.mul(x, x), torch.device("cpu"))), x)
+    compiled = compile_graph(gm, (x,))
+    copied, squared = compiled(x)
+    assert torch.equal(copied, x) and copied.data_ptr() != x.data_ptr() and copied.stride() == x.stride()
+    assert torch.equal(squared, x * x)
+
+
+def test_a_constant_is_computed_where_it_is_wanted():
+    there = torch.device("cuda:0")  # described, never used
+
+    def scaled(p, x):
+        scale = p.device_put(p.sqrt(p.mul(p.full((), 64.0, torch.float32, torch.device("cpu")), 3.0)), there)
+        return p.div(x, p.expand(scale, x.shape))
+
+    lowered = lower_graph(build(scaled, TensorSpec((5,), (1,), torch.float32, there)), InductorOptions())
+    assert all(isinstance(op, Kernel) and op.device == there for op in lowered.operations)
 
 
 dims = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 30)), max_size=4)

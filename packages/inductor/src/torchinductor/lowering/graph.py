@@ -19,7 +19,7 @@ from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer
 from torchinductor.lowering import gather, pointwise, reductions, views, window
 from torchinductor.lowering.context import Context, Operation, ScalarRead, ViewRef
-from torchinductor.lowering.values import Strided, TensorValue
+from torchinductor.lowering.values import Lazy, Strided, TensorValue
 from torchinductor.schemas import InductorOptions
 
 RULES: Mapping[str, Callable[..., Any]] = {
@@ -152,6 +152,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     prim = node.target
     if prim.name == "local_scalar":
         return _read_scalar(ctx, args[0], meta)
+    if prim.name == "device_put":
+        return _device_put(ctx, args[0], meta)
     rule = RULES.get(prim.name)
     if rule is None or _has_complex(args, meta):
         return _opaque(ctx, prim, args, kwargs, meta)
@@ -205,6 +207,14 @@ def _extern(
     single = not isinstance(meta, (tuple, list))
     results = ctx.extern(function, args, kwargs, [meta] if single else list(meta), as_eager)
     return results[0] if single else tuple(results)
+
+
+def _device_put(ctx: Context, value: TensorValue, meta: Any) -> TensorValue:
+    """A copy to another device. What is computed from no memory is computed where it is wanted."""
+    if isinstance(value.data, Lazy) and not value.reads:
+        return TensorValue(value.shape, value.dtype, torch.device(meta.device), value.data, value.hint)
+    copied: TensorValue = _extern(ctx, torch.ops.aten._to_copy.default, (value,), {"device": meta.device}, meta)
+    return copied
 
 
 def _read_scalar(ctx: Context, value: TensorValue, meta: Any) -> Any:

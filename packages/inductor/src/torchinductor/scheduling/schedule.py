@@ -55,7 +55,7 @@ def writes_of(operation: Operation) -> frozenset[str]:
 def schedule(lowered: Lowered, options: InductorOptions) -> list[Operation]:
     """Live operations, fused, in an order in which everything is written before it is read."""
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
-    operations = _live(lowered.operations, outputs)
+    operations = _results_early(_live(lowered.operations, outputs), outputs)
     groups = _Fusion(options).run(operations)
     ordered = _topological(groups)
     return _finished(ordered, outputs)
@@ -75,7 +75,30 @@ def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]
     return kept[::-1]
 
 
+def _results_early(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]:
+    """Moves what only makes a result of the graph to just behind what it reads, which can then be freed.
+
+    Lowering computes a value where it is first stored, and many results are stored when the graph ends.
+    """
+    written = {b: i for i, operation in enumerate(operations) for b in writes_of(operation)}
+    read = {b for operation in operations for b in reads_of(operation)}
+    moved: dict[int, list[Operation]] = {}
+    for i, operation in enumerate(operations):
+        writes = writes_of(operation)
+        sources = [written[b] for b in reads_of(operation) if b in written]
+        if isinstance(operation, Kernel) and writes <= outputs - read and sources and max(sources) < i:
+            moved.setdefault(max(sources), []).append(operation)
+        else:
+            moved.setdefault(i, []).insert(0, operation)
+    return [operation for i in range(len(operations)) for operation in moved.get(i, ())]
+
+
 class _Fusion:
+    """`waiting` is how many groups may come between one that reads a kernel's result and an operation that joins the
+    kernel: the reader has to wait for it, and all that it would free stays in memory meanwhile."""
+
+    waiting = 6
+
     def __init__(self, options: InductorOptions) -> None:
         self.options = options
         self.groups: list[Group] = []
@@ -111,6 +134,8 @@ class _Fusion:
             rest = before - {number}
             if any(self.groups[d].ancestors >> number & 1 for d in rest):
                 continue  # something between the two would have to run after the one and before the other
+            if rest and len(self.groups) - self._first_waiting(group) > self.waiting:
+                continue
             fused = self._joined(group, operation, reads, writes)
             if fused is None:
                 continue
@@ -124,6 +149,11 @@ class _Fusion:
                     other.ancestors |= group.ancestors
             return group
         return None
+
+    def _first_waiting(self, group: Group) -> int:
+        """The first group behind this one that reads what it writes."""
+        readers = (r for b in group.writes for r in self.readers.get(b, ()) if r > group.number)
+        return min(readers, default=len(self.groups))
 
     def _candidates(self, operation: Kernel, reads: set[str], before: set[int]) -> list[int]:
         """Kernels that feed the operation, then kernels that read what it reads; the latest first."""
