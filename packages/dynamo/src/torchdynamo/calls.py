@@ -161,6 +161,8 @@ class Calls:
     def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if args and isinstance(args[0], torch._C._InferenceMode):
             return self._ambient(fn, args, kwargs)
+        if fn.__name__ == "is_inference":
+            return self._is_inference(fn, args, kwargs)
         try:
             if fn in torch_calls.ANSWERS:
                 return torch_calls.ANSWERS[fn]
@@ -173,6 +175,11 @@ class Calls:
         if torch_calls.is_leaf(fn):
             return self._native(fn, args, kwargs)
         return MISSING
+
+    def _is_inference(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Of an input: as it was made, which its dispatch keys tell; its fake was made under the mode of the call."""
+        known = self.outside.externals.lookup(args[0] if args else fn.__self__)
+        return MISSING if known is None or kwargs else known.original.is_inference()
 
     def _break_if_listed(self, fn: Any, module: str) -> None:
         reason = torch_calls.BREAKS.get(fn) or torch_calls.BREAK_MODULES.get(module)

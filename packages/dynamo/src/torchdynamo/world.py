@@ -203,6 +203,12 @@ class Outside:
             return MISSING
         return self.externals.wrap(namespace[name], self._global_source(namespace, name))
 
+    def global_absent(self, namespace: dict[str, Any], name: str) -> None:
+        """The program reads the built-in `name`: no global is to hide it."""
+        if is_trusted_module(str(namespace.get("__name__"))) or self.overlays.read(namespace, name, "global") is DELETED:
+            return
+        self.externals.guard(self.externals.pins.source(namespace, "globals"), GuardKind.KEY_ABSENT, name)
+
     def _global_source(self, namespace: dict[str, Any], name: str) -> Source:
         if namespace is self.function.__globals__:
             return Global(name)
