@@ -142,3 +142,16 @@ def test_a_derivative_checks_its_condition() -> None:
     torch.testing.assert_close(y.grad, x.grad)
     with pytest.raises(RuntimeError, match="not defined for these inputs"):
         aot_function(lambda a: torch.linalg.svd(a)[0].real, fw_compiler=identity)(y).sum().backward()
+
+
+def test_a_number_that_is_read_twice_is_two_symbols() -> None:
+    def program(x: torch.Tensor, n: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first = x.new_zeros(n[0].item()).sum()
+        return x * 2 + first, x.new_ones(n[0].item()).sum() * x
+
+    for decompositions in (None, "prims"):
+        compiled = aot_function(program, fw_compiler=identity, decompositions=decompositions)
+        for size in (3, 5):
+            inputs = [torch.randn(4), torch.tensor([size, 2])]
+            for a, b in zip(with_gradients(compiled, inputs), with_gradients(program, inputs), strict=True):
+                torch.testing.assert_close(a, b)

@@ -59,7 +59,8 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = (
     """Merges nodes that compute the same value in the same phase.
 
     Phases stay apart: a forward operator repeated in the backward is a recomputation that the program asked for.
-    Two nodes of `distinct` (outputs that the caller may write to) are never merged.
+    Two nodes of `distinct` (outputs that the caller may write to) are never merged, nor are two that read one
+    number of a tensor: each of them is a symbol of its own in the sizes behind it.
     """
     apart = {m for n in distinct if isinstance(n, fx.Node) for m in (n, _memory(n))}
     seen: dict[Any, fx.Node] = {}
@@ -69,7 +70,7 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = (
             continue
         key = (node.op, node.target, node.meta.get(PHASE), _key(node.args), _key(node.kwargs))
         first = seen.setdefault(key, node)
-        if first is node or (first in apart and node in apart):
+        if first is node or (first in apart and node in apart) or not _same_sizes(node, first):
             continue
         if node in apart:
             apart.add(first)
@@ -107,6 +108,17 @@ def _same_size(x: Any, y: Any) -> bool:
     if type(x) is int and type(y) is int:
         return x == y
     return x is y or str(x) == str(y)
+
+
+def _same_sizes(node: fx.Node, other: fx.Node) -> bool:
+    """Whether two equal calls are described by the same symbols."""
+    return _sizes(node.meta.get("val")) == _sizes(other.meta.get("val"))
+
+
+def _sizes(value: Any) -> Any:
+    if isinstance(value, (tuple, list)):
+        return tuple(map(_sizes, value))
+    return str(getattr(value, "shape", value))
 
 
 def _source(node: fx.Node) -> fx.Node | None:
@@ -155,7 +167,16 @@ _NO_OPS: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
 }
 
 
-_COPY = aten.copy.default
+# Their results take over the layout of the first argument, and its offset.
+_LAID_OUT_ALIKE = frozenset(
+    {
+        aten.copy.default,
+        aten.slice_scatter.default,
+        aten.select_scatter.default,
+        aten.diagonal_scatter.default,
+        aten.as_strided_scatter.default,
+    }
+)
 
 
 def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
@@ -175,8 +196,8 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
         source = rule(node)
         if source is None:
             continue
-        if _memory(source) is not source and any(u.target is _COPY and u.args[0] is node for u in node.users):
-            continue  # copy takes over the offset of its destination
+        if _memory(source) is not source and any(u.target in _LAID_OUT_ALIKE and u.args[0] is node for u in node.users):
+            continue
         mine = owner.get(node, node if node in apart else None)
         if mine is not None:
             memory = _memory(source)

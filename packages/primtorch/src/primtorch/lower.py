@@ -230,7 +230,7 @@ class _Lowering:
 
 def _same_strides(spec: TensorSpec, strides: Sequence[Any]) -> bool:
     return all(
-        a is b or a == b or (isinstance(size, int) and size == 1)
+        a is b or (isinstance(size, int) and size == 1) or a == b
         for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
     )
 

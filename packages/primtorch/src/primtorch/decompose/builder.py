@@ -254,7 +254,10 @@ class Builder:
 
     # --- recording -------------------------------------------------------------------------------
     def emit(self, prim: Prim, *args: Any, **kwargs: Any) -> Any:
-        """One call of a prim; a call equal to an earlier one gives that one's result, unless it is an effect."""
+        """One call of a prim; a call equal to an earlier one gives that one's result.
+
+        An effect is done each time.
+        """
         key: tuple[Any, ...] | None = None
         if "effect" not in prim.tags:
             key = (prim, "recomputed" in self.meta, *[a.node if type(a) is Value else _frozen(a) for a in args])
@@ -262,6 +265,8 @@ class Builder:
                 key = (*key, tuple((k, _frozen(v)) for k, v in sorted(kwargs.items())))
             known = self._known.get(key)
             if known is not None:
+                if "dynamic" in prim.tags and self.val is not None:
+                    self._equate(self.val, known)
                 return known
         if "dynamic" in prim.tags and self.val is not None:
             specs = self.val  # the sizes' symbols are those that the rest of the graph knows
@@ -276,6 +281,18 @@ class Builder:
         if key is not None:
             self._known[key] = result
         return result
+
+    def _equate(self, val: Any, known: Any) -> None:
+        """`val` describes `known` too: its data-dependent sizes, symbols of their own, are the same numbers."""
+        if isinstance(val, (tuple, list)):
+            for part, other in zip(val, known, strict=True):
+                self._equate(part, other)
+            return
+        pairs = [(val, known)] if isinstance(val, torch.SymInt) else zip(val.shape, known.spec.shape, strict=True)
+        for size, other in pairs:
+            if isinstance(size, torch.SymInt) and str(size) != str(other):
+                (size == other).node.expect_true("", 0)  # type: ignore[union-attr]
+                self.bind(size, materialize(self.graph, other, self.symbol_nodes))
 
     def record(self, target: Any, args: Any, kwargs: Mapping[str, Any], val: Any, name: str) -> Any:
         """One node, whatever its target; `val` describes its result."""
