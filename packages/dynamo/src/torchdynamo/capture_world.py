@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import operator
 import re
 import types
 from typing import Any, NoReturn
@@ -209,25 +210,36 @@ class CaptureWorld(PlainWorld):
 
     def getitem(self, obj: Any, key: Any) -> Any:
         self.outside.refuse_opaque(obj, key)
-        if isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
+        if isinstance(obj, dict):
+            self.tell_apart(key)
+        elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
             return scalars.item(obj, key)
         return super().getitem(obj, key)
 
     def setitem(self, obj: Any, key: Any, value: Any) -> None:
         self.outside.refuse_opaque(obj, key)
-        if isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
+        if isinstance(obj, dict):
+            self.tell_apart(key)
+        elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
             obj, key = scalars.item(obj, key), ...
         super().setitem(obj, key, value)
 
     def delitem(self, obj: Any, key: Any) -> None:
         self.outside.refuse_opaque(obj, key)
+        if isinstance(obj, dict):
+            self.tell_apart(key)
         super().delitem(obj, key)
 
     def contains(self, container: Any, item: Any) -> bool:
         self.outside.refuse_opaque(container, item)
-        if isinstance(container, (set, frozenset, dict)):
-            self.outside.externals.tell_apart(item)
+        if isinstance(container, dict):
+            self.tell_apart(item)
+        elif not isinstance(container, (torch.Tensor, str)):
+            self.tell_apart(container, item)
         return super().contains(container, item)
+
+    def tell_apart(self, *values: Any) -> None:
+        self.outside.externals.tell_apart(*values)
 
     def is_same(self, a: Any, b: Any) -> bool:
         if a is not b:
@@ -248,11 +260,15 @@ class CaptureWorld(PlainWorld):
 
     def binary(self, op: str, a: Any, b: Any) -> Any:
         self.outside.refuse_opaque(a, b)
+        if isinstance(a, _SETS):
+            self.tell_apart(a, b)
         result = scalars.binary(op, a, b, BINARY[op][0])
         return super().binary(op, a, b) if result is MISSING else result
 
     def inplace(self, op: str, a: Any, b: Any) -> Any:
         self.outside.refuse_opaque(a, b)
+        if isinstance(a, _SETS):
+            self.tell_apart(a, b)
         result = scalars.binary(op, a, b, BINARY[op][0])
         return super().inplace(op, a, b) if result is MISSING else result
 
@@ -260,6 +276,8 @@ class CaptureWorld(PlainWorld):
         if op in ("==", "!=") and type(a) is type(b) is types.SimpleNamespace:
             a, b = self.outside.instance_dict(a), self.outside.instance_dict(b)
         self.outside.refuse_opaque(a, b)
+        if not isinstance(a, _COMPARED_BY_VALUE) and not isinstance(b, _COMPARED_BY_VALUE):
+            self.tell_apart(a, b)
         result = scalars.compare(op, a, b, COMPARE[op][0])
         return super().compare(op, a, b) if result is MISSING else result
 
@@ -284,9 +302,7 @@ class CaptureWorld(PlainWorld):
         """C code. What is not known to be pure breaks the graph."""
         if not _only_keeps(fn):
             self.outside.refuse_opaque(*args, *kwargs.values())
-        elif isinstance(getattr(fn, "__self__", None), (set, dict)):
-            for argument in args:
-                self.outside.externals.tell_apart(argument)
+        self.tell_apart(*_compared(fn, args))
         for argument in args:
             self.outside.refuse_iterator(argument)
         if any(fn is one for one in _SHOW_VALUES):
@@ -333,6 +349,28 @@ def _only_keeps(fn: Any) -> bool:
     return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, (list, set, dict, collections.deque))
 
 
+def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Which arguments of a C function are hashed, or compared with each other."""
+    if any(fn is kind for kind in _MADE_OF_KEYS):
+        return args
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, dict):
+        return args
+    if isinstance(owner, (*_SETS, list, tuple, collections.deque)):
+        return (owner, *args) if isinstance(owner, _SETS) or fn.__name__ in _SEARCHES else ()
+    kind = getattr(fn, "__objclass__", None)
+    if isinstance(kind, type) and args:
+        if issubclass(kind, dict):
+            return args[1:]
+        return args if issubclass(kind, _SETS) or fn.__name__ in _SEARCHES else ()
+    return args if fn in _SEARCHING_FUNCTIONS else ()
+
+
+_COMPARED_BY_VALUE = (torch.Tensor, int, float, complex, str, bytes, type(None), *SYMBOLIC)
+_SETS: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.items()))
+_MADE_OF_KEYS: tuple[Any, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict, dict.fromkeys)
+_SEARCHES = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
+_SEARCHING_FUNCTIONS: list[Any] = [operator.eq, operator.ne, operator.contains, operator.countOf, operator.indexOf]
 _QUESTIONS_OF_TYPE: list[Any] = [isinstance, issubclass, callable, id]
 _HEAP_TYPE = 1 << 9
 _SHOW_VALUES: list[Any] = [str, repr, ascii, format, hash]  # a list: the functions asked for may not be hashable

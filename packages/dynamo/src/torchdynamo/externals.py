@@ -17,7 +17,7 @@ import pathlib
 import re
 import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -202,13 +202,20 @@ class Externals:
             self.opaque[id(value)] = known
         return known.value
 
-    def tell_apart(self, value: Any) -> None:
-        """A set or a dict compares `value` with others by its identity."""
-        known = self.by_value.get(id(value))
-        if known is None or known.value is not value or isinstance(known.source, Pinned):
-            return
-        if type(known.original).__hash__ in _IDENTITY_HASHES:
-            self.hashed[id(known.original)] = known
+    def tell_apart(self, *values: Any) -> None:
+        """C code hashes or compares these values: what has no method for that is known by its identity."""
+        todo, seen = list(values), set()
+        while todo:
+            value = todo.pop()
+            parts = _COMPARED_PARTS.get(type(value))
+            if parts is not None:
+                if id(value) not in seen:
+                    seen.add(id(value))
+                    todo.extend(parts(value))
+                continue
+            known = self.lookup(value)
+            if known is not None and _is_known_by_identity(type(known.original)):
+                self.hashed[id(known.original)] = known
 
     def know_class(self, kind: type) -> None:
         """Something depends on the classes that `kind` inherits from: they have to be the same."""
@@ -291,6 +298,7 @@ class Externals:
         if isinstance(value, (set, frozenset)):
             items = frozenset(value)
             self.guard(source, GuardKind.SET_ITEMS, items)
+            self._know_keys(items, source)
             shadow = value if isinstance(value, frozenset) else value.copy()
             return self._shadow(value, source, shadow, set(items))
         self.guard(source, GuardKind.LENGTH, len(value))
@@ -313,6 +321,7 @@ class Externals:
     def _dict(self, value: dict[Any, Any], kind: type, source: Source) -> Any:
         keys = own_keys(value)
         self.guard(source, GuardKind.DICT_KEYS, keys)
+        self._know_keys((key for key in keys if not isinstance(key, torch.Tensor)), source)
         allocate: Any = collections.OrderedDict.__new__ if issubclass(kind, collections.OrderedDict) else dict.__new__
         shadow = allocate(kind)
         known = self._shadow_record(value, source, shadow)
@@ -327,6 +336,16 @@ class Externals:
             setter(shadow, key, item)
         known.snapshot = dict(dict.items(shadow))
         return shadow
+
+    def _know_keys(self, keys: Iterable[Any], source: Source) -> None:
+        """Keys that are found by their identity: the program may reach them in other ways, too."""
+        for key in keys:
+            if isinstance(key, torch.Tensor):
+                raise BreakGraph("unsupported_read", f"{source.expression()} holds a tensor among its keys")
+            if type(key) in (tuple, frozenset):
+                self._know_keys(key, source)
+            elif _is_known_by_identity(type(key)) and not isinstance(key, IDENTITY_TYPES):
+                self.tell_apart(self.wrap(key, self.pins.source(key, "key")))
 
     def _shadow_record(self, original: Any, source: Source, shadow: Any) -> External:
         known = self._register(original, source, shadow)
@@ -398,8 +417,24 @@ def is_opaque(kind: type) -> bool:
     return not kind.__flags__ & _HEAP_TYPE and any(hasattr(kind, name) for name in _DATA_METHODS)
 
 
+def _is_known_by_identity(kind: type) -> bool:
+    """Whether objects of a type are hashed, or found equal, by their identity."""
+    return kind.__hash__ in _IDENTITY_HASHES or vars(object)["__eq__"] is kind.__eq__
+
+
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
 _IDENTITY_HASHES: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)
+# What is compared, or hashed, part by part.
+_COMPARED_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
+    **{kind: kind.__iter__ for kind in (list, tuple, collections.deque, set, frozenset)},
+    **{kind: lambda table: [*table.keys(), *table.values()] for kind in (dict, collections.OrderedDict)},
+    collections.defaultdict: lambda table: [*table.keys(), *table.values()],
+    type({}.keys()): iter,
+    type({}.values()): iter,
+    type({}.items()): iter,
+    types.MethodType: lambda method: (method.__self__,),
+    slice: lambda part: (part.start, part.stop, part.step),
+}
 _DATA_METHODS = ("__getitem__", "__len__", "__float__", "__index__", "__array__")
 
 

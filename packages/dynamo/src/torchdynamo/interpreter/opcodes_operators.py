@@ -11,6 +11,7 @@ from typing import Any
 from torchdynamo.interpreter.iterators import is_iterable
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.interpreter.state import FrameState, opcode
+from torchdynamo.interpreter.structural import stored_key
 
 _BINARY = tuple(symbol for _, symbol in stdlib_opcode._nb_ops)  # type: ignore[attr-defined]
 _CONVERSIONS = ("", "str", "repr", "ascii")
@@ -120,12 +121,23 @@ class OperatorOpcodes(FrameState):
 
     @opcode()
     def BUILD_SET(self, count: int) -> None:
-        self.stack.append(set(self.pop_many(count)))
+        made: set[Any] = set()
+        for part in self.pop_many(count):
+            made.add(self.key(made, part))
+        self.stack.append(made)
+
+    def key(self, table: Any, key: Any) -> Any:
+        """The key as `table` knows it, hashed and compared through the world."""
+        self.world.tell_apart(key)
+        return stored_key(self.world, table, key)
 
     @opcode()
     def BUILD_MAP(self, count: int) -> None:
         flat = self.pop_many(2 * count)
-        self.stack.append(dict(zip(flat[::2], flat[1::2], strict=True)))
+        made: dict[Any, Any] = {}
+        for key, value in zip(flat[::2], flat[1::2], strict=True):
+            made[self.key(made, key)] = value
+        self.stack.append(made)
 
     @opcode()
     def BUILD_CONST_KEY_MAP(self, count: int) -> None:
@@ -144,12 +156,12 @@ class OperatorOpcodes(FrameState):
     @opcode()
     def SET_ADD(self, depth: int) -> None:
         value = self.stack.pop()
-        self.stack[-depth].add(value)
+        self.stack[-depth].add(self.key(self.stack[-depth], value))
 
     @opcode()
     def MAP_ADD(self, depth: int) -> None:
         key, value = self.pop_many(2)
-        self.stack[-depth][key] = value
+        self.stack[-depth][self.key(self.stack[-depth], key)] = value
 
     @opcode()
     def LIST_EXTEND(self, depth: int) -> None:
@@ -161,7 +173,9 @@ class OperatorOpcodes(FrameState):
     @opcode()
     def SET_UPDATE(self, depth: int) -> None:
         iterator = self.world.iterate(self.stack.pop())
-        self.stack[-depth].update(self.consume(iterator))
+        made = self.stack[-depth]
+        for part in self.consume(iterator):
+            made.add(self.key(made, part))
 
     def consume(self, iterator: Any) -> list[Any]:
         values = []

@@ -188,6 +188,9 @@ class PlainWorld:
     def contains(self, container: Any, item: Any) -> bool:
         return operators.contains(self, container, item)
 
+    def tell_apart(self, *values: Any) -> None:
+        """What is not hashed or compared by a method of its own is so by its identity."""
+
     # -- iteration --------------------------------------------------------------------------
 
     def iterate(self, obj: Any) -> Any:
