@@ -23,6 +23,7 @@ import torch.autograd.forward_ad
 import torch.func
 import torch.nn.utils.rnn
 import torch.utils.checkpoint
+import torch.utils.hooks
 
 # Answers that a compiled program gets: what these questions mean inside of capture.
 ANSWERS: dict[Any, Any] = {
@@ -83,6 +84,7 @@ BREAKS: dict[Any, str] = {
     datetime.datetime.utcnow: "c_function",
     datetime.datetime.today: "c_function",
     datetime.date.today: "c_function",
+    torch.utils.hooks.RemovableHandle.remove: "tensor_hook",
     torch.autograd.backward: "backward",
     torch.autograd.grad: "backward",
     torch._C._autograd._push_saved_tensors_default_hooks: "ambient_state",
