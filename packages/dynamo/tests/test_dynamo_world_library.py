@@ -1,3 +1,4 @@
+# ruff: noqa: UP031 - the operator `%` is among what is tested
 """The standard library in captured programs: iteration, functions, contexts, text, numbers, and what asks the system."""
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import functools
 import inspect
 import itertools
 import json
+import logging
 import math
 import operator
 import os
@@ -19,6 +21,7 @@ import string
 import textwrap
 import time
 import typing
+import warnings
 import weakref
 from collections.abc import Iterator
 from typing import Any
@@ -26,6 +29,8 @@ from typing import Any
 import pytest
 import torch
 from world_cases import Case, case, cases_of, check
+
+_log = logging.getLogger(__name__)
 
 # -- itertools ---------------------------------------------------------------------------------
 
@@ -353,6 +358,47 @@ def json_texts(x: torch.Tensor, d: dict[str, Any]) -> Any:
     back = json.loads(text)
     d["a"].append(len(text))
     return x * back["a"][1], text, back == d
+
+
+class Shown:
+    def __init__(self) -> None:
+        self.n = 1
+
+    def __repr__(self) -> str:
+        return f"Shown({self.n})"
+
+    def __index__(self) -> int:
+        return self.n
+
+
+@case(Shown)
+def texts_of_changed_objects(x: torch.Tensor, s: Shown) -> Any:
+    s.n += 1
+    found = [str(s), repr(s), "%s" % s, "%r and %d" % (s, 3), f"{s} {s!r:>10}", f"{s}", f"{s!a}", str([s, (s,)]),
+             "%(a)s" % {"a": s}, "%x" % s, "%s" % {"k": s}, ascii(s), str({s.n: s}), "%s" % (s.n,), "%5.1f" % s.n]  # fmt: skip
+    return x * s.n, found
+
+
+@case(breaks=4)
+def texts_of_tensors(x: torch.Tensor, _: Any) -> Any:
+    y = x > 100
+    return y, "%s" % y, str([y]), "%.3f" % y.sum(), f"{y[0]}"
+
+
+# -- logging and warnings ----------------------------------------------------------------------
+
+
+@case(list)
+def logs_and_warnings(x: torch.Tensor, s: list[Any]) -> Any:
+    _log.debug("shape %s", x.shape)
+    _log.info("info")
+    if _log.isEnabledFor(logging.ERROR):
+        s.append("enabled")
+    warnings.warn("careful", stacklevel=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        x = x * 2
+    return x
 
 
 # -- typing and inspection ---------------------------------------------------------------------

@@ -398,11 +398,11 @@ class _Capture:
 
 def _state(outside: Outside, known: Any = None) -> Any:
     """The program's effects on the outside so far; `known`: an earlier answer, to compare with."""
-    count = len(known[1]) if known is not None else None
+    count = len(known[2]) if known is not None else None
     shadows = outside.externals.shadows
     contents = [_contents(record) for record in shadows[:count]]
     later = [record for record in shadows[len(contents) :] if _contents(record) != _as_ids(record.snapshot)]
-    return outside.overlays.count, contents, len(later)
+    return outside.overlays.count, outside.emitted, contents, len(later)
 
 
 def _contents(record: External) -> Any:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
+from torchdynamo import torch_calls
 from torchdynamo.capture import Stopped, StoppedFrame
 from torchdynamo.codegen import Codegen
 from torchdynamo.interpreter.protocol import NULL
@@ -24,10 +25,10 @@ from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.liveness import live_slots
 from torchdynamo.marks import MarkKind, mark_of
 from torchdynamo.resume import Entrance, Entry, StackSlot, origin_of
-from torchdynamo.torch_calls import runs_unhooked
 
-# (function, entrance, compiled) -> what enters the function there
-Resume = Callable[[types.FunctionType, Entrance, bool], Any]
+# (function, entrance, compiled, frames inside) -> what enters the function there. What goes on inside of it is named so
+# that each chain of frames has a compiled continuation of its own, not a version of one.
+Resume = Callable[[types.FunctionType, Entrance, bool, tuple[types.FunctionType, ...]], Any]
 Lines = list[str]
 
 _END = object()  # what `next` of an exhausted iterator gives
@@ -130,13 +131,15 @@ class Place:
         frames: Sequence[StoppedFrame] | None = None,
     ) -> str:
         *outer, inner = frames or self.stopped.frames
-        function, state = self._state(inner, offset, entry, stack, pushed, compiled and not outer, bound)
+        function, state = self._state(inner, offset, entry, stack, pushed, compiled and not outer, bound, ())
+        within: tuple[types.FunctionType, ...] = ()
         for depth in range(len(outer) - 1, -1, -1):
             caller = outer[depth]
             following = caller.frame.decoded.offsets[caller.index + 1]
+            within = (*within, function)
             inside = [self.codegen.pin(function), state]
             function, state = self._state(
-                caller, following, Entry.CALL, caller.stack, inside, compiled and not depth, {}
+                caller, following, Entry.CALL, caller.stack, inside, compiled and not depth, {}, within
             )
         return f"{self.hand_over}({self.codegen.pin(function)}, {state})"
 
@@ -149,6 +152,7 @@ class Place:
         pushed: list[Any],
         compiled: bool,
         bound: Mapping[str, str],
+        within: tuple[types.FunctionType, ...],
     ) -> tuple[Any, str]:
         """The resume function of one frame, and an expression of its argument."""
         at = frame.frame.decoded.offsets[frame.index]
@@ -165,7 +169,7 @@ class Place:
         if entry is Entry.NEXT:
             at = 0
         entrance = Entrance(offset if entry in (Entry.NEXT, Entry.CALL) else 0, slots, names, entry, at)
-        return self.resume(function, entrance, compiled), f"({''.join(f'{value}, ' for value in values)})"
+        return self.resume(function, entrance, compiled, within), f"({''.join(f'{value}, ' for value in values)})"
 
     def _stack_value(self, frame: StoppedFrame, place: int) -> str:
         return self.codegen.value(frame.handled.get(place, frame.stack[place]))
@@ -246,7 +250,8 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
     """The step, guarded; what goes on after an exception; what goes on after each outcome."""
     decoded = place.here.frame.decoded
     lines = _hooked(step.lines, run) if step.calls else step.lines
-    for error in place.here.handled.values():  # as the program would find it with sys.exc_info()
+    handled = [error for frame in reversed(place.stopped.frames) for error in frame.handled.values()]
+    for error in handled:  # innermost first; as the program would find it with sys.exc_info()
         raised = place.codegen.value(error)
         handling = _indented([f"{raised}.__traceback__ = kept", *lines])
         lines = [f"kept = {raised}.__traceback__", "try:", f"    raise {raised}", "except BaseException:", *handling]
@@ -279,10 +284,40 @@ def _raisers(place: Place) -> tuple[Any, ...]:
             function, where = origin.function, origin.at(at)
         else:
             where = at
-        found.append(place.resume(function, Entrance(0, (), (), Entry.LEAVE, where), False))
+        found.append(place.resume(function, Entrance(0, (), (), Entry.LEAVE, where), False, ()))
         if decoded.handler(at) is not None:
             break
     return tuple(found)
+
+
+def _lines(place: Place) -> tuple[types.FunctionType, ...]:
+    """Functions that call another one from the lines where the program's frames are, outermost first."""
+    found = []
+    for frame in place.stopped.frames:
+        code = frame.frame.function.__code__
+        line = frame.frame.decoded.line(frame.index)
+        own = call_on.__code__.replace(
+            co_filename=code.co_filename,
+            co_name=code.co_name,
+            co_qualname=code.co_qualname,
+            co_firstlineno=line - _LINES_TO_CALL,
+        )
+        found.append(types.FunctionType(own, frame.frame.function.__globals__, code.co_name))
+    return tuple(found)
+
+
+def call_on(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    return function(*args, **kwargs)
+
+
+_LINES_TO_CALL = 1  # from the `def` of `call_on`
+
+
+def call_from(lines: Sequence[types.FunctionType], function: Any, *args: Any, **kwargs: Any) -> Any:
+    """Calls a function that looks at who called it, such as a logger's: it finds the program's own frames."""
+    for line in reversed(lines[1:]):
+        function, args, kwargs = line, (function, args, kwargs), {}
+    return lines[0](function, args, kwargs)
 
 
 def raised_in(error: BaseException, frames: Sequence[Callable[[Any], Any]]) -> None:
@@ -330,9 +365,15 @@ def _call(place: Place) -> Step:
         split = len(values) - len(names)
         arguments = [codegen.value(value) for value in values[:split]]
         arguments += [f"{key}={codegen.value(value)}" for key, value in zip(names, values[split:], strict=True)]
-    call = f"r = {codegen.value(callee)}({', '.join(arguments)})"
+    looks = torch_calls.looks_at_callers(callee)
+    if looks:
+        arguments.insert(0, codegen.pin(_lines(place)))
+        arguments.insert(1, codegen.value(callee))
+        call = f"r = {codegen.pin(call_from)}({', '.join(arguments)})"
+    else:
+        call = f"r = {codegen.value(callee)}({', '.join(arguments)})"
     mark = mark_of(callee.__func__ if isinstance(callee, types.MethodType) else callee)
-    plain = runs_unhooked(callee) or (mark is not None and mark.kind is MarkKind.DISABLED)
+    plain = looks or torch_calls.runs_unhooked(callee) or (mark is not None and mark.kind is MarkKind.DISABLED)
     return Step([call], stack, calls=not plain)
 
 

@@ -25,6 +25,7 @@ from torchdynamo import constants, scalars, torch_calls
 from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
 from torchdynamo.checkpoints import call_checkpointed
+from torchdynamo.emissions import Emissions
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -60,6 +61,7 @@ class Calls:
     def __init__(self, outside: Outside) -> None:
         self.outside = outside
         self.autograd_functions = AutogradFunctions(outside)
+        self.emissions = Emissions(outside)
         self.entered: dict[int, Entered] = {}  # autocast contexts that are open, by identity
         self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
             id(function): rule for function, rule in self._table()
@@ -89,6 +91,7 @@ class Calls:
             (torch._C._set_grad_enabled, self._native),
             (torch.tensor, self._tensor),
             *((function, self._number) for function in scalars.NUMBER_FUNCTIONS),
+            *self.emissions.rules(),
         )
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -101,9 +104,7 @@ class Calls:
         if kind is CompiledCallable:
             return Redirect(fn.function, args, kwargs)
         if kind is functools._lru_cache_wrapper:
-            if fn.__wrapped__ in torch_calls.LOGGING_FUNCTIONS:
-                return self._native(fn, args, kwargs)
-            return Redirect(fn.__wrapped__, args, kwargs)
+            return self.emissions.cached(fn, args, kwargs)
         if kind.__name__ == "ScriptFunction" and hasattr(fn, "_torchdynamo_inline"):
             return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
         if isinstance(fn, nn.Module):
@@ -141,7 +142,7 @@ class Calls:
             if fn.__name__ in BREAKS_BY_NAME:
                 raise BreakGraph(BREAKS_BY_NAME[fn.__name__], f"{fn.__name__}() of a tensor")
             return self._native(fn, args, kwargs)
-        if torch_calls.is_leaf(fn) or fn in torch_calls.NATIVE_FUNCTIONS or fn in torch_calls.LOGGING_FUNCTIONS:
+        if torch_calls.is_leaf(fn) or fn in torch_calls.NATIVE_FUNCTIONS:
             return self._native(fn, args, kwargs)
         self.outside.inline(fn)
         return MISSING

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,6 +13,7 @@ import torch
 from primtorch.schemas import UserFrame
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
+from torchdynamo.emissions import Emission
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
@@ -54,6 +55,7 @@ class Captured:
     raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
     grad_enabled: bool = True
     close_regions: Callable[[], list[tuple[Any, ...]]] = list
+    emissions: Sequence[Emission] = ()
     where: Position | None = None  # in the root frame, of the error
     alive: list[Any] = field(default_factory=list)
 
@@ -81,7 +83,7 @@ def interpret(
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
     interpreter.refused_raise = refused_raise
-    captured = Captured(outside, close_regions=world.calls.close_regions)
+    captured = Captured(outside, close_regions=world.calls.close_regions, emissions=world.calls.emissions.made)
     frame: InterpretedFrame | None = None
     with restored_ambient_state():
         try:
@@ -103,6 +105,8 @@ def interpret(
         except Exception as error:
             captured.error = error
             captured.where = frame.position if frame is not None else None
+        finally:
+            world.calls.emissions.close()
         captured.grad_enabled = torch.is_grad_enabled()
         captured.raises = interpreter.raises
     return captured

@@ -363,7 +363,7 @@ def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
         if issubclass(kind, dict):
             return args[1:]
         return args if issubclass(kind, _SETS) or fn.__name__ in _SEARCHES else ()
-    return args if fn in _SEARCHING_FUNCTIONS else ()
+    return args if any(fn is one for one in _SEARCHING_FUNCTIONS) else ()
 
 
 _COMPARED_BY_VALUE = (torch.Tensor, int, float, complex, str, bytes, type(None), *SYMBOLIC)

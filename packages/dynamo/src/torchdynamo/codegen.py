@@ -501,6 +501,11 @@ class Codegen:
             if key not in before or before[key] is not item:
                 self.effects.append(f"{base}.__setitem__({target}, {self.value(key)}, {self.value(item)})")
 
+    def call_at_each_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """Calls a function that the code holds, for what it does."""
+        arguments = [*map(self.value, args), *(f"{name}={self.value(value)}" for name, value in kwargs.items())]
+        self.effects.append(f"{self.pin(function)}({', '.join(arguments)})")
+
     # -- the whole --------------------------------------------------------------------------
 
     def source_text(self, parameters: Sequence[str], has_graph: bool, tail: Sequence[str]) -> str:

@@ -382,7 +382,7 @@ def _is_own_fault(error: BaseException) -> bool:
 
 
 # Modules of this package from which the program's own C code is called.
-_RUN_THE_PROGRAM = frozenset({"recorder.py", "calls.py", "capture_world.py", "world.py"})
+_RUN_THE_PROGRAM = frozenset({"recorder.py", "calls.py", "emissions.py", "capture_world.py", "world.py"})
 
 
 def _no_graph(state: Function, reason: GraphBreak) -> Entry | None:
@@ -439,6 +439,8 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
             continues = origin_of(state.function) is not None
             tail = continue_after(codegen, captured.stopped, _resume_factory(state), hooked, continues)
             codegen.side_effects()
+        for said in captured.emissions:
+            codegen.call_at_each_call(said.function, said.args, said.kwargs)
         for region in captured.close_regions():
             codegen.effects.append(f"{codegen.pin(autocast_mode._enter_autocast)}(*{codegen.pin(region)})")
         if captured.grad_enabled != ambient.grad_enabled:
@@ -447,12 +449,17 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
 
 
 def _resume_factory(state: Function) -> Resume:
-    """Continuations, one for each place, stack layout and set of bound variables; all functions share them."""
+    """Continuations, one for each place, stack layout, set of bound variables and chain of frames inside of it.
+
+    All functions share them.
+    """
     nested = state.nested
     assert nested is not None
 
-    def resume(function: types.FunctionType, entrance: Entrance, compiled: bool) -> Any:
-        key = (id(function.__code__), id(function.__globals__), entrance, compiled)
+    def resume(
+        function: types.FunctionType, entrance: Entrance, compiled: bool, within: tuple[types.FunctionType, ...]
+    ) -> Any:
+        key = (id(function.__code__), id(function.__globals__), entrance, compiled, within if compiled else ())
         found = nested.resumes.get(key)
         if found is None:
             resumed = make_resume(function, entrance)

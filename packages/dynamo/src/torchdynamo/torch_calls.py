@@ -13,6 +13,7 @@ import inspect
 import logging
 import os
 import posix
+import sys
 import types
 import typing
 import warnings
@@ -118,28 +119,34 @@ NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
         inspect.signature, inspect.getfullargspec, inspect.isfunction, inspect.ismethod, inspect.isclass,
         inspect.unwrap, inspect.isgeneratorfunction, inspect.iscoroutinefunction,
         dataclasses.fields, dataclasses.is_dataclass, typing.get_origin, typing.get_args, typing.get_type_hints,
-        typing.cast, warnings.warn, copy.Error, warnings.simplefilter, warnings.filterwarnings,
-        warnings.catch_warnings.__init__, warnings.catch_warnings.__enter__, warnings.catch_warnings.__exit__,
+        typing.cast, copy.Error, warnings.catch_warnings.__init__,
         torch.finfo, torch.iinfo,
         *(m for kind in (torch.SymInt, torch.SymFloat, torch.SymBool) for m in vars(kind).values() if callable(m)),
     }
 )  # fmt: skip
-_LOG = (
-    "debug",
-    "info",
-    "warning",
-    "error",
-    "critical",
-    "log",
-    "isEnabledFor",
-    "getEffectiveLevel",
-    "warning_once",
-    "info_once",
-    "warning_advice",
+# What makes log records, with their level; None where it is the first argument.
+LOG_LEVELS: dict[Any, int | None] = {
+    getattr(owner, name): level
+    for owner in (logging.Logger, logging)
+    for name, level in (
+        ("debug", logging.DEBUG), ("info", logging.INFO), ("warning", logging.WARNING), ("error", logging.ERROR),
+        ("critical", logging.CRITICAL), ("log", None),
+    )
+}  # fmt: skip
+LOG_QUESTIONS: tuple[Any, ...] = (
+    logging.Logger.isEnabledFor,
+    logging.Logger.getEffectiveLevel,
+    logging.Logger.hasHandlers,
 )
-LOGGING_FUNCTIONS: frozenset[Any] = frozenset(
-    function for name in _LOG if (function := getattr(logging.Logger, name, None)) is not None
-)
+WARNING_FILTERS: tuple[Any, ...] = (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
+
+
+def looks_at_callers(function: Any) -> bool:
+    """Whether a function finds out from which line it is called: those of loggers, and of warnings."""
+    function = getattr(function, "__func__", function)
+    module = getattr(function, "__module__", None)
+    return module in ("logging", "warnings", "inspect", "traceback") or function is sys._getframe
+
 
 # C code that depends on its arguments alone (and on what they hold), by the module of the function or type.
 PURE_C_MODULES: frozenset[str] = frozenset(

@@ -77,6 +77,7 @@ class Outside:
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self._cells: set[int] = set()
         self._own_classes: set[type] = set()  # that the program made itself
+        self.emitted = 0  # log records and warnings so far
         self._alive: list[Any] = []
         for index, cell in enumerate(function.__closure__ or ()):
             source = ClosureCell(index, function.__code__.co_freevars[index])
@@ -205,7 +206,10 @@ class Outside:
 
     def global_absent(self, namespace: dict[str, Any], name: str) -> None:
         """The program reads the built-in `name`: no global is to hide it."""
-        if is_trusted_module(str(namespace.get("__name__"))) or self.overlays.read(namespace, name, "global") is DELETED:
+        if (
+            is_trusted_module(str(namespace.get("__name__")))
+            or self.overlays.read(namespace, name, "global") is DELETED
+        ):
             return
         self.externals.guard(self.externals.pins.source(namespace, "globals"), GuardKind.KEY_ABSENT, name)
 

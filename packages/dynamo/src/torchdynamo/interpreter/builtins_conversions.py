@@ -27,6 +27,8 @@ def _asks(native: Any, *names: str) -> BuiltinRule:
                 if not hasattr(cls, name):
                     continue
                 method = python_method(cls, name)
+                if method is None and getattr(cls, name) is object.__str__:
+                    continue  # which asks for the next of them
                 if method is None:
                     break
                 answer = world.call(method, (args[0], *args[1:]), kwargs)
@@ -68,6 +70,11 @@ for _native, _names in (
 
 RULES[repr] = _text(repr, "__repr__")
 RULES[str] = _text(str, "__str__", "__repr__")
+
+
+@RULES.interprets(ascii)
+def call_ascii(world: World, args: Args, kwargs: Kwargs) -> Any:
+    return world.convert(args[0], "ascii") if len(args) == 1 and not kwargs else ascii(*args, **kwargs)
 
 
 def _delegates(native: Any, name: str) -> BuiltinRule:
@@ -146,6 +153,21 @@ class FormatArgument(InterpreterObject):
         return _format_argument(self.world, self.world.getitem(self.value, key))
 
 
+class NumberArgument(FormatArgument):
+    """An argument that `%d` and `%f` ask for its number."""
+
+    __slots__ = ()
+
+    def __int__(self) -> int:
+        return int(self.world.call(int, (self.value,), {}))
+
+    def __float__(self) -> float:
+        return float(self.world.call(float, (self.value,), {}))
+
+    def __index__(self) -> int:
+        return int(self.world.call(operator.index, (self.value,), {}))
+
+
 def _format_argument(world: World, value: Any) -> Any:
     return FormatArgument(world, value) if type(value).__flags__ & HEAP_TYPE else value
 
@@ -176,4 +198,7 @@ def _shown_argument(world: World, value: Any) -> Any:
         return value
     kind = type(value)
     made_by_python = any(python_method(kind, name) is not None for name in ("__str__", "__repr__"))
-    return FormatArgument(world, value) if made_by_python or shows_parts(value) else value
+    if not made_by_python and not shows_parts(value):
+        return value
+    is_number = any(hasattr(kind, name) for name in ("__int__", "__float__", "__index__"))
+    return (NumberArgument if is_number else FormatArgument)(world, value)

@@ -222,7 +222,7 @@ class PlainWorld:
 
     def convert(self, value: Any, how: str) -> str:
         if how == "ascii":
-            return ascii(value)
+            return self.convert(value, "repr").encode("ascii", "backslashreplace").decode("ascii")
         return self.call(str if how == "str" else repr, (value,), {})  # type: ignore[no-any-return]
 
     def format_value(self, value: Any, spec: str) -> str:

@@ -25,6 +25,7 @@ _PARTS: dict[type, Callable[[Any], Any]] = {
     types.SimpleNamespace: lambda namespace: vars(namespace).values(),
 }
 STRUCTURES: frozenset[type] = frozenset(_PARTS)
+_SHOWN = ("__repr__",)
 
 
 def runs_python(value: Any, names: tuple[str, ...], inside: tuple[int, ...] = ()) -> bool:
@@ -36,7 +37,9 @@ def runs_python(value: Any, names: tuple[str, ...], inside: tuple[int, ...] = ()
             return False
         inside = (*inside, id(value))
         return any(runs_python(part, names, inside) for part in parts(value))
-    if not kind.__flags__ & _HEAP_TYPE or isinstance(value, (type, InterpreterObject)) or _of_torch(kind):
+    if not kind.__flags__ & _HEAP_TYPE or isinstance(value, (type, InterpreterObject)):
+        return False
+    if names is not _SHOWN and _of_torch(kind):
         return False
     if any(python_method(kind, name) is not None for name in names):
         return True
@@ -137,8 +140,6 @@ def stored_key(world: World, table: Any, key: Any) -> Any:
 
 
 # -- text --------------------------------------------------------------------------------------
-
-_SHOWN = ("__repr__",)
 
 
 def shows_parts(value: Any) -> bool:
