@@ -189,12 +189,34 @@ def _value(node: fx.Node) -> Any:
 
 
 def _alias_of_input(output: _Candidate, place: int, flat: Sequence[Any]) -> OutputInfo:
-    value = output.value
-    if value is flat[place]:
-        return OutputInfo(OutputKind.INPUT, place, requires_grad=value.requires_grad)
-    steps = output.steps_from(0) or (_same_memory(value),)
+    if output.value is flat[place]:
+        return OutputInfo(OutputKind.INPUT, place, requires_grad=output.value.requires_grad)
+    return _view(OutputKind.VIEW_OF_INPUT, place, output, 0)
+
+
+def _view(kind: OutputKind, slot: int, output: _Candidate, depth: int) -> OutputInfo:
+    """An output that is made of the value at `depth` of its path by views."""
+    steps = output.steps_from(depth) or (_same_memory(output.value),)
     _refuse_detached_history(output, steps)
-    return OutputInfo(OutputKind.VIEW_OF_INPUT, place, steps, requires_grad=value.grad_fn is not None)
+    if output.value.grad_fn is None:
+        return OutputInfo(kind, slot, steps)
+    outside_history = _outside_history(output.value, steps)
+    return OutputInfo(kind, slot, steps, requires_grad=True, outside_history=outside_history)
+
+
+def _outside_history(output: torch.Tensor, steps: Sequence[ViewStep]) -> int:
+    """How many of an output's views were taken under no_grad. The history of what is taken of them in grad mode begins
+    there, and leads nowhere."""
+    node, history = output.grad_fn, 0
+    while node is not None:
+        if len(node.next_functions) != 1:
+            return 0
+        node, history = node.next_functions[0][0], history + 1
+    of_last = 0
+    while of_last < len(steps) and history:
+        of_last += 1
+        history -= steps[-of_last].op is not operator.getitem  # an item has the history of the list that it is from
+    return len(steps) - of_last
 
 
 def _refuse_detached_history(output: _Candidate, steps: Sequence[ViewStep]) -> None:
@@ -234,11 +256,7 @@ def _emit_group(
         if m is whole:
             infos[m.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=m.value.requires_grad)
         else:
-            steps = m.steps_from(depth) or (_same_memory(m.value),)
-            _refuse_detached_history(m, steps)
-            infos[m.place] = OutputInfo(
-                OutputKind.VIEW_OF_VALUE, slot, steps, requires_grad=m.value.grad_fn is not None
-            )
+            infos[m.place] = _view(OutputKind.VIEW_OF_VALUE, slot, m, depth)
 
 
 def _base_with_history(

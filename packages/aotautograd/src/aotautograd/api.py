@@ -16,7 +16,7 @@ from aotautograd.errors import TooManyVariants
 from aotautograd.joint import trace_joint
 from aotautograd.lowering import lower_joint
 from aotautograd.missing_tangents import without_tangents
-from aotautograd.overlap import OverlapCheck, Rebased, bases_of, pattern, rebase
+from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import (
     drop_unused_statistics,
@@ -94,8 +94,7 @@ def aot_module(
         key = (pattern(flat, tensors), torch.is_grad_enabled(), _autocast_state())
         found = variants.get(key)
         if found is None:
-            rebased, inputs = rebase(program, flat, tensors)
-            found = variants[key] = (rebased, _compile(rebased, inputs, compilers)[1])
+            found = variants[key] = _compile_rebased(program, flat, tensors, compilers)
         rebased, run = found
         outputs = list(run(*bases_of(rebased, flat)))
         for place, source in rebased.returned.items():
@@ -103,6 +102,21 @@ def aot_module(
         return outputs
 
     return call
+
+
+def _compile_rebased(
+    program: fx.GraphModule | Callable[..., Any], flat: Sequence[Any], tensors: Sequence[int], compilers: Compilers
+) -> tuple[Rebased, Callable[..., Sequence[Any]]]:
+    """The program for inputs that share memory. Which of them get a history is known when it has been traced."""
+    given_history: frozenset[int] = frozenset()
+    while True:
+        rebased, inputs = rebase(program, flat, tensors, given_history)
+        try:
+            return rebased, _compile(rebased, inputs, compilers)[1]
+        except HistoryOfAlias as error:
+            if error.place in given_history:
+                raise
+            given_history |= {error.place}
 
 
 def _compile(

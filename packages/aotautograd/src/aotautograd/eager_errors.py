@@ -27,16 +27,24 @@ def eager_error(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     """The error of the call on real tensors; None if there is none, or if it was not made."""
     if str(getattr(func, "__module__", "")).startswith("torch.autograd"):
         return None  # it asks for histories, which stand-ins lack
-    stand_ins: dict[int, torch.Tensor] = {}
-    with _eager():
-        try:
-            args, kwargs = pytree.tree_map(lambda a: _stand_in(a, stand_ins), (args, dict(kwargs)))
+    try:
+        leaves = _leaves(args, kwargs)
+        stand_ins: dict[int, torch.Tensor] = {}
+        with _eager():
+            args, kwargs = pytree.tree_map(lambda a: _stand_in(a, leaves, stand_ins), (args, dict(kwargs)))
             func(*args, **kwargs)
-        except TooLarge:
-            return None
-        except USER_ERRORS as error:
-            return error.with_traceback(None)
+    except TooLarge:
+        return None
+    except USER_ERRORS as error:
+        return error.with_traceback(None)
     return None
+
+
+def _leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+    """The tensors that are leaves and need a gradient. Asked while functionalization is on: a view that was written to
+    makes its history anew then, by operators on functional tensors."""
+    tensors = [a for a in pytree.tree_leaves((args, dict(kwargs))) if isinstance(a, torch.Tensor)]
+    return {id(t) for t in tensors if t.requires_grad and t.is_leaf}
 
 
 @contextlib.contextmanager
@@ -54,7 +62,7 @@ def _eager() -> Iterator[None]:
             torch._enable_functionalization(reapply_views=True)
 
 
-def _stand_in(value: Any, made: dict[int, torch.Tensor]) -> Any:
+def _stand_in(value: Any, leaves: set[int], made: dict[int, torch.Tensor]) -> Any:
     if isinstance(value, torch.SymInt):
         return hint_of(value, 4)
     if not isinstance(value, torch.Tensor):
@@ -68,5 +76,5 @@ def _stand_in(value: Any, made: dict[int, torch.Tensor]) -> Any:
         with torch.no_grad():
             new = torch.empty_strided(shape, stride, dtype=value.dtype, device=value.device)
             torch.empty(0, dtype=value.dtype, device=value.device).set_(new.untyped_storage()).zero_()
-        made[id(value)] = new.requires_grad_(value.requires_grad and value.is_leaf)
+        made[id(value)] = new.requires_grad_(id(value) in leaves)
     return made[id(value)]

@@ -28,15 +28,16 @@ class ViewOfBase:
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     offset: int | torch.SymInt
-    requires_grad: bool
+    detached: bool  # autograd takes it for another tensor than the base
 
 
 @dataclass(frozen=True, slots=True)
 class Rebased:
     """A program whose flat inputs are bases, then the inputs of `program` that share no memory.
 
-    `returned` is filled while the program runs: (place among its outputs, place among its inputs) of each output that
-    is an input which became a view.
+    `given_history` has the inputs that need no gradient before the program and need one after it. `returned` is filled
+    while the program runs: (place among its outputs, place among its inputs) of each output that is an input which
+    became a view.
     """
 
     program: fx.GraphModule | Callable[..., Any]
@@ -44,6 +45,7 @@ class Rebased:
     num_bases: int
     views: tuple[ViewOfBase, ...]
     others: tuple[int, ...]
+    given_history: frozenset[int]
     returned: dict[int, int]
 
     def inputs_of(self, flat: Sequence[Any]) -> list[Any]:
@@ -53,7 +55,7 @@ class Rebased:
             base = flat[view.base]
             # as_strided first: functionalization has no writes through a view of a view that is as_strided.
             value = base.as_strided(view.shape, view.stride, view.offset)
-            inputs[view.place] = value.detach() if base.requires_grad and not view.requires_grad else value
+            inputs[view.place] = value.detach() if view.detached else value
         for place, value in zip(self.others, flat[self.num_bases :], strict=True):
             inputs[place] = value
         return inputs
@@ -61,15 +63,23 @@ class Rebased:
     def outputs_of(self, flat: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Replaces outputs that are rebased inputs themselves by None, and notes them."""
         for view in self.views:
-            if not view.requires_grad and flat[view.base].requires_grad and inputs[view.place].requires_grad:
-                raise UnsupportedAlias(
-                    f"input {view.place} is a detached alias of an input that needs a gradient, and the program writes "
-                    "to it a value that needs one; pass a copy of it"
-                )
+            if view.detached and inputs[view.place].requires_grad:
+                raise HistoryOfAlias(view.place)
         places = {id(inputs[v.place]): v.place for v in self.views}
         self.returned.clear()
         self.returned.update({i: places[id(o)] for i, o in enumerate(outputs) if id(o) in places})
         return [None if i in self.returned else o for i, o in enumerate(outputs)]
+
+
+class HistoryOfAlias(UnsupportedAlias):
+    """A program gives a history to an input that is, for autograd, another tensor than the base."""
+
+    def __init__(self, place: int) -> None:
+        super().__init__(
+            f"input {place} shares memory with another input but not its history, and the program writes to it a value "
+            "that needs a gradient; pass a copy of it"
+        )
+        self.place = place
 
 
 class OverlapCheck:
@@ -139,7 +149,10 @@ def shares_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[tupl
 
 
 def rebase(
-    program: fx.GraphModule | Callable[..., Any], flat: Sequence[Any], tensors: Sequence[int]
+    program: fx.GraphModule | Callable[..., Any],
+    flat: Sequence[Any],
+    tensors: Sequence[int],
+    given_history: frozenset[int] = frozenset(),
 ) -> tuple[Rebased, list[Any]]:
     """The program on bases in place of the inputs that share memory, and its inputs made of `flat`.
 
@@ -149,7 +162,7 @@ def rebase(
     views: list[ViewOfBase] = []
     for group in shares_memory([(p, flat[p]) for p in tensors]):
         number = len(bases)
-        base = _base_of(group)
+        base = _base_of(group, given_history)
         bases.append(base)
         for place, t in group:
             if t.dtype != base.dtype or t.is_conj() != base.is_conj() or t.is_neg() != base.is_neg():
@@ -157,10 +170,11 @@ def rebase(
                     f"inputs {[p for p, _ in group]} share memory, the program writes to an input that shares memory, "
                     f"and they read it as different types ({t.dtype} and {base.dtype}); pass a copy of one of them"
                 )
-            views.append(ViewOfBase(place, number, tuple(t.shape), t.stride(), t.storage_offset(), t.requires_grad))
+            detached = _root(t) is not base
+            views.append(ViewOfBase(place, number, tuple(t.shape), t.stride(), t.storage_offset(), detached))
     rebased = {v.place for v in views}
     others = tuple(i for i in range(len(flat)) if i not in rebased)
-    result = Rebased(program, len(flat), len(bases), tuple(views), others, {})
+    result = Rebased(program, len(flat), len(bases), tuple(views), others, given_history, {})
     return result, [*bases, *(flat[i] for i in others)]
 
 
@@ -169,16 +183,25 @@ def bases_of(rebased: Rebased, flat: Sequence[Any]) -> list[Any]:
     groups: list[list[tuple[int, torch.Tensor]]] = [[] for _ in range(rebased.num_bases)]
     for view in rebased.views:
         groups[view.base].append((view.place, flat[view.place]))
-    return [*map(_base_of, groups), *(flat[i] for i in rebased.others)]
+    return [*(_base_of(group, rebased.given_history) for group in groups), *(flat[i] for i in rebased.others)]
 
 
-def _base_of(group: Sequence[tuple[int, torch.Tensor]]) -> torch.Tensor:
-    needing = [t for _, t in group if t.requires_grad]
-    roots = [t if t._base is None else t._base for t in needing or [t for _, t in group]]
-    root = roots[0]
-    if all(r is root for r in roots) and torch.ops.aten.is_non_overlapping_and_dense.default(root):
+def _root(t: torch.Tensor) -> torch.Tensor:
+    """What a write to `t` gives a history. A view that was taken under no_grad is a leaf of its own."""
+    return t if t._base is None or (t.requires_grad and t.grad_fn is None) else t._base
+
+
+def _base_of(group: Sequence[tuple[int, torch.Tensor]], given_history: frozenset[int]) -> torch.Tensor:
+    """A tensor that holds all of the group's memory: the root of one of its inputs where there is such a one, that of
+    those with gradients if there are any. Else it is made here, and autograd takes no input for a view of it."""
+    needing = [t for p, t in group if t.requires_grad or p in given_history]
+    roots = [_root(t) for t in needing or [t for _, t in group]]
+    for root in roots if not needing or all(r is roots[0] for r in roots) else ():
         start, size = root.storage_offset(), root.numel()
-        if all(start <= t.storage_offset() and t.storage_offset() + _reach(t) <= start + size for _, t in group):
+        dense = torch.ops.aten.is_non_overlapping_and_dense.default(root)
+        if dense and all(
+            start <= t.storage_offset() and t.storage_offset() + _reach(t) <= start + size for _, t in group
+        ):
             return root
     if needing:
         raise UnsupportedAlias(
@@ -201,7 +224,7 @@ def pattern(flat: Sequence[Any], tensors: Sequence[int]) -> Any:
             key.append((type(value), value))
             continue
         storage = storages.setdefault(value.untyped_storage().data_ptr(), len(storages))
-        base = value if value._base is None else value._base
+        base = _root(value)
         facts = (value.shape, value.stride(), value.storage_offset(), value.dtype, value.requires_grad, value.is_leaf)
         key.append((storage, *facts, id(base) == id(value), base.shape, base.requires_grad, base.is_leaf))
     return tuple(key)

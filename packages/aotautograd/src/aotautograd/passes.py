@@ -112,7 +112,7 @@ def _same_size(x: Any, y: Any) -> bool:
 
 def _same_sizes(node: fx.Node, other: fx.Node) -> bool:
     """Whether two equal calls are described by the same symbols."""
-    return _sizes(node.meta.get("val")) == _sizes(other.meta.get("val"))
+    return bool(_sizes(node.meta.get("val")) == _sizes(other.meta.get("val")))
 
 
 def _sizes(value: Any) -> Any:

@@ -248,25 +248,28 @@ def _maker(output: OutputInfo) -> Callable[..., Any]:
         return lambda flat, values, outputs, symbols: flat[slot]
     if output.kind is OutputKind.CONSTANT:
         return lambda flat, values, outputs, symbols: output.value
-    replay = _replay(output.steps, output.requires_grad)
+    replay = _replay(output.steps, output.outside_history if output.requires_grad else len(output.steps))
     if output.kind is OutputKind.VIEW_OF_VALUE:
         return lambda flat, values, outputs, symbols: replay(values[slot], symbols)
     return lambda flat, values, outputs, symbols: replay(flat[slot], symbols)
 
 
-def _replay(steps: Sequence[ViewStep], requires_grad: bool) -> Callable[[Any, dict[str, int]], Any]:
+def _replay(steps: Sequence[ViewStep], outside_history: int) -> Callable[[Any, dict[str, int]], Any]:
+    """Takes the views of a base, the first `outside_history` of them under no_grad."""
     prepared = [
         (s.op, _arguments(s.args), _arguments(tuple(v for _, v in s.kwargs)), [k for k, _ in s.kwargs]) for s in steps
     ]
+    first, rest = prepared[:outside_history], prepared[outside_history:]
 
     def replay(base: Any, symbols: dict[str, int]) -> Any:
-        if not requires_grad and base.requires_grad:
+        if first and base.requires_grad:
             with torch.no_grad():
-                return run(base, symbols)
-        return run(base, symbols)
+                base = run(first, base, symbols)
+            return run(rest, base, symbols)
+        return run(prepared, base, symbols)
 
-    def run(value: Any, symbols: dict[str, int]) -> Any:
-        for op, args, values, names in prepared:
+    def run(views: Sequence[Any], value: Any, symbols: dict[str, int]) -> Any:
+        for op, args, values, names in views:
             if op is torch.ops.aten.view_as_real.default:  # there is no such view of a lazily conjugated tensor
                 value = op(value.resolve_conj())
             elif op is operator.getitem:

@@ -74,6 +74,7 @@ class OutputInfo:
     steps: tuple[ViewStep, ...] = ()
     value: Any = None
     requires_grad: bool = False  # of a view: whether it was taken in grad mode and has a history
+    outside_history: int = 0  # of a view with history: how many of the first steps were taken under no_grad
     same_as: int | None = None  # an earlier output that is the very same object
 
 
@@ -136,7 +137,10 @@ class ProgramMetadata:
             rows.append(f"  {i.index:4d}  {', '.join(marks) or '-'}")
         rows.append("outputs")
         for k, o in enumerate(self.outputs):
-            views = "".join(f" -> {getattr(s.op, '__name__', s.op)}" for s in o.steps)
+            views = "".join(
+                f" -> {getattr(s.op, '__name__', s.op)}{' (no_grad)' if n < o.outside_history else ''}"
+                for n, s in enumerate(o.steps)
+            )
             same = f" (is output {o.same_as})" if o.same_as is not None else ""
             grad = " requires_grad" if o.requires_grad else ""
             rows.append(f"  {k:4d}  {o.kind.value} {o.slot if o.slot >= 0 else repr(o.value)}{views}{grad}{same}")
