@@ -272,10 +272,26 @@ def call_reduce(world: World, args: Args, kwargs: Kwargs) -> Any:
     return total
 
 
+def _group_key(world: World, key: Any) -> Any:
+    """The `key` of `itertools.groupby`, which compares each result with the one before."""
+
+    def native_key(value: Any) -> Any:
+        result = value if key is None else world.call(key, (value,), {})
+        if runs_python(result, ("__eq__",)):
+            world.unsupported("c_function", "itertools.groupby over objects with their own ==")
+        world.tell_apart(result)
+        return result
+
+    return native_key
+
+
 def itertools_call(world: World, cls: type, args: Args, kwargs: Kwargs) -> Any:
     """An itertools object over what the world iterates; functions among the arguments are interpreted."""
     if cls in (itertools.repeat, itertools.count):
         return world.call_leaf(cls, args, kwargs)
+    if cls is itertools.groupby and args:
+        key = args[1] if len(args) == 2 else kwargs.get("key")
+        return world.call_leaf(cls, (consumable(world, args[0]), _group_key(world, key)), {})
 
     def convert(value: Any) -> Any:
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type)):
