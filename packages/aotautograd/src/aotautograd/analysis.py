@@ -17,9 +17,10 @@ import torch
 from torch import fx
 
 from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
-from aotautograd.functionalize import is_wrapped, storage_was_replaced, unwrap
+from aotautograd.functionalize import is_wrapped, storage_was_replaced
 from aotautograd.inputs import ProgramInputs
 from aotautograd.schemas import ForwardOutput, InputInfo, OutputInfo, OutputKind, ProgramMetadata, ViewStep
+from primtorch.functionalize import unwrap
 
 aten = torch.ops.aten
 

@@ -1,6 +1,5 @@
-"""The C++ functionalization of PyTorch, as a region and four verbs.
-
-Inside the region a program may write in place and take views; what reaches a dispatch mode below is functional.
+"""What tracing a program needs beside PyTorch's functionalization, whose region and verbs are primtorch's: questions
+about wrapped tensors, histories of non-leaves, and in-place calls that functionalization gets wrong.
 """
 
 from __future__ import annotations
@@ -18,19 +17,10 @@ from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from primtorch.errors import PrimTorchError
+from primtorch.functionalize import unwrap, wrap
 from primtorch.symbolic import hint_of
 
 WORDED = "_worded_by_eager"
-
-
-@contextlib.contextmanager
-def functional_region() -> Iterator[None]:
-    """Views are replayed as views (`reapply_views`), so the graph keeps `view`, not `view_copy`."""
-    torch._enable_functionalization(reapply_views=True)
-    try:
-        yield
-    finally:
-        torch._disable_functionalization()
 
 
 @contextlib.contextmanager
@@ -50,21 +40,6 @@ def without_saved_tensor_hooks() -> Iterator[None]:
 
 def is_wrapped(t: object) -> bool:
     return isinstance(t, torch.Tensor) and torch._is_functional_tensor(t)
-
-
-def wrap(inner: torch.Tensor) -> torch.Tensor:
-    """A functional tensor around `inner`, with no autograd history."""
-    outer: torch.Tensor = torch._to_functional_tensor(inner)
-    return outer
-
-
-def unwrap(outer: torch.Tensor) -> torch.Tensor:
-    """The present value, after pending writes through aliases."""
-    if not torch._is_functional_tensor(outer):
-        return outer
-    torch._sync(outer)  # type: ignore[attr-defined]
-    inner: torch.Tensor = torch._from_functional_tensor(outer)
-    return inner
 
 
 def storage_was_replaced(outer: torch.Tensor) -> bool:

@@ -21,12 +21,13 @@ from aotautograd.analysis import analyse, returns_alias
 from aotautograd.assumptions import ExampleValues, example_values, guard_graph
 from aotautograd.draws import Draws, draws_numbers
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
-from aotautograd.functionalize import InPlaceCalls, NonLeaf, functional_region, unwrap, without_saved_tensor_hooks, wrap
+from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph
 from primtorch.errors import DataDependent, DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor
+from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of, materialize
