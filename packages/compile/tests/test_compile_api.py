@@ -204,3 +204,66 @@ def test_eagers_own_random_numbers() -> None:
     compiled = torchcompile.compile(net, options={"eager_random": True, "strict": True})
     for a, b in zip(expected, step(compiled), strict=True):
         torch.testing.assert_close(b, a)
+
+
+# -- in place ---------------------------------------------------------------------------------
+
+
+def blocks(count: int) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(*(nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.LayerNorm(8)) for _ in range(count)))
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_modules_are_compiled_in_place(backend: str) -> None:
+    model = blocks(5)
+    twin = copy.deepcopy(model)
+    kinds, keys = [type(m) for m in model.modules()], list(model.state_dict())
+    assert torchcompile.compile_in_place(*model, fullgraph=True, backend=backend, options={"strict": True}) is None
+    for _ in range(3):
+        x = torch.randn(3, 8)
+        for one in (model, twin):
+            one.zero_grad()
+            one(x).square().sum().backward()
+        torch.testing.assert_close(model(x), twin(x))
+        for p, q in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(p.grad, q.grad)
+    assert [type(m) for m in model.modules()] == kinds
+    assert list(model.state_dict()) == keys
+    # Of five blocks the first has an input without gradient, the others are equal.
+    assert torchcompile.report().captured == (2 if backend == "inductor" else 5)
+
+
+def test_hooks_of_a_module_compiled_in_place_run() -> None:
+    model = blocks(1)[0]
+    torchcompile.compile_in_place(model, fullgraph=True, options={"strict": True})
+    x = torch.randn(3, 8)
+    plain = model(x)
+    handle = model.register_forward_hook(lambda module, args, out: out * 2)
+    torch.testing.assert_close(model(x), plain * 2)
+    handle.remove()
+    model.eval()
+    torch.testing.assert_close(model(x), plain)
+
+
+def test_what_was_compiled_in_place_copies_pickles_and_goes_back() -> None:
+    model = blocks(2)
+    torchcompile.compile_in_place(model, options={"strict": True})
+    x = torch.randn(3, 8)
+    expected = model(x)
+    assert torchcompile.report().captured == 1
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(other(x), expected)
+    within = torchcompile.compile(nn.Sequential(model, nn.Tanh()), fullgraph=True, options={"strict": True})
+    torch.testing.assert_close(within(x), expected.tanh())
+    torchcompile.reset()
+    torchcompile.compile_in_place(model, disable=True)
+    torch.testing.assert_close(model(x), expected)
+    assert torchcompile.report().captured == 0
+
+
+def test_in_place_takes_modules_alone() -> None:
+    model = blocks(1)
+    with pytest.raises(torchcompile.NotCompilable, match=r"compile_in_place takes nn\.Module objects"):
+        torchcompile.compile_in_place(model, torch.sin)
+    assert model._compiled_call_impl is None

@@ -1,6 +1,6 @@
 """torchcompile.compile(model): the whole compiler stack behind one call."""
 
-from torchcompile.api import compile, list_backends, report, reset
+from torchcompile.api import compile, compile_in_place, list_backends, report, reset
 from torchcompile.errors import CompileError, InvalidArgument, NotCompilable
 from torchcompile.options import CompileOptions
 from torchcompile.report import Report
@@ -14,6 +14,7 @@ __all__ = [
     "NotCompilable",
     "Report",
     "compile",
+    "compile_in_place",
     "list_backends",
     "report",
     "reset",

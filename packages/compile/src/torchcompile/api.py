@@ -80,17 +80,63 @@ def compile(
         NotCompilable: `model` is neither a module nor a function.
         InvalidArgument: an unknown backend, mode or option.
     """
-    settings = resolve(mode, options)
-    if dynamic is not None and not isinstance(dynamic, bool):
-        raise InvalidArgument(f"dynamic is True, False or None, not {dynamic!r}")
-    dumps = DumpFolder(Path(settings.dump)) if settings.dump else None
-    runner = backends.resolve(backend, Toolchain(settings, dumps, _journal))
-    transform = torchdynamo.optimize(runner, options=_capture_options(settings, fullgraph, dynamic), dump=dumps)
+    transform = _stack(fullgraph, dynamic, backend, mode, options)
 
     def decorate(target: Any) -> Any:
         return target if disable else _compile_one(target, transform)
 
     return decorate if model is None else decorate(model)
+
+
+def compile_in_place(
+    *models: torch.nn.Module,
+    fullgraph: bool = False,
+    dynamic: bool | None = None,
+    backend: str | Backend = "inductor",
+    mode: str | None = None,
+    options: Mapping[str, Any] | None = None,
+    disable: bool = False,
+) -> None:
+    """Compiles the calls of modules, which stay the objects that they are: what `nn.Module.compile()` is to eager.
+
+    For a module that others hold already: parts of a larger model (`compile_in_place(*model.blocks)`; what is equal in
+    them is compiled once), a model in the hands of a trainer. Hooks run as part of the compiled call. The state does
+    not change, and copies and pickles of the module are plain ones.
+
+    Args:
+        models: modules; each is compiled for itself.
+        disable: make the modules plain again.
+        fullgraph, dynamic, backend, mode, options: see `compile`.
+
+    Raises:
+        NotCompilable: one of `models` is no module.
+        InvalidArgument: an unknown backend, mode or option.
+    """
+    transform = _stack(fullgraph, dynamic, backend, mode, options)
+    for model in models:
+        if not isinstance(model, torch.nn.Module):
+            raise NotCompilable(
+                f"compile_in_place takes nn.Module objects, not {model!r}: use `f = torchcompile.compile(f)`"
+            )
+    for model in models:
+        # Where torch itself keeps what `nn.Module.__call__` is to run; no part of the module's state.
+        model._compiled_call_impl = None if disable else transform(model._call_impl)
+
+
+def _stack(
+    fullgraph: bool,
+    dynamic: bool | None,
+    backend: str | Backend,
+    mode: str | None,
+    options: Mapping[str, Any] | None,
+) -> Transform:
+    """Capture with a back end behind it, for one call of the interface."""
+    settings = resolve(mode, options)
+    if dynamic is not None and not isinstance(dynamic, bool):
+        raise InvalidArgument(f"dynamic is True, False or None, not {dynamic!r}")
+    dumps = DumpFolder(Path(settings.dump)) if settings.dump else None
+    runner = backends.resolve(backend, Toolchain(settings, dumps, _journal))
+    return torchdynamo.optimize(runner, options=_capture_options(settings, fullgraph, dynamic), dump=dumps)
 
 
 def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | None) -> CaptureOptions:
