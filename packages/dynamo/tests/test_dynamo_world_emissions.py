@@ -246,7 +246,8 @@ def test_filters_of_the_caller_hold(action: str) -> None:
         return x * 2
 
     compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(program)
-    compiled(torch.ones(2), Held())
+    with collected():
+        compiled(torch.ones(2), Held())
     globals().pop("__warningregistry__", None)
     found = []
     for run in (program, compiled):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import numpy as np
@@ -78,6 +79,30 @@ def indexing(x: torch.Tensor, s: dict[str, int]) -> Any:
     y[y > 1] = 0.5
     index = torch.tensor([1, 0])
     return y, x[index], x[:, k], x[-1, ::2], x[None, ..., 0], x[[0, 1], [1, 2]], x[torch.arange(2) == 1]
+
+
+@case(lambda: {"w": torch.ones(3), "p": torch.ones(2, requires_grad=True), "l": [1, [2]]})
+def deep_copies(x: torch.Tensor, s: dict[str, Any]) -> Any:
+    one, two = copy.deepcopy(s), copy.deepcopy([x, x, s["w"]])
+    one["w"] += 1
+    one["l"][1].append(x.shape[0])
+    s["l"].append(4)
+    return (
+        one,
+        two[0] is two[1],
+        two[2] is s["w"],
+        one["p"].requires_grad,
+        one["p"].is_leaf,
+        two,
+        copy.copy(s)["w"] is s["w"],
+    )
+
+
+@case(lambda: {"w": torch.ones(4)}, breaks=2)
+def deep_copies_that_share_memory(x: torch.Tensor, s: dict[str, Any]) -> Any:
+    a, b = copy.deepcopy((s["w"], s["w"][:2]))
+    b += 1
+    return x + a.sum(), a
 
 
 def _numpy(x: torch.Tensor) -> Any:

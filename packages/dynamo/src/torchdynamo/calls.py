@@ -21,6 +21,7 @@ from torch.amp import autocast_mode
 from torch.autograd.profiler import record_function as _ProfilerRange
 from torch.optim import optimizer
 
+from primtorch.fake import FakeTensor
 from torchdynamo import constants, scalars, torch_calls
 from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
@@ -62,6 +63,7 @@ class Calls:
         self.outside = outside
         self.autograd_functions = AutogradFunctions(outside)
         self.emissions = Emissions(outside)
+        self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
         self.entered: dict[int, Entered] = {}  # autocast contexts that are open, by identity
         self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
             id(function): rule for function, rule in self._table()
@@ -72,6 +74,9 @@ class Calls:
             (type, self._type),
             (isinstance, self._isinstance),
             (id, self._id),
+            (str, self._text),
+            (repr, self._text),
+            (copy.deepcopy, self._deep_copy),
             *((function, self._ambient_read) for function in torch_calls.AMBIENT_READS),
             (torch._C._InferenceMode, self._ambient),
             (torch.autograd.Function.apply.__func__, self._autograd_function),  # type: ignore[attr-defined]
@@ -135,6 +140,8 @@ class Calls:
         if fn.__code__ is _NOT_FOR_COMPILERS and module.startswith("torch.optim"):
             return Redirect(fn.__wrapped__, args, kwargs)  # type: ignore[attr-defined]
         self._break_if_listed(fn, module)
+        if fn.__name__ == "__deepcopy__" and len(args) == 2 and isinstance(args[0], FakeTensor):
+            return self._copied_tensor(*args)
         if module.startswith("primtorch.fake"):  # a method of the fake in the place of the tensor's
             known = None if kwargs else constants.answer(fn.__name__, args)
             if known is not None:
@@ -244,6 +251,32 @@ class Calls:
         if len(args) != 1 or kwargs or (frames and frames[-1].file == copy.__file__):  # the memo of a deep copy
             return MISSING
         return self.outside.identity(args[0])
+
+    def _text(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """The text of a run-time number, which is fixed by it."""
+        if len(args) != 1 or kwargs or not isinstance(args[0], SYMBOLIC):
+            return MISSING
+        return fn(scalars.concrete(args[0]))
+
+    def _deep_copy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Whole or not at all: its memo knows objects by identities that hold during capture alone."""
+        interpreter = self.outside.externals.world.interpreter
+        interpreter.tail_call = False
+        return interpreter.call_function(fn, args, kwargs)
+
+    def _copied_tensor(self, tensor: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
+        """A deep copy of a tensor that has its memory to itself, and nothing besides its values."""
+        world, known = self.outside.externals.world, self.outside.externals.lookup(tensor)
+        original = tensor if known is None else known.original
+        plain = self.outside.type_of(tensor) is torch.Tensor and world.getattr(tensor, "grad") is None
+        before = any(one is memo and memory is tensor.memory for one, memory in self.copied)
+        shared = before or original._base is not None
+        if not plain or shared or (tensor.requires_grad and not tensor.is_leaf) or self.outside.stored_names(tensor):
+            raise BreakGraph("tensor_to_number", "copy.deepcopy() of a tensor that is more than its values")
+        self.copied.append((memo, tensor.memory))
+        copied = tensor.detach().clone()
+        memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
+        return copied
 
     def _ambient_read(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return MISSING if kwargs else self.outside.ambient(fn, args)

@@ -192,6 +192,9 @@ class CaptureWorld(PlainWorld):
 
     # -- run-time numbers as values ---------------------------------------------------------
 
+    def convert(self, value: Any, how: str) -> str:
+        return super().convert(concrete(value), how)
+
     def format_value(self, value: Any, spec: str) -> str:
         return super().format_value(concrete(value), spec)
 

@@ -373,7 +373,10 @@ class Codegen:
 
     def _view(self, obj: Any) -> str:
         """`d.keys()`, `d.values()` or `d.items()`."""
-        return self._name(obj, f"dict.{_VIEWS[type(obj)]}({self.value(gc.get_referents(obj)[0])})")
+        table = gc.get_referents(obj)[0]
+        base = self.pin(collections.OrderedDict) if isinstance(table, collections.OrderedDict) else "dict"
+        name = next(name for kind, name in _VIEWS.items() if isinstance(obj, kind))
+        return self._name(obj, f"{base}.{name}({self.value(table)})")
 
     def _exception(self, obj: BaseException) -> str:
         """As it was raised, but for its traceback, which grows again where it is raised anew."""

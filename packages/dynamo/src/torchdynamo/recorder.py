@@ -332,6 +332,8 @@ class Recorder:
             return type(value)(self.argument(item) for item in value)
         if isinstance(value, torch.Generator):
             raise BreakGraph("random_state", "a generator of the program's own is an argument of the call")
+        if type(value).__module__ == "numpy":
+            raise BreakGraph("numpy", f"a torch function takes a numpy.{type(value).__qualname__}")
         return value
 
     def _adopt_all(self, value: Any) -> Any:

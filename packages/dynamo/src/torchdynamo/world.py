@@ -305,7 +305,10 @@ class Outside:
         if known is None:
             object.__setattr__(obj, name, value)
             return
-        shadow = self.externals.by_original.get(id(getattr_static_dict(known.original)))
+        attributes = getattr_static_dict(known.original)
+        if attributes is None:
+            object.__setattr__(known.original, name, value)  # says that there is no place for it
+        shadow = self.externals.by_original.get(id(attributes))
         if shadow is not None:
             shadow.value[name] = value
         else:

@@ -98,7 +98,8 @@ class Interpreter:
         if found is not MISSING and is_python(found[0]):
             self.tail_call = tail
             return self.world.call(found[0], (fn, *args), kwargs)
-        if found is not MISSING and isinstance(found[0], (staticmethod, types.MethodType, functools.partial)):
+        unbound = (staticmethod, types.MethodType, types.BuiltinFunctionType, functools.partial)
+        if found is not MISSING and isinstance(found[0], unbound):
             return self.world.call(bind(self.world, found[0], fn, kind), args, kwargs)
         return self.world.call_leaf(fn, args, kwargs)
 
