@@ -135,7 +135,7 @@ class Place:
         within: tuple[types.FunctionType, ...] = ()
         for depth in range(len(outer) - 1, -1, -1):
             caller = outer[depth]
-            following = caller.frame.decoded.offsets[caller.index + 1]
+            following = _start(caller, caller.index + 1)
             within = (*within, function)
             inside = [self.codegen.pin(function), state]
             function, state = self._state(
@@ -177,6 +177,14 @@ class Place:
     def guarded(self) -> bool:
         """Whether any of the frames has a handler for what the instruction raises."""
         return any(map(_handles, self.stopped.frames))
+
+
+def _start(frame: StoppedFrame, index: int) -> int:
+    """Where the code is entered at instruction number `index`: at its first EXTENDED_ARG."""
+    code, offset = frame.frame.function.__code__.co_code, frame.frame.decoded.offsets[index]
+    while offset and code[offset - 2] == dis.EXTENDED_ARG:
+        offset -= 2
+    return offset
 
 
 def _handles(frame: StoppedFrame) -> bool:
@@ -236,12 +244,12 @@ def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str 
     while dis.opname[decoded.opcodes[index]] in ("CALL", "PRECALL") and here.frame.keyword_names:
         index -= 1  # the names of keyword arguments are no stack entry: enter where they are pushed
     place.hand_over = codegen.pin(go_on)  # the hook is on until it returns
-    rest = f"return {place.enter(decoded.offsets[index], here.stack, [], compiled=False)}"
+    rest = f"return {place.enter(_start(here, index), here.stack, [], compiled=False)}"
     return _hooked([rest], run)
 
 
 def _instruction(here: StoppedFrame, name: str) -> dis.Instruction:
-    offset = here.frame.decoded.offsets[here.index]  # of its first EXTENDED_ARG
+    offset = here.frame.decoded.offsets[here.index]
     code = here.frame.function.__code__
     return next(i for i in dis.get_instructions(code) if i.offset >= offset and i.opname == name)
 
@@ -269,7 +277,7 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
         lines += [f"if {condition}:", f"    return {place.enter(offset, stack, pushed)}"]
     if not step.executed:
         return lines
-    following = decoded.offsets[place.here.index + step.executed]
+    following = _start(place.here, place.here.index + step.executed)
     return [*lines, f"return {place.enter(following, step.stack, step.pushed, bound=step.bound)}"]
 
 
