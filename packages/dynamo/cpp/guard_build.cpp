@@ -255,8 +255,20 @@ bool Builder::add_relation(Kind kind, PyObject* source, PyObject* payload) {
       return number;
     };
     if (!relation.program.read(payload, slot)) return false;
+  } else if (kind == Kind::distinct_storage) {
+    for (const char* name : {"written", "others"}) {
+      Ref part = Ref::steal(PyObject_GetAttrString(payload, name));
+      Ref sources = part ? Ref::steal(PySequence_Tuple(part.get())) : Ref();
+      if (!sources) return false;
+      for (Py_ssize_t i = 0; i < PyTuple_GET_SIZE(sources.get()); i++) {
+        int slot = slot_of(PyTuple_GET_ITEM(sources.get(), i));
+        if (slot < 0) return false;
+        relation.slots.push_back(slot);
+      }
+      if (relation.written == 0) relation.written = relation.slots.size();
+    }
   } else {
-    bool several = kind == Kind::distinct_storage || kind == Kind::all_distinct;
+    bool several = kind == Kind::all_distinct;
     Ref others = !several ? Ref::steal(PyTuple_Pack(1, payload)) : Ref::steal(PySequence_Tuple(payload));
     if (!others) return false;
     relation.slots.push_back(slot_of(source));

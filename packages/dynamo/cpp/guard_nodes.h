@@ -57,6 +57,8 @@ struct Relation {
   std::unique_ptr<StateCheck> state;
   Ref function, arguments, answer;  // of an ambient read
   mutable std::vector<PyObject*> distinct;  // addresses that were found to be all different, only compared
+  size_t written = 0;                       // of tensors: so many of the first slots are written
+  mutable std::vector<MemoryRange> memory;  // that was found to be apart
 };
 
 // A word of memory and what it held. Words are compared in order: each lies in an object that is alive when the words

@@ -329,8 +329,9 @@ bool Tree::check_relation(Visit& visit, const Relation& relation) {
     }
     case Kind::distinct_storage: {
       std::vector<PyObject*> tensors;
+      tensors.reserve(slots.size());
       for (int slot : slots) tensors.push_back(visit.objects[slot]);
-      return memory_is_disjoint(tensors);
+      return memory_is_disjoint(tensors, relation.written, &relation.memory);
     }
     default:
       return relation.program.holds(visit.numbers);

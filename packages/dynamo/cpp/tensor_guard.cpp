@@ -219,20 +219,50 @@ class AmbientCheck final : public StateCheck {
   std::vector<Autocast> autocast_;
 };
 
-struct Range {
-  std::pair<int, int> device;
-  uintptr_t begin, end;
-};
-
-// The bytes between a strided tensor's first and last element.
-bool address_range(const at::Tensor& tensor, Range* range) {
-  uintptr_t low = reinterpret_cast<uintptr_t>(tensor.const_data_ptr()), high = low;
-  for (int64_t dim = 0; dim < tensor.dim(); dim++) {
-    int64_t reach = (tensor.size(dim) - 1) * tensor.stride(dim) * static_cast<int64_t>(tensor.itemsize());
+// False: not a tensor whose elements lie at addresses.
+bool memory_range(PyObject* object, MemoryRange* range) {
+  *range = {0, 0, 0};
+  if (!THPVariable_Check(object)) return false;
+  const c10::TensorImpl* impl = THPVariable_Unpack(object).unsafeGetTensorImpl();
+  if (impl->layout() != c10::kStrided) return false;
+  if (impl->numel() == 0 || !impl->has_storage()) return true;
+  const char* data = static_cast<const char*>(impl->storage().data());
+  if (data == nullptr) return true;
+  const int64_t itemsize = static_cast<int64_t>(impl->itemsize());
+  uintptr_t low = reinterpret_cast<uintptr_t>(data + impl->storage_offset() * itemsize), high = low;
+  c10::IntArrayRef sizes = impl->sizes(), strides = impl->strides();
+  for (size_t dim = 0; dim < sizes.size(); dim++) {
+    int64_t reach = (sizes[dim] - 1) * strides[dim] * itemsize;
     (reach < 0 ? low : high) += static_cast<uintptr_t>(reach);
   }
-  c10::Device device = tensor.device();
-  *range = {{static_cast<int>(device.type()), device.index()}, low, high + tensor.itemsize()};
+  c10::Device device = impl->device();
+  *range = {(static_cast<int64_t>(device.type()) << 8) + device.index() + 1, low, high + static_cast<uintptr_t>(itemsize)};
+  return true;
+}
+
+// Whether none of the first `written` ranges touches another: met in the order in which they begin, each has to begin
+// behind the end of all those ahead of it that it must not touch.
+bool apart(const std::vector<MemoryRange>& ranges, size_t written) {
+  std::vector<size_t> order;
+  order.reserve(ranges.size());
+  for (size_t i = 0; i < ranges.size(); i++) {
+    if (ranges[i].end != 0) order.push_back(i);
+  }
+  std::sort(order.begin(), order.end(), [&ranges](size_t a, size_t b) {
+    return std::tie(ranges[a].device, ranges[a].begin) < std::tie(ranges[b].device, ranges[b].begin);
+  });
+  int64_t device = -1;
+  uintptr_t end = 0, written_end = 0;  // of the ranges so far on this device
+  for (size_t i : order) {
+    const MemoryRange& range = ranges[i];
+    if (range.device != device) {
+      device = range.device;
+      end = written_end = 0;
+    }
+    if (range.begin < (i < written ? end : written_end)) return false;
+    end = std::max(end, range.end);
+    if (i < written) written_end = std::max(written_end, range.end);
+  }
   return true;
 }
 
@@ -297,28 +327,18 @@ bool read_tensor_number(PyObject* object, TensorNumber which, int64_t dim, int64
   }
 }
 
-bool memory_is_disjoint(const std::vector<PyObject*>& tensors) {
-  std::vector<Range> ranges;
-  ranges.reserve(tensors.size());
-  for (PyObject* object : tensors) {
-    if (!THPVariable_Check(object)) return false;
-    const at::Tensor& tensor = THPVariable_Unpack(object);
-    Range range;
-    try {
-      if (tensor.layout() != c10::kStrided) return false;
-      if (tensor.numel() == 0 || !tensor.has_storage() || tensor.const_data_ptr() == nullptr) continue;
-      address_range(tensor, &range);
-    } catch (const std::exception&) {
-      return false;
+bool memory_is_disjoint(const std::vector<PyObject*>& tensors, size_t written, std::vector<MemoryRange>* known) {
+  std::vector<MemoryRange> ranges(tensors.size());
+  try {
+    for (size_t i = 0; i < tensors.size(); i++) {
+      if (!memory_range(tensors[i], &ranges[i])) return false;
     }
-    ranges.push_back(range);
+  } catch (const std::exception&) {
+    return false;
   }
-  std::sort(ranges.begin(), ranges.end(), [](const Range& a, const Range& b) {
-    return std::tie(a.device, a.begin) < std::tie(b.device, b.begin);
-  });
-  for (size_t i = 1; i < ranges.size(); i++) {
-    if (ranges[i].device == ranges[i - 1].device && ranges[i].begin < ranges[i - 1].end) return false;
-  }
+  if (ranges == *known) return true;
+  if (!apart(ranges, written)) return false;
+  *known = std::move(ranges);
   return true;
 }
 
@@ -348,7 +368,7 @@ bool same_check(const TensorCheck&, const TensorCheck&) { return false; }
 
 bool read_tensor_number(PyObject*, TensorNumber, int64_t, int64_t*) { return false; }
 
-bool memory_is_disjoint(const std::vector<PyObject*>&) { return false; }
+bool memory_is_disjoint(const std::vector<PyObject*>&, size_t, std::vector<MemoryRange>*) { return false; }
 
 }  // namespace torchdynamo
 

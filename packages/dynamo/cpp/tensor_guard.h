@@ -46,7 +46,17 @@ std::unique_ptr<StateCheck> make_state_check(PyObject* record);
 // False when the object is not a tensor, or has no such dimension.
 bool read_tensor_number(PyObject* object, TensorNumber which, int64_t dim, int64_t* out);
 
-// False when an object is not a strided tensor, or two of them overlap in memory.
-bool memory_is_disjoint(const std::vector<PyObject*>& tensors);
+// The bytes between a strided tensor's first and last element; begin and end are 0 where there are none.
+struct MemoryRange {
+  int64_t device;
+  uintptr_t begin, end;
+  bool operator==(const MemoryRange& other) const {
+    return device == other.device && begin == other.begin && end == other.end;
+  }
+};
+
+// False when an object is not a strided tensor, or one of the first `written` overlaps another in memory. `known` holds
+// the ranges that were last found to be apart.
+bool memory_is_disjoint(const std::vector<PyObject*>& tensors, size_t written, std::vector<MemoryRange>* known);
 
 }  // namespace torchdynamo

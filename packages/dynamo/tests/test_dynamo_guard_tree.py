@@ -13,7 +13,7 @@ from torch import nn
 
 from torchdynamo import _C
 from torchdynamo.guards import Scope, explain_failure, global_state
-from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard
+from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard, WrittenMemory
 from torchdynamo.sources import (
     Argument,
     Attribute,
@@ -145,14 +145,24 @@ def test_shape_programs_read_tensors() -> None:
 
 
 def test_memory_overlap() -> None:
-    guard = Guard(X, GuardKind.DISTINCT_STORAGE, (X, Y))
     base = torch.randn(6, 4)
-    assert holds(guard, base[:3], base[3:])
-    assert holds(guard, base, base.clone())
-    assert not holds(guard, base, base)
-    assert not holds(guard, base[:4], base[3:])
-    assert not holds(guard, base[::2], base[1::2])  # an upper bound: the address ranges cross
-    assert holds(guard, base[:0], base)
+    for memory in (WrittenMemory((X,), (Y,)), WrittenMemory((X, Y), ()), WrittenMemory((Y,), (X,))):
+        guard = Guard(None, GuardKind.DISTINCT_STORAGE, memory)
+        assert holds(guard, base[:3], base[3:]) and holds(guard, base[3:], base[:3])
+        assert holds(guard, base, base.clone())
+        assert not holds(guard, base, base)
+        assert not holds(guard, base[:4], base[3:])
+        assert not holds(guard, base[::2], base[1::2])  # an upper bound: the address ranges cross
+        assert holds(guard, base[:0], base)
+    z = Argument(2, "z")
+    guard = Guard(None, GuardKind.DISTINCT_STORAGE, WrittenMemory((X,), (Y, z)))
+    assert holds(guard, base[:1], base[1:], base[2:])  # those that are read may overlap each other
+    assert not holds(guard, base[5:], base, base[:1]) and not holds(guard, base[2:3], base[:2], base)
+    tree = _C.GuardTree([guard], [])
+    x, y, w = torch.randn(4), torch.randn(4), torch.randn(4)
+    assert tree.check((x, y, w)) is not None and tree.check((x, y, w)) is not None
+    x.data = w[1:]  # the same objects, at other addresses
+    assert tree.check((x, y, w)) is None
 
 
 class Block(nn.Module):

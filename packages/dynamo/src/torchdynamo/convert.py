@@ -35,13 +35,12 @@ from torchdynamo.guards import (
     first_failure,
     function_modes,
     global_state,
-    overlap,
     print_guards,
     resolve,
     same_constant,
 )
 from torchdynamo.marks import MarkKind, mark_of
-from torchdynamo.modules import in_registry
+from torchdynamo.memory_guards import guard_written_memory
 from torchdynamo.reasons import BreakGraph, describe
 from torchdynamo.regions import graph_module
 from torchdynamo.resume import Entrance, make_resume, origin_of
@@ -214,7 +213,7 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
     outside = captured.outside
     if captured.stopped is not None:
         state.stats.record_break(captured.stopped.graph_break)
-    shared = _guard_written_inputs(outside)
+    shared = guard_written_memory(outside)
     if shared is not None:
         return _no_graph(state, GraphBreak("overlapping_inputs", shared, ()))
     inputs = finish_graph(outside, codegen, takes_floats(state.backend))
@@ -475,25 +474,6 @@ def _resume_factory(state: Function) -> Resume:
         return found
 
     return resume
-
-
-def _guard_written_inputs(outside: Outside) -> str | None:
-    """Inputs that the program writes to must not share memory with others. Tells which do; guards that none will.
-
-    Parameters and buffers of modules are taken to be apart from each other.
-    """
-    memories = {id(fake.memory) for fake in outside.recorder.written if isinstance(fake, FakeTensor)}
-    loose = [(source, tensor, fake) for source, tensor, fake in outside.tensors if not in_registry(source)]
-    written = [source for source, _, fake in loose if id(fake.memory) in memories]
-    for source in written:
-        others = tuple(other for other, _, _ in loose if other != source)
-        for other, tensor, _ in loose:
-            mine = next(t for s, t, _ in loose if s == source)
-            if other != source and overlap(mine, tensor):
-                return f"{source.expression()} and {other.expression()}"
-        for one in others:
-            outside.externals.guard(source, GuardKind.DISTINCT_STORAGE, (one,))
-    return None
 
 
 def _guards(outside: Outside, ambient: GlobalState) -> tuple[Guard, ...]:

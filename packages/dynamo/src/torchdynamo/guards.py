@@ -21,7 +21,7 @@ from torch.utils._device import DeviceContext
 
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import SCALAR_OPS, UNARY_OPS
-from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard
+from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard, WrittenMemory
 from torchdynamo.source_text import source_text
 from torchdynamo.sources import (
     Argument,
@@ -272,17 +272,31 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 _BINARY |= {f"f{op}": _BINARY[op] for op in ("eq", "ne", "lt", "le", "gt", "ge")} | {"fsame": same_constant}
 
 
-def overlap(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors' address ranges touch (an upper bound of true overlap)."""
-    if a.numel() == 0 or b.numel() == 0 or a.device != b.device:
-        return False
+def overlapping(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """Places in `(*written, *others)` of two tensors, one of them written, whose address ranges touch.
 
-    def span(t: torch.Tensor) -> tuple[int, int]:
-        reach = sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
-        return t.data_ptr(), t.data_ptr() + (reach + 1) * t.element_size()
+    That is an upper bound of true overlap. The ranges are met in the order in which they begin.
+    """
+    ranges = sorted(
+        (str(tensor.device), *_address_range(tensor), place)
+        for place, tensor in enumerate((*written, *others))
+        if tensor.numel() and tensor.data_ptr()
+    )
+    furthest = furthest_written = ("", 0, -1)  # device, end, place of the ranges so far
+    for device, begin, end, place in ranges:
+        ahead = furthest if place < len(written) else furthest_written
+        if ahead[0] == device and begin < ahead[1]:
+            return ahead[2], place
+        if (device, end) > furthest[:2]:
+            furthest = (device, end, place)
+        if place < len(written) and (device, end) > furthest_written[:2]:
+            furthest_written = (device, end, place)
+    return None
 
-    (low_a, high_a), (low_b, high_b) = span(a), span(b)
-    return low_a < high_b and low_b < high_a
+
+def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()
 
 
 def explain_failure(guard: Guard, scope: Scope) -> str | None:
@@ -309,6 +323,8 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
             return None
         sizes = (f"{source_text(source)} = {values[name]}" for name, source in sorted(shape.symbols.items()))
         return f"{shape.text} does not hold for {', '.join(sizes)}"
+    if guard.kind is GuardKind.DISTINCT_STORAGE:
+        return _explain_memory(guard.payload, scope)
     assert guard.source is not None
     where = guard.source.expression()
     try:
@@ -316,6 +332,18 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
         return _explain_value(guard, where, value, scope)
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         return f"{where} cannot be read ({type(error).__name__}: {error})"
+
+
+def _explain_memory(memory: WrittenMemory, scope: Scope) -> str | None:
+    try:
+        written, others = ([resolve(source, scope) for source in part] for part in (memory.written, memory.others))
+        found = overlapping(written, others)
+    except (LookupError, AttributeError, TypeError, RuntimeError) as error:
+        return f"memory that is written cannot be read ({type(error).__name__}: {error})"
+    if found is None:
+        return None
+    first, second = (source_text((*memory.written, *memory.others)[place]) for place in sorted(found))
+    return f"{first}, which is written, and {second} share memory"
 
 
 def _call_text(read: AmbientRead) -> str:
@@ -343,18 +371,16 @@ def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | 
             if first != source.expression():
                 return f"{first} and {source.expression()} are now the same object"
         return None
-    if guard.kind is GuardKind.DISTINCT_STORAGE:
-        for other in guard.payload:
-            if other != guard.source and overlap(value, resolve(other, scope)):
-                return f"{where} and {other.expression()} share memory"
-        return None
     if _CHECKS[guard.kind](value, guard.payload):
         return None
     return f"{where}: {guard.kind.value} {_short(guard.payload)} expected, got {_short(value)}"
 
 
 def _short(value: Any, limit: int = 80) -> str:
-    text = repr(value) if not isinstance(value, torch.Tensor) else f"tensor{tuple(value.shape)}"
+    return _short_text(repr(value) if not isinstance(value, torch.Tensor) else f"tensor{tuple(value.shape)}", limit)
+
+
+def _short_text(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
@@ -389,6 +415,9 @@ def _payload_text(payload: Any) -> str:
             return _tensor_text(payload)
         case AmbientRead():
             return f"{_call_text(payload)} == {payload.value!r}"
+        case WrittenMemory():
+            written = ", ".join(map(source_text, payload.written))
+            return f"{_short_text(written)} apart from {len(payload.others)} others" if payload.others else written
         case GlobalState():
             casts = ", ".join(f"{device} {dtype}" for device, enabled, dtype in payload.autocast if enabled)
             parts = [

@@ -79,12 +79,6 @@ def has_backward_hooks(module: nn.Module) -> bool:
     )
 
 
-def in_registry(source: Source) -> bool:
-    """Whether a source leads to a parameter or buffer of a module."""
-    base = base_of(source)
-    return isinstance(base, InstanceAttribute) and base.name in _REGISTRIES
-
-
 def has_no_hooks(module: nn.Module) -> bool:
     """The same question of a module that the program made itself."""
     return not any(getattr(module, name) for name in _HOOKS) and not any(

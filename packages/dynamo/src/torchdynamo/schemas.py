@@ -33,7 +33,7 @@ class GuardKind(enum.Enum):
     SAME_OBJECT = "same_object"  # Source: the object is that one
     DISTINCT_OBJECT = "distinct_object"  # Source: the object is not that one
     ALL_DISTINCT = "all_distinct"  # tuple of Sources: these objects and the source's own are all different ones
-    DISTINCT_STORAGE = "distinct_storage"  # tuple of Sources: no two of these tensors and the source's own overlap
+    DISTINCT_STORAGE = "distinct_storage"  # WrittenMemory; the guard's own source is None
     SHAPE = "shape"  # ShapeProgram: relation between sizes of inputs; the guard's own source is None
     GLOBAL_STATE = "global_state"  # GlobalState; the guard's own source is None
     AMBIENT = "ambient"  # AmbientRead; the guard's own source is None
@@ -63,6 +63,14 @@ class ShapeProgram:
     program: tuple[tuple[str, Any], ...]  # ("sym", name) reads symbols[name]
     symbols: Mapping[str, Source]  # where each symbol is read: TensorSize, TensorStride, or the source of an int
     text: str
+
+
+@dataclass(frozen=True, slots=True)
+class WrittenMemory:
+    """Tensors whose memory the graph writes to, and those that it only reads: no written one overlaps another."""
+
+    written: tuple[Source, ...]
+    others: tuple[Source, ...]
 
 
 @dataclass(frozen=True, slots=True)
