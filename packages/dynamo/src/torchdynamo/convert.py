@@ -22,7 +22,6 @@ from torch import fx
 from torch.amp import autocast_mode
 
 from primtorch import graph_text
-from primtorch.fake import FakeTensor
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
 from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text

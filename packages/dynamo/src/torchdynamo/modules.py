@@ -11,7 +11,7 @@ from torchdynamo.externals import External, Externals
 from torchdynamo.guards import instance_dict
 from torchdynamo.overlays import MISSING, Overlays
 from torchdynamo.schemas import GuardKind
-from torchdynamo.sources import Global, InstanceAttribute, Item, Source, base_of
+from torchdynamo.sources import Global, InstanceAttribute, Item
 
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_pre_hooks", "_forward_hooks")
