@@ -1,6 +1,7 @@
 """Samples of torch's operator database, lowered to prims and compared with eager; a script and a source of test cases.
 
 python opdb_replay.py [--dtypes float32,int64] [--slice 0:60] [--ops name,name] [--limit 12] [--json file]
+python opdb_replay.py --jobs 16 --out docs/results/primtorch_opdb.md       everything, in worker processes
 """
 
 from __future__ import annotations
@@ -8,12 +9,14 @@ from __future__ import annotations
 import argparse
 import collections
 import json
+import sys
 import time
 import warnings
 from dataclasses import dataclass, field
 
 import torch
 import torch.utils._pytree as pytree
+from sweep import ran_with, sweep, write_section
 from torch.testing._internal.common_methods_invocations import op_db
 
 from primtorch import interpret, lower, trace, verify
@@ -93,15 +96,44 @@ TIES = frozenset({"kthvalue", "median", "nanmedian", "mode", "topk", "sort", "ar
 """Which of equal elements is taken is left open: places after the first result are not compared."""
 
 
+REFUSED = {
+    "nn.functional.linear_cross_entropy": "an operator of `torch_nn`, PyTorch's own Python library, not of ATen",
+    "histogramdd": "lists of tensors with computed lengths",
+    "resize_as_": "a functional graph has no memory to resize",
+    "resize_": "a functional graph has no memory to resize",
+    "nn.functional.ctc_loss": "lengths in tensors: the size of a result depends on their values",
+    "nn.functional.interpolate": "bytes: eager computes them in fixed point, with a rounding of its own",
+    "nn.functional.upsample_bilinear": "bytes: eager computes them in fixed point, with a rounding of its own",
+    "_upsample_bilinear2d_aa": "bytes: eager computes them in fixed point, with a rounding of its own",
+}
+"""Operators some of whose samples are refused with an error, and why."""
+
+
 @dataclass
 class Tally:
-    """What became of the samples."""
+    """What became of the samples, by dtype; failures by operator and by (dtype, error)."""
 
-    taken: int = 0
-    passed: int = 0
-    failures: dict[str, collections.Counter] = field(
+    taken: collections.Counter[str] = field(default_factory=collections.Counter)
+    passed: collections.Counter[str] = field(default_factory=collections.Counter)
+    wrong: collections.Counter[str] = field(default_factory=collections.Counter)
+    """Samples with another value, dtype, shape or stride than eager's; the others that fail raise."""
+    failures: dict[str, collections.Counter[str]] = field(
         default_factory=lambda: collections.defaultdict(collections.Counter)
     )
+
+    @property
+    def rate(self) -> float:
+        return self.passed.total() / max(self.taken.total(), 1)
+
+    def add(self, record):
+        """Take in what `as_record` gave of another one."""
+        for name in ("taken", "passed", "wrong"):
+            getattr(self, name).update(record[name])
+        for name, found in record["failures"].items():
+            self.failures[name].update(found)
+
+    def as_record(self):
+        return {"taken": self.taken, "passed": self.passed, "wrong": self.wrong, "failures": self.failures}
 
 
 def name_of(op) -> str:
@@ -257,40 +289,82 @@ def replay(ops, dtypes, limit, *, seconds=None) -> Tally:
                     taken = check(op, dtype, *case, drops=bool(sample.kwargs.get("dropout_p")))
                 except Exception as error:  # every failure is counted and shown
                     taken = True
+                    tally.wrong[dtype_name] += int(isinstance(error, AssertionError))
                     text = (str(error).strip() or "?").splitlines()
                     line = next((t for t in text if "Mismatched" in t), text[0])
                     tally.failures[name_of(op)][f"{dtype_name}: {type(error).__name__}: {line[:170]}"] += 1
                 else:
-                    tally.passed += taken
-                tally.taken += taken
+                    tally.passed[dtype_name] += taken
+                tally.taken[dtype_name] += taken
         if seconds is not None and time.time() - start > seconds:
             break
     return tally
 
 
+def page(tally: Tally, limit: int) -> str:
+    """The figures and what fails, as markdown."""
+    lines = [
+        f"Every operator of `torch.testing`'s database in each dtype that it takes, at most {limit} samples each, and two of "
+        "them again over every other element of a larger memory: traced, lowered, verified closed, and run on the "
+        "references.",
+        "",
+        f"**{tally.passed.total():,} of {tally.taken.total():,} samples pass: {100 * tally.rate:.2f} %.** "
+        f"{tally.wrong.total()} give something else than eager; the other "
+        f"{tally.taken.total() - tally.passed.total() - tally.wrong.total()} raise.",
+        "",
+        "| dtype | samples | pass | | raise | wrong |",
+        "|---|---:|---:|---:|---:|---:|",
+    ]
+    for name in [name for name in DTYPES if tally.taken[name]]:
+        taken, passed, wrong = tally.taken[name], tally.passed[name], tally.wrong[name]
+        rate = f"{100 * passed / taken:.2f} %"
+        lines.append(f"| {name} | {taken:,} | {passed:,} | {rate} | {taken - passed - wrong} | {wrong} |")
+    lines += ["", "| operator | samples | error | why |", "|---|---:|---|---|"]
+    for name, found in sorted(tally.failures.items(), key=lambda item: -item[1].total()):
+        errors = collections.Counter()
+        for what, count in found.items():
+            errors[what.partition(": ")[2]] += count
+        error = errors.most_common(1)[0][0].replace("|", "/")[:120]
+        why = next((text for start, text in REFUSED.items() if name.startswith(start)), "")
+        lines.append(f"| `{name}` | {found.total()} | {error} | {why} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--dtypes", default=",".join(DTYPES))
     parser.add_argument("--slice", default=":")
     parser.add_argument("--ops", default="")
     parser.add_argument("--limit", type=int, default=10)
     parser.add_argument("--json", default="")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--out", default="", help="the page whose section `replay` is written")
     options = parser.parse_args()
     warnings.filterwarnings("ignore")
-    first, _, last = options.slice.partition(":")
-    chosen = op_db[int(first or 0) : int(last) if last else None]
+    chosen = list(op_db)
     if options.ops:
         wanted = options.ops.split(",")
         chosen = [op for op in op_db if op.name in wanted or name_of(op) in wanted]
-    tally = replay(chosen, options.dtypes.split(","), options.limit)
-    print(f"{tally.passed} of {tally.taken} samples of {len(chosen)} operators")
-    for name, kinds in tally.failures.items():
-        for what, count in kinds.most_common(3):
-            print(f"{name}: {count}x {what}")
+    ended = []
+    if options.jobs > 1:
+        tally = Tally()
+        arguments = ["--dtypes", options.dtypes, "--ops", options.ops, "--limit", str(options.limit)]
+        for record in sweep(__file__, arguments, len(chosen), options.jobs):
+            if "ended" in record:
+                ended.append(record["ended"])
+            else:
+                tally.add(record)
+    else:
+        first, _, last = options.slice.partition(":")
+        tally = replay(chosen[int(first or 0) : int(last) if last else None], options.dtypes.split(","), options.limit)
+    text = page(tally, options.limit)
+    print(text, *ended, sep="\n")
+    if options.out:
+        write_section(options.out, "replay", f"{ran_with(__file__, sys.argv[1:])}\n\n{text}")
     if options.json:
-        record = {"passed": tally.passed, "taken": tally.taken, "failures": tally.failures}
         with open(options.json, "w") as file:
-            json.dump(record, file, indent=1)
+            json.dump(tally.as_record(), file, indent=1)
+    sys.exit(1 if ended or tally.wrong.total() else 0)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,8 @@
 
 The results' metadata at the example's sizes (shape, strides, dtype, device) must be the real run's, that of the gradients
 too where the sample has any, and each guard must hold there. As a script, goes over the whole database:
-    python symbolic_check.py [--names add,mul] [--dtypes float32,int64] [--limit 6] [--slice 0:60] [--list]
+    python symbolic_check.py [--names add,mul] [--dtypes float32,int64] [--limit 6] [--slice 0:60] [--json file]
+    python symbolic_check.py --jobs 16 --limit 100 --out docs/results/primtorch_shape_propagation.md
 """
 
 from __future__ import annotations
@@ -10,14 +11,17 @@ from __future__ import annotations
 import argparse
 import collections
 import functools
-import time
+import json
+import sys
 import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import torch
 from fake_replay import described
+from sweep import ran_with, sweep, write_section
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
@@ -41,19 +45,37 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int
 CASES = tuple(
     (op, dtype) for op in op_db if op.name not in OUTSIDE for dtype in DTYPES if dtype in op.supported_dtypes("cpu")
 )
+REFUSED = "refused:"
 UNSET = ("empty", "new_empty")
 """Operators whose samples' gradients are not asked for: memory as it was."""
 
 
 @dataclass
 class Tally:
-    taken: int = 0
-    good: int = 0
-    fixed: int = 0
+    """What became of the samples, by dtype; failures by operator and dtype."""
+
+    taken: collections.Counter[str] = field(default_factory=collections.Counter)
+    good: collections.Counter[str] = field(default_factory=collections.Counter)
+    fixed: collections.Counter[str] = field(default_factory=collections.Counter)
     """Good ones that fixed a size: an equality among the guards."""
-    data: int = 0
+    data: collections.Counter[str] = field(default_factory=collections.Counter)
     """Stopped by a value that only data tell; not counted as taken."""
     failures: dict[str, list[str]] = field(default_factory=lambda: collections.defaultdict(list))
+
+    def wrong(self) -> dict[str, list[str]]:
+        """The failures with other metadata than the real run's, or with a broken guard; the others raise."""
+        found = {name: [p for p in problems if not p.startswith(REFUSED)] for name, problems in self.failures.items()}
+        return {name: problems for name, problems in found.items() if problems}
+
+    def as_record(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("taken", "good", "fixed", "data", "failures")}
+
+    def add(self, record: Mapping[str, Any]) -> None:
+        """Take in what `as_record` gave of another one."""
+        for name in ("taken", "good", "fixed", "data"):
+            getattr(self, name).update(record[name])
+        for name, problems in record["failures"].items():
+            self.failures[name] += problems
 
 
 def symbolic_fakes(env: ShapeEnv, mode: FakeMode, tree: Any) -> Any:
@@ -115,27 +137,28 @@ def problem_of(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[
     except Exception as error:
         if any(info.hint is None for info in env.symbols.values()):
             raise DataDependent("a size", "only the data tells", "") from None
-        return f"{type(error).__name__}: {error}"[:300], env
+        return f"{REFUSED} {type(error).__name__}: {error}"[:300], env
     if expected != found:
         return f"real {expected}, fake {found}", env
     broken = broken_guards(env)
     return f"guards that do not hold: {broken}" if broken else "", env
 
 
-def check(tally: Tally, op: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def check(tally: Tally, op: Any, dtype: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    kind = str(dtype).removeprefix("torch.")
     try:
         problem, env = problem_of(op, args, kwargs)
     except DataDependent:
-        tally.data += 1
+        tally.data[kind] += 1
         return
     except Exception:  # the sample does not run in eager
         return
-    tally.taken += 1
+    tally.taken[kind] += 1
     if problem:
-        tally.failures[name].append(problem)
+        tally.failures[f"{op.name} {kind}"].append(problem)
         return
-    tally.good += 1
-    tally.fixed += any(isinstance(g.expr, Relation) and g.expr.op == "eq" for g in env.guards)
+    tally.good[kind] += 1
+    tally.fixed[kind] += any(isinstance(g.expr, Relation) and g.expr.op == "eq" for g in env.guards)
 
 
 @functools.cache
@@ -191,33 +214,71 @@ def run(cases: Iterable[int], limit: int) -> Tally:
         op, dtype = CASES[number]
         made = samples_of(number)
         for sample in made[:: max(1, len(made) // limit)][:limit]:
-            check(tally, op, f"{op.name} {str(dtype)[6:]}", (sample.input, *sample.args), sample.kwargs)
+            check(tally, op, dtype, (sample.input, *sample.args), sample.kwargs)
         samples_of.cache_clear()
     return tally
 
 
+def page(tally: Tally, limit: int) -> str:
+    """The figures and what fails, as markdown."""
+    taken, good, wrong = tally.taken.total(), tally.good.total(), sum(map(len, tally.wrong().values()))
+    lines = [
+        f"At most {limit} samples an operator and dtype, gradients included where the operator has them.",
+        "",
+        f"**{good:,} of {taken:,} samples agree: {100 * good / max(taken, 1):.2f} %.** {wrong} have other metadata than the "
+        f"real run or a guard that does not hold; the other {taken - good - wrong} raise.",
+        "",
+        "| dtype | samples | agree | with an equality among the guards | sizes that depend on data |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for dtype in DTYPES:
+        kind = str(dtype).removeprefix("torch.")
+        counts = (tally.taken[kind], tally.good[kind], tally.fixed[kind], tally.data[kind])
+        lines.append(f"| {kind} | " + " | ".join(f"{count:,}" for count in counts) + " |")
+    by_operator: dict[str, list[str]] = collections.defaultdict(list)
+    for name, problems in tally.failures.items():
+        by_operator[name.rpartition(" ")[0]] += problems
+    lines += ["", "| operator | samples | what |", "|---|---:|---|"]
+    for name, problems in sorted(by_operator.items()):
+        first = problems[0].split("\n")[0].replace("|", "/")[:160]
+        lines.append(f"| `{name}` | {len(problems)} | {first} |")
+    return "\n".join(lines)
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--names", default="")
     parser.add_argument("--dtypes", default="")
     parser.add_argument("--limit", type=int, default=6)
     parser.add_argument("--slice", default=":")
-    parser.add_argument("--list", action="store_true")
+    parser.add_argument("--json", default="")
+    parser.add_argument("--jobs", type=int, default=1, help="worker processes")
+    parser.add_argument("--out", default="", help="the page whose section `symbolic` is written")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    start = time.time()
     names = options.names.split(",") if options.names else None
     dtypes = [getattr(torch, d) for d in options.dtypes.split(",")] if options.dtypes else DTYPES
-    first, _, last = options.slice.partition(":")
     chosen = [n for n, (op, dtype) in enumerate(CASES) if dtype in dtypes and (names is None or op.name in names)]
-    tally = run(chosen[int(first or 0) : int(last) if last else None], options.limit)
-    print(
-        f"{tally.good} of {tally.taken} samples ({100 * tally.good / max(tally.taken, 1):.1f} %), "
-        f"{tally.fixed} of them fix a size, {tally.data} data dependent, {time.time() - start:.0f} s"
-    )
-    for name, problems in sorted(tally.failures.items()):
-        print(f"  {name} {len(problems)}" + (f": {problems[0]}" if options.list else ""))
+    ended: list[str] = []
+    if options.jobs > 1:
+        tally = Tally()
+        arguments = ["--names", options.names, "--dtypes", options.dtypes, "--limit", str(options.limit)]
+        for record in sweep(__file__, arguments, len(chosen), options.jobs):
+            if "ended" in record:
+                ended.append(record["ended"])
+            else:
+                tally.add(record)
+    else:
+        first, _, last = options.slice.partition(":")
+        tally = run(chosen[int(first or 0) : int(last) if last else None], options.limit)
+    text = page(tally, options.limit)
+    print(text, *ended, sep="\n")
+    if options.out:
+        write_section(options.out, "symbolic", f"{ran_with(__file__, sys.argv[1:])}\n\n{text}")
+    if options.json:
+        Path(options.json).write_text(json.dumps(tally.as_record(), indent=1))
+    sys.exit(1 if ended or tally.wrong() else 0)
 
 
 if __name__ == "__main__":
