@@ -13,7 +13,6 @@ from primtorch.fake.layout import (
     broadcast,
     channels_last_strides,
     contiguous_strides,
-    is_channels_last,
     suggests_channels_last,
 )
 from primtorch.spec import Size, TensorSpec
@@ -147,10 +146,8 @@ def _convolution(
 
 def _conv_strides(x: Any, weight: Any, shape: Sizes) -> Sizes:
     """channels_last when the input or the weight suggests it, as ATen's convolution back ends choose."""
-    for t in (x, weight):
-        layout = tuple(t.shape), t.stride()
-        if suggests_channels_last(*layout) and (t is x or is_channels_last(*layout)):
-            return channels_last_strides(shape)
+    if any(suggests_channels_last(tuple(t.shape), t.stride()) for t in (x, weight)):
+        return channels_last_strides(shape)
     return contiguous_strides(shape)
 
 
@@ -159,12 +156,9 @@ def _convolution_backward(
     grad: Any, x: Any, weight: Any, bias_sizes: Sequence[Size] | None, stride: Any, padding: Any, dilation: Any,
     transposed: bool, output_padding: Any, groups: int, output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:  # fmt: skip
-    keeps = any(suggests_channels_last(tuple(t.shape), t.stride()) for t in (x, weight))
-
     def laid_out(like: Any) -> TensorSpec:
         shape = tuple(like.shape)
-        strides = channels_last_strides(shape) if keeps and len(shape) in (4, 5) else contiguous_strides(shape)
-        return strided(like, shape, strides)
+        return strided(like, shape, _conv_strides(x, weight, shape))
 
     return (
         laid_out(x) if output_mask[0] else None,

@@ -241,8 +241,8 @@ def _convolution_backward_meta(
     output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:
     return (
-        spec_like(t, t.shape, _convolution_strides(t.shape, grad, weight)) if output_mask[0] else None,
-        spec_like(t, weight.shape, _convolution_strides(weight.shape, t, grad)) if output_mask[1] else None,
+        spec_like(t, t.shape, _convolution_strides(t.shape, t, weight)) if output_mask[0] else None,
+        spec_like(t, weight.shape, _convolution_strides(weight.shape, t, weight)) if output_mask[1] else None,
         _contiguous(t, (grad.shape[1],)) if output_mask[2] else None,
     )
 
