@@ -16,10 +16,14 @@ from primtorch.lower import lower
 def lower_joint(joint: JointGraph, opset: Opset, dump: Dump | None = None, *, eager_random: bool = False) -> JointGraph:
     """The same joint graph in prims or core ATen. Every node keeps its phase.
 
+    What the forward returns stays memory of its own: copies that the program made of its inputs, or results that it
+    computed twice. A new value of an input may share memory with a result, as it is written to the input.
+
     With `eager_random` the operators that draw numbers stay ATen's own, and so do their numbers.
     """
     preserve = drawing_operators(opset) if eager_random else ()
-    return replace(joint, module=lower(joint.module, opset, preserve, dump=dump))
+    fresh = [returned.kind == "value" for returned in joint.metadata.forward_outputs]
+    return replace(joint, module=lower(joint.module, opset, preserve, fresh=fresh, dump=dump))
 
 
 @functools.cache

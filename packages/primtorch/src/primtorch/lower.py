@@ -56,6 +56,7 @@ def lower(
     opset: Opset = "prims",
     preserve: Sequence[OpOverload] = (),
     *,
+    fresh: Sequence[bool] = (),
     dump: Callable[[str, str], None] | None = None,
 ) -> fx.GraphModule:
     """Rewrite a functional graph of ATen overloads into `opset`.
@@ -66,12 +67,15 @@ def lower(
 
     Args:
         preserve: overloads that stay whole.
+        fresh: for each of the graph's first results, whether its memory has to be its own. Results whose calls turn out
+            to be equal are one value in the opset; of those that are fresh each but one is a copy. None of these first
+            results is an input, unless it was one in ATen.
         dump: called with (file name, text) of the result.
 
     Raises:
         NotClosed: an operator has no rule, or the graph mutates a value.
     """
-    lowered = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve)).run()
+    lowered = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve), fresh).run()
     if dump is not None:
         dump(f"{opset}.py", graph_text(lowered, opset))
     return lowered
@@ -79,11 +83,17 @@ def lower(
 
 class _Lowering:
     def __init__(
-        self, gm: fx.GraphModule, opset: Opset, rules: Mapping[OpOverload, Rule], preserve: frozenset[OpOverload]
+        self,
+        gm: fx.GraphModule,
+        opset: Opset,
+        rules: Mapping[OpOverload, Rule],
+        preserve: frozenset[OpOverload],
+        fresh: Sequence[bool],
     ) -> None:
         self.gm = gm
         self.rules = rules
         self.preserve = preserve
+        self.fresh = fresh
         self.opset = opset
         self.graph = fx.Graph()
         self.b = Builder(self.graph, as_core_aten if opset == "core_aten" else None)
@@ -204,11 +214,37 @@ class _Lowering:
                 raise self.not_closed(node, f"its rule gives {got.spec}, ATen {as_spec(wanted)}")
 
     def output(self, node: fx.Node) -> Any:
-        wanted = node.args[0]
-        results = fx.map_arg(wanted, self.exported)
+        wanted: Any = node.args[0]
+        owners: dict[fx.Node, fx.Node] = {}
+        first = tuple(
+            self.apart(item, owners, fresh) if isinstance(item, fx.Node) else item
+            for item, fresh in zip(wanted, self.fresh, strict=False)
+        )
+        rest = fx.map_arg(wanted[len(first) :] if first else wanted, self.exported)
+        results = (*first, *rest) if first else rest
         made = self.graph.output(results)
         made.meta.update(node.meta)
         return None
+
+    def apart(self, node: fx.Node, owners: dict[fx.Node, fx.Node], fresh: bool) -> Any:
+        """An output in memory that is no input's, and where it is `fresh`, no other fresh one's.
+
+        `owners`: for a value that is returned already, the memory of the ATen graph that it stands for.
+        """
+        made = self.exported(node)
+        if not isinstance(made, fx.Node) or not isinstance(self.env[node], Value):
+            return made
+        ours, theirs = _memory(made), _memory(node)
+        taken = ours.op != "call_function" and theirs.op == "call_function"
+        if fresh:
+            taken = taken or owners.setdefault(ours, theirs) is not theirs
+        if not taken:
+            return made
+        value = self.env[node] if self.env[node].node is made else Value(self.b, made, made.meta["val"])
+        copy = self.b.emit_anew(copy_strided, value, tuple(made.meta["val"].stride())).node
+        if fresh:
+            owners[copy] = theirs
+        return copy
 
     def exported(self, node: fx.Node) -> Any:
         """An output in the strides that ATen gives it."""
@@ -233,6 +269,23 @@ def _same_strides(spec: TensorSpec, strides: Sequence[Any]) -> bool:
         a is b or (isinstance(size, int) and size == 1) or a == b
         for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
     )
+
+
+def _memory(node: fx.Node) -> fx.Node:
+    """The node whose memory `node` is, or is a view of."""
+    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
+        viewer = node.args[0] if node.target is operator.getitem else node
+        if not _is_view(viewer.target):
+            break
+        node = node.args[0]
+    return node
+
+
+def _is_view(target: Any) -> bool:
+    if isinstance(target, Prim):
+        return "view" in target.tags
+    schema = getattr(target, "_schema", None)
+    return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
 def _is_question(target: Any) -> bool:

@@ -268,6 +268,13 @@ class Builder:
                 if "dynamic" in prim.tags and self.val is not None:
                     self._equate(self.val, known)
                 return known
+        result = self.emit_anew(prim, *args, **kwargs)
+        if key is not None:
+            self._known[key] = result
+        return result
+
+    def emit_anew(self, prim: Prim, *args: Any, **kwargs: Any) -> Any:
+        """One call of a prim, whatever was called before."""
         if "dynamic" in prim.tags and self.val is not None:
             specs = self.val  # the sizes' symbols are those that the rest of the graph knows
         else:
@@ -277,10 +284,7 @@ class Builder:
         target: Any = prim
         if self.rewrite is not None:
             target, args, kwargs = self.rewrite(self, prim, args, kwargs)
-        result = self.record(target, args, kwargs, specs, prim.name)
-        if key is not None:
-            self._known[key] = result
-        return result
+        return self.record(target, args, kwargs, specs, prim.name)
 
     def _equate(self, val: Any, known: Any) -> None:
         """`val` describes `known` too: its data-dependent sizes, symbols of their own, are the same numbers."""
