@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from html import escape
@@ -278,8 +278,16 @@ def _is_composite(name: str) -> bool:
 
 
 def report(*, missing: bool = False) -> str:
-    """The table of the census as text; with `missing`, also the overloads that nothing covers."""
+    """The census as text: totals, and a table by family; with `missing`, also the overloads that nothing covers."""
     entries = list(census())
+    rows = [f"{name:26} {count:5} {covered:5}" for name, count, covered in _families(entries)]
+    lines = [_totals(entries), "", f"{'family, functional in scope':26} {'':4} covered", *rows]
+    if missing:
+        lines += ["", "missing:"] + [f"  {e.overload}" for e in entries if e.kind is Class.MISSING]
+    return "\n".join(lines)
+
+
+def _totals(entries: Sequence[Entry]) -> str:
     kinds = Counter(e.kind for e in entries)
     reasons = Counter(e.reason for e in entries if e.reason is not None)
     lines = [f"{len(entries)} overloads in torch.ops.aten, torch {torch.__version__}", ""]
@@ -293,9 +301,29 @@ def report(*, missing: bool = False) -> str:
         f"in scope: {inside}, covered {100 * (1 - kinds[Class.MISSING] / inside):.1f}%; "
         f"functional: {len(functional)}, covered {100 * covered / len(functional):.1f}%",
     ]
-    if missing:
-        lines += ["", "missing:"] + [f"  {e.overload}" for e in entries if e.kind is Class.MISSING]
     return "\n".join(lines)
+
+
+def _families(entries: Sequence[Entry]) -> list[tuple[str, int, int]]:
+    """(family, its functional overloads in scope, how many are covered), the largest first.
+
+    A family is the part of a name before its first underscore. Those of one or two overloads, all covered, are one row,
+    "others".
+    """
+    families: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.kind is not Class.OUT_OF_SCOPE and _functional_form(entry.overload) is None:
+            name = entry.overload._schema.name.split("::")[1].lstrip("_")
+            families.setdefault(name.split("_")[0], []).append(entry)
+    rows: list[tuple[str, int, int]] = []
+    others = 0
+    for name, members in sorted(families.items(), key=lambda item: (-len(item[1]), item[0])):
+        covered = sum(e.kind is not Class.MISSING for e in members)
+        if len(members) > 2 or covered < len(members):
+            rows.append((name, len(members), covered))
+        else:
+            others += len(members)
+    return [*rows, ("others", others, others)]
 
 
 _PAGE = """<!doctype html>
@@ -320,20 +348,13 @@ td.number {{ text-align: right; font-variant-numeric: tabular-nums; }} code {{ f
 def html_page() -> str:
     """The census as one HTML page: the totals, the families, each overload."""
     entries = list(census())
-    families: dict[str, list[Entry]] = {}
-    for entry in entries:
-        if entry.kind is not Class.OUT_OF_SCOPE and _functional_form(entry.overload) is None:
-            name = entry.overload._schema.name.split("::")[1].lstrip("_")
-            families.setdefault(name.split("_")[0], []).append(entry)
     family_rows = [
-        f"<tr><td>{name}</td><td class=number>{len(members)}</td>"
-        f"<td class=number>{sum(e.kind is not Class.MISSING for e in members)}</td></tr>"
-        for name, members in sorted(families.items(), key=lambda item: (-len(item[1]), item[0]))
-        if len(members) > 2 or any(e.kind is Class.MISSING for e in members)
+        f"<tr><td>{name}</td><td class=number>{count}</td><td class=number>{covered}</td></tr>"
+        for name, count, covered in _families(entries)
     ]
     rows = [
         f"<tr class={'missing' if e.kind is Class.MISSING else 'known'}><td><code>{escape(str(e.overload))}</code></td>"
         f"<td>{e.kind.value}{': ' + escape(e.reason.value) if e.reason else ''}</td></tr>"
         for e in entries
     ]
-    return _PAGE.format(summary=escape(report()), families="".join(family_rows), rows="".join(rows))
+    return _PAGE.format(summary=escape(_totals(entries)), families="".join(family_rows), rows="".join(rows))
