@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchdynamo
+from torchdynamo.api import owner_of
 
 
 def run_both(program: Callable[..., Any], *args: Any) -> tuple[Any, Any, int]:
@@ -265,3 +266,61 @@ def test_an_error_of_the_program_is_no_fault() -> None:
         with pytest.raises(ZeroDivisionError):
             compiled(torch.ones(2), 0)
     assert torch.equal(compiled(torch.ones(2), 1), torch.ones(2))
+
+
+def test_a_fault_of_code_generation_changes_no_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    from torchdynamo import convert
+
+    def faulty(*args: Any) -> Any:
+        raise ValueError("no such instruction")
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x.sin()
+        print(end="")
+        return y + 1
+
+    monkeypatch.setattr(convert, "make_resume", faulty)
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
+    for _ in range(2):
+        assert torch.equal(compiled(torch.ones(2)), program(torch.ones(2)))
+    assert [why for _, why in owner_of(compiled).stats.fallbacks] == ["ValueError: no such instruction"]
+    strict = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=torchdynamo.CaptureOptions(strict=True))(
+        program
+    )
+    with pytest.raises(torchdynamo.InternalError, match="no such instruction"):
+        strict(torch.ones(2))
+
+
+def test_what_the_back_end_raises_reaches_the_user() -> None:
+    def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        raise ValueError("cannot compile this")
+
+    with pytest.raises(ValueError, match="cannot compile this"):
+        torchdynamo.optimize(backend)(lambda x: x + 1)(torch.ones(2))
+
+
+def test_a_called_function_may_break_often() -> None:
+    """Each break within it has a continuation of the caller's to itself: no limit of versions is met."""
+    text = "def helper(x):\n" + "".join(f"    x = x + {i}\n    print(end='')\n" for i in range(14)) + "    return x\n"
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    helper = namespace["helper"]
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return helper(x) * 2
+
+    expected, found, graphs = run_both(program, torch.ones(2))
+    assert torch.equal(found, expected) and graphs == 15
+
+
+def test_functions_with_long_jumps_go_on() -> None:
+    lines = "".join(f"            y = y + {i}\n" for i in range(150))
+    text = (
+        "def program(x):\n    y = x\n    for i in range(2):\n        print(end='')\n        try:\n"
+        f"            print(end='')\n{lines}            if y.sum() < 0: continue\n{lines}"
+        "        except ValueError:\n            y = y * 2\n    return y\n"
+    )
+    namespace: dict[str, Any] = {}
+    exec(text, namespace)
+    expected, found, _ = run_both(namespace["program"], torch.ones(2))
+    assert torch.equal(found, expected)

@@ -256,13 +256,13 @@ def _instruction(here: StoppedFrame, name: str) -> dis.Instruction:
 
 def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
     """The step, guarded; what goes on after an exception; what goes on after each outcome."""
-    decoded = place.here.frame.decoded
     lines = _hooked(step.lines, run) if step.calls else step.lines
     handled = [error for frame in reversed(place.stopped.frames) for error in frame.handled.values()]
     for error in handled:  # innermost first; as the program would find it with sys.exc_info()
         raised = place.codegen.value(error)
-        handling = _indented([f"{raised}.__traceback__ = kept", *lines])
-        lines = [f"kept = {raised}.__traceback__", "try:", f"    raise {raised}", "except BaseException:", *handling]
+        parts = f"{raised}.__traceback__, {raised}.__context__"
+        handling = _indented([f"{parts} = kept", *lines])
+        lines = [f"kept = {parts}", "try:", f"    raise {raised}", "except BaseException:", *handling]
     place.stack = step.stack
     lines = ["failed = None", "try:", *_indented(lines), "except BaseException as error:", "    failed = error"]
     lines += ["if failed is not None:"]

@@ -53,6 +53,7 @@ class Captured:
     error: BaseException | None = None
     breaks_are_errors: bool = False  # where it broke
     raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
+    passes: dict[int, int] = field(default_factory=dict)  # of what was raised again and left a frame, in the same way
     grad_enabled: bool = True
     close_regions: Callable[[], list[tuple[Any, ...]]] = list
     emissions: Sequence[Emission] = ()
@@ -109,6 +110,7 @@ def interpret(
             world.calls.emissions.close()
         captured.grad_enabled = torch.is_grad_enabled()
         captured.raises = interpreter.raises
+        captured.passes = {key: at for key, at in interpreter.reraises.items() if key in interpreter.passed}
     return captured
 
 

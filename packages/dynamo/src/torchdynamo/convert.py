@@ -27,7 +27,7 @@ from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, interpret
 from torchdynamo.codegen import Codegen, parameter_name
-from torchdynamo.errors import InternalError, RecompileLimitExceeded, Unsupported
+from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
 from torchdynamo.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.guards import (
     Scope,
@@ -38,6 +38,7 @@ from torchdynamo.guards import (
     resolve,
     same_constant,
 )
+from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import MarkKind, mark_of
 from torchdynamo.memory_guards import guard_written_memory
 from torchdynamo.reasons import BreakGraph, describe
@@ -196,6 +197,12 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
     opened: list[Outside] = []
     try:
         return _convert(state, flat, opened)
+    except Exception as error:
+        told = isinstance(error, TorchDynamoError) and (state.options.strict or not isinstance(error, InternalError))
+        if told or _raised_in(error, _call_backend.__code__):
+            raise
+        _fault(state, None, error)
+        return None
     finally:
         for outside in opened:
             outside.release()
@@ -314,20 +321,21 @@ def _capture(
 
 
 def _raise_to_refuse(captured: Captured) -> int:
-    """The raise of an exception that the program made and is handling where it stopped, or -1.
+    """The raise of an exception that the program is handling where it stopped, if the graph cannot hold it, or -1.
 
-    Generated code could make such an exception, but not its traceback: it is raised for real instead.
+    Generated code could make an exception, or hand on that of an earlier part, but not the traceback that it has got
+    on its way: it is raised for real instead.
     """
     assert captured.stopped is not None
     handled = [error for frame in captured.stopped.frames for error in frame.handled.values()]
-    made = [captured.raises[id(e)] for e in handled if captured.outside.externals.lookup(e) is None]
-    return min(made, default=-1)
+    ordinals = [captured.raises.get(id(error), captured.passes.get(id(error), -1)) for error in handled]
+    return min((ordinal for ordinal in ordinals if ordinal >= 0), default=-1)
 
 
 def _failed(state: Function, captured: Captured, error: BaseException) -> Entry | None:
     """The program raised, or capture is at fault: the eager run of this one call shows which."""
     if _is_own_fault(error):
-        _fault(state, captured, error)
+        _fault(state, captured.where, error)
         return None
     function = state.function
 
@@ -340,11 +348,11 @@ def _failed(state: Function, captured: Captured, error: BaseException) -> Entry 
             result = function(*args, **kwargs)
         except BaseException as raised:
             if type(raised) is not type(error) and isinstance(raised, Exception):
-                _fault(state, captured, error)
+                _fault(state, captured.where, error)
             else:
                 state.raised.add(_place_of(captured))
             raise
-        _fault(state, captured, error)
+        _fault(state, captured.where, error)
         return result
 
     entry = Entry(None, run, Compiled((), None, "", None, []))
@@ -356,9 +364,8 @@ def _place_of(captured: Captured) -> tuple[type, int]:
     return type(captured.error), captured.where.line if captured.where is not None else 0
 
 
-def _fault(state: Function, captured: Captured, error: BaseException) -> None:
+def _fault(state: Function, place: Position | None, error: BaseException) -> None:
     """Counts and logs an error that capture made and the program did not; raises it under `strict`."""
-    place = captured.where
     where = f" at {place.file}:{place.line}" if place is not None else ""
     why = f"{type(error).__name__}: {error}{where}"
     state.skip = True
@@ -366,6 +373,14 @@ def _fault(state: Function, captured: Captured, error: BaseException) -> None:
     if state.options.strict:
         raise InternalError(f"capture of {state.function.__qualname__} failed: {why}") from error
     _log.warning("capture of %s failed, it runs eagerly: %s", state.function.__qualname__, why)
+
+
+def _raised_in(error: BaseException, code: types.CodeType) -> bool:
+    """Whether the exception comes from within a call of the code."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_frame.f_code is not code:
+        trace = trace.tb_next
+    return trace is not None
 
 
 def _is_own_fault(error: BaseException) -> bool:

@@ -33,6 +33,9 @@ class Interpreter:
         self.tail_call = False
         self.stop_in_call: tuple[int, ...] = ()
         self.raises: dict[int, int] = {}
+        self.reraises: dict[int, int] = {}
+        self.caught: set[int] = set()
+        self.passed: set[int] = set()
         self.refused_raise = -1
         self._raised = 0
 
@@ -62,10 +65,18 @@ class Interpreter:
     def note_raise(self, error: BaseException) -> None:
         """Counts an exception where it starts; ends capture where that is `refused_raise`."""
         if self.propagating is not error:
-            self._raised += 1
-            self.raises[id(error)] = self._raised
-            if self._raised == self.refused_raise:
-                self.world.unsupported("exception", f"{type(error).__name__} is raised")
+            self.raises[id(error)] = self._count(error)
+
+    def note_reraise(self, error: BaseException) -> None:
+        """Counts where an exception that a handler had caught goes on for the first time."""
+        if id(error) in self.caught and id(error) not in self.reraises:
+            self.reraises[id(error)] = self._count(error)
+
+    def _count(self, error: BaseException) -> int:
+        self._raised += 1
+        if self._raised == self.refused_raise:
+            self.world.unsupported("exception", f"{type(error).__name__} is raised")
+        return self._raised
 
     def positions(self) -> tuple[Position, ...]:
         """Where the program is, outermost frame first."""

@@ -122,6 +122,7 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
         entry = self.decoded.handler(offset)
         if entry is None:
             interpreter.propagating = error
+            interpreter.passed.add(id(error))
             return False
         del self.stack[entry.depth :]
         if entry.lasti:

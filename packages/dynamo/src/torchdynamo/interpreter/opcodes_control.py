@@ -164,6 +164,7 @@ class ControlOpcodes(FrameState):
 
     def reraise(self, error: BaseException) -> None:
         """Raise an exception again: its context stays as it is."""
+        self.interpreter.note_reraise(error)
         self.interpreter.propagating = error
         try:
             raise error
@@ -188,6 +189,7 @@ class ControlOpcodes(FrameState):
         self.stack[-1] = HandlerSlot(state.value)
         self.stack.append(error)
         state.value = error
+        self.interpreter.caught.add(id(error))
 
     @opcode()
     def POP_EXCEPT(self, _: int) -> None:
