@@ -34,7 +34,7 @@ def test_generated_pages_are_fresh() -> None:
     run(ROOT / "tools" / "docs.py", "--check")
 
 
-@pytest.mark.parametrize("name", ["backend_dynamo.py", "backend_prims.py", "backend_codegen.py"])
+@pytest.mark.parametrize("name", ["backend_dynamo.py", "backend_autograd.py", "backend_prims.py", "backend_codegen.py"])
 def test_examples_run(name: str) -> None:
     run(EXAMPLES / name)
 

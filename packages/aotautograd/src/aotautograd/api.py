@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -28,6 +28,7 @@ from aotautograd.passes import (
 from aotautograd.runtime import inference_callable, training_callable
 from aotautograd.schemas import Compiled, Compiler, Dump, JointGraph, Opset, Partition, Partitioner
 from primtorch import graph_text
+from primtorch.printing import made_by
 
 MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
 
@@ -154,13 +155,17 @@ def _compile_trace(
     if not joint.metadata.needs_backward:
         run = compilers.inference(joint.module, example_values(joint.module))
         return joint, inference_callable(joint.metadata, run)
-    parts = compilers.partitioner(joint)
-    _show(dump, "forward", parts.forward, str(parts.report))
+    parts = partition(joint, compilers.partitioner)
+    _show(dump, "forward", parts.forward, parts.table())
     _show(dump, "backward", parts.backward)
     forward = compilers.forward(parts.forward, example_values(parts.forward))
 
+    def show_gradients(name: str, text: str) -> None:
+        if dump is not None:
+            dump(f"gradients_{name}", text)
+
     def compile_program(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
-        return _compile(module, inputs, compilers)[1]
+        return _compile(module, inputs, replace(compilers, dump=show_gradients if dump is not None else None))[1]
 
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...]]:
         variant = without_tangents(parts.backward, parts.tangent_names, missing)
@@ -184,12 +189,16 @@ def simplify(joint: JointGraph) -> JointGraph:
     eliminate_common_subexpressions(graph, output_values(graph)[: joint.num_forward_outputs])
     eliminate_dead_code(graph)
     joint.module.recompile()
+    made_by(joint.module, "simplify")
     return joint
 
 
 def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> Partition:
     """The forward and the backward of a joint graph."""
-    return strategy(joint)
+    parts = strategy(joint)
+    for module in parts:
+        made_by(module, getattr(strategy, "__name__", type(strategy).__name__), joint.module)
+    return parts
 
 
 def example_values(module: fx.GraphModule) -> list[Any]:

@@ -21,6 +21,7 @@ from aotautograd.missing_tangents import without_tangents
 from aotautograd.partitioners import is_unbacked
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import JointGraph
+from primtorch.printing import made_by
 from primtorch.symbolic import expr_of, hint_of
 
 aten = torch.ops.aten
@@ -129,6 +130,7 @@ def gradient_program(joint: JointGraph, saved_names: Sequence[str], missing: Seq
             _copy(graph, node, env, masks)
     graph.output(tuple(env[g] if isinstance(g, fx.Node) else g for g in gradients))
     module = fx.GraphModule(joint.module, graph, "Gradients")
+    made_by(module, "double_backward", joint.module)
     names = [n.name for n in inputs[joint.metadata.num_placeholders :]]
     variant = without_tangents(module, names, missing)
     taken = tuple(i for i in range(len(names)) if i not in missing or i in variant.zeros)

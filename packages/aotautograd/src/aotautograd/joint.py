@@ -28,6 +28,7 @@ from aotautograd.schemas import PHASE, JointGraph
 from primtorch.errors import DataDependent, DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor
 from primtorch.functionalize import functional_region, unwrap, wrap
+from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of, materialize
@@ -440,6 +441,7 @@ def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> Join
         metadata = replace(metadata, tangents=slots, gradients=tuple(leaves))
     recorder.graph.output((*analysis.values, *gradients))
     module = fx.GraphModule(dict(recorder.constants), recorder.graph, "Joint")
+    made_by(module, "trace_joint")
     assumed = recorder.values.assumed if recorder.values is not None else {}
     if not assumed:
         return JointGraph(module, metadata)

@@ -9,8 +9,10 @@ import torch
 from torch._ops import OpOverload
 
 from aotautograd.schemas import Dump, JointGraph, Opset
+from primtorch import graph_text
 from primtorch.decompose import decompositions
 from primtorch.lower import lower
+from primtorch.printing import made_by
 
 
 def lower_joint(joint: JointGraph, opset: Opset, dump: Dump | None = None, *, eager_random: bool = False) -> JointGraph:
@@ -23,7 +25,11 @@ def lower_joint(joint: JointGraph, opset: Opset, dump: Dump | None = None, *, ea
     """
     preserve = drawing_operators(opset) if eager_random else ()
     fresh = [returned.kind == "value" for returned in joint.metadata.forward_outputs]
-    return replace(joint, module=lower(joint.module, opset, preserve, fresh=fresh, dump=dump))
+    lowered = lower(joint.module, opset, preserve, fresh=fresh)
+    made_by(lowered, f"lower to {opset}", joint.module)
+    if dump is not None:
+        dump(f"{opset}.py", graph_text(lowered, opset))
+    return replace(joint, module=lowered)
 
 
 @functools.cache

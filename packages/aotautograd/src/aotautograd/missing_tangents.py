@@ -15,6 +15,7 @@ from torch import fx
 
 from aotautograd.passes import eliminate_dead_code, output_node, same_layout
 from primtorch import prims
+from primtorch.printing import made_by
 
 # What autograd adds gradients of one value with.
 _ACCUMULATES = frozenset({torch.ops.aten.add.Tensor, prims.add})
@@ -55,7 +56,9 @@ def without_tangents(module: fx.GraphModule, tangents: Sequence[str], missing: S
                 zeros.append(names[node.name])
             else:
                 graph.erase_node(node)
-    return BackwardVariant(fx.GraphModule(module, graph, module.__class__.__name__), tuple(zeros))
+    variant = fx.GraphModule(module, graph, module.__class__.__name__)
+    made_by(variant, "without_tangents", module)
+    return BackwardVariant(variant, tuple(zeros))
 
 
 def _led_to_only_by(graph: fx.Graph, tangents: frozenset[str], missing: frozenset[str]) -> set[fx.Node]:

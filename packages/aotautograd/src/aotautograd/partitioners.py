@@ -116,7 +116,9 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     )
     own = [n for n in tensors if n.op != "placeholder"]
     report = SavedReport(len(tensors), len(scalars), sum(map(nbytes, own)), len(tensors) - len(own), recomputed)
-    return Partition(forward, backward, len(tensors), len(scalars), report, tuple(n.name for n in tensors))
+    return Partition(
+        forward, backward, len(tensors), len(scalars), report, tuple(n.name for n in tensors), joint.metadata
+    )
 
 
 def _recompute_late(backward: fx.GraphModule) -> None:

@@ -75,6 +75,7 @@ def min_cut(memory_budget: float = 1.0) -> Partitioner:
             saved = _cut(joint, values, {*fixed, *free[low:]})
         return split(joint, saved)
 
+    partitioner.__name__ = f"min_cut({memory_budget:g})"
     return partitioner
 
 

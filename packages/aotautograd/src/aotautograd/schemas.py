@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 
 from primtorch import graph_text
+from primtorch.printing import value_text
 from primtorch.schemas import UserFrame
 
 Compiled = Callable[..., Sequence[Any]]
@@ -205,6 +206,7 @@ class Partition:
     num_saved_symbols: int
     report: SavedReport
     saved_names: tuple[str, ...] = ()  # of the joint graph's nodes, for each saved tensor
+    metadata: ProgramMetadata | None = None
 
     @property
     def tangent_names(self) -> tuple[str, ...]:
@@ -214,6 +216,17 @@ class Partition:
 
     def __iter__(self) -> Any:
         return iter((self.forward, self.backward))
+
+    def table(self) -> str:
+        """The program's mutations, aliases and gradients, and each value that is kept for the backward."""
+        rows = [str(self.metadata)] if self.metadata is not None else []
+        rows.append(str(self.report))
+        output = next(iter(reversed(self.forward.graph.nodes)))
+        returned: Any = output.args[0]
+        for node in returned[len(returned) - self.num_saved_tensors - self.num_saved_symbols :]:
+            what = "  an input" if node.op == "placeholder" else ""
+            rows.append(f"  {node.name}: {value_text(node.meta['val'])}{what}")
+        return "\n".join(rows)
 
 
 Partitioner = Callable[[JointGraph], Partition]

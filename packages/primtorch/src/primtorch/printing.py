@@ -20,14 +20,21 @@ _DTYPES: dict[torch.dtype, str] = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
     torch.int64: "i64", torch.int32: "i32", torch.int16: "i16", torch.int8: "i8", torch.uint8: "u8", torch.bool: "bool",
 }  # fmt: skip
+MADE_BY = "made_by"  # key of GraphModule.meta: the names of the passes that made the graph, in their order
 _WIDEST = 88  # comments of longer lines follow at once instead of being aligned
+
+
+def made_by(gm: fx.GraphModule, name: str, source: fx.GraphModule | None = None) -> None:
+    """Notes that the pass `name` made `gm`, of itself or of `source`. The graph's text says so."""
+    gm.meta[MADE_BY] = (*(gm if source is None else source).meta.get(MADE_BY, ()), name)
 
 
 def graph_text(gm: fx.GraphModule, name: str = "forward", heading: str = "") -> str:
     """A graph as Python source: a function `name` of the placeholders.
 
     What each value is (dtype, shape, strides unless row-major) stands in a comment; `# file:line, in function: text`
-    above a group of nodes is the user's line that they come from. `heading` becomes comments at the top.
+    above a group of nodes is the user's line that they come from. The passes that made the graph, where they said so,
+    and `heading` become comments at the top.
     """
     parameters: list[tuple[str, str]] = []
     body: list[tuple[str, str]] = []
@@ -44,7 +51,9 @@ def graph_text(gm: fx.GraphModule, name: str = "forward", heading: str = "") -> 
             body.append((f"    return {_argument(node.args[0])}", ""))
         else:
             body.append((f"    {node.name} = {_call(node)}", _described(node)))
-    top = [f"# {line}".rstrip() for line in heading.splitlines()]
+    passes = gm.meta.get(MADE_BY, ())
+    top = [f"# made by {', '.join(passes)}"] if passes else []
+    top += [f"# {line}".rstrip() for line in heading.splitlines()]
     return "\n".join([*top, f"def {name}(", *_aligned(parameters), "):", *_aligned(body)]) + "\n"
 
 

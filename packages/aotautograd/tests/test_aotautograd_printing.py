@@ -1,0 +1,79 @@
+"""What a person sees of a program: its graphs as Python with the passes that made them, and its table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from aotautograd import aot_function, min_cut, partition, trace_joint
+from primtorch import graph_text
+
+
+def identity(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    return gm
+
+
+def program(x: torch.Tensor, weight: torch.Tensor, buffer: torch.Tensor) -> Any:
+    buffer.add_(x.shape[0])
+    hidden = (x @ weight).sin()
+    return hidden.square().mean(), hidden, hidden[0], x.t()
+
+
+def inputs() -> list[torch.Tensor]:
+    return [torch.randn(4, 3), torch.randn(3, 3, requires_grad=True), torch.zeros(3)]
+
+
+@pytest.mark.parametrize(
+    ("opset", "lowering"),
+    [(None, ""), ("prims", ", lower to prims, simplify"), ("core_aten", ", lower to core_aten, simplify")],
+)
+def test_every_graph_is_python_and_says_which_passes_made_it(opset: Any, lowering: str) -> None:
+    texts: dict[str, str] = {}
+    compiled = aot_function(
+        program, fw_compiler=identity, decompositions=opset, partitioner=min_cut(), dump=texts.__setitem__
+    )
+    x, weight, buffer = inputs()
+    loss, *_ = compiled(x, weight, buffer)
+    loss.backward(retain_graph=True)
+    (gradient,) = torch.autograd.grad(loss, weight, create_graph=True)
+    gradient.sum().backward()
+    for text in texts.values():
+        compile(text, "graph", "exec")
+    made_by = {name: text.splitlines()[0] for name, text in texts.items()}
+    assert made_by["joint.py"] == f"# made by trace_joint, simplify{lowering}"
+    assert made_by["forward.py"] == made_by["backward.py"] == f"# made by trace_joint, simplify{lowering}, min_cut(1)"
+    assert made_by["backward_without_1.py"] == f"{made_by['backward.py']}, without_tangents"
+    assert made_by["gradients_joint.py"] == made_by["joint.py"]
+    assert all(line.startswith("# made by trace_joint") for line in made_by.values())
+
+
+def test_graphs_in_hand_say_it_too() -> None:
+    joint = trace_joint(program, inputs())
+    assert joint.print().startswith("# made by trace_joint\ndef joint(")
+    assert graph_text(partition(joint).forward).startswith("# made by trace_joint, default_partition\ndef forward(")
+
+
+def test_one_table_has_writes_aliases_gradients_and_saved_tensors() -> None:
+    table = partition(trace_joint(program, inputs())).table()
+    assert [line.strip() for line in table.splitlines()] == [
+        "inputs",
+        "0  -",
+        "1  requires_grad",
+        "2  data written",
+        "outputs",
+        "0  value 1 requires_grad",
+        "1  value 2 requires_grad",
+        "2  view_of_value 2 -> select.int requires_grad",
+        "3  view_of_input 0 -> t.default",
+        "forward returns",
+        "0  updated_input to input 2",
+        "1  value, tangent 0",
+        "2  value, tangent 1",
+        "gradients for inputs [1]",
+        "kept for backward: 3 tensors, 1 of them inputs; 96 bytes beside inputs; 0 operations run again in backward",
+        "sin_default: f32[4, 3]",
+        "mm_default: f32[4, 3]",
+        "primals_0: f32[4, 3]  an input",
+    ]
