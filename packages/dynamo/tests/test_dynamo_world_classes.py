@@ -10,6 +10,8 @@ import pytest
 import torch
 from world_cases import Case, case, cases_of, check
 
+import torchdynamo
+
 # -- attributes --------------------------------------------------------------------------------
 
 
@@ -414,6 +416,54 @@ def class_made_inside(x: torch.Tensor, _: Any) -> Any:
 
     made = type("Made", (Local,), {"shift": 1.0, "__init__": lambda self: None})
     return Local(1.0).twice(x), made().run(x)
+
+
+class Named:
+    kind = "n"
+
+    def __init__(self) -> None:
+        self.first = 1
+
+
+@case(Named)
+def names_of_attributes(x: torch.Tensor, o: Any) -> Any:
+    before = [name for name in dir(o) if not name.startswith("_")]
+    setattr(o, f"n{len(before)}", len(before))
+    after = [name for name in dir(o) if not name.startswith("_")]
+    return x * len(before), before, after, "kind" in dir(type(o)), len(dir(o))
+
+
+def test_names_and_contents_of_a_changed_class() -> None:
+    class Changed:
+        a = 1
+
+    def program(x: torch.Tensor, o: Any) -> Any:
+        kind = type(o)
+        return x * vars(kind)["a"], [name for name in dir(o) if len(name) == 1], "b" in kind.__dict__
+
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(program)
+    x = torch.ones(2)
+    for change in (lambda: None, lambda: setattr(Changed, "a", 3), lambda: setattr(Changed, "b", 1)):
+        change()
+        got, wanted = compiled(x, Changed()), program(x, Changed())
+        assert torch.equal(got[0], wanted[0]) and got[1:] == wanted[1:]
+    assert not torchdynamo.stats().fallbacks
+
+
+class Slotted:
+    __slots__ = ("a",)
+
+    def __init__(self) -> None:
+        self.a = 1
+
+
+@case(Slotted)
+def slots_that_do_not_exist(x: torch.Tensor, o: Any) -> Any:
+    try:
+        o.b = 2
+    except AttributeError as error:
+        return x + o.a, str(error)
+    return x
 
 
 @pytest.mark.parametrize("found", cases_of(__name__))

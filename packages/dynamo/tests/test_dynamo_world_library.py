@@ -18,8 +18,10 @@ import pathlib
 import random
 import re
 import string
+import sys
 import textwrap
 import time
+import traceback
 import typing
 import warnings
 import weakref
@@ -399,6 +401,27 @@ def logs_and_warnings(x: torch.Tensor, s: list[Any]) -> Any:
         warnings.simplefilter("ignore")
         x = x * 2
     return x
+
+
+@case(breaks=2, calls=1)
+def texts_of_tracebacks(x: torch.Tensor, _: Any) -> Any:
+    try:
+        raise ValueError("said")
+    except ValueError:
+        text = traceback.format_exc()
+    return x + 1, [line for line in text.splitlines() if "^" not in line]
+
+
+@case(lambda: [1])
+def the_python_that_runs(x: torch.Tensor, _: Any) -> Any:
+    return (
+        x + 1,
+        sys.version_info >= (3, 11),
+        sys.version_info[:2],
+        sys.maxsize,
+        sys.float_info.epsilon,
+        sys.flags.debug,
+    )
 
 
 # -- typing and inspection ---------------------------------------------------------------------

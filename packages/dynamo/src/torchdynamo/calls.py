@@ -27,12 +27,14 @@ from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
 from torchdynamo.checkpoints import call_checkpointed
 from torchdynamo.emissions import Emissions
+from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of
+from torchdynamo.optimizers import LOOPS, loop_for
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import BREAKS_BY_NAME
 from torchdynamo.scalars import SYMBOLIC
-from torchdynamo.world import Outside
+from torchdynamo.world import Outside, getattr_static_dict
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -72,8 +74,11 @@ class Calls:
     def _table(self) -> tuple[tuple[Any, Callable[[Any, Args, Kwargs], Any]], ...]:
         return (
             (type, self._type),
+            (globals, self._globals),
+            *((function, self._frame_reader) for function in torch_calls.FRAME_READERS),
             (isinstance, self._isinstance),
             (id, self._id),
+            (dir, self._dir),
             (str, self._text),
             (repr, self._text),
             (copy.deepcopy, self._deep_copy),
@@ -85,6 +90,7 @@ class Calls:
             (_ProfilerRange.__enter__, lambda fn, args, kwargs: args[0]),  # it is no part of a graph
             (_ProfilerRange.__exit__, lambda fn, args, kwargs: None),
             (optimizer._get_value, self._step_count),
+            *((fused, self._unfused) for fused in LOOPS),
             (graph_break, self._graph_break),
             (is_compiling, lambda fn, args, kwargs: True),
             (nn.Module.__call__, self._module),
@@ -201,6 +207,20 @@ class Calls:
     def _native(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return fn(*args, **kwargs)
 
+    def _globals(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        if args or kwargs:
+            return MISSING
+        externals = self.outside.externals
+        namespace = externals.world.interpreter.frames[-1].function.__globals__
+        return externals.namespace(namespace, externals.pins.source(namespace, "globals"))
+
+    def _frame_reader(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`eval` and `exec`. The functions that a class decorator of Python's library makes so stay with the class."""
+        frame = self.outside.externals.world.interpreter.frames[-1]
+        if frame.function.__globals__.get("__name__") in torch_calls.MAKERS_OF_CLASSES:
+            return MISSING
+        raise BreakGraph("frame_reader", f"call of {fn.__name__}()")
+
     def _graph_break(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise BreakGraph("graph_break", "torchdynamo.graph_break()")
 
@@ -236,6 +256,9 @@ class Calls:
         finally:
             torch._C._set_grad_enabled(enabled)
 
+    def _unfused(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        return Redirect(loop_for(fn, args, kwargs), args, kwargs)
+
     def _step_count(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """An optimizer's step count for its corrections: double precision, as the Python numbers that eager takes."""
         count = args[0]
@@ -257,6 +280,23 @@ class Calls:
         if len(args) != 1 or kwargs or not isinstance(args[0], SYMBOLIC):
             return MISSING
         return fn(scalars.concrete(args[0]))
+
+    def _dir(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """The names of an object's attributes: those that the program has set itself included."""
+        if len(args) != 1 or kwargs:
+            return MISSING
+        obj, world = args[0], self.outside.externals.world
+        if isinstance(obj, (type, types.ModuleType)):
+            if self.outside.overlays.names(obj):
+                raise BreakGraph("unsupported_read", f"dir() of {obj.__name__}, which the program has changed")
+            return dir(obj) if self.outside.is_own_class(obj) else self.outside.ambient(dir, args)
+        method = python_method(type(obj), "__dir__")
+        if method is not None:
+            return world.call(sorted, (world.call(method, args, {}),), {})
+        own_way: Any = type(obj).__dir__
+        if own_way is not object.__dir__ or getattr_static_dict(obj) is None:
+            return MISSING
+        return sorted({*self.outside.instance_dict(obj), *self._dir(fn, (type(obj),), {})})
 
     def _deep_copy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """Whole or not at all: its memo knows objects by identities that hold during capture alone."""

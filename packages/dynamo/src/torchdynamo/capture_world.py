@@ -74,6 +74,8 @@ class CaptureWorld(PlainWorld):
     def getattr(self, obj: Any, name: str) -> Any:
         if isinstance(obj, torch.Tensor):
             return self.outside.tensor_get(obj, name)
+        if name == "__traceback__" and isinstance(obj, BaseException) and self.outside.externals.lookup(obj) is None:
+            raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
         if isinstance(obj, types.ModuleType):
             value = self.outside.module_get(obj, name)
             return super().getattr(obj, name) if value is MISSING else value
@@ -312,6 +314,7 @@ class CaptureWorld(PlainWorld):
             args = concrete(args)
         if isinstance(fn, types.BuiltinFunctionType) and not isinstance(fn.__self__, (types.ModuleType, type)):
             owner = fn.__self__
+            self.outside.refuse_opaque(owner)
             if owner is not None and not self._may_call_method_of(owner):
                 raise BreakGraph("c_function", f"method {fn.__name__} of a {type(owner).__qualname__}")
             return super().call_leaf(fn, args, kwargs)

@@ -17,6 +17,8 @@ import enum
 import functools
 import gc
 import math
+import operator
+import re
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -95,6 +97,9 @@ class Codegen:
         return f"v{self._count - 1}"
 
     def _name(self, obj: Any, expression: str) -> str:
+        known = self._names.get(id(obj))
+        if known is not None:  # one of its parts led back to it
+            return known
         name = self._fresh()
         self.build.append(f"{name} = {expression}")
         self._remember(obj, name)
@@ -309,6 +314,8 @@ class Codegen:
         if obj.__dict__:
             self.build.append(f"{name}.__dict__.update({self.value(obj.__dict__)})")
         self.build.append(f"{name}.__qualname__ = {obj.__qualname__!r}")
+        for attribute in ("__doc__", "__module__", "__annotations__"):  # what a decorator may have set
+            self.build.append(f"{name}.{attribute} = {self.value(getattr(obj, attribute))}")
         return name
 
     def _cell(self, obj: types.CellType) -> str:
@@ -326,6 +333,14 @@ class Codegen:
         if state and state[0] is not None:
             self.build.append(f"{name}.__setstate__({self.value(state[0])})")
         return name
+
+    def _reduced(self, obj: Any) -> str:
+        """`operator.itemgetter` and its kin: called with what they were called with."""
+        function, arguments = obj.__reduce__()[:2]
+        return self._name(obj, f"{self.value(function)}({self.items(arguments)})")
+
+    def _match(self, obj: re.Match[Any]) -> str:
+        return self.pin(obj)  # of a pattern and a text that are guarded
 
     def _local_iterator(self, obj: LocalIterator) -> str:
         """The interpreter's iterator: as it is for a part of the program that goes on, else CPython's."""
@@ -407,10 +422,9 @@ class Codegen:
         kind = type(obj)
         if not kind.__flags__ & _HEAP_TYPE:
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
-        if object.__new__ in _new_chain(kind):
-            name = self._name(obj, f"object.__new__({self.pin(kind)})")
-        else:
+        if not _allocated_by_object(kind):
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
+        name = self._name(obj, f"object.__new__({self.pin(kind)})")
         self._attributes(obj, name)
         return name
 
@@ -525,12 +539,15 @@ class Codegen:
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement or type()
 
 
-def _new_chain(kind: type) -> list[Any]:
-    """The `__new__` that allocation comes down to: that of the first class that is not a Python class."""
-    for klass in kind.__mro__:
-        if not klass.__flags__ & _HEAP_TYPE:
-            return [klass.__new__]
-    return []
+def _allocated_by_object(kind: type) -> bool:
+    """Whether `object.__new__` may make an object of the class."""
+    if hasattr(kind, "__del__"):  # which would run for the one that is tried
+        return all(klass.__flags__ & _HEAP_TYPE or klass is object for klass in kind.__mro__)
+    try:
+        object.__new__(kind)
+    except TypeError:
+        return False
+    return True
 
 
 def _same_items(a: Sequence[Any], b: Sequence[Any]) -> bool:
@@ -567,6 +584,8 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (types.MethodType, Codegen._bound),
     (types.BuiltinFunctionType, Codegen._builtin),
     (functools.partial, Codegen._partial),
+    ((operator.itemgetter, operator.attrgetter, operator.methodcaller), Codegen._reduced),
+    (re.Match, Codegen._match),
     (types.FunctionType, Codegen._function),
     (types.CellType, Codegen._cell),
     (_ITERATORS, Codegen._iterator),

@@ -15,6 +15,7 @@ import fractions
 import functools
 import pathlib
 import re
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping
@@ -81,6 +82,10 @@ IDENTITY_TYPES: tuple[type, ...] = (
     type(typing.Optional),
     type(list[int]),
 )
+
+# Facts of the installation: each is one object, which nobody changes.
+_FACTS = (sys.version_info, sys.flags, sys.float_info, sys.int_info, torch.__version__)
+_RECORDS_OF_THE_SYSTEM: frozenset[type] = frozenset(map(type, _FACTS))
 
 # Containers that are shadowed, by built-in base.
 CONTAINER_BASES: tuple[type, ...] = (dict, list, set, collections.deque, tuple, frozenset)
@@ -186,6 +191,10 @@ class Externals:
         if isinstance(value, tuple) and is_constant(value) and not self.inputs.changes(source):
             self.guard(source, GuardKind.EQUALS, value)
             return value
+        if kind in _RECORDS_OF_THE_SYSTEM:
+            return self._identity(value, source)
+        if kind is dict and "__builtins__" in value:
+            return self.namespace(value, source)
         if isinstance(value, CONTAINER_BASES):
             return self._container(value, kind, source)
         rule = _REBUILT.get(kind)
@@ -249,6 +258,15 @@ class Externals:
         self._guard_identity(value, source)
         known = self._register(value, self.pins.source(value), value)
         known.sources.add(source)
+        return value
+
+    def namespace(self, value: dict[str, Any], source: Source) -> Any:
+        """The globals of a module as a dict: looking into it breaks the graph, they are read name by name elsewhere."""
+        known = self.by_original.get(id(value))
+        if known is None:
+            self._identity(value, source)
+            known = self.by_original[id(value)]
+        self.opaque[id(value)] = known
         return value
 
     def _guard_identity(self, value: Any, source: Source) -> None:

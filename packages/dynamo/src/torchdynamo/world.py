@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -329,6 +329,8 @@ class Outside:
 
     def instance_dict(self, obj: Any) -> dict[str, Any]:
         """`obj.__dict__` as the program may hold and change it."""
+        if isinstance(obj, type):
+            return self.class_dict(obj)  # type: ignore[return-value]
         known = self.externals.lookup(obj)
         if known is None:
             return obj.__dict__  # type: ignore[no-any-return]
@@ -525,6 +527,23 @@ class Outside:
         """The program made this class itself."""
         self._own_classes.add(kind)
 
+    def is_own_class(self, kind: Any) -> bool:
+        return isinstance(kind, type) and kind in self._own_classes
+
+    def class_dict(self, kind: type) -> Mapping[str, Any]:
+        """`kind.__dict__`: each of its attributes is read."""
+        table = _CLASS_DICT(kind)
+        if kind in self._own_classes or not kind.__flags__ & _HEAP_TYPE or is_trusted_module(kind.__module__):
+            return table  # type: ignore[no-any-return]
+        self.ambient(_class_names, (kind,))
+        found = {name: self._class_attribute(kind, name, value) for name, value in table.items()}
+        for name, value in self.overlays.names(kind).items():
+            if value is DELETED:
+                del found[name]
+            else:
+                found[name] = value
+        return types.MappingProxyType(found)
+
     def _know_external_class(self, kind: type) -> None:
         if self.externals.lookup(kind) is None:
             self.externals._register(kind, self.externals.pins.source(kind), kind)
@@ -665,6 +684,10 @@ def size_range(tensor: torch.Tensor, dim: int) -> tuple[int, int | None]:
 
 # Rounds of a loop with breaks that get code of their own, with whatever follows in the same graph.
 _UNROLLED_ROUNDS = 2
+
+
+def _class_names(kind: type) -> tuple[str, ...]:
+    return tuple(_CLASS_DICT(kind))
 
 
 def getattr_static_dict(obj: Any) -> dict[str, Any] | None:

@@ -48,7 +48,7 @@ def call_dir(world: World, args: Args, kwargs: Kwargs) -> Any:
 @RULES.interprets(sys.exc_info)
 def call_exc_info(world: World, args: Args, kwargs: Kwargs) -> Any:
     error = world.interpreter.handled_exception()
-    return (None, None, None) if error is None else (type(error), error, error.__traceback__)
+    return (None, None, None) if error is None else (type(error), error, world.getattr(error, "__traceback__"))
 
 
 @RULES.interprets(sys.exception)
