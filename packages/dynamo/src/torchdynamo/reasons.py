@@ -144,6 +144,11 @@ _TABLE = (
         " compiled code serves every round",
         "move what breaks out of the loop",
     ),
+    Reason(
+        "frame_reader",
+        "text is executed as code (eval, exec), which reads and writes the variables of the function around it",
+        "write the code out, or call it outside of the compiled function",
+    ),
     Reason("opcode", "the interpreter has no handler for this instruction", "rewrite the statement"),
     Reason(
         "overlapping_inputs",

@@ -165,6 +165,11 @@ PURE_C_FUNCTIONS: tuple[Any, ...] = (
     *(getattr(posix, name) for name in ("_path_normpath", "_path_splitroot_ex") if hasattr(posix, name)),
 )
 
+# Run text as code, with the variables of the function that calls them.
+FRAME_READERS: tuple[Any, ...] = (eval, exec)
+# Modules that write the methods of a class as text.
+MAKERS_OF_CLASSES: frozenset[str] = frozenset({"dataclasses", "collections", "attr._make"})
+
 # Modules whose `__repr__` wrappers ask for the thread's number, to notice an object that contains itself.
 REPR_MODULES: frozenset[str] = frozenset({"dataclasses", "reprlib"})
 
