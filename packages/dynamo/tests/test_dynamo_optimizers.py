@@ -43,6 +43,9 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "Adam maximize": lambda p: torch.optim.Adam(p, lr=0.01, maximize=True),
     "AdamW": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=False),
     "AdamW foreach": lambda p: torch.optim.AdamW(p, lr=0.01, foreach=True),
+    "SGD fused": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, fused=True),
+    "Adam fused": lambda p: torch.optim.Adam(p, lr=0.01, amsgrad=True, fused=True),
+    "AdamW fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True, weight_decay=0.1),
     "RMSprop": lambda p: torch.optim.RMSprop(p, lr=0.01, momentum=0.5),
     "Adagrad": lambda p: torch.optim.Adagrad(p, lr=0.01),
 }
@@ -153,3 +156,19 @@ def test_a_whole_training_step(name: str) -> None:
     assert {b.reason for b in torchdynamo.stats().break_details} == {"backward"}
     for a, b in zip(net.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_a_fused_step_under_a_gradient_scaler_breaks() -> None:
+    torchdynamo.reset()
+    net, twin = nets()
+    ours, theirs = (torch.optim.SGD(n.parameters(), lr=0.1, fused=True) for n in (net, twin))
+    step, _ = captured(ours.step)
+    for seed in range(3):
+        for one, optimizer in ((net, ours), (twin, theirs)):
+            gradients(one, seed)
+            optimizer.grad_scale, optimizer.found_inf = torch.tensor(2.0), torch.tensor(float(seed == 1))
+        step()
+        theirs.step()
+        for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert {b.reason for b in torchdynamo.stats().break_details} == {"operator_without_meta"}
