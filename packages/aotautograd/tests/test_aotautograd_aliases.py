@@ -121,6 +121,13 @@ def part_of_copy_of_part(x, y):
     return z
 
 
+def copy_over_copy(x, y):
+    z, w = x[1].clone(), y[1:].clone()
+    z.view_as(z).copy_(y[0])
+    w.copy_(x[1:])
+    return z, w
+
+
 def in_place_on_value(x, y):
     z = x * y
     z.add_(1).mul_(x)
@@ -186,7 +193,7 @@ def integer_outputs(x, y):
 PURE = [
     one_view, view_of_input, views_of_one_value, views_without_their_base, split_views, input_itself, same_output_twice,
     equal_but_distinct, detached, view_under_no_grad,
-    view_of_view_under_no_grad, part_of_copy_of_part, in_place_on_value, in_place_on_view, clone_output, constant_outputs,
+    view_of_view_under_no_grad, part_of_copy_of_part, copy_over_copy, in_place_on_value, in_place_on_view, clone_output, constant_outputs,
     integer_outputs,
 ]  # fmt: skip
 WRITING = [

@@ -196,7 +196,7 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
         source = rule(node)
         if source is None:
             continue
-        if _memory(source) is not source and any(u.target in _LAID_OUT_ALIKE and u.args[0] is node for u in node.users):
+        if _may_be_a_part(source) and _lays_out_another(node):
             continue
         mine = owner.get(node, node if node in apart else None)
         if mine is not None:
@@ -215,9 +215,27 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
     return removed
 
 
+def _may_be_a_part(node: fx.Node) -> bool:
+    """Whether the node's value may begin behind the beginning of its memory."""
+    return node.op in ("placeholder", "get_attr") or _memory(node) is not node
+
+
+def _lays_out_another(node: fx.Node) -> bool:
+    """Whether another tensor is laid out as this one or as a view of it."""
+    return any(
+        u.args[:1] == (node,) and (u.target in _LAID_OUT_ALIKE or (_is_view(u) and _lays_out_another(u)))
+        for u in node.users
+        if u.op == "call_function"
+    )
+
+
+def _is_view(node: fx.Node) -> bool:
+    return returns_alias(node.target) or node.target is operator.getitem
+
+
 def _memory(node: fx.Node) -> fx.Node:
     """The node whose memory `node` is a view of."""
-    while node.op == "call_function" and (returns_alias(node.target) or node.target is operator.getitem):
+    while node.op == "call_function" and _is_view(node):
         source = _source(node)
         if source is None or (node.target is operator.getitem and not returns_alias(source.target)):
             return node
