@@ -353,7 +353,7 @@ def _indented(lines: Lines) -> Lines:
 # -- rules ------------------------------------------------------------------------------------
 
 
-def _call(place: Place) -> Step:
+def _call(place: Place) -> Step | None:
     codegen, stack, argument = place.codegen, place.stack, place.instruction.arg or 0
     names: tuple[str, ...] = place.here.frame.keyword_names
     if place.instruction.opname == "CALL_FUNCTION_EX":
@@ -373,6 +373,8 @@ def _call(place: Place) -> Step:
         split = len(values) - len(names)
         arguments = [codegen.value(value) for value in values[:split]]
         arguments += [f"{key}={codegen.value(value)}" for key, value in zip(names, values[split:], strict=True)]
+    if callee is eval or callee is exec:
+        return None  # the frame that calls it has to be the program's own
     looks = torch_calls.looks_at_callers(callee)
     if looks:
         arguments.insert(0, codegen.pin(_lines(place)))

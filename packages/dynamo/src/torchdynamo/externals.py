@@ -195,6 +195,8 @@ class Externals:
             return self._identity(value, source)
         if kind is dict and "__builtins__" in value:
             return self.namespace(value, source)
+        if kind is dict and "__builtins__" in value:
+            return self.namespace(value, source)
         if isinstance(value, CONTAINER_BASES):
             return self._container(value, kind, source)
         rule = _REBUILT.get(kind)
@@ -258,6 +260,15 @@ class Externals:
         self._guard_identity(value, source)
         known = self._register(value, self.pins.source(value), value)
         known.sources.add(source)
+        return value
+
+    def namespace(self, value: dict[str, Any], source: Source) -> Any:
+        """The globals of a module as a dict: looking into it breaks the graph, they are read name by name elsewhere."""
+        known = self.by_original.get(id(value))
+        if known is None:
+            self._identity(value, source)
+            known = self.by_original[id(value)]
+        self.opaque[id(value)] = known
         return value
 
     def namespace(self, value: dict[str, Any], source: Source) -> Any:
