@@ -14,6 +14,7 @@ import copy
 import dataclasses
 import enum
 import functools
+import itertools
 import random
 import textwrap
 import types
@@ -23,272 +24,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from soundness_statements import CHANGES, STATEMENTS
 
 import torchdynamo
-
-# Statements over `s` (an object), `k` (a closure's list), globals and the arguments `x` and `y`; they change `r`.
-STATEMENTS = (
-    # attributes, constants, properties, descriptors
-    "r = r + s.number",
-    "r = r * s.ratio",
-    "r = r + s.twice",
-    "r = r + s.gain",
-    "r = s.scale(r)",
-    "r = r + getattr(s, 'extra', 0)",
-    "r = r + (1 if hasattr(s, 'extra') else 2)",
-    "r = r + (3 if s.flag else 5)",
-    "r = r + (2 if s.missing is None else 3)",
-    "r = r + s.inner.depth",
-    "r = r + (5 if isinstance(s.inner, dict) else 6)",
-    "r = r + s.config.depth + len(s.config.name)",
-    "r = r + s.mode.value",
-    "r = r + (1 if s.mode is Mode.A else 2)",
-    "r = r + s.slotted.v",
-    "r = r + s.fallback.anything",
-    "r = r + s.level",
-    "s.level = 3",
-    "r = r + Base.count",
-    "type(s).count += 1",
-    "r = r + s.bound(1)",
-    "r = r + s.part(2)",
-    "r = r + s.greet(1)",
-    "r = r + (1 if isinstance(s, Mixin) else 2)",
-    "r = r + type(s).__mro__.__len__()",
-    "r = r + (1 if s.ref() is s.config else 2)",
-    "r = r + s.ref().depth",
-    "r = r + len(vars(s.inner))",
-    "s.number += 1",
-    "s.last = r",
-    "r = r + (s.last if hasattr(s, 'last') else 0)",
-    "s.inner.late = s.number",
-    "del s.inner.depth",
-    # containers
-    "r = r + len(s.items)",
-    "r = r + sum(s.items)",
-    "r = r + (s.items[0] if s.items else 9)",
-    "for i in s.items: r = r * 1.5 + i",
-    "r = r + sum(v for v in s.table.values())",
-    "r = r + (s.table['a'] if 'a' in s.table else -1)",
-    "r = r + s.table.get('b', 4)",
-    "for key in s.table: r = r + len(key)",
-    "r = r + len(list(s.table)[0]) * [*s.table.values()][-1]",
-    "r = r + (7 if 'x' in s.names else 11)",
-    "r = r + len(s.queue)",
-    "r = r + s.pair[1]",
-    "r = r + hash(s.pair) % 7",
-    "for key, v in s.order.items(): r = r * 2 + v + len(key)",
-    "r = r + s.default['z']",
-    "r = r + (1 if s.items is s.shared else 2)",
-    "r = r + copy.deepcopy(s.inner).depth",
-    "r = r + copy.copy(s.items)[-1]",
-    "r = r + next(s.iterator, 0)",
-    "r = r + sum(s.generator)",
-    "s.items.append(1)",
-    "s.items[0] = 4",
-    "s.table['n'] = s.number",
-    "s.order.move_to_end('p')",
-    "s.queue.append(3)",
-    "s.names.add('y')",
-    "del s.table['a']",
-    "try:\n    r = r + s.table['q']\nexcept KeyError:\n    r = r + 3",
-    # globals, closures, functions
-    "r = r + GLOBAL",
-    "r = r + helper(r, 1)",
-    "r = r + TABLE['g']",
-    "r = r + k[0]",
-    "r = r + len(k)",
-    "r = r + cell",
-    "r = r + bump()",
-    "r = r + remember(1)",
-    "r = r + (lambda n=s.number: n)()",
-    "k.append(2)",
-    "TABLE['g'] += 1",
-    "global GLOBAL\nGLOBAL += 1",
-    # modules
-    "r = s.layer(r)",
-    "r = r + (1 if s.layer.training else 2)",
-    "r = s.net(r)",
-    "for p in s.net.parameters(): r = r + p.sum()",
-    "for n, b in s.net.named_buffers(): r = r + b.sum() + len(n)",
-    "r = r + len(s.net) + len(list(s.net.modules()))",
-    "s.layer.step += 1",
-    "r = r + s.layer.step",
-    "s.layer.train(not s.layer.training)",
-    # tensors, metadata, aliases
-    "r = r + s.weight",
-    "r = r + s.weight.shape[0]",
-    "r = r + (1 if s.weight.requires_grad else 2) + (1 if s.weight.is_leaf else 2)",
-    "r = r + (s.weight.grad.sum() if s.weight.grad is not None else 1)",
-    "r = r + (4 if s.weight is s.other else 6)",
-    "r = r + (1 if id(s.weight) == id(s.other) else 2)",
-    "r = r + getattr(s.weight, 'tag', 0)",
-    "s.weight.tag = 3",
-    "r = r + (1 if x is y else 2)",
-    "r = r + y.sum()",
-    "r = r + y.dim() + (1 if y.dtype == torch.float64 else 2)",
-    "r = r + (1 if y.is_contiguous() else 2) + y.stride()[0]",
-    "r = r + (1 if y.is_conj() or y.is_neg() else 2) + y.real.sum()",
-    "r = r + s.base[1] + s.view.sum()",
-    "r = r + s.view.storage_offset() + s.big.stride(0)",
-    "r = r + s.big.t()[0].sum() + (1 if s.big.is_contiguous() else 2)",
-    "r = r + float(s.array[0])",
-    "r = r + y.sum().item()",
-    "r = r + (1 if type(y) is torch.Tensor else 2)",
-    "s.view.mul_(2)",
-    "s.base.add_(1)",
-    "y.add_(1)",
-    "x.mul_(2)",
-    "y[0] = 5",
-    "v = x[1:]; v += 1; r = r + v.sum()",
-    "with torch.no_grad(): s.weight.mul_(2)",
-    "s.weight.add_(1) if not s.weight.requires_grad else None",
-    "s.weight = s.weight + 1",
-    # ambient state
-    "r = r + (1 if torch.is_grad_enabled() else 2)",
-    "r = r + (1 if torch.is_inference_mode_enabled() else 2)",
-    "r = r + (1 if torch.zeros(1).dtype == torch.float64 else 2)",
-    "r = r + (1 if torch.get_default_dtype() == torch.float64 else 2)",
-    "r = r + (1 if torch.is_autocast_enabled('cpu') else 2)",
-    "r = r + (1 if torch.mm(s.big, s.big.t()).dtype == torch.bfloat16 else 2)",
-    "r = r + (1 if torch.are_deterministic_algorithms_enabled() else 2)",
-    "r = r + len(torch.get_float32_matmul_precision())",
-    "r = r + torch.get_num_threads()",
-    "r = r + (1 if torch.get_default_device().type == 'meta' else 2)",
-)
-CHANGES = (
-    "pass",
-    "s.number = 5",
-    "s.number = 5.0",
-    "s.number = True",
-    "s.ratio = 0.5",
-    "s.ratio = -0.0",
-    "type(s).gain = 8",
-    "s.gain = 3",
-    "Base.gain = 6",
-    "Base.count = 50",
-    "type(s).scale = lambda self, r: r - 1",
-    "Base.scale.__code__ = (lambda self, r: r + 40).__code__",
-    "type(s).twice = property(lambda self: 77)",
-    "Base.twice = property(lambda self: 78)",
-    "Base.twice.fget.__code__ = (lambda self: 79).__code__",
-    "Base.level = property(lambda self: 80, Base.level.fset)",
-    "Derived.__bases__ = (Mixin, Base)",
-    "Mixin.greet = lambda self, n: n + 90",
-    "del s.inner.depth",
-    "s.inner.depth = 4",
-    "s.inner = types.SimpleNamespace(depth=9)",
-    "s.inner = {'depth': 3}",
-    "s.inner.__dict__ = {'depth': 12}",
-    "s.__dict__ = dict(s.__dict__, number=31)",
-    "s.__class__ = Other",
-    "s.extra = 13",
-    "s.__dict__.pop('extra', None)",
-    "s.flag = not s.flag",
-    "s.missing = 0",
-    "s.config = dataclasses.replace(s.config, depth=21)",
-    "s.ref = weakref.ref(s.config)",
-    "object.__setattr__(s.config, 'depth', 22)",
-    "s.mode = Mode.B",
-    "s.slotted.v = 6",
-    "s.fallback.table['anything'] = 15",
-    "type(s.fallback).__getattr__ = lambda self, name: 16",
-    "s.level = 10",
-    "s.bound = types.MethodType(lambda self, n: n + self.number * 3, s)",
-    "s.part = functools.partial(s.part.func, 7)",
-    "s.items.append(4)",
-    "s.items.clear()",
-    "s.items[:1] = [9, 8]",
-    "s.items.reverse()",
-    "s.items[0] = 1.0",
-    "s.items = s.shared",
-    "s.items = tuple(s.items)",
-    "s.table['a'] = 6",
-    "s.table.pop('a', None)",
-    "s.table['b'] = 2",
-    "s.table = dict(reversed(s.table.items()))",
-    "s.table['a'] = s.table.pop('a', 3)",
-    "s.table['q'] = 2",
-    "s.order.move_to_end('p')",
-    "s.order['p'] += 1",
-    "s.default['z'] = 8",
-    "s.default.default_factory = lambda: 5",
-    "s.names ^= {'x'}",
-    "s.queue.appendleft(0)",
-    "s.queue = collections.deque(s.queue, maxlen=1)",
-    "s.pair = (4, 5, 6)",
-    "s.iterator = iter([7, 8])",
-    "s.generator = (n for n in [2, 3])",
-    "g['GLOBAL'] = 21",
-    "g['helper'] = lambda r, n: r * n",
-    "g['helper'].__defaults__ = (5,)",
-    "g['helper'].__kwdefaults__ = {'extra': 6}",
-    "g['helper'].__code__ = (lambda r, n, m=2, *, extra=1: r - n).__code__",
-    "g['remember'].__defaults__[0].append(9)",
-    "g['TABLE']['g'] = 30",
-    "g['TABLE'] = {'g': 31}",
-    "g['Base'] = types.SimpleNamespace(count=70)",
-    "k[0] = 6",
-    "k.append(1)",
-    "f.__closure__[f.__code__.co_freevars.index('cell')].cell_contents = 12",
-    "f.__code__ = f.__code__.replace(co_name='renamed')",
-    "s.weight = s.weight * 2",
-    "s.weight = s.other",
-    "s.weight = torch.ones(3, requires_grad=True)",
-    "s.weight = torch.ones(1)",
-    "s.weight = torch.ones(3, dtype=torch.float64)",
-    "s.weight.data.mul_(3)",
-    "s.weight.data = torch.full((3,), 5.0)",
-    "s.weight.grad = torch.ones(s.weight.shape, dtype=s.weight.dtype)",
-    "s.weight.requires_grad_(not s.weight.requires_grad)",
-    "s.weight.tag = 11",
-    "s.view = s.base[:2]",
-    "s.view = torch.ones(2)",
-    "s.base = s.view",
-    "s.big = s.big.t().contiguous().t()",
-    "s.big = torch.ones(3, 4)[:, 1:]",
-    "s.array[0] = 19",
-    "a[1] = a[0]",
-    "a[1] = a[0][:2]",
-    "a[0] = s.base",
-    "a[1] = s.view",
-    "a[1] = torch.ones(3, 2).t()[0]",
-    "a[1] = torch.ones(3, dtype=torch.float64)",
-    "a[1] = torch.ones(3, dtype=torch.complex64).conj()",
-    "a[1] = torch.ones(3, dtype=torch.complex64).conj().imag",
-    "a[1] = torch.ones(2, 3)",
-    "a[1] = torch.ones(3).as_subclass(Marked)",
-    "a[0] = torch.ones(2, 3)",
-    "a[0] = torch.ones(3, requires_grad=True)",
-    "s.layer.eval()",
-    "s.layer.train()",
-    "s.layer.register_forward_hook(lambda m, i, o: o + 1)",
-    "s.layer.register_forward_pre_hook(lambda m, i: (i[0] * 2,))",
-    "s.layer._forward_hooks.clear()",
-    "s.layer.scale = 4.0",
-    "s.layer.step = 8",
-    "s.layer.weight = torch.nn.Parameter(torch.full((3,), 2.0))",
-    "s.layer.weight.requires_grad_(False)",
-    "s.layer.forward = lambda r: r - 3",
-    "s.layer.__class__ = Slower",
-    "Layer.forward = lambda self, r: r + self.scale",
-    "s.net[0].scale = 3.5",
-    "s.net[1].inside.weight.data.mul_(2)",
-    "s.net[1].shift = torch.full((3,), 6.0)",
-    "s.net.append(Layer())",
-    "s.net[0] = s.net[1]",
-    "del s.net[0]",
-    "s.net[0].weight = s.net[1].inside.weight",
-    "s.net.register_buffer('late', torch.ones(2))",
-    "ambient ^= {'no_grad'}",
-    "ambient ^= {'inference'}",
-    "ambient ^= {'autocast'}",
-    "ambient ^= {'float64'}",
-    "ambient ^= {'deterministic'}",
-    "ambient ^= {'precision'}",
-    "ambient ^= {'threads'}",
-    "ambient ^= {'meta'}",
-    "ambient ^= {'cpu'}",
-)
 
 
 class Marked(torch.Tensor):
@@ -402,6 +140,8 @@ def _fill(s: Any, classes: dict[str, Any], layer: type, outer: type) -> None:
     s.net = torch.nn.Sequential(layer(), outer())
     s.base = torch.arange(3.0)
     s.view, s.big, s.array = s.base[1:], torch.arange(9.0).reshape(3, 3), s.base.numpy()
+    s.spare, s.twin, s.by, s.some = Slotted(), Config(), {s.slotted: 5}, {s.slotted}
+    s.spare.v = 6
 
 
 def make_world(statements: Sequence[str]) -> dict[str, Any]:
@@ -411,7 +151,8 @@ def make_world(statements: Sequence[str]) -> dict[str, Any]:
     s: Any = classes["Derived"]()
     _fill(s, classes, layer, outer)
     names: dict[str, Any] = {
-        "torch": torch, "copy": copy, "GLOBAL": 1, "TABLE": {"g": 3}, **classes,
+        "torch": torch, "copy": copy, "collections": collections, "itertools": itertools, "torchdynamo": torchdynamo,
+        "GLOBAL": 1, "TABLE": {"g": 3}, **classes,
     }  # fmt: skip
     first = "global GLOBAL\n" * any("global GLOBAL" in statement for statement in statements)
     body = first + "r = x + 0\n" + "\n".join(s.removeprefix("global GLOBAL\n") for s in statements)
@@ -427,7 +168,8 @@ def make_world(statements: Sequence[str]) -> dict[str, Any]:
     f = names["make"](1, k := [1])
     return {
         "s": s, "g": names, "k": k, "f": f, "Layer": layer, "Slower": slower, "Marked": Marked, **classes,
-        "torch": torch, "types": types, "weakref": weakref, "collections": collections, "dataclasses": dataclasses, "functools": functools,
+        "torch": torch, "types": types, "weakref": weakref, "collections": collections, "dataclasses": dataclasses,
+        "functools": functools, "copy": copy,
         "a": [torch.arange(3.0), torch.ones(3)], "ambient": set(),
     }  # fmt: skip
 
@@ -534,11 +276,56 @@ def _apply(change: str, world: dict[str, Any]) -> str:
     return ""
 
 
+def out_of_place(graph: Any) -> Any:
+    """A back end that runs graphs as functional ones do: on copies of the inputs, which are written back at the end.
+
+    Two inputs that share memory come apart here: a version must not be used for such a call if it writes to one.
+    """
+
+    def run(*inputs: Any) -> Any:
+        tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
+        if torch.is_inference_mode_enabled() or any(
+            t.requires_grad or t.is_inference() or t.device.type != "cpu" for t in tensors
+        ):
+            return graph(*inputs)
+        copies = {id(t): _copied(t) for t in tensors}
+        versions = {key: made._version for key, made in copies.items()}
+        results = graph(*[copies.get(id(x), x) for x in inputs])
+        homes = {copies[id(t)].untyped_storage().data_ptr(): t for t in tensors if t.numel()}
+        for t in tensors:
+            if copies[id(t)]._version != versions[id(t)]:
+                t.copy_(copies[id(t)])
+        return [_at_home(result, copies, tensors, homes) for result in results]
+
+    return run
+
+
+def _copied(tensor: torch.Tensor) -> torch.Tensor:
+    """The same layout in memory of its own."""
+    made = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    with torch.no_grad():
+        storage = tensor.untyped_storage().clone()
+        return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+
+
+def _at_home(result: Any, copies: dict[int, Any], tensors: list[Any], homes: dict[int, Any]) -> Any:
+    """A result that is an input's copy, or a view of it, as the input or a view of that."""
+    if not isinstance(result, torch.Tensor) or result.requires_grad or result.is_meta or not result.numel():
+        return result
+    for tensor in tensors:
+        if result is copies[id(tensor)]:
+            return tensor
+    home = homes.get(result.untyped_storage().data_ptr())
+    if home is None:
+        return result
+    return home.as_strided(result.size(), result.stride(), result.storage_offset())
+
+
 def disagreement(statements: Sequence[str], changes: Sequence[str], limit: int = 8) -> str | None:
     """Where the compiled program parts from the eager one, or None."""
     eager, traced = make_world(statements), make_world(statements)
     options = torchdynamo.CaptureOptions(strict=True, recompile_limit=limit)
-    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=options)(traced["f"])
+    compiled = torchdynamo.optimize(lambda gm, inputs: out_of_place(gm.forward), options=options)(traced["f"])
     for step, change in enumerate(("pass", *changes, "pass")):
         if _apply(change, eager) != _apply(change, traced):
             return f"step {step}, the change {change!r} itself"

@@ -9,7 +9,8 @@ import os
 
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from soundness_programs import CHANGES, STATEMENTS, disagreement
+from soundness_programs import disagreement
+from soundness_statements import CHANGES, STATEMENTS
 
 COUNT = int(os.environ.get("SOUNDNESS_PROGRAMS", "2000"))
 

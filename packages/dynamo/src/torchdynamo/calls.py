@@ -177,6 +177,8 @@ class Calls:
             return self._ambient(fn, args, kwargs)
         if fn.__name__ == "is_inference":
             return self._is_inference(fn, args, kwargs)
+        if fn.__name__ in _METADATA_WRITES:
+            self._refuse_metadata_write(fn, args)
         try:
             if fn in torch_calls.ANSWERS:
                 return torch_calls.ANSWERS[fn]
@@ -189,6 +191,13 @@ class Calls:
         if torch_calls.is_leaf(fn):
             return self._native(fn, args, kwargs)
         return MISSING
+
+    def _refuse_metadata_write(self, fn: Any, args: Args) -> None:
+        """Of an input: a graph has no place for it, and a back end may run on copies."""
+        tensor = getattr(fn, "__self__", None)
+        tensor = tensor if isinstance(tensor, torch.Tensor) else args[0] if args else None
+        if self.outside.externals.lookup(tensor) is not None:
+            raise BreakGraph("tensor_metadata_write", f"{fn.__name__}() of an input")
 
     def _is_inference(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """Of an input: as it was made, which its dispatch keys tell; its fake was made under the mode of the call."""
@@ -347,7 +356,7 @@ class Calls:
         mark = mark_of(module)
         if mark is not None:
             return self._marked(mark, module, args, kwargs)
-        if type(module).__call__ is not nn.Module.__call__:
+        if self.outside.class_get(type(module), "__call__")[0] is not nn.Module.__call__:
             return MISSING
         return self._module(None, (module, *args), kwargs)
 
@@ -385,6 +394,8 @@ class Calls:
         raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")
 
 
+# Methods that change what autograd knows of a tensor, in place.
+_METADATA_WRITES = frozenset({"requires_grad_", "detach_"})
 # Torch's decorators of optimizers: their code is the same for all that they wrap.
 _OPTIMIZER_STEP = optimizer._use_grad_for_differentiable(lambda self: None).__code__
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import copy
 import operator
 import re
 import types
@@ -17,7 +18,7 @@ from torchdynamo.calls import Calls, Redirect
 from torchdynamo.externals import ATOMS, CONTAINER_BASES
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
-from torchdynamo.interpreter.protocol import MISSING
+from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
 from torchdynamo.overlays import DELETED
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import FAKE_ERRORS, as_break
@@ -33,6 +34,7 @@ class CaptureWorld(PlainWorld):
         self.outside = outside
         self.calls = Calls(outside)
         outside.externals.world = self
+        self._known_methods: set[tuple[type, str]] = set()
 
     # -- names ------------------------------------------------------------------------------
 
@@ -71,15 +73,27 @@ class CaptureWorld(PlainWorld):
 
     # -- attributes -------------------------------------------------------------------------
 
+    def know_methods(self, obj: Any, *names: str) -> None:
+        """The program asks for these special methods of `obj`: that its class has them, or not, is guarded."""
+        kind = type(obj)
+        if not kind.__flags__ & _HEAP_TYPE or isinstance(obj, _NOT_OF_THE_PROGRAM) or self.outside.made_class(kind):
+            return
+        for name in names:
+            if (kind, name) not in self._known_methods:
+                self._known_methods.add((kind, name))
+                self.outside.class_get(kind, name)
+
     def getattr(self, obj: Any, name: str) -> Any:
         if isinstance(obj, torch.Tensor):
             return self.outside.tensor_get(obj, name)
+        self.know_methods(obj, "__getattribute__")
         if name == "__traceback__" and isinstance(obj, BaseException) and self.outside.externals.lookup(obj) is None:
             raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
         if isinstance(obj, types.ModuleType):
             value = self.outside.module_get(obj, name)
             return super().getattr(obj, name) if value is MISSING else value
         if isinstance(obj, nn.Module) and modules.uses_plain_getattr(type(obj)):
+            self.know_methods(obj, "__getattr__")
             value = self._module_attribute(obj, name)
             if value is not MISSING:
                 return value
@@ -95,6 +109,7 @@ class CaptureWorld(PlainWorld):
         return self.outside.registered(module, name)
 
     def setattr(self, obj: Any, name: str, value: Any) -> None:
+        self.know_methods(obj, "__setattr__")
         if isinstance(obj, torch.Tensor):
             self.outside.tensor_set(obj, name, value)
         elif isinstance(obj, types.ModuleType):
@@ -114,6 +129,7 @@ class CaptureWorld(PlainWorld):
         return self.outside.registered(module, name) is MISSING
 
     def delattr(self, obj: Any, name: str) -> None:
+        self.know_methods(obj, "__delattr__")
         if isinstance(obj, torch.Tensor):
             self.outside.tensor_delete(obj, name)
         else:
@@ -203,17 +219,20 @@ class CaptureWorld(PlainWorld):
     # -- iteration --------------------------------------------------------------------------
 
     def iterate(self, obj: Any) -> Any:
+        self.know_methods(obj, "__iter__", "__getitem__")
         self.outside.refuse_opaque(obj)
         self.outside.refuse_iterator(obj)
         return super().iterate(obj)
 
     def advance(self, iterator: Any) -> Any:
+        self.know_methods(iterator, "__next__")
         self.outside.refuse_iterator(iterator)
         return super().advance(iterator)
 
     # -- items and operators ----------------------------------------------------------------
 
     def getitem(self, obj: Any, key: Any) -> Any:
+        self.know_methods(obj, "__getitem__", "__missing__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
             self.tell_apart(key)
@@ -222,6 +241,7 @@ class CaptureWorld(PlainWorld):
         return super().getitem(obj, key)
 
     def setitem(self, obj: Any, key: Any, value: Any) -> None:
+        self.know_methods(obj, "__setitem__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
             self.tell_apart(key)
@@ -230,12 +250,15 @@ class CaptureWorld(PlainWorld):
         super().setitem(obj, key, value)
 
     def delitem(self, obj: Any, key: Any) -> None:
+        self.know_methods(obj, "__delitem__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
             self.tell_apart(key)
         super().delitem(obj, key)
 
     def contains(self, container: Any, item: Any) -> bool:
+        self.know_methods(container, "__contains__", "__iter__", "__getitem__")
+        self.know_methods(item, "__eq__", "__hash__")
         self.outside.refuse_opaque(container, item)
         if isinstance(container, dict):
             self.tell_apart(item)
@@ -252,6 +275,7 @@ class CaptureWorld(PlainWorld):
         return a is b
 
     def truth(self, obj: Any) -> bool:
+        self.know_methods(obj, "__bool__", "__len__")
         if isinstance(obj, SYMBOLIC):
             return bool(obj)
         if hasattr(type(obj), "__bool__") or hasattr(type(obj), "__len__"):
@@ -259,11 +283,14 @@ class CaptureWorld(PlainWorld):
         return super().truth(obj)
 
     def unary(self, op: str, a: Any) -> Any:
+        self.know_methods(a, UNARY[op][1])
         self.outside.refuse_opaque(a)
         result = scalars.unary(op, a, UNARY[op][0])
         return super().unary(op, a) if result is MISSING else result
 
     def binary(self, op: str, a: Any, b: Any) -> Any:
+        self.know_methods(a, *BINARY[op][2:4])
+        self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
         if isinstance(a, _SETS):
             self.tell_apart(a, b)
@@ -271,6 +298,8 @@ class CaptureWorld(PlainWorld):
         return super().binary(op, a, b) if result is MISSING else result
 
     def inplace(self, op: str, a: Any, b: Any) -> Any:
+        self.know_methods(a, *BINARY[op][2:])
+        self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
         if isinstance(a, _SETS):
             self.tell_apart(a, b)
@@ -278,6 +307,8 @@ class CaptureWorld(PlainWorld):
         return super().inplace(op, a, b) if result is MISSING else result
 
     def compare(self, op: str, a: Any, b: Any) -> Any:
+        self.know_methods(a, *COMPARE[op][1:], "__eq__")
+        self.know_methods(b, *COMPARE[op][1:], "__eq__")
         if op in ("==", "!=") and type(a) is type(b) is types.SimpleNamespace:
             a, b = self.outside.instance_dict(a), self.outside.instance_dict(b)
         self.outside.refuse_opaque(a, b)
@@ -289,6 +320,9 @@ class CaptureWorld(PlainWorld):
     # -- calls ------------------------------------------------------------------------------
 
     def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        names = _ASKED_METHODS.get(id(fn))
+        if names is not None and args:
+            self.know_methods(args[0], *names)
         interpreter = self.interpreter
         tail, interpreter.tail_call = interpreter.tail_call, False
         try:
@@ -372,6 +406,23 @@ def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args if any(fn is one for one in _SEARCHING_FUNCTIONS) else ()
 
 
+# Objects whose methods are torch's and capture's own.
+_NOT_OF_THE_PROGRAM = (torch.Tensor, InterpreterObject, *SYMBOLIC)
+# What built-in functions ask of their argument, by the function's identity.
+_ASKED_METHODS: dict[int, tuple[str, ...]] = {
+    id(function): names
+    for function, *names in (
+        (len, "__len__"), (bool, "__bool__", "__len__"), (int, "__int__", "__index__", "__trunc__"),
+        (float, "__float__", "__index__"), (complex, "__complex__", "__float__", "__index__"), (hash, "__hash__"),
+        (str, "__str__", "__repr__"), (repr, "__repr__"), (format, "__format__", "__str__", "__repr__"),
+        (abs, "__abs__"), (round, "__round__"), (iter, "__iter__", "__getitem__"), (next, "__next__"),
+        (list, "__iter__", "__getitem__"), (tuple, "__iter__", "__getitem__"), (set, "__iter__", "__getitem__"),
+        (dict, "keys", "__iter__", "__getitem__"), (sum, "__iter__"), (min, "__iter__"), (max, "__iter__"),
+        (sorted, "__iter__"), (reversed, "__reversed__", "__len__", "__getitem__"), (divmod, "__divmod__"),
+        (pow, "__pow__"), (callable, "__call__"), (copy.copy, "__copy__", "__reduce_ex__"),
+        (copy.deepcopy, "__deepcopy__", "__reduce_ex__"), (enumerate, "__iter__"), (zip, "__iter__"),
+    )
+}  # fmt: skip
 _COMPARED_BY_VALUE = (torch.Tensor, int, float, complex, str, bytes, type(None), *SYMBOLIC)
 _SETS: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.items()))
 _MADE_OF_KEYS: tuple[Any, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict, dict.fromkeys)

@@ -544,6 +544,10 @@ class Outside:
                 found[name] = value
         return types.MappingProxyType(found)
 
+    def made_class(self, kind: type) -> bool:
+        """Whether the program made this class itself."""
+        return kind in self._own_classes
+
     def _know_external_class(self, kind: type) -> None:
         if self.externals.lookup(kind) is None:
             self.externals._register(kind, self.externals.pins.source(kind), kind)
