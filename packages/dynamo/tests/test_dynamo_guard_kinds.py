@@ -204,6 +204,11 @@ def modules_hooked(args: list[Any]) -> None:
     HANDLES.append(nn.modules.module.register_module_forward_hook(lambda module, inputs, out: out * 2))
 
 
+def modules_unhooked() -> None:
+    while HANDLES:
+        HANDLES.pop().remove()
+
+
 HANDLES: list[Any] = []
 _closure_program, _closure_change = closure()
 
@@ -284,7 +289,7 @@ ROWS = [
     Row("submodule removed", calls_net, lambda a: a[1].inner.__delitem__(1), Net),
     Row("forward hook", calls_net, hooked, Net),
     Row("forward pre-hook", calls_net, pre_hooked, Net),
-    Row("hook on all modules", calls_net, modules_hooked, Net, undo=lambda: HANDLES.pop().remove()),
+    Row("hook on all modules", calls_net, modules_hooked, Net, undo=modules_unhooked),
     Row("forward on the instance", calls_net, lambda a: setattr(a[1].inner[1], "forward", lambda x: x * 5), Net),
     Row("tied weights", lambda x, s: x + len(list(s.parameters())),
         lambda a: setattr(a[1][0], "weight", a[1][1].weight), lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))),
