@@ -642,3 +642,40 @@ def test_draws_from_a_generator_of_the_programs_own_break() -> None:
             results.append((f(x), torch.rand(2, generator=generator)))
         same(*results)
     assert {detail.reason for detail in torchdynamo.stats().break_details} == {"random_state"}
+
+
+@pytest.mark.parametrize("way", ["method", "function", "grad"])
+def test_what_autograds_engine_runs_is_not_captured(way: str) -> None:
+    """A back end's own backward, in particular, is none of the program."""
+    seen: list[str] = []
+
+    def derivative(grad: torch.Tensor) -> torch.Tensor:
+        return grad * 3
+
+    class Compiled(Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x * 3
+
+        @staticmethod
+        def backward(ctx, grad):
+            return derivative(grad)
+
+    def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        seen.append(type(graph).__name__)
+        return lambda *args: tuple(Compiled.apply(out) if out.requires_grad else out for out in graph.forward(*args))
+
+    def program(x):
+        y = (x * 2).sum()
+        if way == "method":
+            y.backward()
+        elif way == "function":
+            torch.autograd.backward(y)
+        else:
+            x.grad = torch.autograd.grad(y, x)[0]
+        return x.grad + 1
+
+    compiled = torchdynamo.optimize(backend, options=torchdynamo.CaptureOptions(strict=True))(program)
+    x = torch.ones(3, requires_grad=True)
+    torch.testing.assert_close(compiled(x), torch.full((3,), 7.0))
+    assert len(seen) == 2  # before the engine's run and behind it

@@ -227,8 +227,11 @@ def runs_unhooked(function: Any) -> bool:
     """Whether a call that leaves the graph runs as it is with all that it calls.
 
     What is compiled would save other tensors than a checkpoint expects, and a context of autograd or a tensor of a
-    function transform means something to the eager program alone.
+    function transform means something to the eager program alone. Autograd's engine runs what compilers made, which may
+    be compiled there and then: a compiler is no part of the program.
     """
+    if isinstance(function, types.MethodType) and function.__func__ in _UNHOOKED:
+        return True
     if isinstance(function, types.BuiltinFunctionType):
         return True
     if isinstance(function, types.FunctionType):
@@ -237,7 +240,9 @@ def runs_unhooked(function: Any) -> bool:
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
-_UNHOOKED: frozenset[Any] = frozenset({torch.utils.checkpoint.checkpoint})
+_UNHOOKED: frozenset[Any] = frozenset(
+    {torch.utils.checkpoint.checkpoint, torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
+)
 # Where torch.func works; what is in `torch.func` itself only wraps functions.
 _TRANSFORM_FILES = frozenset(
     os.path.join(os.path.dirname(torch.func.vjp.__code__.co_filename), name)
