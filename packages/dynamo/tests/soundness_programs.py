@@ -259,7 +259,7 @@ def outcome(world: dict[str, Any], run: Any) -> Any:
             if isinstance(error, torchdynamo.TorchDynamoError):
                 raise
             shown = [type(error).__name__]
-    tensors = [a[0], a[1], s.weight, s.layer.weight]
+    tensors = [a[0], a[1], s.weight, getattr(s.layer, "weight", None)]
     gradients = [_text(t.grad) if isinstance(t, torch.Tensor) and t.is_leaf else None for t in tensors]
     state = [(name, _text(s.__dict__.get(name))) for name in _OBSERVED]
     rest = [world["k"], world["g"]["TABLE"], world["g"]["GLOBAL"], s.layer.step, s.layer.training, type(s).count, a]
@@ -284,9 +284,7 @@ def out_of_place(graph: Any) -> Any:
 
     def run(*inputs: Any) -> Any:
         tensors = [x for x in inputs if isinstance(x, torch.Tensor)]
-        if torch.is_inference_mode_enabled() or any(
-            t.requires_grad or t.is_inference() or t.device.type != "cpu" for t in tensors
-        ):
+        if torch.is_inference_mode_enabled() or any(map(_is_bound_to_its_place, tensors)):
             return graph(*inputs)
         copies = {id(t): _copied(t) for t in tensors}
         versions = {key: made._version for key, made in copies.items()}
@@ -298,6 +296,12 @@ def out_of_place(graph: Any) -> Any:
         return [_at_home(result, copies, tensors, homes) for result in results]
 
     return run
+
+
+def _is_bound_to_its_place(tensor: torch.Tensor) -> bool:
+    """Whether a copy would mean something else: to autograd, or because elements share their memory."""
+    repeated = any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.requires_grad or tensor.is_inference() or tensor.device.type != "cpu" or repeated
 
 
 def _copied(tensor: torch.Tensor) -> torch.Tensor:

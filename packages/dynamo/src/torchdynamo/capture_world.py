@@ -427,7 +427,10 @@ _COMPARED_BY_VALUE = (torch.Tensor, int, float, complex, str, bytes, type(None),
 _SETS: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.items()))
 _MADE_OF_KEYS: tuple[Any, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict, dict.fromkeys)
 _SEARCHES = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
-_SEARCHING_FUNCTIONS: list[Any] = [operator.eq, operator.ne, operator.contains, operator.countOf, operator.indexOf]
+_SEARCHING_FUNCTIONS: list[Any] = [
+    operator.eq, operator.ne, operator.contains, operator.countOf, operator.indexOf,
+    collections._count_elements,  # type: ignore[attr-defined]  # of Counter
+]  # fmt: skip
 _QUESTIONS_OF_TYPE: list[Any] = [isinstance, issubclass, callable, id]
 _HEAP_TYPE = 1 << 9
 _SHOW_VALUES: list[Any] = [str, repr, ascii, format, hash]  # a list: the functions asked for may not be hashable
