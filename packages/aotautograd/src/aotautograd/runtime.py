@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from aotautograd import _C
+from aotautograd._C import wrap
 from aotautograd.schemas import (
     HELD,
     UNHELD,
@@ -35,7 +35,7 @@ CompileBackward = Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...]]]
 
 def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
     """Calls a forward that has no backward."""
-    return _finished(metadata, _C.wrap(_call_plan(metadata, compiled), None))
+    return _finished(metadata, wrap(_call_plan(metadata, compiled), None))
 
 
 def training_callable(
@@ -55,7 +55,7 @@ def training_callable(
     """
     backward = _CompiledOnce(compile_backward)
     history = _history_plan(metadata, partition, backward, gradients, reads)
-    return _finished(metadata, _C.wrap(_call_plan(metadata, forward), history))
+    return _finished(metadata, wrap(_call_plan(metadata, forward), history))
 
 
 def _finished(metadata: ProgramMetadata, call: Flat) -> Flat:
