@@ -288,7 +288,7 @@ def no_grad_if(flag: bool) -> Iterator[None]:
 
 @case(lambda: [True])
 def contexts_of_gradients(x: torch.Tensor, flags: list[bool]) -> Any:
-    x.requires_grad_()
+    x = x.clone().requires_grad_()
     with no_grad_if(flags[0]):
         y = x * 2
     flags[0] = not flags[0]

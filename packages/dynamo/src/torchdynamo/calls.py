@@ -6,6 +6,7 @@ MISSING when the call is nothing special and the interpreter's own rules apply.
 
 from __future__ import annotations
 
+import contextvars
 import copy
 import functools
 import types
@@ -186,6 +187,8 @@ class Calls:
             return MISSING
         self._break_if_listed(fn, getattr(fn, "__module__", None) or "")
         owner = getattr(fn, "__self__", None)
+        if isinstance(owner, contextvars.ContextVar):
+            return self._context_variable(fn, args)
         if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return self.autograd_functions.apply(owner, args, kwargs)
         if torch_calls.is_leaf(fn):
@@ -198,6 +201,15 @@ class Calls:
         tensor = tensor if isinstance(tensor, torch.Tensor) else args[0] if args else None
         if self.outside.externals.lookup(tensor) is not None:
             raise BreakGraph("tensor_metadata_write", f"{fn.__name__}() of an input")
+
+    def _context_variable(self, fn: Any, args: Args) -> Any:
+        """`get` of a constant is guarded; what else is done with a variable of the context is done for real."""
+        if fn.__name__ != "get":
+            raise BreakGraph("ambient_state", f"{fn.__name__}() of the context variable {fn.__self__.name!r}")
+        value = fn(*args) if is_constant(args) else None
+        if not is_constant(value):
+            raise BreakGraph("unsupported_read", f"what the context variable {fn.__self__.name!r} holds")
+        return self.outside.ambient(fn, args)
 
     def _is_inference(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """Of an input: as it was made, which its dispatch keys tell; its fake was made under the mode of the call."""
@@ -298,7 +310,8 @@ class Calls:
         if isinstance(obj, (type, types.ModuleType)):
             if self.outside.overlays.names(obj):
                 raise BreakGraph("unsupported_read", f"dir() of {obj.__name__}, which the program has changed")
-            return dir(obj) if self.outside.is_own_class(obj) else self.outside.ambient(dir, args)
+            own = isinstance(obj, type) and self.outside.made_class(obj)
+            return dir(obj) if own else self.outside.ambient(dir, args)
         method = python_method(type(obj), "__dir__")
         if method is not None:
             return world.call(sorted, (world.call(method, args, {}),), {})

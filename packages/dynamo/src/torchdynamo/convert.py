@@ -40,7 +40,7 @@ from torchdynamo.guards import (
 )
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import MarkKind, mark_of
-from torchdynamo.memory_guards import guard_written_memory
+from torchdynamo.memory_guards import guard_written_memory, guard_written_objects
 from torchdynamo.reasons import BreakGraph, describe
 from torchdynamo.regions import graph_module
 from torchdynamo.resume import Entrance, make_resume, origin_of
@@ -119,7 +119,7 @@ class Function:
         for entry in compiled.entries:
             info: Compiled = entry.info
             scope = self.scope(flat, info.pinned)
-            why.append(first_failure(info.guards, scope) or "a guard that holds now failed before")
+            why.append(str(first_failure(info.guards, scope) or "a guard that holds now failed before"))
             self.changed.update(_changed_sizes(info.guards, scope))
         self.stats.recompile(self.function, why)
         policy, limit = self.options.on_recompile, self.options.recompile_limit
@@ -222,6 +222,7 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
     shared = guard_written_memory(outside)
     if shared is not None:
         return _no_graph(state, GraphBreak("overlapping_inputs", shared, ()))
+    guard_written_objects(outside, codegen.written)
     inputs = finish_graph(outside, codegen, takes_floats(state.backend))
     guards = _guards(outside, ambient)
     graph = _graph_module(outside, state.function.__name__)
@@ -539,17 +540,24 @@ def _load(text: str, state: Function, outside: Outside, graph: Callable[..., Any
     return namespace["compiled"]  # type: ignore[no-any-return]
 
 
+_KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY})
+
+
 def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes, numbers and tuples of constants that differ from what the version was made for."""
+    """Sizes, numbers, tuples of constants and functions that differ from what the version was made for."""
     found: set[Source] = set()
     for guard in guards:
-        if guard.source is None or guard.kind not in (GuardKind.TENSOR, GuardKind.EQUALS):
+        if guard.source is None or guard.kind not in _KINDS_THAT_CHANGE:
             continue
         try:
             value = resolve(guard.source, scope)
         except (LookupError, AttributeError, TypeError):
             continue
-        if guard.kind is GuardKind.EQUALS:
+        if guard.kind is GuardKind.IDENTITY:
+            code = getattr(guard.payload, "__code__", None)
+            if type(value) is type(guard.payload) is types.FunctionType and value.__code__ is code:
+                found.add(guard.source)  # made anew by each call
+        elif guard.kind is GuardKind.EQUALS:
             numbers = type(value) in (int, float) and type(guard.payload) in (int, float)
             tuples = type(value) is tuple and type(guard.payload) is tuple
             if (numbers or tuples) and not same_constant(value, guard.payload):

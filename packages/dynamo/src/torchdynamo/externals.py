@@ -146,6 +146,7 @@ class Externals:
         self.opaque: dict[int, External] = {}  # objects of C types whose data no guard can watch
         self.shadows: list[External] = []
         self.hashed: dict[int, External] = {}  # that sets and dicts told apart by their identity
+        self.cells: list[Source] = []  # of functions that are made anew at each call
         self._classes: set[type] = set()
         self.world: Any = None  # of the iterators that the program goes on with
 
@@ -186,6 +187,8 @@ class Externals:
             return self._bound_c_method(value, kind, source)
         if isinstance(value, LocalIterator):
             return self._iterator(value, kind, source)
+        if kind is types.FunctionType and self.inputs.changes(source):
+            return self._function_made_anew(value, source)
         if isinstance(value, IDENTITY_TYPES):
             return self._identity(value, source)
         if isinstance(value, tuple) and is_constant(value) and not self.inputs.changes(source):
@@ -193,8 +196,6 @@ class Externals:
             return value
         if kind in _RECORDS_OF_THE_SYSTEM:
             return self._identity(value, source)
-        if kind is dict and "__builtins__" in value:
-            return self.namespace(value, source)
         if kind is dict and "__builtins__" in value:
             return self.namespace(value, source)
         if isinstance(value, CONTAINER_BASES):
@@ -271,14 +272,26 @@ class Externals:
         self.opaque[id(value)] = known
         return value
 
-    def namespace(self, value: dict[str, Any], source: Source) -> Any:
-        """The globals of a module as a dict: looking into it breaks the graph, they are read name by name elsewhere."""
-        known = self.by_original.get(id(value))
+    def _function_made_anew(self, value: types.FunctionType, source: Source) -> Any:
+        """A function that is another object at each call, of the same code: its parts are what is guarded."""
+        self.guard(source, GuardKind.TYPE, types.FunctionType)
+        for name in ("__code__", "__globals__"):
+            self.guard(Attribute(source, name, native=True), GuardKind.IDENTITY, getattr(value, name))
+        for index, cell in enumerate(value.__closure__ or ()):
+            self._cell(cell, Item(Attribute(source, "__closure__", native=True), index))
+        return self._register(value, source, value).value
+
+    def _cell(self, cell: types.CellType, source: Source) -> None:
+        known = self.by_original.get(id(cell))
         if known is None:
-            self._identity(value, source)
-            known = self.by_original[id(value)]
-        self.opaque[id(value)] = known
-        return value
+            for other in self.cells:
+                self.guard(source, GuardKind.DISTINCT_OBJECT, other)
+            self.cells.append(source)
+            self._register(cell, source, cell)
+        elif isinstance(known.source, Pinned):
+            self.guard(source, GuardKind.IDENTITY, cell)
+        else:
+            self.guard(source, GuardKind.SAME_OBJECT, known.source)
 
     def _guard_identity(self, value: Any, source: Source) -> None:
         if isinstance(source, Pinned) or _is_trusted(value, source):

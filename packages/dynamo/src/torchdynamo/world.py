@@ -431,7 +431,7 @@ class Outside:
             return value
         if isinstance(obj, types.FunctionType) and name in ("__dict__", "__annotations__", "__globals__"):
             return value
-        if name in _FIXED_ATTRIBUTES:
+        if name in _FIXED_ATTRIBUTES and (isinstance(known.source, Pinned) or not isinstance(value, str)):
             return value
         native = not type(obj).__flags__ & _HEAP_TYPE
         return self.externals.wrap(value, Attribute(known.source, name, native))
@@ -474,6 +474,11 @@ class Outside:
         known = self.externals.lookup(fn)
         if known is None or is_trusted_module(fn.__module__ or ""):
             return defaults, keywords
+        if not isinstance(known.source, Pinned):  # made anew at each call
+            return (
+                self.externals.wrap(defaults, Attribute(known.source, "__defaults__", native=True)),
+                self.externals.wrap(keywords, Attribute(known.source, "__kwdefaults__", native=True)),
+            )
         for name in ("__defaults__", "__kwdefaults__"):
             self.externals.guard(Attribute(known.source, name, native=True), GuardKind.IDENTITY, getattr(fn, name))
         if defaults is not None and not all(map(is_constant, defaults)):
@@ -526,9 +531,6 @@ class Outside:
     def new_class(self, kind: type) -> None:
         """The program made this class itself."""
         self._own_classes.add(kind)
-
-    def is_own_class(self, kind: Any) -> bool:
-        return isinstance(kind, type) and kind in self._own_classes
 
     def class_dict(self, kind: type) -> Mapping[str, Any]:
         """`kind.__dict__`: each of its attributes is read."""
