@@ -210,6 +210,20 @@ DEVICES = {
                     [1, 1], [0, 0], [1, 1], False, [0, 0], 1),
     "layer_norm": (aten.native_layer_norm.default, here, [4], described(4, device="cuda:0"), None, 1e-5),
     "nll_loss": (aten.nll_loss_forward.default, here, places, None, 1, -100),
+    "stack": (aten.stack.default, [here, there]),
+    "stack: numbers": (aten.stack.default, [described(), described(device="cuda:0")]),
+    "take": (aten.take.default, here, places),
+    "put": (aten.put.default, there, places, described(4)),
+    "index: the CPU's by another's": (aten.index.Tensor, here, [places]),
+    "index_put: values": (aten.index_put.default, there, [places], described(4, 4)),
+    "masked_fill: mask": (aten.masked_fill.Scalar, there, described(4, 4, dtype=torch.bool), 1.0),
+    "masked_scatter": (aten.masked_scatter.default, there, described(4, 4, device="cuda:0", dtype=torch.bool), here),
+    "add_: written on the CPU": (aten.add_.Tensor, described(), described(device="cuda:0")),
+    "block_diag": (aten.block_diag.default, [here, there]),
+    "cholesky_solve": (aten.cholesky_solve.default, here, there),
+    "linalg_solve": (aten._linalg_solve_ex.default, here, there),
+    "max_unpool": (aten.max_unpool2d.default, described(1, 2, 2), described(1, 2, 2, device="cuda:0", dtype=torch.int64),
+                   [4, 4]),
 }  # fmt: skip
 
 
@@ -220,5 +234,25 @@ def test_two_devices_are_refused(name: str) -> None:
         formula_of(op)(*args)
 
 
-def test_a_number_on_the_cpu_goes_with_any_device() -> None:
-    assert formula_of(aten.add.Tensor)(there, described()).device.type == "cuda"
+# What is on the CPU beside another device, and eager takes -> the device of the result.
+MIXED = {
+    "add": ("cuda", aten.add.Tensor, there, described()),
+    "div": ("cuda", aten.div.Tensor, described(), there),
+    "add_": ("cuda", aten.add_.Tensor, there, described()),
+    "where": ("cuda", aten.where.self, described(4, 4, device="cuda:0", dtype=torch.bool), there, described()),
+    "masked_fill": ("cuda", aten.masked_fill.Tensor, there, described(4, 4, device="cuda:0", dtype=torch.bool),
+                    described()),
+    "mse_loss": ("cuda", aten.mse_loss.default, there, described()),
+    "index": ("cuda", aten.index.Tensor, there, [described(4, dtype=torch.int64)]),
+    "index_put": ("cuda", aten.index_put.default, there, [described(4, dtype=torch.int64)], described()),
+    "copy_": ("cuda", aten.copy_.default, there, here),
+    "copy_: to the CPU": ("cpu", aten.copy_.default, here, there),
+    "select_scatter": ("cuda", aten.select_scatter.default, there, described(4), 0, 0),
+    "bernoulli": ("cuda", aten.bernoulli.Tensor, there, here),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", list(MIXED))
+def test_what_eager_takes_from_the_cpu_is_taken(name: str) -> None:
+    device, op, *args = MIXED[name]
+    assert formula_of(op)(*args).device.type == device

@@ -34,6 +34,7 @@ INTO_THE_FIRST: frozenset[OpOverload] = frozenset(
         aten._unsafe_masked_index.default,
         aten._unsafe_masked_index_put_accumulate.default,
         aten.index_fill.int_Tensor,
+        aten.bernoulli.Tensor,
     }
 )
 """Operators that bring their other operands, of any rank, to the device of the first."""

@@ -56,19 +56,6 @@ def _refuse(wrong: bool, message: str | Callable[[], str], error: type[Exception
         raise error(message if isinstance(message, str) else message())
 
 
-def _one_place(*operands: Any) -> None:
-    """All on one device; a tensor on `meta` has no place, and operators take it with any other."""
-    tensors = [t for t in operands if isinstance(t, TENSORS) and t.device.type != "meta"]
-    for other in tensors[1:]:
-        _refuse(
-            other.device != tensors[0].device,
-            lambda: (
-                "Expected all tensors to be on the same device, but found at least two devices, "
-                f"{tensors[0].device} and {other.device}!"
-            ),
-        )
-
-
 def _empty(size: Any) -> bool:
     return type(size) is int and size == 0
 
@@ -306,7 +293,6 @@ def _index_dtype(name: str, index: Any) -> None:
 
 @_of("gather")
 def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> None:
-    _one_place(x, index)
     at = wrap_dim(dim, x.dim())
     _index_dtype("gather", index)
     if x.dim() != index.dim() or any(_empty(s) for s in index.shape):
@@ -324,7 +310,6 @@ def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> None:
 @_of("scatter.src", "scatter.reduce", "scatter_add", "scatter_reduce.two",
      "scatter.value", "scatter.value_reduce")  # fmt: skip
 def _scatter(x: Any, dim: int, index: Any, src: Any, *args: Any, **options: Any) -> None:
-    _one_place(x, index, src)
     at = wrap_dim(dim, x.dim())
     if any(_empty(s) for s in index.shape):
         return
@@ -352,7 +337,6 @@ def _scatter(x: Any, dim: int, index: Any, src: Any, *args: Any, **options: Any)
 
 @_of("index_add")
 def _index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> None:
-    _one_place(x, index, source)
     at = wrap_dim(dim, x.dim())
     _refuse(index.dim() > 1, "index_add_(): Index is supposed to be a vector", IndexError)
     _refuse(x.dtype is not source.dtype, "index_add_(): self and source must have the same scalar type")
@@ -374,7 +358,6 @@ def _index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> 
 
 @_of("index_select")
 def _index_select(x: Any, dim: int, index: Any) -> None:
-    _one_place(x, index)
     wrap_dim(dim, x.dim())
     _refuse(index.dim() > 1, "index_select(): Index is supposed to be a vector", IndexError)
     _refuse(index.dtype not in (torch.int64, torch.int32), "index_select(): Expected dtype int32 or int64 for index")
@@ -402,7 +385,6 @@ def _index(x: Any, indices: Sequence[Any], **options: Any) -> None:
 
 @_of("embedding")
 def _embedding(weight: Any, indices: Any, *args: Any) -> None:
-    _one_place(weight, indices)
     _refuse(weight.dim() != 2, "'weight' must be 2-D")
     _refuse(
         indices.dtype not in (torch.int64, torch.int32),
@@ -448,7 +430,6 @@ def _aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> None:
 
 @_of("native_layer_norm")
 def _layer_norm(x: Any, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float) -> None:
-    _one_place(x, weight, bias)
     shape = list(normalized_shape)
     _refuse(not shape, "Expected normalized_shape to be at least 1-dimensional")
     for name, given in (("weight", weight), ("bias", bias)):
@@ -460,12 +441,6 @@ def _layer_norm(x: Any, normalized_shape: Sequence[Any], weight: Any, bias: Any,
         x.dim() < len(shape) or list(x.shape[x.dim() - len(shape) :]) != shape,
         lambda: f"Given normalized_shape={shape}, expected input with shape [*, {shape}], but got {list(x.shape)}",
     )
-
-
-@_of("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "native_group_norm", "native_batch_norm",
-     "grid_sampler_2d", "grid_sampler_3d", "_softmax_backward_data", "_log_softmax_backward_data")  # fmt: skip
-def _operands(*args: Any, **options: Any) -> None:
-    _one_place(*args)
 
 
 @_of("renorm")
@@ -538,7 +513,6 @@ def _lstsq(x: Any, other: Any, *args: Any, **options: Any) -> None:
 def _convolution(
     x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
 ) -> None:
-    _one_place(x, weight, bias)
     _refuse(any(d <= 0 for d in dilation), "dilation should be greater than zero")
     _refuse(any(s <= 0 for s in stride), "non-positive stride is not supported")
     _refuse(any(p < 0 for p in padding), "negative padding is not supported")
@@ -642,7 +616,6 @@ def _check_rows(x: Any) -> None:
 
 @_of("nll_loss_forward", "nll_loss2d_forward")
 def _nll_loss(x: Any, target: Any, *args: Any) -> None:
-    _one_place(x, target, *args)
     _refuse(
         target.dtype not in (torch.int64, torch.uint8),
         lambda: f"expected target dtype to be Long or Byte, but got {target.dtype}",

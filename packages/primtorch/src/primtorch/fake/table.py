@@ -28,6 +28,7 @@ from primtorch.fake import (
 from primtorch.fake.build import Formula
 from primtorch.fake.checks import checked
 from primtorch.fake.overlap import OverlapCheck, overlap_check
+from primtorch.fake.places import on_one_device
 from primtorch.fake.structured import has_native_meta, meta_formula
 from primtorch.fake.variants import RESTRIDING, derived, is_fresh, out_names
 
@@ -85,7 +86,7 @@ class RuleTable(dict[OpOverload, Rule]):
         alias, mutates = _effects(op)
         restrides = op_key(op) in RESTRIDING
         rule = self[op] = Rule(
-            formula,
+            on_one_device(op, formula),
             restrides,
             is_fresh(op),
             alias,

@@ -1,0 +1,118 @@
+"""Where an operator's operands may be: all on one device, but for what eager moves by itself."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.fake import formulas_pointwise
+from primtorch.fake.build import Formula
+from primtorch.fake.promotion import TENSORS
+
+ANYWHERE = frozenset(
+    {
+        *("copy", "copy_", "_copy_from", "fill", "fill_", "_to_copy", "select_scatter", "slice_scatter"),
+        *("diagonal_scatter", "as_strided_scatter", "bernoulli", "bernoulli_", "_ctc_loss", "ctc_loss"),
+        *("_ctc_loss_backward", "_pack_padded_sequence", "result_type", "is_same_size", "is_set_to", "resize_as_"),
+    }
+)
+"""Operators that copy between devices themselves, or read metadata only."""
+_ANYWHERE_STARTS = ("_foreach", "_fused", "_amp", "_scaled_dot_product", "_flash_attention", "_efficient_attention",
+                    "_cudnn", "set")  # fmt: skip
+INDICES = frozenset(
+    {
+        *("index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put", "_index_put_impl_"),
+        *("_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
+    }
+)
+"""Their indices may be on the CPU, and so may a 0-d value to put."""
+STRICT = frozenset(
+    {
+        *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "addr", "convolution"),
+        *("convolution_overrideable", "native_layer_norm", "native_group_norm", "native_batch_norm", "stack", "gather"),
+        *("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_select", "index_reduce"),
+        *("embedding", "take", "put", "masked_scatter", "masked_select", "grid_sampler_2d", "grid_sampler_3d"),
+        *("_softmax_backward_data", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss2d_forward"),
+    }
+)
+"""Operators whose kernels take no 0-d CPU tensor beside tensors of another device either."""
+
+
+def on_one_device(op: OpOverload, formula: Formula) -> Formula:
+    """The formula behind a check that the operands are where eager takes them.
+
+    Pointwise formulas find the common device of their operands themselves, as TensorIterator does.
+    """
+    namespace, _, name = op._schema.name.partition("::")
+    if namespace != "aten" or name in ANYWHERE or name.startswith(_ANYWHERE_STARTS):
+        return formula
+    if op.name().removeprefix("aten::") in formulas_pointwise.TABLE:
+        return formula
+    kinds = [str(a.type) for a in op._schema.arguments]
+    if sum("Tensor" in kind for kind in kinds) < 2 and not any("List" in kind and "Tensor" in kind for kind in kinds):
+        return formula
+    check = _check_indexed if name in INDICES else _check_strictly if name in STRICT else _check
+    written = bool(op._schema.arguments[0].alias_info and op._schema.arguments[0].alias_info.is_write)
+
+    @functools.wraps(formula)
+    def both(*args: Any, **kwargs: Any) -> Any:
+        first: torch.device | None = None
+        for operand in _tensors((*args, *kwargs.values()) if kwargs else args):
+            device = operand.device
+            if first is None:
+                first = device
+            elif device is not first and device != first:
+                check((*args, *kwargs.values()), written)
+                break
+        return formula(*args, **kwargs)
+
+    return both
+
+
+def _tensors(args: Sequence[Any]) -> Iterator[Any]:
+    for arg in args:
+        if isinstance(arg, TENSORS):
+            yield arg
+        elif isinstance(arg, list | tuple):
+            for part in arg:
+                if isinstance(part, TENSORS):
+                    yield part
+
+
+def _check_strictly(args: Sequence[Any], written: bool) -> None:
+    """One device for all; a tensor on `meta` has no place, and goes with any."""
+    _refuse_two([t.device for t in _tensors(args)])
+
+
+def _check(args: Sequence[Any], written: bool) -> None:
+    """One device for all but 0-d CPU tensors, which are read and not written."""
+    operands = list(_tensors(args))
+    _refuse_two([t.device for i, t in enumerate(operands) if (written and i == 0) or t.shape or t.device.type != "cpu"])
+
+
+def _refuse_two(devices: Sequence[torch.device]) -> None:
+    placed = [d for d in devices if d.type != "meta"]
+    for other in placed[1:]:
+        if other != placed[0]:
+            raise RuntimeError(
+                "Expected all tensors to be on the same device, but found at least two devices, "
+                f"{placed[0]} and {other}!"
+            )
+
+
+def _check_indexed(args: Sequence[Any], written: bool) -> None:
+    """Masks and indices beside the indexed tensor or on the CPU, values beside it or of 0 dims."""
+    home = args[0].device
+    for operand in args[1:]:
+        if isinstance(operand, list | tuple):
+            wrong = any(isinstance(i, TENSORS) and i.device not in (home, torch.device("cpu")) for i in operand)
+            if wrong and home.type != "meta":
+                raise RuntimeError(
+                    f"indices should be either on cpu or on the same device as the indexed tensor ({home})"
+                )
+        elif isinstance(operand, TENSORS) and operand.shape:
+            _refuse_two([home, operand.device])
