@@ -28,6 +28,7 @@ from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
 from torchdynamo.checkpoints import call_checkpointed
 from torchdynamo.emissions import Emissions
+from torchdynamo.externals import is_constant
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of
 from torchdynamo.optimizers import LOOPS, loop_for

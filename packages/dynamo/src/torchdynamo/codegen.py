@@ -82,6 +82,7 @@ class Codegen:
         self.loads: list[str] = []
         self.build: list[str] = []
         self.effects: list[str] = []
+        self.written: list[External] = []  # objects of the outside that the effects change
         self.outputs: dict[fx.Node, str] = {}
         self._names: dict[int, str] = {}
         self._alive: list[Any] = []
@@ -445,9 +446,15 @@ class Codegen:
     def side_effects(self) -> None:
         """Writes of the program to objects of the outside world, in the order of the first write to each."""
         for known in self.externals.shadows:
+            before = len(self.effects)
             self._write_back(known)
+            if len(self.effects) > before:
+                self.written.append(known)
         for slot, value in self.overlays.writes():
             self._write(slot, value)
+            owner = self.externals.lookup(slot.owner)
+            if owner is not None:
+                self.written.append(owner)
 
     def _write(self, slot: Slot, value: Any) -> None:
         owner = self.value(slot.owner)
@@ -493,9 +500,9 @@ class Codegen:
                 self.effects.append(f"{base}.extend({target}, [{values}])")
         elif isinstance(shadow, set) and shadow != before:
             target = self.load(known.source)
-            values = self.items(shadow)
-            self.effects.append(f"set.clear({target})")
-            self.effects.append(f"set.update({target}, [{values}])")
+            for method, items in (("update", shadow - before), ("difference_update", before - shadow)):
+                if items:
+                    self.effects.append(f"set.{method}({target}, [{self.items(items)}])")
 
     def _write_dict(self, known: External) -> None:
         before: dict[Any, Any] = known.snapshot

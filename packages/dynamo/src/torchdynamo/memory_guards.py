@@ -1,10 +1,14 @@
-"""Memory that the graph writes to: no other input of it may lie there, since a back end may run it out of place."""
+"""What the program writes to, memory and objects, is nothing else that it knows under another name."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from primtorch.fake import FakeTensor
+from torchdynamo.externals import IDENTITY_TYPES, External
 from torchdynamo.guards import overlapping
 from torchdynamo.schemas import GuardKind, WrittenMemory
+from torchdynamo.sources import Pinned
 from torchdynamo.world import Outside
 
 
@@ -23,3 +27,17 @@ def guard_written_memory(outside: Outside) -> str | None:
     memory = WrittenMemory(tuple(source for source, _ in written), tuple(source for source, _ in others))
     outside.externals.guard(None, GuardKind.DISTINCT_STORAGE, memory)
     return None
+
+
+def guard_written_objects(outside: Outside, written: Sequence[External]) -> None:
+    """Guards that an object which the program writes to is none of the others of its type.
+
+    What it wrote would be read under the other name, too. Names that meant one object are guarded where they are read.
+    """
+    externals = outside.externals
+    for kind in dict.fromkeys(type(known.original) for known in written):
+        if issubclass(kind, IDENTITY_TYPES):
+            continue
+        sources = [known.source for known in externals.by_original.values() if type(known.original) is kind]
+        if len(sources) > 1 and not all(isinstance(source, Pinned) for source in sources):
+            externals.guards.add(sources[0], GuardKind.ALL_DISTINCT, tuple(sources[1:]), ())
