@@ -261,3 +261,11 @@ def test_an_index_is_refused_where_eager_refuses_it(name, opset):
                 run(table, index)
         else:
             torch.testing.assert_close(run(table, index)[0], expected)
+
+
+@pytest.mark.parametrize("value", [1000.0, -1000.0, float("inf"), -float("inf"), float("nan"), 800.0 + 2.0j])
+def test_logsumexp_of_one_large_number(value):
+    x = torch.tensor(value)
+    for keepdim in (False, True):
+        graph = lower(trace(lambda x: torch.logsumexp(x, 0, keepdim), x))
+        torch.testing.assert_close(interpret(graph)(x)[0], torch.logsumexp(x, 0, keepdim), equal_nan=True)

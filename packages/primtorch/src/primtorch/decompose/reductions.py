@@ -242,7 +242,7 @@ def _logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Value:
     dtype = floating(x.dtype)
     wide = x.to(compute_dtype(dtype))
     dims = wrap_dims(dim, x.rank)
-    if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims) or not dims:
+    if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims):
         return wide.map(prims.exp).sum(dims, keepdim).map(prims.log).to(dtype)
     top = (
         wide.reduce(prims.amax, dims, True)
