@@ -1,0 +1,269 @@
+"""What programs do with autograd around and inside of compiled code: orders, hooks, retained graphs, modes, accumulation."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import torchcompile
+
+BACKENDS = ("eager", "aot_eager", "inductor")
+Run = Callable[[Any, Any], Any]
+
+
+class Net(nn.Module):
+    """Convolution, both norms, attention, an embedding of positions; smooth, so that derivatives of any order exist."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(4, 8, 3, padding=1)
+        self.norm = nn.LayerNorm(8)
+        self.heads = nn.Linear(8, 24)
+        self.out = nn.Linear(8, 3)
+        self.places = nn.Embedding(6, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = torch.tanh(self.conv(x)).transpose(1, 2) + self.places(torch.arange(x.shape[-1]))
+        q, k, v = self.heads(self.norm(y)).chunk(3, -1)
+        weights = torch.softmax(q @ k.transpose(1, 2) / 8**0.5, -1)
+        return self.out(F.gelu(weights @ v)).mean(1)
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net().double()
+
+
+def batch(seed: int = 0, size: int = 2) -> torch.Tensor:
+    return torch.randn(size, 4, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def grads(model: nn.Module) -> list[torch.Tensor | None]:
+    found = [None if p.grad is None else p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    return found
+
+
+def gradient_penalty(call: Any, model: nn.Module) -> Any:
+    x = batch().requires_grad_()
+    score = call(x)
+    (slope,) = torch.autograd.grad(score.sum(), x, create_graph=True)
+    (score.square().mean() + (slope.flatten(1).norm(dim=1) - 1).square().mean()).backward()
+    return score.detach(), slope.detach(), x.grad, grads(model)
+
+
+def hessian_vector_product(call: Any, model: nn.Module) -> Any:
+    parameters = list(model.parameters())
+    first = torch.autograd.grad(call(batch()).square().sum(), parameters, create_graph=True)
+    direction = [torch.ones_like(p) for p in parameters]
+    return torch.autograd.grad(first, parameters, direction)
+
+
+def third_order(call: Any, model: nn.Module) -> Any:
+    value = x = batch().requires_grad_()
+    value = call(x).sin().sum()
+    for _ in range(3):
+        (value,) = torch.autograd.grad(value, x, create_graph=True)
+        value = value.square().sum()
+    return value.detach()
+
+
+def retained_graph(call: Any, model: nn.Module) -> Any:
+    loss = call(batch()).square().sum()
+    loss.backward(retain_graph=True)
+    first = grads(model)
+    loss.backward()
+    second = grads(model)
+    with pytest.raises(RuntimeError, match="second time"):
+        loss.backward()
+    grads(model)
+    return first, second
+
+
+def accumulation(call: Any, model: nn.Module) -> Any:
+    for i in range(3):
+        (call(batch(i, 2 + i)).square().sum() / 3).backward()
+    return grads(model)
+
+
+def some_outputs(call: Any, model: nn.Module) -> Any:
+    out = call(batch())
+    out[:, 0].sum().backward(retain_graph=True)
+    first = grads(model)
+    return first, torch.autograd.grad(out[0], [model.out.weight], torch.ones(3, dtype=torch.float64))
+
+
+def parameter_hooks(call: Any, model: nn.Module) -> Any:
+    seen: list[Any] = []
+    handles = [
+        model.out.weight.register_hook(lambda g: g * 2),
+        model.conv.bias.register_hook(lambda g: seen.append(g.clone())),
+        model.heads.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad.clone())),
+    ]
+    results = []
+    for i in range(3):
+        call(batch(i)).square().sum().backward()
+        results.append(grads(model))
+        if i == 1:
+            handles[0].remove()
+    for handle in handles[1:]:
+        handle.remove()
+    return results, seen
+
+
+def step_in_backward(call: Any, model: nn.Module) -> Any:
+    """Each parameter is updated as soon as its gradient is there."""
+
+    def descend(p: torch.Tensor) -> None:
+        with torch.no_grad():
+            p.sub_(0.01 * p.grad)
+        p.grad = None
+
+    handles = [p.register_post_accumulate_grad_hook(descend) for p in model.parameters()]
+    for i in range(3):
+        call(batch(i)).square().sum().backward()
+    for handle in handles:
+        handle.remove()
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def hooks_of_results(call: Any, model: nn.Module) -> Any:
+    seen: list[Any] = []
+    x = batch().requires_grad_()
+    out = call(x)
+    out.retain_grad()
+    out.register_hook(lambda g: seen.append(g.clone()))
+    out.grad_fn.register_hook(lambda inputs, outputs: seen.append(outputs[0].clone()))
+    out.square().sum().backward()
+    return seen, out.grad, x.grad, grads(model)
+
+
+def frozen(call: Any, model: nn.Module) -> Any:
+    results = []
+    for part in (model.conv, model.places, model.out):
+        part.requires_grad_(False)
+        call(batch()).square().sum().backward()
+        results.append(grads(model))
+    model.requires_grad_(False)
+    assert not call(batch()).requires_grad
+    model.requires_grad_(True)
+    call(batch()).square().sum().backward()
+    return results, grads(model)
+
+
+def anomaly(call: Any, model: nn.Module) -> Any:
+    with torch.autograd.detect_anomaly(check_nan=True):
+        call(batch()).square().sum().backward()
+    return grads(model)
+
+
+def inputs_alone(call: Any, model: nn.Module) -> Any:
+    x = batch().requires_grad_()
+    call(x).square().sum().backward(inputs=[x])
+    assert all(p.grad is None for p in model.parameters())
+    return x.grad
+
+
+def detached_parts(call: Any, model: nn.Module) -> Any:
+    x = batch().requires_grad_()
+    out = call(x)
+    (out.detach() * out).sum().backward()
+    with torch.no_grad():
+        inference = call(x)
+    assert not inference.requires_grad
+    return x.grad, grads(model), inference
+
+
+def jacobian(call: Any, model: nn.Module) -> Any:
+    x = batch(size=1).requires_grad_()
+    return torch.autograd.functional.jacobian(call, x), torch.autograd.functional.hessian(lambda v: call(v).sum(), x)
+
+
+def replaced_gradients(call: Any, model: nn.Module) -> Any:
+    """Accumulators that the program made, filled or changed."""
+    for p in model.parameters():
+        p.grad = torch.ones_like(p)
+    kept = model.out.weight.grad
+    call(batch()).square().sum().backward()
+    assert model.out.weight.grad is kept
+    return grads(model)
+
+
+PROGRAMS: tuple[Run, ...] = (
+    gradient_penalty, hessian_vector_product, third_order, retained_graph, accumulation, some_outputs, parameter_hooks,
+    step_in_backward, hooks_of_results, frozen, anomaly, inputs_alone, detached_parts, jacobian, replaced_gradients,
+)  # fmt: skip
+
+
+def close(a: Any, b: Any) -> None:
+    torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
+def test_compiled_code_is_a_citizen_of_autograd(program: Run, backend: str) -> None:
+    model, twin = net(), net()
+    compiled = torchcompile.compile(model, backend=backend, fullgraph=True, options={"strict": True})
+    for _ in range(2):
+        close(program(compiled, model), program(twin, twin))
+    assert not torchcompile.report().fallbacks
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("inside", [False, True])
+def test_autocast(backend: str, inside: bool) -> None:
+    """As near to the truth as eager under autocast; the same dtypes; a change of the region between calls is seen."""
+    torch.manual_seed(0)
+    model = Net()
+    truth = copy.deepcopy(model).double()
+
+    def run(one: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        if not inside:
+            return one(x)
+        with torch.autocast("cpu", torch.bfloat16):
+            return one(x)
+
+    compiled = torchcompile.compile(run, backend=backend, fullgraph=True, options={"strict": True})
+    for dtype in (torch.bfloat16, None, torch.bfloat16, torch.float16):
+        x = torch.randn(4, 4, 6)
+        errors, dtypes = [], []
+        wanted = truth(x.double())
+        wanted.square().sum().backward()
+        exact = torch.cat([p.grad.flatten() for p in truth.parameters()])
+        truth.zero_grad()
+        for f in (run, compiled):
+            with torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+                out = f(model, x)
+            out.float().square().sum().backward()
+            found = torch.cat([p.grad.flatten() for p in model.parameters()])
+            model.zero_grad()
+            dtypes.append(out.dtype)
+            errors.append((float((out - wanted).norm() / wanted.norm()), float((found - exact).norm() / exact.norm())))
+        assert dtypes[0] == dtypes[1]
+        for theirs, ours in zip(*errors, strict=True):
+            assert ours <= 2 * theirs + 1e-6
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_transforms_outside_of_compiled_code_and_inside(backend: str) -> None:
+    model = net()
+    compiled = torchcompile.compile(model, backend=backend, options={"strict": True})
+    x = batch()
+    compiled(x)
+    close(torch.func.grad(lambda v: compiled(v).sum())(x), torch.func.grad(lambda v: model(v).sum())(x))
+    close(torch.vmap(compiled, randomness="same")(x[None]), torch.vmap(model)(x[None]))
+
+    def inside(v: torch.Tensor) -> torch.Tensor:
+        slope = torch.func.grad(lambda u: model(u).sum())(v * 2)
+        return slope + torch.vmap(torch.sin)(v).cos()
+
+    close(torchcompile.compile(inside, backend=backend, options={"strict": True})(x), inside(x))
+    assert all(
+        "torch.func" in reason or "function_transform" in reason for _, reason, _ in torchcompile.report().breaks
+    )
