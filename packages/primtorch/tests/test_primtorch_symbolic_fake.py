@@ -124,3 +124,11 @@ def test_an_operator_without_a_formula_has_its_rules() -> None:
     out = op(x)
     assert str(tuple(out.shape)) == "(s0, s1, 32, 32)"
     assert formula_of(op)(TensorSpec.of(torch.ones(2, 3))).shape == (2, 3, 3)
+
+
+def test_a_program_in_cpp_that_wants_numbers_is_named_with_the_users_line() -> None:
+    _, mode, x = fake()
+    with pytest.raises(RuntimeError) as raised, mode:
+        torch.tensor_split(x, mode.from_tensor(torch.tensor([2, 4])))
+    note = raised.value.__notes__[0]
+    assert "as numbers" in note and __file__ in note and "in test_a_program_in_cpp" in note

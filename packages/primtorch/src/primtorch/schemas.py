@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from types import FrameType
+from types import FrameType, TracebackType
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,22 @@ def calling_frames(limit: int = 8) -> tuple[UserFrame, ...]:
     frames: list[UserFrame] = []
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and len(frames) < limit:
-        if frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS:
+        if _is_the_users(frame):
             frames.append(UserFrame(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name))
         frame = frame.f_back
     return tuple(reversed(frames))
+
+
+def frames_of(traceback: TracebackType | None) -> tuple[UserFrame, ...]:
+    """The lines that an error came through, outside of torch and of these packages, outermost first."""
+    frames: list[UserFrame] = []
+    while traceback is not None:
+        code = traceback.tb_frame.f_code
+        if _is_the_users(traceback.tb_frame):
+            frames.append(UserFrame(code.co_filename, traceback.tb_lineno, code.co_name))
+        traceback = traceback.tb_next
+    return tuple(frames)
+
+
+def _is_the_users(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__", "").partition(".")[0] not in _NOT_THE_USERS

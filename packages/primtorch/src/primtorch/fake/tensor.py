@@ -5,18 +5,19 @@ from __future__ import annotations
 import functools
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
 from torch._ops import OpOverload
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError
+from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError, format_frames
 from primtorch.fake.build import refuse_fresh
 from primtorch.fake.layout import is_contiguous
 from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, has_symbols, recipe_of, storage_bytes
 from primtorch.fake.table import RULES, Rule
-from primtorch.schemas import UserFrame, calling_frames
+from primtorch.schemas import UserFrame, calling_frames, frames_of
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.shape_env import ShapeEnv
 
@@ -152,6 +153,14 @@ class _Computed(torch.autograd.Function):
         return gradients[0], None, None
 
 
+_WANTS_NUMBERS = (
+    "on tensor with symbolic sizes/strides",
+    "expected to contain only concrete integers",
+    "its data is not allocated yet",
+)
+"""What torch's C++ says where it asks for the value of a symbolic size, or for an element."""
+
+
 class FakeMode:
     """Makes fake tensors; as a context manager, makes every operator fake, factory functions included.
 
@@ -175,8 +184,14 @@ class FakeMode:
         torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
         return self
 
-    def __exit__(self, *exc: object) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         torch._C._pop_torch_dispatch_stack(None)
+        if isinstance(error, RuntimeError) and any(words in str(error) for words in _WANTS_NUMBERS):
+            error.add_note(
+                "A C++ program of operators was called that reads sizes or elements as numbers: a size is a symbol "
+                "here, or the tensor has no data. Fix the size (int(x.shape[0]) guards it), give such arguments as "
+                "numbers, or keep the call out of the compiled region." + format_frames(frames_of(traceback)[-1:])
+            )
 
     def __torch_dispatch__(
         self,
