@@ -14,12 +14,14 @@ from primtorch.schemas import UserFrame
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
 from torchdynamo.emissions import Emission
+from torchdynamo.growing_lists import ReadWhole
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import REGION
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GraphBreak
+from torchdynamo.sources import Source
 from torchdynamo.world import DynamicPolicy, Outside
 
 
@@ -44,13 +46,14 @@ class Stopped:
 
 @dataclass(slots=True)
 class Captured:
-    """What an interpretation came to: `value` and `outside`, or `stopped`, or `broke`, or `error`."""
+    """What an interpretation came to: `value` and `outside`, or `stopped`, `broke`, `error` or `read_whole`."""
 
     outside: Outside
     value: Any = None
     stopped: Stopped | None = None
     broke: tuple[GraphBreak, tuple[int, ...]] | None = None  # why, and the path to the instruction
     error: BaseException | None = None
+    read_whole: Source | None = None  # a list that has to be captured with all that is in it
     breaks_are_errors: bool = False  # where it broke
     raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
     passes: dict[int, int] = field(default_factory=dict)  # of what was raised again and left a frame, in the same way
@@ -103,6 +106,8 @@ def interpret(
             captured.broke = (GraphBreak(error.reason, error.detail, where), error.path)
             errors = outside.overlays.read(REGION, "errors")
             captured.breaks_are_errors = bool(REGION.errors if errors is MISSING else errors)
+        except ReadWhole as error:
+            captured.read_whole = error.source
         except Exception as error:
             captured.error = error
             captured.where = frame.position if frame is not None else None

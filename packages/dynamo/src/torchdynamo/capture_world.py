@@ -16,6 +16,7 @@ from torch import nn
 from torchdynamo import modules, scalars, torch_calls
 from torchdynamo.calls import Calls, Redirect
 from torchdynamo.externals import ATOMS, CONTAINER_BASES
+from torchdynamo.growing_lists import refuse_growing
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
@@ -323,6 +324,7 @@ class CaptureWorld(PlainWorld):
         names = _ASKED_METHODS.get(id(fn))
         if names is not None and args:
             self.know_methods(args[0], *names)
+        refuse_growing(fn, args, kwargs)
         interpreter = self.interpreter
         tail, interpreter.tail_call = interpreter.tail_call, False
         try:

@@ -75,7 +75,7 @@ class Function:
     dump: Dump | None
     stats: Stats
     changed: set[Source] = field(default_factory=set)
-    fixed: set[Source] = field(default_factory=set)  # integers that capture cannot follow as symbols
+    fixed: set[Source] = field(default_factory=set)  # integers that are no symbols, lists that are read as a whole
     skip: bool = False
     found: bool = False  # by the frame hook, in a call that runs for real
     raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
@@ -293,6 +293,9 @@ def _capture(
         policy = DynamicPolicy(dynamic is True, changed, dynamic is False, versions)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise)
         opened.append(captured.outside)
+        if captured.read_whole is not None:
+            state.fixed.add(captured.read_whole)
+            continue
         if captured.error is not None:
             numbers = captured.outside.run_time_numbers()
             if numbers:  # C code may refuse a symbol where it takes a number
@@ -540,11 +543,11 @@ def _load(text: str, state: Function, outside: Outside, graph: Callable[..., Any
     return namespace["compiled"]  # type: ignore[no-any-return]
 
 
-_KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY})
+_KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
 
 
 def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes, numbers, tuples of constants and functions that differ from what the version was made for."""
+    """Sizes, numbers, tuples of constants, lengths and functions that differ from what the version was made for."""
     found: set[Source] = set()
     for guard in guards:
         if guard.source is None or guard.kind not in _KINDS_THAT_CHANGE:
@@ -557,6 +560,9 @@ def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
             code = getattr(guard.payload, "__code__", None)
             if type(value) is type(guard.payload) is types.FunctionType and value.__code__ is code:
                 found.add(guard.source)  # made anew by each call
+        elif guard.kind is GuardKind.LENGTH:
+            if type(value) is list and len(value) != guard.payload:
+                found.add(guard.source)
         elif guard.kind is GuardKind.EQUALS:
             numbers = type(value) in (int, float) and type(guard.payload) in (int, float)
             tuples = type(value) is tuple and type(guard.payload) is tuple

@@ -26,6 +26,7 @@ import torch
 
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
+from torchdynamo.growing_lists import GrowingList
 from torchdynamo.guards import GuardSet, own_keys
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
@@ -104,6 +105,7 @@ class TensorInputs(Protocol):
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
     def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
     def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
+    def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
     def changes(self, source: Source) -> bool: ...  # something at or beneath the source differed between calls
 
 
@@ -343,6 +345,8 @@ class Externals:
             self._know_keys(items, source)
             shadow = value if isinstance(value, frozenset) else value.copy()
             return self._shadow(value, source, shadow, set(items))
+        if kind is list and self.inputs.grows(source):
+            return self._shadow(value, source, GrowingList(source), [])
         self.guard(source, GuardKind.LENGTH, len(value))
         if isinstance(value, tuple):
             parts = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))

@@ -15,6 +15,7 @@ from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from torchdynamo import modules
 from torchdynamo.externals import External, Externals, is_constant, is_trusted_module, tensor_guard
+from torchdynamo.growing_lists import GrowingList
 from torchdynamo.guards import instance_dict
 from torchdynamo.interpreter.attributes import missing_attribute
 from torchdynamo.interpreter.iterators import LocalIterator, native_type
@@ -151,6 +152,10 @@ class Outside:
     def steps(self, source: Source) -> bool:
         """Whether the iterator at the source, that of a loop whose body breaks, is to be advanced for real."""
         return self.dynamic.versions >= _UNROLLED_ROUNDS and self.changes(source)
+
+    def grows(self, source: Source) -> bool:
+        """Whether the list at the source had another length in each of several calls."""
+        return self.dynamic.versions >= _UNROLLED_ROUNDS and source in self.dynamic.changed
 
     def run_time_numbers(self) -> frozenset[Source]:
         """Where the program read ints and floats that became symbols."""
@@ -578,6 +583,8 @@ class Outside:
             return nn.Parameter if getattr_static_dict(obj).get("_is_param") else torch.Tensor  # type: ignore[union-attr]
         if isinstance(obj, InterpreterObject):
             return native_type(obj)
+        if type(obj) is GrowingList:
+            return list
         return obj.node.pytype if isinstance(obj, SYMBOLIC) else type(obj)
 
     def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:

@@ -1,0 +1,60 @@
+"""Lists that grow from call to call: what the program only appends to needs no guard on what is in it.
+
+Such a list is told by its length, which differed between calls. Capture sees an empty list in its place, whose contents
+are what the program appended; generated code extends the real one by them. A program that asks for more is captured
+again, with all of the list read and guarded.
+"""
+
+from __future__ import annotations
+
+import types
+from typing import Any, NoReturn
+
+from torchdynamo.interpreter.protocol import Escape
+from torchdynamo.sources import Source
+
+__all__ = ["GrowingList", "ReadWhole", "refuse_growing"]
+
+
+class ReadWhole(Escape):
+    """The program asks for more of the list at `source` than a place to append to."""
+
+    def __init__(self, source: Source) -> None:
+        super().__init__(source)
+        self.source = source
+
+
+class _Refusal:
+    """A method that only the whole list can answer. No Python function: the interpreter leaves it to C to call it."""
+
+    def __get__(self, obj: Any, kind: type) -> Any:
+        return self if obj is None else types.MethodType(self, obj)
+
+    def __call__(self, obj: GrowingList, *args: Any, **kwargs: Any) -> NoReturn:
+        raise ReadWhole(obj.source)
+
+
+class GrowingList(list[Any]):
+    """What was appended to the list at `source`."""
+
+    __slots__ = ("source",)
+
+    def __init__(self, source: Source) -> None:
+        super().__init__()
+        self.source = source
+
+
+_ANSWERED = frozenset({"append", "extend", "__iadd__"})
+_OF_OBJECTS = frozenset(vars(object)) - {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__"}
+for _name in vars(list).keys() - _ANSWERED - _OF_OBJECTS:
+    setattr(GrowingList, _name, _Refusal())
+GrowingList.__hash__ = None  # type: ignore[assignment]
+
+
+def refuse_growing(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """A growing list goes no further than to functions that are interpreted."""
+    for value in (*args, *kwargs.values()):
+        if type(value) is GrowingList:
+            module = getattr(fn, "__module__", None) or ""
+            if type(fn) not in (types.FunctionType, types.MethodType) or module.partition(".")[0] == "torch":
+                raise ReadWhole(value.source)
