@@ -19,6 +19,7 @@ from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
 from torchinductor.program import Program
+from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import GraphStats, InductorOptions
 
@@ -67,6 +68,8 @@ def compile_graph(
     operations = schedule(lowered, options)
     clock.lap("schedule")
     operations = _legalize(lowered, operations)
+    if options.reuse_buffers:
+        operations = write_in_place(lowered, operations)
     for operation in operations:
         if isinstance(operation, Kernel):
             verify(operation)

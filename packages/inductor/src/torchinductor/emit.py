@@ -10,7 +10,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.codegen.base import CodegenBackend, KernelSource
-from torchinductor.indexing import Index, product
+from torchinductor.indexing import ONE, ZERO, Index
 from torchinductor.ir import Buffer, Kernel
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, same_strides
 from torchinductor.lowering.graph import Lowered
@@ -64,6 +64,13 @@ def _sizes(index: Index) -> tuple[Size, ...]:
     return tuple(map(_size, index))
 
 
+def _span(buffer: Buffer) -> IntExpr:
+    """Elements from a buffer's first to its last one."""
+    if any(size.as_int() == 0 for size in buffer.shape):
+        return ZERO
+    return sum(((size - ONE) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True)), ONE)
+
+
 @dataclass
 class _Emitter:
     lowered: Lowered
@@ -78,25 +85,38 @@ class _Emitter:
         return self.count - 1
 
     def bytes_of(self, buffer: Buffer) -> Bytes:
-        return buffer.device, product(buffer.shape) * IntExpr({(): buffer.dtype.itemsize})
+        """What a buffer takes: more than its elements where its rows are padded."""
+        return buffer.device, _span(buffer) * IntExpr({(): buffer.dtype.itemsize})
 
-    def slot(self, name: str) -> int:
-        """The slot of a buffer, allocated when nobody has written it yet."""
-        found = self.slots.get(name)
-        if found is not None:
-            return found
+    def make(self, names: Sequence[str]) -> None:
+        """Memory for buffers that nobody has written yet: dead ones of the same size first. The rest of the dead is
+        freed before anything is allocated."""
+        fresh = [name for name in names if name not in self.slots]
+        waiting = [name for name in fresh if not self._reuse(name)]
+        self.free_dead()
+        for name in waiting:
+            buffer = self.lowered.buffers[name]
+            made = self.slots[name] = self.new_slot()
+            shape, strides = _sizes(buffer.shape), _sizes(buffer.strides)
+            self.instructions.append(Alloc(made, shape, strides, buffer.dtype, buffer.device))
+
+    def _reuse(self, name: str) -> bool:
+        buffer = self.lowered.buffers[name]
+        wanted = self.bytes_of(buffer)
+        place = next((i for i, (have, _, _) in enumerate(self.dead) if have == wanted), None)
+        if place is None:
+            return False
+        _, slot, dtype = self.dead.pop(place)
+        self.share(name, slot, dtype)
+        self.instructions.append(Free(slot))
+        return True
+
+    def share(self, name: str, slot: int, dtype: torch.dtype) -> None:
+        """Lays a buffer into the memory of a slot."""
         buffer = self.lowered.buffers[name]
         made = self.slots[name] = self.new_slot()
-        shape, strides = _sizes(buffer.shape), _sizes(buffer.strides)
-        wanted = self.bytes_of(buffer)
-        for position, (have, slot, dtype) in enumerate(self.dead):
-            if have == wanted:
-                del self.dead[position]
-                view_dtype = None if dtype == buffer.dtype else buffer.dtype
-                self.instructions += [View(made, slot, shape, strides, 0, view_dtype), Free(slot)]
-                return made
-        self.instructions.append(Alloc(made, shape, strides, buffer.dtype, buffer.device))
-        return made
+        view_dtype = None if dtype == buffer.dtype else buffer.dtype
+        self.instructions.append(View(made, slot, _sizes(buffer.shape), _sizes(buffer.strides), 0, view_dtype))
 
     def free_dead(self) -> None:
         self.instructions += [Free(slot) for _, slot, _ in self.dead]
@@ -104,7 +124,8 @@ class _Emitter:
 
     def view(self, ref: ViewRef, temporary: list[int]) -> int:
         """The slot of a view; a new one, listed in `temporary`, unless the view is the whole buffer."""
-        buffer, slot = self.lowered.buffers[ref.buffer], self.slot(ref.buffer)
+        self.make((ref.buffer,))  # nobody has written what `empty` gives
+        buffer, slot = self.lowered.buffers[ref.buffer], self.slots[ref.buffer]
         if ref.shape == buffer.shape and not ref.offset.terms and same_strides(ref.shape, ref.strides, buffer.strides):
             return slot
         made = self.new_slot()
@@ -160,11 +181,11 @@ def emit(
             dying.setdefault(position, []).append(name)
     for position, operation in enumerate(operations):
         _emit_one(emitter, operation, handles)
-        emitter.free_dead()
+        lives_on = {read for _, read in operation.in_place} if isinstance(operation, Kernel) else set()
         for name in dying.get(position, ()):
             buffer = lowered.buffers[name]
             slot = emitter.slots[name]
-            if reuse and name not in outside and not isinstance(operation, ExternCall):
+            if reuse and name not in outside | lives_on and not isinstance(operation, ExternCall):
                 emitter.dead.append((emitter.bytes_of(buffer), slot, buffer.dtype))
             else:
                 emitter.instructions.append(Free(slot))
@@ -189,14 +210,20 @@ def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Han
     match operation:
         case Kernel():
             handle = handles[operation.name]
-            slots = tuple(emitter.slot(b) for b in operation.arguments)
+            for written, read in operation.in_place:
+                emitter.share(written, emitter.slots[read], emitter.lowered.buffers[read].dtype)
+            emitter.make(operation.arguments)
+            slots = tuple(emitter.slots[b] for b in operation.arguments)
             emitter.instructions.append(handle.backend.instruction(operation, handle.source, handle.number, slots))
         case ExternCall():
+            emitter.free_dead()
             emitter.extern(operation)
         case SeedCall(_, output, device):
+            emitter.free_dead()
             emitter.slots[output] = emitter.new_slot()
             emitter.instructions.append(RandomSeed(emitter.slots[output], device))
         case ScalarRead(_, symbol, source):
+            emitter.free_dead()
             temporary: list[int] = []
             emitter.instructions.append(ReadScalar(symbol, emitter.view(source, temporary)))
             emitter.instructions += [Free(t) for t in temporary]

@@ -310,6 +310,8 @@ class Kernel:
     local: frozenset[str] = frozenset()
     # A kernel with atomic or ordered stores (scatter): never fused with what reads its result.
     scatters: bool = False
+    # (written, read): the written buffer lies where the read one does, which nobody needs afterwards.
+    in_place: tuple[tuple[str, str], ...] = ()
 
     @property
     def outer(self) -> tuple[Axis, ...]:
@@ -362,6 +364,10 @@ class Kernel:
                         found |= op.attr[1].symbols()
         return tuple(sorted(found - variables))
 
+    def _note(self, buffer: str) -> str:
+        over = [read for written, read in self.in_place if written == buffer]
+        return "  (local)" if buffer in self.local else f"  (over {over[0]})" if over else ""
+
     def __str__(self) -> str:
         def loops(axes: Sequence[Axis]) -> str:
             return ", ".join(f"{a.name} < {a.size}" for a in axes)
@@ -370,7 +376,7 @@ class Kernel:
             f"kernel {self.name} on {self.device}"
             + (f"  # {', '.join(dict.fromkeys(self.origins))}" if self.origins else "")
         ]
-        lines += [f"  {self.buffers[b]}" + ("  (local)" if b in self.local else "") for b in self.arguments]
+        lines += [f"  {self.buffers[b]}" + self._note(b) for b in self.arguments]
         lines.append(f"  for {loops(self.outer)}:" if self.outer else "  once:")
         for stage in self.stages:
             indent = "    "

@@ -25,6 +25,7 @@ class Stored:
     index: IntExpr
     cheap: bool
     keys: frozenset[str]
+    floor: int  # the first stage in which the computation can load what it loads
     scalar: bool  # stored by an outer stage: one value an outer iteration
 
 
@@ -79,42 +80,48 @@ def _merge_stages(kernel: Kernel) -> Kernel:
         for name in stage.body.reads:
             found = stored.get(name)
             if found is not None:
-                first = max(first, _available(found, stage, stages, reduced))
+                first = max(first, _available(found, name, stage, stages, reduced))
         place = next((p for p in range(first, len(stages)) if stages[p].kind == stage.kind), None)
         if place is None:
             place = len(stages)
             stages.append(_Merging(kernel, stages, stored, stage.kind))
-        _append(stages[place], place, stage.body, stored, reduced)
+        _append(stages, place, stage.body, stored, reduced)
         if stage.body.scans:
             scanned.add(place)
     return replace(kernel, stages=tuple(Stage(s.kind, s.body()) for s in stages))  # type: ignore[arg-type]
 
 
-def _available(found: Stored, stage: Stage, stages: list[_Merging], reduced: Mapping[str, int]) -> int:
+def _available(found: Stored, name: str, stage: Stage, stages: list[_Merging], reduced: Mapping[str, int]) -> int:
     """The first place of a stage that reads what was stored."""
-    if found.cheap:
-        return max((reduced[k] + 1 for k in found.keys), default=0)
+    loads = (op for op, buffer, _ in stage.body.accesses() if buffer == name and op.name == "load")
+    if found.cheap and all(not op.args and op.attr[1] == found.index for op in loads):
+        return max((found.floor, *(reduced[k] + 1 for k in found.keys)))
     return found.stage if stages[found.stage].kind == stage.kind else found.stage + 1
 
 
-def _append(target: _Merging, place: int, body: Body, stored: dict[str, Stored], reduced: dict[str, int]) -> None:
+def _append(stages: list[_Merging], place: int, body: Body, stored: dict[str, Stored], reduced: dict[str, int]) -> None:
+    target = stages[place]
     values = body.replay(target)
     for op, _ in zip(body.ops, values, strict=True):
         if op.name == "reduce":
             reduced[op.attr[1]] = place
     for position, op in enumerate(target.ops):
         if op.name == "store" and op.attr[2] == "set" and len(op.args) == 1 and op.attr[0] not in stored:
-            cost, keys, heavy = _slice(target, op.args[0])
+            cost, keys, loaded, heavy = _slice(target, op.args[0])
+            sources = [stored[b].stage for b in loaded if b in stored]
+            floor = max((s if stages[s].kind == target.kind else s + 1 for s in sources), default=0)
             stored[op.attr[0]] = Stored(
-                place, op.args[0], op.attr[1], cost <= _CHEAP and not heavy, keys, target.kind == "outer"
+                place, op.args[0], op.attr[1], cost <= _CHEAP and not heavy, keys, floor, target.kind == "outer"
             )
             del position
 
 
-def _slice(recorder: _Merging, value: int) -> tuple[int, frozenset[str], bool]:
-    """(operations, carried keys, whether it is too heavy or not repeatable) of a value's computation."""
+def _slice(recorder: _Merging, value: int) -> tuple[int, frozenset[str], set[str], bool]:
+    """(operations, carried keys, loaded buffers, whether it is too heavy or not repeatable) of a value's
+    computation."""
     seen: set[int] = set()
     keys: set[str] = set()
+    loaded: set[str] = set()
     heavy = False
     pending = [value]
     while pending:
@@ -129,9 +136,12 @@ def _slice(recorder: _Merging, value: int) -> tuple[int, frozenset[str], bool]:
         elif op.name == "apply":
             # Once an outer iteration is cheap whatever it is.
             heavy |= ELEMENTWISE[op.attr].heavy and recorder.kind == "inner"
-        elif op.name in ("scan", "part", "random_bits", "load") and (op.name != "load" or _indirect(op)):
+        elif op.name == "load":
+            loaded.add(op.attr[0])
+            heavy |= _indirect(op)
+        elif op.name in ("scan", "part", "random_bits"):
             heavy = True
-    return len(seen), frozenset(keys), heavy
+    return len(seen), frozenset(keys), loaded, heavy
 
 
 def _indirect(op: Op) -> bool:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+import torch
+
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.emit import buffers_of
 from torchinductor.indexing import product
@@ -67,7 +69,8 @@ def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]
     kept: list[Operation] = []
     for operation in reversed(operations):
         effect = isinstance(operation, (SeedCall, ScalarRead)) or (
-            isinstance(operation, ExternCall) and not any(o is not None for o in operation.outputs)
+            isinstance(operation, ExternCall)
+            and (_draws(operation) or not any(o is not None for o in operation.outputs))
         )
         if effect or writes_of(operation) & wanted:
             kept.append(operation)
@@ -75,22 +78,34 @@ def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]
     return kept[::-1]
 
 
+def _draws(operation: Operation) -> bool:
+    """Whether it takes numbers from PyTorch's generator, which later draws see."""
+    return isinstance(operation, ExternCall) and torch.Tag.nondeterministic_seeded in getattr(operation.op, "tags", ())
+
+
 def _results_early(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]:
     """Moves what only makes a result of the graph to just behind what it reads, which can then be freed.
 
     Lowering computes a value where it is first stored, and many results are stored when the graph ends.
     """
-    written = {b: i for i, operation in enumerate(operations) for b in writes_of(operation)}
-    read = {b for operation in operations for b in reads_of(operation)}
+    written: dict[str, int] = {}
+    several: set[str] = set()  # written part by part
+    for i, operation in enumerate(operations):
+        several |= writes_of(operation) & written.keys()
+        written.update(dict.fromkeys(writes_of(operation), i))
+    movable = outputs - several - {b for operation in operations for b in reads_of(operation)}
     moved: dict[int, list[Operation]] = {}
     for i, operation in enumerate(operations):
         writes = writes_of(operation)
         sources = [written[b] for b in reads_of(operation) if b in written]
-        if isinstance(operation, Kernel) and writes <= outputs - read and sources and max(sources) < i:
+        if isinstance(operation, Kernel) and writes <= movable and sources and max(sources) < i:
             moved.setdefault(max(sources), []).append(operation)
         else:
             moved.setdefault(i, []).insert(0, operation)
     return [operation for i in range(len(operations)) for operation in moved.get(i, ())]
+
+
+_GENERATOR = "<generator>"  # stands for its state, as if it were a buffer: draws stay in their order
 
 
 class _Fusion:
@@ -108,6 +123,8 @@ class _Fusion:
     def run(self, operations: Iterable[Operation]) -> list[Group]:
         for operation in operations:
             reads, writes = set(reads_of(operation)), set(writes_of(operation))
+            if _draws(operation):
+                writes.add(_GENERATOR)
             before = {g for b in reads | writes for g in self.writers.get(b, ())}
             before |= {g for b in writes for g in self.readers.get(b, ())}
             group = self._fuse(operation, reads, writes, before) if self.options.fuse else None

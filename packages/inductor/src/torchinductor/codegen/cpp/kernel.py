@@ -117,10 +117,12 @@ def write_kernel(kernel: Kernel, grain: int) -> str:
 def _arguments(kernel: Kernel) -> list[str]:
     lines = []
     written = set(kernel.writes)
+    shared = {name for pair in kernel.in_place for name in pair}
     for position, name in enumerate(kernel.arguments):
         kind = STORAGE[kernel.buffers[name].dtype]
         const = "" if name in written else "const "
-        lines.append(f"{const}{kind}* __restrict p{position} = ({const}{kind}*)buffers[{position}];")
+        alone = "" if name in shared else " __restrict"
+        lines.append(f"{const}{kind}*{alone} p{position} = ({const}{kind}*)buffers[{position}];")
     for position, symbol in enumerate(kernel.symbols):
         lines.append(f"const i64 {symbol} = symbols[{position}];")
     return lines

@@ -1,0 +1,98 @@
+"""Kernels that write a result over an operand that nobody reads again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from primtorch.symbolic.expr import IntExpr
+from torchinductor.emit import buffers_of
+from torchinductor.ir import Buffer, Kernel
+from torchinductor.lowering.context import ExternCall, Operation, ViewRef
+from torchinductor.lowering.graph import Lowered
+
+
+def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Operation]:
+    """Gives kernels their `in_place` pairs. Where a gradient is summed up, or a value goes through a chain of pointwise
+    kernels, one buffer is then enough."""
+    last = {b: i for i, operation in enumerate(operations) for b in buffers_of(operation)}
+    kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
+    owned: set[str] = set()  # buffers whose memory is surely no other's
+    result: list[Operation] = []
+    for position, operation in enumerate(operations):
+        if isinstance(operation, Kernel):
+            fresh = [b for b in operation.writes if b not in owned]
+            dying = [b for b in operation.reads if b in owned and last[b] == position and b not in kept]
+            operation = replace(operation, in_place=_pairs(operation, fresh, dying))
+            owned.update(fresh)
+        elif isinstance(operation, ExternCall) and _gives_new_memory(operation):
+            owned.update(b for b in operation.outputs if b is not None)
+        result.append(operation)
+    return result
+
+
+def _gives_new_memory(call: ExternCall) -> bool:
+    """Whether the results never share memory with the operands. Composite operators may return views unannounced."""
+    op = call.op
+    if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name:
+        return False
+    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
+    return not composite and all(r.alias_info is None for r in op._schema.returns)
+
+
+def _pairs(kernel: Kernel, fresh: Sequence[str], dying: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    if kernel.scatters:
+        return ()
+    free = list(dying)
+    pairs: list[tuple[str, str]] = []
+    for written in fresh:
+        place = _only_place(kernel, written) if written not in kernel.local else None
+        if place is None:
+            continue
+        found = next((b for b in free if _fits(kernel, written, b) and _read_before(kernel, b, written, place)), None)
+        if found is not None:
+            free.remove(found)
+            pairs.append((written, found))
+    return tuple(pairs)
+
+
+def _fits(kernel: Kernel, written: str, read: str) -> bool:
+    a, b = kernel.buffers[written], kernel.buffers[read]
+    return (a.dtype, a.device) == (b.dtype, b.device) and _layout(a) == _layout(b)
+
+
+def _layout(buffer: Buffer) -> list[tuple[IntExpr, IntExpr]]:
+    return sorted(
+        ((s, st) for s, st in zip(buffer.shape, buffer.strides, strict=True) if s.as_int() != 1),
+        key=lambda p: str(p[1]),
+    )
+
+
+def _only_place(kernel: Kernel, buffer: str) -> IntExpr | None:
+    """Where a buffer is stored to, if by one plain store that each iteration makes to another place."""
+    stores = [
+        (stage.kind, op)
+        for stage in kernel.stages
+        for op in stage.body.ops
+        if op.name == "store" and op.attr[0] == buffer
+    ]
+    if len(stores) != 1:
+        return None
+    kind, op = stores[0]
+    walked = kernel.axes if kind == "inner" else kernel.outer
+    moves = op.attr[1].symbols()
+    plain = op.attr[2] == "set" and len(op.args) == 1 and all(a.name in moves or a.size.as_int() == 1 for a in walked)
+    return op.attr[1] if plain else None
+
+
+def _read_before(kernel: Kernel, read: str, written: str, place: IntExpr) -> bool:
+    """Whether every load of `read` is from `place`, and no later than the store of `written`."""
+    stored = False
+    for stage in kernel.stages:
+        for op, buffer, index in stage.body.accesses():
+            if buffer == read and (stored or op.name != "load" or index != place):
+                return False
+            stored |= buffer == written and op.name == "store"
+    return True
