@@ -12,13 +12,14 @@ from torchdynamo.api import (
     is_compiling,
     mark_dynamic,
     mark_static,
+    maybe_mark_dynamic,
     optimize,
     reset,
     skip_frame,
     stats,
 )
-from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
-from torchdynamo.explain import Explanation, Exported, explain, export
+from torchdynamo.errors import InternalError, RecompileLimitExceeded, SizeNotDynamic, TorchDynamoError, Unsupported
+from torchdynamo.explain import Explanation, Exported, explain, explain_guards, export
 from torchdynamo.schemas import CaptureOptions
 
 __version__ = "0.1.0"
@@ -30,6 +31,7 @@ __all__ = [
     "Exported",
     "InternalError",
     "RecompileLimitExceeded",
+    "SizeNotDynamic",
     "TorchDynamoError",
     "Unsupported",
     "allow_in_graph",
@@ -37,11 +39,13 @@ __all__ = [
     "disable",
     "error_on_graph_break",
     "explain",
+    "explain_guards",
     "export",
     "graph_break",
     "is_compiling",
     "mark_dynamic",
     "mark_static",
+    "maybe_mark_dynamic",
     "optimize",
     "reset",
     "skip_frame",

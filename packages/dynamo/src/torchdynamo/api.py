@@ -15,6 +15,7 @@ from torchdynamo._C import CompiledCallable
 from torchdynamo.convert import Function, Nested
 from torchdynamo.marks import Mark, MarkKind, error_on_graph_break, graph_break, is_compiling, mark_of, put_mark
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
+from torchdynamo.size_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 from torchdynamo.stats import Stats, total
 from torchdynamo.torch_calls import is_leaf
 
@@ -27,6 +28,7 @@ __all__ = [
     "is_compiling",
     "mark_dynamic",
     "mark_static",
+    "maybe_mark_dynamic",
     "optimize",
     "reset",
     "skip_frame",
@@ -149,25 +151,6 @@ def _marking(mark: Mark) -> Callable[[F], F]:
         return function
 
     return put
-
-
-def mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
-    """The sizes of `tensor` at `dim` are symbolic from the first capture on."""
-    _mark(tensor, dim, "_torchdynamo_dynamic")
-
-
-def mark_static(tensor: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> None:
-    """The sizes of `tensor` at `dim` (all, when None) stay constants."""
-    _mark(tensor, tuple(range(tensor.dim())) if dim is None else dim, "_torchdynamo_static")
-
-
-def _mark(tensor: torch.Tensor, dim: int | tuple[int, ...], name: str) -> None:
-    dims = (dim,) if isinstance(dim, int) else dim
-    for d in dims:
-        if not -tensor.dim() <= d < tensor.dim():
-            raise IndexError(f"dim {d} of a tensor with {tensor.dim()} dimensions")
-    marked: frozenset[int] = getattr(tensor, name, frozenset())
-    setattr(tensor, name, marked | {d % tensor.dim() for d in dims})
 
 
 def stats() -> Stats:

@@ -24,5 +24,9 @@ class InternalError(TorchDynamoError):
     """A fault in capture itself (raised under `strict=True`, counted and logged otherwise)."""
 
 
+class SizeNotDynamic(TorchDynamoError):
+    """A size that was marked with `mark_dynamic` has to be one number, or to keep within less than was promised."""
+
+
 class RecompileLimitExceeded(TorchDynamoError):
     """`on_recompile="error"`, or the limit under `fullgraph=True`."""

@@ -326,7 +326,7 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
     if guard.kind is GuardKind.DISTINCT_STORAGE:
         return _explain_memory(guard.payload, scope)
     assert guard.source is not None
-    where = guard.source.expression()
+    where = source_text(guard.source)
     try:
         value = resolve(guard.source, scope)
         return _explain_value(guard, where, value, scope)
@@ -360,10 +360,10 @@ def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | 
     if guard.kind is GuardKind.SAME_OBJECT:
         if value is resolve(guard.payload, scope):
             return None
-        return f"{where} is no longer the same object as {guard.payload.expression()}"
+        return f"{where} is no longer the same object as {source_text(guard.payload)}"
     if guard.kind is GuardKind.DISTINCT_OBJECT:
         same = value is resolve(guard.payload, scope)
-        return f"{where} is now the same object as {guard.payload.expression()}" if same else None
+        return f"{where} is now the same object as {source_text(guard.payload)}" if same else None
     if guard.kind is GuardKind.ALL_DISTINCT:
         seen = {id(value): where}
         for source in guard.payload:
@@ -373,7 +373,25 @@ def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | 
         return None
     if _CHECKS[guard.kind](value, guard.payload):
         return None
-    return f"{where}: {guard.kind.value} {_short(guard.payload)} expected, got {_short(value)}"
+    if guard.kind in _PRESENCE:
+        return f"{where} {_PRESENCE[guard.kind]} {guard.payload!r}"
+    wanted, found = guard.payload, _COMPARED.get(guard.kind, lambda value: value)(value)
+    return f"{where}: {guard.kind.value} {_short(wanted)} expected, got {_short(found)}"
+
+
+# What a guard compares of the value, where that is not the value itself.
+_COMPARED: dict[GuardKind, Callable[[Any], Any]] = {
+    GuardKind.TYPE: type,
+    GuardKind.LENGTH: len,
+    GuardKind.DICT_KEYS: own_keys,
+    GuardKind.SET_ITEMS: frozenset,
+    GuardKind.BOOL: _truth,
+}
+_PRESENCE = {
+    GuardKind.INSTANCE_HAS: "no longer has the attribute",
+    GuardKind.INSTANCE_LACKS: "now has the attribute",
+    GuardKind.KEY_ABSENT: "now has the key",
+}
 
 
 def _short(value: Any, limit: int = 80) -> str:
@@ -384,26 +402,47 @@ def _short_text(text: str, limit: int = 80) -> str:
     return text if len(text) <= limit else text[: limit - 3] + "..."
 
 
-def first_failure(guards: Iterable[Guard], scope: Scope) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A guard that does not hold: what it wants and what it finds, as text."""
+
+    guard: Guard
+    text: str
+
+    def __str__(self) -> str:
+        frame = self.guard.user_frames[-1] if self.guard.user_frames else None
+        return self.text if frame is None else f"{self.text} (read at {frame.file}:{frame.line} in {frame.function})"
+
+
+def first_failure(guards: Iterable[Guard], scope: Scope) -> Failure | None:
     """The first guard of `guards` that does not hold, explained; None when all hold."""
     for guard in guards:
-        failure = explain_failure(guard, scope)
-        if failure is not None:
-            return failure
+        text = explain_failure(guard, scope)
+        if text is not None:
+            return Failure(guard, text)
     return None
 
 
-def print_guards(guards: Iterable[Guard]) -> str:
-    """A table with a row for each guard: what is read, what is checked of it, what it has to be, who asked."""
+def guard_rows(guards: Iterable[Guard]) -> list[tuple[str, str, str, str]]:
+    """A row for each guard: what is read, what is checked of it, what it has to be, the user's line that asked."""
     rows = []
     for guard in guards:
         where = source_text(guard.source) if guard.source is not None else ""
         frame = guard.user_frames[-1] if guard.user_frames else None
-        asked = f"  # {PurePath(frame.file).name}:{frame.line}" if frame is not None else ""
-        rows.append((where, guard.kind.value, _payload_text(guard.payload) + asked))
+        asked = f"{PurePath(frame.file).name}:{frame.line}" if frame is not None else ""
+        rows.append((where, guard.kind.value, _payload_text(guard.payload), asked))
+    return rows
+
+
+def print_guards(guards: Iterable[Guard]) -> str:
+    """`guard_rows` as a table."""
+    rows = guard_rows(guards)
     first = min(max((len(row[0]) for row in rows), default=0), 72)
     second = max((len(row[1]) for row in rows), default=0)
-    return "".join(f"{where:{first}}  {kind:{second}}  {text}".rstrip() + "\n" for where, kind, text in rows)
+    lines = (
+        f"{where:{first}}  {kind:{second}}  {text}{asked and '  # ' + asked}".rstrip() for where, kind, text, asked in rows
+    )
+    return "".join(f"{line}\n" for line in lines)
 
 
 def _payload_text(payload: Any) -> str:

@@ -7,8 +7,11 @@ from typing import Any
 
 import torch
 
-from primtorch.symbolic import SCALAR_OPS, Definition, FloatExpr, IntExpr, ShapeEnv, expr_of
+from primtorch.symbolic import SCALAR_OPS, Definition, FloatExpr, IntExpr, ShapeEnv, ShapeGuard, expr_of
+from torchdynamo.errors import SizeNotDynamic
+from torchdynamo.guards import run_program
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram
+from torchdynamo.size_marks import SizeMark
 from torchdynamo.source_text import source_text
 from torchdynamo.sources import Source, TensorSize, TensorStride
 from torchdynamo.world import INTEGER_BOUND, Outside
@@ -42,9 +45,33 @@ def shape_guards(outside: Outside, first: int = 0) -> tuple[Guard, ...]:
     for guard in env.guards[first:]:
         symbols = {name: sources[name] for name in env.roots(guard.expr.symbols())}
         text = readable(str(guard.expr), env, sources)
+        for name, mark in outside.promised.items():
+            if symbols.keys() == {name}:
+                _keep_promise(name, mark, guard, text, outside)
         shape = ShapeProgram(env.spelt_out(guard.expr.program()), symbols, text)
         found.append(Guard(None, GuardKind.SHAPE, shape, guard.stack))
     return tuple(found)
+
+
+def _keep_promise(name: str, mark: SizeMark, guard: ShapeGuard, text: str, outside: Outside) -> None:
+    """Raises SizeNotDynamic where a relation that the program asked leaves one size, or not all that were promised."""
+    hint = int(outside.shape_env.symbols[name].hint)
+    program = outside.shape_env.spelt_out(guard.expr.program())
+    bounds = [bound for bound in (mark.low, mark.high) if bound is not None]
+    refused = [size for size in bounds if not run_program(program, {name: size})]
+    low, high = mark.low or 2, mark.high or 1 << 40
+    others = [size for size in (low, hint - 1, hint + 1, 2 * hint, 3 * hint, 1009 * hint, high) if low <= size <= high]
+    alone = all(size == hint or not run_program(program, {name: size}) for size in others)
+    if not refused and not (alone and low != high):
+        return
+    where = source_text(outside.symbol_sources[name])
+    frame = guard.stack[-1] if guard.stack else None
+    asked = f"\n  asked at {frame.file}:{frame.line} in {frame.function}" if frame is not None else ""
+    what = f"{where} cannot be {refused[0]}" if refused else f"{where} can only be {hint}"
+    raise SizeNotDynamic(
+        f"a size marked with mark_dynamic: {what}, because the program relies on {text}.{asked}\n"
+        "  what to do: change the program, promise a narrower range, or use maybe_mark_dynamic"
+    )
 
 
 def _range(name: str, source: Source, outside: Outside) -> ShapeProgram | None:

@@ -303,12 +303,13 @@ def _nested(args: Any) -> bool:
 
 
 def _remove_dead(graph: fx.Graph) -> None:
-    """Remove what no output needs. A draw of random numbers that nobody reads goes, an assertion stays."""
+    """Remove what no output needs. An assertion stays, and a draw of ATen's own, which moves the generator on."""
     for node in reversed(graph.nodes):
         if (
             not node.users
             and node.op not in ("placeholder", "output")
             and not (isinstance(node.target, Prim) and node.target.name == "assert_async")
+            and not (isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags)
         ):
             graph.erase_node(node)
 
