@@ -8,7 +8,6 @@ import weakref
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
-import torch
 from torch import nn
 
 from torchdynamo._C import CompiledCallable

@@ -440,7 +440,8 @@ def print_guards(guards: Iterable[Guard]) -> str:
     first = min(max((len(row[0]) for row in rows), default=0), 72)
     second = max((len(row[1]) for row in rows), default=0)
     lines = (
-        f"{where:{first}}  {kind:{second}}  {text}{asked and '  # ' + asked}".rstrip() for where, kind, text, asked in rows
+        f"{where:{first}}  {kind:{second}}  {text}{asked and '  # ' + asked}".rstrip()
+        for where, kind, text, asked in rows
     )
     return "".join(f"{line}\n" for line in lines)
 

@@ -55,7 +55,8 @@ def shape_guards(outside: Outside, first: int = 0) -> tuple[Guard, ...]:
 
 def _keep_promise(name: str, mark: SizeMark, guard: ShapeGuard, text: str, outside: Outside) -> None:
     """Raises SizeNotDynamic where a relation that the program asked leaves one size, or not all that were promised."""
-    hint = int(outside.shape_env.symbols[name].hint)
+    hint = outside.shape_env.symbols[name].hint
+    assert isinstance(hint, int)
     program = outside.shape_env.spelt_out(guard.expr.program())
     bounds = [bound for bound in (mark.low, mark.high) if bound is not None]
     refused = [size for size in bounds if not run_program(program, {name: size})]

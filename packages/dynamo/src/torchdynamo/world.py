@@ -25,6 +25,7 @@ from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import Recorder
 from torchdynamo.scalars import SYMBOLIC
 from torchdynamo.schemas import AmbientRead, GuardKind
+from torchdynamo.size_marks import SizeKind, SizeMark, size_marks
 from torchdynamo.sources import (
     Argument,
     Attribute,
@@ -70,9 +71,12 @@ class Outside:
         self.shape_env = ShapeEnv(user_frames)
         self.mode = FakeMode(self.shape_env)
         self.overlays = Overlays()
-        self.externals = Externals(self, user_frames)
+        code = function.__code__
+        entry = (UserFrame(code.co_filename, code.co_firstlineno, function.__name__),)
+        self.externals = Externals(self, lambda: user_frames() or entry)
         self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
         self.symbol_sources: dict[str, Source] = {}
+        self.promised: dict[str, SizeMark] = {}  # what the user said of symbols
         self.recorder.symbol_nodes = SymbolNodes(self.shape_env, self.symbol_sources, self._computed_input)
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
@@ -100,9 +104,13 @@ class Outside:
         with torch._C.DisableTorchFunction():
             dims = self.dynamic.dims(tensor, source)
             symbols = {}
+            marks = size_marks(tensor)
             for dim in dims:
-                low, high = size_range(tensor, dim)
-                symbols[dim] = self._symbol(tensor.shape[dim], TensorSize(source, dim), low, high)
+                mark = marks.get(dim, SizeMark(SizeKind.MAYBE_DYNAMIC))
+                low = 2 if mark.low is None else mark.low  # 0 and 1 are never symbols
+                symbols[dim] = self._symbol(tensor.shape[dim], TensorSize(source, dim), low, mark.high)
+                if mark.kind is SizeKind.DYNAMIC:
+                    self.promised[str(symbols[dim])] = mark
             self.externals.guard(source, GuardKind.TENSOR, tensor_guard(tensor, symbols))
             fake = self.mode.from_tensor(tensor, dynamic=symbols or None)
             if isinstance(tensor, nn.Parameter):
@@ -183,6 +191,17 @@ class Outside:
         if not isinstance(known.source, Pinned):
             self.externals.guard(known.source, GuardKind.IDENTITY, known.original)
         return id(known.original)
+
+    def text_of_exception(self, show: Callable[[Any], str], error: BaseException) -> Any:
+        """`str` or `repr` of an exception of the outside that shows its arguments and no more, or MISSING."""
+        kind = type(error)
+        own: Any = kind.__repr__ if show is repr else kind.__str__
+        if self.externals.lookup(error) is None or own not in _TEXTS_OF_ARGUMENTS:
+            return MISSING
+        known = self.externals.lookup(error)
+        assert known is not None
+        shown = self.externals.wrap(error.args, Attribute(known.source, "args", native=True))
+        return show(error) if is_constant(shown) else MISSING
 
     def referent(self, reference: Any) -> Any:
         """What a weak reference of the outside refers to."""
@@ -673,14 +692,15 @@ class DynamicPolicy:
         self.never = never
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
-        marked: frozenset[int] = getattr(tensor, "_torchdynamo_dynamic", frozenset())
-        static: frozenset[int] = getattr(tensor, "_torchdynamo_static", frozenset())
+        marks = size_marks(tensor)
         parameter = isinstance(tensor, nn.Parameter)
         found = []
         for dim, size in enumerate(tensor.shape):
-            if size < 2 or dim in static or (self.never and dim not in marked):
+            kind = marks[dim].kind if dim in marks else None
+            if size < 2 or kind is SizeKind.STATIC or (self.never and kind is not SizeKind.DYNAMIC):
                 continue
-            if dim in marked or (self.everything and not parameter) or TensorSize(source, dim) in self.changed:
+            chosen = kind is not None or (self.everything and not parameter)
+            if chosen or TensorSize(source, dim) in self.changed:
                 found.append(dim)
         return tuple(found)
 
@@ -689,14 +709,12 @@ class DynamicPolicy:
         return source in self.changed and not self.never and fits
 
 
-def size_range(tensor: torch.Tensor, dim: int) -> tuple[int, int | None]:
-    """The range that the user promised for a size, or what every symbolic size has."""
-    low, high = getattr(tensor, "_torchdynamo_ranges", {}).get(dim, (None, None))
-    return 2 if low is None else max(low, 2), high
-
-
 # Rounds of a loop with breaks that get code of their own, with whatever follows in the same graph.
 _UNROLLED_ROUNDS = 2
+
+
+# How exceptions in C show themselves that have nothing to show but their arguments.
+_TEXTS_OF_ARGUMENTS: tuple[Any, ...] = (BaseException.__str__, BaseException.__repr__, KeyError.__str__)
 
 
 def _class_names(kind: type) -> tuple[str, ...]:
