@@ -287,3 +287,49 @@ def test_a_write_gives_its_history_to_views_of_one_base_alone(name: str, program
                 function(*make())
     else:
         check(program, make)
+
+
+WRITTEN_IN_PLACE: dict[str, Callable[[torch.Tensor], Any]] = {
+    "pointwise": lambda x: x.sin_(),
+    "fill": lambda x: x.fill_(2.0),
+    "item": lambda x: x.__setitem__(0, 1.0),
+    "transposed": lambda x: x.t().add_(1),
+    "part": lambda x: x[1:].mul_(3),
+    "detached": lambda x: x.detach().mul_(3),
+    "scan": lambda x: x.cumsum_(0),
+    "flag": lambda x: torch.nn.functional.relu(x, inplace=True),
+    "positional flag": lambda x: torch.nn.functional.leaky_relu(x, 0.1, True),
+    "out": lambda x: torch.add(x, 1, out=x),
+    "augmented": lambda x: x.__iadd__(1),
+    "sort": lambda x: x.copy_(x.sort(0).values),
+}
+LAID_OUT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "rows": lambda x: x[::2],
+    "columns": lambda x: x[:, ::2],
+    "transposed": lambda x: x.t(),
+    "transposed rows": lambda x: x[::2].t(),
+    "value": lambda x: x.t() * 1,
+}
+READ: dict[str, Callable[[torch.Tensor], Any]] = {
+    "contiguous": lambda x: x.contiguous(),
+    "reshape": lambda x: x.reshape(-1),
+    "clone": lambda x: (x.clone(), x.t().contiguous(), x.t().reshape(-1)),
+    "view": lambda x: (x.unsqueeze(0), x[0], x),
+}
+
+
+@pytest.mark.parametrize("read", READ)
+@pytest.mark.parametrize("layout", LAID_OUT)
+@pytest.mark.parametrize("write", WRITTEN_IN_PLACE)
+def test_a_written_tensor_keeps_its_layout(write: str, layout: str, read: str) -> None:
+    def program(x: torch.Tensor) -> Any:
+        if layout == "value":
+            x = x.t() * 1
+        WRITTEN_IN_PLACE[write](x)
+        return READ[read](x)
+
+    def make() -> list[torch.Tensor]:
+        x = torch.randn(4, 4, dtype=torch.float64)
+        return [x if layout == "value" else LAID_OUT[layout](x)]
+
+    check(program, make)

@@ -110,9 +110,10 @@ class RandomProgram:
             if kind == "alias" and inputs:
                 inputs.append(VIEWS[view](inputs[of % len(inputs)]))
                 continue
-            leaf = torch.randn(4, 4, dtype=torch.float64, requires_grad=kind != "plain")
+            leaf = torch.randn(4, 4, dtype=torch.float64, requires_grad=kind not in ("plain", "part"))
             leaves.append(leaf)
-            inputs.append(leaf * 1 if kind == "inner" else leaf)
+            value = leaf * 1 if kind.startswith("inner") else leaf
+            inputs.append(VIEWS[view](value) if kind.endswith("part") else value)
         return leaves, inputs
 
 
@@ -125,7 +126,7 @@ instructions = st.one_of(
     st.builds(Instruction, st.just("no_grad write"), st.sampled_from(sorted(WRITES)), index, index),
 )
 inputs = st.tuples(
-    st.sampled_from(["plain", "plain", "leaf", "inner", "inner", "alias"]), st.sampled_from(sorted(VIEWS)), index
+    st.sampled_from(["plain", "part", "leaf", "inner", "inner part", "alias"]), st.sampled_from(sorted(VIEWS)), index
 )
 programs = st.builds(
     RandomProgram,

@@ -5,8 +5,10 @@ about wrapped tensors, histories of non-leaves, and in-place calls that function
 from __future__ import annotations
 
 import contextlib
+import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -15,6 +17,7 @@ from torch.overrides import TorchFunctionMode
 
 from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError
+from aotautograd.layouts import KeptLayouts, WithStrides, written_by
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from primtorch.errors import PrimTorchError
 from primtorch.functionalize import unwrap, wrap
@@ -85,7 +88,8 @@ class InPlaceCalls(TorchFunctionMode):
     the clone, because x itself is written.
     """
 
-    def __init__(self, symbolic: bool) -> None:
+    def __init__(self, inputs: Sequence[Any], with_strides: WithStrides, symbolic: bool) -> None:
+        self.layouts = KeptLayouts(inputs, with_strides)
         self.rewritten = _REWRITTEN if symbolic else {}
         self.with_inplace_flag = _WITH_INPLACE_FLAG if symbolic else {}
 
@@ -103,10 +107,22 @@ class InPlaceCalls(TorchFunctionMode):
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         name = getattr(func, "__name__", "")
-        if (name[-1:] == "_" and name not in _NO_WRITE) and args and isinstance(args[0], torch.Tensor):
-            written = name[:2] != "__" or name in _AUGMENTED
-            if (written and _overlaps_itself(args[0])) or (name == "__setitem__" and _item_overlaps(args)):
+        in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in _AUGMENTED)
+        if not in_place and type(func) is FunctionType:
+            place = _place_of_inplace(func)
+            in_place = bool(kwargs.get("inplace", args[place] if -1 < place < len(args) else False))
+        if in_place and args and isinstance(args[0], torch.Tensor):
+            overlaps = _item_overlaps(args) if name == "__setitem__" else _overlaps_itself(args[0])
+            if overlaps:
                 raise RuntimeError(_OVERLAP)
+        if not in_place and "out" not in kwargs:
+            return self._run(func, name, args, kwargs)
+        kept = self.layouts.before(written_by(args, kwargs, in_place))
+        result = self._run(func, name, args, kwargs)
+        self.layouts.after(kept)
+        return result
+
+    def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "tensor_split" and isinstance(args[1] if len(args) > 1 else None, torch.Tensor):
             return func(args[0], _numbers(args[1]), *args[2:], **kwargs)
         rule = SYMBOLIC_RULES.get(func) if self.rewritten else None
@@ -128,12 +144,20 @@ class InPlaceCalls(TorchFunctionMode):
 _NO_WRITE = frozenset({"requires_grad_", "detach_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_",
                        "swapdims_", "as_strided_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_",
                        "rename_", "__get__", "__set__"})  # fmt: skip
-_AUGMENTED = frozenset({"__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__", "__ipow__",
-                        "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"})  # fmt: skip
+_AUGMENTED = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
+                        "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"})  # fmt: skip
 _OVERLAP = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
     "Please clone() the tensor before performing the operation."
 )
+
+
+@functools.cache
+def _place_of_inplace(func: FunctionType) -> int:
+    """Where a function takes its flag `inplace`; -1 if it has none."""
+    code = func.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return names.index("inplace") if "inplace" in names else -1
 
 
 def _numbers(t: torch.Tensor) -> Any:

@@ -121,12 +121,12 @@ def _uncarried_symbols(values: Sequence[Any]) -> list[tuple[SymbolSource, torch.
     return found
 
 
-def dense_spec(value: torch.Tensor) -> TensorSpec:
+def dense_spec(value: torch.Tensor | TensorSpec) -> TensorSpec:
     """The spec of a tensor that fills its memory without gaps, with its dimensions in the order of `value`'s.
 
     A size that depends on data counts as large.
     """
-    spec = TensorSpec.of(value)
+    spec = spec_of(value)
     large = 1 << 40
     order = sorted(range(spec.dim()), key=lambda d: (hint_of(spec.strides[d], large), hint_of(spec.shape[d], large)))
     strides: list[int | torch.SymInt] = list(spec.strides)

@@ -87,6 +87,12 @@ class Recorder:
         self.node_of[id(t)] = node
         self.alive.append(t)
 
+    def with_strides(self, value: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+        """Another fake tensor for the value of `value`'s node."""
+        fake = self.fake_mode.from_spec(TensorSpec(tuple(value.shape), tuple(strides), value.dtype, value.device))
+        self.track(fake, self.node_of[id(value)])
+        return fake
+
     def placeholder(self, name: str, value: Any) -> fx.Node:
         while name in self.placeholder_names:  # a program that is itself a gradient has tangents among its inputs
             name += "_"
@@ -426,7 +432,7 @@ def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> Join
     recorder.values = example_values(bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
-        with InPlaceCalls(symbolic=bool(recorder.symbol_nodes)):
+        with InPlaceCalls(flat, recorder.with_strides, symbolic=bool(recorder.symbol_nodes)):
             outputs = _run_program(recorder, program, flat)
         analysis = analyse(recorder.node_of, recorder.written, bound, starts, flat, outputs, recorder.size)
         specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]

@@ -10,7 +10,9 @@ import torch
 from torch import fx
 
 from aotautograd.analysis import returns_alias
+from aotautograd.inputs import dense_spec
 from aotautograd.schemas import PHASE
+from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
 
@@ -135,6 +137,24 @@ def _if_same_layout(node: fx.Node) -> fx.Node | None:
     return source if source is not None and same_layout(node, source) else None
 
 
+def _if_memory_is_dense(node: fx.Node) -> fx.Node | None:
+    """A copy stands for its source where that is known to have no gaps. What is laid out as a tensor with gaps has
+    them when it is run by eager's operators, and its description has none."""
+    source = _source(node)
+    laid_out = source
+    while laid_out is not None and (laid_out := _memory(laid_out)).target in _LAID_OUT_ALIKE:
+        laid_out = _source(laid_out)
+        if laid_out is not None and not _is_dense(laid_out.meta.get("val")):
+            return None
+    return _if_same_layout(node)
+
+
+def _is_dense(value: Any) -> bool:
+    if not isinstance(value, torch.Tensor | TensorSpec):
+        return True
+    return all(_same_size(a, b) for a, b in zip(value.stride(), dense_spec(value).strides, strict=True))
+
+
 def _double_transpose(node: fx.Node) -> fx.Node | None:
     source = _source(node)
     if source is None or source.target is not node.target or source.args[1:] != node.args[1:]:
@@ -158,8 +178,8 @@ _NO_OPS: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
     aten._unsafe_view.default: _if_same_layout,
     aten.reshape.default: _if_same_layout,
     aten.expand.default: _if_same_layout,
-    aten.clone.default: _if_same_layout,
-    aten._to_copy.default: _if_same_layout,
+    aten.clone.default: _if_memory_is_dense,
+    aten._to_copy.default: _if_memory_is_dense,
     aten.slice.Tensor: _if_same_layout,
     aten.copy.default: _copy_source,
     aten.t.default: _double_transpose,
@@ -230,7 +250,8 @@ def _lays_out_another(node: fx.Node) -> bool:
 
 
 def _is_view(node: fx.Node) -> bool:
-    return returns_alias(node.target) or node.target is operator.getitem
+    """Whether the result shares memory with the first argument, also where the schema does not say so."""
+    return returns_alias(node.target) or node.target is operator.getitem or node.target is aten._unsafe_view.default
 
 
 def _memory(node: fx.Node) -> fx.Node:

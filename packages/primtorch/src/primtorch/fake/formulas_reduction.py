@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from primtorch.fake.build import Formula, Table, contiguous, strided
-from primtorch.fake.layout import dense_like, wrap_dim, wrap_dims
+from primtorch.fake.build import Formula, Table, contiguous
+from primtorch.fake.layout import wrap_dim, wrap_dims
 from primtorch.fake.promotion import float_of, integer_sum_dtype, real_of
 from primtorch.spec import TensorSpec
 
@@ -128,8 +128,7 @@ def _vector_norm(
 @TABLE.op("cumsum", "cumprod")
 def _cumsum(x: Any, dim: int, *, dtype: torch.dtype | None = None) -> TensorSpec:
     wrap_dim(dim, x.dim())
-    shape = tuple(x.shape)
-    return strided(x, shape, dense_like(shape, x.stride()), dtype or integer_sum_dtype(x.dtype))
+    return contiguous(x, x.shape, dtype or integer_sum_dtype(x.dtype))
 
 
 @TABLE.op("_softmax", "_log_softmax")

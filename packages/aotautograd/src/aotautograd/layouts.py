@@ -1,0 +1,89 @@
+"""Written tensors keep their layout.
+
+A functional operator lays out its result as it likes, a write leaves the strides of what is written as they are. Where
+the order of dimensions differs, the new value is copied into that of the old one. Gaps between elements are not made in
+a graph: the traced tensor says that it has them, so that the program finds out what it would in eager (that it is not
+contiguous, that a view is impossible), and its value is dense.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotautograd.inputs import dense_spec
+from primtorch.functionalize import unwrap
+from primtorch.symbolic import hint_of
+
+aten = torch.ops.aten
+
+# (value, strides) -> a traced tensor for the same value that says that it has these strides
+WithStrides = Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]
+
+
+class KeptLayouts:
+    """The layouts of a program's inputs, and of what a call of it writes. Row-major ones are nobody's concern: an
+    operator gives that to a result whose first operand has it."""
+
+    def __init__(self, inputs: Iterable[Any], with_strides: WithStrides) -> None:
+        self.inputs = [t for t in inputs if _of_interest(t)]
+        self.with_strides = with_strides
+
+    def before(self, written: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Tensors whose memory the call may write, each with its present value."""
+        bases = [t._base for t in written if t._is_view() and t._base is not None]
+        found = {id(t): t for t in (*self.inputs, *filter(_of_interest, (*bases, *written)))}
+        # A view's new value comes from its base, so that is put in order first.
+        ordered = sorted(found.values(), key=torch.Tensor._is_view)
+        return [(outer, unwrap(outer)) for outer in ordered]
+
+    def after(self, noted: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+        """Gives the new values the layout of the old ones."""
+        for outer, old in noted:
+            new = unwrap(outer)
+            if new is old or not _same(old.shape, new.shape):
+                continue
+            if not _same(old.stride(), new.stride()):
+                torch._functionalize_replace(outer, self._laid_out(new, old))
+                torch._functionalize_commit_update(outer)
+            elif not _same(outer.stride(), new.stride()):
+                torch._functionalize_replace(outer, new)
+
+    def _laid_out(self, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        dense = dense_spec(old).strides
+        if not _same(dense, new.stride()):
+            with torch.no_grad():
+                place = unwrap(aten.empty_strided.default(old.shape, dense, dtype=old.dtype, device=old.device))
+                new = unwrap(aten.copy.default(place, new))
+        return new if _same(old.stride(), dense) else self.with_strides(new, old.stride())
+
+
+def written_by(args: Sequence[Any], kwargs: Mapping[str, Any], in_place: bool) -> list[torch.Tensor]:
+    """The tensors that a call names as those that it writes."""
+    named = [args[0]] if in_place and args else []
+    named.append(kwargs.get("out"))
+    flat = [t for n in named for t in (n if isinstance(n, (tuple, list)) else (n,))]
+    return [t for t in flat if isinstance(t, torch.Tensor)]
+
+
+def _of_interest(t: Any) -> bool:
+    return isinstance(t, torch.Tensor) and torch._is_functional_tensor(t) and not _row_major(t)
+
+
+def _row_major(t: torch.Tensor) -> bool:
+    """Decided without a guard."""
+    expected = 1
+    for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
+        elements = hint_of(size, 2)
+        if elements != 1 and hint_of(stride, expected) != expected:
+            return False
+        expected *= max(elements, 1)
+    return True
+
+
+def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(
+        x == y if type(x) is int and type(y) is int else str(x) == str(y) for x, y in zip(a, b, strict=True)
+    )
