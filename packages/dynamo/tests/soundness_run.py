@@ -10,12 +10,14 @@ the exit status is 1 then.
 from __future__ import annotations
 
 import argparse
+import logging
 import multiprocessing
 import os
 import platform
 import random
 import sys
 import time
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +43,8 @@ def check_slice(work: tuple[int, int]) -> tuple[int, list[tuple[int, str]], Any]
     """Checks `count` programs from `seed` on; how many, which were wrong, and what was compiled meanwhile."""
     seed, count = work
     torch.set_num_threads(1)
+    warnings.simplefilter("ignore")  # of hooks that a change puts on modules, of limits that are reached
+    logging.disable(logging.WARNING)
     wrong = [(s, report) for s, report in map(check, range(seed, seed + count)) if report is not None]
     stats = torchdynamo.stats()
     return count, wrong, (stats.graphs, stats.recompiles, sum(stats.break_counts.values()), len(stats.fallbacks))
