@@ -1,47 +1,51 @@
 """Peak memory of a training step, and what is kept between forward and backward: eager beside this stack.
 
-    python tools/bench/aot_memory.py --all --jobs 8 --out rows.jsonl --write docs/results/aotautograd_memory.md
-    python tools/bench/aot_memory.py --models hf/BertForMaskedLM tv/resnet18 --backends aot_eager --device cpu
+    python tools/bench/aot_memory.py --all --jobs 12 --device cuda --out rows.jsonl --write memory.md
+    python tools/bench/aot_memory.py --models hf/BertForMaskedLM tv/resnet18 --backends aot_eager --explain
 
-Each (model, back end) runs in a process of its own: eager first, then compiled, the third step of each measured, with
-gradients set to None before it. Bytes are counted above what is held before the step (parameters, inputs): on CUDA by
-the caching allocator, on CPU by adding up the allocations that torch's profiler reports. `--out` keeps a JSON line a
-case; cases in it are not run again, so that a sweep can be cut into slices.
+Each model runs in a process of its own: eager first, then compiled by each back end. The third step of each is
+measured, with gradients set to None before it. Bytes are counted above what is held before the step (parameters,
+inputs): on CUDA those that the caching allocator was asked for (and, beside them, those of the blocks that it gave,
+which depend on the blocks that it had at hand), on CPU by adding up the allocations that torch's profiler reports.
+`--explain` (CPU) lists what is alive at the peak, by the operator that allocated it. `--out` keeps a JSON line a case;
+cases in it are not run again, so that a sweep can be cut into slices.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import os
 import platform
-import subprocess
 import sys
 import time
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
+import traceback
+from collections import Counter
+from collections.abc import Callable, Iterator
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from capture import SLOWEST, SUITES
+from capture import SLOWEST, SUITES, import_all
 
 Row = dict[str, Any]
 BACKENDS = ("aot_eager", "inductor")
 MIB = 2**20
+WARM_STEPS = 2
 
 
-# -- one case ----------------------------------------------------------------------------------
+# -- one model ---------------------------------------------------------------------------------
 
 
-def measure(case: Row) -> Row:
-    """Bytes of eager's step and of the compiled one: {"eager": {...}, "ours": {...}}."""
+def measure(case: Row, send: Callable[[Row], None]) -> None:
+    """Sends bytes of eager's step and of the compiled one, a row a back end: {"eager": {...}, "ours": {...}}."""
     import torch
     from zoo import build
 
     import torchcompile
 
-    torch.set_num_threads(1)
     device = case["device"]
     suite, name = case["model"].split("/")
     torch.manual_seed(0)
@@ -49,20 +53,33 @@ def measure(case: Row) -> Row:
     model, args, kwargs = build(suite, name, scale=case["scale"], train=True, batch=case["batch"], **size)
     move = lambda x: x.to(device) if isinstance(x, torch.Tensor) else x
     model, args, kwargs = model.to(device), [move(a) for a in args], {k: move(v) for k, v in kwargs.items()}
-    probe = on_cuda if device == "cuda" else on_cpu
-    row = dict(case)
-    settings = {"partitioner": case["partitioner"]} if case["partitioner"] else None
-    compiled = torchcompile.compile(model, backend=case["backend"], options=settings)
-    for label, candidate in (("eager", model), ("ours", compiled)):
-        forward = lambda candidate=candidate: loss_of(candidate, args, kwargs)
-        for _ in range(2):
+    probe = on_cuda if device == "cuda" else explained if case["explain"] else on_cpu
+
+    def step(candidate: Callable[..., Any]) -> Row:
+        forward = lambda: loss_of(candidate, args, kwargs)
+        for _ in range(WARM_STEPS):
             model.zero_grad(set_to_none=True)
             forward().backward()
         model.zero_grad(set_to_none=True)
-        row[label] = probe(forward)
-    report = torchcompile.report()
-    row["graphs"], row["fallbacks"] = report.captured, [str(f) for f in report.fallbacks][:3]
-    return row
+        return probe(forward)
+
+    eager = step(model)
+    settings = {"partitioner": case["partitioner"]} if case["partitioner"] else None
+    shared = {key: case[key] for key in SHARED}
+    for backend in case["backends"]:
+        row = {"model": case["model"], "backend": backend, **shared, "eager": eager}
+        try:
+            row["ours"] = step(torchcompile.compile(model, backend=backend, options=settings))
+            report = torchcompile.report()
+            row["graphs"], row["fallbacks"] = report.captured, [str(f) for f in report.fallbacks][:3]
+        except Exception as error:
+            row["failure"] = told(error)
+        send(row)
+
+
+def told(error: Exception) -> str:
+    place = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{type(error).__name__}: {error} ({place.name}:{place.lineno})"[:300]
 
 
 def loss_of(candidate: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -76,36 +93,48 @@ def loss_of(candidate: Callable[..., Any], args: Any, kwargs: Any) -> Any:
     return sum(x.float().pow(2).mean() for x in leaves)
 
 
-def on_cuda(forward: Callable[[], Any]) -> dict[str, int]:
+def on_cuda(forward: Callable[[], Any]) -> Row:
     import torch
 
+    def now(what: str) -> int:
+        torch.cuda.synchronize()
+        return int(torch.cuda.memory_stats().get(what, 0))
+
+    asked, given = "requested_bytes.all", "allocated_bytes.all"
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
+    before, before_given = now(f"{asked}.current"), now(f"{given}.current")
     loss = forward()
-    torch.cuda.synchronize()
-    kept, peak_forward = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
+    kept, peak_forward = now(f"{asked}.current") - before, now(f"{asked}.peak") - before
     loss.backward()
-    torch.cuda.synchronize()
     return {
-        "peak": torch.cuda.max_memory_allocated() - before,
+        "peak": now(f"{asked}.peak") - before,
         "peak_forward": peak_forward,
         "kept": kept,
-        "after": torch.cuda.memory_allocated() - before,
+        "after": now(f"{asked}.current") - before,
+        "peak_of_blocks": now(f"{given}.peak") - before_given,
     }
 
 
-def on_cpu(forward: Callable[[], Any]) -> dict[str, int]:
+def profiled(forward: Callable[[], Any]) -> Any:
+    """The profiler's trace of a step on CPU."""
     from torch.profiler import ProfilerActivity, profile, record_function
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as trace:
         loss = forward()
-        with record_function("between forward and backward"):
+        with record_function(BETWEEN):
             pass
         loss.backward()
-    events = trace.profiler.kineto_results.events()
-    middle = next(e.start_ns() for e in events if e.name() == "between forward and backward")
+    return trace
+
+
+BETWEEN = "between forward and backward"
+
+
+def on_cpu(forward: Callable[[], Any]) -> Row:
+    events = profiled(forward).profiler.kineto_results.events()
+    middle = next(e.start_ns() for e in events if e.name() == BETWEEN)
     changes = sorted((e.start_ns(), e.nbytes()) for e in events if e.name() == "[memory]")
     now = peak = peak_forward = kept = 0
     for moment, change in changes:
@@ -116,24 +145,96 @@ def on_cpu(forward: Callable[[], Any]) -> dict[str, int]:
     return {"peak": peak, "peak_forward": peak_forward, "kept": kept, "after": now}
 
 
-# -- all cases ---------------------------------------------------------------------------------
+def explained(forward: Callable[[], Any]) -> Row:
+    """The same, with what is alive at the peak: [[bytes, phase and operators that allocated it, times], ...]."""
+    trace = profiled(forward)
+    roots = trace.profiler.kineto_results.experimental_event_tree()
+    changes: list[tuple[int, int, int, tuple[str, ...]]] = []
+    work = [(event, ()) for event in roots]
+    middle = 0
+    while work:
+        event, path = work.pop()
+        if event.name == BETWEEN:
+            middle = event.start_time_ns
+        fields = event.extra_fields
+        if hasattr(fields, "alloc_size"):
+            changes.append((event.start_time_ns, fields.alloc_size, fields.ptr, path))
+        work += [(child, (*path, event.name)) for child in event.children]
+    alive: dict[int, tuple[int, str]] = {}
+    now = peak = 0
+    at_peak: Counter[tuple[int, str]] = Counter()
+    for moment, change, pointer, path in sorted(changes):
+        now += change
+        if change < 0:
+            alive.pop(pointer, None)
+            continue
+        phase = "forward" if moment < middle else "backward"
+        alive[pointer] = (change, " < ".join([*reversed(path[-3:]), phase]))
+        if now > peak:
+            peak, at_peak = now, Counter(alive.values())
+    found = [[size, what, times] for (size, what), times in at_peak.items()]
+    largest = sorted(found, key=lambda entry: -entry[0] * entry[2])
+    return {**on_cpu(forward), "at_peak": largest[:40]}
 
 
-def in_fresh_process(case: Row, seconds: float) -> Row:
-    command = [sys.executable, __file__, "--case", json.dumps(case)]
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+# -- all models --------------------------------------------------------------------------------
+
+SHARED = ("device", "scale", "batch", "side", "length", "partitioner")
+
+
+def work(case: Row, messages: connection.Connection) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for stream in (1, 2):  # what models and compilers print and log
+        os.dup2(nowhere, stream)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, env=env, check=False)
-    except subprocess.TimeoutExpired:
-        return {**case, "failure": f"longer than {seconds:.0f} s"}
-    if done.returncode == 0:
-        found: Row = json.loads(done.stdout.splitlines()[-1])
-        return found
-    return {**case, "failure": (done.stderr.strip().splitlines() or [f"ended with {done.returncode}"])[-1][:300]}
+        measure(case, messages.send)
+    except Exception as error:
+        for backend in case["backends"]:
+            messages.send({"model": case["model"], "backend": backend, "failure": told(error)})
+    messages.close()
+
+
+def run_cases(cases: list[Row], jobs: int, case_seconds: float, until: float) -> Iterator[Row]:
+    """Rows as they are ready. At `until` (of time.monotonic) running cases are ended, the rest is not begun."""
+    context = multiprocessing.get_context("fork")
+    waiting, running = list(reversed(cases)), []
+    while waiting or running:
+        while waiting and len(running) < jobs and time.monotonic() < until:
+            case = waiting.pop()
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(target=work, args=(case, sender))
+            process.start()
+            sender.close()
+            running.append((process, receiver, case, set(case["backends"]), time.monotonic() + case_seconds))
+        if not running:
+            return
+        soonest = min(until, *(entry[-1] for entry in running))
+        ready = connection.wait([entry[1] for entry in running], timeout=max(soonest - time.monotonic(), 0.05))
+        for entry in list(running):
+            process, receiver, case, missing, deadline = entry
+            ended = False
+            if receiver in ready:
+                try:
+                    row = receiver.recv()
+                    missing.discard(row["backend"])
+                    yield row
+                except EOFError:
+                    ended = True
+            late, over = time.monotonic() >= deadline, time.monotonic() >= until
+            if not (ended or late or over):
+                continue
+            running.remove(entry)
+            process.join(1 if ended else 0)
+            process.kill()
+            if over and not ended:
+                continue  # the sweep's time is up: the case stays open
+            why = f"ended with {process.exitcode}" if ended else f"longer than {case_seconds:.0f} s"
+            for backend in sorted(missing):
+                yield {"model": case["model"], "backend": backend, "failure": why}
 
 
 def planned(options: argparse.Namespace, done: set[tuple[str, str]]) -> list[Row]:
-    """Cases that are still to run, the longest first."""
+    """Models that are still to run, each with its back ends, the longest first."""
     chosen = list(SUITES) if options.all else options.models
     models = [
         model
@@ -142,14 +243,12 @@ def planned(options: argparse.Namespace, done: set[tuple[str, str]]) -> list[Row
     ]
     slow = [f"{suite}/{name}" for suite, names in SLOWEST.items() for name in names.split()]
     place = {model: index for index, model in enumerate(slow)}
-    shared = {k: getattr(options, k) for k in ("device", "scale", "batch", "side", "length", "partitioner")}
+    shared = {key: getattr(options, key) for key in (*SHARED, "explain")}
     cases = [
-        {"model": model, "backend": backend, **shared}
+        {"model": model, "backends": [b for b in options.backends if (model, b) not in done], **shared}
         for model in models
-        for backend in options.backends
-        if (model, backend) not in done
     ]
-    return sorted(cases, key=lambda case: place.get(case["model"], len(place)))
+    return sorted((c for c in cases if c["backends"]), key=lambda case: place.get(case["model"], len(place)))
 
 
 def read_rows(path: Path) -> dict[tuple[str, str], Row]:
@@ -161,16 +260,21 @@ def is_above(row: Row, allowance: float) -> bool:
     return bool("ours" in row and row["ours"]["peak"] > row["eager"]["peak"] * (1 + allowance))
 
 
-def line(row: Row) -> str:
+def line(row: Row, allowance: float) -> str:
     if "failure" in row:
         return f"{row['model']} {row['backend']}: FAILED {row['failure']}"
     ours, eager = row["ours"], row["eager"]
+    above = " ABOVE" if is_above(row, allowance) else ""
     left = f" LEFT TO EAGER {row['fallbacks']}" if row["fallbacks"] else ""
-    return (
+    found = (
         f"{row['model']} {row['backend']}: peak {ours['peak'] / MIB:.2f} of eager's {eager['peak'] / MIB:.2f} MiB "
         f"({ours['peak'] / max(eager['peak'], 1):.3f}), "
-        f"kept {ours['kept'] / MIB:.2f} of {eager['kept'] / MIB:.2f}{left}"
+        f"kept {ours['kept'] / MIB:.2f} of {eager['kept'] / MIB:.2f}{left}{above}"
     )
+    for label in ("eager", "ours"):
+        for size, what, times in row[label].get("at_peak", ())[:25]:
+            found += f"\n    {label:5} {size * times / MIB:9.3f} MiB  {times} x {size}  {what}"
+    return found
 
 
 def page(rows: list[Row], options: argparse.Namespace) -> str:
@@ -222,8 +326,9 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--length", type=int, default=64, help="tokens")
     parser.add_argument("--side", type=int, default=96, help="pixels of an image's side where the model takes any")
-    parser.add_argument("--jobs", type=int, default=1, help="cases at once")
-    parser.add_argument("--case-timeout", type=float, default=300, help="seconds for one case")
+    parser.add_argument("--explain", action="store_true", help="what is alive at the peak (CPU)")
+    parser.add_argument("--jobs", type=int, default=1, help="models at once")
+    parser.add_argument("--case-timeout", type=float, default=300, help="seconds for one model")
     parser.add_argument("--timeout", type=float, default=3600, help="seconds for all of it; what is left stays open")
     parser.add_argument("--allowance", type=float, default=0.0, help="part above eager's that does not count")
     parser.add_argument("--out", help="JSON lines, a case each: grows, and cases in it are not run again")
@@ -231,30 +336,22 @@ def main() -> None:
         "--again", action="store_true", help="run the cases in --out that failed or are above once more"
     )
     parser.add_argument("--write", help="write the page here as Markdown, of all rows in --out")
-    parser.add_argument("--case", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.case:
-        print(json.dumps(measure(json.loads(options.case))))
-        return
-    until = time.monotonic() + options.timeout
+    began = time.monotonic()
     out = Path(options.out) if options.out else None
     rows = read_rows(out) if out else {}
     kept = {k for k, r in rows.items() if not options.again or ("ours" in r and not is_above(r, options.allowance))}
     cases = planned(options, kept)
-
-    def run(case: Row) -> Row | None:
-        left = until - time.monotonic()
-        return in_fresh_process(case, min(options.case_timeout, left)) if left > 0 else None
-
-    with ThreadPoolExecutor(options.jobs) as pool:
-        for count, row in enumerate(pool.map(run, cases), 1):
-            if row is None:
-                continue
-            rows[row["model"], row["backend"]] = row
-            if out:
-                with out.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-            print(f"{count}/{len(cases)} {line(row)}", flush=True)
+    if cases:
+        import_all()
+        __import__("torchcompile")
+    open_rows = sum(len(case["backends"]) for case in cases)
+    for count, row in enumerate(run_cases(cases, options.jobs, options.case_timeout, began + options.timeout), 1):
+        rows[row["model"], row["backend"]] = row
+        if out:
+            with out.open("a") as file:
+                file.write(json.dumps(row) + "\n")
+        print(f"{time.monotonic() - began:4.0f} s {count}/{open_rows} {line(row, options.allowance)}", flush=True)
     if options.write:
         Path(options.write).write_text(page(list(rows.values()), options))
 

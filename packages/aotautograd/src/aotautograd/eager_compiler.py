@@ -8,11 +8,13 @@ from typing import Any
 from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
+from aotautograd.in_place import accumulate_in_place
 from aotautograd.schemas import Compiled
 
 
 class BoxedGraph:
-    """Runs a graph on a list of its inputs, which it empties: each value is freed after its last use."""
+    """Runs a graph on a list of its inputs, which it empties: each value is freed after its last use, and sums are
+    written over operands that are not read again."""
 
     _boxed_call = True
 
@@ -20,6 +22,7 @@ class BoxedGraph:
         graph = fx.Graph()
         results = graph.graph_copy(module.graph, {})
         graph.output(results)
+        accumulate_in_place(graph)
         graph.set_codegen(_BoxedCodeGen())
         self.run = fx.GraphModule(module, graph, module.__class__.__name__).forward
 

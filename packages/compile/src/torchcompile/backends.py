@@ -73,6 +73,7 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: li
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
     _, dump = toolchain.start()
     partitioner = PARTITIONERS[toolchain.options.partitioner]
+    gm = dense_attention_masks(gm)
     return aot_module(gm, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump)
 
 
