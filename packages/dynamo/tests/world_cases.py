@@ -3,6 +3,10 @@ many graphs and breaks they are captured."""
 
 from __future__ import annotations
 
+import ast
+import inspect
+import random
+import textwrap
 import types
 import weakref
 from collections import OrderedDict
@@ -19,11 +23,14 @@ ATOMS = (int, str, bytes, bool, type(None), type, torch.dtype, torch.device, tor
 
 @dataclass(frozen=True)
 class Case:
-    """A program `program(x, state)`; `make_state` gives its state anew for eager and for the compiled one."""
+    """A program `program(x, state)`; `make_state` gives its state anew for eager and for the compiled one.
+
+    `breaks` is None where a program breaks, and how often depends on the library that it uses.
+    """
 
     program: Callable[..., Any]
     make_state: Callable[[], Any]
-    breaks: int
+    breaks: int | None
     calls: int
 
 
@@ -31,7 +38,7 @@ CASES: dict[str, list[Case]] = {}
 
 
 def case(
-    make_state: Callable[[], Any] = lambda: None, *, breaks: int = 0, calls: int = 3
+    make_state: Callable[[], Any] = lambda: None, *, breaks: int | None = 0, calls: int = 3
 ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Registers a program under the module that it is written in."""
 
@@ -74,8 +81,61 @@ def check(found: Case) -> None:
         assert same(expected_state, state), f"after call {call}: eager {expected_state!r}, compiled {state!r}"
     stats = torchdynamo.stats()
     assert not stats.fallbacks, stats.fallbacks
-    assert sum(count for count, _, _ in stats.breaks) == found.breaks, stats.breaks
-    assert graphs or found.breaks, "nothing was captured"
+    breaks = sum(count for count, _, _ in stats.breaks)
+    assert breaks == found.breaks or (found.breaks is None and breaks), stats.breaks
+    assert graphs or found.breaks != 0, "nothing was captured"
+
+
+def check_with_breaks(found: Case) -> None:
+    """Runs a case with a break before each of its statements: all that it holds has to outlive one."""
+    torchdynamo.reset()
+    interrupted = _with_breaks(found.program)
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(interrupted)
+    expected_state, state = found.make_state(), found.make_state()
+    for call in range(found.calls):
+        torch.manual_seed(call)
+        x = torch.randn(2, 3)
+        results = []
+        for program, own in ((interrupted, expected_state), (compiled, state)):
+            torch.manual_seed(call)
+            random.seed(call)
+            try:
+                results.append(program(x.clone(), own))
+            except Exception as error:
+                results.append((type(error), str(error)))
+        assert same(results[0], results[1]), f"call {call}: eager {results[0]!r}, compiled {results[1]!r}"
+        assert same(expected_state, state), f"after call {call}: eager {expected_state!r}, compiled {state!r}"
+    assert not torchdynamo.stats().fallbacks, torchdynamo.stats().fallbacks
+
+
+def _with_breaks(program: Callable[..., Any]) -> Callable[..., Any]:
+    """The same function with `graph_break()` before each of its statements, inside of blocks too."""
+    tree = ast.parse(textwrap.dedent(inspect.getsource(program)))
+    function = tree.body[0]
+    assert isinstance(function, ast.FunctionDef)
+    function.decorator_list = []
+    function.body = _interrupted(function.body)
+    ast.increment_lineno(tree, program.__code__.co_firstlineno - 1)
+    code = compile(ast.fix_missing_locations(tree), program.__code__.co_filename, "exec", annotations.compiler_flag)
+    scope = program.__globals__
+    before, scope["_break_here"] = scope[program.__name__], torchdynamo.graph_break
+    exec(code, scope)
+    made, scope[program.__name__] = scope[program.__name__], before
+    return made  # type: ignore[no-any-return]
+
+
+def _interrupted(body: list[ast.stmt]) -> list[ast.stmt]:
+    found: list[ast.stmt] = []
+    for statement in body:
+        if isinstance(statement, (ast.For, ast.While, ast.If, ast.With, ast.Try)):
+            for name in ("body", "orelse", "finalbody"):
+                setattr(statement, name, _interrupted(getattr(statement, name, [])))
+            for handler in getattr(statement, "handlers", ()):
+                handler.body = _interrupted(handler.body)
+        if not isinstance(statement, (ast.Global, ast.Nonlocal)):
+            found += ast.parse("_break_here()").body
+        found.append(statement)
+    return found
 
 
 def same(a: Any, b: Any, seen: frozenset[tuple[int, int]] = frozenset()) -> bool:

@@ -298,10 +298,12 @@ class Calls:
         return self.outside.identity(args[0])
 
     def _text(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        """The text of a run-time number, which is fixed by it."""
-        if len(args) != 1 or kwargs or not isinstance(args[0], SYMBOLIC):
+        """The text of a run-time number, which is fixed by it, or of an exception of the outside."""
+        if len(args) != 1 or kwargs:
             return MISSING
-        return fn(scalars.concrete(args[0]))
+        if isinstance(args[0], SYMBOLIC):
+            return fn(scalars.concrete(args[0]))
+        return self.outside.text_of_exception(fn, args[0]) if isinstance(args[0], BaseException) else MISSING
 
     def _dir(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """The names of an object's attributes: those that the program has set itself included."""

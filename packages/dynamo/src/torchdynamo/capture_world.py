@@ -215,6 +215,9 @@ class CaptureWorld(PlainWorld):
         return super().convert(concrete(value), how)
 
     def format_value(self, value: Any, spec: str) -> str:
+        if isinstance(value, BaseException) and not spec:
+            value = self.convert(value, "str")
+        self.outside.refuse_opaque(value)
         return super().format_value(concrete(value), spec)
 
     # -- iteration --------------------------------------------------------------------------

@@ -212,7 +212,7 @@ class Externals:
                 raise BreakGraph("unsupported_read", f"{source.expression()} is a {kind.__qualname__} with its own ==")
             self.guard(source, GuardKind.EQUALS, value)
         known = self._register(value, source, value)
-        if is_opaque(kind):
+        if is_opaque(kind) or isinstance(value, BaseException):
             self.opaque[id(value)] = known
         return known.value
 
@@ -460,7 +460,10 @@ def is_opaque(kind: type) -> bool:
     """A type of C whose objects hold data (an array, a buffer, a proxy): no guard can watch more than their type."""
     if kind is types.SimpleNamespace:  # attributes are read one by one; as a whole it is not compared, shown or copied
         return True
-    return not kind.__flags__ & _HEAP_TYPE and any(hasattr(kind, name) for name in _DATA_METHODS)
+    if kind.__flags__ & _HEAP_TYPE:
+        return False
+    equals: Any = kind.__eq__
+    return equals is not object.__eq__ or any(hasattr(kind, name) for name in _DATA_METHODS)
 
 
 def _is_known_by_identity(kind: type) -> bool:
