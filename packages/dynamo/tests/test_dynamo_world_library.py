@@ -286,9 +286,9 @@ def no_grad_if(flag: bool) -> Iterator[None]:
         yield
 
 
-@case(lambda: [True])
-def contexts_of_gradients(x: torch.Tensor, flags: list[bool]) -> Any:
-    x = x.clone().requires_grad_()
+@case(lambda: [True, torch.ones(3, requires_grad=True)])
+def contexts_of_gradients(x: torch.Tensor, flags: list[Any]) -> Any:
+    x = x * flags[1]
     with no_grad_if(flags[0]):
         y = x * 2
     flags[0] = not flags[0]
