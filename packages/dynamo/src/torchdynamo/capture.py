@@ -89,7 +89,7 @@ def interpret(
     interpreter.refused_raise = refused_raise
     captured = Captured(outside, close_regions=world.calls.close_regions, emissions=world.calls.emissions.made)
     frame: InterpretedFrame | None = None
-    with restored_ambient_state():
+    with restored_ambient_state(), interpreter.deep_stack(_DEEPEST):
         try:
             names = function.__code__.co_varnames
             arguments = [outside.argument(i, parameter_name(i, names[i]), value) for i, value in enumerate(flat)]
@@ -138,6 +138,10 @@ def _stopped(frames: list[InterpretedFrame], handled: BaseException | None) -> l
 
 def as_user_frames(positions: tuple[Position, ...]) -> tuple[UserFrame, ...]:
     return tuple(UserFrame(p.file, p.line, p.function) for p in positions)
+
+
+# Python frames of a capture. While a frame hook is installed each takes a part of the C stack.
+_DEEPEST = 6_000
 
 
 @contextmanager

@@ -302,7 +302,8 @@ def _capture(
                 state.fixed |= numbers
                 continue
             refused_raise = captured.raises.get(id(captured.error), -1)
-            if state.options.fullgraph or refused_raise < 0 or _place_of(captured) not in state.raised:
+            settled = _place_of(captured) in state.raised and not isinstance(captured.error, RecursionError)
+            if state.options.fullgraph or refused_raise < 0 or not settled:
                 return _failed(state, captured, captured.error)
             continue  # eager raised it there, too: the graph ends before it
         if captured.broke is not None:

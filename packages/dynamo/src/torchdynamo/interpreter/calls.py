@@ -6,7 +6,8 @@ import functools
 import operator
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 from torchdynamo.interpreter.attributes import bind, is_python
@@ -37,6 +38,7 @@ class Interpreter:
         self.caught: set[int] = set()
         self.passed: set[int] = set()
         self.refused_raise = -1
+        self.room = _RECURSION_LIMIT  # frames that the program may have
         self._raised = 0
 
     # -- entry ------------------------------------------------------------------------------
@@ -47,10 +49,19 @@ class Interpreter:
 
     def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
         """Interpret a call, with room for deep programs on Python's stack."""
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(max(limit, _RECURSION_LIMIT))
-        try:
+        with self.deep_stack():
             return self.world.call(fn, args, kwargs)
+
+    @contextmanager
+    def deep_stack(self, most: int = _RECURSION_LIMIT) -> Iterator[None]:
+        """Room on Python's stack, where a frame of the program takes several; the program's own limit stays."""
+        limit, depth, frame = sys.getrecursionlimit(), 0, sys._getframe()
+        while frame.f_back is not None:
+            frame, depth = frame.f_back, depth + 1
+        self.room = limit - depth
+        sys.setrecursionlimit(max(limit, most))
+        try:
+            yield
         finally:
             sys.setrecursionlimit(limit)
 
@@ -119,6 +130,8 @@ class Interpreter:
     ) -> Any:
         if self.pending_escape is not None:
             raise self.pending_escape
+        if len(self.frames) > self.room:
+            raise RecursionError("maximum recursion depth exceeded")
         decoded = CODES.get(fn.__code__)
         if decoded.simple_arguments == len(args) and not kwargs:
             arguments = list(args)
