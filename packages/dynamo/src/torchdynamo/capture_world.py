@@ -245,6 +245,8 @@ class CaptureWorld(PlainWorld):
         return super().getitem(obj, key)
 
     def setitem(self, obj: Any, key: Any, value: Any) -> None:
+        if isinstance(key, slice):
+            refuse_growing(None, (value,), {})
         self.know_methods(obj, "__setitem__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
@@ -293,6 +295,7 @@ class CaptureWorld(PlainWorld):
         return super().unary(op, a) if result is MISSING else result
 
     def binary(self, op: str, a: Any, b: Any) -> Any:
+        refuse_growing(None, (a, b), {})
         self.know_methods(a, *BINARY[op][2:4])
         self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
@@ -302,6 +305,7 @@ class CaptureWorld(PlainWorld):
         return super().binary(op, a, b) if result is MISSING else result
 
     def inplace(self, op: str, a: Any, b: Any) -> Any:
+        refuse_growing(None, (b,), {})
         self.know_methods(a, *BINARY[op][2:])
         self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
