@@ -248,7 +248,7 @@ def _clamp_index(index: Size, size: Size) -> Size:
 @TABLE.op("slice.Tensor")
 def _slice(x: Any, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> TensorSpec:
     if x.dim() == 0:
-        raise RuntimeError("slice() cannot be applied to a 0-dim tensor.")
+        raise IndexError("slice() cannot be applied to a 0-dim tensor.")
     at = wrap_dim(dim, x.dim())
     shape, strides = list(x.shape), list(x.stride())
     first, length = slice_bounds(shape[at], start, end, step)
