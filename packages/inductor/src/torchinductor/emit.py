@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 
-from primtorch.symbolic.expr import IntExpr
+from primtorch.symbolic.expr import IntExpr, symbol
 from torchinductor.codegen.base import CodegenBackend, KernelSource
 from torchinductor.indexing import ONE, ZERO, Index
 from torchinductor.ir import Buffer, Kernel
@@ -31,6 +31,8 @@ from torchinductor.program import (
 )
 
 Bytes: TypeAlias = tuple[torch.device, IntExpr]
+
+_SHAPE, _SELECT = torch.ops.aten._shape_as_tensor.default, torch.ops.aten.select.int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ class _Emitter:
     slots: dict[str, int] = field(default_factory=dict)
     count: int = 0
     dead: list[tuple[Bytes, int, torch.dtype]] = field(default_factory=list)
+    symbols: dict[str, None] = field(default_factory=dict)  # those that have a value by now
 
     def new_slot(self) -> int:
         self.count += 1
@@ -154,6 +157,24 @@ class _Emitter:
                 outputs.append(self.slots[name])
         self.instructions.append(AtenCall(call.op, args, kwargs, tuple(outputs)))
         self.instructions += [Free(t) for t in temporary]
+        for name in call.outputs:
+            if name is not None:
+                self.read_sizes(self.lowered.buffers[name])
+
+    def read_sizes(self, buffer: Buffer) -> None:
+        """Gives the symbols of an operator's result that only the data told their values."""
+        for dim, size in enumerate(buffer.shape):
+            names = size.symbols()
+            if size.as_int() is not None or len(names) != 1 or size != symbol(*names) or names <= self.symbols.keys():
+                continue
+            (name,) = names
+            if name in self.lowered.definitions:
+                continue
+            shape, place = self.new_slot(), self.new_slot()
+            self.instructions.append(AtenCall(_SHAPE, (Slot(self.slots[buffer.name]),), (), (shape,)))
+            self.instructions.append(AtenCall(_SELECT, (Slot(shape), 0, dim), (), (place,)))
+            self.instructions += [ReadScalar(name, place), Free(place), Free(shape)]
+            self.symbols[name] = None
 
 
 def emit(
@@ -168,6 +189,7 @@ def emit(
     """The program of scheduled operations. `handles` maps kernels' names to their generated code."""
     emitter = _Emitter(lowered, reuse)
     inputs = [_input(emitter, lowered, item.name, item.buffer, item.symbol) for item in lowered.inputs]
+    emitter.symbols.update((i.symbol, None) for i in inputs if isinstance(i, SymbolInput) and i.symbol is not None)
     constants = []
     for name, tensor in lowered.constants.items():
         emitter.slots[name] = emitter.new_slot()
@@ -191,11 +213,9 @@ def emit(
                 emitter.instructions.append(Free(slot))
     emitter.free_dead()
     emitter.instructions.append(_output(emitter, lowered))
-    names = [i.symbol for i in inputs if isinstance(i, SymbolInput) and i.symbol is not None]
-    names += [op.symbol for op in operations if isinstance(op, ScalarRead)]
     return Program(
         tuple(inputs),
-        tuple(dict.fromkeys(names)),
+        tuple(emitter.symbols),
         emitter.count,
         tuple(constants),
         tuple(emitter.instructions),
@@ -222,10 +242,11 @@ def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Han
             emitter.free_dead()
             emitter.slots[output] = emitter.new_slot()
             emitter.instructions.append(RandomSeed(emitter.slots[output], device))
-        case ScalarRead(_, symbol, source):
+        case ScalarRead(_, name, source):
             emitter.free_dead()
             temporary: list[int] = []
-            emitter.instructions.append(ReadScalar(symbol, emitter.view(source, temporary)))
+            emitter.instructions.append(ReadScalar(name, emitter.view(source, temporary)))
+            emitter.symbols[name] = None
             emitter.instructions += [Free(t) for t in temporary]
 
 
