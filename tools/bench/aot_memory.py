@@ -68,10 +68,12 @@ def measure(case: Row, send: Callable[[Row], None]) -> None:
     shared = {key: case[key] for key in SHARED}
     for backend in case["backends"]:
         row = {"model": case["model"], "backend": backend, **shared, "eager": eager}
+        before = torchcompile.report()
         try:
             row["ours"] = step(torchcompile.compile(model, backend=backend, options=settings))
             report = torchcompile.report()
-            row["graphs"], row["fallbacks"] = report.captured, [str(f) for f in report.fallbacks][:3]
+            row["graphs"] = report.captured - before.captured
+            row["fallbacks"] = [str(f) for f in report.fallbacks[len(before.fallbacks) :]][:3]
         except Exception as error:
             row["failure"] = told(error)
         send(row)
@@ -194,9 +196,9 @@ def work(case: Row, messages: connection.Connection) -> None:
     messages.close()
 
 
-def run_cases(cases: list[Row], jobs: int, case_seconds: float, until: float) -> Iterator[Row]:
+def run_cases(cases: list[Row], jobs: int, case_seconds: float, until: float, start: str) -> Iterator[Row]:
     """Rows as they are ready. At `until` (of time.monotonic) running cases are ended, the rest is not begun."""
-    context = multiprocessing.get_context("fork")
+    context: Any = multiprocessing.get_context(start)
     waiting, running = list(reversed(cases)), []
     while waiting or running:
         while waiting and len(running) < jobs and time.monotonic() < until:
@@ -277,6 +279,11 @@ def line(row: Row, allowance: float) -> str:
     return found
 
 
+def ratio(row: Row, what: str) -> str:
+    ours, eager = row["ours"], row["eager"]
+    return f"{ours[what] / max(eager[what], 1):.3f}" if what in ours else ""
+
+
 def page(rows: list[Row], options: argparse.Namespace) -> str:
     import torch
 
@@ -287,8 +294,9 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
         f"`python tools/bench/aot_memory.py --all --device {options.device} --scale {options.scale} "
         f"--batch {options.batch}`, Python {platform.python_version()}, torch {torch.__version__}, {machine}.",
         "",
-        "MiB above what is held before the step (parameters, inputs); gradients were None before it. Kept: what lives",
-        "between forward and backward. Each compiled step beside eager's in the same process.",
+        "MiB above what is held before the step (parameters, inputs); gradients were None before it. On CUDA these are",
+        "the bytes that the allocator was asked for; those of the blocks that it gave depend on which it had at hand.",
+        "Kept: what lives between forward and backward. Each compiled step beside eager's in the same process.",
         "",
     ]
     for backend in options.backends:
@@ -300,14 +308,14 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
         text += [f"  - {r['model']}: {r['failure']}" for r in failed]
     text += [
         "",
-        "| model | back end | graphs | peak | eager's | ratio | kept | eager's |",
-        "|---|---|---|---|---|---|---|---|",
+        "| model | back end | graphs | peak | eager's | ratio | ratio in blocks | kept | eager's |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
     for row in sorted((r for r in rows if "ours" in r), key=lambda r: (r["model"], r["backend"])):
         ours, eager = row["ours"], row["eager"]
         cells = [row["model"], row["backend"], str(row["graphs"])]
         cells += [f"{ours['peak'] / MIB:.2f}", f"{eager['peak'] / MIB:.2f}"]
-        cells += [f"{ours['peak'] / max(eager['peak'], 1):.3f}"]
+        cells += [ratio(row, "peak"), ratio(row, "peak_of_blocks")]
         cells += [f"{ours['kept'] / MIB:.2f}", f"{eager['kept'] / MIB:.2f}"]
         text.append("| " + " | ".join(cells) + " |")
     return "\n".join(text) + "\n"
@@ -342,11 +350,14 @@ def main() -> None:
     rows = read_rows(out) if out else {}
     kept = {k for k, r in rows.items() if not options.again or ("ours" in r and not is_above(r, options.allowance))}
     cases = planned(options, kept)
-    if cases:
+    # A CUDA context does not outlive a fork, and what is imported may make one.
+    start = "spawn" if options.device == "cuda" else "fork"
+    if cases and start == "fork":
         import_all()
         __import__("torchcompile")
     open_rows = sum(len(case["backends"]) for case in cases)
-    for count, row in enumerate(run_cases(cases, options.jobs, options.case_timeout, began + options.timeout), 1):
+    ready = run_cases(cases, options.jobs, options.case_timeout, began + options.timeout, start)
+    for count, row in enumerate(ready, 1):
         rows[row["model"], row["backend"]] = row
         if out:
             with out.open("a") as file:
