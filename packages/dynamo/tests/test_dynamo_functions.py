@@ -679,3 +679,24 @@ def test_what_autograds_engine_runs_is_not_captured(way: str) -> None:
     x = torch.ones(3, requires_grad=True)
     torch.testing.assert_close(compiled(x), torch.full((3,), 7.0))
     assert len(seen) == 2  # before the engine's run and behind it
+
+
+def test_a_leaf_that_begins_in_the_program_is_an_input_of_what_follows() -> None:
+    def program(x):
+        leaf = (x * 2).detach().requires_grad_()
+        other = torch.ones(3, requires_grad=True)
+        return (leaf * other).sin(), leaf, other
+
+    torchdynamo.reset()
+    compiled, graphs = captured(program, fullgraph=False)
+    ours, theirs = compiled(torch.ones(3)), program(torch.ones(3))
+    for result, *leaves in (ours, theirs):
+        result.sum().backward()
+        assert all(leaf.is_leaf for leaf in leaves)
+    same([t.detach() for t in ours], [t.detach() for t in theirs])
+    same([t.grad for t in ours[1:]], [t.grad for t in theirs[1:]])
+    assert {detail.reason for detail in torchdynamo.stats().break_details} == {"leaf"}
+    kinds = [{n.target for n in g.graph.nodes} & {"requires_grad_", torch.ones} for g in graphs.graphs]
+    assert not any(kinds)
+    plain, _ = captured(lambda x: x.detach().requires_grad_(False) + torch.ones(3, requires_grad=False))
+    same(plain(torch.ones(3)), torch.full((3,), 2.0))

@@ -172,3 +172,20 @@ def test_a_fused_step_under_a_gradient_scaler_breaks() -> None:
         for a, b in zip(net.parameters(), twin.parameters(), strict=True):
             torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
     assert {b.reason for b in torchdynamo.stats().break_details} == {"operator_without_meta"}
+
+
+def test_what_keeps_another_compiler_out_does_not_keep_capture_out() -> None:
+    @torch.compile(backend="eager")
+    def other(x):  # torch.compile marks methods of all optimizers when it is first used
+        return x + 1
+
+    other(torch.ones(1))
+    net, twin = nets()
+    ours, theirs = (torch.optim.Adam(n.parameters(), lr=0.1) for n in (net, twin))
+    step, _ = captured(ours.step, fullgraph=True)
+    gradients(net, 0)
+    gradients(twin, 0)
+    step()
+    theirs.step()
+    for a, b in zip(net.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)

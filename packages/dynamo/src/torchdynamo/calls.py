@@ -31,7 +31,7 @@ from torchdynamo.emissions import Emissions
 from torchdynamo.externals import is_constant
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of
-from torchdynamo.optimizers import LOOPS, loop_for
+from torchdynamo.optimizers import LOOPS, behind_patch, loop_for
 from torchdynamo.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import BREAKS_BY_NAME
@@ -133,6 +133,9 @@ class Calls:
     # -- Python functions -------------------------------------------------------------------
 
     def _function(self, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+        method = behind_patch(fn)
+        if method is not None:
+            return Redirect(method, args, kwargs)
         mark = mark_of(fn)
         if mark is not None:
             return self._marked(mark, fn, args, kwargs)

@@ -114,6 +114,12 @@ _TABLE = (
         "make a new tensor instead of changing `.data`, `.grad` or the size of this one",
     ),
     Reason(
+        "leaf",
+        "the program makes a tensor that requires a gradient of its own: derivatives by it are taken of what comes"
+        " after it, so that it has to be an input of a graph",
+        "make the tensor outside of the compiled function, or differentiate by torch.func.grad",
+    ),
+    Reason(
         "tensor_subclass",
         "a tensor subclass with its own behaviour enters the graph",
         "pass plain tensors, or unwrap the subclass outside of the compiled function",

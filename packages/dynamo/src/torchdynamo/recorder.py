@@ -239,6 +239,8 @@ class Recorder:
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
         name = function_name(func)
+        if _makes_leaf(name, args, kwargs):
+            raise BreakGraph("leaf", f"{name}() gives a tensor that requires a gradient")
         args = constants.sizes_as_numbers(name, args)
         operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
         if name in _USE_OFFSETS:
@@ -345,6 +347,14 @@ class Recorder:
         if type(value) is dict and _has_real_tensor(tuple(value.values())):
             return {key: self._adopt_all(item) for key, item in value.items()}
         return value
+
+
+def _makes_leaf(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a history begins at the call's result: what is differentiated by it must be an input of a graph."""
+    if name == "requires_grad_":
+        wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
+        return bool(wanted) and not args[0].requires_grad
+    return kwargs.get("requires_grad") is True
 
 
 # What a tensor without data cannot do, as a reason to break.
