@@ -22,6 +22,7 @@ from torch import fx
 from torch.amp import autocast_mode
 
 from primtorch import graph_text
+from primtorch.errors import DataDependent
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
 from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
@@ -76,6 +77,7 @@ class Function:
     stats: Stats
     changed: set[Source] = field(default_factory=set)
     fixed: set[Source] = field(default_factory=set)  # integers that are no symbols, lists that are read as a whole
+    breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
     skip: bool = False
     found: bool = False  # by the frame hook, in a call that runs for real
     raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
@@ -217,8 +219,6 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
         return found
     captured, codegen, tail = found.captured, found.codegen, found.tail
     outside = captured.outside
-    if captured.stopped is not None:
-        state.stats.record_break(captured.stopped.graph_break)
     shared = guard_written_memory(outside)
     if shared is not None:
         return _no_graph(state, GraphBreak("overlapping_inputs", shared, ()))
@@ -237,9 +237,17 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
     compiled_graph = None
     if graph is not None:
         asked = len(outside.shape_env.guards)
-        compiled_graph = _call_backend(state, graph, inputs)
+        try:
+            compiled_graph = _call_backend(state, graph, inputs)
+        except DataDependent:  # it needs to know a size that only the data tells
+            if state.breaks_at_data:
+                raise
+            state.breaks_at_data = True
+            return _convert(state, flat, opened)
         guards += shape_guards(outside, asked)  # what the back end took for granted of numbers
         state.stats.graphs += 1
+    if captured.stopped is not None:
+        state.stats.record_break(captured.stopped.graph_break)
     text = codegen.source_text(_parameters(state.function), has_graph, tail)
     code = _load(text, state, outside, compiled_graph)
     if state.dump is not None:
@@ -290,7 +298,7 @@ def _capture(
         changed = frozenset(state.changed - state.fixed)
         dynamic, compiled = state.options.dynamic, state.compiled()
         versions = len(compiled.entries) if compiled is not None else 0
-        policy = DynamicPolicy(dynamic is True, changed, dynamic is False, versions)
+        policy = DynamicPolicy(dynamic is True, changed, dynamic is False, versions, state.breaks_at_data)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise)
         opened.append(captured.outside)
         if captured.read_whole is not None:

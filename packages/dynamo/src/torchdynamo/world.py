@@ -11,6 +11,7 @@ import torch
 from torch import fx, nn
 
 from primtorch.fake import FakeMode, FakeTensor
+from primtorch.fake.build import refuse_fresh
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from torchdynamo import modules
@@ -50,6 +51,13 @@ from torchdynamo.symbol_nodes import SymbolNodes
 INTEGER_BOUND = 1 << 62
 
 
+class KnownSizes(FakeMode):
+    """Refuses operators whose result has a size that only the data tells."""
+
+    def fresh_size(self, maximum: int | torch.SymInt | None, minimum: int = 0) -> int | torch.SymInt:
+        return refuse_fresh(maximum, minimum)
+
+
 class Outside:
     """The captured program's outside: external objects, writes to them, the graph's inputs.
 
@@ -69,7 +77,7 @@ class Outside:
         self.dynamic = dynamic
         self.user_frames = user_frames
         self.shape_env = ShapeEnv(user_frames)
-        self.mode = FakeMode(self.shape_env)
+        self.mode = (KnownSizes if dynamic.breaks_at_data else FakeMode)(self.shape_env)
         self.overlays = Overlays()
         code = function.__code__
         entry = (UserFrame(code.co_filename, code.co_firstlineno, function.__name__),)
@@ -683,10 +691,19 @@ class DynamicPolicy:
         changed: sizes that differed between calls: (tensor's source, dim), or an integer's source.
         never: nothing becomes a symbol but what the user marked.
         versions: how many there are already.
+        breaks_at_data: a size that depends on data breaks the graph.
     """
 
-    def __init__(self, everything: bool, changed: frozenset[Source], never: bool = False, versions: int = 0) -> None:
+    def __init__(
+        self,
+        everything: bool,
+        changed: frozenset[Source],
+        never: bool = False,
+        versions: int = 0,
+        breaks_at_data: bool = False,
+    ) -> None:
         self.versions = versions
+        self.breaks_at_data = breaks_at_data
         self.everything = everything
         self.changed = changed
         self.never = never
