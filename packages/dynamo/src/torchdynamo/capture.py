@@ -79,9 +79,10 @@ def interpret(
         refused_raise: ordinal of a raise that breaks the graph.
     """
     interpreter: Interpreter | None = None
+    stack = UserStack()
 
     def user_frames() -> tuple[UserFrame, ...]:
-        return as_user_frames(interpreter.positions()) if interpreter is not None else ()
+        return stack.now(interpreter.frames) if interpreter is not None else ()
 
     outside = Outside(function, policy, user_frames)
     world = CaptureWorld(outside)
@@ -113,6 +114,7 @@ def interpret(
             captured.where = frame.position if frame is not None else None
         finally:
             world.calls.emissions.close()
+            stack.clear()
         captured.grad_enabled = torch.is_grad_enabled()
         captured.raises = interpreter.raises
         captured.passes = {key: at for key, at in interpreter.reraises.items() if key in interpreter.passed}
@@ -134,6 +136,29 @@ def _stopped(frames: list[InterpretedFrame], handled: BaseException | None) -> l
                 handled = slot.previous
         found.append(state)
     return found[::-1]
+
+
+class UserStack:
+    """The user's frames, as asked for at each read and each node: what has not moved since is not made anew."""
+
+    def __init__(self) -> None:
+        self._levels: list[tuple[InterpretedFrame, int, tuple[UserFrame, ...]]] = []  # the stack down to each frame
+
+    def now(self, frames: list[InterpretedFrame]) -> tuple[UserFrame, ...]:
+        levels, same = self._levels, 0
+        for (known, index, _), frame in zip(levels, frames, strict=False):
+            if known is not frame or index != frame.index:
+                break
+            same += 1
+        del levels[same:]
+        found = levels[-1][2] if levels else ()
+        for frame in frames[same:]:
+            found = (*found, *as_user_frames((frame.position,)))
+            levels.append((frame, frame.index, found))
+        return found
+
+    def clear(self) -> None:
+        self._levels.clear()
 
 
 def as_user_frames(positions: tuple[Position, ...]) -> tuple[UserFrame, ...]:
