@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from aotautograd import min_cut, partition, trace_joint
+from aotautograd import aot_function, default_partition, min_cut, partition, run_graph, trace_joint
 from aotautograd.api import simplify
 from aotautograd.lowering import lower_joint
 
@@ -77,3 +77,41 @@ def test_masks_are_kept_as_bool() -> None:
     parts = partition(joint, min_cut())
     kept = [n.meta["val"] for n in parts.backward.graph.nodes if n.op == "placeholder"]
     assert any(v.dtype == torch.bool for v in kept if hasattr(v, "dtype"))
+
+
+@pytest.mark.parametrize("lowered", [False, True])
+def test_a_budget_bounds_what_is_kept(lowered: bool) -> None:
+    run, inputs, _ = program()
+
+    def kept(strategy: Any) -> Any:
+        joint = simplify(trace_joint(run, inputs))
+        return partition(simplify(lower_joint(joint, "prims")) if lowered else joint, strategy).report
+
+    whole = kept(min_cut())
+    assert whole.bytes <= kept(default_partition).bytes
+    budgets = [0.75, 0.5, 0.25, 0.1, 0.0]
+    found = [kept(min_cut(budget)) for budget in budgets]
+    draws = found[-1].bytes  # a budget of nothing keeps the dropout's mask alone
+    assert draws <= 8 * 16 * 32 * 4
+    for budget, report in zip(budgets, found, strict=True):
+        assert report.bytes <= max(budget * whole.bytes, draws)
+    assert [r.recomputed_nodes for r in found] == sorted(r.recomputed_nodes for r in found)
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        min_cut(1.5)
+
+
+@pytest.mark.parametrize("budget", [1.0, 0.6, 0.3, 0.0])
+@pytest.mark.parametrize("lowered", [None, "core_aten"])
+def test_gradients_are_eagers_at_every_budget(budget: float, lowered: Any) -> None:
+    torch.manual_seed(0)
+    block = nn.Sequential(nn.Linear(16, 32), nn.GELU(), nn.Linear(32, 16), nn.LayerNorm(16), nn.Tanh()).double()
+    x = torch.randn(4, 16, dtype=torch.float64, requires_grad=True)
+    names, values = zip(*block.named_parameters(), strict=True)
+
+    def run(*args: torch.Tensor) -> torch.Tensor:
+        return torch.func.functional_call(block, dict(zip(names, args, strict=False)), args[-1:]).square().sum()
+
+    compiled = aot_function(run, fw_compiler=run_graph, partitioner=min_cut(budget), decompositions=lowered)
+    expected = torch.autograd.grad(run(*values, x), (*values, x))
+    for a, b in zip(expected, torch.autograd.grad(compiled(*values, x), (*values, x)), strict=True):
+        torch.testing.assert_close(b, a)
