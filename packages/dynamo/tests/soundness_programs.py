@@ -262,7 +262,8 @@ def outcome(world: dict[str, Any], run: Any) -> Any:
     tensors = [a[0], a[1], s.weight, getattr(s.layer, "weight", None)]
     gradients = [_text(t.grad) if isinstance(t, torch.Tensor) and t.is_leaf else None for t in tensors]
     state = [(name, _text(s.__dict__.get(name))) for name in _OBSERVED]
-    rest = [world["k"], world["g"]["TABLE"], world["g"]["GLOBAL"], s.layer.step, s.layer.training, type(s).count, a]
+    layer = [getattr(s.layer, name, None) for name in ("step", "training")]
+    rest = [world["k"], world["g"]["TABLE"], world["g"]["GLOBAL"], *layer, getattr(type(s), "count", None), a]
     seen = [world["g"]["remember"].__defaults__, getattr(s.weight, "tag", None)]
     return shown, gradients, state, _text(rest), _text(seen)
 
