@@ -120,6 +120,12 @@ _TABLE = (
         "make the tensor outside of the compiled function, or differentiate by torch.func.grad",
     ),
     Reason(
+        "write_through_gaps",
+        "the program writes to a tensor through a view that leaves gaps (unfold with a step above its size, as_strided"
+        " of a view), or reads such memory after a write: graphs have values, not memory",
+        "write to the base by slices or an index, or clone first",
+    ),
+    Reason(
         "tensor_subclass",
         "a tensor subclass with its own behaviour enters the graph",
         "pass plain tensors, or unwrap the subclass outside of the compiled function",

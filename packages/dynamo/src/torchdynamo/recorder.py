@@ -26,6 +26,7 @@ from torchdynamo.lists_of_tensors import is_over_lists, record_each, record_scal
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.regions import Regions
 from torchdynamo.sources import Computed, Source
+from torchdynamo.view_writes import gap_behind, reads_memory_of
 
 # Operator methods of tensors and the function that a reader of the graph knows them by.
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -239,8 +240,11 @@ class Recorder:
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
         name = function_name(func)
+        if self.cut_at is not None and self.calls >= self.cut_at:
+            raise BreakGraph("backward", "a derivative by what was computed last is taken later")
         if _makes_leaf(name, args, kwargs):
             raise BreakGraph("leaf", f"{name}() gives a tensor that requires a gradient")
+        self._refuse_gaps(name, args, kwargs)
         args = constants.sizes_as_numbers(name, args)
         operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
         if name in _USE_OFFSETS:
@@ -270,6 +274,18 @@ class Recorder:
                 node.meta["effect"] = True
                 self.written += [tensor for tensor, version in operands if _version(tensor) != version]
         return result
+
+    def _refuse_gaps(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        target = kwargs.get("out", args[0] if args else None)
+        if not isinstance(target, FakeTensor):
+            return
+        node = self.node_of(target)
+        if "out" in kwargs or name == "__setitem__" or is_inplace(name):
+            gap = gap_behind(node)
+            if gap is not None:
+                raise BreakGraph("write_through_gaps", f"{name}() writes through {gap}")
+        elif reads_memory_of(name, node, self.written):
+            raise BreakGraph("write_through_gaps", f"{name}() reads the memory of an input that was written")
 
     def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
         """One node for a call whose result is known."""
