@@ -125,6 +125,13 @@ class Net(nn.Module):
         return y + 1 if self.training else y
 
 
+class Buffers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("shift", torch.ones(4))
+        self.register_buffer("other", torch.ones(4))
+
+
 @contextlib.contextmanager
 def default_dtype() -> Any:
     torch.set_default_dtype(torch.float64)
@@ -293,6 +300,23 @@ ROWS = [
     Row("forward on the instance", calls_net, lambda a: setattr(a[1].inner[1], "forward", lambda x: x * 5), Net),
     Row("tied weights", lambda x, s: x + len(list(s.parameters())),
         lambda a: setattr(a[1][0], "weight", a[1][1].weight), lambda: nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))),
+    Row("__call__ of a module's class", calls_net, lambda a: setattr(Net, "__call__", lambda self, x: x * 40), Net,
+        undo=lambda: delattr(Net, "__call__")),
+    Row("__getattribute__ of a class", lambda x, s: s.apply(x),
+        lambda a: setattr(Child, "__getattribute__", lambda self, name: lambda x: x - 30), Child,
+        undo=lambda: delattr(Child, "__getattribute__")),
+    Row("truth of an object", lambda x, s: x + (1 if s else 2), lambda a: setattr(Child, "__bool__", lambda self: False),
+        Child, undo=lambda: delattr(Child, "__bool__")),
+    Row("equality of objects", lambda x, s: x + (s.a == s.b), lambda a: setattr(a[1], "b", a[1].a), space(a=Scale, b=Scale)),
+    Row("equality of lists of objects", lambda x, s: x + ([s.a] == [s.b]), lambda a: setattr(a[1], "b", a[1].a),
+        space(a=Scale, b=Scale)),
+    Row("object among others", lambda x, s: x + (s.a in [s.b]), lambda a: setattr(a[1], "b", a[1].a), space(a=Scale, b=Scale)),
+    Row("set of objects", lambda x, s: x + len({s.a, s.b}), lambda a: setattr(a[1], "b", a[1].a), space(a=Scale, b=Scale)),
+    Row("set of tensors", lambda x, s: x + len({x, s.v}), lambda a: setattr(a[1], "v", a[0]), space(v=lambda: torch.ones(4))),
+    Row("object as a key", lambda x, s: x + s.by.get(s.b, 5), lambda a: setattr(a[1], "b", a[1].a),
+        lambda: (lambda a: types.SimpleNamespace(a=a, b=Scale(), by={a: 1}))(Scale())),
+    Row("built-in hidden by a global", lambda x, s: x + len(s.v), lambda a: globals().update(len=lambda v: 50),
+        space(v=list), undo=lambda: globals().pop("len")),
     # tensors
     Row("size", metadata, put(0, lambda: torch.arange(6.0))),
     Row("number of dims", metadata, put(0, lambda: torch.ones(4, 4))),
@@ -313,6 +337,8 @@ ROWS = [
     Row("tensor's own attribute", lambda x, s: x + getattr(x, "tag", 0), lambda a: setattr(a[0], "tag", 5)),
     Row("written alias", writes, lambda a: setattr(a[1], "v", a[0]), space(v=lambda: torch.ones(4))),
     Row("written overlap", writes, lambda a: setattr(a[1], "v", a[0][:1]), space(v=lambda: torch.ones(1))),
+    Row("written buffer's memory", lambda x, s: (s.shift.add_(x), s.other + 1),
+        lambda a: setattr(a[1].other, "data", a[1].shift.data), Buffers),
     Row("same tensor twice", lambda x, s: x + (x is s.v), lambda a: setattr(a[1], "v", a[0]), space(v=lambda: torch.ones(4))),
     # ambient state
     Row("grad mode", lambda x, s: x + torch.is_grad_enabled(), lambda a: None, ambient=torch.no_grad),
