@@ -153,7 +153,8 @@ def _compile_trace(
         joint = simplify(lower_joint(joint, compilers.decompositions, dump, eager_random=compilers.eager_random))
     _show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
-        run = compilers.inference(joint.module, example_values(joint.module))
+        module = fx.GraphModule(joint.module, joint.module.graph, "Inference")
+        run = compilers.inference(module, example_values(module))
         return joint, inference_callable(joint.metadata, run)
     parts = partition(joint, compilers.partitioner)
     _show(dump, "forward", parts.forward, parts.table())

@@ -53,11 +53,21 @@ class Draws:
 
 def draws_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
     """Whether this call takes random numbers; attention does only with dropout."""
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return False
-    names = [argument.name for argument in func._schema.arguments]
-    if "dropout_p" not in names:
-        return True
-    place = names.index("dropout_p")
+    place = _PROBABILITY.get(func)
+    if place is None:
+        place = _PROBABILITY[func] = _place_of_probability(func)
+    if place < 0:
+        return place == _ALWAYS
     probability = args[place] if place < len(args) else (kwargs or {}).get("dropout_p", 0.0)
     return bool(probability != 0.0)
+
+
+_NEVER, _ALWAYS = -1, -2
+_PROBABILITY: dict[Any, int] = {}  # operator -> place of `dropout_p`, or one of the two
+
+
+def _place_of_probability(func: Any) -> int:
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return _NEVER
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("dropout_p") if "dropout_p" in names else _ALWAYS

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from aotautograd.analysis import analyse, returns_alias
@@ -34,6 +35,8 @@ from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of, materialize
 
 aten = torch.ops.aten
+
+_set_arguments: Any = vars(fx.Node)["args"].__set__  # past a Python function that looks at each assignment
 
 _ATOMS = frozenset(
     {int, float, bool, type(None), str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format}
@@ -64,6 +67,7 @@ class Recorder:
         self.sequence_stacks: list[tuple[UserFrame, ...]] = []
         self.operators = 0
         self.placeholder_names: set[str] = set()
+        self.names: dict[Any, str] = {}  # of nodes, by target
         self.draws = Draws()
 
     # The dispatcher asks a mode for these two. A subclass of TorchDispatchMode would answer them as well, but its first
@@ -185,7 +189,7 @@ class Recorder:
             self.draws.drew(func, out)
         if func._schema.is_mutable:
             raise UnsupportedMutation(f"{func} writes to its arguments and has no functional form", self.stack)
-        node = self.graph.create_node("call_function", func, node_args, node_kwargs)
+        node = self._node(func, node_args, node_kwargs)
         if len(self.symbols) != known_symbols and self.fix_sizes and self.values is not None:
             return self._fix(node, self.values)
         self._attach(node, out)
@@ -194,8 +198,19 @@ class Recorder:
         return out
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> fx.Node:
-        node = self.graph.create_node("call_function", func, args, kwargs)
+        node = self._node(func, args, kwargs)
         self._attach(node, out)
+        return node
+
+    def _node(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        name = self.names.get(target)
+        if name is None:
+            name = self.names[target] = self.graph._target_to_str(target)
+        node = self.graph.create_node("call_function", target, (), {}, name)
+        # Given to create_node, they would be walked once more in search of symbolic sizes, which `lift` has replaced.
+        _set_arguments(node, args)
+        if kwargs:
+            node.kwargs = kwargs
         return node
 
     def _attach(self, node: fx.Node, out: Any) -> None:
@@ -206,7 +221,7 @@ class Recorder:
         elif isinstance(out, (tuple, list)):
             for i, o in enumerate(out):
                 if isinstance(o, torch.Tensor):
-                    item = self.graph.create_node("call_function", operator.getitem, (node, i))
+                    item = self._node(operator.getitem, (node, i), {})
                     self._describe(item, o)
                     self.track(o, item)
         elif isinstance(out, torch.SymInt):
@@ -221,7 +236,7 @@ class Recorder:
             for dim, size in enumerate(value.shape):
                 name = str(size)
                 if isinstance(size, torch.SymInt) and name in self.symbols and name not in self.symbol_nodes:
-                    read = self.graph.create_node("call_function", aten.sym_size.int, (item, dim))
+                    read = self._node(aten.sym_size.int, (item, dim), {})
                     self._describe(read, size)
                     self.symbol_nodes[name] = read
 
@@ -446,7 +461,7 @@ def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> Join
         slots = tuple(slot for slot, _ in analysis.differentiable)
         metadata = replace(metadata, tangents=slots, gradients=tuple(leaves))
     recorder.graph.output((*analysis.values, *gradients))
-    module = fx.GraphModule(dict(recorder.constants), recorder.graph, "Joint")
+    module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
     assumed = recorder.values.assumed if recorder.values is not None else {}
     if not assumed:

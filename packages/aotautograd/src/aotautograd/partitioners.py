@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.analysis import is_view
 from aotautograd.errors import InvalidJoint
@@ -236,4 +237,4 @@ def extract(
         results.append(result)
     graph.output(tuple(results))
     eliminate_dead_code(graph)
-    return fx.GraphModule(module, graph, name)
+    return _LazyGraphModule(module, graph, name)  # compilers seldom run its Python
