@@ -57,6 +57,29 @@ def buffers_of(operation: Operation) -> tuple[str, ...]:
             return (operation.source.buffer,)
 
 
+def new_memory(operation: Operation) -> tuple[str, ...]:
+    """The buffers that an operation makes whose memory is surely no other's, and begins where an allocation does."""
+    match operation:
+        case Kernel():
+            return operation.writes
+        case ExternCall() if _makes_memory(operation.op):
+            return tuple(o for o in operation.outputs if o is not None)
+        case _:
+            return ()
+
+
+def _makes_memory(op: Any) -> bool:
+    """Composite operators may return a view unannounced, those with several results parts of one allocation."""
+    if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name:
+        return False
+    returns = op._schema.returns
+    if any(r.alias_info is not None or str(r.type) != "Tensor" for r in returns):
+        return False
+    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
+        return False
+    return len(returns) == 1 or op is torch.ops.aten.convolution_backward.default
+
+
 def _size(expr: IntExpr) -> Size:
     known = expr.as_int()
     return expr if known is None else known
@@ -196,7 +219,7 @@ def emit(
         constants.append((emitter.slots[name], tensor))
     last = {b: i for i, op in enumerate(operations) for b in buffers_of(op)}
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)} | set(lowered.constants)
-    outside = {item.buffer for item in lowered.inputs}
+    owned = {name for operation in operations for name in new_memory(operation)}
     dying: dict[int, list[str]] = {}
     for name, position in last.items():
         if name not in kept:
@@ -207,7 +230,7 @@ def emit(
         for name in dying.get(position, ()):
             buffer = lowered.buffers[name]
             slot = emitter.slots[name]
-            if reuse and name not in outside | lives_on and not isinstance(operation, ExternCall):
+            if reuse and name in owned - lives_on and not isinstance(operation, ExternCall):
                 emitter.dead.append((emitter.bytes_of(buffer), slot, buffer.dtype))
             else:
                 emitter.instructions.append(Free(slot))

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
-
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.emit import buffers_of
+from torchinductor.emit import buffers_of, new_memory
 from torchinductor.ir import Buffer, Kernel
-from torchinductor.lowering.context import ExternCall, Operation, ViewRef
+from torchinductor.lowering.context import Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
 
 
@@ -26,20 +24,9 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
             fresh = [b for b in operation.writes if b not in owned]
             dying = [b for b in operation.reads if b in owned and last[b] == position and b not in kept]
             operation = replace(operation, in_place=_pairs(operation, fresh, dying))
-            owned.update(fresh)
-        elif isinstance(operation, ExternCall) and _gives_new_memory(operation):
-            owned.update(b for b in operation.outputs if b is not None)
+        owned.update(new_memory(operation))
         result.append(operation)
     return result
-
-
-def _gives_new_memory(call: ExternCall) -> bool:
-    """Whether the results never share memory with the operands. Composite operators may return views unannounced."""
-    op = call.op
-    if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name:
-        return False
-    composite = torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd")
-    return not composite and all(r.alias_info is None for r in op._schema.returns)
 
 
 def _pairs(kernel: Kernel, fresh: Sequence[str], dying: Sequence[str]) -> tuple[tuple[str, str], ...]:
