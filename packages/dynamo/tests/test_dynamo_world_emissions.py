@@ -282,6 +282,25 @@ def test_what_a_cache_says_is_said_once() -> None:
     assert [one[2] for one in said] == ["careful", "noted 1", "noted 2"]
 
 
+_noted: list[int] = []
+
+
+@functools.cache
+def remembered(n: int) -> int:
+    _noted.append(n)
+    return n * 2
+
+
+def test_what_a_cached_function_writes_is_written_once() -> None:
+    @torchdynamo.optimize(lambda graph, inputs: graph.forward)
+    def program(x: torch.Tensor, n: int) -> Any:
+        return x * remembered(n)
+
+    for n in (1, 1, 2, 1):
+        assert torch.equal(program(torch.ones(2), n), torch.ones(2) * n * 2)
+    assert _noted == [1, 2]
+
+
 def test_filters_are_as_before_when_capture_ends() -> None:
     @torchdynamo.optimize(lambda graph, inputs: graph.forward)
     def program(x: torch.Tensor) -> Any:

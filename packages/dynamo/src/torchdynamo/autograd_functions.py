@@ -303,7 +303,8 @@ class _Capture:
             function = self.world.getattr(kind, "vjp")
         if getattr(kind.backward, "__code__", None) is _ONCE:
             function = kind.backward.__wrapped__
-        before, written = _state(self.outside), len(recorder.written)
+        before, said = effects_so_far(self.outside), self.outside.emitted
+        written = len(recorder.written)
         mark = regions.mark()
         gradients = [self._gradient(output, number) for number, output in enumerate(outputs)]
         try:
@@ -311,7 +312,7 @@ class _Capture:
                 value = self.world.call(function, (self.context, *gradients), {})
         except Exception as error:
             raise BreakGraph("autograd_function", f"its backward raises {type(error).__name__}: {error}") from error
-        if _state(self.outside, before) != before:
+        if effects_so_far(self.outside, before) != before or self.outside.emitted != said:
             raise BreakGraph("autograd_function", "its backward changes objects outside of it")
         nodes = regions.since(mark)
         own = set(nodes)
@@ -396,13 +397,13 @@ class _Capture:
 # -- what a backward may not change ----------------------------------------------------------
 
 
-def _state(outside: Outside, known: Any = None) -> Any:
+def effects_so_far(outside: Outside, known: Any = None) -> Any:
     """The program's effects on the outside so far; `known`: an earlier answer, to compare with."""
-    count = len(known[2]) if known is not None else None
+    count = len(known[1]) if known is not None else None
     shadows = outside.externals.shadows
     contents = [_contents(record) for record in shadows[:count]]
     later = [record for record in shadows[len(contents) :] if _contents(record) != _as_ids(record.snapshot)]
-    return outside.overlays.count, outside.emitted, contents, len(later)
+    return outside.overlays.count, contents, len(later)
 
 
 def _contents(record: External) -> Any:

@@ -20,7 +20,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from torchdynamo import torch_calls
-from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES
+from torchdynamo.autograd_functions import effects_so_far
+from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, is_trusted_module
 from torchdynamo.interpreter.protocol import MISSING, InterpreterApi
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.scalars import SYMBOLIC
@@ -178,9 +179,12 @@ class Emissions:
 
     def cached(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """A function with a cache is interpreted. One that says something is called each time: it may keep silent."""
-        before = len(self.made)
+        before, own = len(self.made), not is_trusted_module(getattr(fn.__wrapped__, "__module__", None) or "")
+        effects = effects_so_far(self.outside) if own else None
         self._interpreter.tail_call = False
         result = self.outside.externals.world.call(fn.__wrapped__, args, kwargs)
+        if own and effects_so_far(self.outside, effects) != effects:
+            raise BreakGraph("c_function", f"{fn.__wrapped__.__qualname__} has a cache, and writes to the outside")
         if len(self.made) > before:
             del self.made[before:]
             self._make(fn, args, kwargs)
