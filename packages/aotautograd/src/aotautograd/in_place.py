@@ -14,6 +14,9 @@ from aotautograd.passes import output_values, same_layout
 aten = torch.ops.aten
 
 
+_UNANNOUNCED_VIEWS = frozenset({aten._unsafe_view.default, aten.lift.default})
+
+
 def accumulate_in_place(graph: fx.Graph) -> int:
     """Turns `a + b` into `a += b` where a's memory was made in the graph and is not read later; returns how often.
 
@@ -54,7 +57,7 @@ def _owners(graph: fx.Graph) -> dict[fx.Node, fx.Node | None]:
         elif node.target is operator.getitem:
             assert source is not None
             owners[node] = node if owners[source] is source and not returns_alias(source.target) else owners[source]
-        elif returns_alias(node.target) or node.target is aten._unsafe_view.default:
+        elif returns_alias(node.target) or node.target in _UNANNOUNCED_VIEWS:
             owners[node] = owners[source] if source is not None else None
         elif _makes_memory(node.target):
             owners[node] = node
@@ -67,7 +70,7 @@ def _owners(graph: fx.Graph) -> dict[fx.Node, fx.Node | None]:
 
 def _makes_memory(target: Any) -> bool:
     """Whether an operator's results are memory of their own. Composite operators may return views unannounced."""
-    if not isinstance(target, torch._ops.OpOverload):
+    if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return False
     return not torch._C._dispatch_has_kernel_for_dispatch_key(target.name(), "CompositeImplicitAutograd")
 
