@@ -517,6 +517,20 @@ def members_of_a_set_in_order() -> Case:
     return program, [*again(2), more], None
 
 
+def a_changing_number_is_a_key_in_a_handled_block() -> Case:
+    seen: set[int] = {1, 2}
+
+    def program(x: Any, n: int) -> Any:
+        try:
+            seen.symmetric_difference_update({n})
+            table = {n: 1, n + 1: 2}
+        except Exception as error:
+            return repr(error)
+        return x * n, sorted(seen), table
+
+    return program, [lambda n=n: (ones(), n) for n in (0, 1, 2, 3, 9)], seen
+
+
 def gradients_are_switched_off_for_good() -> Case:
     weight = nn.Parameter(ones())
 
@@ -861,7 +875,7 @@ REPORTED = [
     a_context_variable_is_set, a_buffer_is_replaced, the_code_of_a_method_is_replaced,
     functions_differ_in_their_defaults, a_global_function_is_rebound, a_branch_on_the_identity_of_an_object,
     the_class_of_an_object_changes, an_object_dies, a_generator_is_used_up, an_iterator_is_left_where_the_loop_left_it,
-    hooks_come_and_go, one_of_an_enum, members_of_a_set_in_order, gradients_are_switched_off_for_good,
+    hooks_come_and_go, one_of_an_enum, members_of_a_set_in_order, a_changing_number_is_a_key_in_a_handled_block, gradients_are_switched_off_for_good,
     a_tensor_starts_to_need_gradients, random_numbers_of_two_kinds, a_tensor_carries_an_attribute,
     a_region_sees_the_exception, finally_wins_over_return, a_dict_changes_while_it_is_walked,
     notes_and_causes_of_an_exception, a_generator_is_closed_early, inputs_begin_to_share_memory,

@@ -20,6 +20,7 @@ from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import REGION
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.scalars import NumberNeeded
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
 from torchdynamo.world import DynamicPolicy, Outside
@@ -107,8 +108,12 @@ def interpret(
             captured.broke = (GraphBreak(error.reason, error.detail, where), error.path)
             errors = outside.overlays.read(REGION, "errors")
             captured.breaks_are_errors = bool(REGION.errors if errors is MISSING else errors)
+        except CutGraph as error:
+            captured.cut_at = error.call
         except ReadWhole as error:
             captured.read_whole = error.source
+        except NumberNeeded as needed:
+            captured.error = needed.error
         except Exception as error:
             captured.error = error
             captured.where = frame.position if frame is not None else None

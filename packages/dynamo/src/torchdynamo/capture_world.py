@@ -23,7 +23,7 @@ from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
 from torchdynamo.overlays import DELETED
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import FAKE_ERRORS, as_break
-from torchdynamo.scalars import SYMBOLIC, concrete
+from torchdynamo.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.world import Outside, getattr_static_dict
 
 
@@ -386,6 +386,11 @@ class CaptureWorld(PlainWorld):
                 kind.__flags__ & _HEAP_TYPE
             )
         return isinstance(owner, (*CONTAINER_BASES, *ATOMS, re.Pattern, torch.Tensor, contextvars.ContextVar))
+
+    def note_raise(self, error: BaseException) -> None:
+        """C code that takes a number may refuse a symbol in its place: no handler of the program is to see that."""
+        if isinstance(error, TypeError) and "Sym" in str(error) and self.outside.run_time_numbers():
+            raise NumberNeeded(error)
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)

@@ -8,12 +8,21 @@ from typing import Any
 import torch
 
 from primtorch.symbolic import numbers
+from torchdynamo.interpreter.protocol import Escape
 from torchdynamo.overlays import MISSING
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NUMBERS = (int, float, bool, *SYMBOLIC)
 is_symbolic = numbers.is_symbolic
 NUMBER_FUNCTIONS = numbers.NUMBER_FUNCTIONS
+
+
+class NumberNeeded(Escape):
+    """C code cannot do with a symbol where the program has a number; `error` is what it said."""
+
+    def __init__(self, error: BaseException) -> None:
+        super().__init__(error)
+        self.error = error
 
 
 def concrete(value: Any) -> Any:

@@ -76,6 +76,7 @@ class Interpreter:
     def note_raise(self, error: BaseException) -> None:
         """Counts an exception where it starts; ends capture where that is `refused_raise`."""
         if self.propagating is not error:
+            self.world.note_raise(error)
             self.raises[id(error)] = self._count(error)
 
     def note_reraise(self, error: BaseException) -> None:

@@ -225,6 +225,9 @@ class PlainWorld:
             return self.convert(value, "repr").encode("ascii", "backslashreplace").decode("ascii")
         return self.call(str if how == "str" else repr, (value,), {})  # type: ignore[no-any-return]
 
+    def note_raise(self, error: BaseException) -> None:
+        """Every exception is the program's."""
+
     def format_value(self, value: Any, spec: str) -> str:
         kind = type(value)
         if kind.__flags__ & _HEAP_TYPE and not isinstance(value, InterpreterObject):
