@@ -336,3 +336,43 @@ def test_leaves_that_begin_in_compiled_code_get_their_gradients(program: Callabl
             assert leaf.is_leaf and leaf.requires_grad and type(leaf) is type(program(x.clone())[1])
             runs.append((value.detach(), leaf.detach(), leaf.grad, x.requires_grad))
         torch.testing.assert_close(*runs)
+
+
+def by_an_intermediate(x):
+    y = x.sin()
+    return torch.autograd.grad((y * y).sum(), y)[0] * 2
+
+
+def by_several(x):
+    first = x.sin()
+    left, right = (first * 2).chunk(2)
+    third = left * right
+    z = third.exp().sum()
+    return (*torch.autograd.grad(z, [third, first, x]), third + 1)
+
+
+def by_backward(x):
+    y = x.cos()
+    (y * y * 3).sum().backward(inputs=[y])
+    return y.grad + 1
+
+
+def hessian(x):
+    return torch.autograd.functional.hessian(lambda v: (v.sin() * v.sum()).sum(), x) + 1
+
+
+def jacobian_of_jacobian(x):
+    inner = lambda v: torch.autograd.functional.jacobian(lambda u: u.sin() * u.sum(), v, create_graph=True).sum(0)
+    return torch.autograd.functional.jacobian(inner, x)
+
+
+INSIDE = (by_an_intermediate, by_several, by_backward, hessian, jacobian_of_jacobian)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("program", INSIDE, ids=lambda f: f.__name__)
+def test_derivatives_by_what_the_program_computed(program: Callable[..., Any], backend: str) -> None:
+    compiled = torchcompile.compile(program, backend=backend, options={"strict": True})
+    for _ in range(2):
+        x = torch.randn(4, dtype=torch.float64)
+        close(compiled(x.clone().requires_grad_()), program(x.clone().requires_grad_()))

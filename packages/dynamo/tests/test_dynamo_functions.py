@@ -700,3 +700,79 @@ def test_a_leaf_that_begins_in_the_program_is_an_input_of_what_follows() -> None
     assert not any(kinds)
     plain, _ = captured(lambda x: x.detach().requires_grad_(False) + torch.ones(3, requires_grad=False))
     same(plain(torch.ones(3)), torch.full((3,), 2.0))
+
+
+def by_an_intermediate(x):
+    y = x.sin()
+    z = (y * y).sum()
+    return torch.autograd.grad(z, y)[0] * 2
+
+
+def by_several(x):
+    first = x.sin()
+    left, right = (first * 2).chunk(2)
+    third = left * right
+    z = third.exp().sum()
+    return (*torch.autograd.grad(z, [third, first, x]), third + 1)
+
+
+def by_backward(x):
+    y = x.cos()
+    (y * y * 3).sum().backward(inputs=[y])
+    return y.grad + 1
+
+
+def by_a_view(x):
+    y = x.view_as(x)
+    (slope,) = torch.autograd.grad(y.exp().sum(), y, create_graph=True, allow_unused=True)
+    return torch.autograd.grad(slope.sum(), y)[0]
+
+
+def within_a_called_function(x):
+    def slope(f, v):
+        return torch.autograd.grad(f(v).sum(), v, create_graph=True)[0]
+
+    return slope(torch.exp, slope(torch.sin, x * 2)) + 1
+
+
+@pytest.mark.parametrize(
+    "program",
+    [by_an_intermediate, by_several, by_backward, by_a_view, within_a_called_function],
+    ids=lambda f: f.__name__,
+)
+def test_derivatives_by_what_the_program_computed(program: Callable[..., Any]) -> None:
+    torchdynamo.reset()
+
+    def one_node(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        """As compiled graphs are for autograd: nothing is known between two results."""
+
+        class Node(Function):
+            @staticmethod
+            def forward(ctx, *args):
+                with torch.enable_grad():
+                    leaves = [a.detach().requires_grad_(a.requires_grad) for a in args]
+                    results = graph.forward(*leaves)
+                ctx.leaves, ctx.results = leaves, results
+                return tuple(r.detach() for r in results)
+
+            @staticmethod
+            def backward(ctx, *tangents):
+                ends = [(r, t) for r, t in zip(ctx.results, tangents, strict=True) if r.requires_grad]
+                wanted = [a for a in ctx.leaves if a.requires_grad]
+                found = iter(
+                    torch.autograd.grad(
+                        [r for r, _ in ends], wanted, [t for _, t in ends], create_graph=True, allow_unused=True
+                    )
+                )
+                return tuple(next(found) if a.requires_grad else None for a in ctx.leaves)
+
+        return lambda *args: Node.apply(*args)
+
+    for backend in (Graphs(), one_node):
+        if backend is one_node and program in (by_a_view, within_a_called_function):
+            continue  # this node has no second derivative
+        compiled = torchdynamo.optimize(backend, options=torchdynamo.CaptureOptions(strict=True))(program)
+        for _ in range(2):
+            x = leaf(4)
+            torch.testing.assert_close(compiled(x), program(twin(x)))
+    assert {detail.reason for detail in torchdynamo.stats().break_details} == {"backward"}

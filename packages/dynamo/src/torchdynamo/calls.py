@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import functools
+import inspect
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -92,6 +93,8 @@ class Calls:
             (_ProfilerRange.__enter__, lambda fn, args, kwargs: args[0]),  # it is no part of a graph
             (_ProfilerRange.__exit__, lambda fn, args, kwargs: None),
             (optimizer._get_value, self._step_count),
+            (torch.autograd.grad, self._derivative),
+            (torch.autograd.backward, self._derivative),
             *((fused, self._unfused) for fused in LOOPS),
             (graph_break, self._graph_break),
             (is_compiling, lambda fn, args, kwargs: True),
@@ -280,6 +283,11 @@ class Calls:
             return world.call(fn.__wrapped__, args, kwargs)
         finally:
             torch._C._set_grad_enabled(enabled)
+
+    def _derivative(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        given = inspect.signature(fn).bind_partial(*args, **kwargs).arguments.get("inputs")
+        self.outside.recorder.derive(given)
+        raise BreakGraph("backward", f"call of torch.autograd.{fn.__name__}")
 
     def _unfused(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return Redirect(loop_for(fn, args, kwargs), args, kwargs)

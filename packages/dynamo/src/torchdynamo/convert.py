@@ -294,13 +294,17 @@ def _capture(
     stop_at: tuple[int, ...] = ()
     reason: GraphBreak | None = None
     refused_raise = -1
+    cut_at: int | None = None
     for _ in range(64):
         changed = frozenset(state.changed - state.fixed)
         dynamic, compiled = state.options.dynamic, state.compiled()
         versions = len(compiled.entries) if compiled is not None else 0
         policy = DynamicPolicy(dynamic is True, changed, dynamic is False, versions, state.breaks_at_data)
-        captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise)
+        captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise, cut_at)
         opened.append(captured.outside)
+        if captured.cut_at is not None:
+            cut_at, stop_at, reason = captured.cut_at, (), None
+            continue
         if captured.read_whole is not None:
             state.fixed.add(captured.read_whole)
             continue

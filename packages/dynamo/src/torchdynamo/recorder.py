@@ -22,6 +22,7 @@ from primtorch.fake import FakeMode, FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
 from torchdynamo import constants
+from torchdynamo.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.regions import Regions
@@ -163,6 +164,7 @@ class Recorder:
         self._last_placeholder: fx.Node | None = None
         self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
         self.calls = 0  # number of nodes that compute
+        self.cut_at: int | None = None  # number of calls behind which the graph has to end
 
     # -- entering and leaving ---------------------------------------------------------------
 
@@ -224,6 +226,8 @@ class Recorder:
         if known is not None and not kwargs:
             return known[0]
         reason = BREAKS_BY_NAME.get(name)
+        if reason == "backward":
+            self.derive(dict(kwargs or {}).get("inputs"))
         if reason is not None and (reason not in _TENSOR_ONLY or _has_tensor(args)):
             raise BreakGraph(reason, f"{name}() of a tensor" if _has_tensor(args) else f"torch {name}()")
         if name in _LAZY_BITS and _is_made(self._nodes.get(id(args[0]))):
@@ -236,6 +240,10 @@ class Recorder:
         if takes_factor(name, keywords):
             return record_scaled(self.record, func, args, keywords)
         return self.record(func, args, keywords)
+
+    def derive(self, by: Any) -> None:
+        """The program takes derivatives by the tensors `by`. Those that it computed have to be inputs of a graph."""
+        cut_for([self._nodes.get(id(tensor)) for tensor in tensors_of(by) if tensor.requires_grad])
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
@@ -292,6 +300,7 @@ class Recorder:
         kind, target, args = _target_of(func, args)
         node = self.graph.create_node(kind, target, self.argument(args), self.argument(kwargs))
         self.annotate(node, result)
+        node.meta[CALL] = self.calls
         self.calls += 1
         self._bind(result, node)
         return node
