@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from primtorch.fake.build import Table, contiguous, strided
+from primtorch.fake.build import Table, contiguous, elementwise, strided
 from primtorch.fake.layout import (
     Sizes,
     broadcast,
@@ -92,7 +92,9 @@ def _addmv(c: Any, a: Any, v: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSp
 
 @TABLE.op("addr")
 def _addr(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
-    return contiguous(c, (a.shape[0], b.shape[0]), torch.promote_types(c.dtype, torch.promote_types(a.dtype, b.dtype)))
+    column = TensorSpec((a.shape[0], 1), (*a.stride(), 1), a.dtype, a.device)
+    dtype = torch.promote_types(c.dtype, torch.promote_types(a.dtype, b.dtype))
+    return elementwise((c, column, b), dtype)
 
 
 @TABLE.op("dot", "vdot")

@@ -64,21 +64,20 @@ def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Tenso
     "scatter_reduce.two",
     "index_add",
     "index_copy",
-    "index_fill.int_Scalar",
-    "index_fill.int_Tensor",
     "index_reduce",
-    "index_put",
-    "_unsafe_index_put",
-    "put",
 )
+def _rewritten(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return contiguous(x, x.shape)
+
+
+@TABLE.op("index_fill.int_Scalar", "index_fill.int_Tensor", "index_put", "_unsafe_index_put", "put")
 def _updated(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     return _like(x)
 
 
 @TABLE.op("masked_fill.Scalar", "masked_fill.Tensor", "masked_scatter")
 def _masked(x: Any, mask: Any, value: Any) -> TensorSpec:
-    shape = broadcast(tuple(x.shape), tuple(mask.shape))
-    return _like(x) if shape == tuple(x.shape) else contiguous(x, shape)
+    return contiguous(x, broadcast(tuple(x.shape), tuple(mask.shape)))
 
 
 @TABLE.op("_embedding_bag_backward", "_embedding_bag_dense_backward")

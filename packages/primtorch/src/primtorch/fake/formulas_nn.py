@@ -237,9 +237,15 @@ def _pointwise_loss(*positions: int) -> Formula:
 TABLE.each("mse_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy", _pointwise_loss())
 
 
-@TABLE.op("mse_loss_backward", "soft_margin_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
+@TABLE.op("soft_margin_loss_backward")
 def _pointwise_loss_backward(grad: Any, x: Any, target: Any, *args: Any) -> TensorSpec:
     return elementwise((x, target, grad), result_type((x, target, grad)))
+
+
+@TABLE.op("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
+def _row_major_loss_backward(grad: Any, x: Any, target: Any, *args: Any) -> TensorSpec:
+    out = _pointwise_loss_backward(grad, x, target)
+    return contiguous(out, out.shape)
 
 
 @TABLE.op("binary_cross_entropy_backward")

@@ -123,7 +123,7 @@ TABLE.each(
     "special_laguerre_polynomial_l special_chebyshev_polynomial_v "
     "special_chebyshev_polynomial_w special_legendre_polynomial_p special_shifted_chebyshev_polynomial_t "
     "special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v "
-    "special_shifted_chebyshev_polynomial_w ldexp.Tensor",
+    "special_shifted_chebyshev_polynomial_w",
     _binary(float_of),
 )
 TABLE.each(
@@ -138,6 +138,13 @@ TABLE.each(
 def _div_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
     dtype = result_type((a, b))
     return elementwise((a, b), float_of(dtype) if rounding_mode is None else dtype)
+
+
+@TABLE.op("ldexp.Tensor")
+def _ldexp(x: Any, exponent: Any) -> TensorSpec:
+    """x * 2**exponent: a product with the power, which is dense."""
+    dtype = float_of(result_type((x, exponent)))
+    return elementwise((x, elementwise((exponent,), dtype)), dtype)
 
 
 @TABLE.op("polygamma")
@@ -210,9 +217,11 @@ def _prelu_backward(grad: Any, x: Any, weight: Any) -> tuple[TensorSpec, TensorS
 
 @TABLE.op("log_sigmoid_forward")
 def _log_sigmoid(x: Any) -> tuple[TensorSpec, TensorSpec]:
-    out = elementwise((x,), x.dtype)
-    buffer = out if x.device.type == "cpu" else TensorSpec((0,), (1,), x.dtype, x.device)
-    return out, buffer
+    if x.device.type == "cpu":
+        shape = tuple(x.shape)
+        out = TensorSpec(shape, contiguous_strides(shape), x.dtype, x.device)
+        return out, out
+    return elementwise((x,), x.dtype), TensorSpec((0,), (1,), x.dtype, x.device)
 
 
 @TABLE.op("frexp.Tensor")
@@ -258,7 +267,7 @@ def _elu_backward(grad: Any, alpha: Any, scale: Any, input_scale: Any, is_result
 
 @TABLE.op("log_sigmoid_backward")
 def _log_sigmoid_backward(grad: Any, x: Any, buffer: Any) -> TensorSpec:
-    return elementwise((x, grad), x.dtype)
+    return elementwise((grad,), x.dtype)
 
 
 @TABLE.op("native_dropout")

@@ -15,9 +15,12 @@ from primtorch.spec import Size, TensorSpec
 TABLE = Table()
 
 
+@TABLE.op("bernoulli", "bernoulli.p", "poisson", "_standard_gamma")
+def _drawn(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return contiguous(x, x.shape)
+
+
 @TABLE.op(
-    "bernoulli",
-    "bernoulli.p",
     "bernoulli.Tensor",
     "uniform",
     "normal_functional",
@@ -28,8 +31,6 @@ TABLE = Table()
     "random",
     "random.from",
     "random.to",
-    "_standard_gamma",
-    "poisson",
 )
 def _random_like(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     shape = tuple(x.shape)

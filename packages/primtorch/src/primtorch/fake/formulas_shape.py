@@ -103,7 +103,31 @@ def _constant_pad(x: Any, pad: Sequence[Size], value: Any = 0) -> TensorSpec:
     return strided(x, out, channels_last_strides(out) if keeps else contiguous_strides(out))
 
 
-@TABLE.op("flip", "roll")
+@TABLE.op("roll")
+def _roll(x: Any, shifts: Any, dims: Any = ()) -> TensorSpec:
+    shape = tuple(x.shape)
+    # On the CPU the pieces are joined by cat, which keeps channels_last.
+    if dims and x.device.type == "cpu" and suggests_channels_last(shape, x.stride()):
+        return strided(x, shape, channels_last_strides(shape))
+    return contiguous(x, shape)
+
+
+@TABLE.op("diag_embed")
+def _diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorSpec:
+    rank = x.dim() + 1
+    size = x.shape[-1] + abs(offset)
+    shape: list[Size] = list(x.shape[:-1])
+    for dim in sorted((wrap_dim(dim1, rank), wrap_dim(dim2, rank))):
+        shape.insert(dim, size)
+    return contiguous(x, shape)
+
+
+@TABLE.op("renorm")
+def _renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> TensorSpec:
+    return contiguous(x, x.shape)
+
+
+@TABLE.op("flip")
 def _flip(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     shape = tuple(x.shape)
     return strided(x, shape, dense_like(shape, x.stride()))
