@@ -195,7 +195,7 @@ STATEMENTS = (
     "assert s.flag",
     "if s.number > 3: raise ValueError(s.number)",
     "r = r + s.number if s.number < 4 else r - s.number",
-    "for i in range(s.number): r = r + i",
+    "for i in range(min(s.number, 9)): r = r + i",
     "r = r[:s.number] if r.dim() and s.number < 3 else r",
     "r = r * torch.full((), s.ratio) + torch.arange(s.number).sum()",
     "k[:] = [s.number]",
