@@ -15,6 +15,7 @@ import multiprocessing
 import os
 import platform
 import random
+import signal
 import sys
 import time
 import warnings
@@ -30,19 +31,30 @@ import torchdynamo
 
 
 def check(seed: int) -> tuple[int, str | None]:
-    """The seed, and a report when the program is wrong."""
+    """The seed, and a report when the program is wrong, or does not end."""
     statements, changes = random_program(seed)
+    signal.alarm(_SECONDS_A_PROGRAM)
     try:
         found = disagreement(statements, changes)
     except Exception as error:  # of capture or of the harness: a finding as well
         found = f"{type(error).__name__}: {error}"
+    finally:
+        signal.alarm(0)
     return seed, found
+
+
+_SECONDS_A_PROGRAM = 60
+
+
+def _give_up(number: int, frame: Any) -> None:
+    raise TimeoutError(f"not done after {_SECONDS_A_PROGRAM} s")
 
 
 def check_slice(work: tuple[int, int]) -> tuple[int, list[tuple[int, str]], Any]:
     """Checks `count` programs from `seed` on; how many, which were wrong, and what was compiled meanwhile."""
     seed, count = work
     torch.set_num_threads(1)
+    signal.signal(signal.SIGALRM, _give_up)
     warnings.simplefilter("ignore")  # of hooks that a change puts on modules, of limits that are reached
     logging.disable(logging.WARNING)
     wrong = [(s, report) for s, report in map(check, range(seed, seed + count)) if report is not None]
