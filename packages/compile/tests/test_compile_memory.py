@@ -95,3 +95,22 @@ def test_peak_of_a_training_step_is_at_most_eagers(name: str, backend: str) -> N
     parameters = list(model.parameters())
     eager = peak_of_step(model, parameters, x)
     assert peak_of_step(torchcompile.compile(model, backend=backend), parameters, x) <= eager
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_budget_keeps_less_and_gives_the_same(backend: str) -> None:
+    torch.manual_seed(0)
+    model, x = Chain().double(), torch.randn(4, 32, 32, dtype=torch.float64)
+    parameters = list(model.parameters())
+    expected = torch.autograd.grad(model(x).square().mean(), parameters)
+    kept: list[int] = []
+    for budget in (1, 0.5, 0):
+        compiled = torchcompile.compile(model, backend=backend, options={"memory_budget": budget})
+        out = compiled(x)
+        kept.append(sum(t.nbytes for t in out.grad_fn.saved_tensors if not any(t is p for p in parameters)))
+        for a, b in zip(expected, torch.autograd.grad(out.square().mean(), parameters), strict=True):
+            torch.testing.assert_close(b, a)
+    assert kept[0] > kept[1] > kept[2]
+    assert kept[1] <= kept[0] // 2 + x.nbytes
+    with pytest.raises(torchcompile.InvalidArgument, match="between 0 and 1"):
+        torchcompile.compile(model, options={"memory_budget": 1.5})

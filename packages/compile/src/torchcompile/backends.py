@@ -16,6 +16,7 @@ import torch
 
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
+from aotautograd.schemas import Partitioner
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.journal import CompiledGraphRecord, FallbackRecord, Journal, Kind
@@ -27,7 +28,10 @@ from torchinductor import CompilerMissing, InductorOptions
 Runner = Callable[..., Sequence[Any]]
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Runner]
 
-PARTITIONERS: Mapping[str, Any] = MappingProxyType({"min_cut": min_cut(), "default": default_partition})
+
+def partitioner_of(options: CompileOptions) -> Partitioner:
+    """What chooses the activations to keep."""
+    return default_partition if options.partitioner == "default" else min_cut(options.memory_budget)
 
 
 class Boxed:
@@ -72,7 +76,7 @@ def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[A
 def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
     _, dump = toolchain.start()
-    partitioner = PARTITIONERS[toolchain.options.partitioner]
+    partitioner = partitioner_of(toolchain.options)
     gm = dense_attention_masks(gm)
     return aot_module(gm, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump)
 
@@ -136,7 +140,7 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
-            partitioner=PARTITIONERS[toolchain.options.partitioner],
+            partitioner=partitioner_of(toolchain.options),
             decompositions="prims",
             distinct_inputs=True,  # capture guards it
             dump=dump,

@@ -34,6 +34,10 @@ class CompileOptions:
     partitioner: Literal["min_cut", "default"] = field(
         default="min_cut", metadata={"doc": "how saved activations are chosen"}
     )
+    memory_budget: float | int = field(
+        default=1.0,
+        metadata={"doc": "part, from 0 to 1, of what min_cut keeps at 1 that may be kept; the rest is computed again"},
+    )
     eager_random: bool = field(
         default=False, metadata={"doc": "draw eager's own random numbers, not those of the generator in the kernels"}
     )
@@ -84,6 +88,8 @@ def _checked(name: str, value: object, accepted: Any) -> object:
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         names = " or ".join("None" if t is type(None) else t.__name__ for t in types)
         raise InvalidArgument(f"option {name!r} takes {names}, not {value!r}")
+    if name == "memory_budget" and not 0 <= value <= 1:  # type: ignore[operator]
+        raise InvalidArgument(f"option {name!r} is a part between 0 and 1, not {value!r}")
     return value
 
 
