@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 from torch import fx, nn
-from torch.autograd import Function
+from torch.autograd import Function, forward_ad
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint, checkpoint_sequential
 
@@ -776,3 +776,22 @@ def test_derivatives_by_what_the_program_computed(program: Callable[..., Any]) -
             x = leaf(4)
             torch.testing.assert_close(compiled(x), program(twin(x)))
     assert {detail.reason for detail in torchdynamo.stats().break_details} == {"backward"}
+
+
+def test_tangents_of_forward_mode_are_not_lost() -> None:
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh()).double()
+
+    def program(x):
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x * 2, torch.ones_like(x))
+            return forward_ad.unpack_dual(net(dual)).tangent * 2
+
+    compiled, _ = captured(program, fullgraph=False)
+    x = leaf(2, 3, grad=False)
+    for _ in range(2):
+        same(compiled(x).detach(), program(x).detach())
+    inner, graphs = captured(net)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x, torch.ones_like(x))
+        same(forward_ad.unpack_dual(inner(dual)).tangent.detach(), forward_ad.unpack_dual(net(dual)).tangent.detach())
+    assert not graphs.graphs

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch.amp import autocast_mode
+from torch.autograd import forward_ad
 
 from primtorch import graph_text
 from primtorch.errors import DataDependent
@@ -100,8 +101,8 @@ class Function:
 
     def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...]) -> Entry | None:
         """A version for this call, or None to run the function as it is."""
-        if self.skip or torch._C._are_functorch_transforms_active():
-            return None
+        if self.skip or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            return None  # its tensors carry more than a graph does: levels of transforms, tangents
         if compiled.entries and not self._recompile(compiled, flat):
             return None
         began, in_backend = time.perf_counter(), self.stats.backend_seconds
