@@ -1971,3 +1971,77 @@ def sequences_meet_reflected_methods():
 
     k += (x for x in "ab")
     return "s" + R(), (1,) + R(), l, k, caught(times), caught(other)
+
+
+def shape(error):
+    if isinstance(error, BaseExceptionGroup):
+        return type(error).__name__, error.message, [shape(part) for part in error.exceptions]
+    return type(error).__name__, error.args
+
+
+def star(raised):
+    """What clauses take of an exception, in turn, and what is left."""
+    log = []
+    try:
+        try:
+            if raised is not None:
+                raise raised
+        except* (KeyError, IndexError) as group:
+            log.append(("lookup", shape(group), shape(sys.exc_info()[1])))
+        except* ValueError as group:
+            log.append(("value", shape(group)))
+            if "again" in str(group.exceptions[0]):
+                raise
+            if "named" in str(group.exceptions[0]):
+                raise group
+            if "other" in str(group.exceptions[0]):
+                raise OSError("raised by a clause") from group
+        except* TypeError:
+            log.append("type")
+        else:
+            log.append("else")
+        finally:
+            log.append("finally")
+    except BaseException as error:
+        log.append(("left", shape(error), shape(error.__context__) if error.__context__ else None))
+    return log, sys.exc_info()
+
+
+@program
+def exception_groups_by_clauses():
+    group = ExceptionGroup
+    nested = group("n", [KeyError("k"), group("m", [ValueError("v"), TypeError("t")]), OSError("o")])
+    return [
+        star(raised)
+        for raised in (
+            None, KeyError("k"), ValueError("v"), OSError("o"), ValueError("again"), ValueError("other"), nested,
+            group("a", [ValueError("again"), OSError("o"), KeyError("k")]),
+            group("b", [ValueError("other"), ValueError("v"), OSError("o")]),
+            group("c", [ValueError("named"), OSError("o")]),
+            group("d", [ValueError("v"), group("e", [ValueError("named"), TypeError("t")]), OSError("o")]),
+            group("c", [group("d", [ValueError("again")]), TypeError("t"), group("e", [OSError("o"), KeyError("k")])]),
+        )
+    ]  # fmt: skip
+
+
+@program
+def exception_groups_of_no_class():
+    def wrong():
+        try:
+            raise ValueError("v")
+        except* ExceptionGroup:
+            pass
+
+    def in_loops():
+        found = []
+        for i in range(3):
+            try:
+                if i == 1:
+                    raise ExceptionGroup("g", [ValueError(i), KeyError(i)])
+            except* ValueError as e:
+                found.append((i, shape(e)))
+            except* KeyError:
+                found.append(i)
+        return found
+
+    return caught(wrong), in_loops()

@@ -13,7 +13,7 @@ import sys
 
 import pytest
 
-from torchdynamo.interpreter import NULL, Escape, Interpreter, PlainWorld, UnsupportedProgram
+from torchdynamo.interpreter import NULL, Escape, Interpreter, PlainWorld
 from torchdynamo.interpreter.coverage import report
 from torchdynamo.interpreter.iterators import EnumerateIterator
 from torchdynamo.interpreter.protocol import Stop
@@ -148,14 +148,6 @@ def test_async_programs_are_not_interpreted():
     made = Interpreter(PlainWorld()).run(make)
     assert inspect.iscoroutine(made)
     made.close()
-
-
-def test_except_star_is_refused_with_a_reason():
-    source = "def program():\n    try:\n        raise ExceptionGroup('g', [ValueError()])\n    except* ValueError:\n        pass\n"
-    namespace = {}
-    exec(source, namespace)
-    with pytest.raises(UnsupportedProgram, match="except\\*"):
-        Interpreter(PlainWorld()).run(namespace["program"])
 
 
 def test_other_pythons(installed_python):

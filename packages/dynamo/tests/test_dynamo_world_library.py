@@ -412,6 +412,20 @@ def texts_of_tracebacks(x: torch.Tensor, _: Any) -> Any:
     return x + 1, [line for line in text.splitlines() if "^" not in line]
 
 
+@case(list)
+def exception_groups(x: torch.Tensor, log: list[Any]) -> Any:
+    for raised in (ValueError("v"), ExceptionGroup("g", [KeyError("k"), ExceptionGroup("h", [ValueError("w")])])):
+        try:
+            raise raised
+        except* KeyError as group:
+            log.append(("key", len(group.exceptions)))
+            x = x + 1
+        except* ValueError as group:
+            log.append(("value", group.message))
+            x = x * 2
+    return x, len(log)
+
+
 @case(lambda: [1])
 def the_python_that_runs(x: torch.Tensor, _: Any) -> Any:
     return (

@@ -36,6 +36,7 @@ class Interpreter:
         self.raises: dict[int, int] = {}
         self.reraises: dict[int, int] = {}
         self.caught: set[int] = set()
+        self.raised_groups: dict[int, BaseException] = {}
         self.passed: set[int] = set()
         self.refused_raise = -1
         self.room = _RECURSION_LIMIT  # frames that the program may have

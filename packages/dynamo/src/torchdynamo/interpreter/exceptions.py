@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import types
+from collections.abc import Container, Iterator
 from typing import Any
 
 from torchdynamo.interpreter.protocol import MISSING, World
@@ -41,6 +42,58 @@ def matches(error: BaseException, wanted: Any) -> bool:
             raise TypeError("catching classes that do not inherit from BaseException is not allowed")
     classes = wanted if isinstance(wanted, tuple) else (wanted,)
     return any(cls in type(error).__mro__ for cls in classes)
+
+
+def split(error: BaseException | None, wanted: Any) -> tuple[BaseException | None, BaseException | None]:
+    """What `except* wanted:` takes of an exception, as a group, and what it leaves."""
+    for cls in wanted if isinstance(wanted, tuple) else (wanted,):
+        if isinstance(cls, type) and issubclass(cls, BaseExceptionGroup):
+            text = "catching ExceptionGroup with except* is not allowed. Use except instead."
+            raise TypeError(text)
+    if error is None:
+        return None, None
+    if matches(error, wanted):
+        return (error if isinstance(error, BaseExceptionGroup) else BaseExceptionGroup("", [error])), None
+    if isinstance(error, BaseExceptionGroup):
+        return error.split(wanted)
+    return None, error
+
+
+def after_clauses(
+    caught: BaseException, left: list[BaseException | None], raised_groups: Container[int]
+) -> BaseException | None:
+    """What `try` raises after its `except*` clauses, or None.
+
+    Args:
+        caught: what arrived at the first of them.
+        left: what the clauses raised, and parts of `caught` that they raised again or did not take.
+        raised_groups: identities of the groups that a clause raised by name: they are new, whatever they hold.
+    """
+    if not isinstance(caught, BaseExceptionGroup):
+        return next(iter(left), None)
+    found = [error for error in left if error is not None]
+    same = [error for error in found if id(error) not in raised_groups and _is_part(error, caught)]
+    raised = [error for error in found if not any(error is one for one in same)]
+    again = {id(leaf) for error in same for leaf in _leaves(error)}
+    rest = caught.subgroup(lambda error: id(error) in again) if again else None
+    if rest is not None:
+        raised.append(rest)
+    return BaseExceptionGroup("", raised) if len(raised) > 1 else next(iter(raised), None)
+
+
+def _is_part(error: BaseException, whole: BaseException) -> bool:
+    """A group that `split` made of `whole`, not one that a clause made."""
+    names = ("__notes__", "__cause__", "__context__")
+    alike = all(getattr(error, name, None) is getattr(whole, name, None) for name in names)
+    return alike and isinstance(error, BaseExceptionGroup)
+
+
+def _leaves(error: BaseException) -> Iterator[BaseException]:
+    if isinstance(error, BaseExceptionGroup):
+        for part in error.exceptions:
+            yield from _leaves(part)
+    else:
+        yield error
 
 
 def set_context(error: BaseException, handled: BaseException | None) -> None:

@@ -18,13 +18,11 @@ from torchdynamo.interpreter.state import HandlerBounds, Version, python_version
 UNSUPPORTED: dict[str, str] = {
     "ASYNC_GEN_WRAP": "asynchronous generators run outside of capture",
     "BEFORE_ASYNC_WITH": "coroutines run outside of capture",
-    "CHECK_EG_MATCH": "`except*` is not interpreted",
     "END_ASYNC_FOR": "coroutines run outside of capture",
     "GET_AITER": "coroutines run outside of capture",
     "GET_ANEXT": "coroutines run outside of capture",
     "GET_AWAITABLE": "coroutines run outside of capture",
     "IMPORT_STAR": "occurs at module level only",
-    "PREP_RERAISE_STAR": "`except*` is not interpreted",
     "PRINT_EXPR": "occurs at the interactive prompt only",
 }
 
@@ -124,6 +122,7 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
             interpreter.propagating = error
             interpreter.passed.add(id(error))
             return False
+        interpreter.caught.add(id(error))
         del self.stack[entry.depth :]
         if entry.lasti:
             self.stack.append(offset)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from torchdynamo.interpreter.attributes import special_method
-from torchdynamo.interpreter.exceptions import exception_to_raise, matches, strip_traceback
+from torchdynamo.interpreter.exceptions import after_clauses, exception_to_raise, matches, split, strip_traceback
 from torchdynamo.interpreter.generators import InterpretedGenerator
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
 from torchdynamo.interpreter.state import LEAVE, FrameState, HandlerSlot, opcode
@@ -166,6 +166,7 @@ class ControlOpcodes(FrameState):
         """Raise an exception again: its context stays as it is."""
         self.interpreter.note_reraise(error)
         self.interpreter.propagating = error
+        self.interpreter.raised_groups.pop(id(error), None)
         try:
             raise error
         finally:
@@ -179,7 +180,10 @@ class ControlOpcodes(FrameState):
                 raise RuntimeError("No active exception to reraise")
             self.reraise(handled)
         cause = self.stack.pop() if count == 2 else MISSING
-        raise exception_to_raise(self.world, self.stack.pop(), cause)
+        error = exception_to_raise(self.world, self.stack.pop(), cause)
+        if isinstance(error, BaseExceptionGroup):
+            self.interpreter.raised_groups[id(error)] = error
+        raise error
 
     @opcode()
     def PUSH_EXC_INFO(self, _: int) -> None:
@@ -189,7 +193,6 @@ class ControlOpcodes(FrameState):
         self.stack[-1] = HandlerSlot(state.value)
         self.stack.append(error)
         state.value = error
-        self.interpreter.caught.add(id(error))
 
     @opcode()
     def POP_EXCEPT(self, _: int) -> None:
@@ -199,6 +202,19 @@ class ControlOpcodes(FrameState):
     def CHECK_EXC_MATCH(self, _: int) -> None:
         wanted = self.stack.pop()
         self.stack.append(matches(self.stack[-1], wanted))
+
+    @opcode()
+    def CHECK_EG_MATCH(self, _: int) -> None:
+        wanted, error = self.stack.pop(), self.stack.pop()
+        taken, rest = split(error, wanted)
+        self.stack += (rest, taken)
+        if taken is not None:
+            self.interpreter.exc_state.value = taken
+
+    @opcode(until=(3, 11))
+    def PREP_RERAISE_STAR(self, _: int) -> None:
+        left, caught = self.stack.pop(), self.stack.pop()
+        self.stack.append(after_clauses(caught, left, self.interpreter.raised_groups))
 
     @opcode()
     def RERAISE(self, _: int) -> None:

@@ -8,6 +8,7 @@ import opcode as stdlib_opcode
 import typing
 from typing import Any
 
+from torchdynamo.interpreter.exceptions import after_clauses
 from torchdynamo.interpreter.iterators import is_iterable
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.interpreter.state import FrameState, opcode
@@ -360,9 +361,12 @@ class OperatorOpcodes(FrameState):
     def CALL_INTRINSIC_2(self, which: int) -> None:
         name = dis._intrinsic_2_descs[which]  # type: ignore[attr-defined]
         first, second = self.pop_many(2)
-        if name != "INTRINSIC_SET_FUNCTION_TYPE_PARAMS":
+        if name == "INTRINSIC_SET_FUNCTION_TYPE_PARAMS":
+            first.__type_params__ = second
+        elif name == "INTRINSIC_PREP_RERAISE_STAR":
+            first = after_clauses(first, second, self.interpreter.raised_groups)
+        else:
             self.world.unsupported("opcode", f"CALL_INTRINSIC_2 {name}")
-        first.__type_params__ = second
         self.stack.append(first)
 
 

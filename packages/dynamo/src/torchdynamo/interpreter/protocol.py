@@ -91,6 +91,7 @@ class InterpreterApi(Protocol):
     raises: dict[int, int]  # ordinal of the raise, by identity of the exception
     reraises: dict[int, int]  # ordinal of where a caught exception first goes on, by its identity
     caught: set[int]  # identities of the exceptions that reached a handler
+    raised_groups: dict[int, BaseException]  # groups that a `raise` names, and none has raised again; by identity
     passed: set[int]  # identities of the exceptions that left a frame
     refused_raise: int  # ordinal of the raise that ends capture, or -1
 
