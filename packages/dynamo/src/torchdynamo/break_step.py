@@ -46,6 +46,7 @@ class Step:
         branches: (condition, code offset, stack, pushed) where it may go instead of to the next instruction.
         bound: variables that it sets, by the names that `lines` bind.
         executed: how many instructions it stands for; 0 when it always raises.
+        again: what it raises was raised in the frame before: the traceback has it.
     """
 
     lines: Lines
@@ -55,6 +56,7 @@ class Step:
     branches: list[tuple[str, int, list[Any], list[Any]]] = field(default_factory=list)
     bound: dict[str, str] = field(default_factory=dict)
     executed: int = 1
+    again: bool = False
 
 
 class Next:
@@ -116,9 +118,9 @@ class Place:
         stack = self.stack if frames[-1] is self.here else frames[-1].stack
         return self._chain(0, Entry.RAISE, stack, [name], True, {}, frames)
 
-    def leave(self, name: str) -> str:
+    def leave(self, name: str, entry: Entry) -> str:
         """The call that raises the exception `name` where the instruction stands, and passes all the frames."""
-        return self._chain(0, Entry.LEAVE, [], [name], False, {})
+        return self._chain(0, entry, [], [name], False, {})
 
     def _chain(
         self,
@@ -203,7 +205,7 @@ def _carried(frame: StoppedFrame, offset: int, entry: Entry, bound: Mapping[str,
     """The variables that the code at `offset`, or the handler of an exception before it, may still use."""
     decoded, code = frame.frame.decoded, frame.frame.function.__code__
     live: frozenset[int] = frozenset()
-    if entry is Entry.LEAVE:
+    if entry in (Entry.LEAVE, Entry.PASS):
         return ()
     if entry is not Entry.RAISE:
         live = live_slots(decoded, decoded.index_of[offset], code.co_names)
@@ -266,13 +268,15 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
     place.stack = step.stack
     lines = ["failed = None", "try:", *_indented(lines), "except BaseException as error:", "    failed = error"]
     lines += ["if failed is not None:"]
+    without_top = "failed.__traceback__ = failed.__traceback__.tb_next"  # the generated function's own entry
     if place.guarded():
-        frames = place.codegen.pin(_raisers(place))
+        frames = place.codegen.pin(_raisers(place)[step.again :])
+        lines += [] if step.again else [f"    {without_top}"]
         lines.append(f"    {place.codegen.pin(raised_in)}(failed, {frames})")
         lines.append(f"    return {place.arrive('failed')}")
     else:
-        lines.append("    failed.__traceback__ = failed.__traceback__.tb_next")
-        lines.append(f"    return {place.leave('failed')}")
+        lines += [] if step.again else [f"    {without_top}"]
+        lines.append(f"    return {place.leave('failed', Entry.PASS if step.again else Entry.LEAVE)}")
     for condition, offset, stack, pushed in step.branches:
         lines += [f"if {condition}:", f"    return {place.enter(offset, stack, pushed)}"]
     if not step.executed:
@@ -330,8 +334,6 @@ def call_from(lines: Sequence[types.FunctionType], function: Any, *args: Any, **
 
 def raised_in(error: BaseException, frames: Sequence[Callable[[Any], Any]]) -> None:
     """Makes the traceback of `error` what it is where the program's frames let it pass."""
-    below = error.__traceback__
-    error.__traceback__ = below.tb_next if below is not None else None  # without the generated function
     context = error.__context__
     for frame in frames:
         try:
@@ -531,7 +533,7 @@ def _raise(place: Place) -> Step:
     argument = place.instruction.arg or 0
     cause = f" from {place.pop()}" if argument == 2 else ""
     raised = f" {place.pop()}" if argument else ""
-    return Step([f"raise{raised}{cause}"], place.stack, [], calls=False, executed=0)
+    return Step([f"raise{raised}{cause}"], place.stack, [], calls=False, executed=0, again=not argument)
 
 
 def _with_except_start(place: Place) -> Step:

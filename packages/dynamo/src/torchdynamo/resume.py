@@ -15,7 +15,8 @@ Calling convention
 * Entry values: none for `Entry.NEXT`. For `Entry.CALL` a callable and the one argument that it is called with, in the
   place of the instruction at `at`: its result is pushed, its exceptions go to that instruction's handler, and its
   line is in tracebacks. So the frames of a stack of calls go on inside of each other. For `Entry.RAISE` an exception
-  that arrives there (its traceback has the function already), for `Entry.LEAVE` one that is raised there and leaves.
+  that arrives there (its traceback has the function already), for `Entry.LEAVE` one that is raised there and leaves,
+  for `Entry.PASS` one that leaves and was raised there before.
 * Local values: the raw contents of the local slots named in `locals`, in that order. For a cell or free variable
   this is the cell object, which stays shared with every other closure that has it. A slot not named is unset.
 
@@ -58,6 +59,7 @@ class Entry(enum.Enum):
     CALL = "call"
     RAISE = "raise"
     LEAVE = "leave"  # raises past the function's own handlers
+    PASS = "pass"  # the same, of an exception whose traceback has the function already
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,12 +245,13 @@ def _unpack(entrance: Entrance, places: Sequence[int], first_index: int) -> byte
 
 
 # How many values of the tuple each entry takes, and what it executes on them.
-_VALUES = {Entry.NEXT: 0, Entry.CALL: 2, Entry.RAISE: 1, Entry.LEAVE: 1}
+_VALUES = {Entry.NEXT: 0, Entry.CALL: 2, Entry.RAISE: 1, Entry.LEAVE: 1, Entry.PASS: 1}
 _ENTRIES = {
     Entry.NEXT: b"",
     Entry.CALL: (_instruction("PRECALL", 1) if "PRECALL" in dis.opmap else b"") + _instruction("CALL", 1),
     Entry.RAISE: _instruction("RERAISE", 0),
     Entry.LEAVE: _instruction("RAISE_VARARGS", 1),
+    Entry.PASS: _instruction("RERAISE", 0),
 }
 
 
@@ -303,7 +306,7 @@ def _exception_table(code: CodeType, entrance: Entrance, units: Sequence[int]) -
     numbers = _read_varints(code.co_exceptiontable)
     out = bytearray()
     for start, length, target, depth in zip(numbers, numbers, numbers, numbers, strict=False):
-        if entry and entrance.entry is not Entry.LEAVE and start <= entrance.at // 2 < start + length:
+        if entry and entrance.entry in (Entry.CALL, Entry.RAISE) and start <= entrance.at // 2 < start + length:
             # One code unit earlier: 3.13 looks for the handler of a callee's exception in front of the call. The last
             # instruction of the unpacking is there, which raises nothing.
             out = bytearray(_write_varints((unpack - 1, entry + 1, target + shift, depth))) + out
