@@ -156,15 +156,23 @@ def observe(function: Callable[..., Any], program: RandomProgram, grad: bool) ->
     facts = {
         "identity": [a is b for a in seen for b in seen],
         "aliasing": [a == b for a in storages for b in storages],
-        "metadata": [(t.shape, t.stride(), t.storage_offset(), has_history(t)) for t in seen],
+        "metadata": [(t.shape, strides(t), t.storage_offset(), has_history(t)) for t in seen],
         "values": [t.detach().clone() for t in seen],
         "versions": [t._version - v for t, v in zip(inputs, before, strict=True)],
     }
     ends = [t for t in seen if t.requires_grad and t.grad_fn is not None]
-    if ends:
-        sum((t * t).sum() for t in ends).backward()
-    facts["gradients"] = [t.grad for t in leaves]
+    needing = [t for t in leaves if t.requires_grad and t.grad_fn is None]
+    # By name: `backward` would also run what leads to none of them, and raise where that needs what was written over.
+    found = (
+        torch.autograd.grad(sum((t * t).sum() for t in ends), needing, allow_unused=True) if ends and needing else ()
+    )
+    facts["gradients"] = list(found)
     return facts
+
+
+def strides(t: torch.Tensor) -> list[int | None]:
+    """Without those of dims of one element, along which nobody steps."""
+    return [step if size != 1 else None for size, step in zip(t.shape, t.stride(), strict=True)]
 
 
 def compare(eager: dict[str, Any], ours: dict[str, Any]) -> None:
