@@ -197,3 +197,123 @@ def test_another_compilers_marks_mean_the_same() -> None:
     torch.testing.assert_close(compiled.run(X), ((X + 1).cos() + 1) * 2)
     assert [reason for reason, _ in compiled.breaks] == ["graph_break", "disabled"]
     assert compiled.calls == [1, 1]
+
+
+class Marked:
+    """Methods of every kind under marks."""
+
+    gain = 3.0
+
+    @torchdynamo.disable(reason="method")
+    def apart(self, x: torch.Tensor) -> torch.Tensor:
+        return x * self.gain
+
+    @staticmethod
+    @torchdynamo.disable
+    def static(x: torch.Tensor) -> torch.Tensor:
+        return x - 1
+
+    @classmethod
+    @torchdynamo.skip_frame
+    def of_class(cls, x: torch.Tensor) -> torch.Tensor:
+        return helper(x) * cls.gain
+
+    @torchdynamo.error_on_graph_break()
+    def whole(self, x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return x
+
+    @torchdynamo.allow_in_graph
+    def one_node(x: torch.Tensor) -> torch.Tensor:  # type: ignore[misc]  # noqa: N805
+        return x.sin() + 1
+
+
+def test_marks_on_methods() -> None:
+    marked = Marked()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return marked.of_class(marked.static(marked.apart(x.sin()) + 1).cos()) + 2
+
+    compiled = Compiled(program)
+    for _ in range(2):
+        torch.testing.assert_close(compiled.run(X), program(X))
+    assert [reason for reason, _ in compiled.breaks] == ["disabled"] * 3
+    nodes = Compiled(lambda x: Marked.one_node(x) * 2)
+    torch.testing.assert_close(nodes.run(X), (X.sin() + 1) * 2)
+    assert nodes.calls == [2]
+    with pytest.raises(torchdynamo.Unsupported):
+        Compiled(lambda x: marked.whole(x) + 1).run(X)
+
+
+def test_a_function_is_disabled_where_it_is_called() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x = x.sin()
+        x = torchdynamo.disable(helper_of_helper)(x)
+        return x + 1
+
+    def local(x: torch.Tensor) -> torch.Tensor:
+        @torchdynamo.disable
+        def apart(y: torch.Tensor) -> torch.Tensor:
+            return y * 2 if y.sum() > -1e9 else y
+
+        return apart(x.sin()) + 1
+
+    try:
+        for case in (program, local):
+            compiled = Compiled(case)
+            for _ in range(2):
+                torch.testing.assert_close(compiled.run(X), case(X))
+    finally:
+        from torchdynamo.marks import _MARKS
+
+        _MARKS.pop(helper_of_helper, None)
+
+
+def test_is_compiling_through_breaks_and_called_functions() -> None:
+    seen: list[bool] = []
+
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        seen.append(torchdynamo.is_compiling())
+        torchdynamo.graph_break()
+        seen.append(torchdynamo.is_compiling())
+        return x + (1 if torchdynamo.is_compiling() else 100)
+
+    compiled = Compiled(lambda x: inner(inner(x)))
+    for _ in range(2):
+        seen.clear()
+        torch.testing.assert_close(compiled.run(X), X + 2)
+        assert seen == [True] * 4
+    seen.clear()
+    torch.testing.assert_close(inner(X), X + 100)
+    assert seen == [False] * 2
+
+
+def test_a_region_of_errors_spans_called_functions_and_ends_by_an_exception() -> None:
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return x + 1
+
+    def program(x: torch.Tensor, within: bool) -> torch.Tensor:
+        try:
+            with torchdynamo.error_on_graph_break():
+                x = breaks(x) if within else x * 2
+                raise ValueError("out")
+        except ValueError:
+            x = breaks(x)
+        return x
+
+    compiled = Compiled(program)
+    for _ in range(2):
+        torch.testing.assert_close(compiled.run(X, False), X * 2 + 1)
+    with pytest.raises(torchdynamo.Unsupported, match="breaks"):
+        compiled.run(X, True)
+
+
+def test_a_break_that_is_asked_for_under_fullgraph() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        torchdynamo.graph_break()
+        return x + 1
+
+    with pytest.raises(torchdynamo.Unsupported, match=r"graph_break(.|\n)*remove the call(.|\n)*test_dynamo_marks"):
+        Compiled(program, fullgraph=True).run(X)
+    torch.testing.assert_close(program(X), X + 1)

@@ -321,7 +321,8 @@ def _capture(
             continue  # eager raised it there, too: the graph ends before it
         if captured.broke is not None:
             reason, stop_at = captured.broke[0], captured.broke[1][:depth]
-            if state.options.fullgraph or captured.breaks_are_errors:
+            refused = reason.reason == "exception" and refused_raise >= 0  # for a break behind it
+            if state.options.fullgraph or (captured.breaks_are_errors and not refused):
                 raise Unsupported(describe(reason))
             if not stop_at:
                 return _no_graph(state, reason)
