@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
 import sys
 import types
@@ -17,7 +18,6 @@ from torchdynamo.interpreter.frame import CODES, InterpretedFrame
 from torchdynamo.interpreter.protocol import MISSING, Escape, InterpreterObject, Position, World
 from torchdynamo.interpreter.state import ExceptionState
 
-_HEAP_TYPE = 1 << 9
 _RECURSION_LIMIT = 12_000  # Python frames that a deep program may need while it is interpreted
 
 
@@ -168,7 +168,7 @@ class Interpreter:
         rule = BUILTINS.get(cls)
         if rule is not None:
             return rule(world, args, kwargs)
-        if cls.__module__ == "itertools" and not cls.__flags__ & _HEAP_TYPE:
+        if cls.__module__ == "itertools" and getattr(itertools, cls.__name__, None) is cls:
             return itertools_call(world, cls, args, kwargs)
         if meta is not type and is_python(meta.__call__):
             return world.call(meta.__call__, (cls, *args), kwargs)
