@@ -46,6 +46,7 @@ def measure(case: Row, send: Callable[[Row], None]) -> None:
 
     import torchcompile
 
+    torch.set_num_threads(1)
     device = case["device"]
     suite, name = case["model"].split("/")
     torch.manual_seed(0)
@@ -288,10 +289,11 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
     import torch
 
     machine = torch.cuda.get_device_name() if options.device == "cuda" else "CPU"
+    models = "--all" if options.all else f"--models {' '.join(options.models)}"
     text = [
         "# Peak memory of a training step",
         "",
-        f"`python tools/bench/aot_memory.py --all --device {options.device} --scale {options.scale} "
+        f"`python tools/bench/aot_memory.py {models} --device {options.device} --scale {options.scale} "
         f"--batch {options.batch}`, Python {platform.python_version()}, torch {torch.__version__}, {machine}.",
         "",
         "MiB above what is held before the step (parameters, inputs); gradients were None before it. On CUDA these are",
