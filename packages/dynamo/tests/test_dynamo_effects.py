@@ -10,7 +10,7 @@ import random
 
 from effect_programs import check, show
 
-COUNT = int(os.environ.get("EFFECT_PROGRAMS", "150"))
+COUNT = int(os.environ.get("EFFECT_PROGRAMS", "80"))
 
 
 def test_effects_are_replayed_in_order_across_breaks_and_exceptions() -> None:
