@@ -24,6 +24,7 @@ from torchdynamo.overlays import DELETED
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import FAKE_ERRORS, as_break
 from torchdynamo.scalars import SYMBOLIC, NumberNeeded, concrete
+from torchdynamo.sources import Attribute
 from torchdynamo.world import Outside, getattr_static_dict
 
 
@@ -186,6 +187,10 @@ class CaptureWorld(PlainWorld):
                 if value is MISSING:
                     raise AttributeError(descriptor.__name__)
                 return value
+            known = self.outside.externals.lookup(obj)
+            if known is not None and isinstance(descriptor, types.GetSetDescriptorType):  # data of a base in C
+                value = super().descriptor_get(descriptor, known.original, cls)
+                return self.outside.externals.wrap(value, Attribute(known.source, descriptor.__name__))
         return super().descriptor_get(descriptor, obj, cls)
 
     def descriptor_set(self, descriptor: Any, obj: Any, value: Any) -> None:

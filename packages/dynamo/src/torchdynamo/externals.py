@@ -13,6 +13,7 @@ import decimal
 import enum
 import fractions
 import functools
+import operator
 import pathlib
 import re
 import sys
@@ -74,6 +75,9 @@ IDENTITY_TYPES: tuple[type, ...] = (
     staticmethod,
     classmethod,
     enum.Enum,
+    operator.itemgetter,
+    operator.attrgetter,
+    operator.methodcaller,
     typing.TypeVar,
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
@@ -460,7 +464,7 @@ def is_opaque(kind: type) -> bool:
     """A type of C whose objects hold data (an array, a buffer, a proxy): no guard can watch more than their type."""
     if kind is types.SimpleNamespace:  # attributes are read one by one; as a whole it is not compared, shown or copied
         return True
-    if kind.__flags__ & _HEAP_TYPE:
+    if kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE:
         return False
     equals: Any = kind.__eq__
     return equals is not object.__eq__ or any(hasattr(kind, name) for name in _DATA_METHODS)
@@ -472,6 +476,7 @@ def _is_known_by_identity(kind: type) -> bool:
 
 
 _HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
+_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: or by C code that imitates one
 _IDENTITY_HASHES: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)
 # What is compared, or hashed, part by part.
 _COMPARED_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {

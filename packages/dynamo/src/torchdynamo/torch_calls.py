@@ -70,6 +70,8 @@ BREAKS: dict[Any, str] = {
     eval: "c_function",
     compile: "c_function",
     builtins.breakpoint: "c_function",
+    sys.getrecursionlimit: "c_function",  # another one while a program is captured
+    sys.setrecursionlimit: "c_function",
     torch.manual_seed: "random_state",
     torch.seed: "random_state",
     torch.set_default_dtype: "ambient_state",

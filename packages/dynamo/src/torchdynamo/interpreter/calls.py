@@ -168,7 +168,7 @@ class Interpreter:
         rule = BUILTINS.get(cls)
         if rule is not None:
             return rule(world, args, kwargs)
-        if cls.__module__ == "itertools" and getattr(itertools, cls.__name__, None) is cls:
+        if cls in _ITERTOOLS:
             return itertools_call(world, cls, args, kwargs)
         if meta is not type and is_python(meta.__call__):
             return world.call(meta.__call__, (cls, *args), kwargs)
@@ -199,6 +199,7 @@ class Interpreter:
         return InterpretedFrame(self, fn, CODES.get(fn.__code__), [], namespace).run()
 
 
+_ITERTOOLS: frozenset[type] = frozenset(kind for kind in vars(itertools).values() if isinstance(kind, type))
 Rule = Callable[[Interpreter, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
