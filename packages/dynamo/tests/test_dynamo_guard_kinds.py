@@ -7,10 +7,13 @@ graph.
 
 from __future__ import annotations
 
+import array
 import collections
 import contextlib
+import ctypes
 import enum
 import functools
+import operator
 import types
 import weakref
 from collections.abc import Callable
@@ -250,6 +253,12 @@ ROWS = [
     Row("set", lambda x, s: x + ("q" in s.v), lambda a: a[1].v.add("q"), space(v=set)),
     Row("deque", lambda x, s: x + sum(s.v), lambda a: a[1].v.appendleft(4), space(v=lambda: collections.deque([1]))),
     Row("tuple in a list", lambda x, s: x + s.v[0][1], lambda a: a[1].v.__setitem__(0, (1, 9)), space(v=lambda: [(1, 2)])),
+    Row("array of C", lambda x, s: x + s.v[0], lambda a: a[1].v.__setitem__(0, 9), space(v=lambda: array.array("i", [1]))),
+    Row("number of ctypes", lambda x, s: x + s.v.value, lambda a: setattr(a[1].v, "value", 9), space(v=lambda: ctypes.c_int(1))),
+    Row("getter of an item", lambda x, s: x + s.v((1, 9)), attribute("v", operator.itemgetter(1)),
+        space(v=lambda: operator.itemgetter(0))),
+    Row("proxy of a dict", lambda x, s: x + s.v["a"], lambda a: a[1].d.update(a=9),
+        lambda: (lambda d: types.SimpleNamespace(d=d, v=types.MappingProxyType(d)))({"a": 1})),
     # attributes, classes
     Row("attribute absent", lambda x, s: x + getattr(s, "late", 1), attribute("late", 8)),
     Row("attribute deleted", lambda x, s: x + hasattr(s, "v"), lambda a: delattr(a[1], "v")),
@@ -364,8 +373,17 @@ def shown(value: Any) -> Any:
     return [shown(item) for item in value] if isinstance(value, (tuple, list)) else value
 
 
-# Right without another version: what the graph takes as inputs, and what the program does not show.
-SAME = {"parameter frozen", "torch function mode", "parameter's data", "parameter replaced", "buffer replaced"}
+# Right without another version: what the graph takes as inputs, what is read for real behind a break, and what the
+# program does not show.
+SAME = {
+    "array of C",
+    "proxy of a dict",
+    "parameter frozen",
+    "torch function mode",
+    "parameter's data",
+    "parameter replaced",
+    "buffer replaced",
+}
 
 
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.name)
