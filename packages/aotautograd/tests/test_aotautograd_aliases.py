@@ -128,6 +128,22 @@ def copy_over_copy(x, y):
     return z, w
 
 
+def copy_of_written_part(x, y):
+    z, w = x.detach()[1:], y.detach()[1:].clone()
+    z[0] = 1
+    u, v = z.clone(), z.clone()
+    u[1:].zero_()
+    z.add_(w)
+    return u, v
+
+
+def part_under_no_grad_of_value(x, y):
+    z = x * y
+    with torch.no_grad():
+        v = z.diagonal()
+    return v.unsqueeze(0), v
+
+
 def in_place_on_value(x, y):
     z = x * y
     z.add_(1).mul_(x)
@@ -193,12 +209,12 @@ def integer_outputs(x, y):
 PURE = [
     one_view, view_of_input, views_of_one_value, views_without_their_base, split_views, input_itself, same_output_twice,
     equal_but_distinct, detached, view_under_no_grad,
-    view_of_view_under_no_grad, part_of_copy_of_part, copy_over_copy, in_place_on_value, in_place_on_view, clone_output, constant_outputs,
+    view_of_view_under_no_grad, part_of_copy_of_part, copy_over_copy, part_under_no_grad_of_value, in_place_on_value, in_place_on_view, clone_output, constant_outputs,
     integer_outputs,
 ]  # fmt: skip
 WRITING = [
     write_input, write_input_and_return, write_view_of_input, write_detached, write_input_with_input, transpose_input,
-    no_outputs_written,
+    no_outputs_written, copy_of_written_part,
 ]  # fmt: skip
 
 

@@ -247,6 +247,8 @@ def _emit_group(
     while all(len(m.path) > shared and m.path[shared] is members[0].path[shared] for m in members):
         shared += 1
     whole = next((m for m in members if len(m.path) == shared), None)
+    if whole is not None and _is_view_under_no_grad(whole.value) and any(m.value.grad_fn is not None for m in members):
+        whole = None  # it has no history that the others' could begin with
     depth = shared - 1
     if whole is not None:
         outer: torch.Tensor | None = whole.value
@@ -258,6 +260,10 @@ def _emit_group(
             infos[m.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=m.value.requires_grad)
         else:
             infos[m.place] = _view(OutputKind.VIEW_OF_VALUE, slot, m, depth)
+
+
+def _is_view_under_no_grad(value: torch.Tensor) -> bool:
+    return value.requires_grad and value.grad_fn is None and value._is_view()
 
 
 def _base_with_history(

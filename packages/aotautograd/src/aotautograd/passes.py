@@ -221,7 +221,7 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
         mine = owner.get(node, node if node in apart else None)
         if mine is not None:
             memory = _memory(source)
-            if memory is not source and not returns_alias(node.target):
+            if not returns_alias(node.target) and (memory is not source or _may_be_a_part(source)):
                 continue  # a part of a larger memory is no stand-in for a copy of it
             if source in apart or memory.op in ("placeholder", "get_attr") or owner.get(memory, mine) is not mine:
                 continue
@@ -237,7 +237,11 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
 
 def _may_be_a_part(node: fx.Node) -> bool:
     """Whether the node's value may begin behind the beginning of its memory."""
-    return node.op in ("placeholder", "get_attr") or _memory(node) is not node
+    memory = _memory(node)
+    if memory.op == "call_function" and memory.target in _LAID_OUT_ALIKE:
+        like = _source(memory)
+        return memory is not node or like is None or _may_be_a_part(like)
+    return memory is not node or memory.op in ("placeholder", "get_attr")
 
 
 def _lays_out_another(node: fx.Node) -> bool:
