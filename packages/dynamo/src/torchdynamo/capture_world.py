@@ -413,7 +413,7 @@ def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     if any(fn is kind for kind in _MADE_OF_KEYS):
         return args
     owner = getattr(fn, "__self__", None)
-    if isinstance(owner, dict):
+    if isinstance(owner, dict) or (isinstance(owner, type) and issubclass(owner, dict)):  # a method, or `fromkeys`
         return args
     if isinstance(owner, (*_SETS, list, tuple, collections.deque)):
         return (owner, *args) if isinstance(owner, _SETS) or fn.__name__ in _SEARCHES else ()
@@ -444,7 +444,7 @@ _ASKED_METHODS: dict[int, tuple[str, ...]] = {
 }  # fmt: skip
 _COMPARED_BY_VALUE = (torch.Tensor, int, float, complex, str, bytes, type(None), *SYMBOLIC)
 _SETS: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.items()))
-_MADE_OF_KEYS: tuple[Any, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict, dict.fromkeys)
+_MADE_OF_KEYS: tuple[Any, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict)
 _SEARCHES = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
 _SEARCHING_FUNCTIONS: list[Any] = [
     operator.eq, operator.ne, operator.contains, operator.countOf, operator.indexOf,
