@@ -20,13 +20,12 @@ from primtorch.spec import Size, TensorSpec
 TABLE = Table()
 
 
-def _check_inner(name: str, a: Any, b: Any) -> None:
+def _check_inner(a: Any, b: Any) -> None:
     if a.dtype is not b.dtype:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
     if a.shape[-1] != b.shape[-2]:
         raise RuntimeError(
-            f"{name}: mat1 and mat2 shapes cannot be multiplied ({a.shape[0]}x{a.shape[-1]} and "
-            f"{b.shape[-2]}x{b.shape[-1]})"
+            f"mat1 and mat2 shapes cannot be multiplied ({a.shape[0]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
         )
 
 
@@ -34,7 +33,7 @@ def _check_inner(name: str, a: Any, b: Any) -> None:
 def _mm(a: Any, b: Any) -> TensorSpec:
     if a.dim() != 2 or b.dim() != 2:
         raise RuntimeError("mm: both arguments must be matrices")
-    _check_inner("mm", a, b)
+    _check_inner(a, b)
     return contiguous(a, (a.shape[0], b.shape[1]))
 
 
