@@ -52,6 +52,13 @@ def test_eagers_stream(name: str, opset: Any, partitioner: Any) -> None:
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
+def test_aten_draws_as_eager_without_being_asked(name: str) -> None:
+    program = PROGRAMS[name]
+    for a, b in zip(run(program), run(aot_function(program, fw_compiler=identity)), strict=True):
+        torch.testing.assert_close(b, a)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
 def test_own_stream_repeats(name: str) -> None:
     program = PROGRAMS[name]
     compiled = aot_function(program, fw_compiler=identity, decompositions="prims", partitioner=min_cut())
