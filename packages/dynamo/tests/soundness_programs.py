@@ -323,7 +323,8 @@ def _at_home(result: Any, copies: dict[int, Any], tensors: list[Any], homes: dic
     home = homes.get(result.untyped_storage().data_ptr())
     if home is None:
         return result
-    return home.as_strided(result.size(), result.stride(), result.storage_offset())
+    place = (result.size(), result.stride(), result.storage_offset())
+    return home.detach() if place == (home.size(), home.stride(), home.storage_offset()) else home.as_strided(*place)
 
 
 def disagreement(statements: Sequence[str], changes: Sequence[str], limit: int = 8) -> str | None:
