@@ -13,6 +13,7 @@ import torch
 from primtorch.schemas import UserFrame
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
+from torchdynamo.derivatives import CutGraph
 from torchdynamo.emissions import Emission
 from torchdynamo.growing_lists import ReadWhole
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
@@ -47,13 +48,14 @@ class Stopped:
 
 @dataclass(slots=True)
 class Captured:
-    """What an interpretation came to: `value` and `outside`, or `stopped`, `broke`, `error` or `read_whole`."""
+    """What an interpretation came to: `outside` and `value`, `stopped`, `broke`, `error`, `cut_at` or `read_whole`."""
 
     outside: Outside
     value: Any = None
     stopped: Stopped | None = None
     broke: tuple[GraphBreak, tuple[int, ...]] | None = None  # why, and the path to the instruction
     error: BaseException | None = None
+    cut_at: int | None = None  # number of recorded calls behind which the graph has to end
     read_whole: Source | None = None  # a list that has to be captured with all that is in it
     breaks_are_errors: bool = False  # where it broke
     raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
@@ -72,12 +74,14 @@ def interpret(
     stop_at: tuple[int, ...] = (),
     reason: GraphBreak | None = None,
     refused_raise: int = -1,
+    cut_at: int | None = None,
 ) -> Captured:
     """Runs `function` on `flat` in the interpreter.
 
     Args:
         stop_at: path to the instruction before which it stops, of an earlier run that broke there for `reason`.
         refused_raise: ordinal of a raise that breaks the graph.
+        cut_at: number of recorded calls behind which the graph ends, of an earlier run that asked for it.
     """
     interpreter: Interpreter | None = None
     stack = UserStack()
@@ -86,6 +90,7 @@ def interpret(
         return stack.now(interpreter.frames) if interpreter is not None else ()
 
     outside = Outside(function, policy, user_frames)
+    outside.recorder.cut_at = cut_at
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
     interpreter.refused_raise = refused_raise
