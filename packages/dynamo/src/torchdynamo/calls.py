@@ -221,7 +221,10 @@ class Calls:
     def _is_inference(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """Of an input: as it was made, which its dispatch keys tell; its fake was made under the mode of the call."""
         known = self.outside.externals.lookup(args[0] if args else fn.__self__)
-        return MISSING if known is None or kwargs else known.original.is_inference()
+        if known is None or kwargs:
+            return MISSING
+        with torch._C.DisableTorchFunction():
+            return known.original.is_inference()
 
     def _break_if_listed(self, fn: Any, module: str) -> None:
         reason = torch_calls.BREAKS.get(fn) or torch_calls.BREAK_MODULES.get(module)
