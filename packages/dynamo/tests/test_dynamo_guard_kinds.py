@@ -128,6 +128,11 @@ class Net(nn.Module):
         return y + 1 if self.training else y
 
 
+def inference_tensor() -> torch.Tensor:
+    with torch.inference_mode():
+        return torch.arange(4.0)
+
+
 class Buffers(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -352,6 +357,7 @@ ROWS = [
     # ambient state
     Row("grad mode", lambda x, s: x + torch.is_grad_enabled(), lambda a: None, ambient=torch.no_grad),
     Row("inference mode", lambda x, s: x + torch.is_inference_mode_enabled(), lambda a: None, ambient=torch.inference_mode),
+    Row("inference tensor", lambda x, s: x + x.is_inference(), put(0, inference_tensor)),
     Row("autocast", product_kind, lambda a: None, ambient=lambda: torch.autocast("cpu", torch.bfloat16)),
     Row("autocast's cache", asks_autocast_cache, lambda a: None,
         ambient=lambda: torch.autocast("cpu", torch.bfloat16, cache_enabled=False)),
@@ -410,3 +416,14 @@ def test_a_change_between_calls_is_seen(row: Row) -> None:
         assert row.name in SAME or left or len(compiled.entries) > entries
     finally:
         row.undo()
+
+
+def test_an_input_of_a_call_in_inference_mode_is_what_it_was_made_as() -> None:
+    def program(x: torch.Tensor) -> tuple[bool, bool, bool]:
+        return x.is_inference(), torch.is_inference(x), (x + 1).is_inference()
+
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(program)
+    for x in (torch.ones(2), inference_tensor()):
+        assert compiled(x) == program(x)
+        with torch.inference_mode():
+            assert compiled(x) == program(x)
