@@ -56,6 +56,9 @@ CASES: dict[str, Callable[..., Any]] = {
     "another dtype": lambda x, w: (aten.add.Tensor(aten.gt.Tensor(x, w), x),),
     "another shape": lambda x, w: (aten.add.Tensor(aten.select.int(aten.mm.default(x, w), 0, 1), w),),
     "a view of an input": lambda x, w: (aten.add.Tensor(aten.view.default(x, [4, 4]), w),),
+    "a composite operator may return the sum itself": lambda x, w: (
+        aten.einsum.default("ij->ij", [aten.add.Tensor(aten.mm.default(x, w), w)]),
+    ),
     "scaled": lambda x, w: (aten.add.Tensor(aten.mm.default(x, w), w, alpha=2),),
 }
 
