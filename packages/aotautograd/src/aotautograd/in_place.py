@@ -26,8 +26,8 @@ def accumulate_in_place(graph: fx.Graph) -> int:
     last = _last_uses(graph, owners)
     changed = 0
     for position, node in enumerate(graph.nodes):
-        if node.target is not aten.add.Tensor or node.kwargs or owners[node] is not node:
-            continue  # where something else may be its memory, nobody knows when the sum is read last
+        if node.target is not aten.add.Tensor or node.kwargs or owners[node] is None:
+            continue  # where another value may be its memory, nobody knows when the sum is read last
         a, b = node.args
         for target, other in ((a, b), (b, a)):
             owner = owners.get(target) if isinstance(target, fx.Node) else None
