@@ -247,24 +247,25 @@ _OBSERVED = ("number", "items", "shared", "table", "inner", "queue", "order", "d
 def outcome(world: dict[str, Any], run: Any) -> Any:
     """What a call gives: the result or the kind of error, gradients, and the state that it leaves."""
     s, a = world["s"], world["a"]
+    at = lambda name: s.__dict__.get(name)  # whatever its class says; a change may have taken it away
     with contextlib.ExitStack() as stack:
         for name in sorted(world["ambient"]):
             stack.enter_context(_AMBIENT[name]())
         try:
             result = run(*a, s)
-            shown = [_text(result), result is a[0], result is s.weight]
+            shown = [_text(result), result is a[0], result is at("weight")]
             if isinstance(result, torch.Tensor) and result.requires_grad and not result.is_meta:
                 result.sum().backward()
         except Exception as error:
             if isinstance(error, torchdynamo.TorchDynamoError):
                 raise
             shown = [type(error).__name__]
-    tensors = [a[0], a[1], s.weight, getattr(s.layer, "weight", None)]
+    tensors = [a[0], a[1], at("weight"), getattr(at("layer"), "weight", None)]
     gradients = [_text(t.grad) if isinstance(t, torch.Tensor) and t.is_leaf else None for t in tensors]
     state = [(name, _text(s.__dict__.get(name))) for name in _OBSERVED]
-    layer = [getattr(s.layer, name, None) for name in ("step", "training")]
+    layer = [getattr(at("layer"), name, None) for name in ("step", "training")]
     rest = [world["k"], world["g"]["TABLE"], world["g"]["GLOBAL"], *layer, getattr(type(s), "count", None), a]
-    seen = [world["g"]["remember"].__defaults__, getattr(s.weight, "tag", None)]
+    seen = [world["g"]["remember"].__defaults__, getattr(at("weight"), "tag", None)]
     return shown, gradients, state, _text(rest), _text(seen)
 
 
