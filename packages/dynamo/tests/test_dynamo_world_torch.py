@@ -141,6 +141,11 @@ def module_lists(x: torch.Tensor, layers: Any) -> Any:
     )
 
 
+def test_modules_are_made_where_another_compiler_counts_them() -> None:
+    torch.compile(torch.sin, backend="eager")(torch.ones(2))  # from now on, in the whole process
+    check(Case(module_lists, lambda: torch.nn.ModuleList([torch.nn.Identity(), torch.nn.ReLU()]), 0, 3))
+
+
 @pytest.mark.parametrize("found", cases_of(__name__))
 def test_torch(found: Case) -> None:
     check(found)

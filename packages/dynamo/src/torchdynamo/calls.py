@@ -32,8 +32,9 @@ from torchdynamo.emissions import Emissions
 from torchdynamo.externals import is_constant
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of
-from torchdynamo.optimizers import LOOPS, behind_patch, loop_for
+from torchdynamo.optimizers import LOOPS, loop_for
 from torchdynamo.overlays import MISSING
+from torchdynamo.patches import behind_patch
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.recorder import BREAKS_BY_NAME
 from torchdynamo.scalars import SYMBOLIC

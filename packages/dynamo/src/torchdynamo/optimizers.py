@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from types import FunctionType, MappingProxyType
+from types import MappingProxyType
 from typing import Any
 
 from torch.optim import adagrad, adam, sgd
@@ -18,17 +18,6 @@ LOOPS: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
         adagrad._fused_adagrad: adagrad._single_tensor_adagrad,
     }
 )
-
-
-def behind_patch(function: FunctionType) -> FunctionType | None:
-    """The optimizer's method behind a wrapper that keeps another compiler out; None where there is no such wrapper.
-
-    `torch.compile` puts one on `_init_group` of every optimizer of the process.
-    """
-    attributes = function.__dict__
-    if attributes.get("_torchdynamo_disable") and (function.__module__ or "").startswith("torch.optim"):
-        return attributes.get("__wrapped__")
-    return None
 
 
 def loop_for(fused: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
