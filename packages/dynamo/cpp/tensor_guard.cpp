@@ -134,7 +134,9 @@ class MetadataCheck final : public TensorCheck {
     // What a tensor says of itself through several calls is read from its record at once.
     const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.unsafeGetTensorImpl()->autograd_meta());
     if (meta == nullptr) return !requires_grad_ && is_leaf_.value_or(true) && !has_grad_.value_or(false);
-    if (meta->torch::autograd::AutogradMeta::requires_grad() != requires_grad_) return false;
+    // A view needs gradients once its base does; other tensors are asked without the virtual call.
+    const bool requires_grad = meta->is_view_ ? meta->requires_grad() : meta->torch::autograd::AutogradMeta::requires_grad();
+    if (requires_grad != requires_grad_) return false;
     if (is_leaf_ && (meta->is_view_ ? tensor.is_leaf() : meta->grad_fn_ == nullptr) != *is_leaf_) return false;
     return !has_grad_ || meta->grad_.defined() == *has_grad_;
   }

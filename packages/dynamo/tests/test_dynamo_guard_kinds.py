@@ -215,6 +215,11 @@ def calls_net(x: torch.Tensor, s: Any) -> Any:
     return s(x)
 
 
+def based() -> types.SimpleNamespace:
+    base = torch.ones(4)
+    return types.SimpleNamespace(base=base, v=base.view(2, 2))
+
+
 def modules_hooked(args: list[Any]) -> None:
     HANDLES.append(nn.modules.module.register_module_forward_hook(lambda module, inputs, out: out * 2))
 
@@ -337,6 +342,8 @@ ROWS = [
     Row("strides", metadata, put(0, lambda: torch.ones(4, 2)[:, 0])),
     Row("tensor dtype", metadata, put(0, lambda: torch.arange(4, dtype=torch.float64))),
     Row("requires_grad", metadata, put(0, lambda: torch.arange(4.0, requires_grad=True))),
+    Row("requires_grad of a view's base", lambda x, s: (x + s.v.sum(), s.v.requires_grad),
+        lambda a: a[1].base.requires_grad_(), based),
     Row("device", lambda x, s: (x + 1).device, put(0, lambda: torch.empty(4, device="meta"))),
     Row("layout", lambda x, s: x.layout, put(0, lambda: torch.eye(2).to_sparse()), x=lambda: torch.eye(2)),
     Row("leaf", lambda x, s: (x.is_leaf, x + 1), put(0, lambda: torch.arange(4.0, requires_grad=True) * 1),
