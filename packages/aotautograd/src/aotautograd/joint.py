@@ -27,7 +27,7 @@ from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph
 from primtorch.errors import DataDependent, DataDependentValue
-from primtorch.fake import FakeMode, FakeTensor
+from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
@@ -184,7 +184,7 @@ class Recorder:
             if drawn is not None:
                 return drawn
         known_symbols = len(self.symbols)
-        out = func(*args, **kwargs) if kwargs else func(*args)
+        out = propagate(self.fake_mode, func, args, kwargs or {})  # what a call of `func` would come to
         if random and self.phase == "forward":
             self.draws.drew(func, out)
         if func._schema.is_mutable:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from primtorch.fake.build import Formula
 from primtorch.fake.table import formula_of, op_key, register_fallback, register_formula
-from primtorch.fake.tensor import FakeMode, FakeTensor, symbolic_strides
+from primtorch.fake.tensor import FakeMode, FakeTensor, propagate, symbolic_strides
 
 __all__ = [
     "FakeMode",
@@ -12,6 +12,7 @@ __all__ = [
     "Formula",
     "formula_of",
     "op_key",
+    "propagate",
     "register_fallback",
     "register_formula",
     "symbolic_strides",
