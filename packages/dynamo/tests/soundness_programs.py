@@ -24,6 +24,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from ambient_state import default_dtype, deterministic, precision, threads
 from soundness_statements import CHANGES, STATEMENTS
 
 import torchdynamo
@@ -174,51 +175,14 @@ def make_world(statements: Sequence[str]) -> dict[str, Any]:
     }  # fmt: skip
 
 
-@contextlib.contextmanager
-def _default_dtype() -> Any:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextlib.contextmanager
-def _deterministic() -> Any:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def _precision() -> Any:
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-@contextlib.contextmanager
-def _threads() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-
-
 _AMBIENT: dict[str, Any] = {
     "no_grad": torch.no_grad,
     "inference": torch.inference_mode,
     "autocast": lambda: torch.autocast("cpu", torch.bfloat16),
-    "float64": _default_dtype,
-    "deterministic": _deterministic,
-    "precision": _precision,
-    "threads": _threads,
+    "float64": default_dtype,
+    "deterministic": deterministic,
+    "precision": precision,
+    "threads": threads,
     "meta": lambda: torch.device("meta"),
     "cpu": lambda: torch.device("cpu"),
 }

@@ -22,6 +22,7 @@ from typing import Any
 
 import pytest
 import torch
+from ambient_state import default_dtype, deterministic, precision, threads
 from torch import nn
 
 import torchdynamo
@@ -138,43 +139,6 @@ class Buffers(nn.Module):
         super().__init__()
         self.register_buffer("shift", torch.ones(4))
         self.register_buffer("other", torch.ones(4))
-
-
-@contextlib.contextmanager
-def default_dtype() -> Any:
-    torch.set_default_dtype(torch.float64)
-    try:
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-
-
-@contextlib.contextmanager
-def deterministic() -> Any:
-    torch.use_deterministic_algorithms(True)
-    try:
-        yield
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-@contextlib.contextmanager
-def precision() -> Any:
-    torch.set_float32_matmul_precision("high")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision("highest")
-
-
-@contextlib.contextmanager
-def threads() -> Any:
-    before = torch.get_num_threads()
-    torch.set_num_threads(before + 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Doubling(torch.overrides.TorchFunctionMode):
