@@ -80,10 +80,10 @@ def import_all() -> None:
 
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    from zoo import declare_torchvision_ops
+    from zoo import import_torchvision
 
-    declare_torchvision_ops()
-    for module in ("torchvision", "timm", "transformers", "torch._dynamo", "torchdynamo"):
+    import_torchvision()
+    for module in ("timm", "transformers", "torch._dynamo", "torchdynamo"):
         __import__(module)
 
 

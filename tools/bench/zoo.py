@@ -6,10 +6,16 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import torch
+
+sys.path.append(str(Path(__file__).parents[2] / "packages" / "primtorch" / "tests"))
+
+from torchvision_import import import_torchvision
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
@@ -47,22 +53,6 @@ SMALLEST_SIDE: dict[str, int] = {
     "mobilevit_s": 128, "twins_pcpvt_base": 128,
 }  # fmt: skip
 
-TORCHVISION_OPS = (
-    "roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool _roi_pool_backward ps_roi_pool "
-    "_ps_roi_pool_backward nms qnms qroi_align deform_conv2d _deform_conv2d_backward"
-)
-_declared: list[torch.library.Library] = []
-
-
-def declare_torchvision_ops() -> None:
-    """torchvision's compiled operators need CUDA libraries; its models do not. Declared, they let it import."""
-    if torch.version.cuda is not None or _declared:
-        return
-    library = torch.library.Library("torchvision", "DEF")
-    for name in TORCHVISION_OPS.split():
-        library.define(f"{name}(Tensor x) -> Tensor")
-    _declared.append(library)
-
 
 def build(
     suite: str,
@@ -79,7 +69,7 @@ def build(
     `length`: tokens of a sequence (transformers only). `side`: pixels of an image's side where the model takes any
     (its smallest possible one where it does not); None: what it was made for.
     """
-    declare_torchvision_ops()
+    import_torchvision()
     if suite == "hf":
         model, args, kwargs = _transformer(name, scale, train, batch, length)
     elif suite == "timm":

@@ -12,15 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "dynamo" / "tests"))  # programs that capture is held against too
+for _package in ("dynamo", "primtorch"):  # programs that capture is held against too; how torchvision is imported
+    sys.path.insert(0, str(Path(__file__).parents[2] / _package / "tests"))
+
+from torchvision_import import import_torchvision  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-
-TORCHVISION_OPS = (
-    "roi_align _roi_align_backward ps_roi_align _ps_roi_align_backward roi_pool _roi_pool_backward ps_roi_pool "
-    "_ps_roi_pool_backward nms qnms qroi_align deform_conv2d _deform_conv2d_backward"
-)
 
 SIZES: dict[str, int] = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embedding_size": 32,
@@ -41,19 +39,13 @@ class SmallModel:
 
 
 @pytest.fixture(scope="session")
-def torchvision_imports() -> Iterator[None]:
-    """torchvision's compiled operators need CUDA libraries; its models do not. Declared, they let it import."""
-    library = torch.library.Library("torchvision", "FRAGMENT")
-    for name in TORCHVISION_OPS.split():
-        try:  # another package's tests may have declared it in this process
-            torch._C._dispatch_find_schema_or_throw(f"torchvision::{name}", "")
-        except RuntimeError:
-            library.define(f"{name}(Tensor x) -> Tensor")
-    yield
+def torchvision() -> None:
+    """Models of timm, and image models of transformers, import it."""
+    import_torchvision()
 
 
 @pytest.fixture
-def small_model(torchvision_imports: None) -> Callable[[str], SmallModel]:
+def small_model(torchvision: None) -> Callable[[str], SmallModel]:
     return build
 
 

@@ -8,9 +8,16 @@ from typing import Any
 import pytest
 import torch
 from fake_replay import replay
+from torchvision_import import import_torchvision
 
 Case = tuple[torch.nn.Module, tuple[Any, ...], dict[str, Any]]
 SMALL = {"vocab_size": 200, "max_position_embeddings": 64, "pad_token_id": 0}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def torchvision() -> None:
+    """Models of timm, and image models of transformers, import it."""
+    import_torchvision()
 
 
 def _tokens() -> torch.Tensor:
