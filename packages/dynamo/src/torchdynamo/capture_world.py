@@ -18,6 +18,7 @@ from torchdynamo.calls import Calls, Redirect
 from torchdynamo.externals import ATOMS, CONTAINER_BASES
 from torchdynamo.growing_lists import refuse_growing
 from torchdynamo.interpreter import PlainWorld
+from torchdynamo.interpreter.classes import is_python_class, may_change, native_base
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
 from torchdynamo.overlays import DELETED
@@ -78,7 +79,7 @@ class CaptureWorld(PlainWorld):
     def know_methods(self, obj: Any, *names: str) -> None:
         """The program asks for these special methods of `obj`: that its class has them, or not, is guarded."""
         kind = type(obj)
-        if not kind.__flags__ & _HEAP_TYPE or isinstance(obj, _NOT_OF_THE_PROGRAM) or self.outside.made_class(kind):
+        if not may_change(kind) or isinstance(obj, _NOT_OF_THE_PROGRAM) or self.outside.made_class(kind):
             return
         for name in names:
             if (kind, name) not in self._known_methods:
@@ -369,9 +370,9 @@ class CaptureWorld(PlainWorld):
         module = getattr(fn, "__module__", None) or type(fn).__module__
         if isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.MethodWrapperType):
             module = fn.__objclass__.__module__
-            if not isinstance(fn.__objclass__, type) or fn.__objclass__.__flags__ & _HEAP_TYPE:
+            if not isinstance(fn.__objclass__, type) or is_python_class(fn.__objclass__):
                 module = "builtins"
-        if isinstance(fn, type) and fn.__flags__ & _HEAP_TYPE:
+        if isinstance(fn, type) and is_python_class(fn):
             module = "builtins"  # its own __new__ and __init__ are those of a built-in base
         package = module.partition(".")[0]
         if module == "_thread" and _module_of_frame(self) in torch_calls.REPR_MODULES:
@@ -385,10 +386,11 @@ class CaptureWorld(PlainWorld):
         return super().call_leaf(fn, args, kwargs)
 
     def _may_call_method_of(self, owner: Any) -> bool:
-        kind = type(owner)
         if self.outside.externals.lookup(owner) is None:
-            return kind.__module__.partition(".")[0] in torch_calls.PURE_C_MODULES | {"torch"} or bool(
-                kind.__flags__ & _HEAP_TYPE
+            modules_of_c = torch_calls.PURE_C_MODULES | {"torch"}
+            makers = (type(owner), native_base(type(owner)))
+            return isinstance(owner, torch_calls.LOCKS) or any(
+                kind.__module__.partition(".")[0] in modules_of_c for kind in makers
             )
         return isinstance(owner, (*CONTAINER_BASES, *ATOMS, re.Pattern, torch.Tensor, contextvars.ContextVar))
 
@@ -451,7 +453,6 @@ _SEARCHING_FUNCTIONS: list[Any] = [
     collections._count_elements,  # type: ignore[attr-defined]  # of Counter
 ]  # fmt: skip
 _QUESTIONS_OF_TYPE: list[Any] = [isinstance, issubclass, callable, id]
-_HEAP_TYPE = 1 << 9
 _SHOW_VALUES: list[Any] = [str, repr, ascii, format, hash]  # a list: the functions asked for may not be hashable
 
 

@@ -30,6 +30,7 @@ from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, ShapeEnv, expr_of, float_expr_of
 from torchdynamo.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
 from torchdynamo.interpreter import Interpreter, PlainWorld
+from torchdynamo.interpreter.classes import is_python_class, native_base
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
     FilterIterator,
@@ -396,7 +397,7 @@ class Codegen:
 
     def _exception(self, obj: BaseException) -> str:
         """As it was raised, but for its traceback, which grows again where it is raised anew."""
-        kind, base = type(obj), next(k for k in type(obj).__mro__ if not k.__flags__ & _HEAP_TYPE)
+        kind, base = type(obj), native_base(type(obj))
         if kind is base:
             reduced: Any = obj.__reduce__()
             name = self._name(obj, f"{self.pin(kind)}({self.items(reduced[1])})")
@@ -421,8 +422,6 @@ class Codegen:
     def _instance(self, obj: Any) -> str:
         """An object of a Python class without a built-in base other than object."""
         kind = type(obj)
-        if not kind.__flags__ & _HEAP_TYPE:
-            raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
         if not _allocated_by_object(kind):
             raise BreakGraph("rebuild", f"an object of type {kind.__module__}.{kind.__qualname__}")
         name = self._name(obj, f"object.__new__({self.pin(kind)})")
@@ -434,7 +433,7 @@ class Codegen:
             self.build.append(f"object.__setattr__({name}, {key!r}, {self.value(item)})")
         for klass in type(obj).__mro__:
             for key, member in vars(klass).items():
-                if isinstance(member, types.MemberDescriptorType) and klass.__flags__ & _HEAP_TYPE:
+                if isinstance(member, types.MemberDescriptorType) and is_python_class(klass):
                     try:
                         item = member.__get__(obj)
                     except AttributeError:
@@ -543,18 +542,9 @@ class Codegen:
         return "\n".join(lines) + "\n"
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: the class was made by a class statement or type()
-
-
 def _allocated_by_object(kind: type) -> bool:
-    """Whether `object.__new__` may make an object of the class."""
-    if hasattr(kind, "__del__"):  # which would run for the one that is tried
-        return all(klass.__flags__ & _HEAP_TYPE or klass is object for klass in kind.__mro__)
-    try:
-        object.__new__(kind)
-    except TypeError:
-        return False
-    return True
+    """Whether `object.__new__`, attributes and slots make an object of the class as it is."""
+    return is_python_class(kind) and native_base(kind) is object
 
 
 def _same_items(a: Sequence[Any], b: Sequence[Any]) -> bool:

@@ -29,6 +29,7 @@ from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from torchdynamo.growing_lists import GrowingList
 from torchdynamo.guards import GuardSet, own_keys
+from torchdynamo.interpreter.classes import is_python_class, may_change
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
     FilterIterator,
@@ -239,7 +240,7 @@ class Externals:
         """Something depends on the classes that `kind` inherits from: they have to be the same."""
         if kind not in self._classes:
             self._classes.add(kind)
-            if kind.__flags__ & _HEAP_TYPE and not is_trusted_module(kind.__module__):
+            if may_change(kind) and not is_trusted_module(kind.__module__):
                 mro = Attribute(self.pins.source(kind), "__mro__", native=True)
                 self.guard(mro, GuardKind.IDENTITY, kind.__mro__)
 
@@ -464,7 +465,7 @@ def is_opaque(kind: type) -> bool:
     """A type of C whose objects hold data (an array, a buffer, a proxy): no guard can watch more than their type."""
     if kind is types.SimpleNamespace:  # attributes are read one by one; as a whole it is not compared, shown or copied
         return True
-    if kind.__flags__ & _HEAP_TYPE and not kind.__flags__ & _IMMUTABLE_TYPE:
+    if is_python_class(kind):
         return False
     equals: Any = kind.__eq__
     return equals is not object.__eq__ or any(hasattr(kind, name) for name in _DATA_METHODS)
@@ -475,8 +476,6 @@ def _is_known_by_identity(kind: type) -> bool:
     return kind.__hash__ in _IDENTITY_HASHES or vars(object)["__eq__"] is kind.__eq__
 
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement
-_IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: or by C code that imitates one
 _IDENTITY_HASHES: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)
 # What is compared, or hashed, part by part.
 _COMPARED_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {

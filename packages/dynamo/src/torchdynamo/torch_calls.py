@@ -14,6 +14,7 @@ import logging
 import os
 import posix
 import sys
+import threading
 import types
 import typing
 import warnings
@@ -158,6 +159,7 @@ PURE_C_MODULES: frozenset[str] = frozenset(
         "enum", "_abc", "abc", "_bisect", "_heapq", "_json", "json", "_weakref", "weakref", "typing", "_typing",
         "_contextvars", "contextvars", "_statistics", "decimal", "_decimal", "fractions", "datetime", "_datetime",
         "inspect", "dataclasses", "copyreg", "array", "unicodedata", "zlib", "binascii", "_hashlib", "posixpath", "sys",
+        "_md5", "_sha1", "_sha2", "_sha256", "_sha512", "_sha3", "_blake2", "_random",
     }
 )  # fmt: skip
 
@@ -166,6 +168,9 @@ PURE_C_FUNCTIONS: tuple[Any, ...] = (
     os.fspath,
     *(getattr(posix, name) for name in ("_path_normpath", "_path_splitroot_ex") if hasattr(posix, name)),
 )
+
+# Locks of the library's own making, like that of `functools.cached_property` in 3.11: given back where capture ends.
+LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
 
 # Run text as code, with the variables of the function that calls them.
 FRAME_READERS: tuple[Any, ...] = (eval, exec)

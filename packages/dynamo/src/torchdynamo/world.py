@@ -19,6 +19,7 @@ from torchdynamo.externals import External, Externals, is_constant, is_trusted_m
 from torchdynamo.growing_lists import GrowingList
 from torchdynamo.guards import instance_dict
 from torchdynamo.interpreter.attributes import missing_attribute
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import LocalIterator, native_type
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.overlays import DELETED, MISSING, Overlays
@@ -408,13 +409,13 @@ class Outside:
             table = _CLASS_DICT(klass)
             if name in table:
                 return self._class_attribute(klass, name, table[name]), klass
-            if klass.__flags__ & _HEAP_TYPE and not is_trusted_module(klass.__module__):
+            if may_change(klass) and not is_trusted_module(klass.__module__):
                 label = f"{klass.__module__}.{klass.__qualname__}"
                 self.externals.guard(self.externals.pins.source(klass, label), GuardKind.INSTANCE_LACKS, name)
         return MISSING
 
     def _class_attribute(self, klass: type, name: str, value: Any) -> Any:
-        if not klass.__flags__ & _HEAP_TYPE or klass in self._own_classes:
+        if not may_change(klass) or klass in self._own_classes:
             return value
         source = InstanceAttribute(self.externals.pins.source(klass, f"{klass.__module__}.{klass.__qualname__}"), name)
         if isinstance(value, _DESCRIPTORS) or (
@@ -465,7 +466,7 @@ class Outside:
             return value
         if name in _FIXED_ATTRIBUTES and (isinstance(known.source, Pinned) or not isinstance(value, str)):
             return value
-        native = not type(obj).__flags__ & _HEAP_TYPE
+        native = not may_change(type(obj))
         return self.externals.wrap(value, Attribute(known.source, name, native))
 
     def leaf_set(self, obj: Any, name: str, value: Any) -> None:
@@ -567,7 +568,7 @@ class Outside:
     def class_dict(self, kind: type) -> Mapping[str, Any]:
         """`kind.__dict__`: each of its attributes is read."""
         table = _CLASS_DICT(kind)
-        if kind in self._own_classes or not kind.__flags__ & _HEAP_TYPE or is_trusted_module(kind.__module__):
+        if kind in self._own_classes or not may_change(kind) or is_trusted_module(kind.__module__):
             return table  # type: ignore[no-any-return]
         self.ambient(_class_names, (kind,))
         found = {name: self._class_attribute(kind, name, value) for name, value in table.items()}
@@ -761,7 +762,6 @@ _FIXED_ATTRIBUTES = frozenset(
     }
 )
 _CLASS_DICT = type.__dict__["__dict__"].__get__
-_HEAP_TYPE = 1 << 9
 _FUNCTION_HOLDERS = (property, classmethod, staticmethod)
 _DESCRIPTORS = (
     property,

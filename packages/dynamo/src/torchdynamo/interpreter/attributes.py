@@ -11,9 +11,9 @@ import functools
 import types
 from typing import Any
 
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
 
-_HEAP_TYPE = 1 << 9  # Py_TPFLAGS_HEAPTYPE: made by a class statement (or by C code that imitates one)
 # The lookup that `object` defines, and the names under which built-in bases have the same one.
 _GENERIC_GETATTRIBUTE: frozenset[Any] = frozenset(
     base.__getattribute__
@@ -40,7 +40,7 @@ def load_attribute(world: World, obj: Any, name: str) -> Any:
     cls = type(obj)
     getattribute = cls.__getattribute__
     if getattribute is _object_getattribute or getattribute in _GENERIC_GETATTRIBUTE:
-        if not cls.__flags__ & _HEAP_TYPE or isinstance(obj, InterpreterObject):
+        if not may_change(cls) or isinstance(obj, InterpreterObject):
             return world.leaf_getattr(obj, name)
         value = instance_attribute(world, obj, name)
     elif type(getattribute) is _Function:
@@ -178,9 +178,9 @@ def store_attribute(world: World, obj: Any, name: str, value: Any) -> None:
     setter = cls.__setattr__
     if is_python(setter):
         world.call(setter, (obj, name, value), {})
-    elif setter is _object_setattr and cls.__flags__ & _HEAP_TYPE:
+    elif setter is _object_setattr and may_change(cls):
         store_instance_attribute(world, obj, name, value)
-    elif setter is _type_setattr and obj.__flags__ & _HEAP_TYPE:
+    elif setter is _type_setattr and may_change(obj):
         descriptor = world.class_get(cls, name)
         if descriptor is not MISSING and hasattr(type(descriptor[0]), "__set__"):
             set_through(world, descriptor[0], obj, value)
@@ -217,9 +217,9 @@ def delete_attribute(world: World, obj: Any, name: str) -> None:
     deleter = cls.__delattr__
     if is_python(deleter):
         world.call(deleter, (obj, name), {})
-    elif deleter is _object_delattr and cls.__flags__ & _HEAP_TYPE:
+    elif deleter is _object_delattr and may_change(cls):
         delete_instance_attribute(world, obj, name)
-    elif deleter is _type_delattr and obj.__flags__ & _HEAP_TYPE:
+    elif deleter is _type_delattr and may_change(obj):
         world.class_del(obj, name)
     elif isinstance(obj, types.ModuleType):
         world.instance_del(obj, name)

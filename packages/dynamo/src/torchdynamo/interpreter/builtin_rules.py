@@ -11,14 +11,13 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import InterpretedNext, Trampoline
 from torchdynamo.interpreter.protocol import InterpreterObject, World
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 BuiltinRule = Callable[[World, Args, Kwargs], Any]
-
-HEAP_TYPE = 1 << 9
 
 
 class Rules(dict[Any, BuiltinRule]):
@@ -35,7 +34,7 @@ class Rules(dict[Any, BuiltinRule]):
 def native_iterator(world: World, obj: Any) -> Any:
     """An iterator over `obj` that C code may consume: Python code behind it is interpreted."""
     iterator = world.iterate(obj)
-    if isinstance(iterator, InterpreterObject) or not type(iterator).__flags__ & HEAP_TYPE:
+    if isinstance(iterator, InterpreterObject) or not may_change(type(iterator)):
         return iterator
     return InterpretedNext(world, iterator)
 
@@ -43,7 +42,7 @@ def native_iterator(world: World, obj: Any) -> Any:
 def consumable(world: World, obj: Any) -> Any:
     """`obj` itself when C code iterates it without running Python, else an iterator."""
     kind = type(obj)
-    if not kind.__flags__ & HEAP_TYPE or isinstance(obj, InterpreterObject):
+    if not may_change(kind) or isinstance(obj, InterpreterObject):
         return obj
     names = ("__iter__", "__next__") if hasattr(kind, "__iter__") else ("__getitem__",)
     runs_python = any(python_method(kind, name) is not None for name in names)

@@ -6,7 +6,8 @@ import types
 from typing import Any
 
 from torchdynamo.interpreter import attributes
-from torchdynamo.interpreter.builtin_rules import HEAP_TYPE, Args, Kwargs, Rules
+from torchdynamo.interpreter.builtin_rules import Args, Kwargs, Rules
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
 
 RULES = Rules()
@@ -54,7 +55,7 @@ def call_delattr(world: World, args: Args, kwargs: Kwargs) -> Any:
 @RULES.interprets(object.__getattribute__)
 def call_object_getattribute(world: World, args: Args, kwargs: Kwargs) -> Any:
     obj, name = args
-    if isinstance(obj, (type, InterpreterObject)) or not type(obj).__flags__ & HEAP_TYPE:
+    if isinstance(obj, (type, InterpreterObject)) or not may_change(type(obj)):
         return world.call_leaf(object.__getattribute__, args, kwargs)
     value = attributes.instance_attribute(world, obj, name)
     if value is MISSING:
@@ -72,7 +73,7 @@ def call_type_getattribute(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 @RULES.interprets(object.__setattr__)
 def call_object_setattr(world: World, args: Args, kwargs: Kwargs) -> Any:
-    if isinstance(args[0], type) or not type(args[0]).__flags__ & HEAP_TYPE:
+    if isinstance(args[0], type) or not may_change(type(args[0])):
         return world.call_leaf(object.__setattr__, args, kwargs)
     return attributes.store_instance_attribute(world, *args)
 

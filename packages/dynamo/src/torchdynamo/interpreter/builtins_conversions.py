@@ -6,7 +6,8 @@ import operator
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.builtin_rules import HEAP_TYPE, Args, BuiltinRule, Kwargs, Rules
+from torchdynamo.interpreter.builtin_rules import Args, BuiltinRule, Kwargs, Rules
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.protocol import InterpreterObject, World
 from torchdynamo.interpreter.structural import show, shows_parts
 
@@ -21,7 +22,7 @@ def _asks(native: Any, *names: str) -> BuiltinRule:
     """
 
     def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
-        if args and type(args[0]).__flags__ & HEAP_TYPE and not isinstance(args[0], InterpreterObject):
+        if args and may_change(type(args[0])) and not isinstance(args[0], InterpreterObject):
             cls = type(args[0])
             for name in names:
                 if not hasattr(cls, name):
@@ -81,7 +82,7 @@ def _delegates(native: Any, name: str) -> BuiltinRule:
     """For `native(obj, ...)` that returns whatever the special method returns."""
 
     def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
-        if args and type(args[0]).__flags__ & HEAP_TYPE:
+        if args and may_change(type(args[0])):
             method = python_method(type(args[0]), name)
             if method is not None:
                 return world.call(method, args, kwargs)
@@ -169,7 +170,7 @@ class NumberArgument(FormatArgument):
 
 
 def _format_argument(world: World, value: Any) -> Any:
-    return FormatArgument(world, value) if type(value).__flags__ & HEAP_TYPE else value
+    return FormatArgument(world, value) if may_change(type(value)) else value
 
 
 @RULES.interprets(str.format)

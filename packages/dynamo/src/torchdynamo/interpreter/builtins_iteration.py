@@ -10,7 +10,6 @@ from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.builtin_rules import (
-    HEAP_TYPE,
     Args,
     BuiltinRule,
     Kwargs,
@@ -19,6 +18,7 @@ from torchdynamo.interpreter.builtin_rules import (
     consumable,
     native_iterator,
 )
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import (
     CallableIterator,
     EnumerateIterator,
@@ -149,7 +149,7 @@ def call_dict_init(world: World, args: Args, kwargs: Kwargs) -> Any:
 def _mapping_source(world: World, obj: Any) -> Any:
     """What `dict` reads: a mapping with Python methods becomes a dict, other iterables an iterator."""
     kind = type(obj)
-    if not kind.__flags__ & HEAP_TYPE or isinstance(obj, InterpreterObject):
+    if not may_change(kind) or isinstance(obj, InterpreterObject):
         return obj
     if not hasattr(kind, "keys"):
         return consumable(world, obj)

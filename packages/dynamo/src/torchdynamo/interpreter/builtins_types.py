@@ -7,7 +7,8 @@ import copyreg
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.builtin_rules import HEAP_TYPE, Args, Kwargs, Rules
+from torchdynamo.interpreter.builtin_rules import Args, Kwargs, Rules
+from torchdynamo.interpreter.classes import is_python_class, may_change
 from torchdynamo.interpreter.iterators import native_type
 from torchdynamo.interpreter.protocol import InterpreterObject, World
 
@@ -77,8 +78,8 @@ def call_reduce_ex(world: World, args: Args, kwargs: Kwargs) -> Any:
     own = python_method(cls, "__reduce__")
     if own is not None:
         return world.call(own, (obj,), {})
-    plain = all(base.__flags__ & HEAP_TYPE or base in (object, list, dict) for base in cls.__mro__)
-    if not plain or not cls.__flags__ & HEAP_TYPE or isinstance(obj, InterpreterObject) or args[1:] < (2,):
+    plain = all(is_python_class(base) or base in (object, list, dict) for base in cls.__mro__)
+    if not plain or not may_change(cls) or isinstance(obj, InterpreterObject) or args[1:] < (2,):
         return world.call_leaf(object.__reduce_ex__, args, kwargs)
     made: tuple[Any, ...] = copyreg.__newobj__, (cls,)  # type: ignore[attr-defined]
     for name in ("__getnewargs_ex__", "__getnewargs__"):

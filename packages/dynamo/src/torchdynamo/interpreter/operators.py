@@ -13,10 +13,9 @@ from typing import Any
 
 from torchdynamo.interpreter import structural
 from torchdynamo.interpreter.attributes import is_python, python_method
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.protocol import InterpreterObject, World
 from torchdynamo.interpreter.structural import STRUCTURES
-
-_HEAP_TYPE = 1 << 9
 
 # symbol: (native operator, native in-place operator, method, reflected method, in-place method)
 BINARY: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], str, str, str]] = {
@@ -55,7 +54,7 @@ def binary(world: World, symbol: str, a: Any, b: Any) -> Any:
     kind_a, kind_b = type(a), type(b)
     if symbol == "%" and kind_a is str:
         return world.call(str.__mod__, (a, b), {})
-    if not kind_a.__flags__ & _HEAP_TYPE and not kind_b.__flags__ & _HEAP_TYPE:
+    if not may_change(kind_a) and not may_change(kind_b):
         return native(a, b)
     if python_method(kind_a, method) is None and python_method(kind_b, reflected) is None:
         return native(a, b)
@@ -105,7 +104,7 @@ def _sequence_operation(a: Any, b: Any, left: Any, method: str) -> Any:
 def inplace(world: World, symbol: str, a: Any, b: Any) -> Any:
     _, native, method, reflected, in_place = BINARY[symbol]
     kind_a, kind_b = type(a), type(b)
-    if not kind_a.__flags__ & _HEAP_TYPE and not kind_b.__flags__ & _HEAP_TYPE:
+    if not may_change(kind_a) and not may_change(kind_b):
         return native(a, b)
     own = python_method(kind_a, in_place)
     if own is not None:
@@ -133,7 +132,7 @@ def compare(world: World, symbol: str, a: Any, b: Any) -> Any:
     kind_a, kind_b = type(a), type(b)
     if kind_a in STRUCTURES and kind_b in STRUCTURES and structural.compares_parts(symbol, a, b):
         return structural.compare_parts(world, symbol, a, b)
-    if not kind_a.__flags__ & _HEAP_TYPE and not kind_b.__flags__ & _HEAP_TYPE:
+    if not may_change(kind_a) and not may_change(kind_b):
         return native(a, b)
     names = (method, reflected, "__eq__") if symbol == "!=" else (method, reflected)  # object.__ne__ asks __eq__
     if all(python_method(kind, name) is None for kind in (kind_a, kind_b) for name in names):
@@ -167,13 +166,13 @@ def _rich(world: World, method: str, a: Any, b: Any) -> Any:
 
 def unary(world: World, symbol: str, a: Any) -> Any:
     native, method = UNARY[symbol]
-    function = python_method(type(a), method) if type(a).__flags__ & _HEAP_TYPE else None
+    function = python_method(type(a), method) if may_change(type(a)) else None
     return native(a) if function is None else world.call(function, (a,), {})
 
 
 def truth(world: World, obj: Any) -> bool:
     kind = type(obj)
-    if not kind.__flags__ & _HEAP_TYPE:
+    if not may_change(kind):
         return bool(obj)
     method = python_method(kind, "__bool__")
     if method is not None:
@@ -196,7 +195,7 @@ def contains(world: World, container: Any, item: Any) -> bool:
             return structural.contains(world, container, item)
     elif isinstance(container, (dict, set, frozenset)):
         item = structural.stored_key(world, container, item)
-    if not kind.__flags__ & _HEAP_TYPE or method is not None:
+    if not may_change(kind) or method is not None:
         return item in container
     if isinstance(container, InterpreterObject) or python_method(kind, "__iter__") or hasattr(kind, "__getitem__"):
         iterator = world.iterate(container)

@@ -13,11 +13,11 @@ from typing import Any, NoReturn
 
 from torchdynamo.interpreter import attributes, operators
 from torchdynamo.interpreter.attributes import is_python, python_method
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import GetitemIterator, LocalIterator, local_iterator
 from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, InterpreterObject, UnsupportedProgram
 from torchdynamo.interpreter.structural import shows_parts, stored_key
 
-_HEAP_TYPE = 1 << 9
 _object_format: Any = object.__format__
 
 
@@ -127,7 +127,7 @@ class PlainWorld:
 
     def getitem(self, obj: Any, key: Any) -> Any:
         kind = type(obj)
-        if kind.__flags__ & _HEAP_TYPE:
+        if may_change(kind):
             method = getattr(kind, "__getitem__", None)
             if is_python(method):
                 return self.call(method, (obj, key), {})
@@ -198,7 +198,7 @@ class PlainWorld:
         if local is not None:
             return local
         kind = type(obj)
-        if isinstance(obj, InterpreterObject) or not kind.__flags__ & _HEAP_TYPE:
+        if isinstance(obj, InterpreterObject) or not may_change(kind):
             return iter(obj)
         method = getattr(kind, "__iter__", None)
         if is_python(method):
@@ -230,7 +230,7 @@ class PlainWorld:
 
     def format_value(self, value: Any, spec: str) -> str:
         kind = type(value)
-        if kind.__flags__ & _HEAP_TYPE and not isinstance(value, InterpreterObject):
+        if may_change(kind) and not isinstance(value, InterpreterObject):
             method = python_method(kind, "__format__")
             if method is not None:
                 text = self.call(method, (value, spec), {})

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
+from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.protocol import InterpreterObject, World
 
-_HEAP_TYPE = 1 << 9
 _SEQUENCES = (list, tuple, collections.deque)
 _SETS = (set, frozenset)
 _PARTS: dict[type, Callable[[Any], Any]] = {
@@ -37,7 +37,7 @@ def runs_python(value: Any, names: tuple[str, ...], inside: tuple[int, ...] = ()
             return False
         inside = (*inside, id(value))
         return any(runs_python(part, names, inside) for part in parts(value))
-    if not kind.__flags__ & _HEAP_TYPE or isinstance(value, (type, InterpreterObject)):
+    if not may_change(kind) or isinstance(value, (type, InterpreterObject)):
         return False
     if names is not _SHOWN and _of_torch(kind):
         return False
@@ -108,7 +108,7 @@ def contains(world: World, container: Any, item: Any) -> bool:
 def hashes_python(key: Any) -> bool:
     """Whether a key's hash is computed by Python code."""
     kind = type(key)
-    if not kind.__flags__ & _HEAP_TYPE:
+    if not may_change(kind):
         return kind in (tuple, frozenset) and any(map(hashes_python, key))
     if isinstance(key, (type, InterpreterObject)) or _of_torch(kind):
         return False
