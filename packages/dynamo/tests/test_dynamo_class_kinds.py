@@ -47,6 +47,10 @@ class Text(io.StringIO):
     pass
 
 
+class Numbers(array.array):  # type: ignore[type-arg]
+    pass
+
+
 class Table(collections.defaultdict):  # type: ignore[type-arg]
     pass
 
@@ -76,7 +80,7 @@ class Record:
 # What allocates the objects of a class that a class statement made.
 PYTHON_CLASSES: dict[type, type] = {
     Plain: object, Slotted: object, OfGeneric: object, typing.Generic: object, NoNew: object, Record: object,
-    Text: io.StringIO, Table: collections.defaultdict, Made: ValueError, Color: object, Pair: tuple,
+    Text: io.StringIO, Numbers: array.array, Table: collections.defaultdict, Made: ValueError, Color: object, Pair: tuple,
     type("Anonymous", (), {}): object, torch.nn.Module: object, torch.nn.Parameter: torch._C.TensorBase,
     enum.EnumType: type, random.Random: random.Random.__base__,  # type: ignore[dict-item]
     contextlib.ExitStack: object, contextlib.suppress: object, collections.UserDict: object, collections.Counter: dict,
@@ -155,6 +159,11 @@ def given_partial(x: torch.Tensor, call: Callable[..., torch.Tensor]) -> torch.T
     return call(x) + len(call.args)  # type: ignore[attr-defined]
 
 
+def given_array(x: torch.Tensor, numbers: array.array[int]) -> torch.Tensor:
+    numbers.append(numbers[0] + len(numbers))
+    return x * numbers[-1]
+
+
 class Guarded:
     """A lock of the program's own."""
 
@@ -193,6 +202,8 @@ def shown(value: Any) -> Any:
         (given_queue, lambda: collections.deque([1, 2], maxlen=3)),
         (given_table, lambda: collections.defaultdict(list)),
         (given_partial, lambda: functools.partial(torch.mul, 3.0)),
+        (given_array, lambda: array.array("i", [1, 2])),
+        (given_array, lambda: Numbers("i", [1, 2])),
         (locked, Guarded),
     ],
     ids=lambda one: getattr(one, "__name__", "state"),

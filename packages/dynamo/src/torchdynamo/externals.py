@@ -29,7 +29,7 @@ from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from torchdynamo.growing_lists import GrowingList
 from torchdynamo.guards import GuardSet, own_keys
-from torchdynamo.interpreter.classes import is_python_class, may_change
+from torchdynamo.interpreter.classes import may_change, native_base
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
     FilterIterator,
@@ -465,10 +465,10 @@ def is_opaque(kind: type) -> bool:
     """A type of C whose objects hold data (an array, a buffer, a proxy): no guard can watch more than their type."""
     if kind is types.SimpleNamespace:  # attributes are read one by one; as a whole it is not compared, shown or copied
         return True
-    if is_python_class(kind):
-        return False
-    equals: Any = kind.__eq__
-    return equals is not object.__eq__ or any(hasattr(kind, name) for name in _DATA_METHODS)
+    native: Any = native_base(kind)  # a class statement adds only attributes and methods, which are guarded
+    if native is not kind and native in ATOMS:
+        return False  # compared by value
+    return native.__eq__ is not object.__eq__ or any(hasattr(native, name) for name in _DATA_METHODS)
 
 
 def _is_known_by_identity(kind: type) -> bool:
