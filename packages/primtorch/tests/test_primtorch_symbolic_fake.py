@@ -32,6 +32,12 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "bounded slice": (lambda x: x[:5], ["s0 >= 5"]),
     "heads": (lambda x: x.view(x.shape[0], x.shape[1], 4, 8).transpose(1, 2).reshape(-1, x.shape[1], 8), []),
     "attention": (lambda x: (x @ x.transpose(1, 2)).softmax(-1) @ x, []),
+    "matrix of weights": (lambda x: F.linear(x, x.new_empty(8, 32)), []),
+    "vector of weights": (lambda x: x @ x.new_empty(32), []),
+    "heads of matrices": (lambda x: x[:, None].expand(-1, 3, -1, -1) @ x.new_empty(3, 32, 5), []),
+    "matrix of many": (lambda x: x.new_empty(9, 32) @ x.mT, []),
+    "masked attention": (lambda x: F.scaled_dot_product_attention(x, x, x, torch.ones(x.shape[1], x.shape[1])), []),
+    "weighted sum": (lambda x: torch.einsum("blc,dc->bld", x, x.new_empty(7, 32)), []),
     "fused attention": (lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]), []),
     "norm": (lambda x: F.layer_norm(x, (32,)).mean((0, 1)), []),
     "loss": (lambda x: F.cross_entropy(x.reshape(-1, 32), torch.zeros(x.shape[:2], dtype=torch.long).view(-1)), []),
@@ -48,6 +54,28 @@ def test_programs_leave_few_guards(name: str) -> None:
     with mode:
         program(x)
     assert [str(guard.expr) for guard in env.guards] == expected
+
+
+@pytest.mark.parametrize("grad", [False, True], ids=["inference", "training"])
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
+def test_products_of_matrices_keep_symbols(grad: bool, autocast: bool) -> None:
+    """Also where autograd records them, and under autocast."""
+    env, mode, x = fake()
+    weight = mode.from_tensor(torch.randn(8, 32, requires_grad=grad))
+    x = x.clone().requires_grad_(grad)
+    with mode, torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+        for out in (
+            F.linear(x, weight),
+            x @ weight.mT,
+            weight @ x.mT,
+            x.mT @ x,
+            F.scaled_dot_product_attention(x, x, x),
+        ):
+            assert out.dtype == (torch.bfloat16 if autocast else torch.float32)
+            assert str(out.shape[0]) == "s0" and out.requires_grad == grad
+            if grad:
+                assert str(torch.autograd.grad(out.sum(), x)[0].shape) == str(x.shape)
+    assert not env.guards
 
 
 def test_repeated_calls_give_equal_results() -> None:

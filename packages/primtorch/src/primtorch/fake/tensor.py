@@ -14,6 +14,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError, format_frames
 from primtorch.fake.build import refuse_fresh
+from primtorch.fake.composites import symbolic_keys
 from primtorch.fake.layout import is_contiguous
 from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, has_symbols, recipe_of, storage_bytes
 from primtorch.fake.table import RULES, Rule
@@ -68,6 +69,7 @@ class FakeTensor(torch.Tensor):
             device=spec.device,
             requires_grad=requires_grad,
             storage_size=nbytes,
+            _extra_dispatch_keys=None if nbytes is None else symbolic_keys(),
         )
         self.fake_mode = mode
         self.memory = Memory() if memory is None else memory

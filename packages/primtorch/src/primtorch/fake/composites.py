@@ -1,0 +1,126 @@
+"""Programs of operators that torch's C++ runs with its tensors' sizes as numbers, written over sizes of any kind.
+
+`aten.matmul`, and what calls it in C++ (`linear` without a bias, the plain form of attention), ends as products of
+matrices before anything of ours is asked. Up to torch 2.12 it reads sizes as numbers on its way: each symbol would be
+fixed. Fakes with symbols bear a dispatch key of their own there, and for that key the operator is the program below.
+The key lies above autocast and autograd, which see the operators that it is made of.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any, Final
+
+import torch
+
+from primtorch.fake.layout import broadcast
+from primtorch.spec import Size
+
+_FIRST_OVER_SYMBOLS: Final = (2, 13)  # the version of torch whose own program reads no numbers
+_KEY: Final = "TESTING_ONLY_GenericWrapper"  # a key that torch has and registers nothing for
+_libraries: list[torch.library.Library] = []  # a library takes back what it registered when it goes
+
+
+@functools.cache
+def symbolic_keys() -> Any:
+    """The dispatch keys that a fake over symbols bears beside those of its device, or None where it needs none."""
+    if torch.__version__ >= _FIRST_OVER_SYMBOLS:  # type: ignore[operator]  # a TorchVersion compares with tuples
+        return None
+    every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
+    every.fallback(torch.library.fallthrough_kernel, _KEY)
+    aten.impl("matmul", matmul, _KEY)
+    _libraries.extend((every, aten))
+    return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
+
+
+def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """`torch.matmul` of two tensors by the operators that eager comes to, in their order."""
+    if x.dim() == 0 or y.dim() == 0:
+        raise RuntimeError(f"both arguments to matmul need to be at least 1D, but they are {x.dim()}D and {y.dim()}D")
+    x, y = _autocast(x), _autocast(y)
+    match x.dim(), y.dim():
+        case 1, 1:
+            return x.dot(y)
+        case 2, 1:
+            return x.mv(y)
+        case 1, 2:
+            return x.unsqueeze(0).mm(y).squeeze_(0)
+        case 2, 2:
+            return x.mm(y)
+        case ((1 | 2), _):
+            if _folds(y.mT, x, x_is_large=False):
+                return _folded_left(x, y)
+        case _, (1 | 2):
+            if _folds(x, y, x_is_large=True):
+                return _folded(x, y)
+        case 3, 3 if x.shape[0] != y.shape[0]:  # one of them is broadcast: it is a matrix
+            if x.shape[0] == 1:
+                return matmul(x.squeeze(0), y)
+            if y.shape[0] == 1:
+                return matmul(x, y.squeeze(0))
+    return _batched(x, y)
+
+
+def _autocast(x: torch.Tensor) -> torch.Tensor:
+    """In the precision that autocast gives to products of matrices."""
+    device = x.device.type
+    if not x.is_floating_point() or x.dtype is torch.float64 or not torch.is_autocast_enabled(device):
+        return x
+    return x.to(torch.get_autocast_dtype(device))
+
+
+def _folds(large: torch.Tensor, small: torch.Tensor, *, x_is_large: bool) -> bool:
+    """Whether the leading dims of the large tensor become one: where that copies nothing, or spares the gradient of the
+    small one its batch dims."""
+    if small.requires_grad:
+        return True
+    if small.dim() == 2 and not x_is_large:  # its result would have to be transposed, and copied for it
+        return False
+    shape, strides = large.shape, large.stride()
+    if any(size == 0 for size in shape):
+        return True
+    return all(strides[d] == strides[d + 1] * shape[d + 1] for d in range(large.dim() - 2))
+
+
+def _folded(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Of many dims by a matrix or a vector: one product of matrices."""
+    rows = x.shape[:-1]
+    flat = x.reshape(_count(rows), x.shape[-1])
+    if y.dim() == 1:
+        return _unsafe_view(flat.mv(y), rows)
+    return _unsafe_view(flat.mm(y), (*rows, y.shape[1]))
+
+
+def _folded_left(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """A matrix or a vector by many dims: (y' x')'."""
+    if x.dim() == 1:
+        return _folded(y.mT, x)
+    return _folded(y.mT, x.t()).mT.contiguous()
+
+
+def _batched(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Products of matrices, one for each place of the broadcast leading dims."""
+    batch = broadcast(tuple(x.shape[:-2]), tuple(y.shape[:-2]))
+    count = _count(batch)
+    rows = x.shape[-2:-1]  # empty for a vector, as is the number of columns
+    columns = y.shape[-1:] if y.dim() > 1 else ()
+    inner = y.shape[-2:-1] if y.dim() > 1 else y.shape
+    left = x.expand(*batch, *(rows or (1,)), x.shape[-1]).reshape(count, *(rows or (1,)), x.shape[-1])
+    right = y.expand(*batch, *inner, *columns).reshape(count, *inner, *columns)
+    if not columns:
+        product = left.bmm(right.unsqueeze(2)).squeeze(-1)
+    else:
+        product = left.bmm(right)
+    return _unsafe_view(product, (*batch, *rows, *columns))
+
+
+def _unsafe_view(x: torch.Tensor, shape: Sequence[Size]) -> torch.Tensor:
+    """A view that autograd takes for a result of its own, so that the program may write to it."""
+    viewed: torch.Tensor = torch.ops.aten._unsafe_view.default(x, list(shape))
+    return viewed
+
+
+def _count(sizes: Sequence[Size]) -> Size:
+    return math.prod(sizes)
