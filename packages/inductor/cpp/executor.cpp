@@ -106,6 +106,25 @@ void call_python(const Instruction& in, Frame& frame) {
   }
 }
 
+// An operator's result in the strides that its readers were compiled for; an undefined one stays so.
+void expect(const Instruction& in, Frame& frame) {
+  at::Tensor& result = frame.slots[in.src];
+  if (!result.defined()) return;
+  c10::SmallVector<int64_t, 8> shape_buffer, stride_buffer;
+  const auto shape = resolve(in.shape, frame.values, shape_buffer);
+  const auto strides = resolve(in.strides, frame.values, stride_buffer);
+  TORCH_CHECK(result.sizes() == shape, "returned a tensor of sizes ", result.sizes(), ", not ", shape);
+  const auto found = result.strides();
+  bool same = true;
+  for (size_t i = 0; i < shape.size(); ++i) same &= found[i] == strides[i] || shape[i] == 1;
+  if (same || result.numel() == 0) return;
+  frame.warnings.push_back(c10::str(
+      in.name, " returned strides ", found, " where ", strides, " were expected: its result is copied"));
+  const at::Tensor copy = at::empty_strided(shape, strides, result.options());
+  copy.copy_(result);
+  result = copy;
+}
+
 void step(const Program& program, const Instruction& in, Frame& frame) {
   switch (in.opcode) {
     case Opcode::Alloc:
@@ -131,6 +150,9 @@ void step(const Program& program, const Instruction& in, Frame& frame) {
       break;
     case Opcode::ReadScalar:
       frame.symbols[in.dst] = at::_local_scalar_dense(frame.slots[in.src]).toLong();
+      break;
+    case Opcode::Expect:
+      expect(in, frame);
       break;
   }
   if (in.opcode == Opcode::Aten || in.opcode == Opcode::ReadScalar) {

@@ -270,6 +270,12 @@ struct Builder {
     in.src = src;
     in.refreshed = std::move(refreshed);
   }
+  void expect(int32_t slot, const std::vector<PySize>& shape, const std::vector<PySize>& strides, std::string source) {
+    Instruction& in = add(Opcode::Expect, std::move(source));
+    in.src = slot;
+    in.shape = dims_of(shape);
+    in.strides = dims_of(strides);
+  }
   void output_none() { program->outputs.push_back({}); }
   void output_slot(int64_t slot) { program->outputs.push_back({Output::Kind::Slot, slot}); }
   void output_size(const PySize& size) {
@@ -365,6 +371,9 @@ PyObject* execute(const Program& program, PyObject* list, bool consume) {
     py::gil_scoped_release no_gil;
     run(program, frame);
   }
+  for (const std::string& text : frame.warnings) {
+    if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) != 0) return nullptr;
+  }
   const auto count = static_cast<Py_ssize_t>(program.outputs.size());
   PyObject* result = PyList_New(count);
   for (Py_ssize_t i = 0; result != nullptr && i < count; ++i) {
@@ -459,6 +468,7 @@ PYBIND11_MODULE(_C, m) {
       .def("aten", &Builder::aten)
       .def("python", &Builder::python)
       .def("read_scalar", &Builder::read_scalar)
+      .def("expect", &Builder::expect)
       .def("output_none", &Builder::output_none)
       .def("output_slot", &Builder::output_slot)
       .def("output_size", &Builder::output_size)

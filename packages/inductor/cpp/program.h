@@ -63,7 +63,7 @@ struct Destination {
 // Returns nonzero where it met an index outside its dimension.
 using KernelFunction = int (*)(void* const* buffers, const int64_t* symbols);
 
-enum class Opcode : int8_t { Alloc, Free, View, Kernel, Triton, Aten, Python, ReadScalar };
+enum class Opcode : int8_t { Alloc, Free, View, Kernel, Triton, Aten, Python, ReadScalar, Expect };
 
 // Runs a Python callable on tensors and integers; takes the GIL itself.
 using PythonCall = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>&, c10::ArrayRef<int64_t>)>;
@@ -122,6 +122,7 @@ struct Frame {
   int64_t* symbols;
   int64_t* values;
   void* stream = nullptr;
+  std::vector<std::string> warnings;  // for Python's own channel, once the program has run
 };
 
 // Runs every instruction. Called without the GIL. Throws what the instruction threw, with its name added.

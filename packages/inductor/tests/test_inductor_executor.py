@@ -19,6 +19,7 @@ from torchinductor.executor import PythonExecutor
 from torchinductor.program import (
     Alloc,
     AtenCall,
+    Expect,
     Free,
     KernelCall,
     Output,
@@ -159,6 +160,61 @@ def test_a_result_list_of_another_length_is_an_error() -> None:
     )
     with pytest.raises(RuntimeError, match="returned 2 tensors, not 3"):
         native.prepare(program)([torch.randn(6)])
+
+
+def turned(strides: tuple[IntExpr | int, ...]) -> Program:
+    """The transpose of an (n, 4) tensor, held to `strides`."""
+    n = symbol("n")
+    return Program(
+        (tensor_input(0, n, 4), SymbolInput("n", "n")),
+        ("n",),
+        2,
+        (),
+        (
+            AtenCall(aten.t.default, (Slot(0),), (), (1,)),
+            Expect(1, (4, n), strides, "aten.t.default"),
+            Output((Slot(1),)),
+        ),
+    )
+
+
+def test_a_result_in_the_expected_strides_is_left_alone() -> None:
+    x = torch.randn(3, 4)
+    for run in (native.prepare(turned((1, 4))), PythonExecutor(turned((1, 4)))):
+        assert run([x, 3])[0].data_ptr() == x.data_ptr()
+
+
+def test_a_result_in_other_strides_is_copied_and_told() -> None:
+    program, x = turned((symbol("n"), 1)), torch.randn(3, 4)
+    text = r"aten.t.default returned strides \[1, 4\] where \[3, 1\] were expected"
+    for run in (native.prepare(program), PythonExecutor(program)):
+        with pytest.warns(UserWarning, match=text):
+            (result,) = run([x, 3])
+        assert torch.equal(result, x.t()) and result.stride() == (3, 1)
+        for size in (0, 1):  # strides of what is empty, or of one row, address nothing else
+            assert run([torch.randn(size, 4), size])[0].shape == (4, size)
+
+
+def test_a_result_of_another_size_is_an_error() -> None:
+    for run in (native.prepare(turned((1, 4))), PythonExecutor(turned((1, 4)))):
+        with pytest.raises(RuntimeError, match=r"returned a tensor of sizes \[4, 3\], not \[4, 5\]"):
+            run([torch.randn(3, 4), 5])
+
+
+def test_an_undefined_result_has_no_layout() -> None:
+    args = (Slot(0), Slot(1), Slot(2), None, (1,), (0,), (1,), False, (0,), 1, (False, True, False))
+    program = Program(
+        tuple(tensor_input(i, 1, 1, 1) for i in range(3)),
+        (),
+        5,
+        (),
+        (
+            AtenCall(aten.convolution_backward.default, args, (), (3, 4, None)),
+            Expect(3, (1, 1, 1), (1, 1, 1), "aten.convolution_backward.default"),
+            Output((Slot(4),)),
+        ),
+    )
+    assert native.prepare(program)([torch.ones(1, 1, 1)] * 3)[0].shape == (1, 1, 1)
 
 
 def test_python_callable_and_unbacked_symbol() -> None:

@@ -1,4 +1,4 @@
-"""Where values lie when a call looks at it: operands of attention are laid out as eager lays them out."""
+"""Where values lie when a call looks at it: operands of attention and convolutions lie as eager's do."""
 
 import pytest
 import torch
@@ -12,7 +12,7 @@ from primtorch.symbolic.expr import constant, symbol
 from torchinductor import InductorOptions, compile_graph
 from torchinductor.indexing import at_least
 from torchinductor.ir import Kernel
-from torchinductor.lowering.context import ExternCall, ViewRef, without_overlaps
+from torchinductor.lowering.context import ExternCall, ViewRef, dense, same_order, without_overlaps
 from torchinductor.lowering.graph import lower_graph
 
 
@@ -86,3 +86,38 @@ def test_symbolic_rows_padded_to_a_multiple():
     assert without_overlaps((constant(3), length, length), (length * row, row, one))
     assert without_overlaps((constant(3), length, length), (constant(0), row, one))
     assert not without_overlaps((constant(3), length, length), (one, row, one))
+
+
+@given(dims, st.randoms())
+def test_holes_are_closed_in_the_order_that_eager_keeps(found, random):
+    order = list(range(len(found)))
+    random.shuffle(order)
+    line = torch.empty([2 * size for size, _ in found]).permute(order)
+    tensor = line[tuple(slice(None, None, random.choice((1, 2))) for _ in order)]
+    tensor = tensor[tuple(slice(0, random.choice((1, 2, None))) for _ in order)]
+    ours = dense(tuple(map(constant, tensor.shape)), tuple(map(constant, tensor.stride())))
+    strides = tuple(s.as_int() for s in ours)
+    eager = torch.empty_like(tensor).stride()
+    assert [a for a, n in zip(strides, tensor.shape, strict=True) if n > 1] == [
+        b for b, n in zip(eager, tensor.shape, strict=True) if n > 1
+    ]
+    assert same_order(tuple(map(constant, tensor.shape)), ours, tuple(map(constant, tensor.stride())))
+
+
+@pytest.mark.filterwarnings("error")
+def test_convolutions_are_given_images_in_the_order_of_their_dims():
+    """Tokens become images by a transposition: channels-last, with a hole where the class token was."""
+
+    def grads(tokens, weight, gradient):
+        def images(t):
+            return (t * 2.0)[:, 1:].transpose(1, 2).reshape(2, 8, 4, 4)
+
+        results = torch.ops.aten.convolution_backward(
+            images(gradient), images(tokens).exp(), weight, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 8, [True] * 3
+        )
+        return results[0] + 1.0, results[1], results[2]
+
+    inputs = torch.randn(2, 17, 8), torch.randn(8, 1, 3, 3), torch.randn(2, 17, 8)
+    gm = primtorch.lower(primtorch.trace(grads, *inputs), opset="prims")
+    for got, want in zip(compile_graph(gm, inputs)(*inputs), grads(*inputs), strict=True):
+        torch.testing.assert_close(got, want)

@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
@@ -269,3 +271,56 @@ def test_logsumexp_of_one_large_number(value):
     for keepdim in (False, True):
         graph = lower(trace(lambda x: torch.logsumexp(x, 0, keepdim), x))
         torch.testing.assert_close(interpret(graph)(x)[0], torch.logsumexp(x, 0, keepdim), equal_nan=True)
+
+
+# Eager lays the results out in several ways: row-major, in the operands' order, with the operands' holes.
+LAID_OUT = {
+    "add": lambda x: x + 1.0,
+    "pad": lambda x: F.pad(x, (1, 0, 2, 1)),
+    "cat": lambda x: torch.cat([x, x], dim=1),
+    "clone": lambda x: x.clone(),
+    "contiguous": lambda x: x.contiguous(),
+    "flip": lambda x: x.flip(0),
+    "roll": lambda x: x.roll(1, 2),
+    "matmul": lambda x: x @ x.transpose(1, 2),
+    "cumsum": lambda x: x.cumsum(1),
+    "gather": lambda x: x[:, [0, 1, 0]],
+    "flatten": lambda x: x.reshape(x.shape[0], -1, 1) * 2.0,
+}
+VIEWED = {
+    "whole": lambda x: x,
+    "transpose": lambda x: x.transpose(0, 2),
+    "slice": lambda x: x[1:],
+    "select": lambda x: x[0],
+    "rows": lambda x: x.flatten(1) if x.is_contiguous() else x[..., :1],
+}
+three = st.permutations(range(3))
+
+
+@given(
+    order=three,
+    made=st.sampled_from(sorted(LAID_OUT)),
+    seen=st.sampled_from(sorted(VIEWED)),
+    data=st.data(),
+    opset=st.sampled_from(["prims", "core_aten"]),
+)
+def test_places_in_memory_are_those_of_eagers_layout(order, made, seen, data, opset):
+    x = torch.randn(3, 4, 5).permute(order)
+    with torch.no_grad():
+        viewed = VIEWED[seen](LAID_OUT[made](x))
+    room = viewed.untyped_storage().nbytes() // 4
+    rank = data.draw(st.integers(0, 3))
+    size = tuple(data.draw(st.integers(1, 3)) for _ in range(rank))
+    stride = tuple(data.draw(st.integers(0, 5)) for _ in range(rank))
+    reach = sum((n - 1) * s for n, s in zip(size, stride, strict=True))
+    if reach >= room:
+        return
+    offset = data.draw(st.none() | st.integers(0, room - 1 - reach))
+    if offset is None and viewed.storage_offset() + reach >= room:
+        return
+
+    def program(x):
+        return VIEWED[seen](LAID_OUT[made](x)).as_strided(size, stride, offset) * 2.0
+
+    lowered = lower(trace(program, x), opset)
+    torch.testing.assert_close(lowered(x)[0], program(x), rtol=0, atol=1e-5 if made == "matmul" else 0)

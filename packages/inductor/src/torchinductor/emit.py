@@ -17,6 +17,7 @@ from torchinductor.lowering.graph import Lowered
 from torchinductor.program import (
     Alloc,
     AtenCall,
+    Expect,
     Free,
     Instruction,
     Output,
@@ -182,7 +183,10 @@ class _Emitter:
         self.instructions += [Free(t) for t in temporary]
         for name in call.outputs:
             if name is not None:
-                self.read_sizes(self.lowered.buffers[name])
+                buffer = self.lowered.buffers[name]
+                self.read_sizes(buffer)
+                shape, strides = _sizes(buffer.shape), _sizes(buffer.strides)
+                self.instructions.append(Expect(self.slots[name], shape, strides, str(call.op)))
 
     def read_sizes(self, buffer: Buffer) -> None:
         """Gives the symbols of an operator's result that only the data told their values."""

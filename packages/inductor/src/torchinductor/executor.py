@@ -7,6 +7,7 @@ another device. `native.py` prepares the same program for the C++ executor, whic
 from __future__ import annotations
 
 import ctypes
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,7 @@ from .errors import InductorError, OutOfBounds
 from .program import (
     Alloc,
     AtenCall,
+    Expect,
     Free,
     Instruction,
     KernelCall,
@@ -122,6 +124,26 @@ class PythonExecutor:
             case ReadScalar(symbol, src):
                 symbols[symbol] = int(slots[src].item())
                 self._derive(symbols)
+            case Expect(slot, shape, strides, source):
+                layout = evaluate_all(shape, symbols), evaluate_all(strides, symbols)
+                slots[slot] = _laid_out(slots[slot], *layout, source)
+
+
+def _laid_out(
+    result: torch.Tensor | None, shape: Sequence[int], strides: Sequence[int], source: str
+) -> torch.Tensor | None:
+    """An operator's result in the strides that its readers were compiled for."""
+    if result is None:
+        return None
+    if list(result.shape) != list(shape):
+        raise InductorError(f"{source} returned a tensor of sizes {list(result.shape)}, not {list(shape)}")
+    if all(n == 1 or a == b for n, a, b in zip(shape, result.stride(), strides, strict=True)) or result.numel() == 0:
+        return result
+    warnings.warn(
+        f"{source} returned strides {list(result.stride())} where {list(strides)} were expected: its result is copied",
+        stacklevel=2,
+    )
+    return torch.empty_strided(shape, strides, dtype=result.dtype, device=result.device).copy_(result)
 
 
 def evaluate(size: Size, symbols: Mapping[str, int]) -> int:

@@ -18,6 +18,7 @@ from .executor import fill
 from .program import (
     Alloc,
     AtenCall,
+    Expect,
     Free,
     Instruction,
     KernelCall,
@@ -167,6 +168,8 @@ class _Encoder:
                 self.builder.aten("aten::random_", "", [("slot", dst), ("fixed", None)], [None], [], name)
             case ReadScalar(symbol, src):
                 self.builder.read_scalar(self.symbols[symbol], src, self._refreshed(symbol), name)
+            case Expect(slot, shape, strides, source):
+                self.builder.expect(slot, self._sizes(shape), self._sizes(strides), source)
             case Output(values):
                 for value in values:
                     self._output(value)
@@ -271,6 +274,8 @@ def _sizes_of(instruction: Instruction) -> tuple[Any, ...]:
             return *shape, *strides
         case View(_, _, shape, strides, offset):
             return *shape, *strides, offset
+        case Expect(_, shape, strides):
+            return *shape, *strides
         case KernelCall(_, _, sizes):
             return sizes
         case TritonCall(_, grid, _, sizes):

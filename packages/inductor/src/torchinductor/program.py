@@ -135,13 +135,29 @@ class ReadScalar:
 
 
 @dataclass(frozen=True, slots=True)
+class Expect:
+    """Holds an ATen result to the layout that its readers were compiled for.
+
+    Which strides a library gives a result may depend on its version and on the machine. Another size is an error;
+    other strides are mended by a copy, with a warning that names the operator.
+    """
+
+    slot: int
+    shape: tuple[Size, ...]
+    strides: tuple[Size, ...]
+    source: str
+
+
+@dataclass(frozen=True, slots=True)
 class Output:
     """What the program returns; always the last instruction."""
 
     values: tuple[Slot | Size | FloatExpr | float | None, ...]
 
 
-Instruction: TypeAlias = Alloc | Free | View | KernelCall | TritonCall | AtenCall | RandomSeed | ReadScalar | Output
+Instruction: TypeAlias = (
+    Alloc | Free | View | KernelCall | TritonCall | AtenCall | RandomSeed | ReadScalar | Expect | Output
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,5 +222,7 @@ def instruction_text(instruction: Instruction) -> str:
             return f"%{dst} = random_seed on {device}"
         case ReadScalar(symbol, src):
             return f"{symbol} = read %{src}"
+        case Expect(slot, shape, strides):
+            return f"expect %{slot} {_sizes(shape)} strides {_sizes(strides)}"
         case Output(values):
             return f"return {', '.join(_value_text(v) for v in values)}"

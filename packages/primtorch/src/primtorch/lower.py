@@ -21,6 +21,7 @@ from primtorch.printing import graph_text
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import SCALAR_FUNCTIONS
 
+aten = torch.ops.aten
 SIZE_FUNCTIONS = frozenset(
     {
         operator.add,
@@ -156,6 +157,8 @@ class _Lowering:
             else tuple([self.env[a] if isinstance(a, fx.Node) else a for a in node.args])
         )
         kwargs = fx.map_arg(node.kwargs, self.env.__getitem__) if node.kwargs else {}
+        if target in _MEMORY_READERS:
+            args, kwargs = self.over_memory(node, args, kwargs)
         self.b.val = node.meta.get("val")
         if isinstance(target, Prim):
             return self.b.emit(target, *args, **kwargs)
@@ -176,6 +179,27 @@ class _Lowering:
             raise
         self.check(node, result)
         return result
+
+    def over_memory(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        """The arguments of an operator that names places in memory, with its tensor laid out as in the ATen graph.
+
+        Values of the opset may have other strides there. A view's operator names places of the memory that it is a view
+        of, which may lie outside of the view: it is given the owner of that memory.
+        """
+        view: Any = node.args[0]
+        owner = view if node.target is aten.as_strided_scatter.default else _memory(view)
+        if not isinstance(self.env[owner], Value) or owner.meta["val"].dtype != view.meta["val"].dtype:
+            owner = view
+        names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+        given = dict(zip(names, args, strict=False)) | dict(kwargs)
+        value, val = self.env[owner], owner.meta["val"]
+        offset = given.get("storage_offset")
+        if offset is None:
+            offset = view.meta["val"].storage_offset()
+        if not _same_strides(value.spec, tuple(val.stride())):
+            value = self.b.emit(copy_strided, value, tuple(val.stride()))
+        given |= {"self": value, "storage_offset": offset - val.storage_offset() + value.spec.offset}
+        return tuple(given[name] for name in names), {}
 
     def size(self, node: fx.Node) -> Any:
         """A size computed in the graph: its SymInt says all; a node is made where something needs one."""
@@ -262,6 +286,9 @@ class _Lowering:
 
     def not_closed(self, node: fx.Node, reason: str) -> NotClosed:
         return NotClosed(str(node.target), reason, node.name, node.meta.get("stack", ()))
+
+
+_MEMORY_READERS = frozenset({aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
 
 
 def _same_strides(spec: TensorSpec, strides: Sequence[Any]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx
@@ -16,6 +16,9 @@ from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage, space, space
 from torchinductor.lowering.values import Lazy, Load, Strided, TensorValue
 from torchinductor.ops import ReductionKind, StoreMode
 from torchinductor.schemas import InductorOptions
+
+OperandLayout: TypeAlias = Literal["exact", "order", "any"]
+"""What of eager's layout an operand keeps: its strides, the order of its dims in memory, or nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,6 +247,21 @@ class Context:
             value.data = laid.data
         return laid
 
+    def realize_in_order(self, value: TensorValue) -> TensorValue:
+        """The value in memory with its dims in eager's order; holes may be closed."""
+        data, hint = value.data, value.hint
+        if not isinstance(data, Strided) or hint is None or same_order(value.shape, data.strides, hint):
+            return value
+        return self.realize_exactly(value, dense(value.shape, hint))
+
+    def operand(self, value: TensorValue, layout: OperandLayout) -> ViewRef:
+        """A value as an operand of an ATen call that looks at how its operands lie in memory."""
+        if layout == "exact":
+            value = self.realize_as_eager(value)
+        elif layout == "order":
+            value = self.realize_in_order(value)
+        return self.reference(value)
+
     def reference(self, value: TensorValue) -> ViewRef:
         """The value as an operand of an ATen call."""
         data = self.realize(value)
@@ -255,9 +273,9 @@ class Context:
         args: Sequence[Any],
         kwargs: dict[str, Any],
         results: Sequence[Any],
-        as_eager: bool = False,
+        layout: OperandLayout = "order",
     ) -> list[Any]:
-        """Calls an op on values in memory, laid out as eager's if the op looks at that.
+        """Calls an op on values in memory that keep this much of eager's layout.
 
         `results` are the metas of its results, one entry each, None for unused.
         """
@@ -265,7 +283,7 @@ class Context:
 
         def lift(arg: Any) -> Any:
             if isinstance(arg, TensorValue):
-                ref = self.reference(self.realize_as_eager(arg) if as_eager else arg)
+                ref = self.operand(arg, layout)
                 reads.add(ref.buffer)
                 return ref
             if isinstance(arg, (tuple, list)):
@@ -293,6 +311,14 @@ def same_strides(shape: Index, a: Index, b: Index) -> bool:
     )
 
 
+def same_order(shape: Index, a: Index, b: Index) -> bool:
+    """Whether two strides surely lay out the dims of a shape in one order; those of size one do not count."""
+    if same_strides(shape, a, b):
+        return True
+    wide = [d for d, size in enumerate(shape) if size.as_int() != 1]
+    return all(at_least(a[i], a[j]) == at_least(b[i], b[j]) for i in wide for j in wide)
+
+
 def without_overlaps(shape: Index, strides: Index) -> bool:
     """Whether no two elements surely share a place, other than those of dims with stride zero, which share all."""
     rest = [(s, st) for s, st in zip(shape, strides, strict=True) if st.terms and s.as_int() != 1]
@@ -310,15 +336,33 @@ def without_overlaps(shape: Index, strides: Index) -> bool:
 
 
 def dense(shape: Index, hint: Index | None) -> Index:
-    """`hint` if it lays the shape out without holes and overlaps, else row-major strides."""
+    """Strides without holes that lay the dims out in the order of `hint`; row-major ones where it tells none."""
     plain = contiguous_strides(shape)
-    if hint is None or hint == plain:
+    if hint is None or hint == plain or _is_dense(shape, hint):
+        return plain if hint is None else hint
+    wide = [d for d, size in enumerate(shape) if size.as_int() != 1]
+    if not all(hint[d].terms for d in wide) or not without_overlaps(shape, hint):
         return plain
-    rest = [(st, s) for s, st in zip(shape, hint, strict=True) if s.as_int() != 1]
-    step = exprs([1])[0]
+    order: list[int] = []  # innermost first
+    while len(order) < len(wide):
+        rest = [d for d in wide if d not in order]
+        order += [d for d in rest if all(at_least(hint[other], hint[d]) for other in rest)][:1] or rest[:1]
+    strides, step = list(hint), ONE
+    for d in order:
+        strides[d] = step
+        step = step * shape[d]
+    for d in range(len(shape)):  # a dim of size one stays where it was among the others: ATen looks at its stride too
+        if d not in wide:
+            strides[d] = next((strides[o] for o in order if at_least(hint[o], hint[d])), step)
+    return tuple(strides)
+
+
+def _is_dense(shape: Index, strides: Index) -> bool:
+    rest = [(st, s) for s, st in zip(shape, strides, strict=True) if s.as_int() != 1]
+    step = ONE
     while rest:
         found = next((i for i, (st, _) in enumerate(rest) if st == step), None)
         if found is None:
-            return plain
+            return False
         step = step * rest.pop(found)[1]
-    return hint
+    return True

@@ -18,7 +18,7 @@ from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer
 from torchinductor.lowering import gather, pointwise, reductions, views, window
-from torchinductor.lowering.context import Context, Operation, ScalarRead, ViewRef
+from torchinductor.lowering.context import Context, OperandLayout, Operation, ScalarRead, ViewRef
 from torchinductor.lowering.values import Lazy, Strided, TensorValue
 from torchinductor.schemas import InductorOptions
 
@@ -29,9 +29,12 @@ RULES: Mapping[str, Callable[..., Any]] = {
     **gather.RULES,
     **window.RULES,
 }
-LAYOUT_FAMILIES = frozenset({"attention"})
-"""Families of prims whose kernels look at how operands lie in memory: fused attention wants the rows of its bias
-aligned, and ATen pads them for it."""
+OPERANDS: Mapping[str, OperandLayout] = {
+    "attention": "exact",  # fused kernels want the rows of a bias aligned, and ATen pads them for it
+    **dict.fromkeys(("mm", "bmm", "addmm", "baddbmm"), "any"),  # their results are row-major whatever they are given
+}
+"""What of eager's layout the operands of an ATen call keep, by a prim's name or family. Elsewhere the order of the dims
+decides the result's strides (a convolution of channels-last images is channels-last): "order"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,7 +196,8 @@ def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, A
     """Runs a prim by ATen, or by its reference when it is no overload."""
     if prim.aten is None:
         ctx.fallbacks.append(f"{prim.name}: run by its reference")
-    return _extern(ctx, prim.aten or prim.reference, args, kwargs, meta, prim.family in LAYOUT_FAMILIES)
+    operands = OPERANDS.get(prim.name) or OPERANDS.get(prim.family, "order")
+    return _extern(ctx, prim.aten or prim.reference, args, kwargs, meta, operands)
 
 
 def _extern(
@@ -202,10 +206,10 @@ def _extern(
     args: tuple[Any, ...],
     kwargs: dict[str, Any],
     meta: Any,
-    as_eager: bool = False,
+    operands: OperandLayout = "order",
 ) -> Any:
     single = not isinstance(meta, (tuple, list))
-    results = ctx.extern(function, args, kwargs, [meta] if single else list(meta), as_eager)
+    results = ctx.extern(function, args, kwargs, [meta] if single else list(meta), operands)
     return results[0] if single else tuple(results)
 
 
