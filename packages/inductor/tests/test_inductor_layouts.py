@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prim_graphs import build
 
@@ -88,6 +88,7 @@ def test_symbolic_rows_padded_to_a_multiple():
     assert not without_overlaps((constant(3), length, length), (one, row, one))
 
 
+@settings(deadline=None)
 @given(dims, st.randoms())
 def test_holes_are_closed_in_the_order_that_eager_keeps(found, random):
     order = list(range(len(found)))
@@ -113,7 +114,7 @@ def test_convolutions_are_given_images_in_the_order_of_their_dims():
             return (t * 2.0)[:, 1:].transpose(1, 2).reshape(2, 8, 4, 4)
 
         results = torch.ops.aten.convolution_backward(
-            images(gradient), images(tokens).exp(), weight, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 8, [True] * 3
+            images(gradient), images(tokens), weight, [8], [1, 1], [1, 1], [1, 1], False, [0, 0], 8, [True] * 3
         )
         return results[0] + 1.0, results[1], results[2]
 

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
@@ -297,6 +297,7 @@ VIEWED = {
 three = st.permutations(range(3))
 
 
+@settings(max_examples=150, deadline=None)
 @given(
     order=three,
     made=st.sampled_from(sorted(LAID_OUT)),
