@@ -4,6 +4,8 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
 if os.environ.get("TRITON_INTERPRET") == "1":
@@ -12,3 +14,7 @@ if os.environ.get("TRITON_INTERPRET") == "1":
     import torchinductor
 
     torchinductor.register_codegen("cpu", InterpreterBackend())
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--in-place-programs", type=int, default=None, help="random programs of kernels that share memory")

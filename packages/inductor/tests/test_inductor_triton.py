@@ -7,11 +7,12 @@ import os
 import random
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-from triton_kernel_set import CUDA, Case, large_cases, small_cases
+from triton_kernel_set import CUDA, Builder, Case, large_cases, small_cases
 
 from primtorch.symbolic.expr import symbol
 from torchinductor.codegen.triton.backend import TritonLauncher
@@ -148,3 +149,58 @@ def test_a_looped_softmax_and_a_variance_read_their_values_once() -> None:
 def test_dropout_uses_every_word_of_a_block() -> None:
     case = next(c for c in large_cases() if c.name == "dropout_add")
     assert "_philox_line(t" in write(case.kernels[0]).text
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "waits"),
+    [
+        ("pointwise_chain", "x", 0),  # one thread loads an element and stores what it makes of it
+        ("softmax_37", "x", 1),  # the passes before load it too
+        ("softmax_20000", "x", 1),
+    ],
+)
+def test_threads_wait_before_they_store_over_what_others_load(name: str, before: str, waits: int) -> None:
+    case = next(c for c in small_cases() if c.name == name)
+    (kernel,) = case.kernels
+    assert "tl.debug_barrier()" not in write(kernel).text
+    text = write(replace(kernel, in_place=(("out", before),))).text
+    assert text.count("tl.debug_barrier()") == waits
+    assert waits == 0 or text.index("tl.debug_barrier()") < text.index("tl.store(")
+    in_loops = [line for line in text.splitlines() if line.startswith("        tl.debug_barrier")]
+    assert not in_loops
+
+
+@pytest.mark.parametrize(("size", "uses", "waits"), [(4096, True, 0), (4096, False, 1), (8, True, 0), (8, False, 1)])
+def test_a_store_waits_for_loads_that_it_does_not_come_of(size: int, uses: bool, waits: int) -> None:
+    """out = y (+ x), kept = sin(x), and out lies where x does: another thread may still have to load x."""
+    b = Builder()
+    for name in ("x", "y", "out", "kept"):
+        b.buffer(name, torch.float32, size)
+
+    def body(r: Recorder) -> None:
+        x, y = b.load(r, "x", "i0"), b.load(r, "y", "i0")
+        b.store(r, "kept", r.apply("sin", x), "i0")
+        b.store(r, "out", r.apply("add", x, y) if uses else y, "i0")
+
+    b.kernel({"i0": (size, False)}, ("outer", body))
+    (kernel,) = b.kernels
+    assert write(replace(kernel, in_place=(("out", "x"),))).text.count("tl.debug_barrier()") == waits
+
+
+def test_a_store_of_rows_waits_for_the_threads_that_share_a_row() -> None:
+    """total = row + sum(x), where total lies where row does: each thread of a row's loads it."""
+    b = Builder()
+    b.buffer("x", torch.float32, 16, 200)
+    b.buffer("row", torch.float32, 16)
+    b.buffer("total", torch.float32, 16)
+
+    def add(r: Recorder) -> None:
+        b.store(r, "total", r.apply("add", b.load(r, "row", "i0"), r.carried("s", torch.float32)), "i0")
+
+    b.kernel(
+        {"i0": (16, False), "i1": (200, True)},
+        ("inner", lambda r: r.reduce("sum", "s", b.load(r, "x", "i0", "i1"))),
+        ("outer", add),
+    )
+    lines = write(replace(b.kernels[0], in_place=(("total", "row"),))).text.splitlines()
+    assert "tl.debug_barrier()" in lines[-2] and "tl.store(" in lines[-1]

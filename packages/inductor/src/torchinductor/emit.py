@@ -10,10 +10,11 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr, symbol
 from torchinductor.codegen.base import CodegenBackend, KernelSource
-from torchinductor.indexing import ONE, ZERO, Index
+from torchinductor.indexing import Index
 from torchinductor.ir import Buffer, Kernel
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, same_strides
 from torchinductor.lowering.graph import Lowered
+from torchinductor.ownership import buffers_of, owned_by_graph
 from torchinductor.program import (
     Alloc,
     AtenCall,
@@ -45,42 +46,6 @@ class Handle:
     number: int
 
 
-def buffers_of(operation: Operation) -> tuple[str, ...]:
-    """Every buffer that an operation touches."""
-    match operation:
-        case Kernel():
-            return operation.arguments
-        case ExternCall():
-            return (*operation.reads, *(o for o in operation.outputs if o is not None))
-        case SeedCall():
-            return (operation.output,)
-        case ScalarRead():
-            return (operation.source.buffer,)
-
-
-def new_memory(operation: Operation) -> tuple[str, ...]:
-    """The buffers that an operation makes whose memory is surely no other's, and begins where an allocation does."""
-    match operation:
-        case Kernel():
-            return operation.writes
-        case ExternCall() if _makes_memory(operation.op):
-            return tuple(o for o in operation.outputs if o is not None)
-        case _:
-            return ()
-
-
-def _makes_memory(op: Any) -> bool:
-    """Composite operators may return a view unannounced, those with several results parts of one allocation."""
-    if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name:
-        return False
-    returns = op._schema.returns
-    if any(r.alias_info is not None or str(r.type) != "Tensor" for r in returns):
-        return False
-    if torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"):
-        return False
-    return len(returns) == 1 or op is torch.ops.aten.convolution_backward.default
-
-
 def _size(expr: IntExpr) -> Size:
     known = expr.as_int()
     return expr if known is None else known
@@ -88,13 +53,6 @@ def _size(expr: IntExpr) -> Size:
 
 def _sizes(index: Index) -> tuple[Size, ...]:
     return tuple(map(_size, index))
-
-
-def _span(buffer: Buffer) -> IntExpr:
-    """Elements from a buffer's first to its last one."""
-    if any(size.as_int() == 0 for size in buffer.shape):
-        return ZERO
-    return sum(((size - ONE) * stride for size, stride in zip(buffer.shape, buffer.strides, strict=True)), ONE)
 
 
 @dataclass
@@ -113,7 +71,7 @@ class _Emitter:
 
     def bytes_of(self, buffer: Buffer) -> Bytes:
         """What a buffer takes: more than its elements where its rows are padded."""
-        return buffer.device, _span(buffer) * IntExpr({(): buffer.dtype.itemsize})
+        return buffer.device, buffer.span * IntExpr({(): buffer.dtype.itemsize})
 
     def make(self, names: Sequence[str]) -> None:
         """Memory for buffers that nobody has written yet: dead ones of the same size first. The rest of the dead is
@@ -223,7 +181,7 @@ def emit(
         constants.append((emitter.slots[name], tensor))
     last = {b: i for i, op in enumerate(operations) for b in buffers_of(op)}
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)} | set(lowered.constants)
-    owned = {name for operation in operations for name in new_memory(operation)}
+    owned = owned_by_graph(operations)
     dying: dict[int, list[str]] = {}
     for name, position in last.items():
         if name not in kept:

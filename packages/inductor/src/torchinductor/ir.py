@@ -23,7 +23,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.errors import InductorError
-from torchinductor.indexing import Ranges, dot, number, rename, simplify, variable
+from torchinductor.indexing import ONE, ZERO, Ranges, dot, number, rename, simplify, variable
 from torchinductor.ops import ELEMENTWISE, OpsHandler, PrintHandler, ReductionKind, ScanKind, StoreMode
 
 V = TypeVar("V")
@@ -45,6 +45,13 @@ class Buffer:
     device: torch.device
     shape: tuple[IntExpr, ...]
     strides: tuple[IntExpr, ...]
+
+    @property
+    def span(self) -> IntExpr:
+        """Elements from the first to the last one: more than there are where rows are padded."""
+        if any(size.as_int() == 0 for size in self.shape):
+            return ZERO
+        return sum(((size - ONE) * stride for size, stride in zip(self.shape, self.strides, strict=True)), ONE)
 
     def __str__(self) -> str:
         sizes, strides = ", ".join(map(str, self.shape)), ", ".join(map(str, self.strides))

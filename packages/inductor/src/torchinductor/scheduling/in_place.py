@@ -1,44 +1,51 @@
-"""Kernels that write a result over an operand that nobody reads again."""
+"""Kernels that write a result over an operand that nobody reads again.
+
+The result takes the operand's memory where both span as many elements of one type, and where each element of the
+operand is read at the place that the same iteration writes afterwards: no iteration then reads what another has
+written, in whichever order they run. The shapes need not agree: a batch's gradient goes over the rows of a product.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import NamedTuple
 
-from primtorch.symbolic.expr import IntExpr
-from torchinductor.emit import buffers_of, new_memory
-from torchinductor.ir import Buffer, Kernel
+from torchinductor.ir import Kernel, Op
 from torchinductor.lowering.context import Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
+from torchinductor.ownership import buffers_of, owned_by_graph
 
 
 def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Operation]:
-    """Gives kernels their `in_place` pairs. Where a gradient is summed up, or a value goes through a chain of pointwise
-    kernels, one buffer is then enough."""
+    """Gives kernels their `in_place` pairs. Where a gradient is summed up, or a value goes through a chain of kernels,
+    one buffer is then enough."""
     last = {b: i for i, operation in enumerate(operations) for b in buffers_of(operation)}
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
-    owned: set[str] = set()  # buffers whose memory is surely no other's
+    owned = owned_by_graph(operations) - kept
+    begun: set[str] = set()
     result: list[Operation] = []
     for position, operation in enumerate(operations):
         if isinstance(operation, Kernel):
-            fresh = [b for b in operation.writes if b not in owned]
-            dying = [b for b in operation.reads if b in owned and last[b] == position and b not in kept]
+            fresh = [b for b in operation.writes if b not in begun and b not in operation.local]
+            dying = [b for b in operation.reads if b in begun and b in owned and last[b] == position]
             operation = replace(operation, in_place=_pairs(operation, fresh, dying))
-        owned.update(new_memory(operation))
+        begun.update(buffers_of(operation))
         result.append(operation)
     return result
 
 
 def _pairs(kernel: Kernel, fresh: Sequence[str], dying: Sequence[str]) -> tuple[tuple[str, str], ...]:
+    """Pairs in the order of the stores: what an earlier store may go over, a later one may too."""
     if kernel.scatters:
         return ()
     free = list(dying)
     pairs: list[tuple[str, str]] = []
     for written in fresh:
-        place = _only_place(kernel, written) if written not in kernel.local else None
-        if place is None:
+        store = _only_store(kernel, written)
+        if store is None:
             continue
-        found = next((b for b in free if _fits(kernel, written, b) and _read_before(kernel, b, written, place)), None)
+        found = next((b for b in free if _fits(kernel, written, b) and _read_before(kernel, b, store)), None)
         if found is not None:
             free.remove(found)
             pairs.append((written, found))
@@ -47,39 +54,42 @@ def _pairs(kernel: Kernel, fresh: Sequence[str], dying: Sequence[str]) -> tuple[
 
 def _fits(kernel: Kernel, written: str, read: str) -> bool:
     a, b = kernel.buffers[written], kernel.buffers[read]
-    return (a.dtype, a.device) == (b.dtype, b.device) and _layout(a) == _layout(b)
+    return (a.dtype, a.device) == (b.dtype, b.device) and a.span == b.span
 
 
-def _layout(buffer: Buffer) -> list[tuple[IntExpr, IntExpr]]:
-    return sorted(
-        ((s, st) for s, st in zip(buffer.shape, buffer.strides, strict=True) if s.as_int() != 1),
-        key=lambda p: str(p[1]),
-    )
+class _Store(NamedTuple):
+    stage: int
+    position: int  # in the stage's body
+    op: Op
 
 
-def _only_place(kernel: Kernel, buffer: str) -> IntExpr | None:
-    """Where a buffer is stored to, if by one plain store that each iteration makes to another place."""
+def _only_store(kernel: Kernel, buffer: str) -> _Store | None:
+    """The store to a buffer, if there is one, and each iteration makes it to another place."""
     stores = [
-        (stage.kind, op)
-        for stage in kernel.stages
-        for op in stage.body.ops
+        _Store(number, position, op)
+        for number, stage in enumerate(kernel.stages)
+        for position, op in enumerate(stage.body.ops)
         if op.name == "store" and op.attr[0] == buffer
     ]
     if len(stores) != 1:
         return None
-    kind, op = stores[0]
-    walked = kernel.axes if kind == "inner" else kernel.outer
-    moves = op.attr[1].symbols()
-    plain = op.attr[2] == "set" and len(op.args) == 1 and all(a.name in moves or a.size.as_int() == 1 for a in walked)
-    return op.attr[1] if plain else None
+    (store,) = stores
+    walked = kernel.axes if kernel.stages[store.stage].kind == "inner" else kernel.outer
+    moves = store.op.attr[1].symbols()
+    apart = all(a.name in moves or a.size.as_int() == 1 for a in walked)
+    return store if store.op.attr[2] == "set" and apart else None
 
 
-def _read_before(kernel: Kernel, read: str, written: str, place: IntExpr) -> bool:
-    """Whether every load of `read` is from `place`, and no later than the store of `written`."""
-    stored = False
-    for stage in kernel.stages:
-        for op, buffer, index in stage.body.accesses():
-            if buffer == read and (stored or op.name != "load" or index != place):
+def _read_before(kernel: Kernel, read: str, store: _Store) -> bool:
+    """Whether every load of `read` is from the place of the store, and earlier. Where a mask holds a store back, the
+    place may be another iteration's: then it has to hold back the loads too."""
+    place, mask, own = store.op.attr[1], store.op.args[1:], (store.stage, store.position)
+    for number, stage in enumerate(kernel.stages):
+        for position, op in enumerate(stage.body.ops):
+            if op.name not in ("load", "store") or op.attr[0] != read:
+                continue
+            if op.name == "store" or op.attr[1] != place or (number, position) > own:
                 return False
-            stored |= buffer == written and op.name == "store"
+            if mask and (number != store.stage or op.args != mask):
+                return False
     return True

@@ -8,11 +8,11 @@ from dataclasses import dataclass, replace
 import torch
 
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.emit import buffers_of
 from torchinductor.indexing import product
 from torchinductor.ir import Kernel
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef
 from torchinductor.lowering.graph import Lowered
+from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.finish import finish
 from torchinductor.scheduling.unify import join
 from torchinductor.schemas import InductorOptions

@@ -28,6 +28,7 @@ from .expressions import (
 )
 from .online import joined_kind
 from .plan import Plan
+from .waits import waits_of
 
 NO_DIMS: frozenset[str] = frozenset()
 HALF_TYPES = frozenset({torch.bfloat16, torch.float16})
@@ -86,6 +87,7 @@ class TritonHandler(OpsHandler[Value]):
         self.pointers = {name: f"p{i}" for i, name in enumerate(plan.kernel.arguments)}
         self.carried_values: dict[str, Value] = {}
         self.written: set[str] = set()
+        self.waits = waits_of(plan)
         self.tiles: dict[str, Tile] = {}
         self.masks: dict[str, str] = {}  # tile dimension -> name of its bound check, where it needs one
         self._narrow: dict[str, str] = {}  # int64 values that are positions -> their 32-bit text
@@ -162,6 +164,8 @@ class TritonHandler(OpsHandler[Value]):
         address = self._address(buffer, index, block=True)
         guard = self.mask_text(dims, mask)
         arguments = f"{address}, {stored}" + (f", mask={guard}" if guard else "")
+        if buffer in self.waits.stores:
+            self.statement("tl.debug_barrier()")
         if mode == "set":
             self.statement(f"tl.store({arguments})")
         elif mode in ATOMICS:

@@ -72,9 +72,10 @@ class _Writer:
         self._tiles()
         if layout.r and layout.persistent:
             self._inner_tile("0")
-        for stage in layout.kernel.stages:
-            if handler.written & stage.body.reads:
-                handler.statement("tl.debug_barrier()")  # what this program's other threads have stored
+        for position, stage in enumerate(layout.kernel.stages):
+            # For what this program's other threads have stored, or have yet to load.
+            if handler.written & stage.body.reads or position in handler.waits.stages:
+                handler.statement("tl.debug_barrier()")
             if stage.kind == "inner" and not layout.persistent:
                 self._looped(stage)
             else:

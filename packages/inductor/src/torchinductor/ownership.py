@@ -1,0 +1,61 @@
+"""Which buffers an operation touches, and whose memory they are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+
+from torchinductor.ir import Kernel
+from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall
+
+
+def buffers_of(operation: Operation) -> tuple[str, ...]:
+    """Every buffer that an operation touches."""
+    match operation:
+        case Kernel():
+            return operation.arguments
+        case ExternCall():
+            return (*operation.reads, *(o for o in operation.outputs if o is not None))
+        case SeedCall():
+            return (operation.output,)
+        case ScalarRead():
+            return (operation.source.buffer,)
+
+
+def owned_by_graph(operations: Iterable[Operation]) -> frozenset[str]:
+    """The buffers whose memory an operation made, beginning where the allocation does, and no other buffer looks at."""
+    made: set[str] = set()
+    lent: set[str] = set()
+    for operation in operations:
+        made.update(_new_memory(operation))
+        if isinstance(operation, ExternCall) and _may_return_operand(operation.op):
+            lent.update(operation.reads)
+    return frozenset(made - lent)
+
+
+def _new_memory(operation: Operation) -> tuple[str, ...]:
+    match operation:
+        case Kernel():
+            return operation.writes
+        case ExternCall() if _makes_memory(operation.op):
+            return tuple(o for o in operation.outputs if o is not None)
+        case _:
+            return ()
+
+
+def _makes_memory(op: Any) -> bool:
+    """Whether each result is an allocation of its own: several results may be parts of one."""
+    if _may_return_operand(op) or any(str(r.type) != "Tensor" for r in op._schema.returns):
+        return False
+    return len(op._schema.returns) == 1 or op is torch.ops.aten.convolution_backward.default
+
+
+def _may_return_operand(op: Any) -> bool:
+    """Whether a result may look at an operand's memory. Composite operators and plain functions do so unannounced."""
+    if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name:
+        return True
+    if any(r.alias_info is not None for r in op._schema.returns):
+        return True
+    return bool(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), "CompositeImplicitAutograd"))

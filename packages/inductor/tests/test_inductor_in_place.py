@@ -1,0 +1,230 @@
+"""Kernels that write results over operands that die: random programs, what is never written over, the memory of a step.
+
+With TRITON_INTERPRET=1 the random programs run as interpreted Triton kernels.
+More of them: `pytest packages/inductor/tests/test_inductor_in_place.py --in-place-programs 5000`.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from program_memory import bytes_at_peak
+
+import primtorch
+from torchinductor import CompiledGraph, InductorOptions, compile_graph
+from torchinductor.program import Alloc, Output
+
+APART = InductorOptions(reuse_buffers=False)
+Tensors = Sequence[torch.Tensor]
+
+# What maps two (rows, columns) tensors of a program to one; the first is often the only use of an owned operand.
+STEPS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "gelu": lambda a, b: F.gelu(a),
+    "gelu_gradient": lambda a, b: torch.ops.aten.gelu_backward(a, b),
+    "sum": lambda a, b: a + b,
+    "batched": lambda a, b: (a.reshape(2, -1, a.shape[1]).sin() * b.reshape(2, -1, b.shape[1])).reshape(a.shape),
+    "column_mean_off": lambda a, b: a - b.mean(0, keepdim=True),
+    "row_mean_off": lambda a, b: b - a.mean(1, keepdim=True),
+    "normed": lambda a, b: F.layer_norm(a, a.shape[1:]) + b,
+    "softmax": lambda a, b: a.softmax(1) * b,
+    "column_softmax": lambda a, b: a.softmax(0) - b,
+    "running_sum": lambda a, b: a.cumsum(1) * 0.1 + b,
+    "largest": lambda a, b: b * a.argmax(1, keepdim=True),
+    "reversed": lambda a, b: a.flip(0) + b,
+    "own_reversed": lambda a, b: a + a.flip(1),
+    "rolled": lambda a, b: a.roll(1, 0).cos() * b,
+    "shifted": lambda a, b: F.pad(a[1:], (0, 0, 1, 0)) + a,
+    "halves": lambda a, b: torch.cat((a[: a.shape[0] // 2], b[a.shape[0] // 2 :].sin())),
+    "picked": lambda a, b: a.gather(0, (b > 0).long()) + b,
+    "masked": lambda a, b: torch.where(a > b, a, b.exp().clamp(max=3)),
+    "narrowed": lambda a, b: (a.float() * b.float()).double(),
+    "complex": lambda a, b: torch.view_as_real(torch.view_as_complex(a.reshape(-1, 2)) * 2).reshape(b.shape) - b,
+    "transposed": lambda a, b: (a.t().contiguous() * b.t()).t(),
+}
+SUMMARIES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "all": lambda a: a,
+    "columns": lambda a: a.sum(0),
+    "rows": lambda a: a.amax(1),
+    "transposed": lambda a: a.t(),
+    "batched": lambda a: a.reshape(2, -1, a.shape[1]),
+    "moments": lambda a: a.var(0),
+}
+
+
+@dataclass(frozen=True)
+class RandomProgram:
+    rows: int
+    columns: int
+    steps: tuple[tuple[str, int, int, bool], ...]  # (step, how far back its operands lie, whether mixed by a product)
+    results: tuple[tuple[str, int], ...]  # (summary, how far back)
+
+    def __call__(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        *values, mixing = inputs
+        for name, first, second, mixed in self.steps:
+            value = STEPS[name](values[-1 - first % len(values)], values[-1 - second % len(values)])
+            values.append(torch.mm(value, mixing) if mixed else value)
+        return tuple(SUMMARIES[name](values[-1 - back % len(values)]) for name, back in self.results)
+
+    def inputs(self) -> list[torch.Tensor]:
+        generator = torch.Generator().manual_seed(len(self.steps))
+        shapes = [(self.rows, self.columns)] * 2 + [(self.columns, self.columns)]
+        return [torch.randn(shape, generator=generator, dtype=torch.float64) / self.columns**0.5 for shape in shapes]
+
+
+BACK = st.integers(0, 2) | st.integers(0, 12)
+PROGRAMS = st.builds(
+    RandomProgram,
+    st.sampled_from((2, 6, 34, 140, 206)),  # some long enough for a Triton reduction in parts, with and without a rest
+    st.sampled_from((2, 8, 20, 66)),
+    st.lists(st.tuples(st.sampled_from(sorted(STEPS)), BACK, BACK, st.booleans()), min_size=3, max_size=12).map(tuple),
+    st.lists(st.tuples(st.sampled_from(sorted(SUMMARIES)), BACK), min_size=1, max_size=4).map(tuple),
+)
+
+
+def compiled_of(
+    function: Callable[..., object],
+    inputs: Tensors,
+    options: InductorOptions | None = None,
+    dump: dict[str, str] | None = None,
+) -> CompiledGraph:
+    write = dump.__setitem__ if dump is not None else None
+    return compile_graph(primtorch.lower(primtorch.trace(function, *inputs)), inputs, options, dump=write)
+
+
+def judge(program: RandomProgram) -> int:
+    """Compares a program's results with those that it has when each buffer has memory of its own; the pairs made."""
+    inputs = program.inputs()
+    kept = [x.clone() for x in inputs]
+    compiled, apart = compiled_of(program, inputs), compiled_of(program, inputs, APART)
+    want, first, second = apart(*inputs), compiled(*inputs), compiled.consume(list(inputs))
+    for a, b, c in zip(want, first, second, strict=True):
+        torch.testing.assert_close(b, a, equal_nan=True, rtol=1e-9, atol=1e-9)
+        torch.testing.assert_close(c, b, equal_nan=True, rtol=0, atol=0)
+    assert all(map(torch.equal, inputs, kept)), "an input was written"
+    results = compiled.program.instructions[-1]
+    assert isinstance(results, Output)
+    return sum(isinstance(i, Alloc) for i in apart.program.instructions) - sum(
+        isinstance(i, Alloc) for i in compiled.program.instructions
+    )
+
+
+def test_random_programs(pytestconfig: pytest.Config) -> None:
+    count, shared = pytestconfig.getoption("--in-place-programs", default=None) or 30, []
+
+    @settings(
+        max_examples=count,
+        deadline=None,
+        database=None,
+        derandomize=count <= 30,
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(PROGRAMS)
+    def run(program: RandomProgram) -> None:
+        shared.append(judge(program))
+
+    run()
+    assert sum(shared) > len(shared) // 2  # most programs share memory
+
+
+# ---- one rule at a time ---------------------------------------------------------------------------------------------
+
+# What is computed from a product p that the graph owns and an input x, and how many results lie where p does.
+RULES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], int]] = {
+    "pointwise": (lambda p, x: p.sin() * x, 1),
+    "another shape": (lambda p, x: p.reshape(2, -1, p.shape[1]).sin(), 1),
+    "a row's passes": (lambda p, x: p.softmax(1), 1),
+    "a column's passes": (lambda p, x: p.softmax(0), 1),
+    "rows of another shape": (lambda p, x: p.reshape(2, -1, p.shape[1]).softmax(2), 1),
+    "beside a column sum": (lambda p, x: (p * x, (p * x).sum(0)), 1),
+    "a scan": (lambda p, x: p.cumsum(1), 1),
+    "one of two results": (lambda p, x: (p.sin(), p.cos()), 1),
+    "a result itself": (lambda p, x: (p, p.softmax(1)), 0),
+    "a view of it is a result": (lambda p, x: (p.t(), p.softmax(1)), 0),
+    "an input": (lambda p, x: (p.sum(), x.softmax(1)), 0),
+    "reversed": (lambda p, x: p.flip(0) + x, 0),
+    "and reversed": (lambda p, x: p + p.flip(1), 0),
+    "and a row below": (lambda p, x: p * F.pad(p[1:], (0, 0, 0, 1)), 0),
+    "picked": (lambda p, x: p.gather(0, (x > 0).long()), 0),
+    "another layout": (lambda p, x: p.t().contiguous(), 0),
+    "another type": (lambda p, x: p.float().softmax(1), 0),
+    "a part": (lambda p, x: p[:2].sin(), 0),
+    "a whole that it is a part of": (lambda p, x: F.pad(p, (0, 0, 0, 2)).sin(), 0),
+    "a row for all": (lambda p, x: x * p[0], 0),
+}
+
+
+@pytest.mark.parametrize("rows", [8, 206])
+@pytest.mark.parametrize("rule", RULES)
+def test_what_is_written_over(rule: str, rows: int) -> None:
+    function, pairs = RULES[rule]
+    x, w = torch.randn(rows, 10, dtype=torch.float64), torch.randn(10, 10, dtype=torch.float64)
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> object:
+        return function(torch.mm(x, w), x)
+
+    stages: dict[str, str] = {}
+    compiled = compiled_of(program, (x, w), dump=stages)
+    assert stages["scheduled.txt"].count("(over ") == pairs, stages["scheduled.txt"]
+    want = program(x, w)
+    torch.testing.assert_close(tuple(compiled(x, w)), want if isinstance(want, tuple) else (want,))
+
+
+def test_what_another_operator_looks_at_is_not_written_over() -> None:
+    """A view as complex numbers is an operator's result for us, in its operand's memory."""
+    x, w = torch.randn(32, 8), torch.randn(8, 2)
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        pairs = torch.mm(x, w)
+        numbers, grown = torch.view_as_complex(pairs), pairs.exp()
+        return torch.view_as_real(numbers * numbers), torch.mm(grown.t(), grown)
+
+    torch.testing.assert_close(tuple(compiled_of(program, (x, w))(x, w)), program(x, w))
+
+
+@pytest.mark.parametrize("rows", [96, 131])  # as Triton splits the sum: in equal parts, and with a rest
+def test_backward_of_a_gelu_between_products_takes_no_more_than_eager(rows: int) -> None:
+    """The activation is computed again for a weight's gradient; the pre-activation's goes over the one that came in."""
+    batch, width, inner = 2, 64, 32
+    x, above = torch.randn(batch, rows, width), torch.randn(batch * rows, inner)
+    weight = torch.randn(inner, width)
+
+    def backward(x: torch.Tensor, above: torch.Tensor, weight: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        gradient = torch.mm(above, weight).reshape(batch, rows, width)
+        activation = F.gelu(x).reshape(batch * rows, width)
+        before = torch.ops.aten.gelu_backward(gradient, x)
+        flat = before.reshape(batch * rows, width)
+        return torch.mm(above.t(), activation), torch.mm(flat, weight.t()), before.sum((0, 1))
+
+    compiled = compiled_of(backward, (x, above, weight))
+    whole = x.numel() * x.element_size()  # the activation; what the column sum takes is a small part of that
+    assert whole <= bytes_at_peak(compiled) < 1.5 * whole
+    got, want = compiled(x, above, weight), backward(*(t.double() for t in (x, above, weight)))
+    torch.testing.assert_close(tuple(got), tuple(t.float() for t in want), rtol=1e-4, atol=1e-4)
+
+
+# ---- the same in Triton ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="starts itself so")
+def test_all_of_this_in_triton() -> None:
+    pytest.importorskip("triton")
+    command = "-m pytest -q -p no:cacheprovider --in-place-programs 6".split()
+    done = subprocess.run(
+        [sys.executable, *command, Path(__file__).name],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-6000:] + done.stderr[-2000:]
