@@ -80,6 +80,8 @@ IDENTITY_TYPES: tuple[type, ...] = (
     operator.attrgetter,
     operator.methodcaller,
     typing.TypeVar,
+    typing.ParamSpec,
+    *((typing.TypeAliasType,) if hasattr(typing, "TypeAliasType") else ()),  # of `type X = ...`, from 3.12 on
     torch._ops.OpOverload,
     torch._ops.OpOverloadPacket,
     torch._ops._OpNamespace,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import builtins
 import collections
 import dis
+import functools
 import opcode as stdlib_opcode
-import typing
+import types
+from collections.abc import Callable
 from typing import Any
 
 from torchdynamo.interpreter.exceptions import after_clauses
@@ -345,14 +348,8 @@ class OperatorOpcodes(FrameState):
             value = self.world.unary("+", value)
         elif name == "INTRINSIC_LIST_TO_TUPLE":
             value = tuple(value)
-        elif name == "INTRINSIC_TYPEVAR":
-            value = typing.TypeVar(value, infer_variance=True)  # type: ignore[call-arg, misc]
-        elif name == "INTRINSIC_PARAMSPEC":
-            value = typing.ParamSpec(value)
-        elif name == "INTRINSIC_TYPEVARTUPLE":
-            value = typing.TypeVarTuple(value)
-        elif name == "INTRINSIC_SUBSCRIPT_GENERIC":
-            value = typing.Generic[value]  # type: ignore[index]
+        elif name in _OF_TYPES:
+            value = _native_intrinsic("CALL_INTRINSIC_1", which)(value)
         else:
             self.world.unsupported("opcode", f"CALL_INTRINSIC_1 {name}")
         self.stack.append(value)
@@ -365,9 +362,31 @@ class OperatorOpcodes(FrameState):
             first.__type_params__ = second
         elif name == "INTRINSIC_PREP_RERAISE_STAR":
             first = after_clauses(first, second, self.interpreter.raised_groups)
+        elif name in _OF_TYPES:
+            first = _native_intrinsic("CALL_INTRINSIC_2", which)(first, second)
         else:
             self.world.unsupported("opcode", f"CALL_INTRINSIC_2 {name}")
         self.stack.append(first)
+
+
+# What statements of generic functions, classes and type aliases make. What they compute, they compute when asked.
+_OF_TYPES = frozenset(
+    {
+        *("INTRINSIC_TYPEVAR", "INTRINSIC_PARAMSPEC", "INTRINSIC_TYPEVARTUPLE", "INTRINSIC_SUBSCRIPT_GENERIC"),
+        *("INTRINSIC_TYPEALIAS", "INTRINSIC_TYPEVAR_WITH_BOUND", "INTRINSIC_TYPEVAR_WITH_CONSTRAINTS"),
+        "INTRINSIC_SET_TYPEPARAM_DEFAULT",
+    }
+)
+
+
+@functools.cache
+def _native_intrinsic(instruction: str, which: int) -> Callable[..., Any]:
+    """A function of the instruction's operands that runs it: Python has no name for what an intrinsic does."""
+    code = (lambda a: a).__code__ if instruction == "CALL_INTRINSIC_1" else (lambda a, b: a).__code__
+    loads = (("LOAD_FAST", index) for index in range(code.co_argcount))
+    body = (("RESUME", 0), *loads, (instruction, which), ("RETURN_VALUE", 0))
+    text = bytes(byte for name, argument in body for byte in (dis.opmap[name], argument))
+    return types.FunctionType(code.replace(co_code=text, co_stacksize=2), {"__builtins__": builtins})
 
 
 def _callee_name(stack: list[Any], depth: int) -> str:
