@@ -1,7 +1,8 @@
-"""Our program of `matmul` against torch's: the same operators in the same order, with results laid out alike."""
+"""Our programs of `matmul` and `cross_entropy` against torch's: the same operators in the same order, with results laid out alike."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 import torch
 from fake_replay import Recorder
 
-from primtorch.fake.composites import matmul
+from primtorch.fake.composites import cross_entropy_of_probabilities, matmul
 
 SEEDS = [random.randrange(2**30) for _ in range(8)]
 
@@ -64,3 +65,17 @@ def test_matmul_is_torchs(seed: int) -> None:
 def test_matmul_refuses_what_torch_refuses() -> None:
     for x, y in ((torch.ones(()), torch.ones(2)), (torch.ones(2, 3), torch.ones(2, 2)), (torch.ones(3), torch.ones(4))):
         assert record(matmul, x, y) == record(torch.matmul, x, y)
+
+
+@pytest.mark.parametrize("shape", [(4, 3), (4, 3, 2), (3,), (1, 3)])
+def test_cross_entropy_of_probabilities_is_torchs(shape: tuple[int, ...]) -> None:
+    kinds = (torch.float32, torch.bfloat16, torch.float64)
+    for kind, reduction, smoothing, weighted in itertools.product(kinds, range(3), (0.0, 0.1), (False, True)):
+        scores, target = torch.randn(shape, dtype=kind, requires_grad=True), torch.rand(shape, dtype=kind)
+        weight = torch.rand(3, dtype=kind) if weighted else None
+        with Recorder() as expected:
+            loss = torch.ops.aten.cross_entropy_loss(scores, target, weight, reduction, -100, smoothing)
+        with Recorder() as found:
+            own = cross_entropy_of_probabilities(scores, target, weight, reduction, smoothing)
+        assert found.calls == expected.calls
+        assert torch.equal(own, loss)

@@ -41,6 +41,7 @@ PROGRAMS: dict[str, tuple[Callable[[Any], Any], list[str]]] = {
     "fused attention": (lambda x: F.scaled_dot_product_attention(x[:, None], x[:, None], x[:, None]), []),
     "norm": (lambda x: F.layer_norm(x, (32,)).mean((0, 1)), []),
     "loss": (lambda x: F.cross_entropy(x.reshape(-1, 32), torch.zeros(x.shape[:2], dtype=torch.long).view(-1)), []),
+    "soft targets": (lambda x: F.cross_entropy(x[:, 0], x[:, 1].softmax(-1), label_smoothing=0.1), []),
     "positions": (lambda x: torch.arange(x.shape[1])[None] - torch.arange(x.shape[1])[:, None], []),
     "grouped heads": (lambda x: x[:, :, None].expand(-1, -1, 3, -1).reshape(x.shape[0], -1, 32), []),
     "top": (lambda x: x.topk(3, 1), ["s1 >= 3"]),

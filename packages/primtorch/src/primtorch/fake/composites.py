@@ -2,8 +2,9 @@
 
 `aten.matmul`, and what calls it in C++ (`linear` without a bias, the plain form of attention), ends as products of
 matrices before anything of ours is asked. Up to torch 2.12 it reads sizes as numbers on its way: each symbol would be
-fixed. Fakes with symbols bear a dispatch key of their own there, and for that key the operator is the program below.
-The key lies above autocast and autograd, which see the operators that it is made of.
+fixed. So does `cross_entropy` with probabilities as targets. Fakes with symbols bear a dispatch key of their own there,
+and for that key the operators are the programs below. The key lies above autocast and autograd, which see the operators
+that a program is made of.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ def symbolic_keys() -> Any:
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(torch.library.fallthrough_kernel, _KEY)
     aten.impl("matmul", matmul, _KEY)
+    aten.impl("cross_entropy_loss", _cross_entropy, _KEY)
     _libraries.extend((every, aten))
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
 
@@ -61,6 +63,57 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
             if y.shape[0] == 1:
                 return matmul(x, y.squeeze(0))
     return _batched(x, y)
+
+
+def _cross_entropy(
+    scores: torch.Tensor,
+    target: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    reduction: int = 1,
+    ignore_index: int = -100,
+    label_smoothing: float = 0.0,
+) -> torch.Tensor:
+    of_probabilities = target.is_floating_point() and ignore_index < 0 and tuple(scores.shape) == tuple(target.shape)
+    some = scores.dim() > 0 and not any(size == 0 for size in scores.shape)
+    if of_probabilities and some and not torch.is_autocast_enabled(scores.device.type):
+        return cross_entropy_of_probabilities(scores, target, weight, reduction, label_smoothing)
+    with torch._C._ExcludeDispatchKeyGuard(symbolic_keys()):
+        loss: torch.Tensor = torch.ops.aten.cross_entropy_loss.default(
+            scores, target, weight, reduction, ignore_index, label_smoothing
+        )
+    return loss
+
+
+def cross_entropy_of_probabilities(
+    scores: torch.Tensor, target: torch.Tensor, weight: torch.Tensor | None, reduction: int, label_smoothing: float
+) -> torch.Tensor:
+    """`torch.nn.functional.cross_entropy` of targets with a probability for each class, by eager's operators.
+
+    Args:
+        scores, target: (batch, classes, ...) or (classes,), no size 0.
+        reduction: 0: none, 1: the mean over all but the classes, 2: the sum.
+    """
+    dim = 0 if scores.dim() == 1 else 1
+    classes = scores.shape[dim]
+    if weight is not None and (weight.dim() != 1 or weight.shape[0] != classes):
+        raise RuntimeError(
+            "cross_entropy: weight tensor should be defined either for all "
+            f"{int(classes)} classes or no classes but got weight tensor of shape: {list(weight.shape)}"
+        )
+    logs = scores.log_softmax(dim, scores.dtype)
+    if label_smoothing > 0.0:
+        aten = torch.ops.aten
+        target = aten.add.Scalar(aten.mul.Scalar(target, 1 - label_smoothing), label_smoothing / classes)
+    if weight is not None and scores.dim() > 1:
+        weight = weight.view([1, classes] + [1] * (scores.dim() - 2))
+    product = logs * target if weight is None else logs * target * weight
+    if reduction == 0:
+        return -product.sum(dim)
+    total = -product.sum()
+    if reduction == 2:
+        return total
+    mean: torch.Tensor = torch.ops.aten.div.Scalar(total, _count(scores.shape) // classes)
+    return mean
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:
