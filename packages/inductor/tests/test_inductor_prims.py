@@ -464,7 +464,7 @@ def test_opaque():
 
 
 def test_kernel_counts():
-    x, w = torch.randn(64, 300), torch.randn(300)
+    x, w = torch.randn(64, 300) + 1, torch.randn(300)  # errors are relative: a mean near zero is all rounding
 
     def softmax(p, x, w):
         e = p.exp(p.sub(x, p.expand(p.amax(x, (1,), True), x.shape)))
