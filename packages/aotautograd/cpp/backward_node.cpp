@@ -46,7 +46,7 @@ class Layouts {
   at::Tensor fit(size_t tangent, at::Tensor gradient) {
     const TangentLayout& layout = history_.expected[tangent];
     if (layout.known) return fit(layout, std::move(gradient), layout.sizes, layout.strides);
-    if (!computed_) computed_ = history_.layouts(scalars_);
+    if (!computed_) computed_ = history_.layouts(scalars_ ? scalars_ : py::tuple());  // none kept: all were fixed
     const auto [sizes, strides] =
         py::object(computed_[py::int_(tangent)]).cast<std::pair<std::vector<int64_t>, std::vector<int64_t>>>();
     return fit(layout, std::move(gradient), sizes, strides);

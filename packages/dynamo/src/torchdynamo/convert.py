@@ -296,11 +296,13 @@ def _capture(
     reason: GraphBreak | None = None
     refused_raise = -1
     cut_at: int | None = None
+    never = state.options.dynamic is False
     for _ in range(64):
         changed = frozenset(state.changed - state.fixed)
-        dynamic, compiled = state.options.dynamic, state.compiled()
+        compiled = state.compiled()
         versions = len(compiled.entries) if compiled is not None else 0
-        policy = DynamicPolicy(dynamic is True, changed, dynamic is False, versions, state.breaks_at_data)
+        everything = state.options.dynamic is True and not never
+        policy = DynamicPolicy(everything, changed, never, versions, state.breaks_at_data)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise, cut_at)
         opened.append(captured.outside)
         if captured.cut_at is not None:
@@ -322,6 +324,9 @@ def _capture(
         if captured.broke is not None:
             reason, stop_at = captured.broke[0], captured.broke[1][:depth]
             refused = reason.reason == "exception" and refused_raise >= 0  # for a break behind it
+            if reason.reason == "symbolic_size" and state.options.fullgraph and not never:
+                never, stop_at, reason = True, (), None  # one graph for these sizes
+                continue
             if state.options.fullgraph or (captured.breaks_are_errors and not refused):
                 raise Unsupported(describe(reason))
             if not stop_at:

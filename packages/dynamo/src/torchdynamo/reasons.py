@@ -61,6 +61,11 @@ _TABLE = (
         "register a fake implementation for the operator",
     ),
     Reason(
+        "symbolic_size",
+        "the operator's own code in C++ reads sizes as numbers, and one of them is a symbol",
+        "keep the size from varying, or mark it with torchdynamo.mark_static",
+    ),
+    Reason(
         "generator",
         "the frame is a generator or coroutine that is still running where its state would be needed",
         "exhaust the generator inside of the compiled function, or return a list",

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from primtorch import errors as primtorch_errors
-from primtorch.fake import FakeMode, FakeTensor
+from primtorch.fake import FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
 from torchdynamo import constants
@@ -269,6 +269,8 @@ class Recorder:
         except RuntimeError as error:
             if _NO_DATA in str(error):
                 raise BreakGraph("tensor_to_number", f"{name}() reads a tensor's values") from error
+            if wants_sizes(error):
+                raise BreakGraph("symbolic_size", f"{name}() of a tensor with a size that varies") from error
             raise
         constants.fold(name, func, args, kwargs, result)
         constants.fold_uniform(name, args, result)

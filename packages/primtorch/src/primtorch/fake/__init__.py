@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from primtorch.fake.build import Formula
 from primtorch.fake.table import formula_of, op_key, register_fallback, register_formula
-from primtorch.fake.tensor import FakeMode, FakeTensor, propagate, symbolic_strides
+from primtorch.fake.tensor import FakeMode, FakeTensor, propagate, symbolic_strides, wants_sizes
 
 __all__ = [
     "FakeMode",
@@ -16,4 +16,5 @@ __all__ = [
     "register_fallback",
     "register_formula",
     "symbolic_strides",
+    "wants_sizes",
 ]

@@ -155,12 +155,14 @@ class _Computed(torch.autograd.Function):
         return gradients[0], None, None
 
 
-_WANTS_NUMBERS = (
-    "on tensor with symbolic sizes/strides",
-    "expected to contain only concrete integers",
-    "its data is not allocated yet",
-)
+_WANTS_SIZES = ("on tensor with symbolic sizes/strides", "expected to contain only concrete integers")
+_WANTS_DATA = "its data is not allocated yet"
 """What torch's C++ says where it asks for the value of a symbolic size, or for an element."""
+
+
+def wants_sizes(error: BaseException) -> bool:
+    """Whether torch's C++ raised this for a size that it reads as a number, and that is a symbol."""
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _WANTS_SIZES)
 
 
 class FakeMode:
@@ -188,7 +190,7 @@ class FakeMode:
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: TracebackType | None) -> None:
         torch._C._pop_torch_dispatch_stack(None)
-        if isinstance(error, RuntimeError) and any(words in str(error) for words in _WANTS_NUMBERS):
+        if error is not None and (wants_sizes(error) or _WANTS_DATA in str(error)):
             error.add_note(
                 "A C++ program of operators was called that reads sizes or elements as numbers: a size is a symbol "
                 "here, or the tensor has no data. Fix the size (int(x.shape[0]) guards it), give such arguments as "
