@@ -144,6 +144,7 @@ RULES: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor], object], int]] = {
     "another shape": (lambda p, x: p.reshape(2, -1, p.shape[1]).sin(), 1),
     "a row's passes": (lambda p, x: p.softmax(1), 1),
     "a column's passes": (lambda p, x: p.softmax(0), 1),
+    "a column's moments": (lambda p, x: (p - p.mean(0)) * p.var(0).rsqrt(), 1),
     "rows of another shape": (lambda p, x: p.reshape(2, -1, p.shape[1]).softmax(2), 1),
     "beside a column sum": (lambda p, x: (p * x, (p * x).sum(0)), 1),
     "a scan": (lambda p, x: p.cumsum(1), 1),

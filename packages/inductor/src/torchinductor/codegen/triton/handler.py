@@ -380,7 +380,7 @@ class TritonHandler(OpsHandler[Value]):
         mean, squares = self._lanes("0.0", value.dtype), self._lanes("0.0", value.dtype)
         gap, moved = self.name(), self.name()
         self.statement(f"{gap} = {value.name} - {mean}")
-        self.statement(f"{moved} = {mean} + {gap} * (1 / (r0 // {block} + 1).to({kind}))")
+        self.statement(f"{moved} = {mean} + {gap} * (1 / tl.cast(r0 // {block} + 1, {kind}))")
         self._update({squares: f"{squares} + {gap} * ({value.name} - {moved})", mean: moved})
         size = index_text(product(a.size for a in self.plan.r))
         count, off = self.name(), self.name()
