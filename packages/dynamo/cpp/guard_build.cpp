@@ -216,7 +216,7 @@ bool Builder::read_check(Kind kind, PyObject* payload, Check& check) {
       return static_cast<bool>(check.payload);
     case Kind::equals: {
       richcmpfunc compare = Py_TYPE(payload)->tp_richcompare;
-      bool own = (Py_TYPE(payload)->tp_flags & Py_TPFLAGS_HEAPTYPE) && compare != PyBaseObject_Type.tp_richcompare;
+      bool own = may_change(Py_TYPE(payload)) && compare != PyBaseObject_Type.tp_richcompare;
       tree_.runs_python_ |= own && !PyTuple_Check(payload);
       check.payload = Ref::share(payload);
       return true;

@@ -140,7 +140,7 @@ bool Recording::check_needs(const Check& check, PyObject* value, Known known, Ne
       if (known == Known::address && check.weak) needs.references.push_back(check.payload.get());
       return true;
     case Kind::type:
-      needs.type |= known == Known::address || (Py_TYPE(value)->tp_flags & Py_TPFLAGS_HEAPTYPE) || PyModule_Check(value);
+      needs.type |= known == Known::address || may_change(Py_TYPE(value)) || PyModule_Check(value);
       return true;
     case Kind::tensor:
       return true;

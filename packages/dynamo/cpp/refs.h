@@ -1,4 +1,4 @@
-// Ownership of Python references, and the few C API calls whose names changed between versions.
+// Ownership of Python references, and the few things of the C API that changed between versions.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -51,6 +51,12 @@ inline PyObject* weak_target(PyObject* reference) {
   PyObject* target = PyWeakref_GET_OBJECT(reference);
   return target == Py_None ? nullptr : target;
 #endif
+}
+
+// Whether Python code may give the class a method, or take its place as the class of an object. C types lie on the heap,
+// too, more of them with each version.
+inline bool may_change(PyTypeObject* type) {
+  return (type->tp_flags & Py_TPFLAGS_HEAPTYPE) != 0 && (type->tp_flags & Py_TPFLAGS_IMMUTABLETYPE) == 0;
 }
 
 }  // namespace torchdynamo
