@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, ClassVar
 
 import torch
 from torch._ops import OpOverload
+from torch.fx.immutable_collections import immutable_list
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError, format_frames
@@ -23,6 +24,7 @@ from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.shape_env import ShapeEnv
 
 _wrap = torch.Tensor._make_wrapper_subclass
+_DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
 
 
 class Memory:
@@ -40,10 +42,15 @@ class Memory:
 
 
 class FakeTensor(torch.Tensor):
-    """A tensor without data. Its operators compute shape, strides, dtype and device by the table of formulas."""
+    """A tensor without data. Its operators compute shape, strides, dtype and device by the table of formulas.
+
+    `spec` is its metadata. Torch holds it too; formulas read it here, because a question to torch takes as long as a
+    short formula.
+    """
 
     fake_mode: FakeMode
-    memory: Memory
+    spec: TensorSpec
+    _memory: Memory | None
 
     @staticmethod
     def __new__(
@@ -59,21 +66,34 @@ class FakeTensor(torch.Tensor):
                 if type(size) is not int:
                     nbytes = storage_bytes(spec)
                     break
-        # Without the storage's size torch computes it, and over symbols that is five times the cost of the rest.
-        self: FakeTensor = _wrap(
-            cls,
-            spec.shape,
-            strides=spec.strides,
-            storage_offset=spec.offset,
-            dtype=spec.dtype,
-            device=spec.device,
-            requires_grad=requires_grad,
-            storage_size=nbytes,
-            _extra_dispatch_keys=None if nbytes is None else symbolic_keys(),
-        )
+        # By position, for torch parses names slowly: memory format, dtype, layout, device, pinned, requires_grad.
+        described = spec.shape, spec.strides, spec.offset, None, spec.dtype, torch.strided, spec.device
+        if nbytes is None:
+            self: FakeTensor = _wrap(cls, *described, False, requires_grad)
+        else:  # torch would compute the storage's size, and over symbols that is five times the cost of the rest
+            keys = symbolic_keys()
+            self = _wrap(cls, *described, False, requires_grad, storage_size=nbytes, _extra_dispatch_keys=keys)
         self.fake_mode = mode
-        self.memory = Memory() if memory is None else memory
+        self.spec = spec
+        self._memory = memory
         return self
+
+    @property
+    def memory(self) -> Memory:
+        """What the tensor and its views share. Made when somebody asks: few results are viewed or written."""
+        if self._memory is None:
+            self._memory = Memory()
+        return self._memory
+
+    @property
+    def data(self) -> torch.Tensor:  # type: ignore[override]
+        return _DATA.__get__(self)  # type: ignore[no-any-return]
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        _DATA.__set__(self, value)
+        self.spec = TensorSpec.of(value)
+        self._memory = value.memory if isinstance(value, FakeTensor) else None
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -92,19 +112,19 @@ class FakeTensor(torch.Tensor):
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"FakeTensor({TensorSpec.of(self)!r}{grad})"
+        return f"FakeTensor({self.spec!r}{grad})"
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
         copied = memo.get(id(self))
         if copied is None:
-            copied = FakeTensor(TensorSpec.of(self), self.fake_mode, None, self.requires_grad)
+            copied = FakeTensor(self.spec, self.fake_mode, None, self.requires_grad)
             if getattr(self, "_is_param", False):
                 copied._is_param = True
             memo[id(self)] = copied
         return copied  # type: ignore[no-any-return]
 
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., FakeTensor], tuple[Any, ...]]:
-        spec = TensorSpec.of(self)
+        spec = self.spec
         if any(type(s) is not int for s in (*spec.shape, *spec.strides, spec.offset)):
             raise FakeTensorError(f"{self!r} has symbolic sizes and cannot be pickled: they belong to a live ShapeEnv")
         return _unpickle, (spec, self.requires_grad)
@@ -298,8 +318,39 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
             raise
         with mode:
             return func.decompose(*args, **kwargs)
-    if has_symbols(args) and not (rule.fresh or rule.restrides or rule.mutates):
-        return _propagate_symbols(mode, func, rule, args, kwargs)
+    if rule.mutates or rule.restrides:
+        return _propagate_write(mode, rule, args, kwargs)
+    described = _described(args)
+    if kwargs:
+        kwargs = dict(zip(kwargs, _described(kwargs.values()), strict=True))
+    if rule.fresh:
+        out = rule.formula(*described, **kwargs, fresh=mode.fresh_size)
+    elif has_symbols(args):
+        return _propagate_symbols(mode, func, rule, described, kwargs, _shared_memory(rule, args))
+    else:
+        out = rule.formula(*described, **kwargs)
+    if type(out) is TensorSpec and rule.alias is None:
+        return FakeTensor(out, mode)
+    return _wrapped(out, mode, _shared_memory(rule, args))
+
+
+def _described(args: Iterable[Any]) -> list[Any]:
+    """Arguments with descriptors for fake tensors."""
+    return [
+        arg.spec
+        if type(arg) is FakeTensor
+        else type(arg)(_described(arg))
+        if type(arg) in _SEQUENCES and any(type(part) is FakeTensor for part in arg)
+        else arg
+        for arg in args
+    ]
+
+
+_SEQUENCES = frozenset({list, tuple, immutable_list})
+
+
+def _propagate_write(mode: FakeMode, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """The result of an operator that writes to arguments or gives its first one another shape."""
     if rule.overlap is not None:
         rule.overlap(args, kwargs)
     if rule.fresh:
@@ -308,12 +359,9 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
         out = rule.formula(*args, **kwargs)
     if rule.restrides:
         return _restride(args[0], out)
-    if rule.mutates:
-        _written(rule.mutates, args, kwargs)
-        if rule.outs:
-            return _resized(rule.outs, out, kwargs)
-    elif type(out) is TensorSpec and rule.alias is None:
-        return FakeTensor(out, mode)
+    _written(rule.mutates, args, kwargs)
+    if rule.outs:
+        return _resized(rule.outs, out, kwargs)
     return _wrapped(out, mode, _shared_memory(rule, args))
 
 
@@ -327,10 +375,14 @@ def _is_composite(func: OpOverload) -> bool:
 
 
 def _propagate_symbols(
-    mode: FakeMode, func: OpOverload, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    mode: FakeMode,
+    func: OpOverload,
+    rule: Rule,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    memory: Memory | None,
 ) -> Any:
     """As `propagate`, computing the result once for each combination of symbolic arguments."""
-    memory = _shared_memory(rule, args)
     try:
         key = call_key(func, args, kwargs)
         recipe = mode.recipes.get(key)
@@ -403,6 +455,7 @@ def _restride(target: FakeTensor, spec: TensorSpec) -> FakeTensor:
             )
         finally:
             torch._C._set_meta_in_tls_dispatch_include(included)
+    target.spec = TensorSpec.of(target)
     return target
 
 
