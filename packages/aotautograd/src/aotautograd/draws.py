@@ -51,23 +51,20 @@ class Draws:
         torch.default_generator.manual_seed(seed)
 
 
-def draws_numbers(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
-    """Whether this call takes random numbers; attention does only with dropout."""
-    place = _PROBABILITY.get(func)
-    if place is None:
-        place = _PROBABILITY[func] = _place_of_probability(func)
+NEVER, ALWAYS = -1, -2
+
+
+def place_of_probability(func: Any) -> int:
+    """The place of an operator's `dropout_p`, without which it takes no random numbers; NEVER or ALWAYS."""
+    if torch.Tag.nondeterministic_seeded not in func.tags:
+        return NEVER
+    names = [argument.name for argument in func._schema.arguments]
+    return names.index("dropout_p") if "dropout_p" in names else ALWAYS
+
+
+def draws_numbers(place: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+    """Whether a call takes random numbers, by its operator's `place_of_probability`."""
     if place < 0:
-        return place == _ALWAYS
+        return place == ALWAYS
     probability = args[place] if place < len(args) else (kwargs or {}).get("dropout_p", 0.0)
     return bool(probability != 0.0)
-
-
-_NEVER, _ALWAYS = -1, -2
-_PROBABILITY: dict[Any, int] = {}  # operator -> place of `dropout_p`, or one of the two
-
-
-def _place_of_probability(func: Any) -> int:
-    if torch.Tag.nondeterministic_seeded not in func.tags:
-        return _NEVER
-    names = [argument.name for argument in func._schema.arguments]
-    return names.index("dropout_p") if "dropout_p" in names else _ALWAYS

@@ -10,17 +10,18 @@ import contextlib
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.utils import _pytree as pytree
 
 from aotautograd.analysis import analyse, returns_alias
 from aotautograd.assumptions import ExampleValues, example_values, guard_graph
-from aotautograd.draws import Draws, draws_numbers
+from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
@@ -67,7 +68,6 @@ class Recorder:
         self.sequence_stacks: list[tuple[UserFrame, ...]] = []
         self.operators = 0
         self.placeholder_names: set[str] = set()
-        self.names: dict[Any, str] = {}  # of nodes, by target
         self.draws = Draws()
 
     # The dispatcher asks a mode for these two. A subclass of TorchDispatchMode would answer them as well, but its first
@@ -167,18 +167,19 @@ class Recorder:
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.operators += 1
-        node_args = tuple([self.lift(a) for a in args])
+        operator = _operator_of(func)
+        nodes = self.node_of
+        node_args = tuple([(nodes.get(id(a)) if type(a) is FakeTensor else None) or self.lift(a) for a in args])
         node_kwargs = {k: self.lift(v) for k, v in kwargs.items()} if kwargs else {}
         if self.fake_constants:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
         if self.phase == "backward":
             self._find_forward_stack()
-        rule = _SPECIAL.get(func)
-        if rule is not None:
-            out: Any = rule(self, func, node_args, node_kwargs, args, kwargs or {})
+        if operator.rule is not None:
+            out: Any = operator.rule(self, func, node_args, node_kwargs, args, kwargs or {})
             if out is not NotImplemented:
                 return out
-        random = draws_numbers(func, args, kwargs)
+        random = draws_numbers(operator.probability, args, kwargs)
         if random and self.phase == "backward":
             drawn = self.draws.repeated(func)
             if drawn is not None:
@@ -187,7 +188,7 @@ class Recorder:
         out = propagate(self.fake_mode, func, args, kwargs or {})  # what a call of `func` would come to
         if random and self.phase == "forward":
             self.draws.drew(func, out)
-        if func._schema.is_mutable:
+        if operator.writes:
             raise UnsupportedMutation(f"{func} writes to its arguments and has no functional form", self.stack)
         node = self._node(func, node_args, node_kwargs)
         if len(self.symbols) != known_symbols and self.fix_sizes and self.values is not None:
@@ -203,10 +204,7 @@ class Recorder:
         return node
 
     def _node(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
-        name = self.names.get(target)
-        if name is None:
-            name = self.names[target] = self.graph._target_to_str(target)
-        node = self.graph.create_node("call_function", target, (), {}, name)
+        node = self.graph.create_node("call_function", target, (), {}, _operator_of(target).name)
         # Given to create_node, they would be walked once more in search of symbolic sizes, which `lift` has replaced.
         _set_arguments(node, args)
         if kwargs:
@@ -415,6 +413,35 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.resize_.default: _refuse_resize,
     aten.resize_as.default: _refuse_resize,
 }
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """What a recorder asks about an overload at each call."""
+
+    target: Any
+    name: str  # of its nodes
+    rule: Callable[..., Any] | None
+    probability: int
+    writes: bool
+
+
+def _operator_of(target: Any) -> _Operator:
+    # By identity, for an overload's hash is a function in Python. The record keeps it alive.
+    known = _OPERATORS.get(id(target))
+    if known is None:
+        overload = isinstance(target, OpOverload)
+        known = _OPERATORS[id(target)] = _Operator(
+            target,
+            fx.Graph()._target_to_str(target),
+            _SPECIAL.get(target),
+            place_of_probability(target) if overload else NEVER,
+            overload and target._schema.is_mutable,
+        )
+    return known
+
+
+_OPERATORS: dict[int, _Operator] = {}
 
 
 def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any]) -> JointGraph:
