@@ -1,13 +1,15 @@
-"""Training steps of public models with back end "aot_eager", beside eager's: losses and gradients.
+"""Training steps of public models, compiled beside eager's: losses and gradients.
 
     python tools/bench/aot_models.py --all --jobs 16 --out rows.jsonl --write docs/results/aotautograd_models.md
+    python tools/bench/aot_models.py --all --jobs 16 --backend inductor --precisions fp64 --device cuda
     python tools/bench/aot_models.py --models hf/T5Small tv/resnet18 --precisions fp32
 
-A case is a model in float32 or under bfloat16 autocast, in a process of its own with one thread: five steps of SGD run
-eagerly, then compiled, from the same parameters and random state. Losses of every step and the gradients of the first
-and the last one are compared. Where they differ by more than the tolerance, as rounding alone makes them do in nets
-with kinks, the same steps in float64 judge: our error must be at most twice eager's. `--out` keeps a JSON line a case:
-cases in it are not run again, so that a sweep can be cut into slices.
+A case is a model in one precision, in a process of its own with one thread: five steps of SGD run eagerly, then
+compiled, from the same parameters and random state. Losses of every step and the gradients of the first and the last
+one are compared. Where they differ by more than the tolerance, as rounding alone makes them do in nets with kinks, the
+same steps in float64 judge: our error must be at most twice eager's. In precision fp64 nothing judges, and a difference
+is no rounding's. `--out` keeps a JSON line a case: cases in it are not run again, so that a sweep can be cut into
+slices.
 """
 
 from __future__ import annotations
@@ -29,7 +31,13 @@ sys.path.insert(0, str(Path(__file__).parent))
 from capture import SLOWEST, SUITES, import_all
 
 STEPS = 5
-TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3}  # relative, of losses and of a step's whole gradient
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp64": 1e-7}  # relative, of losses and of a step's whole gradient
+TITLES = {"fp32": "float32", "bf16": "bfloat16 autocast", "fp64": "float64"}
+BACKENDS = {
+    "aot_eager": "their forward and backward by aotautograd, run by eager's kernels",
+    "inductor": "their forward and backward as generated kernels, with eager's random numbers",
+}
+SHARED = ("batch", "side", "backend", "device")
 Row = dict[str, Any]
 Run = dict[str, Any]  # {"losses": [...], "gradients": {step: [...]}}
 
@@ -46,7 +54,13 @@ class Training:
 
         suite, name = case["model"].split("/")
         torch.manual_seed(0)
-        self.model, self.args, self.kwargs = build(suite, name, train=True, batch=case["batch"], side=case["side"])
+        model, args, kwargs = build(suite, name, train=True, batch=case["batch"], side=case["side"])
+        self.device = case["device"]
+        move = lambda value: value.to(self.device) if isinstance(value, torch.Tensor) else value
+        self.model, self.args = model.to(self.device), tuple(map(move, args))
+        self.kwargs = {key: move(value) for key, value in kwargs.items()}
+        if case["precision"] == "fp64":
+            self.to_double()
         self.state = {key: value.clone() for key, value in self.model.state_dict().items()}
         self.amp = case["precision"] == "bf16"
 
@@ -64,7 +78,7 @@ class Training:
         for step in range(STEPS):
             optimizer.zero_grad()
             torch.manual_seed(step)
-            with torch.autocast("cpu", torch.bfloat16, enabled=amp):
+            with torch.autocast(self.device, torch.bfloat16, enabled=amp):
                 out = candidate(*self.args, **self.kwargs)
                 leaves = [leaf for leaf in pytree.tree_leaves(out) if isinstance(leaf, torch.Tensor)]
                 loss = out.loss if hasattr(out, "loss") else sum(leaf.float().pow(2).mean() for leaf in leaves)
@@ -77,6 +91,10 @@ class Training:
 
     def in_double(self) -> Run:
         """Eager's steps in float64, without autocast."""
+        self.to_double()
+        return self.run(self.model, amp=False)
+
+    def to_double(self) -> None:
         import torch
 
         def double(value: Any) -> Any:
@@ -85,7 +103,6 @@ class Training:
         self.model.double()
         self.args = tuple(map(double, self.args))
         self.kwargs = {key: double(value) for key, value in self.kwargs.items()}
-        return self.run(self.model, amp=False)
 
 
 def difference(expected: Run, found: Run) -> float:
@@ -110,13 +127,15 @@ def measure(case: Row) -> Row:
     import torchcompile
     import torchdynamo
 
+    torch.backends.cudnn.allow_tf32 = False
     training = Training(case)
     torch.set_num_threads(1)
     try:
         expected = training.run(training.model, training.amp)
     except Exception as error:
-        return {"eager_failure": told(error), "failure": raised_by_compiled(training)}
-    compiled = torchcompile.compile(training.model, backend="aot_eager", options={"strict": True})
+        return {"eager_failure": told(error), "failure": raised_by_compiled(training, case["backend"])}
+    options = {"strict": True} | ({"eager_random": True} if case["backend"] == "inductor" else {})
+    compiled = torchcompile.compile(training.model, backend=case["backend"], options=options)
     began = time.perf_counter()
     found = training.run(compiled, training.amp)
     seconds = time.perf_counter() - began
@@ -133,12 +152,12 @@ def told(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
-def raised_by_compiled(training: Training) -> str:
+def raised_by_compiled(training: Training, backend: str) -> str:
     """What the compiled model raises where eager raises."""
     import torchcompile
 
     try:
-        training.run(torchcompile.compile(training.model, backend="aot_eager"), training.amp)
+        training.run(torchcompile.compile(training.model, backend=backend), training.amp)
     except Exception as error:
         return told(error)
     return "nothing, where eager raises"
@@ -214,30 +233,33 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
     import torchvision
     import transformers
 
+    precisions = [p for p in TOLERANCE if any(row["precision"] == p for row in rows)]
+    bounds = ", ".join(f"{TOLERANCE[p]:.0e} in {TITLES[p]}" for p in precisions)
     verdicts = {(row["model"], row["precision"]): verdict(row) for row in rows}
     lines = [
         "# Training of public models through aotautograd",
         "",
-        f'Back end "aot_eager": captured graphs, their forward and backward by this package, run by eager\'s kernels. '
-        f"{STEPS} steps of SGD on CPU in float32 and under bfloat16 autocast; transformers in tiny configurations, "
-        f"image models with small images, batch {options.batch}. Compared: the loss of every step, the gradients of "
-        "the first and the last as a whole, relative to eager's; right at most 1e-5 in float32, 1e-3 under autocast. "
-        "Beyond that float64 judges: our error at most twice eager's.",
+        f'Back end "{options.backend}": captured graphs, {BACKENDS[options.backend]}. {STEPS} steps of SGD on '
+        f"{options.device}; transformers in tiny configurations, image models with small images, batch "
+        f"{options.batch}. Compared: the loss of every step, the gradients of the first and the last as a whole, "
+        f"relative to eager's; right at most {bounds}. Beyond that float64 judges, but in float64: our error at most "
+        "twice eager's.",
         "",
         f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, timm "
         f"{timm.__version__}, torchvision {torchvision.__version__}; {options.jobs} cases at once, one thread each.",
-        f"`python tools/bench/aot_models.py --all --jobs {options.jobs}`",
+        f"`python tools/bench/aot_models.py --all --jobs {options.jobs} --backend {options.backend} --device "
+        f"{options.device} --precisions {' '.join(precisions)}`",
         "",
         f"**{sum(v.startswith('right') for v in verdicts.values())} of {len(verdicts)} cases right**, "
         f"{sum(row.get('error') == 0 for row in rows)} of them to the bit.",
         "",
-        "| model | float32 | error | bfloat16 autocast | error |",
-        "|---|---|---|---|---|",
+        f"| model | {' | '.join(f'{TITLES[p]} | error' for p in precisions)} |",
+        "|---" * (1 + 2 * len(precisions)) + "|",
     ]
     by_case = {(row["model"], row["precision"]): row for row in rows}
     for model in sorted({row["model"] for row in rows}):
         cells = [model]
-        for precision in TOLERANCE:
+        for precision in precisions:
             row = by_case.get((model, precision), {})
             cells += [verdicts.get((model, precision), ""), f"{row['error']:.1e}" if "error" in row else ""]
         lines.append("| " + " | ".join(cells) + " |")
@@ -254,7 +276,7 @@ def planned(options: argparse.Namespace, done: set[tuple[str, str]]) -> list[Row
     slow = [f"{suite}/{name}" for suite, names in SLOWEST.items() for name in names.split()]
     place = {model: index for index, model in enumerate(slow)}
     cases = [
-        {"model": model, "precision": precision, "batch": options.batch, "side": options.side}
+        {"model": model, "precision": precision} | {key: getattr(options, key) for key in SHARED}
         for model in models
         for precision in options.precisions
         if (model, precision) not in done
@@ -266,7 +288,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="the whole public list")
     parser.add_argument("--models", nargs="*", default=["hf"], help="suite/name, or a whole suite: hf, timm, tv")
-    parser.add_argument("--precisions", nargs="*", default=list(TOLERANCE), choices=list(TOLERANCE))
+    parser.add_argument("--precisions", nargs="*", default=["fp32", "bf16"], choices=list(TOLERANCE))
+    parser.add_argument("--backend", default="aot_eager", choices=list(BACKENDS))
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch", type=int, default=2)
     parser.add_argument("--side", type=int, default=96, help="pixels of an image's side where the model takes any")
     parser.add_argument("--jobs", type=int, default=1, help="cases at once")
