@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.graph import _Namespace
 from torch.utils import _pytree as pytree
 
 from aotautograd.analysis import analyse, returns_alias
@@ -44,6 +45,22 @@ _ATOMS = frozenset(
 )
 
 
+class _Names(_Namespace):
+    """Names of nodes as fx numbers them. What was a base of names before needs no second look at its characters."""
+
+    def create_name(self, candidate: str, obj: object | None) -> str:
+        number = self._base_count.get(candidate)
+        if number is None or obj is not None:
+            return super().create_name(candidate, obj)
+        name = candidate
+        while name in self._used_names:
+            number += 1
+            name = f"{candidate}_{number}"
+        self._used_names.add(name)
+        self._base_count[candidate] = number
+        return name
+
+
 class Recorder:
     """A dispatch mode (a plain class: see `__enter__`) that records operators on tensors that have a node.
 
@@ -54,6 +71,7 @@ class Recorder:
         self.values: ExampleValues | None = None  # what Python numbers are read from
         self.fix_sizes = fix_sizes  # whether sizes and integers that depend on data become numbers too
         self.graph = fx.Graph()
+        self.graph._graph_namespace = _Names()
         self.fake_mode = fake_mode
         self.node_of: dict[int, fx.Node] = {}
         self.alive: list[torch.Tensor] = []  # ids in node_of stay valid while their tensors live

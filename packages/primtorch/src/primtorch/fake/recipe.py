@@ -44,17 +44,6 @@ def recipe_of(result: Any) -> Recipe:
     return Recipe(value=result)
 
 
-def has_symbols(args: Sequence[Any]) -> bool:
-    """Whether a size of a tensor among the arguments, or a number among them, is symbolic."""
-    for arg in args:
-        if isinstance(arg, torch.Tensor):
-            if arg._has_symbolic_sizes_strides:  # type: ignore[attr-defined]
-                return True
-        elif type(arg) is torch.SymInt or (isinstance(arg, list | tuple) and arg and has_symbols(arg)):
-            return True
-    return False
-
-
 def call_key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """What a result's metadata depends on.
 

@@ -17,7 +17,7 @@ from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, Pri
 from primtorch.fake.build import refuse_fresh
 from primtorch.fake.composites import symbolic_keys
 from primtorch.fake.layout import is_contiguous
-from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, has_symbols, recipe_of, storage_bytes
+from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, recipe_of, storage_bytes
 from primtorch.fake.table import RULES, Rule
 from primtorch.schemas import UserFrame, calling_frames, frames_of
 from primtorch.spec import Size, TensorSpec
@@ -50,6 +50,7 @@ class FakeTensor(torch.Tensor):
 
     fake_mode: FakeMode
     spec: TensorSpec
+    symbolic: bool
     _memory: Memory | None
 
     @staticmethod
@@ -75,6 +76,7 @@ class FakeTensor(torch.Tensor):
             self = _wrap(cls, *described, False, requires_grad, storage_size=nbytes, _extra_dispatch_keys=keys)
         self.fake_mode = mode
         self.spec = spec
+        self.symbolic = nbytes is not None or self._has_symbolic_sizes_strides  # type: ignore[attr-defined]
         self._memory = memory
         return self
 
@@ -92,8 +94,13 @@ class FakeTensor(torch.Tensor):
     @data.setter
     def data(self, value: torch.Tensor) -> None:
         _DATA.__set__(self, value)
-        self.spec = TensorSpec.of(value)
+        self._tell_spec()
         self._memory = value.memory if isinstance(value, FakeTensor) else None
+
+    def _tell_spec(self) -> None:
+        """The metadata as torch has it, after it was changed there."""
+        self.spec = TensorSpec.of(self)
+        self.symbolic = self._has_symbolic_sizes_strides  # type: ignore[attr-defined]
 
     __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
@@ -320,12 +327,13 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
             return func.decompose(*args, **kwargs)
     if rule.mutates or rule.restrides:
         return _propagate_write(mode, rule, args, kwargs)
-    described = _described(args)
+    described, symbolic = _described(args)
     if kwargs:
-        kwargs = dict(zip(kwargs, _described(kwargs.values()), strict=True))
+        values, _ = _described(kwargs.values())
+        kwargs = dict(zip(kwargs, values, strict=True))
     if rule.fresh:
         out = rule.formula(*described, **kwargs, fresh=mode.fresh_size)
-    elif has_symbols(args):
+    elif symbolic:
         return _propagate_symbols(mode, func, rule, described, kwargs, _shared_memory(rule, args))
     else:
         out = rule.formula(*described, **kwargs)
@@ -334,19 +342,26 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
     return _wrapped(out, mode, _shared_memory(rule, args))
 
 
-def _described(args: Iterable[Any]) -> list[Any]:
-    """Arguments with descriptors for fake tensors."""
-    return [
-        arg.spec
-        if type(arg) is FakeTensor
-        else type(arg)(_described(arg))
-        if type(arg) in _SEQUENCES and any(type(part) is FakeTensor for part in arg)
-        else arg
-        for arg in args
-    ]
+def _described(args: Iterable[Any]) -> tuple[list[Any], bool]:
+    """Arguments with descriptors for fake tensors, and whether a size or a number among them is symbolic."""
+    described: list[Any] = []
+    symbolic = False
+    for arg in args:
+        kind = type(arg)
+        if kind is FakeTensor:
+            described.append(arg.spec)
+            symbolic = symbolic or arg.symbolic
+        elif kind in _SEQUENCES:
+            parts, among = _described(arg)
+            described.append(kind(parts))
+            symbolic = symbolic or among
+        else:
+            described.append(arg)
+            symbolic = symbolic or kind is torch.SymInt
+    return described, symbolic
 
 
-_SEQUENCES = frozenset({list, tuple, immutable_list})
+_SEQUENCES = frozenset({list, tuple, torch.Size, immutable_list})
 
 
 def _propagate_write(mode: FakeMode, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
@@ -455,7 +470,7 @@ def _restride(target: FakeTensor, spec: TensorSpec) -> FakeTensor:
             )
         finally:
             torch._C._set_meta_in_tls_dispatch_include(included)
-    target.spec = TensorSpec.of(target)
+    target._tell_spec()
     return target
 
 
