@@ -61,7 +61,8 @@ def _link(objects: list[Path], target: Path) -> None:
     from torch.utils.cpp_extension import library_paths
 
     libraries = [f"-L{path}" for path in library_paths()] + [f"-Wl,-rpath,{path}" for path in library_paths()]
-    libraries += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", "-ldl"]
+    # The shared C++ library, that torch uses: beside a static one, which some compilers prefer, streams crash.
+    libraries += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", "-ldl", "-l:libstdc++.so.6"]
     fresh = target.with_suffix(".new")  # rename at the end: a running process keeps the file it mapped
     subprocess.run([_compiler(), "-shared", *map(str, objects), *libraries, "-o", str(fresh)], check=True)
     fresh.replace(target)
