@@ -102,7 +102,8 @@ def report(results: list[dict[str, Any]], seconds: float, jobs: int, command: st
         total.update(result["seen"])
         for reason, count in result["refusals"].items():
             refusals[re.sub(r"\d+", "N", re.sub(r"\[[\d, ]+\]", "[...]", reason))] += count
-    columns = ["equal", "both raise", "runs where eager's memory overlaps", "refused", "different"]
+    asked = "equal to eager asked for histories"
+    columns = ["equal", "both raise", asked, "runs where eager's memory overlaps", "refused", "different"]
     return "\n".join(
         [
             "# Random programs of views, writes and aliases",
@@ -115,6 +116,8 @@ def report(results: list[dict[str, Any]], seconds: float, jobs: int, command: st
             "|" + "---|" * (len(columns) + 1),
             f"| {sum(total.values()):,} | " + " | ".join(f"{total[c]:,}" for c in columns) + " |",
             "",
+            "Asked for histories: to eager's check of writes, a view that was written through another one is a leaf "
+            "until somebody reads its `grad_fn`; eager with such reads is compared.",
             "Memory overlaps: a write reads the memory that it writes, in another order; eager raises or gives what "
             "depends on the order. The suite runs 2,000 of these programs.",
             "",

@@ -115,6 +115,7 @@ class InPlaceCalls(TorchFunctionMode):
             overlaps = _item_overlaps(args) if name == "__setitem__" else _overlaps_itself(args[0])
             if overlaps:
                 raise RuntimeError(_OVERLAP)
+            _update_history(args[0])
         if not in_place and "out" not in kwargs:
             return self._run(func, name, args, kwargs)
         kept = self.layouts.before(written_by(args, kwargs, in_place))
@@ -171,6 +172,14 @@ def _overlaps_itself(t: torch.Tensor) -> bool:
         if type(stride) is int and stride == 0 and hint_of(size, 2) > 1:
             return True
     return False
+
+
+def _update_history(t: torch.Tensor) -> None:
+    """A view that was written through another one gets its history when somebody asks for it. Autograd's check of
+    writes does not ask, and would take it for a leaf."""
+    if torch.is_grad_enabled() and t._is_view():
+        with contextlib.suppress(RuntimeError):  # what may not be written raises when it is written
+            _ = t.grad_fn
 
 
 def _item_overlaps(args: tuple[Any, ...]) -> bool:
