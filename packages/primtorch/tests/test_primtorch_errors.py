@@ -256,3 +256,41 @@ MIXED = {
 def test_what_eager_takes_from_the_cpu_is_taken(name: str) -> None:
     device, op, *args = MIXED[name]
     assert formula_of(op)(*args).device.type == device
+
+
+NUMBERS = [3, -1, 127, 128, -128, -129, 255, 256, -255, -256, 2**15, 2**31, 2**63 - 1, 65504.0, 65505.0, 3.4e38, 3.5e38,
+           -1e39, 1.7e308, 0.5, float("inf"), float("nan")]  # fmt: skip
+STORES = {
+    "full": lambda x, n: torch.full(x.shape, n, dtype=x.dtype),
+    "full, inferred": lambda x, n: torch.full((2,), n),
+    "full_like": torch.full_like,
+    "new_full": lambda x, n: x.new_full(x.shape, n),
+    "fill_": lambda x, n: x.clone().fill_(n),
+    "masked_fill": lambda x, n: x.masked_fill(x > 0, n),
+    "index_fill": lambda x, n: x.index_fill(0, torch.arange(min(len(x), 2)), n),
+    "pad": lambda x, n: torch.ops.aten.constant_pad_nd(x, [1, 1], n),
+    "scalar_tensor": lambda x, n: torch.scalar_tensor(n, dtype=x.dtype),
+    "clamp": lambda x, n: x.clamp(max=n),
+    "clamp_min": lambda x, n: torch.clamp_min(x, n),
+    "where": lambda x, n: torch.where(x > 0, x, n),
+}
+HELD = [torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.uint8, torch.int8, torch.int16, torch.int32,
+        torch.int64]  # fmt: skip
+
+
+@pytest.mark.parametrize("name", STORES)
+@pytest.mark.parametrize("dtype", HELD, ids=str)
+def test_numbers_that_a_dtype_cannot_hold(name, dtype):
+    def told(x, number):
+        try:
+            return STORES[name](x, number).dtype
+        except RuntimeError as error:
+            return str(error)
+
+    for size in (3, 1, 0):
+        real = torch.ones(size).to(dtype)
+        for number in NUMBERS:
+            mode = FakeMode()
+            with mode:
+                ours = told(mode.from_tensor(real), number)
+            assert ours == told(real, number), (size, number)

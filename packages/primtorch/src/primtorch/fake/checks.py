@@ -17,7 +17,8 @@ import torch
 
 from primtorch.fake.build import Formula
 from primtorch.fake.layout import broadcast, wrap_dim, wrap_dims
-from primtorch.fake.promotion import TENSORS
+from primtorch.fake.number_ranges import refuse_overflow
+from primtorch.fake.promotion import TENSORS, promote_number
 
 Check: TypeAlias = Callable[..., None]
 C = TypeVar("C", bound=Check)
@@ -116,6 +117,60 @@ def _masked_fill(x: Any, mask: Any, value: Any) -> None:
         _refuse(
             isinstance(value, complex) and not x.dtype.is_complex, lambda: f"value cannot be converted to {x.dtype}"
         )
+        refuse_overflow(value, x.dtype)
+
+
+def _filled(value: Any, dtype: torch.dtype, size: Sequence[Any], device: Any) -> None:
+    """A fill. One element on the CPU is set without a check where the dtype is narrower than float."""
+    single = all(type(n) is int and n == 1 for n in size)
+    if not (single and dtype in (torch.float16, torch.bfloat16) and torch.device(device or "cpu").type == "cpu"):
+        refuse_overflow(value, dtype)
+
+
+@_of("full")
+def _full(size: Any, value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> None:
+    if dtype is None and type(value) is float:
+        dtype = torch.get_default_dtype()
+    _filled(value, dtype or torch.int64, size, device)
+
+
+@_of("scalar_tensor")
+def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> None:
+    _filled(value, dtype or torch.get_default_dtype(), (), device)
+
+
+@_of("full_like")
+def _full_like(x: Any, value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> None:
+    _filled(value, dtype or x.dtype, x.shape, device or x.device)
+
+
+@_of("new_full")
+def _new_full(
+    x: Any, size: Any, value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
+) -> None:
+    _filled(value, dtype or x.dtype, size, device or x.device)
+
+
+@_of("fill.Scalar")
+def _fill(x: Any, value: Any) -> None:
+    _filled(value, x.dtype, x.shape, x.device)
+
+
+@_of("index_fill.int_Scalar")
+def _index_fill(x: Any, dim: int, index: Any, value: Any) -> None:
+    refuse_overflow(value, x.dtype)
+
+
+@_of("constant_pad_nd")
+def _constant_pad(x: Any, pad: Sequence[Any], value: Any = 0) -> None:
+    refuse_overflow(value, x.dtype)
+
+
+@_of("clamp", "clamp_min", "clamp_max")
+def _clamp(x: Any, *limits: Any, **named: Any) -> None:
+    for limit in (*limits, *named.values()):
+        if type(limit) in (int, float):
+            refuse_overflow(limit, promote_number(x.dtype, limit))
 
 
 @_of("masked_scatter")

@@ -1,0 +1,41 @@
+"""Numbers that a dtype cannot hold, which eager refuses where an operator stores them."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+_C_NAMES = {
+    torch.float16: "c10::Half",
+    torch.bfloat16: "c10::BFloat16",
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.uint8: "uint8_t",
+    torch.int8: "int8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int",
+    torch.int64: "int64_t",
+}
+
+
+def refuse_overflow(value: Any, dtype: torch.dtype) -> None:
+    """Raises what eager raises for a Python number out of a dtype's range; one that is symbolic has none yet.
+
+    Infinities are floats, and negative numbers count from above in unsigned ones, as c10's checked conversions have it.
+
+    Raises:
+        RuntimeError: the number overflows.
+    """
+    name = _C_NAMES.get(dtype)
+    if name is None or type(value) not in (int, float):
+        return
+    if dtype.is_floating_point:
+        wrong = math.isfinite(value) and abs(value) > torch.finfo(dtype).max
+    else:
+        limits = torch.iinfo(dtype)
+        lowest = limits.min or -limits.max
+        wrong = not math.isfinite(value) or not lowest <= value <= limits.max
+    if wrong:
+        raise RuntimeError(f"value cannot be converted to type {name} without overflow")
