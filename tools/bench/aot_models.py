@@ -1,15 +1,15 @@
 """Training steps of public models, compiled beside eager's: losses and gradients.
 
     python tools/bench/aot_models.py --all --jobs 16 --out rows.jsonl --write docs/results/aotautograd_models.md
-    python tools/bench/aot_models.py --all --jobs 16 --backend inductor --precisions fp64 --device cuda
+    python tools/bench/aot_models.py --all --jobs 16 --backend inductor --precisions fp64 --steps 1
     python tools/bench/aot_models.py --models hf/T5Small tv/resnet18 --precisions fp32
 
-A case is a model in one precision, in a process of its own with one thread: five steps of SGD run eagerly, then
+A case is a model in one precision, in a process of its own with one thread: some steps of SGD run eagerly, then
 compiled, from the same parameters and random state. Losses of every step and the gradients of the first and the last
 one are compared. Where they differ by more than the tolerance, as rounding alone makes them do in nets with kinks, the
 same steps in float64 judge: our error must be at most twice eager's. In precision fp64 nothing judges, and a difference
-is no rounding's. `--out` keeps a JSON line a case: cases in it are not run again, so that a sweep can be cut into
-slices.
+is no rounding's where there is one step; over several, nets with batch norm and few images multiply rounding errors.
+`--out` keeps a JSON line a case: cases in it are not run again, so that a sweep can be cut into slices.
 """
 
 from __future__ import annotations
@@ -30,14 +30,13 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from capture import SLOWEST, SUITES, import_all
 
-STEPS = 5
 TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp64": 1e-7}  # relative, of losses and of a step's whole gradient
 TITLES = {"fp32": "float32", "bf16": "bfloat16 autocast", "fp64": "float64"}
 BACKENDS = {
     "aot_eager": "their forward and backward by aotautograd, run by eager's kernels",
     "inductor": "their forward and backward as generated kernels, with eager's random numbers",
 }
-SHARED = ("batch", "side", "backend", "device")
+SHARED = ("batch", "side", "backend", "device", "steps")
 Row = dict[str, Any]
 Run = dict[str, Any]  # {"losses": [...], "gradients": {step: [...]}}
 
@@ -55,7 +54,7 @@ class Training:
         suite, name = case["model"].split("/")
         torch.manual_seed(0)
         model, args, kwargs = build(suite, name, train=True, batch=case["batch"], side=case["side"])
-        self.device = case["device"]
+        self.device, self.steps = case["device"], case["steps"]
         move = lambda value: value.to(self.device) if isinstance(value, torch.Tensor) else value
         self.model, self.args = model.to(self.device), tuple(map(move, args))
         self.kwargs = {key: move(value) for key, value in kwargs.items()}
@@ -65,7 +64,7 @@ class Training:
         self.amp = case["precision"] == "bf16"
 
     def run(self, candidate: Callable[..., Any], amp: bool) -> Run:
-        """Five steps from the start."""
+        """Steps from the start."""
         import torch
         from torch.utils import _pytree as pytree
 
@@ -75,7 +74,7 @@ class Training:
         optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
         losses: list[float] = []
         gradients: dict[int, list[Any]] = {}
-        for step in range(STEPS):
+        for step in range(self.steps):
             optimizer.zero_grad()
             torch.manual_seed(step)
             with torch.autocast(self.device, torch.bfloat16, enabled=amp):
@@ -84,7 +83,7 @@ class Training:
                 loss = out.loss if hasattr(out, "loss") else sum(leaf.float().pow(2).mean() for leaf in leaves)
             loss.backward()
             losses.append(float(loss))
-            if step in (0, STEPS - 1):
+            if step in (0, self.steps - 1):
                 gradients[step] = [None if p.grad is None else p.grad.clone() for p in self.model.parameters()]
             optimizer.step()
         return {"losses": losses, "gradients": gradients}
@@ -239,16 +238,16 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
     lines = [
         "# Training of public models through aotautograd",
         "",
-        f'Back end "{options.backend}": captured graphs, {BACKENDS[options.backend]}. {STEPS} steps of SGD on '
-        f"{options.device}; transformers in tiny configurations, image models with small images, batch "
-        f"{options.batch}. Compared: the loss of every step, the gradients of the first and the last as a whole, "
+        f'Back end "{options.backend}": captured graphs, {BACKENDS[options.backend]}. Steps of SGD: '
+        f"{options.steps}, on {options.device}; transformers in tiny configurations, image models with small images, "
+        f"batch {options.batch}. Compared: the loss of every step, the gradients of the first and the last as a whole, "
         f"relative to eager's; right at most {bounds}. Beyond that float64 judges, but in float64: our error at most "
         "twice eager's.",
         "",
         f"Python {platform.python_version()}, torch {torch.__version__}, transformers {transformers.__version__}, timm "
         f"{timm.__version__}, torchvision {torchvision.__version__}; {options.jobs} cases at once, one thread each.",
         f"`python tools/bench/aot_models.py --all --jobs {options.jobs} --backend {options.backend} --device "
-        f"{options.device} --precisions {' '.join(precisions)}`",
+        f"{options.device} --steps {options.steps} --precisions {' '.join(precisions)}`",
         "",
         f"**{sum(v.startswith('right') for v in verdicts.values())} of {len(verdicts)} cases right**, "
         f"{sum(row.get('error') == 0 for row in rows)} of them to the bit.",
@@ -289,6 +288,7 @@ def main() -> None:
     parser.add_argument("--all", action="store_true", help="the whole public list")
     parser.add_argument("--models", nargs="*", default=["hf"], help="suite/name, or a whole suite: hf, timm, tv")
     parser.add_argument("--precisions", nargs="*", default=["fp32", "bf16"], choices=list(TOLERANCE))
+    parser.add_argument("--steps", type=int, default=5, help="of SGD")
     parser.add_argument("--backend", default="aot_eager", choices=list(BACKENDS))
     parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
     parser.add_argument("--batch", type=int, default=2)
