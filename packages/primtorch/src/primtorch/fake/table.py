@@ -80,6 +80,18 @@ class RuleTable(dict[OpOverload, Rule]):
     def __init__(self) -> None:
         super().__init__()
         self.fallbacks: list[Fallback] = []
+        self._by_identity: dict[int, Rule] = {}  # of overloads that are keys here
+
+    def of(self, op: OpOverload) -> Rule:
+        """As `self[op]`, without the overload's hash, which is a function in Python."""
+        rule = self._by_identity.get(id(op))
+        if rule is None:
+            rule = self._by_identity[id(op)] = self[op]
+        return rule
+
+    def __delitem__(self, op: OpOverload) -> None:
+        self._by_identity.pop(id(op), None)
+        super().__delitem__(op)
 
     def __missing__(self, op: OpOverload) -> Rule:
         formula, source = self._find(op)

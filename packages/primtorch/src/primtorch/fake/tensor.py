@@ -315,11 +315,11 @@ def propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: M
 
 
 def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    special = _SPECIAL.get(func)
+    special = _SPECIAL_BY_IDENTITY.get(id(func))
     if special is not None:
         return special(mode, *args, **kwargs)
     try:
-        rule = RULES[func]
+        rule = RULES.of(func)
     except NoFormula:
         if not _is_composite(func):
             raise
@@ -524,3 +524,4 @@ _SPECIAL: dict[OpOverload, Callable[..., Any]] = {
     _aten.sym_storage_offset.default: lambda mode, x: x.storage_offset(),
     _aten.dim.default: lambda mode, x: x.dim(),
 }
+_SPECIAL_BY_IDENTITY = {id(op): special for op, special in _SPECIAL.items()}
