@@ -451,7 +451,7 @@ def _operator_of(target: Any) -> _Operator:
         overload = isinstance(target, OpOverload)
         known = _OPERATORS[id(target)] = _Operator(
             target,
-            fx.Graph()._target_to_str(target),
+            fx.Graph()._target_to_str(target).replace(".", "_"),  # as fx would write it
             _SPECIAL.get(target),
             place_of_probability(target) if overload else NEVER,
             overload and target._schema.is_mutable,
