@@ -344,13 +344,20 @@ def load(text: str, name: str) -> types.ModuleType:
 
 
 class Picture:
-    """What objects are, comparable between two runs: contents, order, and the identity of whatever can be changed."""
+    """What objects are, comparable between two runs: contents, order, and the identity of whatever can be changed.
 
-    def __init__(self) -> None:
+    A program may nest tuples of one another: what comes after so many objects is left out.
+    """
+
+    def __init__(self, room: int = 20_000) -> None:
         self.seen: dict[int, int] = {}
         self.alive: list[Any] = []
+        self.room = room
 
     def of(self, obj: Any) -> Any:
+        self.room -= 1
+        if self.room < 0:
+            return "and more"
         if isinstance(obj, (int, float, str, bool, type(None), bytes)):
             return (type(obj).__name__, repr(obj))
         if isinstance(obj, tuple):
