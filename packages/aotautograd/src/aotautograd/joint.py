@@ -185,7 +185,7 @@ class Recorder:
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         self.operators += 1
-        operator = _operator_of(func)
+        called = _operator_of(func)
         nodes = self.node_of
         node_args = tuple([(nodes.get(id(a)) if type(a) is FakeTensor else None) or self.lift(a) for a in args])
         node_kwargs = {k: self.lift(v) for k, v in kwargs.items()} if kwargs else {}
@@ -193,11 +193,11 @@ class Recorder:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
         if self.phase == "backward":
             self._find_forward_stack()
-        if operator.rule is not None:
-            out: Any = operator.rule(self, func, node_args, node_kwargs, args, kwargs or {})
+        if called.rule is not None:
+            out: Any = called.rule(self, func, node_args, node_kwargs, args, kwargs or {})
             if out is not NotImplemented:
                 return out
-        random = draws_numbers(operator.probability, args, kwargs)
+        random = draws_numbers(called.probability, args, kwargs)
         if random and self.phase == "backward":
             drawn = self.draws.repeated(func)
             if drawn is not None:
@@ -206,7 +206,7 @@ class Recorder:
         out = propagate(self.fake_mode, func, args, kwargs or {})  # what a call of `func` would come to
         if random and self.phase == "forward":
             self.draws.drew(func, out)
-        if operator.writes:
+        if called.writes:
             raise UnsupportedMutation(f"{func} writes to its arguments and has no functional form", self.stack)
         node = self._node(func, node_args, node_kwargs)
         if len(self.symbols) != known_symbols and self.fix_sizes and self.values is not None:
