@@ -30,7 +30,9 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent))
 from capture import SLOWEST, SUITES, import_all
 
-TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp64": 1e-7}  # relative, of losses and of a step's whole gradient
+# Relative, of losses and of a step's whole gradient. Some models compute a part in float32 whatever they are given: a
+# layer norm of Deberta, the sines of GPT-J's positions.
+TOLERANCE = {"fp32": 1e-5, "bf16": 1e-3, "fp64": 1e-6}
 TITLES = {"fp32": "float32", "bf16": "bfloat16 autocast", "fp64": "float64"}
 BACKENDS = {
     "aot_eager": "their forward and backward by aotautograd, run by eager's kernels",
@@ -236,7 +238,7 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
     bounds = ", ".join(f"{TOLERANCE[p]:.0e} in {TITLES[p]}" for p in precisions)
     verdicts = {(row["model"], row["precision"]): verdict(row) for row in rows}
     lines = [
-        "# Training of public models through aotautograd",
+        f'# Training of public models, back end "{options.backend}"',
         "",
         f'Back end "{options.backend}": captured graphs, {BACKENDS[options.backend]}. Steps of SGD: '
         f"{options.steps}, on {options.device}; transformers in tiny configurations, image models with small images, "
@@ -306,7 +308,7 @@ def main() -> None:
     rows = {(row["model"], row["precision"]): row for row in old}
     done = {case for case, row in rows.items() if not options.again or verdict(row).startswith("right")}
     cases = planned(options, done)
-    if cases:
+    if cases or options.write:
         import_all()
     for count, row in enumerate(run_cases(cases, options.jobs, options.case_timeout, began + options.timeout), 1):
         rows[row["model"], row["precision"]] = row
