@@ -34,9 +34,9 @@ from rich.table import Table
 from sklearn.datasets import load_digits
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "tools" / "bench"))
-from zoo import declare_torchvision_ops
+from zoo import import_torchvision
 
-declare_torchvision_ops()  # transformers imports torchvision, whose compiled operators need CUDA's libraries
+import_torchvision()  # transformers imports it, and its compiled operators need CUDA's libraries
 from transformers import GPT2Config, GPT2LMHeadModel, ViTConfig, ViTForImageClassification
 
 import torchcompile

@@ -39,6 +39,12 @@ def test_examples_run(name: str) -> None:
     run(EXAMPLES / name)
 
 
+def test_the_demo_runs(tmp_path: Path) -> None:
+    told = run(EXAMPLES / "demo.py", "--steps", "8", "--tokens", "3", "--report", tmp_path)
+    assert "fallbacks to eager         │ 0" in told
+    assert (tmp_path / "index.html").exists()
+
+
 @pytest.fixture(scope="module")
 def third_backend() -> Iterator[ModuleType]:
     """The example back end in the place of the C++ one."""
