@@ -370,7 +370,9 @@ TABLE = {
     "iota": lambda length, start, step, dtype, device: np.arange(length, dtype=DTYPES[dtype]) * step + start,
     "empty_strided": lambda shape, strides, dtype, device: np.zeros(shape, DTYPES[dtype]),
     "random_seed": lambda device: np.random.randint(0, 2**63 - 1, (), np.int64),
-    "random_uniform": philox.uniform,
+    "random_uniform": lambda seed, shape, stream=0, dtype=torch.float32: philox.uniform(
+        seed, shape, stream, DTYPES[dtype]
+    ),
     "random_bits": philox.bits,
     "expand": np.broadcast_to,
     "permute": np.transpose,

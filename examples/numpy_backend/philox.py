@@ -8,7 +8,10 @@ _MASK = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
 
 
-def bits(seed, shape, stream=0):
+def bits(seed, shape, stream=0, width=32):
+    if width == 64:
+        pairs = bits(seed, (*shape, 2), stream)
+        return pairs[..., 0] | pairs[..., 1] << 32
     count = math.prod(shape)
     block = np.arange(-(-count // 4), dtype=np.uint64)
     number = int(seed)
@@ -21,5 +24,8 @@ def bits(seed, shape, stream=0):
     return np.stack(words, 1).reshape(-1)[:count].reshape(shape).astype(np.int64)
 
 
-def uniform(seed, shape, stream=0):
-    return (bits(seed, shape, stream) >> 8).astype(np.float32) * np.float32(2.0**-24)
+def uniform(seed, shape, stream=0, dtype=np.float32):
+    """As many random bits as the dtype's significand has digits."""
+    digits, width = np.finfo(dtype).nmant + 1, 64 if dtype == np.float64 else 32
+    high = bits(seed, shape, stream, width) >> (width - digits) & ((1 << digits) - 1)
+    return high.astype(dtype) * dtype(2.0**-digits)

@@ -1,4 +1,8 @@
-"""`options={"eager_random": True}`: every draw is eager's, in eager's order, and the generator ends where eager's does."""
+"""Draws of compiled programs.
+
+By default their distributions are eager's: values, digits and limits. With `options={"eager_random": True}` every draw
+is eager's, in eager's order, and the generator ends where eager's does.
+"""
 
 from __future__ import annotations
 
@@ -83,3 +87,90 @@ def test_draws_are_eagers(program: Callable[[Any], Any], backend: str) -> None:
             sum(r.sum() for r in results if r.requires_grad).backward()
             runs.append([*results, x.grad, torch.rand(2)])
         torch.testing.assert_close(runs[1], runs[0])
+
+
+DRAWN = 20_000
+
+
+def empty(dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(DRAWN, dtype=dtype)
+
+
+def rare(dtype: torch.dtype) -> torch.Tensor:
+    """Sums of what happens once in ten thousand times, or does not."""
+    hits = torch.bernoulli(torch.full((DRAWN, 50), 1e-4, dtype=torch.float64))
+    return (hits + torch.empty(DRAWN, 50, dtype=dtype).bernoulli_(1 - 1e-4)).sum(1)
+
+
+FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+DRAWS: dict[str, Callable[[], torch.Tensor]] = {
+    **{f"rand {d}": lambda d=d: torch.rand(DRAWN, dtype=d) for d in (*FLOATS, torch.complex64, torch.complex128)},
+    **{f"randn {d}": lambda d=d: torch.randn(DRAWN, dtype=d) for d in (*FLOATS, torch.complex64, torch.complex128)},
+    **{f"uniform {d}": lambda d=d: empty(d).uniform_(-0.5, 2) for d in (*FLOATS, torch.complex64)},
+    **{f"normal {d}": lambda d=d: empty(d).normal_(2, 3) for d in (*FLOATS, torch.complex64)},
+    **{f"exponential {d}": lambda d=d: empty(d).exponential_(0.5) for d in FLOATS},
+    **{f"cauchy {d}": lambda d=d: empty(d).cauchy_(1, 2) for d in FLOATS[:2]},
+    **{f"log_normal {d}": lambda d=d: empty(d).log_normal_() for d in FLOATS[:2]},
+    **{f"geometric {d}": lambda d=d: empty(d).geometric_(1e-3) for d in (torch.int64, torch.float64, torch.float32)},
+    **{f"random_ {d}": lambda d=d: empty(d).random_() for d in (*FLOATS, torch.int64, torch.int32, torch.uint8)},
+    **{f"random_ from -1 {d}": lambda d=d: empty(d).random_(-1, None) for d in (*FLOATS, torch.int64, torch.int16)},
+    "random_ of all integers": lambda: empty(torch.int64).random_(-(2**63), None),
+    **{
+        f"randint {low} {high}": lambda low=low, high=high: torch.randint(low, high, (DRAWN,))
+        for low, high in (
+            (0, 5), (-3, 2**16), (0, 3 << 30), (0, 2**32), (5, 2**40 + 1), (0, 2**50), (0, 3 << 60), (-5, 2**63 - 6),
+            (-(2**62), 2**63 - 1), (-(2**63), 2**63 - 1),
+        )
+    },
+    "randint in float64": lambda: torch.randint(0, 2**53, (DRAWN,), dtype=torch.float64),
+    "randint_like": lambda: torch.randint_like(empty(torch.float32), 10, 2**22),
+    **{f"bernoulli {d}": lambda d=d: empty(d).bernoulli_(0.3) for d in (torch.float64, torch.float32, torch.int64)},
+    **{f"rare {d}": lambda d=d: rare(d) for d in (torch.float64, torch.float32)},
+    "normal of tensors": lambda: torch.normal(torch.ones(DRAWN, dtype=torch.float64), torch.full((DRAWN,), 2.0)),
+    "multinomial": lambda: torch.multinomial(torch.tensor([1.0, 2, 0, 3]), DRAWN, replacement=True),
+    "dropout": lambda: F.dropout(torch.ones(DRAWN, dtype=torch.float64), 0.3),
+}  # fmt: skip
+
+
+def every_draw():
+    return [draw() for draw in DRAWS.values()]
+
+
+def digits(values: torch.Tensor) -> torch.Tensor:
+    """The last eight bits of each value."""
+    bits = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}[values.dtype.itemsize]
+    return values.view(bits).to(torch.int64) & 0xFF
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference of the two empirical distribution functions (Kolmogorov and Smirnov)."""
+    a, b = a.sort().values, b.sort().values
+    both = torch.cat([a, b])
+    below = [torch.searchsorted(t, both, right=True) / len(t) for t in (a, b)]
+    return float((below[0] - below[1]).abs().max())
+
+
+def test_distributions_are_eagers() -> None:
+    seed = int(torch.randint(2**31, ()))
+    torch.manual_seed(seed)
+    ours = torchcompile.compile(every_draw, fullgraph=True)()
+    for name, eager, drawn in zip(DRAWS, every_draw(), ours, strict=True):
+        assert drawn.dtype == eager.dtype and drawn.shape == eager.shape, name
+        if eager.is_complex():
+            eager, drawn = torch.view_as_real(eager).flatten(), torch.view_as_real(drawn).flatten()
+        limit = 4.0 * (2 / len(eager)) ** 0.5  # exceeded once in 10^13 times by two samples of one distribution
+        assert distance(eager, drawn) < limit, f"{name}: another distribution, seed {seed}"
+        assert distance(digits(eager), digits(drawn)) < limit, f"{name}: other digits, seed {seed}"
+
+
+def test_limits_of_draws() -> None:
+    def draws():
+        small = torch.rand(10**6, dtype=torch.bfloat16), torch.rand(10**6, dtype=torch.float16)
+        bounded = torch.empty(10**5, dtype=torch.bfloat16).random_(), torch.empty(10**5, dtype=torch.int8).random_()
+        return *small, *bounded, torch.empty(10**6).exponential_(), torch.randint(-(2**63), 2**63 - 1, (10**5,))
+
+    brain, half, whole, signed, late, wide = torchcompile.compile(draws, fullgraph=True)()
+    assert (brain.min(), brain.max()) == (0, 1 - 2**-8) and (half.min(), half.max()) == (0, 1 - 2**-11)
+    assert (whole.min(), whole.max()) == (0, 256) and (signed.min(), signed.max()) == (0, 127)
+    assert late.min() > 0
+    assert wide.min() < -(2**63) * 0.999 and wide.max() > 2**63 * 0.999

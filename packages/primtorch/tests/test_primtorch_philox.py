@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from primtorch.prims import philox
@@ -22,7 +23,19 @@ def test_a_shape_that_ends_inside_a_block_is_a_prefix() -> None:
     assert philox.bits(torch.tensor(5), (3, 5)).flatten().tolist() == words(5, 15)
 
 
-def test_uniform_keeps_24_bits() -> None:
-    drawn = philox.uniform(torch.tensor(1), (10000,))
-    assert drawn.dtype is torch.float32 and 0 <= float(drawn.min()) and float(drawn.max()) < 1
-    assert abs(float(drawn.mean()) - 0.5) < 0.02
+def test_64_bits_are_two_words() -> None:
+    narrow = words(11, 14, 2)
+    wide = philox.bits(torch.tensor(11), (7,), 2, 64).tolist()
+    assert [w % 2**64 for w in wide] == [
+        low + (high << 32) for low, high in zip(narrow[::2], narrow[1::2], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16, torch.bfloat16])
+def test_uniform_numbers_have_the_digits_of_their_dtype(dtype: torch.dtype) -> None:
+    drawn = philox.uniform(torch.tensor(1), (10000,), dtype=dtype)
+    assert drawn.dtype is dtype and 0 <= float(drawn.min()) and float(drawn.max()) < 1
+    assert abs(float(drawn.double().mean()) - 0.5) < 0.02
+    steps = drawn.double() * 2.0 ** philox.digits(dtype)
+    assert torch.equal(steps, steps.round()), "a multiple of the smallest step"
+    assert abs(float((steps % 2).mean()) - 0.5) < 0.02, "every other one is odd"

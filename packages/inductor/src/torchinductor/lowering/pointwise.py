@@ -7,10 +7,11 @@ from typing import Any
 
 import torch
 
+from primtorch.prims import philox
 from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import Index, as_expr, contiguous_strides, dot, exprs, variable
-from torchinductor.ir import REDUCED_PRECISION
+from torchinductor.ir import REDUCED_PRECISION, compute_dtype
 from torchinductor.lowering.context import Context, SeedCall
 from torchinductor.lowering.values import TensorValue
 from torchinductor.ops import ELEMENTWISE, OpsHandler
@@ -100,25 +101,39 @@ def random_seed(ctx: Context, device: Any) -> TensorValue:
     return ctx.strided(buffer)
 
 
-def _bits(seed: TensorValue, shape: Index, stream: int) -> Callable[[Index, OpsHandler[Any]], Any]:
+def _bits(seed: TensorValue, shape: Index, stream: int, width: int) -> Callable[[Index, OpsHandler[Any]], Any]:
     strides = contiguous_strides(shape)
-    return lambda index, ops: ops.random_bits(seed.load((), ops), ops.simplify(dot(index, strides)), stream)
+
+    def narrow(index: Index, ops: OpsHandler[Any]) -> Any:
+        return ops.random_bits(seed.load((), ops), ops.simplify(dot(index, strides)), stream)
+
+    def wide(index: Index, ops: OpsHandler[Any]) -> Any:
+        first = dot(index, strides) * as_expr(2)
+        low, high = (ops.random_bits(seed.load((), ops), ops.simplify(first + as_expr(k)), stream) for k in (0, 1))
+        return ops.apply("bitwise_or", ops.apply("shift_left", high, ops.constant(32, torch.int64)), low)
+
+    return wide if width == 64 else narrow
 
 
-def random_bits(ctx: Context, seed: TensorValue, shape: Any, stream: int = 0) -> TensorValue:
+def random_bits(ctx: Context, seed: TensorValue, shape: Any, stream: int = 0, width: int = 32) -> TensorValue:
     sizes = exprs(shape)
-    return ctx.lazy(sizes, torch.int64, seed.device, _bits(seed, sizes, stream), of=[seed], cost=20, heavy=True)
+    return ctx.lazy(sizes, torch.int64, seed.device, _bits(seed, sizes, stream, width), of=[seed], cost=20, heavy=True)
 
 
-def random_uniform(ctx: Context, seed: TensorValue, shape: Any, stream: int = 0) -> TensorValue:
-    sizes = exprs(shape)
-    bits = _bits(seed, sizes, stream)
+def random_uniform(
+    ctx: Context, seed: TensorValue, shape: Any, stream: int = 0, dtype: torch.dtype = torch.float32
+) -> TensorValue:
+    sizes, kept, width = exprs(shape), philox.digits(dtype), 64 if dtype is torch.float64 else 32
+    bits = _bits(seed, sizes, stream, width)
 
     def load(index: Index, ops: OpsHandler[Any]) -> Any:
-        high = ops.apply("shift_right", bits(index, ops), ops.constant(8, torch.int64))
-        return ops.apply("mul", ops.to_dtype(high, torch.float32, torch.int64), ops.constant(2.0**-24, torch.float32))
+        high = ops.apply("shift_right", bits(index, ops), ops.constant(width - kept, torch.int64))
+        if width == 64:  # the shift keeps the sign
+            high = ops.apply("bitwise_and", high, ops.constant(2**kept - 1, torch.int64))
+        kind = compute_dtype(dtype)
+        return ops.apply("mul", ops.to_dtype(high, kind, torch.int64), ops.constant(2.0**-kept, kind))
 
-    return ctx.lazy(sizes, torch.float32, seed.device, load, of=[seed], cost=20, heavy=True)
+    return ctx.lazy(sizes, dtype, seed.device, load, of=[seed], cost=20, heavy=True)
 
 
 # Prims of ELEMENTWISE that no loop computes: the backend calls ATen for them.

@@ -247,17 +247,26 @@ def _glu_backward(b: Builder, grad: Value, x: Value, dim: int) -> Value:
 
 
 # --- dropout -------------------------------------------------------------------------------------
-def draw(b: Builder, shape: Any, device: torch.device) -> Value:
-    """float32 in [0, 1) with a seed of its own."""
+def draw(b: Builder, shape: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Value:
+    """In [0, 1), with the dtype's digits and a seed of its own."""
     seed = b.emit(prims.random_seed, device)
-    return b.emit(prims.random_uniform, seed, tuple(shape), 0)  # type: ignore[no-any-return]
+    return b.emit(prims.random_uniform, seed, tuple(shape), 0, dtype)  # type: ignore[no-any-return]
+
+
+_RARE = 2.0**-10
+
+
+def chance(b: Builder, shape: Any, device: torch.device, p: float) -> Value:
+    """True with probability p. 24 random bits are too coarse for what happens, or fails, once in a thousand times."""
+    coarse = p in (0.0, 1.0) or _RARE <= p <= 1 - _RARE
+    return draw(b, shape, device, torch.float32 if coarse else torch.float64) < p
 
 
 @RULES(aten.native_dropout.default)
 def _native_dropout(b: Builder, x: Value, p: float, train: bool | None) -> tuple[Value, Value]:
     if train is False or p == 0:
         return x, b.full(x.shape, True, torch.bool, x.device)
-    keep = draw(b, x.shape, x.device) < (1.0 - p)
+    keep = chance(b, x.shape, x.device, 1.0 - p)
     scale = 0.0 if p == 1 else 1 / (1 - p)
     return b.where(keep, x.compute() * scale, 0.0).to(x.dtype), keep
 
@@ -282,7 +291,7 @@ def _rrelu(
 ) -> tuple[Value, Value]:
     if not training:
         return b.where(x > 0, x, (x.compute() * ((lower + upper) / 2)).to(x.dtype)), noise
-    slope = (draw(b, x.shape, x.device) * (upper - lower) + lower).to(x.dtype)
+    slope = (draw(b, x.shape, x.device, compute_dtype(x.dtype)) * (upper - lower) + lower).to(x.dtype)
     new_noise = b.where(x <= 0, slope, 1)
     return (x.compute() * new_noise.compute()).to(x.dtype), new_noise.to(noise.dtype)
 

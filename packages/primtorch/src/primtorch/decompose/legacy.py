@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from primtorch import prims
-from primtorch.decompose.activations import draw
+from primtorch.decompose.activations import chance
 from primtorch.decompose.builder import Builder, Value, same_size
 from primtorch.decompose.creation import linspace
 from primtorch.decompose.promotion import result_dtype
@@ -40,7 +40,7 @@ def _fused_dropout(b: Builder, x: Value, p: float, generator: Any = None) -> tup
     """Keeps each element with probability p, unlike dropout."""
     if generator is not None:
         raise NotImplementedError("_fused_dropout with a generator of its own: draws come from the device's generator")
-    keep = draw(b, x.shape, x.device) < float(p)
+    keep = chance(b, x.shape, x.device, float(p))
     return b.where(keep, x.compute() / float(p), 0.0).to(x.dtype), keep.to(torch.uint8)
 
 

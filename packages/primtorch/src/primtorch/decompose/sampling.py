@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from primtorch import prims
-from primtorch.decompose.activations import draw
+from primtorch.decompose.activations import chance, draw
 from primtorch.decompose.builder import Builder, Value
+from primtorch.decompose.promotion import compute_dtype
 from primtorch.decompose.table import RuleTable
+from primtorch.prims import philox
 from primtorch.prims.layout import broadcast_shapes
 
 aten = torch.ops.aten
@@ -30,36 +33,66 @@ def _own(generator: Any) -> None:
         )
 
 
-def _bits(b: Builder, shape: Sequence[Any], device: torch.device) -> Value:
+def _bits(b: Builder, shape: Sequence[Any], device: torch.device, width: int = 32) -> Value:
     seed = b.emit(prims.random_seed, device)
-    return b.emit(prims.random_bits, seed, tuple(shape), 0)  # type: ignore[no-any-return]
+    return b.emit(prims.random_bits, seed, tuple(shape), 0, width)  # type: ignore[no-any-return]
 
 
-def _normal(b: Builder, shape: Sequence[Any], device: torch.device) -> Value:
-    """Standard normal float32 by Box and Muller (1958) from two streams of one seed."""
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which a distribution of results of `dtype` is computed."""
+    return compute_dtype(dtype) if dtype.is_floating_point else torch.float64
+
+
+def _of_parts(
+    b: Builder, shape: Sequence[Any], dtype: torch.dtype, draw_real: Callable[[Sequence[Any], torch.dtype], Value]
+) -> Value:
+    """A draw in `dtype`; of a complex number, both parts are drawn."""
+    if not dtype.is_complex:
+        return draw_real(shape, dtype)
+    return b.emit(prims.view_as_complex, draw_real((*shape, 2), dtype.to_real()))  # type: ignore[no-any-return]
+
+
+def _fraction(b: Builder, shape: Sequence[Any], device: torch.device, dtype: torch.dtype) -> Value:
+    return _of_parts(b, shape, dtype, lambda sizes, real: draw(b, sizes, device, real))
+
+
+def _standard_normal(b: Builder, shape: Sequence[Any], device: torch.device, dtype: torch.dtype) -> Value:
+    """By Box and Muller (1958) from two streams of one seed, in float32 or float64."""
     seed = b.emit(prims.random_seed, device)
-    radius = b.emit(prims.random_uniform, seed, tuple(shape), 0)
-    angle = b.emit(prims.random_uniform, seed, tuple(shape), 1)
+    radius = b.emit(prims.random_uniform, seed, tuple(shape), 0, dtype)
+    angle = b.emit(prims.random_uniform, seed, tuple(shape), 1, dtype)
     length = ((1.0 - radius).map(prims.log) * -2.0).map(prims.sqrt)
     return length * (angle * (2 * math.pi)).map(prims.cos)  # type: ignore[no-any-return]
 
 
+def _normal(
+    b: Builder, shape: Sequence[Any], device: torch.device, dtype: torch.dtype, mean: float = 0.0, std: float = 1.0
+) -> Value:
+    """Normal numbers. A complex one's parts share the variance, and both have the mean."""
+    part = std * math.sqrt(0.5) if dtype.is_complex else std
+
+    def real(sizes: Sequence[Any], kind: torch.dtype) -> Value:
+        z = _standard_normal(b, sizes, device, _wide(kind))
+        return (z if (mean, part) == (0.0, 1.0) else z * part + mean).to(kind)
+
+    return _of_parts(b, shape, dtype, real)
+
+
 @RULES(aten.bernoulli.default)
 def _bernoulli(b: Builder, x: Value, *, generator: Any = None) -> Value:
-    _own(generator)
-    return (draw(b, x.shape, x.device) < x.to(torch.float32)).to(x.dtype)
+    return _bernoulli_tensor(b, x, x, generator=generator)  # type: ignore[no-any-return]
 
 
 @RULES(aten.bernoulli.p)
 def _bernoulli_p(b: Builder, x: Value, p: float, *, generator: Any = None) -> Value:
     _own(generator)
-    return (draw(b, x.shape, x.device) < float(p)).to(x.dtype)
+    return chance(b, x.shape, x.device, float(p)).to(x.dtype)
 
 
 @RULES(aten.bernoulli.Tensor)
 def _bernoulli_tensor(b: Builder, x: Value, p: Value, *, generator: Any = None) -> Value:
     _own(generator)
-    return (draw(b, x.shape, x.device) < p.to(torch.float32)).to(x.dtype)
+    return (draw(b, x.shape, x.device, _wide(p.dtype)) < p.to(_wide(p.dtype))).to(x.dtype)
 
 
 @RULES(aten.rand.default)
@@ -72,7 +105,7 @@ def _rand(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Value:
-    return draw(b, size, _place(device)).to(dtype or torch.get_default_dtype())
+    return _fraction(b, size, _place(device), dtype or torch.get_default_dtype())
 
 
 @RULES(aten.rand_like.default)
@@ -86,7 +119,7 @@ def _rand_like(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Value:
-    return draw(b, x.shape, _place(device or x.device)).to(dtype or x.dtype)
+    return _fraction(b, x.shape, _place(device or x.device), dtype or x.dtype)
 
 
 @RULES(aten.randn.default)
@@ -99,7 +132,7 @@ def _randn(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Value:
-    return _normal(b, size, _place(device)).to(dtype or torch.get_default_dtype())
+    return _normal(b, size, _place(device), dtype or torch.get_default_dtype())
 
 
 @RULES(aten.randn_like.default)
@@ -113,11 +146,39 @@ def _randn_like(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Value:
-    return _normal(b, x.shape, _place(device or x.device)).to(dtype or x.dtype)
+    return _normal(b, x.shape, _place(device or x.device), dtype or x.dtype)
+
+
+_FEW, _MANY = 2**16, 2**40
+_LOWEST = -(2**63)
 
 
 def _integers(b: Builder, low: Any, high: Any, shape: Sequence[Any], device: torch.device) -> Value:
-    return _bits(b, shape, device) % (high - low) + low  # type: ignore[no-any-return]
+    """int64 in [low, high), at most 2^64 of them, each as likely as the remainder of a 64-bit number makes it.
+
+    Up to 2^16 of them are remainders of 32 bits; for symbolic limits and up to 2^40, of 63 bits: both are even to one
+    part in 2^16.
+    """
+    count = high - low
+    if not isinstance(count, int):
+        return (_bits(b, shape, device, 64) & (2**63 - 1)) % count + low  # type: ignore[no-any-return]
+    if count <= _FEW:
+        return _bits(b, shape, device) % count + low  # type: ignore[no-any-return]
+    bits = _bits(b, shape, device, 64)
+    if count == 2**64:
+        return bits
+    if count & (count - 1) == 0:
+        return (bits & (count - 1)) + low  # type: ignore[no-any-return]
+    if count <= _MANY:
+        return (bits & (2**63 - 1)) % count + low  # type: ignore[no-any-return]
+    if count > 2**63:  # at most one of them fits into the unsigned number
+        over = (bits ^ _LOWEST) >= (count - 2**64) ^ _LOWEST
+        return b.where(over, bits - (count - 2**64), bits) + low  # type: ignore[no-any-return]
+    # The remainder of the unsigned number, from that of its upper 63 bits.
+    half, last = b.binary(prims.shift_right, bits, 1) & (2**63 - 1), bits & 1
+    rest = half % count
+    short = count - rest - last
+    return b.where(rest >= short, rest - short, rest + rest + last) + low  # type: ignore[no-any-return]
 
 
 @RULES(aten.randint.default)
@@ -183,25 +244,32 @@ def _randint_like_low(
 @RULES(aten.uniform.default)
 def _uniform(b: Builder, x: Value, low: float = 0, high: float = 1, *, generator: Any = None) -> Value:
     _own(generator)
-    return (draw(b, x.shape, x.device) * float(high - low) + float(low)).to(x.dtype)
+
+    def real(sizes: Sequence[Any], kind: torch.dtype) -> Value:
+        return (draw(b, sizes, x.device, kind).compute() * float(high - low) + float(low)).to(kind)
+
+    return _of_parts(b, x.shape, x.dtype, real)
 
 
 @RULES("aten::normal_functional.default")
 def _normal_functional(b: Builder, x: Value, mean: float = 0, std: float = 1, *, generator: Any = None) -> Value:
     _own(generator)
-    return (_normal(b, x.shape, x.device) * float(std) + float(mean)).to(x.dtype)
+    return _normal(b, x.shape, x.device, x.dtype, float(mean), float(std))
 
 
 @RULES(aten.exponential.default)
 def _exponential(b: Builder, x: Value, rate: float = 1, *, generator: Any = None) -> Value:
+    """Never zero, so that it may be divided by."""
     _own(generator)
-    return ((-draw(b, x.shape, x.device)).map(prims.log1p) / -float(rate)).to(x.dtype)
+    wide = _wide(x.dtype)
+    times = (-draw(b, x.shape, x.device, wide)).map(prims.log1p) / -float(rate)
+    return times.maximum(torch.finfo(x.dtype).tiny).to(x.dtype)
 
 
 @RULES(aten.cauchy.default)
 def _cauchy(b: Builder, x: Value, median: float = 0, sigma: float = 1, *, generator: Any = None) -> Value:
     _own(generator)
-    angle = (draw(b, x.shape, x.device) - 0.5) * math.pi
+    angle = (draw(b, x.shape, x.device, _wide(x.dtype)) - 0.5) * math.pi
     return (angle.map(prims.tan) * float(sigma) + float(median)).to(x.dtype)
 
 
@@ -209,14 +277,14 @@ def _cauchy(b: Builder, x: Value, median: float = 0, sigma: float = 1, *, genera
 def _geometric(b: Builder, x: Value, p: float, *, generator: Any = None) -> Value:
     """The number of trials up to the first success, by inversion."""
     _own(generator)
-    trials = (-draw(b, x.shape, x.device)).map(prims.log1p) / math.log1p(-float(p))
+    trials = (-draw(b, x.shape, x.device, _wide(x.dtype))).map(prims.log1p) / math.log1p(-float(p))
     return trials.map(prims.ceil).maximum(1.0).to(x.dtype)
 
 
 @RULES(aten.log_normal.default)
 def _log_normal(b: Builder, x: Value, mean: float = 1, std: float = 2, *, generator: Any = None) -> Value:
     _own(generator)
-    return (_normal(b, x.shape, x.device) * float(std) + float(mean)).map(prims.exp).to(x.dtype)
+    return _normal(b, x.shape, x.device, _wide(x.dtype), float(mean), float(std)).map(prims.exp).to(x.dtype)
 
 
 @RULES(aten.normal.Tensor_float, aten.normal.Tensor_Tensor, aten.normal.float_Tensor)
@@ -224,12 +292,10 @@ def _normal_of(b: Builder, mean: Any, std: Any = 1.0, *, generator: Any = None) 
     _own(generator)
     like = mean if isinstance(mean, Value) else std
     shape = broadcast_shapes(*(v.shape for v in (mean, std) if isinstance(v, Value)))
-    z = _normal(b, shape, like.device)
-    wide = [v.to(torch.float32) if isinstance(v, Value) and v.dtype is not torch.float64 else v for v in (mean, std)]
-    if any(isinstance(v, Value) and v.dtype is torch.float64 for v in wide):
-        z, wide = z.to(torch.float64), [v.to(torch.float64) if isinstance(v, Value) else v for v in wide]
-    out = b.binary(prims.add, b.binary(prims.mul, z, wide[1]), wide[0])
-    return out.to(like.dtype)
+    kind = functools.reduce(torch.promote_types, (_wide(v.dtype) for v in (mean, std) if isinstance(v, Value)))
+    z = _standard_normal(b, shape, like.device, kind)
+    wide = [v.to(kind) if isinstance(v, Value) else v for v in (mean, std)]
+    return b.binary(prims.add, b.binary(prims.mul, z, wide[1]), wide[0]).to(like.dtype)
 
 
 @RULES(aten.normal.float_float)
@@ -246,19 +312,20 @@ def _normal_numbers(
     pin_memory: Any = None,
 ) -> Value:
     _own(generator)
-    z = _normal(b, size, _place(device)) * float(std) + float(mean)
-    return z.to(dtype or torch.get_default_dtype())
+    return _normal(b, size, _place(device), dtype or torch.get_default_dtype(), float(mean), float(std))
+
+
+def _top(dtype: torch.dtype) -> int:
+    """The largest number of `random_`: to it, the dtype holds all integers."""
+    if dtype.is_floating_point:
+        return int(2 ** philox.digits(dtype))
+    return 1 if dtype is torch.bool else min(torch.iinfo(dtype).max, 2**63 - 1)
 
 
 @RULES(aten.random.default)
 def _random(b: Builder, x: Value, *, generator: Any = None) -> Value:
-    """Integers that the dtype holds exactly, from 0."""
     _own(generator)
-    if x.dtype.is_floating_point:
-        bits = min(-int(math.log2(torch.finfo(x.dtype).eps)) + 1, 31)
-    else:
-        bits = 1 if x.dtype is torch.bool else min(torch.iinfo(x.dtype).bits - int(torch.iinfo(x.dtype).min < 0), 31)
-    return (_bits(b, x.shape, x.device) & (2**bits - 1)).to(x.dtype)  # type: ignore[no-any-return]
+    return _integers(b, 0, _top(x.dtype) + 1, x.shape, x.device).to(x.dtype)
 
 
 @RULES(aten.random.to)
@@ -270,7 +337,10 @@ def _random_below(b: Builder, x: Value, to: Any, *, generator: Any = None) -> Va
 # In the schema `from` is a word that Python keeps for itself; FX passes it by position.
 @RULES("aten::random.from")
 def _random_between(b: Builder, x: Value, low: Any, high: Any, *, generator: Any = None) -> Value:
+    """Without `high`, up to the largest number; from the least of all integers, each of them."""
     _own(generator)
+    if high is None:
+        high = 2**63 if isinstance(low, int) and low == _LOWEST else _top(x.dtype) + 1
     return _integers(b, low, high, x.shape, x.device).to(x.dtype)
 
 
@@ -286,7 +356,8 @@ def _randint_like_tensor(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Value:
-    return (_bits(b, x.shape, x.device) % high.to(torch.int64)).to(dtype or x.dtype)
+    bits = _bits(b, x.shape, x.device, 64) & (2**63 - 1)
+    return (bits % high.to(torch.int64)).to(dtype or x.dtype)
 
 
 def _with_generator(rule: Any) -> Any:

@@ -6,6 +6,7 @@ Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3" (SC 20
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,8 +24,11 @@ def _multiply(constant: int, word: torch.Tensor) -> tuple[torch.Tensor, torch.Te
     return high_half >> 16, ((high_half & 0xFFFF) << 16) | (low_half & 0xFFFF)
 
 
-def bits(seed: torch.Tensor, shape: Sequence[int], stream: int = 0) -> torch.Tensor:
-    """Word i mod 4 of block i // 4 at each row-major index i, int64 in [0, 2^32)."""
+def bits(seed: torch.Tensor, shape: Sequence[int], stream: int = 0, width: int = 32) -> torch.Tensor:
+    """Word i mod 4 of block i // 4 at each row-major index i, int64 in [0, 2^32); of width 64: words 2i and 2i + 1."""
+    if width == 64:
+        pairs = bits(seed, (*shape, 2), stream)
+        return pairs[..., 0] | (pairs[..., 1] << 32)
     count = 1
     for size in shape:
         count *= size
@@ -40,6 +44,15 @@ def bits(seed: torch.Tensor, shape: Sequence[int], stream: int = 0) -> torch.Ten
     return torch.stack(words, 1).reshape(-1)[:count].reshape(tuple(shape))
 
 
-def uniform(seed: torch.Tensor, shape: Sequence[int], stream: int = 0) -> torch.Tensor:
-    """float32 in [0, 1) with 24 random bits."""
-    return (bits(seed, shape, stream) >> 8).to(torch.float32) * 2.0**-24
+def digits(dtype: torch.dtype) -> int:
+    """Bits of a floating-point type's significand, the hidden one included: a uniform number's random bits."""
+    return 1 - round(math.log2(torch.finfo(dtype).eps))
+
+
+def uniform(
+    seed: torch.Tensor, shape: Sequence[int], stream: int = 0, dtype: torch.dtype = torch.float32
+) -> torch.Tensor:
+    """In [0, 1) with as many random bits as the dtype has digits: each multiple of 2^-digits is as likely."""
+    kept, width = digits(dtype), 64 if dtype is torch.float64 else 32
+    high = (bits(seed, shape, stream, width) >> (width - kept)) & ((1 << kept) - 1)
+    return high.to(dtype) * 2.0**-kept

@@ -180,13 +180,17 @@ def _seed_meta(device: torch.device) -> TensorSpec:
     return TensorSpec((), (), torch.int64, torch.device(device))
 
 
-def _uniform_meta(seed: TensorSpec, shape: Sequence[Any], stream: int = 0) -> TensorSpec:
+def _uniform_meta(
+    seed: TensorSpec, shape: Sequence[Any], stream: int = 0, dtype: torch.dtype = torch.float32
+) -> TensorSpec:
     require(seed.dtype is torch.int64 and len(seed.shape) == 0, "random_uniform", lambda: "seed is a 0-d int64 tensor")
-    return TensorSpec(tuple(shape), contiguous_strides(shape), torch.float32, seed.device)
+    require(dtype.is_floating_point, "random_uniform", lambda: f"draws floating-point numbers, not {dtype}")
+    return TensorSpec(tuple(shape), contiguous_strides(shape), dtype, seed.device)
 
 
-def _bits_meta(seed: TensorSpec, shape: Sequence[Any], stream: int = 0) -> TensorSpec:
+def _bits_meta(seed: TensorSpec, shape: Sequence[Any], stream: int = 0, width: int = 32) -> TensorSpec:
     require(seed.dtype is torch.int64 and len(seed.shape) == 0, "random_bits", lambda: "seed is a 0-d int64 tensor")
+    require(width in (32, 64), "random_bits", lambda: f"gives 32 or 64 bits, not {width}")
     return TensorSpec(tuple(shape), contiguous_strides(shape), torch.int64, seed.device)
 
 
@@ -202,19 +206,21 @@ random_seed = Prim(
 )
 random_uniform = Prim(
     "random_uniform",
-    "random_uniform(seed: Tensor, shape: Sizes, stream: int = 0) -> Tensor",
+    "random_uniform(seed: Tensor, shape: Sizes, stream: int = 0, dtype: dtype = torch.float32) -> Tensor",
     "random",
-    "float32 in [0, 1): (bits >> 8) * 2^-24 with the bits of random_bits(seed, shape, stream).",
+    "In [0, 1): k * 2^-d, d the digits of the dtype's significand (bfloat16 8, float16 11, float32 24, float64 53) and "
+    "k the highest d bits of random_bits(seed, shape, stream), of width 64 for float64.",
     _uniform_meta,
     philox.uniform,
     frozenset({"pointwise", "random"}),
 )
 random_bits = Prim(
     "random_bits",
-    "random_bits(seed: Tensor, shape: Sizes, stream: int = 0) -> Tensor",
+    "random_bits(seed: Tensor, shape: Sizes, stream: int = 0, width: int = 32) -> Tensor",
     "random",
     "int64 in [0, 2^32): element i of the row-major order is word i mod 4 of Philox4x32-10 with key "
-    "(seed mod 2^32, seed >> 32) and counter (q mod 2^32, q >> 32, stream, 0), q = i // 4.",
+    "(seed mod 2^32, seed >> 32) and counter (q mod 2^32, q >> 32, stream, 0), q = i // 4. Of width 64: any int64, "
+    "element i has the words 2i (its low half) and 2i + 1 of that sequence.",
     _bits_meta,
     philox.bits,
     frozenset({"pointwise", "random"}),

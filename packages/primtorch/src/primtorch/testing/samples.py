@@ -238,9 +238,16 @@ _OWN: dict[str, Callable[[Prim], Iterator[tuple[str, Arguments]]]] = {
     "empty_strided": _along(lambda: (((2, 3), (1, 2), torch.float32, CPU), {})),
     "random_seed": _along(lambda: ((CPU,), {})),
     "random_uniform": _along(
-        lambda: ((torch.tensor(7), (3, 5), 0), {}), lambda: ((torch.tensor(2**40 + 3), (9,), 1), {})
+        lambda: ((torch.tensor(7), (3, 5), 0), {}),
+        lambda: ((torch.tensor(2**40 + 3), (9,), 1), {}),
+        lambda: ((torch.tensor(5), (3, 7), 1, torch.float64), {}),
+        lambda: ((torch.tensor(5), (33,), 0, torch.float16), {}),
     ),
-    "random_bits": _along(lambda: ((torch.tensor(7), (3, 5), 0), {}), lambda: ((torch.tensor(11), (), 2), {})),
+    "random_bits": _along(
+        lambda: ((torch.tensor(7), (3, 5), 0), {}),
+        lambda: ((torch.tensor(11), (), 2), {}),
+        lambda: ((torch.tensor(2**50 + 9), (3, 7), 3, 64), {}),
+    ),
     "expand": _along(lambda: ((tensor((3, 1)), (2, 3, 4)), {}), lambda: ((tensor(()), (2, 2)), {})),
     "permute": _along(lambda: ((tensor((2, 3, 4)), (2, 0, 1)), {}), lambda: ((tensor(()), ()), {})),
     "reshape": _along(
