@@ -14,23 +14,18 @@ cases in it are not run again, so that a sweep can be cut into slices.
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
 import platform
 import sys
 import time
-import traceback
 from collections import Counter
-from collections.abc import Callable, Iterator
-from multiprocessing import connection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture import SLOWEST, SUITES, import_all
+from pool import Row, Worker, append_row, read_rows, run_cases, told
 
-Row = dict[str, Any]
 BACKENDS = ("aot_eager", "inductor")
 MIB = 2**20
 WARM_STEPS = 2
@@ -78,11 +73,6 @@ def measure(case: Row, send: Callable[[Row], None]) -> None:
         except Exception as error:
             row["failure"] = told(error)
         send(row)
-
-
-def told(error: Exception) -> str:
-    place = traceback.extract_tb(error.__traceback__)[-1]
-    return f"{type(error).__name__}: {error} ({place.name}:{place.lineno})"[:300]
 
 
 def loss_of(candidate: Callable[..., Any], args: Any, kwargs: Any) -> Any:
@@ -185,55 +175,12 @@ def explained(forward: Callable[[], Any]) -> Row:
 SHARED = ("device", "scale", "batch", "side", "length", "partitioner")
 
 
-def work(case: Row, messages: connection.Connection) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what models and compilers print and log
-        os.dup2(nowhere, stream)
-    try:
-        measure(case, messages.send)
-    except Exception as error:
-        for backend in case["backends"]:
-            messages.send({"model": case["model"], "backend": backend, "failure": told(error)})
-    messages.close()
-
-
-def run_cases(cases: list[Row], jobs: int, case_seconds: float, until: float, start: str) -> Iterator[Row]:
-    """Rows as they are ready. At `until` (of time.monotonic) running cases are ended, the rest is not begun."""
-    context: Any = multiprocessing.get_context(start)
-    waiting, running = list(reversed(cases)), []
-    while waiting or running:
-        while waiting and len(running) < jobs and time.monotonic() < until:
-            case = waiting.pop()
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=work, args=(case, sender))
-            process.start()
-            sender.close()
-            running.append((process, receiver, case, set(case["backends"]), time.monotonic() + case_seconds))
-        if not running:
-            return
-        soonest = min(until, *(entry[-1] for entry in running))
-        ready = connection.wait([entry[1] for entry in running], timeout=max(soonest - time.monotonic(), 0.05))
-        for entry in list(running):
-            process, receiver, case, missing, deadline = entry
-            ended = False
-            if receiver in ready:
-                try:
-                    row = receiver.recv()
-                    missing.discard(row["backend"])
-                    yield row
-                except EOFError:
-                    ended = True
-            late, over = time.monotonic() >= deadline, time.monotonic() >= until
-            if not (ended or late or over):
-                continue
-            running.remove(entry)
-            process.join(1 if ended else 0)
-            process.kill()
-            if over and not ended:
-                continue  # the sweep's time is up: the case stays open
-            why = f"ended with {process.exitcode}" if ended else f"longer than {case_seconds:.0f} s"
-            for backend in sorted(missing):
-                yield {"model": case["model"], "backend": backend, "failure": why}
+def rows_of(worker: Worker) -> list[Row]:
+    """A row for each back end: what was told, or what the case ended in."""
+    told_of = {message["backend"] for message in worker.messages}
+    missing = [backend for backend in worker.case["backends"] if backend not in told_of]
+    failed = [{"model": worker.case["model"], "backend": name, "failure": worker.failure} for name in missing]
+    return worker.messages + failed
 
 
 def planned(options: argparse.Namespace, done: set[tuple[str, str]]) -> list[Row]:
@@ -252,11 +199,6 @@ def planned(options: argparse.Namespace, done: set[tuple[str, str]]) -> list[Row
         for model in models
     ]
     return sorted((c for c in cases if c["backends"]), key=lambda case: place.get(case["model"], len(place)))
-
-
-def read_rows(path: Path) -> dict[tuple[str, str], Row]:
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return {(row["model"], row["backend"]): row for row in rows}
 
 
 def is_above(row: Row, allowance: float) -> bool:
@@ -349,7 +291,7 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     out = Path(options.out) if options.out else None
-    rows = read_rows(out) if out else {}
+    rows = {(row["model"], row["backend"]): row for row in read_rows(out)}
     kept = {k for k, r in rows.items() if not options.again or ("ours" in r and not is_above(r, options.allowance))}
     cases = planned(options, kept)
     # A CUDA context does not outlive a fork, and what is imported may make one.
@@ -357,14 +299,15 @@ def main() -> None:
     if cases and start == "fork":
         import_all()
         __import__("torchcompile")
-    open_rows = sum(len(case["backends"]) for case in cases)
-    ready = run_cases(cases, options.jobs, options.case_timeout, began + options.timeout, start)
-    for count, row in enumerate(ready, 1):
-        rows[row["model"], row["backend"]] = row
-        if out:
-            with out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
-        print(f"{time.monotonic() - began:4.0f} s {count}/{open_rows} {line(row, options.allowance)}", flush=True)
+    ready = run_cases(
+        measure, cases, jobs=options.jobs, case_seconds=options.case_timeout, until=began + options.timeout, start=start
+    )
+    for count, worker in enumerate(ready, 1):
+        for row in rows_of(worker):
+            rows[row["model"], row["backend"]] = row
+            append_row(out, row)
+            moment = f"{time.monotonic() - began:4.0f} s {count}/{len(cases)}"
+            print(f"{moment} {line(row, options.allowance)}", flush=True)
     if options.write:
         Path(options.write).write_text(page(list(rows.values()), options))
 

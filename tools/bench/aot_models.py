@@ -15,20 +15,16 @@ is no rounding's where there is one step; over several, nets with batch norm and
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
-import os
 import platform
 import sys
 import time
-import traceback
-from collections.abc import Callable, Iterator
-from multiprocessing import connection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture import SLOWEST, SUITES, import_all
+from pool import Row, append_row, read_rows, run_cases
 
 # Relative, of losses and of a step's whole gradient. Some models compute a part in float32 whatever they are given: a
 # layer norm of Deberta, the sines of GPT-J's positions.
@@ -39,7 +35,6 @@ BACKENDS = {
     "inductor": "their forward and backward as generated kernels, with eager's random numbers",
 }
 SHARED = ("batch", "side", "backend", "device", "steps")
-Row = dict[str, Any]
 Run = dict[str, Any]  # {"losses": [...], "gradients": {step: [...]}}
 
 
@@ -122,7 +117,7 @@ def difference(expected: Run, found: Run) -> float:
     return worst if worst == worst else float("inf")  # noqa: PLR0124 - NaN
 
 
-def measure(case: Row) -> Row:
+def measured(case: Row) -> Row:
     import torch
 
     import torchcompile
@@ -134,7 +129,7 @@ def measure(case: Row) -> Row:
     try:
         expected = training.run(training.model, training.amp)
     except Exception as error:
-        return {"eager_failure": told(error), "failure": raised_by_compiled(training, case["backend"])}
+        return {"eager_failure": message_of(error), "failure": raised_by_compiled(training, case["backend"])}
     options = {"strict": True} | ({"eager_random": True} if case["backend"] == "inductor" else {})
     compiled = torchcompile.compile(training.model, backend=case["backend"], options=options)
     began = time.perf_counter()
@@ -149,7 +144,11 @@ def measure(case: Row) -> Row:
     return row
 
 
-def told(error: Exception) -> str:
+def measure(case: Row, send: Callable[[Row], None]) -> None:
+    send(measured(case))
+
+
+def message_of(error: Exception) -> str:
     return f"{type(error).__name__}: {error}".split("\n")[0]
 
 
@@ -160,7 +159,7 @@ def raised_by_compiled(training: Training, backend: str) -> str:
     try:
         training.run(torchcompile.compile(training.model, backend=backend), training.amp)
     except Exception as error:
-        return told(error)
+        return message_of(error)
     return "nothing, where eager raises"
 
 
@@ -181,51 +180,6 @@ def verdict(row: Row) -> str:
 
 
 # -- many cases --------------------------------------------------------------------------------
-
-
-def work(case: Row, messages: connection.Connection) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what models print and log
-        os.dup2(nowhere, stream)
-    try:
-        messages.send(measure(case))
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        messages.send({"failure": f"{type(error).__name__}: {error} ({place.name}:{place.lineno})"[:400]})
-    messages.close()
-
-
-def run_cases(cases: list[Row], jobs: int, case_seconds: float, until: float) -> Iterator[Row]:
-    """Rows as they are ready. At `until` (of time.monotonic) running cases are ended and stay open."""
-    context = multiprocessing.get_context("fork")
-    waiting = cases[::-1]
-    running: dict[Any, tuple[Any, Row, float]] = {}  # messages -> process, case, deadline
-    while waiting or running:
-        while waiting and len(running) < jobs and time.monotonic() < until:
-            case = waiting.pop()
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=work, args=(case, sender), daemon=True)
-            process.start()
-            sender.close()
-            running[receiver] = (process, case, min(time.monotonic() + case_seconds, until))
-        if not running:
-            return
-        soonest = min(deadline for _, _, deadline in running.values())
-        ready = connection.wait(list(running), timeout=max(soonest - time.monotonic(), 0.05))
-        for messages, (process, case, deadline) in list(running.items()):
-            late = time.monotonic() >= deadline
-            if messages not in ready and not late:
-                continue
-            del running[messages]
-            try:
-                row = messages.recv() if messages in ready else {"failure": f"longer than {case_seconds:.0f} s"}
-            except EOFError:
-                process.join(5)
-                row = {"failure": f"the process ended with status {process.exitcode}"}
-            if process.is_alive():
-                process.join(1) if messages in ready else process.kill()
-            if not (late and time.monotonic() >= until and messages not in ready):
-                yield {**case, **row}
 
 
 def page(rows: list[Row], options: argparse.Namespace) -> str:
@@ -304,17 +258,18 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     out = Path(options.out) if options.out else None
-    old = [json.loads(line) for line in out.read_text().splitlines()] if out and out.exists() else []
-    rows = {(row["model"], row["precision"]): row for row in old}
+    rows = {(row["model"], row["precision"]): row for row in read_rows(out)}
     done = {case for case, row in rows.items() if not options.again or verdict(row).startswith("right")}
     cases = planned(options, done)
     if cases or options.write:
         import_all()
-    for count, row in enumerate(run_cases(cases, options.jobs, options.case_timeout, began + options.timeout), 1):
+    ready = run_cases(
+        measure, cases, jobs=options.jobs, case_seconds=options.case_timeout, until=began + options.timeout
+    )
+    for count, worker in enumerate(ready, 1):
+        row = {**worker.case, **(worker.messages[0] if worker.messages else {"failure": worker.failure})}
         rows[row["model"], row["precision"]] = row
-        if out:
-            with out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        append_row(out, row)
         told = f"{row['seconds']:.1f} s, error {row['error']:.1e}, {row['graphs']} graphs" if "error" in row else ""
         case = f"{row['model']} {row['precision']}"
         print(f"{time.monotonic() - began:4.0f} s {count}/{len(cases)} {case}: {verdict(row)} {told}", flush=True)

@@ -12,23 +12,18 @@ parameters and random state. Transformers are tiny (two layers), image models ha
 from __future__ import annotations
 
 import argparse
-import json
-import multiprocessing
 import os
 import platform
 import statistics
 import sys
 import time
-import traceback
 import warnings
-from collections.abc import Iterator
-from dataclasses import dataclass
-from multiprocessing import connection
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 from capture_case import COMPILERS, measure
+from pool import Row, Worker, append_row, read_rows, run_cases
 
 SUITES: dict[str, str] = {
     "hf": "AlbertForMaskedLM AlbertForQuestionAnswering AllenaiLongformerBase BartForCausalLM BertForMaskedLM "
@@ -58,20 +53,9 @@ SLOWEST = {
     "MobileBertForMaskedLM MobileBertForQuestionAnswering BlenderbotForCausalLM BlenderbotSmallForCausalLM",
     "tv": "resnet152 densenet121",
 }
-Row = dict[str, Any]
 
 
 # -- running -----------------------------------------------------------------------------------
-
-
-@dataclass(eq=False)
-class Worker:
-    """A case in its process: what it told so far, and when it is given up."""
-
-    process: Any
-    messages: connection.Connection
-    row: Row
-    deadline: float
 
 
 def import_all() -> None:
@@ -87,62 +71,15 @@ def import_all() -> None:
         __import__(module)
 
 
-def work(case: Row, messages: connection.Connection) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):  # what models and compilers print and log
-        os.dup2(nowhere, stream)
-    try:
-        measure(case, messages.send)
-    except Exception as error:
-        place = traceback.extract_tb(error.__traceback__)[-1]
-        messages.send({"failure": f"{type(error).__name__}: {error} ({place.name}:{place.lineno})"[:300]})
-    messages.close()
-
-
-def run_cases(cases: list[Row], jobs: int, case_seconds: float, until: float) -> Iterator[Row]:
-    """Rows as they are ready. At `until` (of time.monotonic) running cases are ended, the rest is not begun."""
-    context = multiprocessing.get_context("fork")
-    waiting, running = list(reversed(cases)), []
-    while waiting or running:
-        while waiting and len(running) < jobs and time.monotonic() < until:
-            case = waiting.pop()
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=work, args=(case, sender), daemon=True)
-            process.start()
-            sender.close()
-            deadline = min(time.monotonic() + case_seconds, until)
-            running.append(
-                Worker(process, receiver, {k: case[k] for k in ("model", "mode", "batch", "side")}, deadline)
-            )
-        if not running:
-            return
-        soonest = min(worker.deadline for worker in running)
-        ready = connection.wait([w.messages for w in running], timeout=max(soonest - time.monotonic(), 0.05))
-        for worker in list(running):
-            ended = worker.messages in ready and not _received(worker)
-            late = time.monotonic() >= worker.deadline
-            if not ended and not late:
-                continue
-            running.remove(worker)
-            worker.process.join(1 if ended else 0)
-            if worker.process.is_alive():
-                worker.process.kill()
-            if late and time.monotonic() >= until:
-                continue  # the sweep's time is over: the case stays open
-            missing = [name for name in ("eager", *cases[0]["compilers"]) if name not in worker.row]
-            if missing and "failure" not in worker.row:
-                why = f"longer than {case_seconds:.0f} s" if late else f"ended with {worker.process.exitcode}"
-                worker.row[missing[0]] = {"failure": why}
-            yield worker.row
-
-
-def _received(worker: Worker) -> bool:
-    """Takes one message in; False when there will be no more."""
-    try:
-        worker.row.update(worker.messages.recv())
-    except EOFError:
-        return False
-    return True
+def as_row(worker: Worker, compilers: Sequence[str]) -> Row:
+    """The case with what it told; what it ended in stands where the next finding would."""
+    row = {key: worker.case[key] for key in ("model", "mode", "batch", "side")}
+    for message in worker.messages:
+        row |= message
+    missing = [name for name in ("eager", *compilers) if name not in row]
+    if worker.failure and missing:
+        row[missing[0]] = {"failure": worker.failure}
+    return row
 
 
 # -- reporting ---------------------------------------------------------------------------------
@@ -262,12 +199,6 @@ def planned(options: argparse.Namespace, done: set[tuple[str, str]]) -> list[Row
     return sorted(cases, key=lambda case: (place.get(case["model"], len(place)), case["mode"] != "train"))
 
 
-def read_rows(path: Path) -> list[Row]:
-    """The last row of each case."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-    return list({(row["model"], row["mode"]): row for row in rows}.values())
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--all", action="store_true", help="the whole public list")
@@ -287,7 +218,7 @@ def main() -> None:
     options = parser.parse_args()
     began = time.monotonic()
     out = Path(options.out) if options.out else None
-    rows = {(row["model"], row["mode"]): row for row in (read_rows(out) if out else [])}
+    rows = {(row["model"], row["mode"]): row for row in read_rows(out)}
     kept = [
         case
         for case, row in rows.items()
@@ -296,11 +227,13 @@ def main() -> None:
     cases = planned(options, set(kept))
     if cases:
         import_all()
-    for count, row in enumerate(run_cases(cases, options.jobs, options.case_timeout, began + options.timeout), 1):
+    ready = run_cases(
+        measure, cases, jobs=options.jobs, case_seconds=options.case_timeout, until=began + options.timeout
+    )
+    for count, worker in enumerate(ready, 1):
+        row = as_row(worker, options.compilers)
         rows[row["model"], row["mode"]] = row
-        if out:
-            with out.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+        append_row(out, row)
         print(f"{time.monotonic() - began:4.0f} s {count}/{len(cases)} {line(row, options)}", flush=True)
     ordered = list(rows.values())
     print(summary(ordered, options.tolerance))

@@ -1,0 +1,468 @@
+"""One crawled module: eager beside this stack (and torch.compile's capture), each in a process of its own.
+
+The module and its inputs are made once; every run is a fork from there, so that all begin with the same parameters
+(uninitialised ones too), random states and globals, and none sees what another left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import hashlib
+import os
+import pickle
+import random
+import resource
+import signal
+import sys
+import tempfile
+import threading
+import time
+import types
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from crawled_files import load
+from pool import Row, told
+
+CALLS = 2
+ULPS = 4
+# Of a value's largest element, in float64: what a compiled sum or contraction may differ from eager's.
+IN_DOUBLE = 1e-9
+DEPTH = 6
+
+
+@dataclass
+class Run:
+    """What a run gave. Values are (place, tensor or text): results, gradients, inputs and state afterwards."""
+
+    calls: list[list[tuple[str, Any]]] = field(default_factory=list)
+    gradients: list[list[tuple[str, Any]]] = field(default_factory=list)
+    backward_errors: list[str] = field(default_factory=list)
+    after: list[tuple[str, Any]] = field(default_factory=list)
+    ambient: dict[str, Any] = field(default_factory=dict)
+    failure: str | None = None
+    facts: Row = field(default_factory=dict)
+    seconds: float = 0.0
+
+
+# -- what a value is ---------------------------------------------------------------------------
+
+
+class Walk:
+    """Flattens objects to (place, tensor or text); a tensor's text says what it shares its memory with."""
+
+    def __init__(self, inputs: Mapping[int, str]) -> None:
+        self.found: list[tuple[str, Any]] = []
+        self.memory = dict(inputs)
+        self.seen: set[int] = set()
+
+    def walk(self, value: Any, place: str, depth: int = 0) -> None:
+        if isinstance(value, torch.Tensor):
+            self.tensor(value, place)
+        elif isinstance(value, numpy.ndarray | numpy.generic) and value.dtype.kind in "fiub":
+            self.found.append((place, torch.from_numpy(numpy.array(value))))
+        elif isinstance(value, bool | int | str | None | torch.dtype | torch.device):
+            self.found.append((place, f"{type(value).__name__} {value!r}"[:2000]))
+        elif isinstance(value, float):
+            self.found.append((place, torch.tensor(value, dtype=torch.float64)))
+        elif id(value) in self.seen or depth > DEPTH:
+            self.found.append((place, type(value).__name__))
+        else:
+            self.seen.add(id(value))
+            self.inside(value, place, depth)
+
+    def tensor(self, value: torch.Tensor, place: str) -> None:
+        if value.layout is not torch.strided:
+            self.found.append((place, value.detach().to_dense().clone()))
+            return
+        with contextlib.suppress(RuntimeError):
+            owner = self.memory.setdefault(value.untyped_storage().data_ptr(), place) if value.numel() else place
+            strides = tuple(
+                s for s, size in zip(value.stride(), value.shape, strict=True) if size > 1 and value.numel()
+            )
+            shared = f"{place} in the memory of {owner}, grad {value.requires_grad}, strides {strides}"
+            self.found.append((f"{place} is", shared))
+        self.found.append((place, value.detach().clone()))
+
+    def inside(self, value: Any, place: str, depth: int) -> None:
+        self.found.append((f"{place} type", type(value).__name__))
+        if isinstance(value, Mapping):
+            for key, part in list(value.items()):
+                self.walk(part, f"{place}[{key!r:.80}]", depth + 1)
+        elif isinstance(value, list | tuple):
+            for index, part in enumerate(value):
+                self.walk(part, f"{place}[{index}]", depth + 1)
+        elif isinstance(value, set | frozenset):
+            self.found.append((place, str(len(value))))
+        elif isinstance(value, type | types.ModuleType) or (callable(value) and not isinstance(value, torch.nn.Module)):
+            self.found.append((place, getattr(value, "__qualname__", "")))
+        elif hasattr(value, "__dict__"):
+            for key, part in list(vars(value).items()):
+                if "hooks" not in key:
+                    self.walk(part, f"{place}.{key}", depth + (not isinstance(value, torch.nn.Module)))
+
+
+def ambient() -> dict[str, Any]:
+    """The process's state that a program may read."""
+    digest = lambda data: hashlib.sha1(data).hexdigest()[:12]
+    return {
+        "grad mode": torch.is_grad_enabled(),
+        "inference mode": torch.is_inference_mode_enabled(),
+        "autocast": torch.is_autocast_enabled("cpu"),
+        "autocast dtype": str(torch.get_autocast_dtype("cpu")),
+        "default dtype": str(torch.get_default_dtype()),
+        "default device": str(torch.get_default_device()),
+        "deterministic": torch.are_deterministic_algorithms_enabled(),
+        "anomaly mode": torch.is_anomaly_enabled(),
+        "threads": torch.get_num_threads(),
+        "matmul precision": torch.get_float32_matmul_precision(),
+        "cudnn": (torch.backends.cudnn.enabled, torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        "torch's random state": digest(torch.get_rng_state().numpy().tobytes()),
+        "random's state": digest(repr(random.getstate()).encode()),
+        "numpy's random state": digest(pickle.dumps(numpy.random.get_state())),
+        "recursion limit": sys.getrecursionlimit(),
+        "trace": (sys.gettrace(), sys.getprofile(), threading.gettrace(), threading.getprofile()),
+        "environment": digest(repr(sorted(os.environ.items())).encode()),
+        "folder": os.getcwd(),
+        "interrupt handler": str(signal.getsignal(signal.SIGINT)),
+        "garbage collection": gc.isenabled(),
+    }
+
+
+# -- running -----------------------------------------------------------------------------------
+
+
+class Program:
+    """A module with its inputs."""
+
+    def __init__(self, folder: Path, case: Row) -> None:
+        seed_all(case["seed"])
+        self.seed = case["seed"]
+        cls, init, inputs = load(folder, case["module"])
+        args, kwargs = init()
+        self.module = cls(*args, **kwargs).train(case["train"])
+        self.args, self.kwargs = inputs()
+
+    def to_double(self) -> None:
+        self.module.double()
+        self.args, self.kwargs = mapped(self.args, to_double), mapped(self.kwargs, to_double)
+
+    def ask_gradients(self) -> None:
+        mapped((self.args, self.kwargs), lambda t: t.requires_grad_() if t.is_floating_point() and t.is_leaf else t)
+
+    def execute(self, candidate: Callable[..., Any], into: Run) -> None:
+        """Calls, each with its backward, then what they left behind."""
+        for call in range(CALLS):
+            seed_all(self.seed + 1)
+            try:
+                out = candidate(*self.args, **self.kwargs)
+            except Exception as error:
+                into.failure = f"call {call}: {told(error)}"
+                return
+            walk = Walk(self.memory())
+            walk.walk(out, "result")
+            into.calls.append(walk.found)
+            seed_all(self.seed + 2)
+            try:
+                into.gradients.append(self.gradients(out))
+            except Exception as error:
+                into.backward_errors.append(told(error))
+                into.gradients.append([])
+        into.ambient = ambient()
+        walk = Walk({})
+        walk.walk((self.args, self.kwargs), "input")
+        walk.walk(self.module, "module")
+        into.after = walk.found
+
+    def memory(self) -> dict[int, str]:
+        """Where memory that the caller holds comes from."""
+        held: dict[int, str] = {}
+        for name, tensor in [*self.module.named_parameters(), *self.module.named_buffers()]:
+            with contextlib.suppress(RuntimeError):
+                held.setdefault(tensor.untyped_storage().data_ptr(), name)
+        walk: list[torch.Tensor] = []
+        mapped((self.args, self.kwargs), walk.append)
+        for index, tensor in enumerate(walk):
+            with contextlib.suppress(RuntimeError):
+                held.setdefault(tensor.untyped_storage().data_ptr(), f"input {index}")
+        return held
+
+    def gradients(self, out: Any) -> list[tuple[str, Any]]:
+        leaves: list[torch.Tensor] = []
+        mapped(out, leaves.append)
+        roots = [t for t in leaves if t.requires_grad and t.layout is torch.strided and t.dtype.is_floating_point]
+        generator = torch.Generator().manual_seed(self.seed)
+        tangents = [torch.randn(t.shape, generator=generator).to(t.dtype) for t in roots]
+        inputs: list[torch.Tensor] = []
+        mapped((self.args, self.kwargs), inputs.append)
+        targets = [*self.module.named_parameters(), *((f"input {i}", t) for i, t in enumerate(inputs) if t.is_leaf)]
+        if roots:
+            torch.autograd.backward(roots, tangents)
+        found = [(f"gradient of {name}", None if t.grad is None else t.grad.clone()) for name, t in targets]
+        for _, tensor in targets:
+            tensor.grad = None
+        return [(name, "no gradient" if grad is None else grad) for name, grad in found]
+
+
+def mapped(value: Any, f: Callable[[torch.Tensor], Any]) -> Any:
+    """`f` of every tensor in containers and in plain objects' attributes."""
+    if isinstance(value, torch.Tensor):
+        return f(value)
+    if isinstance(value, Mapping):
+        pairs = {key: mapped(part, f) for key, part in value.items()}
+        return type(value)(pairs) if type(value) in (dict, types.MappingProxyType) else pairs
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(mapped(part, f) for part in value))
+    if isinstance(value, list | tuple):
+        return type(value)(mapped(part, f) for part in value) if type(value) in (list, tuple) else value
+    return value
+
+
+def to_double(value: torch.Tensor) -> torch.Tensor:
+    return value.detach().double() if value.is_floating_point() else value
+
+
+def seed_all(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    numpy.random.seed(seed % 2**32)
+
+
+def ours(module: torch.nn.Module, run: Run) -> tuple[Callable[..., Any], Callable[[], None]]:
+    import torchcompile
+    import torchdynamo
+
+    def close() -> None:
+        report = torchcompile.report()
+        stats = torchdynamo.stats()
+        details = {(d.reason, d.detail): d for d in stats.break_details}
+        run.facts = {
+            "graphs": report.captured,
+            "breaks": [[count, reason, where.rsplit("/", 1)[-1]] for count, reason, where in report.breaks],
+            "details": [f"{reason}: {detail}"[:300] for reason, detail in details][:4],
+            "fallbacks": sorted({f"{f.title}: {f.reason}"[:300] for f in report.fallbacks}),
+            "recompiles": report.recompiles,
+        }
+
+    return torchcompile.compile(module, options={"eager_random": True}), close
+
+
+def peer(module: torch.nn.Module, run: Run) -> tuple[Callable[..., Any], Callable[[], None]]:
+    graphs = [0]
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs[0] += 1
+        return graph.forward
+
+    def close() -> None:
+        counters = __import__("torch._dynamo.utils", fromlist=["counters"]).counters
+        found = counters["graph_break"]
+        run.facts = {
+            "graphs": graphs[0],
+            "breaks": sum(found.values()),
+            "reasons": [reason.strip().splitlines()[0][:100] for reason in found][:3],
+        }
+
+    return torch.compile(module, backend=backend), close
+
+
+def alone(module: torch.nn.Module, run: Run) -> tuple[Callable[..., Any], Callable[[], None]]:
+    return module, lambda: None
+
+
+COMPILERS = {"eager": alone, "ours": ours, "peer": peer}
+
+
+def in_child(program: Program, compiler: str, case: Row, *, double: bool = False) -> Run:
+    """A run in a fork of this process, with limits of time and memory."""
+    with tempfile.NamedTemporaryFile() as file:
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                _limit_memory(case["memory"])
+                _run(program, compiler, double, case["gradients"], file.name)
+                status = 0
+            finally:
+                os._exit(status)
+        deadline = time.monotonic() + case["run_seconds"]
+        while True:
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            if ended:
+                break
+            if time.monotonic() > deadline:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                return Run(failure=f"longer than {case['run_seconds']:.0f} s")
+            time.sleep(0.005)
+        try:
+            return torch.load(file.name, weights_only=False)
+        except Exception:
+            how = f"signal {os.WTERMSIG(status)}" if os.WIFSIGNALED(status) else f"status {os.WEXITSTATUS(status)}"
+            return Run(failure=f"crashed: the process ended with {how}")
+
+
+def _run(program: Program, compiler: str, double: bool, gradients: bool, path: str) -> None:
+    run = Run()
+    try:
+        if double:
+            program.to_double()
+        if gradients:
+            program.ask_gradients()
+        candidate, close = COMPILERS[compiler](program.module, run)
+        began = time.perf_counter()
+        program.execute(candidate, run)
+        run.seconds = time.perf_counter() - began
+        close()
+    except Exception as error:
+        run.failure = run.failure or told(error)
+    torch.save(run, path)
+
+
+def _limit_memory(mib: int) -> None:
+    held = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = held + mib * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+
+# -- judging -----------------------------------------------------------------------------------
+
+
+def stages(run: Run, gradients: bool) -> list[tuple[str, Any]]:
+    found = []
+    for index, call in enumerate(run.calls):
+        found += [(f"call {index} {place}", value) for place, value in call]
+        if gradients and index < len(run.gradients):
+            found += [(f"call {index} {place}", value) for place, value in run.gradients[index]]
+    return found + run.after
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference of an element, of the largest element; infinite where shapes, dtypes or non-finites are
+    not the same."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if torch.equal(a, b) or not a.numel():
+        return 0.0
+    if not (a.is_floating_point() or a.is_complex()):
+        return float("inf")
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    finite = a.isfinite()
+    if not torch.equal(finite, b.isfinite()):
+        return float("inf")
+    if not torch.equal(torch.nan_to_num(a[~finite]), torch.nan_to_num(b[~finite])):
+        return float("inf")
+    a, b = a[finite], b[finite]
+    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)) if a.numel() else 0.0
+
+
+def differences(eager: Run, found: Run, bound: float) -> list[tuple[str, str]]:
+    """(place, what differs) by more than the bound, relative."""
+    backward = not eager.backward_errors
+    if backward and found.backward_errors:
+        return [("backward", f"raises {found.backward_errors[0]}")]
+    expected, given = stages(eager, backward), dict(stages(found, backward))
+    out = []
+    for place, value in expected:
+        other = given.pop(place, "nothing")
+        if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
+            error = distance(value, other)
+            if not error <= bound:
+                what = f"error {error:.1e} of {str(value.dtype)[6:]} {list(value.shape)}"
+                out.append((place, what + ("" if value.shape == other.shape else f", here {list(other.shape)}")))
+        elif isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor) or value != other:
+            out.append((place, f"{describe(other)} for {describe(value)}"))
+    return out + [(place, f"{describe(value)} for nothing") for place, value in given.items()]
+
+
+def describe(value: Any) -> str:
+    return f"tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else str(value)[:160]
+
+
+def nearer_than_twice(eager: Run, found: Run, truth: Run) -> bool:
+    """Each value of `found` is at most twice as far from the float64 run as eager's (and a few ulps)."""
+    exact = dict(stages(truth, True))
+    given = dict(stages(found, True))
+    for place, value in stages(eager, not eager.backward_errors):
+        other = given.get(place)
+        if not (isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)):
+            if value != other:
+                return False
+            continue
+        right = exact.get(place)
+        if torch.equal(value, other) or (value.is_floating_point() and distance(value, other) <= ulps(value)):
+            continue
+        if not isinstance(right, torch.Tensor) or right.shape != value.shape or not value.is_floating_point():
+            return False
+        theirs, mine = distance(right, value.to(right.dtype)), distance(right, other.to(right.dtype))
+        if not mine <= 2 * theirs + ulps(value):
+            return False
+    return True
+
+
+def ulps(value: torch.Tensor) -> float:
+    dtype = value.dtype if value.dtype in (torch.float16, torch.bfloat16, torch.float64) else torch.float32
+    return ULPS * torch.finfo(dtype).eps
+
+
+def judge(program: Program, case: Row, eager: Run, found: Run) -> tuple[str, str]:
+    """(verdict, detail): right, wrong, raises, crashed, slow, ambient, or unsteady: eager differs from itself."""
+    if found.failure:
+        kind = "crashed" if "crashed" in found.failure else "slow" if "longer" in found.failure else "raises"
+        return kind, found.failure
+    strict = differences(eager, found, ULPS * torch.finfo(torch.float32).eps)
+    how = ""
+    if strict:
+        truth = in_child(program, "eager", case, double=True)
+        if truth.failure is None and nearer_than_twice(eager, found, truth):
+            how = "at most twice eager's error"
+        else:
+            in_double = None
+            if truth.failure is None:
+                mine = in_child(program, "ours", case, double=True)
+                in_double = [("float64", mine.failure)] if mine.failure else differences(truth, mine, IN_DOUBLE)
+            if in_double == []:
+                how = "as eager in float64"
+            else:
+                again = in_child(program, "eager", case)
+                if differences(eager, again, 0.0):
+                    return "unsteady", str(differences(eager, again, 0.0)[0])
+                place, what = (in_double or strict)[0]
+                return "wrong", f"{place}: {what}; in float32 {strict[0]}" if in_double else f"{place}: {what}"
+    other = [f"{k}: {found.ambient.get(k)} for {v}" for k, v in eager.ambient.items() if found.ambient.get(k) != v]
+    return ("ambient", "; ".join(other)) if other else ("right", how)
+
+
+def measure(case: Row, send: Callable[[Row], None]) -> None:
+    """Sends one row: whether eager runs the module, what this stack makes of it, what torch.compile captures."""
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as folder:
+        os.chdir(folder)
+        try:
+            program = Program(Path(case["folder"]), case)
+        except BaseException as error:
+            return send({"eager": f"not made: {told(error)}"})
+        case["gradients"] = True
+        eager = in_child(program, "eager", case)
+        if eager.failure:
+            case["gradients"] = False
+            eager = in_child(program, "eager", case)
+        if eager.failure:
+            return send({"eager": f"raises: {eager.failure}"})
+        found = in_child(program, "ours", case)
+        verdict, detail = judge(program, case, eager, found)
+        row = {"eager": "runs", "verdict": verdict, "detail": detail[:600], **found.facts}
+        row |= {"seconds": round(found.seconds, 2), "backward": (eager.backward_errors or [""])[0]}
+        if case["peer"]:
+            run = in_child(program, "peer", case)
+            row["peer"] = {"failure": run.failure, **run.facts}
+        send(row)
+        os.chdir("/")
