@@ -27,7 +27,8 @@ from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_locat
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
-from aotautograd.schemas import PHASE, JointGraph
+from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
+from primtorch.ambient import preserved
 from primtorch.errors import DataDependent, DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.functionalize import functional_region, unwrap, wrap
@@ -480,15 +481,18 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
         with torch.inference_mode(False), torch.no_grad():
             return trace_joint(program, example_inputs)
     try:
-        return _trace(program, example_inputs, fix_sizes=False)
+        with preserved():
+            return _trace(program, example_inputs, fix_sizes=False)
     except DataDependent:
-        return _trace(program, example_inputs, fix_sizes=True)
+        with preserved():
+            return _trace(program, example_inputs, fix_sizes=True)
 
 
 def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> JointGraph:
     bound = bind_inputs(program, example_inputs)
     recorder = Recorder(bound.fake_mode, fix_sizes)
     starts = _make_placeholders(recorder, bound)
+    without_grad = not torch.is_grad_enabled()
     recorder.values = example_values(bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
@@ -498,7 +502,7 @@ def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> Join
         specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]
     tangents = _tangent_placeholders(recorder, [bound.fake_mode.from_spec(spec) for spec in specs])
     gradients: list[fx.Node | None] = []
-    metadata = analysis.metadata
+    metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(outputs, analysis.metadata))
     if tangents:
         with _tracing(recorder, bound.fake_mode):
             values = [value for _, value in analysis.differentiable]
@@ -513,6 +517,11 @@ def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> Join
         return JointGraph(module, metadata)
     guard = guard_graph(module, metadata.num_placeholders, assumed)
     return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard)
+
+
+def _has_history(outputs: Sequence[Any], metadata: ProgramMetadata) -> bool:
+    returned = any(isinstance(value, torch.Tensor) and value.requires_grad for value in outputs)
+    return returned or any(info.mutation_in_grad_mode for info in metadata.inputs)
 
 
 @contextlib.contextmanager

@@ -60,7 +60,8 @@ def training_callable(
 
 def _finished(metadata: ProgramMetadata, call: Flat) -> Flat:
     finish = _epilogue(metadata)
-    return call if finish is None else lambda *flat: finish(flat, call(*flat))
+    finished: Flat = call if finish is None else lambda *flat: finish(flat, call(*flat))
+    return torch.enable_grad()(finished) if metadata.enables_grad else finished
 
 
 def is_boxed(compiled: Compiled) -> bool:

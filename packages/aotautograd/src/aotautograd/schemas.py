@@ -113,6 +113,7 @@ class ProgramMetadata:
     complex_inputs: tuple[int, ...] = ()  # flat inputs that may come lazily conjugated
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
     assumptions: tuple[Assumption, ...] = ()
+    enables_grad: bool = False  # called without grad mode, it turns it on itself for some of what it returns
 
     @property
     def num_placeholders(self) -> int:

@@ -23,6 +23,7 @@ from torch.amp import autocast_mode
 from torch.autograd.profiler import record_function as _ProfilerRange
 from torch.optim import optimizer
 
+from primtorch import ambient
 from primtorch.fake import FakeTensor
 from torchdynamo import constants, scalars, torch_calls
 from torchdynamo._C import CompiledCallable
@@ -54,12 +55,18 @@ class Redirect:
 
 
 @dataclass(frozen=True, slots=True)
-class Entered:
-    """An autocast region that is open: its context, the node that entered it, how to enter it again."""
+class OpenBlock:
+    """A `with` block of torch that the program has entered and not left: an autocast region, or a default device.
+
+    Attributes:
+        enter, args: what enters it again, where the graph ends within.
+        node: what entered it in the graph, None where a graph holds nothing of it.
+    """
 
     context: Any
-    node: Any
-    parameters: tuple[Any, ...]
+    enter: Callable[..., Any]
+    args: tuple[Any, ...]
+    node: Any = None
 
 
 class Calls:
@@ -70,7 +77,7 @@ class Calls:
         self.autograd_functions = AutogradFunctions(outside)
         self.emissions = Emissions(outside)
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
-        self.entered: dict[int, Entered] = {}  # autocast contexts that are open, by identity
+        self.open_blocks: list[OpenBlock] = []  # the innermost last
         self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
             id(function): rule for function, rule in self._table()
         }
@@ -87,7 +94,9 @@ class Calls:
             (repr, self._text),
             (copy.deepcopy, self._deep_copy),
             *((function, self._ambient_read) for function in torch_calls.AMBIENT_READS),
-            (torch._C._InferenceMode, self._ambient),
+            *((block, self._ambient) for block in torch_calls.STATE_BLOCKS),
+            (torch.device.__enter__, self._enter_device),
+            (torch.device.__exit__, self._exit_device),
             (torch.autograd.Function.apply.__func__, self._autograd_function),  # type: ignore[attr-defined]
             (torch.utils.checkpoint.checkpoint, self._checkpoint),
             (_ProfilerRange.__init__, self._native),
@@ -182,8 +191,11 @@ class Calls:
         return self.outside.externals.wrap(result, self.outside.externals.pins.source(result, name))
 
     def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        if args and isinstance(args[0], torch._C._InferenceMode):
+        if args and isinstance(args[0], torch_calls.STATE_BLOCKS):
             return self._ambient(fn, args, kwargs)
+        owner = getattr(fn, "__self__", None)
+        if isinstance(owner, torch.device) and fn.__name__ in ("__enter__", "__exit__"):
+            return self.handle(getattr(torch.device, fn.__name__), (owner, *args), kwargs)
         if fn.__name__ == "is_inference":
             return self._is_inference(fn, args, kwargs)
         if fn.__name__ in _METADATA_WRITES:
@@ -194,13 +206,13 @@ class Calls:
         except TypeError:
             return MISSING
         self._break_if_listed(fn, getattr(fn, "__module__", None) or "")
-        owner = getattr(fn, "__self__", None)
         if isinstance(owner, contextvars.ContextVar):
             return self._context_variable(fn, args)
         if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return self.autograd_functions.apply(owner, args, kwargs)
         if torch_calls.is_leaf(fn):
-            return self._native(fn, args, kwargs)
+            operator = fn in torch_calls.OVERRIDABLE or not isinstance(owner, types.ModuleType)
+            return (self._native if operator else self._watched)(fn, args, kwargs)
         return MISSING
 
     def _refuse_metadata_write(self, fn: Any, args: Args) -> None:
@@ -238,6 +250,16 @@ class Calls:
 
     def _native(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return fn(*args, **kwargs)
+
+    def _watched(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """A function of torch's C modules that is no operator. What it does to the ambient state is done for real."""
+        before = ambient.snapshot()
+        result = fn(*args, **kwargs)
+        changes = ambient.changed(before)
+        if changes:
+            ambient.restore(before)
+            raise BreakGraph("ambient_state", f"{fn.__name__}() changes {', '.join(changes)}")
+        return result
 
     def _globals(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if args or kwargs:
@@ -391,7 +413,7 @@ class Calls:
             return MISSING
         return self._module(None, (module, *args), kwargs)
 
-    # -- autocast ---------------------------------------------------------------------------
+    # -- blocks that the graph holds --------------------------------------------------------
 
     def _enter_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         context = args[0]
@@ -399,27 +421,50 @@ class Calls:
         parameters = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
         node = self.outside.recorder.write(autocast_mode._enter_autocast, parameters, {}, None)
         node.meta["effect"] = True
-        self.entered[id(context)] = Entered(context, node, parameters)
+        self.open_blocks.append(OpenBlock(context, autocast_mode._enter_autocast, parameters, node))
         return result
 
     def _exit_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        entered = self.entered.pop(id(args[0]), None)
-        if entered is None:
-            raise BreakGraph("ambient_state", "the end of an autocast region that began before the graph")
+        block = self._leave(args[0], "an autocast region")
         result = fn(*args, **kwargs)
-        self._close(entered)
+        self._close(block)
         return result
 
-    def _close(self, entered: Entered) -> None:
-        node = self.outside.recorder.write_node(autocast_mode._exit_autocast, (entered.node,))
+    def _enter_device(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`with torch.device(...)`: calls that make tensors are recorded with the device that they get."""
+        with self.outside.recorder.set_aside():
+            result = fn(*args, **kwargs)
+        self.open_blocks.append(OpenBlock(args[0], torch.device.__enter__, (args[0],)))
+        self._name_device()
+        return result
+
+    def _exit_device(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        self._leave(args[0], "a block with a default device")
+        with self.outside.recorder.set_aside():
+            result = fn(*args, **kwargs)
+        self._name_device()
+        return result
+
+    def _name_device(self) -> None:
+        devices = [block.context for block in self.open_blocks if isinstance(block.context, torch.device)]
+        self.outside.recorder.default_device = devices[-1] if devices else None
+
+    def _leave(self, context: Any, what: str) -> OpenBlock:
+        """The innermost block is the one of `context`, which ends."""
+        if not self.open_blocks or self.open_blocks[-1].context is not context:
+            raise BreakGraph("ambient_state", f"the end of {what} that began before the graph, or out of turn")
+        return self.open_blocks.pop()
+
+    def _close(self, block: OpenBlock) -> None:
+        node = self.outside.recorder.write_node(autocast_mode._exit_autocast, (block.node,))
         node.meta["effect"] = True
 
-    def close_regions(self) -> list[tuple[Any, ...]]:
-        """Ends the autocast regions that are still open where the graph ends; their parameters, outermost first."""
-        still_open = list(self.entered.values())
-        for entered in reversed(still_open):
-            self._close(entered)
-        return [entered.parameters for entered in still_open]
+    def close_blocks(self) -> list[OpenBlock]:
+        """Ends in the graph the blocks that are still open where it ends, and gives them, the outermost first."""
+        for block in reversed(self.open_blocks):
+            if block.node is not None:
+                self._close(block)
+        return self.open_blocks
 
     def _ambient(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")

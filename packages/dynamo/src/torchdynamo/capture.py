@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from primtorch.ambient import preserved
 from primtorch.schemas import UserFrame
+from torchdynamo.calls import OpenBlock
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
 from torchdynamo.derivatives import CutGraph
@@ -61,7 +62,7 @@ class Captured:
     raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
     passes: dict[int, int] = field(default_factory=dict)  # of what was raised again and left a frame, in the same way
     grad_enabled: bool = True
-    close_regions: Callable[[], list[tuple[Any, ...]]] = list
+    close_blocks: Callable[[], list[OpenBlock]] = list
     emissions: Sequence[Emission] = ()
     where: Position | None = None  # in the root frame, of the error
     alive: list[Any] = field(default_factory=list)
@@ -94,9 +95,9 @@ def interpret(
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
     interpreter.refused_raise = refused_raise
-    captured = Captured(outside, close_regions=world.calls.close_regions, emissions=world.calls.emissions.made)
+    captured = Captured(outside, close_blocks=world.calls.close_blocks, emissions=world.calls.emissions.made)
     frame: InterpretedFrame | None = None
-    with restored_ambient_state(), interpreter.deep_stack(_DEEPEST):
+    with preserved(), interpreter.deep_stack(_DEEPEST):
         try:
             names = function.__code__.co_varnames
             arguments = [outside.argument(i, parameter_name(i, names[i]), value) for i, value in enumerate(flat)]
@@ -177,24 +178,3 @@ def as_user_frames(positions: tuple[Position, ...]) -> tuple[UserFrame, ...]:
 
 # Python frames of a capture. While a frame hook is installed each takes a part of the C stack.
 _DEEPEST = 6_000
-
-
-@contextmanager
-def restored_ambient_state() -> Iterator[None]:
-    """Grad mode, autocast and the random state are afterwards what they were, however capture ends."""
-    grad = torch.is_grad_enabled()
-    cache = torch.is_autocast_cache_enabled()
-    autocast = [(d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda")]
-    nesting = torch.autocast_increment_nesting()
-    torch.autocast_decrement_nesting()
-    try:
-        yield
-    finally:
-        torch._C._set_grad_enabled(grad)
-        torch.set_autocast_cache_enabled(cache)
-        for device, enabled, dtype in autocast:
-            torch.set_autocast_enabled(device, enabled)
-            torch.set_autocast_dtype(device, dtype)
-        now = torch.autocast_increment_nesting()
-        for _ in range(now - nesting + 1):
-            torch.autocast_decrement_nesting()

@@ -19,10 +19,10 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.amp import autocast_mode
 from torch.autograd import forward_ad
 
 from primtorch import graph_text
+from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
 from torchdynamo.break_step import Resume, continue_after, has_rule
@@ -478,8 +478,8 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
             codegen.side_effects()
         for said in captured.emissions:
             codegen.call_at_each_call(said.function, said.args, said.kwargs)
-        for region in captured.close_regions():
-            codegen.effects.append(f"{codegen.pin(autocast_mode._enter_autocast)}(*{codegen.pin(region)})")
+        for block in captured.close_blocks():
+            codegen.effects.append(f"{codegen.pin(block.enter)}(*{codegen.pin(block.args)})")
         if captured.grad_enabled != ambient.grad_enabled:
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({captured.grad_enabled})")
     return codegen, tail
@@ -540,7 +540,8 @@ def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
 def _call_backend(state: Function, graph: fx.GraphModule, inputs: list[GraphInput]) -> Callable[..., Sequence[Any]]:
     began = time.perf_counter()
     try:
-        compiled = state.backend(graph, [item.example for item in inputs])
+        with preserved():
+            compiled = state.backend(graph, [item.example for item in inputs])
     finally:
         state.stats.backend_seconds += time.perf_counter() - began
     if not callable(compiled):

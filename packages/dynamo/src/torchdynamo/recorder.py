@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils._device import _device_constructors
 
 from primtorch import errors as primtorch_errors
 from primtorch.fake import FakeMode, FakeTensor, wants_sizes
@@ -165,6 +166,7 @@ class Recorder:
         self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
+        self.default_device: torch.device | None = None  # of the innermost block of the program with one
 
     # -- entering and leaving ---------------------------------------------------------------
 
@@ -178,6 +180,15 @@ class Recorder:
     ) -> None:
         torch._C._pop_torch_function_stack()
         self.mode.__exit__(kind, value, traceback)
+
+    @contextmanager
+    def set_aside(self) -> Iterator[None]:
+        """A block in which the stack of function modes is the program's own."""
+        torch._C._pop_torch_function_stack()
+        try:
+            yield
+        finally:
+            torch._C._push_on_torch_function_stack(self)
 
     def release(self) -> None:
         """Forgets which node stands for which tensor; the graph is finished."""
@@ -235,6 +246,8 @@ class Recorder:
         if getattr(func, "__name__", "") in _SETTERS:
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
         args, keywords = self._adopt_all(args), self._adopt_all(dict(kwargs or {}))
+        if self.default_device is not None and func in _device_constructors() and keywords.get("device") is None:
+            keywords["device"] = self.default_device
         if is_over_lists(name):
             return record_each(self.record, name, args, keywords)
         if takes_factor(name, keywords):

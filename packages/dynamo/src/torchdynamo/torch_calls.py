@@ -62,6 +62,13 @@ AMBIENT_READS: tuple[Any, ...] = (
     torch.cuda.device_count,
 )
 
+# Blocks of C++ whose beginning or end changes the ambient state. A device is one too, of which calls know the meaning.
+STATE_BLOCKS: tuple[type, ...] = tuple(
+    kind
+    for kind in vars(torch._C).values()
+    if isinstance(kind, type) and hasattr(kind, "__enter__") and kind not in (torch.device, torch._C.Stream)
+)
+
 # Calls that leave the graph, by the reason.
 BREAKS: dict[Any, str] = {
     print: "print",

@@ -1,0 +1,231 @@
+"""Ambient state: what operators, autograd and torch's Python code read besides their arguments.
+
+Whoever runs a program for another purpose than its result (capture, tracing, a compiler) does so within `preserved()`:
+the program's own changes are seen by what follows in it, and are undone however it ends. `AMBIENT` is the table of what
+is looked after, each state with its reader and its writer.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.utils._device as default_device
+from torch.autograd import forward_ad
+
+_C: Any = torch._C
+_deterministic: Any = torch.utils.deterministic
+
+
+@dataclass(frozen=True, slots=True)
+class Ambient:
+    """One state of the thread or the process. Without `write`, it is held by blocks of C++ that end with their frame:
+    nothing that runs within a Python call can leave it changed."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], None] | None = None
+    same: Callable[[Any, Any], bool] = operator.eq
+
+
+def _switch(name: str, getter: str, setter: str) -> tuple[Ambient, ...]:
+    """A state that torch._C has a reader and a writer of; none where this build of torch lacks them."""
+    read, write = getattr(_C, getter, None), getattr(_C, setter, None)
+    return () if read is None or write is None else (Ambient(name, read, write),)
+
+
+def _autocast_nesting() -> int:
+    depth: int = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return depth - 1
+
+
+def _set_autocast_nesting(depth: int) -> None:
+    now = _autocast_nesting()
+    for _ in range(now, depth):
+        torch.autocast_increment_nesting()
+    for _ in range(depth, now):
+        torch.autocast_decrement_nesting()
+
+
+def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
+    return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
+
+
+def _set_autocast(casts: Sequence[tuple[str, bool, torch.dtype]]) -> None:
+    for device, enabled, dtype in casts:
+        torch.set_autocast_enabled(device, enabled)
+        torch.set_autocast_dtype(device, dtype)
+
+
+def _known_to_autocast(device: str) -> bool:
+    return bool(_C._is_autocast_available(device))
+
+
+AUTOCAST_DEVICES = tuple(filter(_known_to_autocast, ("cpu", "cuda", "xpu", "mps", "hpu", "mtia", "xla")))
+
+
+def _stack(length: Callable[[], int], at: Callable[[int], Any]) -> tuple[Any, ...]:
+    return tuple(at(place) for place in range(length()))
+
+
+def function_modes() -> tuple[Any, ...]:
+    """The torch-function modes that are on, the innermost last."""
+    return _stack(_C._len_torch_function_stack, _C._get_function_stack_at)
+
+
+def dispatch_modes() -> tuple[Any, ...]:
+    """The torch-dispatch modes that are on, those of torch's own machinery first, the innermost last."""
+    return _stack(_C._len_torch_dispatch_stack, _C._get_dispatch_stack_at)
+
+
+def _same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
+def _set_stack(now: Sequence[Any], wanted: Sequence[Any], pop: Callable[[], Any], push: Callable[[Any], None]) -> None:
+    shared = 0
+    while shared < min(len(now), len(wanted)) and now[shared] is wanted[shared]:
+        shared += 1
+    for _ in now[shared:]:
+        pop()
+    for mode in wanted[shared:]:
+        push(mode)
+
+
+def _set_function_modes(modes: Sequence[Any]) -> None:
+    _set_stack(function_modes(), modes, _C._pop_torch_function_stack, _C._push_on_torch_function_stack)
+
+
+def _of_programs(modes: Sequence[Any]) -> Sequence[Any]:
+    """Those that lie on the stack itself: behind torch's own, which have places of their own."""
+    own = sum(_C._get_dispatch_mode(key) is not None for key in _C._TorchDispatchModeKey.__members__.values())
+    return modes[own:]
+
+
+def _set_dispatch_modes(modes: Sequence[Any]) -> None:
+    now = dispatch_modes()
+    shared = len(now) - len(_of_programs(now))
+    _set_stack(
+        now[shared:], modes[shared:], lambda: _C._pop_torch_dispatch_stack(None), _C._push_on_torch_dispatch_stack
+    )
+
+
+def _set_default_device(device: torch.device | None) -> None:
+    default_device.CURRENT_DEVICE = device
+
+
+def _set_fill(fill: bool) -> None:
+    _deterministic.fill_uninitialized_memory = fill
+
+
+def _saved_tensors_hooks() -> Any:
+    hooks = _C._autograd._top_saved_tensors_default_hooks(True)
+    return _C._autograd._saved_tensors_hooks_get_disabled_error_message(), hooks
+
+
+def _disable_saved_tensors_hooks(state: tuple[str | None, Any]) -> None:
+    message = state[0]
+    if message is None:
+        _C._autograd._saved_tensors_hooks_enable()
+    else:
+        _C._autograd._saved_tensors_hooks_disable(message)
+
+
+AMBIENT: tuple[Ambient, ...] = (
+    # how autograd records
+    Ambient("grad mode", torch.is_grad_enabled, _C._set_grad_enabled),
+    Ambient("inference mode", torch.is_inference_mode_enabled),
+    Ambient("forward-mode derivatives", _C._is_fwd_grad_enabled, _C._set_fwd_grad_enabled),
+    Ambient("forward-mode level", lambda: forward_ad._current_level),
+    Ambient("function transforms", _C._are_functorch_transforms_active),
+    Ambient("saved-tensors hooks", _saved_tensors_hooks, _disable_saved_tensors_hooks),
+    Ambient(
+        "anomaly mode",
+        lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
+        lambda state: torch.set_anomaly_enabled(*state),
+    ),
+    Ambient("multithreading", _C._is_multithreading_enabled, _C._set_multithreading_enabled),
+    Ambient("view replay", _C._is_view_replay_enabled, _C._set_view_replay_enabled),
+    # what an operator's name stands for
+    Ambient("function modes", function_modes, _set_function_modes, _same_objects),
+    Ambient("dispatch modes", dispatch_modes, _set_dispatch_modes, _same_objects),
+    *_switch("torch functions", "_get_torch_function_state", "_set_torch_function_state"),
+    Ambient("default device", lambda: default_device.CURRENT_DEVICE, _set_default_device),
+    Ambient("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Ambient("autocast", _autocast, _set_autocast),
+    Ambient("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
+    Ambient("autocast nesting", _autocast_nesting, _set_autocast_nesting),
+    # which kernel an operator takes
+    Ambient(
+        "deterministic algorithms",
+        lambda: (_C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()),
+        lambda state: _C._set_deterministic_algorithms(state[0], warn_only=state[1]),
+    ),
+    Ambient("fill uninitialized memory", lambda: _deterministic.fill_uninitialized_memory, _set_fill),
+    *_switch("matmul precision", "_get_float32_matmul_precision", "_set_float32_matmul_precision"),
+    *_switch("TF32 in cuBLAS", "_get_cublas_allow_tf32", "_set_cublas_allow_tf32"),
+    *_switch("TF32 in cuDNN", "_get_cudnn_allow_tf32", "_set_cudnn_allow_tf32"),
+    *_switch("TF32 in oneDNN", "_get_onednn_allow_tf32", "_set_onednn_allow_tf32"),
+    *_switch("float16 accumulation", "_get_cublas_allow_fp16_accumulation", "_set_cublas_allow_fp16_accumulation"),
+    *_switch(
+        "float16 reductions on the CPU",
+        "_get_cpu_allow_fp16_reduced_precision_reduction",
+        "_set_cpu_allow_fp16_reduced_precision_reduction",
+    ),
+    *_switch("cuDNN", "_get_cudnn_enabled", "_set_cudnn_enabled"),
+    *_switch("cuDNN benchmark", "_get_cudnn_benchmark", "_set_cudnn_benchmark"),
+    *_switch("cuDNN deterministic", "_get_cudnn_deterministic", "_set_cudnn_deterministic"),
+    *_switch("MIOpen immediate", "_get_miopen_immediate", "_set_miopen_immediate"),
+    *_switch("oneDNN", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    *_switch("oneDNN deterministic", "_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
+    *_switch("NNPACK", "_get_nnpack_enabled", "_set_nnpack_enabled"),
+    *_switch("quantized engine", "_get_qengine", "_set_qengine"),
+    *_switch("preferred linear algebra", "_get_linalg_preferred_backend", "_set_linalg_preferred_backend"),
+    *_switch("flash attention", "_get_flash_sdp_enabled", "_set_sdp_use_flash"),
+    *_switch("memory-efficient attention", "_get_mem_efficient_sdp_enabled", "_set_sdp_use_mem_efficient"),
+    *_switch("math attention", "_get_math_sdp_enabled", "_set_sdp_use_math"),
+    *_switch("cuDNN attention", "_get_cudnn_sdp_enabled", "_set_sdp_use_cudnn"),
+    *_switch("overrideable attention", "_get_overrideable_sdp_enabled", "_set_sdp_use_overrideable"),
+    *_switch("order of attentions", "_get_sdp_priority_order", "_set_sdp_priority_order"),
+    *_switch(
+        "reduced precision in math attention",
+        "_get_math_sdp_allow_fp16_bf16_reduction",
+        "_set_math_sdp_allow_fp16_bf16_reduction",
+    ),
+    # the process
+    Ambient("threads", torch.get_num_threads, torch.set_num_threads),
+    *_switch("warnings always", "_get_warnAlways", "_set_warnAlways"),
+)
+
+
+def snapshot() -> tuple[Any, ...]:
+    """The values of `AMBIENT` now, in its order."""
+    return tuple(state.read() for state in AMBIENT)
+
+
+def changed(before: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+    """What differs from a snapshot: name -> (value then, value now)."""
+    pairs = ((state, then, state.read()) for state, then in zip(AMBIENT, before, strict=True))
+    return {state.name: (then, now) for state, then, now in pairs if not state.same(then, now)}
+
+
+def restore(before: Sequence[Any]) -> None:
+    """Writes back what differs from a snapshot, and nothing else."""
+    for state, then in zip(AMBIENT, before, strict=True):
+        if state.write is not None and not state.same(then, state.read()):
+            state.write(then)
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """A block behind which the ambient state is what it was before, however it ends."""
+    before = snapshot()
+    try:
+        yield
+    finally:
+        restore(before)

@@ -1,0 +1,124 @@
+"""What a block does to the ambient state is undone behind it; the table of it knows what torch can set."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from primtorch import ambient
+
+
+class Passing(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+class Dispatching(TorchDispatchMode):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+# What each state is set to besides what it is in a fresh process; the others are switches, which are turned.
+OTHERS: dict[str, Any] = {
+    "saved-tensors hooks": ("a test", None),
+    "anomaly mode": (True, False),
+    "function modes": (Passing(),),
+    "dispatch modes": (Dispatching(),),
+    "default device": torch.device("meta"),
+    "default dtype": torch.float64,
+    "autocast": tuple((device, True, torch.float32) for device, _, _ in ambient._autocast()),
+    "autocast nesting": 2,
+    "deterministic algorithms": (True, True),
+    "matmul precision": "high",
+    "quantized engine": 0,
+    "preferred linear algebra": torch._C._LinalgBackend.Cusolver,
+    "order of attentions": [2, 1, 0, 3, 4],
+    "threads": 3,
+    "TF32 in oneDNN": True,
+}
+
+
+@pytest.fixture(autouse=True)
+def _clean() -> Iterator[None]:
+    before = ambient.snapshot()
+    yield
+    ambient.restore(before)
+    assert not ambient.changed(before)
+
+
+@pytest.mark.parametrize("state", [s for s in ambient.AMBIENT if s.write], ids=lambda s: s.name)
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "raises"])
+def test_each_state_is_restored(state: ambient.Ambient, fails: bool) -> None:
+    assert state.write is not None
+    before = ambient.snapshot()
+    now = state.read()
+    other = OTHERS[state.name] if state.name in OTHERS else not now
+    if state.name == "torch functions":
+        other = torch._C._TorchFunctionState.SUBCLASSES_DISABLED
+    with ExitStack() as stack:
+        if fails:
+            stack.enter_context(pytest.raises(ZeroDivisionError))
+        stack.enter_context(ambient.preserved())
+        try:
+            state.write(other)
+        except RuntimeError as refused:
+            pytest.skip(f"this build of torch: {refused}")
+        if state.read() == now:
+            pytest.skip("this build of torch takes no other value")
+        assert state.name in ambient.changed(before)
+        if fails:
+            raise ZeroDivisionError
+    assert not ambient.changed(before)
+
+
+def test_modes_of_the_program_stay_those_that_they_were() -> None:
+    outer, inner = Passing(), Passing()
+    with outer, torch.device("meta"):
+        modes = ambient.function_modes()
+        with ambient.preserved():
+            inner.__enter__()
+            torch._C._pop_torch_function_stack()
+            torch._C._pop_torch_function_stack()
+        assert all(a is b for a, b in zip(ambient.function_modes(), modes, strict=True)) and len(modes) == 2
+        assert torch.ones(2).device.type == "meta"
+    assert torch.ones(2).device.type == "cpu"
+
+
+# Functions of torch._C that set something else than what an operator, autograd or torch's Python code reads.
+NO_STATE = {
+    "_set_conj", "_set_neg",  # of a tensor
+    "_set_generator_metaclass", "_set_obj_in_tls", "_set_thread_name", "_set_worker_pids",
+    "_set_worker_signal_handlers", "_set_print_stack_traces_on_fatal_signal", "_set_throw_on_mutable_data_ptr",
+    "_set_warn_deprecated_on_mutable_data_ptr", "_set_tensor_metadata", "_set_override_stale_capture_stream",
+    "_set_should_use_format_with_string_table", "_set_default_mobile_cpu_allocator", "_set_value_trace",
+    "_set_graph_exec_group", "_set_graph_executor_optimize", "_set_num_profiled_runs", "_set_tracing_state",
+    "_set_cached_tensors_enabled", "_set_only_lift_cpu_tensors", "_set_meta_in_tls_dispatch_include",
+    "_set_skip_next_torch_function", "_set_autograd_fallback_mode", "_set_backcompat_broadcast_warn",
+    "_set_backcompat_keepdim_warn", "_set_check_sparse_tensor_invariants", "_set_sm_carveout_experimental",
+    "_set_dtensor_allow_implicit_replication", "_set_grad_layout_enforcement_enabled",
+    "_set_warn_on_accumulate_grad_stream_mismatch", "set_flush_denormal", "set_num_interop_threads",
+    "_set_rocm_fa_preferred_backend", "_set_cudnn_depthwise_kernel", "_set_sdp_use_fa3",
+    "_set_blas_preferred_backend",  # to read it would start the device
+    "_set_fp32_precision_setter",  # the same as the switches of TF32, by another name
+    "_set_default_tensor_type",  # a dtype and a device
+    "_set_dispatch_mode",  # of torch's own machinery
+    "_set_deterministic_fill_uninitialized_memory",  # read through its Python module
+    "_set_default_dtype",  # read and written by its public names
+    "_set_cublas_allow_fp16_reduced_precision_reduction", "_set_cublas_allow_bf16_reduced_precision_reduction",
+}  # fmt: skip
+
+
+def test_the_table_knows_every_setter() -> None:
+    """A setter that a new version of torch brings has to be in the table, or here among those that are none."""
+    source = open(ambient.__file__).read()
+    setters = {name for name in dir(torch._C) if re.match(r"_?set_", name)}
+    legacy = {name for name in setters if re.match(r"set_autocast_(cpu|gpu|ipu|xla)_", name)}
+    unknown = {name for name in setters - NO_STATE - legacy if not re.search(rf"\b{name}\b", source)}
+    assert not unknown
