@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections.abc import Callable
 from typing import Any
@@ -152,3 +153,62 @@ def test_second_backward_and_written_input_raise() -> None:
     w.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         out.sum().backward()
+
+
+READERS: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (  # of their argument, of their result, of neither
+    lambda y: y * y,
+    lambda y: y.sin(),
+    lambda y: y.exp(),
+    lambda y: y.relu(),
+    lambda y: y.sigmoid() + 1,
+    lambda y: y * 3,
+    lambda y: y[:1],
+)
+WRITERS: tuple[Callable[[torch.Tensor], Any], ...] = (
+    lambda y: y.add_(1),
+    lambda y: y.mul_(2),
+    lambda y: y[0].fill_(0.5),
+    lambda y: y.detach().zero_(),
+    lambda y: torch.relu_(y),
+)
+
+
+def overwritten(generator: random.Random) -> Program:
+    """Some values, read and written to at random: several outputs, of which eager differentiates some, or none."""
+    steps = [(generator.randrange(2), generator.random()) for _ in range(6)]
+
+    def program(x: torch.Tensor) -> list[torch.Tensor]:
+        values = [x * 1, x.cos()]
+        for kind, choice in steps:
+            target = values[int(choice * 997) % len(values)]
+            if kind:
+                WRITERS[int(choice * len(WRITERS))](target)
+            else:
+                values.append(READERS[int(choice * len(READERS))](target))
+        return values[2:] or values
+
+    return program
+
+
+@pytest.mark.parametrize("seed", range(25))
+def test_a_backward_that_eager_refuses_is_refused_where_it_is_run(seed: int) -> None:
+    """A write to what a derivative reads is no error of the forward; outputs that it does not concern have gradients."""
+    fresh = random.SystemRandom().randrange(2**32)
+    print(f"seed {fresh}")
+    program = overwritten(random.Random(fresh))
+    compiled = aot_function(program, fw_compiler=identity)
+    expected, found = leaf().double().detach().requires_grad_(), leaf().double().detach().requires_grad_()
+    theirs, ours = program(expected), compiled(found)
+    for a, b in zip(theirs, ours, strict=True):
+        torch.testing.assert_close(a, b)
+    for chosen in [[place] for place in range(len(theirs))] + [list(range(len(theirs)))]:
+        gradients = []
+        for x, outputs in ((expected, theirs), (found, ours)):
+            try:
+                gradients.append(torch.autograd.grad([outputs[i].sum() for i in chosen], x, retain_graph=True)[0])
+            except RuntimeError as error:
+                assert "modified by an inplace operation" in str(error)
+                gradients.append(None)
+        assert (gradients[0] is None) == (gradients[1] is None), chosen
+        if gradients[0] is not None:
+            torch.testing.assert_close(gradients[0], gradients[1])

@@ -168,7 +168,13 @@ def _compile_trace(
     def compile_program(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
         return _compile(module, inputs, replace(compilers, dump=show_gradients if dump is not None else None))[1]
 
+    def refuse_failing(missing: Sequence[int]) -> None:
+        for place, message in joint.failing.items():
+            if place not in missing:
+                raise RuntimeError(message)
+
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...]]:
+        refuse_failing(missing)
         variant = without_tangents(parts.backward, parts.tangent_names, missing)
         if missing:
             _show(dump, "backward_without_" + "_".join(map(str, missing)), variant.module)
@@ -176,8 +182,15 @@ def _compile_trace(
 
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
-    gradients = GradientsOnDemand(source, saved_names, compile_program)
-    return joint, training_callable(joint.metadata, parts, forward, compile_backward, gradients, gradients.reads)
+    on_demand = GradientsOnDemand(source, saved_names, compile_program)
+
+    def gradients(
+        inputs: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any], missing: Sequence[int]
+    ) -> Sequence[Any]:
+        refuse_failing(missing)
+        return on_demand(inputs, saved, tangents, missing)
+
+    return joint, training_callable(joint.metadata, parts, forward, compile_backward, gradients, on_demand.reads)
 
 
 def simplify(joint: JointGraph) -> JointGraph:

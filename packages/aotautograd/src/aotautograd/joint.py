@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
 from primtorch.ambient import preserved
-from primtorch.errors import DataDependent, DataDependentValue
+from primtorch.errors import DataDependent, DataDependentValue, PrimTorchError
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.printing import made_by
@@ -481,14 +481,26 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
         with torch.inference_mode(False), torch.no_grad():
             return trace_joint(program, example_inputs)
     try:
-        with preserved():
-            return _trace(program, example_inputs, fix_sizes=False)
+        return _trace_in_its_state(program, example_inputs, fix_sizes=False)
     except DataDependent:
+        return _trace_in_its_state(program, example_inputs, fix_sizes=True)
+
+
+class _BackwardRaises(Exception):
+    """That of an output raises what eager's would: which is for the backward to say, if it is run at all."""
+
+
+def _trace_in_its_state(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> JointGraph:
+    try:
         with preserved():
-            return _trace(program, example_inputs, fix_sizes=True)
+            return _trace(program, example_inputs, fix_sizes)
+    except _BackwardRaises:
+        with preserved():
+            return _trace(program, example_inputs, fix_sizes, apart=True)
 
 
-def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> JointGraph:
+def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool, apart: bool = False) -> JointGraph:
+    """`apart`: the backward of some output raises; each is tried alone, and those that raise are left out."""
     bound = bind_inputs(program, example_inputs)
     recorder = Recorder(bound.fake_mode, fix_sizes)
     starts = _make_placeholders(recorder, bound)
@@ -502,11 +514,19 @@ def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> Join
         specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]
     tangents = _tangent_placeholders(recorder, [bound.fake_mode.from_spec(spec) for spec in specs])
     gradients: list[fx.Node | None] = []
+    failing: dict[int, str] = {}
     metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(outputs, analysis.metadata))
     if tangents:
+        values = [value for _, value in analysis.differentiable]
         with _tracing(recorder, bound.fake_mode):
-            values = [value for _, value in analysis.differentiable]
-            gradients = _trace_backward(recorder, values, tangents, list(leaves.values()))
+            try:
+                if apart:
+                    failing = _failing_backwards(recorder, values, tangents, list(leaves.values()))
+                gradients = _trace_backward(recorder, values, tangents, list(leaves.values()), leave_out=failing)
+            except RuntimeError as error:
+                if apart or isinstance(error, (AotAutogradError, PrimTorchError)):
+                    raise
+                raise _BackwardRaises from error
         slots = tuple(slot for slot, _ in analysis.differentiable)
         metadata = replace(metadata, tangents=slots, gradients=tuple(leaves))
     recorder.graph.output((*analysis.values, *gradients))
@@ -514,9 +534,9 @@ def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> Join
     made_by(module, "trace_joint")
     assumed = recorder.values.assumed if recorder.values is not None else {}
     if not assumed:
-        return JointGraph(module, metadata)
+        return JointGraph(module, metadata, failing=failing)
     guard = guard_graph(module, metadata.num_placeholders, assumed)
-    return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard)
+    return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing)
 
 
 def _has_history(outputs: Sequence[Any], metadata: ProgramMetadata) -> bool:
@@ -643,20 +663,48 @@ def _recomputes_by_reentry(values: Sequence[torch.Tensor]) -> bool:
     return False
 
 
+def _failing_backwards(
+    recorder: Recorder,
+    values: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+) -> dict[int, str]:
+    """What the backward of each value raises, for those whose does. Nothing of it stays in the graph."""
+    found: dict[int, str] = {}
+    last = next(reversed(recorder.graph.nodes))
+    for place in range(len(values)):
+        try:
+            others = set(range(len(values))) - {place}
+            _trace_backward(recorder, values, tangents, leaves, leave_out=others, keep_graph=True)
+        except RuntimeError as error:
+            if isinstance(error, (AotAutogradError, PrimTorchError)):
+                raise
+            found[place] = str(error)
+        while (node := next(reversed(recorder.graph.nodes))) is not last:
+            recorder.graph.erase_node(node)
+    return found
+
+
 def _trace_backward(
     recorder: Recorder,
     values: Sequence[torch.Tensor],
     tangents: Sequence[torch.Tensor],
     leaves: Sequence[torch.Tensor],
+    leave_out: Collection[int] = (),
+    keep_graph: bool = False,
 ) -> list[fx.Node | None]:
-    """A node (or None) for the gradient of each leaf."""
+    """A node (or None) for the gradient of each leaf, without what the values at the places `leave_out` give."""
+    kept = [i for i in range(len(values)) if i not in leave_out]
+    values, tangents = [values[i] for i in kept], [tangents[i] for i in kept]
+    if not values:
+        return [None] * len(leaves)
     with torch._C._DisableAutocast(), torch.autograd.set_multithreading_enabled(False), torch.no_grad():
         # The engine itself: `torch.autograd.grad` would import sympy first (half a second) to compare shapes.
         by_name = not _recomputes_by_reentry(values)  # such nodes refuse to run for named inputs
         grads = torch.autograd.Variable._execution_engine.run_backward(
             tuple(values),
             tuple(wrap(t) for t in tangents),
-            keep_graph=False,
+            keep_graph=keep_graph,
             create_graph=False,
             inputs=tuple(leaves) if by_name else (),
             allow_unreachable=True,

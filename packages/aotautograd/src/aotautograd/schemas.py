@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -171,6 +171,9 @@ class JointGraph:
     module: torch.fx.GraphModule
     metadata: ProgramMetadata
     guard: torch.fx.GraphModule | None = None  # forward's placeholders -> the tensors of `metadata.assumptions`
+    # Tangents whose backward raises, whatever the data, and what: the program overwrote what a derivative reads.
+    # The gradients are those of the other tangents.
+    failing: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def num_forward_outputs(self) -> int:
