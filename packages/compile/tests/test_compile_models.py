@@ -124,7 +124,7 @@ def test_five_shapes_one_compilation(small_model: Any) -> None:
     assert_one_clean_graph()
     # The model's first call writes `config.problem_type`, which capture guards: the second captures again, and finds
     # the graph that it already has. Sizes cost nothing.
-    assert torchcompile.report().recompiles == 1
+    assert sum(event.count for event in torchcompile.report().recompiles) == 1
 
 
 def test_bfloat16_autocast_training(small_model: Any) -> None:

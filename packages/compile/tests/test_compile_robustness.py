@@ -20,7 +20,7 @@ torch.testing.assert_close(compiled(x), model(x))
 compiled(x).sum().backward()
 report = torchcompile.report()
 print("kernels", report.kernels, "fallbacks", len(report.fallbacks))
-print(*(f.reason for f in report.fallbacks))
+print(*report.fallbacks)
 """
 
 
@@ -36,7 +36,7 @@ def test_no_compiler_is_told_once_and_the_model_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "fallbacks 0" not in done.stdout
     assert "CXX" in done.stderr
-    assert done.stderr.count("Until then the model runs eagerly") == 1
+    assert done.stderr.count("fallback to eager [no_compiler]") == 1
 
 
 def test_a_read_only_cache_warns_once(tmp_path: Path) -> None:

@@ -246,8 +246,9 @@ def test_a_fault_of_capture_is_counted_and_told(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(operators, "binary", faulty)
     compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
     assert torch.equal(compiled(torch.ones(2), 3), torch.full((2,), 3.0))
-    found = [why for what, why in torchdynamo.stats().fallbacks if "program" in what]
-    assert found and "KeyError" in found[0] and "test_dynamo_breaks.py" in found[0]
+    [found] = torchdynamo.stats().fallbacks
+    assert found.kind.id == "capture_fault" and "program" in found.what
+    assert "KeyError" in found.detail and "test_dynamo_breaks.py" in found.where
     strict = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=torchdynamo.CaptureOptions(strict=True))(
         program
     )
@@ -283,7 +284,7 @@ def test_a_fault_of_code_generation_changes_no_result(monkeypatch: pytest.Monkey
     compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
     for _ in range(2):
         assert torch.equal(compiled(torch.ones(2)), program(torch.ones(2)))
-    assert [why for _, why in owner_of(compiled).stats.fallbacks] == ["ValueError: no such instruction"]
+    assert [event.detail for event in owner_of(compiled).stats.fallbacks] == ["ValueError: no such instruction"]
     strict = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=torchdynamo.CaptureOptions(strict=True))(
         program
     )

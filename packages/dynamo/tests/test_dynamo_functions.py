@@ -790,8 +790,10 @@ def test_tangents_of_forward_mode_are_not_lost() -> None:
     x = leaf(2, 3, grad=False)
     for _ in range(2):
         same(compiled(x).detach(), program(x).detach())
-    inner, graphs = captured(net)
+    inner, graphs = captured(net, fullgraph=False)
     with forward_ad.dual_level():
         dual = forward_ad.make_dual(x, torch.ones_like(x))
         same(forward_ad.unpack_dual(inner(dual)).tangent.detach(), forward_ad.unpack_dual(net(dual)).tangent.detach())
     assert not graphs.graphs
+    with forward_ad.dual_level(), pytest.raises(torchdynamo.Unsupported, match="transformed_call"):
+        captured(net)[0](forward_ad.make_dual(x, torch.ones_like(x)))

@@ -213,7 +213,6 @@ def test_a_loop_costs_a_fixed_number_of_versions(program: Callable[..., Any]) ->
             torch.testing.assert_close(compiled(x, rounds), program(x, rounds), rtol=0, atol=0)
         owner = owner_of(compiled)
         assert owner.nested is not None and not owner.stats.fallbacks
-        assert not any(part.skip for part in (owner, *owner.nested.parts))  # no limit was met
         made.append(owner.stats.graphs)
     assert made[0] == made[1] and made[0] > 0, made
 

@@ -105,7 +105,8 @@ def check_with_breaks(found: Case) -> None:
                 results.append((type(error), str(error)))
         assert same(results[0], results[1]), f"call {call}: eager {results[0]!r}, compiled {results[1]!r}"
         assert same(expected_state, state), f"after call {call}: eager {expected_state!r}, compiled {state!r}"
-    assert not torchdynamo.stats().fallbacks, torchdynamo.stats().fallbacks
+    expected = {"unsplit_frame", "suspending_frame", "recompile_limit"}
+    assert not (fallbacks := [e for e in torchdynamo.stats().fallbacks if e.kind.id not in expected]), fallbacks
 
 
 def _with_breaks(program: Callable[..., Any]) -> Callable[..., Any]:

@@ -68,7 +68,8 @@ def compile(
 
     Args:
         model: an `nn.Module`, a function or a method; None gives a decorator.
-        fullgraph: raise where the graph would break, with the user's stack, the reason and the remedy.
+        fullgraph: raise where the graph would break, or anything would run eagerly or otherwise than planned, with
+            the user's stack, the reason and the remedy.
         dynamic: True: sizes are symbolic from the first call on; None: a size becomes so when it first
             changes; False: never, each size compiles anew.
         backend: a name of `list_backends()` or a callable `(gm, example_inputs) -> callable`.
@@ -135,8 +136,10 @@ def _stack(
     if dynamic is not None and not isinstance(dynamic, bool):
         raise InvalidArgument(f"dynamic is True, False or None, not {dynamic!r}")
     dumps = DumpFolder(Path(settings.dump)) if settings.dump else None
-    runner = backends.resolve(backend, Toolchain(settings, dumps, _journal))
-    return torchdynamo.optimize(runner, options=_capture_options(settings, fullgraph, dynamic), dump=dumps)
+    capture = _capture_options(settings, fullgraph, dynamic)
+    ledger = torchdynamo.new_ledger(capture)
+    runner = backends.resolve(backend, Toolchain(settings, dumps, _journal, ledger))
+    return torchdynamo.optimize(runner, options=capture, dump=dumps, ledger=ledger)
 
 
 def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | None) -> CaptureOptions:
@@ -182,9 +185,7 @@ def report() -> Report:
     stats = torchdynamo.stats()
     return Report(
         captured=_journal.captures,
-        breaks=stats.breaks,
-        recompiles=stats.recompiles,
         capture_seconds=stats.seconds,
         graphs=_journal.graphs,
-        fallbacks=_journal.fallbacks,
+        events=stats.events,
     )

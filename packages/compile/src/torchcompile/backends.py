@@ -17,9 +17,11 @@ import torch
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import Partitioner
+from primtorch.ledger import Event, Ledger
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
-from torchcompile.journal import CompiledGraphRecord, FallbackRecord, Journal, Kind
+from torchcompile.events import NO_COMPILER, NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE
+from torchcompile.journal import CompiledGraphRecord, Journal, Kind
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks
 from torchcompile.signature import facts, signature
@@ -47,12 +49,13 @@ class Boxed:
 
 
 class Toolchain:
-    """What a named back end needs beside the graph: options, the dump folder, the journal to write in."""
+    """What a named back end needs beside the graph: options, the dump folder, the journal and the ledger."""
 
-    def __init__(self, options: CompileOptions, dumps: DumpFolder | None, journal: Journal) -> None:
+    def __init__(self, options: CompileOptions, dumps: DumpFolder | None, journal: Journal, ledger: Ledger) -> None:
         self.options = options
         self.dumps = dumps
         self.journal = journal
+        self.ledger = ledger
         self.compiled: dict[Hashable, Runner] = {}  # by `signature`: an equal graph is not compiled again
 
     def start(self) -> tuple[str, Dump | None]:
@@ -62,9 +65,9 @@ class Toolchain:
 
     def no_compiler(self, title: str, error: CompilerMissing) -> None:
         """Without a compiler there is no generated kernel: say so with the remedy, and count it."""
-        self.journal.add(FallbackRecord(title, str(error)))
-        remedy = "Install g++ or clang++, or name one by the environment variable CXX or options={'cxx': path}."
-        warnings.warn(f"{error}\n{remedy} Until then the model runs eagerly.", stacklevel=2)
+        event = Event(NO_COMPILER, title, str(error))
+        self.ledger.add(event, error)
+        warnings.warn(str(event), stacklevel=2)
 
 
 def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
@@ -126,9 +129,10 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
                     cache_hits=stats.cache_hits,
                 )
             )
-            reasons = [*stats.fallbacks, *([f"no CUDA graph: {stats.no_cuda_graph}"] if stats.no_cuda_graph else [])]
-            for reason in reasons:
-                toolchain.journal.add(FallbackRecord(f"{title} {kind}", reason))
+            for operator in stats.fallbacks:
+                toolchain.ledger.add(Event(OPERATOR_BY_REFERENCE, f"{title} {kind}", operator))
+            if stats.no_cuda_graph:
+                toolchain.ledger.add(Event(NO_CUDA_GRAPH, f"{title} {kind}", stats.no_cuda_graph))
             return Boxed(compiled.consume)
 
         return build
@@ -151,6 +155,12 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
         return gm.forward
 
 
+def _counted(toolchain: Toolchain, backend: Backend, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+    """A caller's own back end; its graphs are counted as those of the named ones are."""
+    toolchain.start()
+    return backend(gm, example_inputs)
+
+
 NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, list[Any]], Runner]] = MappingProxyType(
     {"eager": eager, "aot_eager": aot_eager, "inductor": inductor}
 )
@@ -170,6 +180,8 @@ def resolve(backend: str | Backend, toolchain: Toolchain) -> Backend:
         chosen.takes_floats = True  # a float that changes between calls arrives as a float
         return chosen  # type: ignore[no-any-return]
     if callable(backend):
-        return backend
+        counted: Any = functools.partial(_counted, toolchain, backend)
+        counted.takes_floats = getattr(backend, "takes_floats", False)
+        return counted  # type: ignore[no-any-return]
     names = ", ".join(list_backends())
     raise InvalidArgument(f"backend is one of {names} or a callable (gm, example_inputs) -> callable, not {backend!r}")

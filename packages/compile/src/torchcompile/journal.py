@@ -1,8 +1,9 @@
-"""What was compiled in this process: the facts behind `torchcompile.report()`."""
+"""What was compiled in this process: the facts behind `torchcompile.report()` beside those of the ledger."""
 
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -23,21 +24,12 @@ class CompiledGraphRecord:
     cache_hits: int
 
 
-@dataclass(frozen=True, slots=True)
-class FallbackRecord:
-    """Something that runs eagerly though it was to be compiled: what, and why."""
-
-    title: str
-    reason: str
-
-
 class Journal:
-    """Append-only and safe under threads; `clear()` belongs to `torchcompile.reset()`."""
+    """The last `limit` compiled graphs. Safe under threads; `clear()` belongs to `torchcompile.reset()`."""
 
-    def __init__(self) -> None:
+    def __init__(self, limit: int = 10_000) -> None:
         self._lock = threading.Lock()
-        self._graphs: list[CompiledGraphRecord] = []
-        self._fallbacks: list[FallbackRecord] = []
+        self._graphs: deque[CompiledGraphRecord] = deque(maxlen=limit)
         self._captures = 0
 
     def next_title(self) -> str:
@@ -46,20 +38,14 @@ class Journal:
             self._captures += 1
             return f"graph_{self._captures - 1}"
 
-    def add(self, record: CompiledGraphRecord | FallbackRecord) -> None:
+    def add(self, record: CompiledGraphRecord) -> None:
         with self._lock:
-            if isinstance(record, FallbackRecord):
-                self._fallbacks.append(record)
-            else:
-                self._graphs.append(record)
+            self._graphs.append(record)
 
     @property
     def graphs(self) -> Sequence[CompiledGraphRecord]:
-        return tuple(self._graphs)
-
-    @property
-    def fallbacks(self) -> Sequence[FallbackRecord]:
-        return tuple(self._fallbacks)
+        with self._lock:
+            return tuple(self._graphs)
 
     @property
     def captures(self) -> int:
@@ -68,5 +54,4 @@ class Journal:
     def clear(self) -> None:
         with self._lock:
             self._graphs.clear()
-            self._fallbacks.clear()
             self._captures = 0

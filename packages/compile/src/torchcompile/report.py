@@ -1,4 +1,7 @@
-"""What happened to the program: graphs, breaks, kernels, recompilations, seconds, fallbacks. As text and as HTML."""
+"""What happened to the program: graphs, kernels, seconds, and whatever ran eagerly, twice or differently.
+
+As text, for rich, and as HTML.
+"""
 
 from __future__ import annotations
 
@@ -7,35 +10,78 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from rich.console import Console, ConsoleOptions, RenderResult
+from rich.markup import escape
 from rich.table import Table
 
-from torchcompile.journal import CompiledGraphRecord, FallbackRecord
+from primtorch.ledger import REFUSED, Effect, Event, event_table, of, total
+from torchcompile.journal import CompiledGraphRecord
 
 
 @dataclass(frozen=True)
 class Report:
-    """`captured`: graphs given to a back end; `breaks`: (count, reason, user's file:line)."""
+    """Everything since the start of the process or the last `reset()`.
+
+    Attributes:
+        captured: graphs given to a back end; one equal to an earlier one is not given to it again.
+        graphs: those that became kernels.
+        events: the ledger: whatever did not run as one compiled program, once.
+    """
 
     captured: int
-    breaks: Sequence[tuple[int, str, str]]
-    recompiles: int
     capture_seconds: float
     graphs: Sequence[CompiledGraphRecord]
-    fallbacks: Sequence[FallbackRecord]
+    events: Sequence[Event]
 
     @property
     def kernels(self) -> int:
         return sum(graph.kernels for graph in self.graphs)
 
+    @property
+    def breaks(self) -> tuple[Event, ...]:
+        """Detours: what broke graphs."""
+        return of(self.events, Effect.BREAK)
+
+    @property
+    def fallbacks(self) -> tuple[Event, ...]:
+        """Functions and graphs that ran eagerly as a whole."""
+        return of(self.events, Effect.FALLBACK)
+
+    @property
+    def mended(self) -> tuple[Event, ...]:
+        """What ran in another way than planned: a layout that was mended by a copy, say."""
+        return of(self.events, Effect.MENDED)
+
+    @property
+    def reruns(self) -> tuple[Event, ...]:
+        """Calls that ran again eagerly, after the program had raised an exception."""
+        return of(self.events, Effect.RERUN)
+
+    @property
+    def recompiles(self) -> tuple[Event, ...]:
+        """Functions that were compiled once more, and why no version fitted."""
+        return of(self.events, Effect.RECOMPILE)
+
+    @property
+    def ran_eagerly(self) -> tuple[Event, ...]:
+        """Breaks, fallbacks and reruns: all places where the program's own operations ran eagerly."""
+        return of(self.events, Effect.BREAK, Effect.FALLBACK, Effect.RERUN)
+
+    @property
+    def clean(self) -> bool:
+        """Whether something was captured, and nothing ran eagerly, twice or differently."""
+        return self.captured > 0 and not self.ran_eagerly and not of(self.events, *REFUSED)
+
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """(title, head, rows) of each part that has something to say."""
         totals = [
             ["graphs captured", str(self.captured)],
-            ["graph breaks", str(sum(count for count, _, _ in self.breaks))],
-            ["recompilations", str(self.recompiles)],
+            ["graph breaks", str(total(self.breaks))],
+            ["fallbacks to eager", str(total(self.fallbacks))],
+            ["ran differently", str(total(self.mended))],
+            ["ran twice", str(total(self.reruns))],
+            ["recompilations", str(total(self.recompiles))],
             ["generated kernels", str(self.kernels)],
             ["calls of PyTorch's kernels", str(sum(graph.aten_calls for graph in self.graphs))],
-            ["fallbacks to eager", str(len(self.fallbacks))],
             ["seconds, capture", f"{self.capture_seconds:.2f}"],
             ["seconds, kernels", f"{sum(graph.seconds for graph in self.graphs):.2f}"],
         ]
@@ -60,18 +106,17 @@ class Report:
                     ],
                 )
             )
-        if self.breaks:
-            rows = [[str(count), reason, where] for count, reason, where in self.breaks]
-            parts.append(("Graph breaks", ["count", "reason", "where"], rows))
-        if self.fallbacks:
-            parts.append(("Fallbacks", ["what", "why"], [[f.title, f.reason] for f in self.fallbacks]))
+        for effect in Effect:
+            head, rows = event_table(of(self.events, effect))
+            if rows:
+                parts.append((effect.value.capitalize(), head, rows))
         return parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for title, head, rows in self.tables():
             table = Table(*head, title=title, show_header=any(head))
             for row in rows:
-                table.add_row(*row)
+                table.add_row(*map(escape, row))
             yield table
 
     def __str__(self) -> str:

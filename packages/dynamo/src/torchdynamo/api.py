@@ -10,12 +10,14 @@ from typing import Any, TypeVar, cast
 
 from torch import nn
 
+from primtorch.ledger import LEDGER, Event, Ledger
 from torchdynamo._C import CompiledCallable
 from torchdynamo.convert import Function, Nested
+from torchdynamo.events import DISABLED_FUNCTION, frame_of, refusal
 from torchdynamo.marks import Mark, MarkKind, error_on_graph_break, graph_break, is_compiling, mark_of, put_mark
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
 from torchdynamo.size_marks import mark_dynamic, mark_static, maybe_mark_dynamic
-from torchdynamo.stats import Stats, total
+from torchdynamo.stats import TOTAL, Stats
 from torchdynamo.torch_calls import is_leaf
 
 __all__ = [
@@ -28,6 +30,7 @@ __all__ = [
     "mark_dynamic",
     "mark_static",
     "maybe_mark_dynamic",
+    "new_ledger",
     "optimize",
     "reset",
     "skip_frame",
@@ -36,11 +39,17 @@ __all__ = [
 
 F = TypeVar("F", bound=Callable[..., Any])
 
-# Every compiled callable that is alive, with its statistics: what stats() sums and reset() empties.
+# Every compiled callable that is alive, with its statistics: what reset() empties.
 _LIVE: weakref.WeakKeyDictionary[Stats, weakref.ref[Any]] = weakref.WeakKeyDictionary()
 
 
-def optimize(backend: Backend, *, options: CaptureOptions | None = None, dump: Dump | None = None) -> Callable[[F], F]:
+def optimize(
+    backend: Backend,
+    *,
+    options: CaptureOptions | None = None,
+    dump: Dump | None = None,
+    ledger: Ledger | None = None,
+) -> Callable[[F], F]:
     """A decorator that captures calls of a function, method or nn.Module and compiles their graphs with `backend`.
 
     Args:
@@ -48,40 +57,57 @@ def optimize(backend: Backend, *, options: CaptureOptions | None = None, dump: D
             graph's inputs (symbolic sizes first, as ints) and returns the outputs as a sequence.
         options: see `CaptureOptions`.
         dump: called with (file name, text) for each stage.
+        ledger: where what does not run as asked is written; one that the back end writes to, too (`new_ledger`).
 
     Raises:
         TypeError: the argument of the decorator cannot be captured.
-        Unsupported: at a call, under `fullgraph=True`, where the program leaves the graph.
+        Unsupported: at a call, under `fullgraph=True`, where the program leaves the graph or something would run
+            eagerly; for a function that is marked to run as it is, at once.
     """
     if not callable(backend):
         raise TypeError(f"backend: expected a callable, got {type(backend).__name__}")
     chosen = options or CaptureOptions()
+    written = ledger if ledger is not None else new_ledger(chosen)
 
     def decorate(target: F) -> F:
-        return cast(F, _wrap(target, backend, chosen, dump))
+        return cast(F, _wrap(target, backend, chosen, dump, written))
 
     return decorate
 
 
-def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | None) -> Any:
-    mark = mark_of(target.__func__ if isinstance(target, types.MethodType) else target)
-    if isinstance(target, CompiledCallable) or (mark is not None and mark.kind is MarkKind.DISABLED):
+def new_ledger(options: CaptureOptions) -> Ledger:
+    """A ledger for one `optimize`, which passes on what it is told to the process's own.
+
+    With `fullgraph` it raises instead: `Unsupported`, `InternalError` or `RecompileLimitExceeded`.
+    """
+    return Ledger(LEDGER, refusal if options.fullgraph else None)
+
+
+def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | None, ledger: Ledger) -> Any:
+    function = target.__func__ if isinstance(target, types.MethodType) else target
+    mark = mark_of(function)
+    if mark is not None and mark.kind is MarkKind.DISABLED:
+        frames = (frame_of(function.__code__),) if isinstance(function, types.FunctionType) else ()
+        name = getattr(function, "__qualname__", type(function).__name__)
+        ledger.add(Event(DISABLED_FUNCTION, name, mark.reason or "", frames))
+        return target
+    if isinstance(target, CompiledCallable):
         return target
     if isinstance(target, types.FunctionType):
         if is_leaf(target):  # one of torch's own: it is recorded where it is called, its body is not the program's
             target = _caller_of(target)
-        stats = Stats()
+        stats = Stats(ledger, TOTAL)
         owner = Function(target, backend, options, dump, stats)
         owner.nested = Nested(backend, options, dump, stats)
         compiled = owner.callable()
         _LIVE[stats] = weakref.ref(compiled)
         return compiled
     if isinstance(target, types.MethodType):
-        return types.MethodType(_wrap(target.__func__, backend, options, dump), target.__self__)
+        return types.MethodType(_wrap(target.__func__, backend, options, dump, ledger), target.__self__)
     if isinstance(target, functools.partial):
-        return functools.partial(_wrap(target.func, backend, options, dump), *target.args, **target.keywords)
+        return functools.partial(_wrap(target.func, backend, options, dump, ledger), *target.args, **target.keywords)
     if isinstance(target, nn.Module) or (callable(target) and not isinstance(target, type)):
-        return types.MethodType(_wrap(_call, backend, options, dump), target)
+        return types.MethodType(_wrap(_call, backend, options, dump, ledger), target)
     raise TypeError(f"expected a function, a method, a callable object or an nn.Module, got {type(target).__name__}")
 
 
@@ -153,8 +179,8 @@ def _marking(mark: Mark) -> Callable[[F], F]:
 
 
 def stats() -> Stats:
-    """What all compiled callables did so far."""
-    return total(list(_LIVE))
+    """What all compiled callables of this process did since the last `reset()`."""
+    return TOTAL.copy()
 
 
 def reset() -> None:
@@ -164,10 +190,11 @@ def reset() -> None:
         if compiled is not None:
             compiled.entries.clear()
             owner = owner_of(compiled)
-            owner.skip = False
+            owner.eager = None
             owner.changed.clear()
             owner.fixed.clear()
             if owner.nested is not None:
                 owner.nested = Nested(*owner.nested.arguments)
     for kept in list(_LIVE):
         kept.clear()
+    TOTAL.clear()

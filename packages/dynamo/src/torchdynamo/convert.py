@@ -14,7 +14,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -24,12 +24,29 @@ from torch.autograd import forward_ad
 from primtorch import graph_text
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
+from primtorch.ledger import Event
+from primtorch.schemas import UserFrame
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
 from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
-from torchdynamo.capture import Captured, interpret
+from torchdynamo.capture import Captured, as_user_frames, interpret
 from torchdynamo.codegen import Codegen, parameter_name
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
+from torchdynamo.events import (
+    CAPTURE_FAULT,
+    DISABLED_FUNCTION,
+    LIBRARY_CODE,
+    NOTHING_TO_COMPILE,
+    PROGRAM_RAISED,
+    RECOMPILE_LIMIT,
+    RECOMPILE_REFUSED,
+    RECOMPILED,
+    SUSPENDING_FRAME,
+    TRANSFORMED_CALL,
+    UNSPLIT_FRAME,
+    frame_of,
+    of_function,
+)
 from torchdynamo.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.guards import (
     Scope,
@@ -79,7 +96,7 @@ class Function:
     changed: set[Source] = field(default_factory=set)
     fixed: set[Source] = field(default_factory=set)  # integers that are no symbols, lists that are read as a whole
     breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
-    skip: bool = False
+    eager: Event | None = None  # why calls run as they are from now on
     found: bool = False  # by the frame hook, in a call that runs for real
     raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
     nested: Nested | None = None
@@ -101,8 +118,12 @@ class Function:
 
     def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...]) -> Entry | None:
         """A version for this call, or None to run the function as it is."""
-        if self.skip or torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            return None  # its tensors carry more than a graph does: levels of transforms, tangents
+        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
+            self.stats.ledger.add(of_function(TRANSFORMED_CALL, self.function))
+            return None
+        if self.eager is not None:
+            self.stats.ledger.add(self.eager)
+            return None
         if compiled.entries and not self._recompile(compiled, flat):
             return None
         began, in_backend = time.perf_counter(), self.stats.backend_seconds
@@ -110,7 +131,7 @@ class Function:
             return convert(self, flat)
         finally:
             in_backend = self.stats.backend_seconds - in_backend
-            self.stats.seconds += time.perf_counter() - began - in_backend
+            self.stats.add(seconds=time.perf_counter() - began - in_backend)
 
     def scope(self, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
         function = self.function
@@ -124,26 +145,23 @@ class Function:
             scope = self.scope(flat, info.pinned)
             why.append(str(first_failure(info.guards, scope) or "a guard that holds now failed before"))
             self.changed.update(_changed_sizes(info.guards, scope))
-        self.stats.recompile(self.function, why)
-        policy, limit = self.options.on_recompile, self.options.recompile_limit
-        if len(compiled.entries) < limit and policy == "continue":
+        policy, full = self.options.on_recompile, len(compiled.entries) >= self.options.recompile_limit
+        if not full and policy in ("continue", "warn"):
+            event = of_function(RECOMPILED, self.function, "\n".join(why))
+            self.stats.ledger.add(event)
+            if policy == "warn":
+                _log.warning("%s", event)
             return True
         table = "\n".join(f"  {index}: {reason}" for index, reason in enumerate(why))
-        code = self.function.__code__
-        where = f"{self.function.__qualname__} ({code.co_filename}:{code.co_firstlineno})"
-        text = f"{where} has {len(compiled.entries)} compiled versions, and none fits this call:\n{table}"
-        if len(compiled.entries) >= limit:
-            remedy = "\nMake the values that change arguments of tensor type, or mark sizes with mark_dynamic."
-            if self.options.fullgraph or policy == "error":
-                raise RecompileLimitExceeded(text + remedy)
-            _log.warning("%s\nThe limit of %d is reached: the function runs eagerly.%s", text, limit, remedy)
-            self.skip = True
-            return False
+        text = f"it has {len(compiled.entries)} compiled versions, and none fits this call:\n{table}"
+        event = of_function(RECOMPILE_LIMIT if full else RECOMPILE_REFUSED, self.function, text)
         if policy == "error":
-            raise RecompileLimitExceeded(text)
-        if policy == "warn":
-            _log.warning("%s", text)
-        return policy != "eager"
+            raise RecompileLimitExceeded(str(event))
+        self.stats.ledger.add(event)
+        if full:
+            _log.warning("%s", event)
+            self.eager = event
+        return False
 
 
 class Nested:
@@ -161,11 +179,19 @@ class Nested:
 
     def found(self, function: types.FunctionType) -> CompiledCallable | None:
         code = function.__code__
-        plain = code in self._plain or code.co_name in _COMPREHENSIONS
-        if plain or code.co_filename.startswith(_LEFT_ALONE):
+        if code in self._plain:
+            return None
+        ledger = self.arguments[-1].ledger
+        if code.co_filename.startswith(_LEFT_ALONE):
+            ledger.add(of_function(LIBRARY_CODE, function))
+            return None
+        if code.co_name in _COMPREHENSIONS:
+            ledger.add(of_function(SUSPENDING_FRAME, function))
             return None
         mark = mark_of(function)
         if mark is not None:
+            if mark.kind in (MarkKind.DISABLED, MarkKind.SKIPPED):
+                ledger.add(of_function(DISABLED_FUNCTION, function, mark.reason or ""))
             return _as_it_is(function) if mark.kind is MarkKind.DISABLED else None
         part = Function(function, *self.arguments)
         part.nested = self
@@ -222,14 +248,15 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
     outside = captured.outside
     shared = guard_written_memory(outside)
     if shared is not None:
-        return _no_graph(state, GraphBreak("overlapping_inputs", shared, ()))
+        return _no_graph(state, GraphBreak("overlapping_inputs", shared, _frames(state, None)))
     guard_written_objects(outside, codegen.written)
     inputs = finish_graph(outside, codegen, takes_floats(state.backend))
     guards = _guards(outside, ambient)
     graph = _graph_module(outside, state.function.__name__)
     has_graph = graph is not None
     if graph is None and captured.stopped is None and state.found:
-        state.skip = True  # nothing to compile: the hook's next calls of it run as they are
+        state.eager = of_function(NOTHING_TO_COMPILE, state.function)
+        state.stats.ledger.add(state.eager)
         return None
     if state.dump is not None:
         state.dump("guards.txt", print_guards(guards))
@@ -246,9 +273,9 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
             state.breaks_at_data = True
             return _convert(state, flat, opened)
         guards += shape_guards(outside, asked)  # what the back end took for granted of numbers
-        state.stats.graphs += 1
+        state.stats.add(graphs=1)
     if captured.stopped is not None:
-        state.stats.record_break(captured.stopped.graph_break)
+        state.stats.record_break(state.function.__qualname__, captured.stopped.graph_break)
     text = codegen.source_text(_parameters(state.function), has_graph, tail)
     code = _load(text, state, outside, compiled_graph)
     if state.dump is not None:
@@ -284,7 +311,7 @@ def _capture_and_generate(
         except BreakGraph as error:
             frames = captured.stopped.frames if captured.stopped is not None else []
             if len(frames) < 2:
-                return _no_graph(state, GraphBreak(error.reason, error.detail, ()))
+                return _no_graph(state, GraphBreak(error.reason, error.detail, _frames(state, None)))
             depth = len(frames) - 1  # the innermost frame runs for real, and is captured on its own
 
 
@@ -323,6 +350,8 @@ def _capture(
             continue  # eager raised it there, too: the graph ends before it
         if captured.broke is not None:
             reason, stop_at = captured.broke[0], captured.broke[1][:depth]
+            if not reason.user_frames:  # it broke before the first instruction, or behind the last
+                reason = replace(reason, user_frames=_frames(state, None))
             refused = reason.reason == "exception" and refused_raise >= 0  # for a break behind it
             if reason.reason == "symbolic_size" and state.options.fullgraph and not never:
                 never, stop_at, reason = True, (), None  # one graph for these sizes
@@ -375,6 +404,10 @@ def _failed(state: Function, captured: Captured, error: BaseException) -> Entry 
                 _fault(state, captured.where, error)
             else:
                 state.raised.add(_place_of(captured))
+                what = f"{type(raised).__name__}: {raised}"
+                state.stats.ledger.add(
+                    Event(PROGRAM_RAISED, function.__qualname__, what, _frames(state, captured.where))
+                )
             raise
         _fault(state, captured.where, error)
         return result
@@ -389,14 +422,19 @@ def _place_of(captured: Captured) -> tuple[type, int]:
 
 
 def _fault(state: Function, place: Position | None, error: BaseException) -> None:
-    """Counts and logs an error that capture made and the program did not; raises it under `strict`."""
-    where = f" at {place.file}:{place.line}" if place is not None else ""
-    why = f"{type(error).__name__}: {error}{where}"
-    state.skip = True
-    state.stats.fallbacks.append((state.function.__qualname__, why))
+    """Tells of an error that capture made and the program did not; raises it under `strict` and `fullgraph`."""
+    function = state.function.__qualname__
+    event = Event(CAPTURE_FAULT, function, f"{type(error).__name__}: {error}", _frames(state, place))
     if state.options.strict:
-        raise InternalError(f"capture of {state.function.__qualname__} failed: {why}") from error
-    _log.warning("capture of %s failed, it runs eagerly: %s", state.function.__qualname__, why)
+        raise InternalError(str(event)) from error
+    state.stats.ledger.add(event, error)
+    state.eager = event
+    _log.warning("capture of %s failed, it runs eagerly: %s (%s)", function, event.detail, event.where)
+
+
+def _frames(state: Function, place: Position | None) -> tuple[UserFrame, ...]:
+    """A place in the function, or that of its definition."""
+    return as_user_frames((place,)) if place is not None else (frame_of(state.function.__code__),)
 
 
 def _raised_in(error: BaseException, code: types.CodeType) -> bool:
@@ -424,11 +462,10 @@ _RUN_THE_PROGRAM = frozenset({"recorder.py", "calls.py", "emissions.py", "captur
 
 def _no_graph(state: Function, reason: GraphBreak) -> Entry | None:
     """Capture cannot begin or cannot go on: the function runs as it is, and what it calls is captured."""
-    if state.options.fullgraph:
-        raise Unsupported(describe(reason))
-    state.stats.record_break(reason)
-    state.skip = True
     nested, function = state.nested, state.function
+    state.stats.record_break(function.__qualname__, reason)
+    state.eager = Event(UNSPLIT_FRAME, function.__qualname__, f"[{reason.reason}] {reason.detail}", reason.user_frames)
+    state.stats.ledger.add(state.eager)
     if nested is None or state.found:  # the hook that found it looks at what it calls
         return None
     nested.leave_alone(function)
@@ -543,7 +580,7 @@ def _call_backend(state: Function, graph: fx.GraphModule, inputs: list[GraphInpu
         with preserved():
             compiled = state.backend(graph, [item.example for item in inputs])
     finally:
-        state.stats.backend_seconds += time.perf_counter() - began
+        state.stats.add(backend_seconds=time.perf_counter() - began)
     if not callable(compiled):
         raise TypeError(f"the backend returned {type(compiled).__name__}, expected a callable")
     return compiled
@@ -561,6 +598,7 @@ def _load(text: str, state: Function, outside: Outside, graph: Callable[..., Any
         "graph": graph,
     }
     exec(compile(text, file, "exec"), namespace)
+    weakref.finalize(namespace["compiled"], linecache.cache.pop, file, None)
     return namespace["compiled"]  # type: ignore[no-any-return]
 
 

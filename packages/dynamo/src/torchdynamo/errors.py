@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from primtorch.schemas import UserFrame
-
-
-def format_user_frames(frames: Sequence[UserFrame]) -> str:
-    """The user's stack, outermost first, in the form of a traceback."""
-    return "\n".join(f'  File "{f.file}", line {f.line}, in {f.function}' for f in frames)
-
 
 class TorchDynamoError(RuntimeError):
     """Base of every error that capture raises."""
 
 
 class Unsupported(TorchDynamoError):
-    """`fullgraph=True` met something that breaks the graph."""
+    """`fullgraph=True` met something that breaks the graph, or would have run eagerly or otherwise than planned."""
 
 
 class InternalError(TorchDynamoError):
-    """A fault in capture itself (raised under `strict=True`, counted and logged otherwise)."""
+    """A fault in capture itself (raised under `strict=True` and `fullgraph=True`, counted and logged otherwise)."""
 
 
 class SizeNotDynamic(TorchDynamoError):

@@ -16,6 +16,7 @@ from rich.table import Table
 from torch import fx
 
 from primtorch import graph_text
+from primtorch.ledger import Effect, Event, event_table, of, total
 from primtorch.schemas import UserFrame
 from torchdynamo._C import CompiledCallable, Entry
 from torchdynamo.api import optimize, owner_of
@@ -37,7 +38,7 @@ class Explanation:
     Attributes:
         seconds: of capture, without the back end's.
         recompiles: (function, why each version did not fit) of functions that were compiled more than once.
-        fallbacks: (function, why) of what runs eagerly because capture failed.
+        events: whatever did not run as one compiled program, once; `breaks`, `recompiles` and `fallbacks` are of it.
         result: what the call returned.
     """
 
@@ -45,13 +46,18 @@ class Explanation:
     breaks: list[GraphBreak] = field(default_factory=list)
     guards: list[Guard] = field(default_factory=list)
     recompiles: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    fallbacks: list[tuple[str, str]] = field(default_factory=list)
+    events: tuple[Event, ...] = ()
     seconds: float = 0.0
     result: Any = None
 
     @property
     def op_count(self) -> int:
         return sum(map(_operations, self.graphs))
+
+    @property
+    def fallbacks(self) -> tuple[Event, ...]:
+        """Functions that ran eagerly as a whole."""
+        return of(self.events, Effect.FALLBACK)
 
     def sections(self) -> list[Section]:
         """Each part that has something to say."""
@@ -61,7 +67,7 @@ class Explanation:
             ["breaks", str(len(self.breaks))],
             ["guards", str(len(self.guards))],
             ["recompilations", str(len(self.recompiles))],
-            ["ran eagerly", str(len(self.fallbacks))],
+            ["ran eagerly", str(total(self.fallbacks))],
             ["seconds of capture", f"{self.seconds:.3f}"],
         ]
         graphs = [
@@ -79,7 +85,11 @@ class Explanation:
             ("Breaks", ["reason", "at", "where (outermost first)", "why", "what to do"], breaks),
             ("Guards", ["of", "what", "has to be", "read at"], [list(row) for row in guard_rows(self.guards)]),
             ("Recompilations", ["function", "why no version fitted"], recompiles),
-            ("Ran eagerly", ["function", "why"], [list(row) for row in self.fallbacks]),
+            *(
+                (effect.value.capitalize(), *event_table(of(self.events, effect)))
+                for effect in Effect
+                if effect not in (Effect.BREAK, Effect.RECOMPILE)
+            ),
         ]
         return [section for section in found if section[2]]
 
@@ -162,7 +172,7 @@ def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
         owner = owner_of(compiled)
         found.breaks += owner.stats.break_details
         found.recompiles += owner.stats.recompile_reasons
-        found.fallbacks += owner.stats.fallbacks
+        found.events = owner.stats.events
         found.seconds = owner.stats.seconds
         for entry in owner.versions():
             found.guards += entry.info.guards

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from primtorch.schemas import UserFrame
+from primtorch.ledger import Effect, Event, Kind, kinds
 from torchdynamo.interpreter.protocol import Escape
 from torchdynamo.schemas import GraphBreak
 
 
 @dataclass(frozen=True, slots=True)
-class Reason:
+class Reason(Kind):
     """One way in which a program leaves the graph."""
 
-    id: str
-    explanation: str
-    remedy: str
+    effect: Effect = Effect.BREAK
 
 
 _TABLE = (
@@ -176,7 +173,7 @@ _TABLE = (
     Reason("unsupported_read", "the object cannot be read in a way that a guard can check", "pass plain Python data"),
 )
 
-REASONS: dict[str, Reason] = {reason.id: reason for reason in _TABLE}
+REASONS = kinds(*_TABLE)
 
 
 class BreakGraph(Escape):
@@ -195,17 +192,4 @@ class BreakGraph(Escape):
 
 def describe(graph_break: GraphBreak) -> str:
     """The reason, its detail, where it happened and the remedy, as text for a person."""
-    reason = REASONS[graph_break.reason]
-    return "\n".join(
-        (
-            f"graph break [{reason.id}]: {graph_break.detail}",
-            f"  why: {reason.explanation}",
-            f"  what to do: {reason.remedy}",
-            "  where (outermost first):",
-            format_stack(graph_break.user_frames),
-        )
-    )
-
-
-def format_stack(frames: Sequence[UserFrame]) -> str:
-    return "\n".join(f'    File "{f.file}", line {f.line}, in {f.function}' for f in frames)
+    return str(Event(REASONS[graph_break.reason], "", graph_break.detail, graph_break.user_frames))

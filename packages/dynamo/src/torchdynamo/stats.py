@@ -1,66 +1,97 @@
-"""Counts of what capture did, held by the compiled callables and summed for a report."""
+"""What capture did: counts, and the events of its ledger. Held by the compiled callables, summed for the process."""
 
 from __future__ import annotations
 
-import types
+import threading
 from collections import Counter
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from primtorch.ledger import LEDGER, Effect, Event, Ledger, of, total
 from primtorch.schemas import UserFrame
+from torchdynamo.reasons import REASONS
 from torchdynamo.schemas import GraphBreak
 
 
 @dataclass(eq=False)
 class Stats:
-    """What one `optimize` did."""
+    """What one `optimize` did, or all of them; counts go on to `parent`."""
 
+    ledger: Ledger = field(default_factory=Ledger)
+    parent: Stats | None = None
     graphs: int = 0
     seconds: float = 0.0  # of capture alone
     backend_seconds: float = 0.0
-    recompiles: int = 0
-    break_counts: Counter[tuple[str, str]] = field(default_factory=Counter)
-    break_details: list[GraphBreak] = field(default_factory=list)
-    recompile_reasons: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
-    fallbacks: list[tuple[str, str]] = field(default_factory=list)
-    seen_from_inside: set[tuple[UserFrame, ...]] = field(default_factory=set)
+    _seen_from_inside: set[tuple[UserFrame, ...]] = field(default_factory=set)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def add(self, *, graphs: int = 0, seconds: float = 0.0, backend_seconds: float = 0.0) -> None:
+        with self._lock:
+            self.graphs += graphs
+            self.seconds += seconds
+            self.backend_seconds += backend_seconds
+        if self.parent is not None:
+            self.parent.add(graphs=graphs, seconds=seconds, backend_seconds=backend_seconds)
 
     def clear(self) -> None:
-        self.__init__()  # type: ignore[misc]
+        with self._lock:
+            self.graphs, self.seconds, self.backend_seconds = 0, 0.0, 0.0
+            self._seen_from_inside.clear()
+        self.ledger.clear()
 
-    def record_break(self, graph_break: GraphBreak) -> None:
+    def copy(self) -> Stats:
+        """The counts as they are now."""
+        return Stats(self.ledger.copy(), None, self.graphs, self.seconds, self.backend_seconds)
+
+    def record_break(self, function: str, graph_break: GraphBreak) -> None:
         """Counts a break once: the frames that the broken call was inlined into break at the same place, seen from
         further out, before the call itself is captured and breaks there."""
         stack = graph_break.user_frames
-        if stack in self.seen_from_inside:
-            self.seen_from_inside.discard(stack)
-            return
-        self.seen_from_inside.update(stack[depth:] for depth in range(1, len(stack)))
-        place = graph_break.user_frames[-1] if graph_break.user_frames else None
-        where = f"{place.file}:{place.line}" if place is not None else "?"
-        self.break_counts[graph_break.reason, where] += 1
-        self.break_details.append(graph_break)
+        with self._lock:
+            if stack in self._seen_from_inside:
+                self._seen_from_inside.discard(stack)
+                return
+            self._seen_from_inside.update(stack[depth:] for depth in range(1, len(stack)))
+        self.ledger.add(Event(REASONS[graph_break.reason], function, graph_break.detail, stack))
 
-    def recompile(self, function: types.FunctionType, why: Sequence[str]) -> None:
-        self.recompiles += 1
-        self.recompile_reasons.append((function.__qualname__, tuple(why)))
+    @property
+    def events(self) -> tuple[Event, ...]:
+        return self.ledger.events
+
+    @property
+    def break_details(self) -> list[GraphBreak]:
+        """Every break that was met, the same one as often as it was."""
+        return [
+            GraphBreak(event.kind.id, event.detail, event.frames)
+            for event in of(self.events, Effect.BREAK)
+            for _ in range(event.count)
+        ]
 
     @property
     def breaks(self) -> tuple[tuple[int, str, str], ...]:
         """(count, reason id, "file:line") of each place that broke a graph, most frequent first."""
-        return tuple((count, reason, where) for (reason, where), count in self.break_counts.most_common())
+        counts: Counter[tuple[str, str]] = Counter()
+        for event in of(self.events, Effect.BREAK):
+            counts[event.kind.id, event.where] += event.count
+        return tuple((count, reason, where) for (reason, where), count in counts.most_common())
+
+    @property
+    def fallbacks(self) -> tuple[Event, ...]:
+        """Functions and graphs that ran eagerly as a whole."""
+        return of(self.events, Effect.FALLBACK)
+
+    @property
+    def recompiles(self) -> int:
+        return total(of(self.events, Effect.RECOMPILE))
+
+    @property
+    def recompile_reasons(self) -> list[tuple[str, tuple[str, ...]]]:
+        """(function, why each version did not fit) of every recompilation."""
+        return [
+            (event.what, tuple(event.detail.split("\n")))
+            for event in of(self.events, Effect.RECOMPILE)
+            for _ in range(event.count)
+        ]
 
 
-def total(parts: Sequence[Stats]) -> Stats:
-    """The sum over several `optimize` calls."""
-    result = Stats()
-    for part in parts:
-        result.graphs += part.graphs
-        result.seconds += part.seconds
-        result.backend_seconds += part.backend_seconds
-        result.recompiles += part.recompiles
-        result.break_counts.update(part.break_counts)
-        result.break_details += part.break_details
-        result.recompile_reasons += part.recompile_reasons
-        result.fallbacks += part.fallbacks
-    return result
+# Of this process: what `torchdynamo.stats()` copies.
+TOTAL = Stats(LEDGER)

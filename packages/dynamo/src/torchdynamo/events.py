@@ -1,0 +1,115 @@
+"""What capture writes to the ledger beside the reasons of graph breaks, and the errors of `fullgraph=True`."""
+
+from __future__ import annotations
+
+import types
+
+from primtorch.ledger import Effect, Event, Kind, kinds
+from primtorch.schemas import UserFrame
+from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
+
+CAPTURE_FAULT = Kind(
+    "capture_fault",
+    "capture raised an error of its own: the function runs eagerly from then on",
+    "report it with the program; strict=True raises the error with its traceback",
+    Effect.FALLBACK,
+)
+RECOMPILE_LIMIT = Kind(
+    "recompile_limit",
+    "the function has as many compiled versions as the limit allows, and none fits: it runs eagerly from then on",
+    "make the values that change arguments of tensor type, mark sizes with mark_dynamic, or raise recompile_limit",
+    Effect.FALLBACK,
+)
+RECOMPILE_REFUSED = Kind(
+    "recompile_refused",
+    'no compiled version fits, and on_recompile="eager" asks for eager runs of such calls',
+    "make the values that change arguments of tensor type, or mark sizes with mark_dynamic",
+    Effect.FALLBACK,
+)
+TRANSFORMED_CALL = Kind(
+    "transformed_call",
+    "the compiled function is called inside of a torch.func transform or of forward-mode differentiation, whose"
+    " tensors carry more than a graph does: such calls run eagerly",
+    "compile the function that applies the transform",
+    Effect.FALLBACK,
+)
+UNSPLIT_FRAME = Kind(
+    "unsplit_frame",
+    "the graph broke where the function cannot be left and entered again: it runs eagerly as a whole, and what it"
+    " calls is captured",
+    "move what breaks into a function of its own, outside of with, try and the like",
+    Effect.FALLBACK,
+)
+SUSPENDING_FRAME = Kind(
+    "suspending_frame",
+    "a generator, a comprehension or a coroutine that runs where the graph broke: capture may not advance its"
+    " iterator, so that its own operations run eagerly; functions that it calls are captured",
+    "move its operations into a function, or remove the break around it",
+    Effect.FALLBACK,
+)
+DISABLED_FUNCTION = Kind(
+    "disabled_function",
+    "the function is marked to run as it is",
+    "remove the mark (torchdynamo.disable, skip_frame, torch.compiler.disable) to capture the function",
+    Effect.FALLBACK,
+)
+LIBRARY_CODE = Kind(
+    "library_code",
+    "Python code of torch or of the standard library that was called where the graph broke: it is part of the break",
+    "remove the break",
+    Effect.PLAIN,
+)
+NOTHING_TO_COMPILE = Kind(
+    "nothing_to_compile",
+    "a function that was called where the graph broke has no tensor operation",
+    "nothing to do",
+    Effect.PLAIN,
+)
+PROGRAM_RAISED = Kind(
+    "program_raised",
+    "the program raised an exception while it was captured, where nothing had run yet: the call ran eagerly, so that"
+    " the exception and all that came before are eager's",
+    "test for the condition instead of raising, where it is met often",
+    Effect.RERUN,
+)
+RECOMPILED = Kind(
+    "recompiled",
+    "a call did not fit the compiled versions of the function: it was compiled once more",
+    "make the values that change arguments of tensor type, or mark sizes with mark_dynamic",
+    Effect.RECOMPILE,
+)
+
+KINDS = kinds(
+    CAPTURE_FAULT,
+    RECOMPILE_LIMIT,
+    RECOMPILE_REFUSED,
+    TRANSFORMED_CALL,
+    UNSPLIT_FRAME,
+    SUSPENDING_FRAME,
+    DISABLED_FUNCTION,
+    LIBRARY_CODE,
+    NOTHING_TO_COMPILE,
+    PROGRAM_RAISED,
+    RECOMPILED,
+)
+
+_ERRORS: dict[str, type[TorchDynamoError]] = {
+    CAPTURE_FAULT.id: InternalError,
+    RECOMPILE_LIMIT.id: RecompileLimitExceeded,
+    RECOMPILE_REFUSED.id: RecompileLimitExceeded,
+}
+
+
+def refusal(event: Event) -> TorchDynamoError:
+    """The error of `fullgraph=True` for an event of any package."""
+    return _ERRORS.get(event.kind.id, Unsupported)(str(event))
+
+
+def frame_of(code: types.CodeType) -> UserFrame:
+    """Where a function is defined."""
+    return UserFrame(code.co_filename, code.co_firstlineno, code.co_name)
+
+
+def of_function(kind: Kind, function: types.FunctionType, detail: str = "") -> Event:
+    """An event of a function as a whole."""
+    return Event(kind, function.__qualname__, detail, (frame_of(function.__code__),))

@@ -1,0 +1,183 @@
+"""The ledger: whatever did not run as one compiled program, once, as records that are counted, explained and tested.
+
+Each package keeps a table of the kinds that its stages write, and writes events to a `Ledger`. Ledgers form a chain:
+that of one compiled function passes its events on to `LEDGER`, the process's own, which reports are made of. A ledger
+that refuses (`fullgraph=True`) raises in the place of an event, before anything has run otherwise than asked.
+"""
+
+from __future__ import annotations
+
+import enum
+import threading
+import types
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+
+from primtorch.schemas import UserFrame
+
+
+class Effect(enum.Enum):
+    """How what ran differs from one compiled program that runs once. The value is the heading in reports."""
+
+    BREAK = "graph break"  # a detour: compiled code on both sides of what runs eagerly
+    FALLBACK = "fallback to eager"  # a function or a graph ran eagerly as a whole
+    MENDED = "ran differently"  # compiled code ran, in another way than planned
+    RERUN = "ran twice"  # the program's own exception: the call ran again, eagerly, so that it is eager's
+    RECOMPILE = "recompilation"  # one more version of a function
+    PLAIN = "ran as it is"  # nothing in it to compile, or part of a detour that is told of already
+
+
+# What `fullgraph=True` raises for, and what a program that counts as clean has none of.
+REFUSED = frozenset({Effect.BREAK, Effect.FALLBACK, Effect.MENDED})
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way in which a program's run is not what was asked for.
+
+    Attributes:
+        id: a name for tables and tests.
+        explanation: what happens, and why.
+        remedy: what the user can do.
+    """
+
+    id: str
+    explanation: str = field(repr=False)
+    remedy: str = field(repr=False)
+    effect: Effect
+
+
+def kinds(*table: Kind) -> types.MappingProxyType[str, Kind]:
+    """A table of kinds by id. Raises ValueError for an id that is there twice."""
+    found = {kind.id: kind for kind in table}
+    if len(found) != len(table):
+        raise ValueError(f"a kind is there twice: {', '.join(kind.id for kind in table)}")
+    return types.MappingProxyType(found)
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """Something that happened.
+
+    Attributes:
+        what: the function or the graph that it happened to.
+        detail: this case: the message of an error, the call that broke the graph.
+        frames: the user's lines, outermost first; for what happens to a function as a whole, where it is defined.
+        count: how often it was met: at each call, or once where compiled code goes that way from then on.
+    """
+
+    kind: Kind
+    what: str
+    detail: str = ""
+    frames: tuple[UserFrame, ...] = ()
+    count: int = 1
+
+    @property
+    def effect(self) -> Effect:
+        return self.kind.effect
+
+    @property
+    def where(self) -> str:
+        """The user's line as "file:line", or "?"."""
+        return f"{self.frames[-1].file}:{self.frames[-1].line}" if self.frames else "?"
+
+    def __str__(self) -> str:
+        """What, why and where, with the remedy, as text for a person."""
+        named = f"{self.what}: " if self.what and self.effect is not Effect.BREAK else ""
+        lines = [
+            f"{self.effect.value} [{self.kind.id}]: {named}{self.detail}",
+            f"  why: {self.kind.explanation}",
+            f"  what to do: {self.kind.remedy}",
+        ]
+        if self.frames:
+            lines += ["  where (outermost first):", *(f"    {frame}" for frame in self.frames)]
+        return "\n".join(lines)
+
+
+class Ledger:
+    """Events in the order in which each first happened, equal ones counted. Safe under threads.
+
+    Bounded: of each kind `limit` different events are kept; what else happens is counted as one more, without detail.
+
+    Args:
+        parent: takes every event, too.
+        refuse: makes the error that is raised in the place of an event of an effect in `REFUSED`; None to accept all.
+    """
+
+    def __init__(
+        self,
+        parent: Ledger | None = None,
+        refuse: Callable[[Event], Exception] | None = None,
+        *,
+        limit: int = 256,
+    ) -> None:
+        self.parent = parent
+        self.refuse = refuse
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._counts: dict[Event, int] = {}  # by the event with count 1
+        self._kept: dict[Kind, int] = {}  # different events of each kind
+
+    def add(self, event: Event, cause: BaseException | None = None) -> None:
+        """Writes an event, or raises the error that stands for it, with its cause."""
+        if self.refuse is not None and event.effect in REFUSED:
+            raise self.refuse(event) from cause
+        once = replace(event, count=1)
+        with self._lock:
+            if once not in self._counts:
+                kept = self._kept.get(event.kind, 0)
+                if kept < self.limit:
+                    self._kept[event.kind] = kept + 1
+                else:
+                    once = Event(event.kind, "", f"more than {self.limit} of this kind: no more is kept of the others")
+            self._counts[once] = self._counts.get(once, 0) + event.count
+        if self.parent is not None:
+            self.parent.add(event)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        with self._lock:
+            return tuple(replace(event, count=count) for event, count in self._counts.items())
+
+    def copy(self) -> Ledger:
+        """The events as they are now, in a ledger without a parent."""
+        result = Ledger(limit=self.limit)
+        with self._lock:
+            result._counts, result._kept = dict(self._counts), dict(self._kept)
+        return result
+
+    def clear(self) -> None:
+        with self._lock:
+            self._counts.clear()
+            self._kept.clear()
+
+
+def of(events: Iterable[Event], *effects: Effect) -> tuple[Event, ...]:
+    """The events of these effects."""
+    return tuple(event for event in events if event.effect in effects)
+
+
+def total(events: Sequence[Event]) -> int:
+    """How often they happened, together."""
+    return sum(event.count for event in events)
+
+
+def event_table(events: Iterable[Event]) -> tuple[list[str], list[list[str]]]:
+    """Head and rows of a table of events."""
+    rows = [
+        [
+            str(event.count),
+            event.kind.id,
+            event.what,
+            event.detail,
+            "\n".join(f"{f.file}:{f.line} in {f.function}" for f in event.frames),
+            event.kind.explanation,
+            event.kind.remedy,
+        ]
+        for event in events
+    ]
+    return ["count", "kind", "of", "detail", "where (outermost first)", "why", "what to do"], rows
+
+
+# Of this process. No setting: nothing that runs asks what is in it.
+LEDGER = Ledger()
