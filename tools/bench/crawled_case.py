@@ -247,7 +247,7 @@ def ours(module: torch.nn.Module, run: Run) -> tuple[Callable[..., Any], Callabl
             "graphs": report.captured,
             "breaks": [[count, reason, where.rsplit("/", 1)[-1]] for count, reason, where in report.breaks],
             "details": [f"{reason}: {detail}"[:300] for reason, detail in details][:4],
-            "fallbacks": sorted({f"{f.title}: {f.reason}"[:300] for f in report.fallbacks}),
+            "fallbacks": sorted({f"{f.kind.id}: {f.what}: {f.detail}"[:300] for f in report.fallbacks}),
             "recompiles": report.recompiles,
         }
 

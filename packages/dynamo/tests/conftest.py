@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from torchdynamo.stats import TOTAL
+
 sys.path.insert(0, str(Path(__file__).parent))  # modules that tests share
 
 VERSIONS = ("3.11", "3.12", "3.13")
@@ -44,6 +46,12 @@ def _works(python: str, version: str) -> bool:
     query = "import sys; print('%d.%d' % sys.version_info[:2])"
     done = subprocess.run([python, "-c", query], capture_output=True, text=True, timeout=60)
     return done.returncode == 0 and done.stdout.strip() == version
+
+
+@pytest.fixture(autouse=True)
+def nothing_told() -> None:
+    """Every test starts with an empty ledger; what was compiled for other tests stays."""
+    TOTAL.clear()
 
 
 @pytest.fixture(scope="session", params=VERSIONS)

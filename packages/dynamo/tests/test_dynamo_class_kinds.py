@@ -222,4 +222,5 @@ def test_objects_of_c_types_are_as_eager_leaves_them(
         x = torch.full((2,), float(call))
         assert shown(compiled(x, *given)) == shown(program(x, *expected_given))
         assert shown(tuple(given)) == shown(tuple(expected_given))
-    assert not torchdynamo.stats().fallbacks
+    expected = {"unsplit_frame"} if program is subclass_of_c else set()  # such an object cannot be made again
+    assert {event.kind.id for event in torchdynamo.stats().fallbacks} == expected
