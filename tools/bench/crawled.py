@@ -222,7 +222,7 @@ def main() -> None:
     parser.add_argument("--peer", action="store_true", help="torch.compile's capture beside ours")
     parser.add_argument("--jobs", type=int, default=1, help="modules at once")
     parser.add_argument("--seconds", type=float, default=3600, help="for all of it; what is left stays open")
-    parser.add_argument("--run-seconds", type=float, default=60, help="for one run of one module")
+    parser.add_argument("--run-seconds", type=float, default=100, help="for one run of one module")
     parser.add_argument("--memory", type=int, default=4096, help="MiB that one run may take")
     parser.add_argument("--out", help="JSON lines, a module each: grows, and modules in it are not run again")
     parser.add_argument("--again", nargs="*", help="run the modules in --out that have these verdicts once more")

@@ -100,6 +100,7 @@ def stand_in(name: str) -> Any:
 def standing_in(importer: str) -> Iterator[None]:
     """While it lasts, `importer` (and no other module) gets stand-ins for what cannot be imported."""
     real = builtins.__import__
+    made: list[str] = []
 
     def import_or_stand_in(
         name: str, globals: Any = None, locals: Any = None, fromlist: Any = (), level: int = 0
@@ -114,6 +115,7 @@ def standing_in(importer: str) -> Iterator[None]:
                 path = ".".join(parts[:end])
                 if path not in sys.modules:
                     sys.modules[path] = _stand_in_module(path)
+                    made.append(path)
                     if end > 1:
                         setattr(sys.modules[".".join(parts[: end - 1])], parts[end - 1], sys.modules[path])
             found = sys.modules[name if fromlist else parts[0]]
@@ -127,6 +129,8 @@ def standing_in(importer: str) -> Iterator[None]:
         yield
     finally:
         builtins.__import__ = real
+        for path in made:  # libraries that look whether others are here find none
+            del sys.modules[path]
 
 
 def _stand_in_module(path: str) -> types.ModuleType:
