@@ -12,7 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-for _package in ("dynamo", "primtorch"):  # programs that capture is held against too; how torchvision is imported
+for _package in (
+    "compile",
+    "dynamo",
+    "primtorch",
+):  # programs of this and of other packages; how torchvision is imported
     sys.path.insert(0, str(Path(__file__).parents[2] / _package / "tests"))
 
 from torchvision_import import import_torchvision  # noqa: E402

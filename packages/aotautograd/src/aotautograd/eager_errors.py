@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
+from primtorch.effects import is_foreign, overload_of
 from primtorch.symbolic import hint_of
 
 USER_ERRORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
@@ -27,6 +28,9 @@ def eager_error(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     """The error of the call on real tensors; None if there is none, or if it was not made."""
     if str(getattr(func, "__module__", "")).startswith("torch.autograd"):
         return None  # it asks for histories, which stand-ins lack
+    operator = overload_of(func, args, kwargs)
+    if operator is not None and is_foreign(operator):
+        return None  # a call has effects
     try:
         leaves = _leaves(args, kwargs)
         stand_ins: dict[int, torch.Tensor] = {}

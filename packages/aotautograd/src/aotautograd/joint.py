@@ -31,6 +31,7 @@ from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent, DataDependentValue, PrimTorchError
 from primtorch.fake import FakeMode, FakeTensor, propagate
+from primtorch.functional_forms import adopting
 from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
@@ -237,10 +238,8 @@ class Recorder:
             self.track(out, node)
         elif isinstance(out, (tuple, list)):
             for i, o in enumerate(out):
-                if isinstance(o, torch.Tensor):
-                    item = self._node(operator.getitem, (node, i), {})
-                    self._describe(item, o)
-                    self.track(o, item)
+                if isinstance(o, (torch.Tensor, tuple, list)):
+                    self._attach(self._node(operator.getitem, (node, i), {}), o)
         elif isinstance(out, torch.SymInt):
             self.symbol_nodes.setdefault(str(expr_of(out)), node)
 
@@ -481,9 +480,9 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
         with torch.inference_mode(False), torch.no_grad():
             return trace_joint(program, example_inputs)
     try:
-        return _trace_in_its_state(program, example_inputs, fix_sizes=False)
+        return adopting(lambda: _trace_in_its_state(program, example_inputs, fix_sizes=False))
     except DataDependent:
-        return _trace_in_its_state(program, example_inputs, fix_sizes=True)
+        return adopting(lambda: _trace_in_its_state(program, example_inputs, fix_sizes=True))
 
 
 class _BackwardRaises(Exception):

@@ -12,7 +12,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from aotautograd.analysis import is_view
 from aotautograd.errors import InvalidJoint
 from aotautograd.inputs import sizes_of
-from aotautograd.passes import eliminate_dead_code, has_effect, is_check, is_random, output_values
+from aotautograd.passes import eliminate_dead_code, has_effect, is_effect, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
 from primtorch.symbolic import expr_of, hint_of
 
@@ -95,22 +95,22 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     primals, tangents = inputs[: joint.metadata.num_placeholders], inputs[joint.metadata.num_placeholders :]
     symbol_nodes = [*(p for p in primals if is_symbol(p)), *_sizes_that_depend_on_data(graph)]
-    checks = [n for n in graph.nodes if is_backward(n) and is_check(n)]
-    backward_nodes = _needed((*gradients, *checks), {*saved, *tangents, *symbol_nodes})
+    late_effects = [n for n in graph.nodes if is_backward(n) and is_effect(n)]
+    backward_nodes = _needed((*gradients, *late_effects), {*saved, *tangents, *symbol_nodes})
     kept = [n for n in saved if n in backward_nodes]
     symbols = _symbols_used(symbol_nodes, (*backward_nodes, *tangents))
     for node in backward_nodes:
         if node in primals and node not in kept and node not in symbols:
             kept.append(node)
-        elif is_random(node) and not is_backward(node) and node not in kept:
-            raise InvalidJoint(f"{node.format_node()} would be drawn again in the backward", node.meta.get("stack", ()))
+        elif node.op == "call_function" and has_effect(node) and not is_backward(node) and node not in kept:
+            raise InvalidJoint(f"{node.format_node()} would run again in the backward", node.meta.get("stack", ()))
     tensors = [n for n in kept if is_tensor(n)]
     scalars = symbols + [n for n in kept if not is_tensor(n) and n not in symbols]
     written = {joint.metadata.placeholders[i]: n for i, n in enumerate(primals)}
     copies = {written[info.index] for info in joint.metadata.inputs if info.mutates_data and info.index in written}
     effects = [n for n in graph.nodes if n.op == "call_function" and not is_backward(n) and has_effect(n)]
     forward = extract(joint.module, primals, (*forward_values, *tensors, *scalars), "Forward", effects, copies, count)
-    backward = extract(joint.module, (*scalars, *tensors, *tangents), gradients, "Backward", checks)
+    backward = extract(joint.module, (*scalars, *tensors, *tangents), gradients, "Backward", late_effects)
     _recompute_late(backward)
     recomputed = sum(
         1 for n in backward_nodes if n.op == "call_function" and not is_backward(n) and n not in kept and is_tensor(n)

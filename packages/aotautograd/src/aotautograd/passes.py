@@ -8,10 +8,12 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from aotautograd.analysis import returns_alias
 from aotautograd.inputs import dense_spec
 from aotautograd.schemas import PHASE
+from primtorch import effects
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -33,18 +35,17 @@ def is_random(node: fx.Node) -> bool:
 
 
 def has_effect(node: fx.Node) -> bool:
-    """Nodes that must run although nobody uses their value: draws from a generator, assertions."""
+    """Nodes that must run although nobody uses their value, and once: draws from a generator, calls with an effect."""
     if node.op in ("placeholder", "output"):
         return True
     if node.op != "call_function":
         return False
-    return is_random(node) or is_check(node)
+    return is_random(node) or is_effect(node)
 
 
-def is_check(node: fx.Node) -> bool:
-    """Nodes that return nothing: they are there to raise."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and not schema.returns
+def is_effect(node: fx.Node) -> bool:
+    """Calls of operators that do something beside giving results: assertions, operators that are not torch's own."""
+    return isinstance(node.target, OpOverload) and effects.has_effect(node.target)
 
 
 def eliminate_dead_code(graph: fx.Graph) -> int:

@@ -12,7 +12,7 @@ from torch import fx
 from aotautograd.analysis import is_view
 from aotautograd.max_flow import INFINITE, FlowNetwork
 from aotautograd.partitioners import is_backward, is_symbol, is_tensor, mark_phases, nbytes, split
-from aotautograd.passes import is_random, output_values
+from aotautograd.passes import has_effect, output_values
 from aotautograd.schemas import JointGraph, Partition, Partitioner
 
 aten = torch.ops.aten
@@ -32,7 +32,7 @@ def is_cheap(node: fx.Node) -> bool:
     """Pointwise operators, views, conversions and creation: to compute them again costs one pass over memory."""
     if node.op != "call_function":
         return node.op == "get_attr"
-    if is_random(node):
+    if has_effect(node):
         return False
     target: Any = node.target
     if target is operator.getitem or is_view(node):
@@ -63,8 +63,8 @@ def min_cut(memory_budget: float = 1.0) -> Partitioner:
         limit = int(memory_budget * _kept_bytes(saved))
         if memory_budget < 1:
             costly.sort(key=_result_bytes, reverse=True)
-            fixed = [n for n in costly if is_random(n)]
-            free = [n for n in costly if not is_random(n)]
+            fixed = [n for n in costly if has_effect(n)]
+            free = [n for n in costly if not has_effect(n)]
             low, high = 0, len(free)  # the fewest costly operators to compute again that meet the limit
             while low < high:
                 middle = (low + high) // 2

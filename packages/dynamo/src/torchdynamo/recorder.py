@@ -19,6 +19,7 @@ from torch import fx
 from torch.utils._device import _device_constructors
 
 from primtorch import errors as primtorch_errors
+from primtorch.effects import has_effect, overload_of, written_tensors
 from primtorch.fake import FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
@@ -288,14 +289,19 @@ class Recorder:
         constants.fold(name, func, args, kwargs, result)
         constants.fold_uniform(name, args, result)
         constants.remember_uniform(name, result)
-        inplace = any(_version(tensor) != version for tensor, version in operands) or is_inplace(name)
-        if not inplace and isinstance(result, torch.Tensor) and id(result) in self._nodes:
+        overload = overload_of(func, args, kwargs)
+        written = {id(tensor): tensor for tensor, version in operands if _version(tensor) != version}
+        if overload is not None:  # an operator of somebody's own need not count its writes
+            written |= {id(tensor): tensor for tensor in written_tensors(overload, args, kwargs)}
+        effect = bool(written) or is_inplace(name) or name in _EFFECTS
+        effect = effect or (overload is not None and has_effect(overload))
+        if not effect and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
-        if inplace or name in _EFFECTS or _has_tensor(result):
+        if effect or _has_tensor(result):
             node = self.write(func, args, kwargs, result)
-            if inplace or name in _EFFECTS or name in _RANDOM:
+            if effect or name in _RANDOM:
                 node.meta["effect"] = True
-                self.written += [tensor for tensor, version in operands if _version(tensor) != version]
+                self.written += written.values()
         return result
 
     def _refuse_gaps(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -9,7 +9,9 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
+from primtorch.effects import has_effect
 from primtorch.errors import TraceError
 from primtorch.schemas import UserFrame
 from primtorch.tracing import RecordingMode
@@ -123,7 +125,8 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.Grap
 
 
 def _is_effect(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ()) or "_assert" in str(node.target)
+    target = node.target
+    return isinstance(target, OpOverload) and (torch.Tag.nondeterministic_seeded in target.tags or has_effect(target))
 
 
 def _run(node: fx.Node, values: dict[fx.Node, Any]) -> Any:

@@ -15,6 +15,7 @@ from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value
 from primtorch.decompose.builder import as_spec, same_sizes
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
+from primtorch.effects import has_effect
 from primtorch.errors import NotClosed
 from primtorch.prims import Prim, copy_strided
 from primtorch.printing import graph_text
@@ -64,7 +65,7 @@ def lower(
 
     Each node keeps the meta of the node it comes from, and has its own `meta["val"]`: a `TensorSpec` (a tuple of them,
     a size). Equal calls are recorded once. Outputs keep the strides of the ATen graph's outputs. What eager moves from
-    one device to another by itself is moved by `device_put`.
+    one device to another by itself is moved by `device_put`. An operator that has no rule stays a call of itself.
 
     Args:
         preserve: overloads that stay whole.
@@ -74,7 +75,7 @@ def lower(
         dump: called with (file name, text) of the result.
 
     Raises:
-        NotClosed: an operator has no rule, or the graph mutates a value.
+        NotClosed: the graph mutates a value, or calls something that is no operator.
     """
     lowered = _Lowering(gm, opset, decompositions(opset, preserve), frozenset(preserve), fresh).run()
     if dump is not None:
@@ -210,20 +211,14 @@ class _Lowering:
         return val
 
     def keep(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
-        """An operator that stays as it is: preserved, or a member of the opset."""
+        """An operator that stays a call of itself: preserved, a member of the opset, or one without a rule."""
         target: Any = node.target
-        core = self.opset == "core_aten" and isinstance(target, OpOverload) and torch.Tag.core in target.tags
-        if target not in self.preserve and not core:
+        if not isinstance(target, OpOverload) or target._schema.is_mutable:
             raise self.not_closed(node, _why_no_rule(target))
         val = node.meta.get("val")
-        if val is None:
+        if val is None and target._schema.returns:
             raise self.not_closed(node, "is kept whole, but the node has no meta['val'] that describes its result")
-        specs = (
-            tuple(None if v is None else as_spec(v) for v in val)
-            if isinstance(val, (tuple, list))
-            else (as_spec(val) if not isinstance(val, (int, float, torch.SymInt, torch.SymFloat)) else val)
-        )
-        return self.b.record(target, args, kwargs, specs, node.name)
+        return self.b.record(target, args, kwargs, _described(val), node.name)
 
     def check(self, node: fx.Node, result: Any) -> None:
         """A rule's result has the dtype and shape that ATen gives; a difference is a wrong rule."""
@@ -319,8 +314,7 @@ def _is_question(target: Any) -> bool:
     """An operator that gives Python numbers or bools, whose answer a recorded program used outside of the graph."""
     return (
         isinstance(target, OpOverload)
-        and not target._schema.is_mutable
-        and bool(target._schema.returns)
+        and not has_effect(target)
         and all(str(r.type) in ("bool", "number", "int", "float") for r in target._schema.returns)
     )
 
@@ -336,22 +330,26 @@ def _remove_dead(graph: fx.Graph) -> None:
             not node.users
             and node.op not in ("placeholder", "output")
             and not (isinstance(node.target, Prim) and node.target.name == "assert_async")
-            and not (isinstance(node.target, OpOverload) and torch.Tag.nondeterministic_seeded in node.target.tags)
+            and not (isinstance(node.target, OpOverload) and _stays(node.target))
         ):
             graph.erase_node(node)
 
 
+def _stays(op: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in op.tags or has_effect(op)
+
+
+def _described(val: Any) -> Any:
+    """What a node says of its result, with descriptors in place of tensors."""
+    if isinstance(val, (tuple, list)):
+        return tuple(map(_described, val))
+    return as_spec(val) if isinstance(val, (torch.Tensor, TensorSpec)) else val
+
+
 def _why_no_rule(target: Any) -> str:
     if not isinstance(target, OpOverload):
-        return "is not an ATen overload; trace the program to ATen first"
-    if any(a.alias_info is not None and a.alias_info.is_write for a in target._schema.arguments):
-        return (
-            "writes to its arguments, and lowering takes functional graphs; functionalise the program first "
-            "(aotautograd does)"
-        )
-    if target.namespace != "aten":
-        return (
-            f"is an operator of {target.namespace!r}; give it a decomposition, or list it in `preserve` to keep it "
-            "whole"
-        )
-    return "has no rule; list it in `preserve` to keep it whole"
+        return "is not an operator; trace the program to ATen first"
+    return (
+        "writes to its arguments, and lowering takes functional graphs; functionalise the program first "
+        "(aotautograd does)"
+    )

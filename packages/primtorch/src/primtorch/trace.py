@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from primtorch.errors import TraceError
+from primtorch.functional_forms import adopting
 from primtorch.functionalize import functionalize, writes
 from primtorch.schemas import UserFrame
 from primtorch.tracing import RecordingMode
@@ -59,7 +60,9 @@ def trace(fn: Callable[..., Any], *examples: Any) -> fx.GraphModule:
         if out is not None and not isinstance(out, (torch.Tensor, int, float, bool, complex)):
             raise TraceError(f"fn returned a {type(out).__name__}; expected tensors, numbers or None in containers")
     recorded = mode.finish(tuple(flat))
-    return functionalize(recorded, snapshots.restored()) if writes(recorded) else recorded
+    if not writes(recorded):
+        return recorded
+    return adopting(lambda: functionalize(recorded, snapshots.restored()))
 
 
 class _Snapshots:

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from primtorch.decompose import Opset
+from primtorch.decompose import Opset, decompositions
 from primtorch.decompose.core_aten import SPELLINGS
 from primtorch.decompose.devices import devices_of
 from primtorch.errors import NotClosed
@@ -20,8 +20,8 @@ _OPS = frozenset({"placeholder", "get_attr", "call_function", "output"})
 
 
 def verify(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOverload] = ()) -> None:
-    """Check that every node belongs to `opset` (or `preserve`, or computes sizes) and says what it gives, and that no
-    prim has operands on two devices.
+    """Check that every node belongs to `opset` (or `preserve`, or computes sizes, or calls an operator that no rule
+    brings there) and says what it gives, and that no prim has operands on two devices.
 
     Raises:
         NotClosed: names the first node that does not, with the user's frames.
@@ -44,9 +44,15 @@ def _reason(node: fx.Node, opset: Opset, preserve: Sequence[OpOverload]) -> str 
         return None
     if isinstance(target, Prim):
         return _wrong_prim(node, target)
-    if opset == "core_aten" and isinstance(target, OpOverload) and target.namespace == "aten":
-        return None if torch.Tag.core in target.tags or target in SPELLINGS else "is not core ATen"
-    return f"is not in the opset {opset!r}"
+    if not isinstance(target, OpOverload):
+        return f"is not in the opset {opset!r}"
+    if target._schema.is_mutable:
+        return "writes to its arguments, and the graph is to be functional"
+    if opset == "core_aten" and (torch.Tag.core in target.tags or target in SPELLINGS):
+        return None
+    if target not in decompositions(opset):
+        return None  # a call of itself
+    return "is not core ATen" if opset == "core_aten" else f"is not in the opset {opset!r}"
 
 
 def _wrong_prim(node: fx.Node, prim: Prim) -> str | None:

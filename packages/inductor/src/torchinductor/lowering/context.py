@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
+from primtorch.effects import has_effect
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
 from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
@@ -36,6 +38,28 @@ class ViewRef:
 
 
 @dataclass(frozen=True, slots=True)
+class Flat:
+    """An operator with lists among its results, as a function that gives all of them as one list."""
+
+    op: OpOverload
+
+    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return list(flattened(self.op(*args, **kwargs)))
+
+    def __str__(self) -> str:
+        return str(self.op)
+
+
+def flattened(results: Any) -> Iterator[Any]:
+    """The leaves of nested results."""
+    if isinstance(results, (tuple, list)):
+        for part in results:
+            yield from flattened(part)
+    else:
+        yield results
+
+
+@dataclass(frozen=True, slots=True)
 class ExternCall:
     """A call of an ATen overload (or of a prim's reference). Arguments may hold `ViewRef`s and `IntExpr`s."""
 
@@ -45,6 +69,13 @@ class ExternCall:
     kwargs: tuple[tuple[str, Any], ...]
     outputs: tuple[str | None, ...]
     reads: frozenset[str]
+
+    @property
+    def effect(self) -> bool:
+        """Whether it does something beside giving results: it is called though nobody reads them, and in its place
+        among other calls that do."""
+        op = self.op.op if isinstance(self.op, Flat) else self.op
+        return isinstance(op, OpOverload) and has_effect(op)
 
     def __str__(self) -> str:
         lines = [f"call {self.name} of {self.op}", f"  -> {', '.join(o or '_' for o in self.outputs)}"]

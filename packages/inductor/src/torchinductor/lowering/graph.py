@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from primtorch.effects import is_foreign
 from primtorch.prims import Prim
 from primtorch.symbolic import Definition, FloatExpr, float_expr_of, shape_env_of
 from primtorch.symbolic.expr import IntExpr
@@ -18,7 +19,7 @@ from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer
 from torchinductor.lowering import gather, pointwise, reductions, views, window
-from torchinductor.lowering.context import Context, OperandLayout, Operation, ScalarRead, ViewRef
+from torchinductor.lowering.context import Context, Flat, OperandLayout, Operation, ScalarRead, ViewRef, flattened
 from torchinductor.lowering.values import Lazy, Strided, TensorValue
 from torchinductor.schemas import InductorOptions
 
@@ -148,8 +149,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     args: tuple[Any, ...] = tuple(_plain(a) for a in fx.map_arg(node.args, lambda n: values[n]))
     if node.target is operator.getitem:
         return args[0][args[1]]
-    if isinstance(node.target, OpOverload):  # one that lowering was told to keep whole
-        return _extern(ctx, node.target, args, kwargs, meta)
+    if isinstance(node.target, OpOverload):  # a call of itself: it has no rule, or lowering was told to keep it whole
+        return _extern(ctx, node.target, args, kwargs, meta, "exact" if is_foreign(node.target) else "order")
     if not isinstance(node.target, Prim):
         raise ctx.fail(f"{node.target} is not a prim")
     prim = node.target
@@ -208,9 +209,21 @@ def _extern(
     meta: Any,
     operands: OperandLayout = "order",
 ) -> Any:
-    single = not isinstance(meta, (tuple, list))
-    results = ctx.extern(function, args, kwargs, [meta] if single else list(meta), operands)
-    return results[0] if single else tuple(results)
+    single = not _is_list(meta)
+    metas = [meta] if single else list(flattened(meta))
+    if isinstance(function, OpOverload) and len(function._schema.returns) > 1 and any(map(_is_list, meta)):
+        function = Flat(function)
+    results = iter(ctx.extern(function, args, kwargs, metas, operands))
+    return _nested(meta, results)
+
+
+def _is_list(meta: Any) -> bool:
+    return isinstance(meta, (tuple, list))
+
+
+def _nested(meta: Any, results: Iterator[Any]) -> Any:
+    """The results in the shape of what describes them."""
+    return tuple(_nested(part, results) for part in meta) if _is_list(meta) else next(results)
 
 
 def _device_put(ctx: Context, value: TensorValue, meta: Any) -> TensorValue:

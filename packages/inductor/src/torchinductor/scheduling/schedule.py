@@ -70,7 +70,7 @@ def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]
     for operation in reversed(operations):
         effect = isinstance(operation, (SeedCall, ScalarRead)) or (
             isinstance(operation, ExternCall)
-            and (_draws(operation) or not any(o is not None for o in operation.outputs))
+            and (_draws(operation) or operation.effect or not any(o is not None for o in operation.outputs))
         )
         if effect or writes_of(operation) & wanted:
             kept.append(operation)
@@ -105,7 +105,9 @@ def _results_early(operations: Sequence[Operation], outputs: set[str]) -> list[O
     return [operation for i in range(len(operations)) for operation in moved.get(i, ())]
 
 
-_GENERATOR = "<generator>"  # stands for its state, as if it were a buffer: draws stay in their order
+# They stand for state, as if it were a buffer: what changes it stays in its order.
+_GENERATOR = "<generator>"
+_OUTSIDE = "<outside>"  # whatever an operator of somebody's own may change
 
 
 class _Fusion:
@@ -125,6 +127,8 @@ class _Fusion:
             reads, writes = set(reads_of(operation)), set(writes_of(operation))
             if _draws(operation):
                 writes.add(_GENERATOR)
+            if isinstance(operation, ExternCall) and operation.effect:
+                writes.update((_OUTSIDE, _GENERATOR))  # it may draw, and not say so
             before = {g for b in reads | writes for g in self.writers.get(b, ())}
             before |= {g for b in writes for g in self.readers.get(b, ())}
             group = self._fuse(operation, reads, writes, before) if self.options.fuse else None

@@ -100,3 +100,53 @@ def _shares(target: Any, operand: Any, place: bool) -> bool:
     if starts[0] == starts[1] and target.numel() == operand.numel() and layouts[0][1] == layouts[1][1]:
         return place
     return bool(starts[0] < starts[1] + operand.numel() and starts[1] < starts[0] + target.numel())
+
+
+def may_meet(a: Any, b: Any) -> bool:
+    """Whether two tensors over one memory may have a place in common; False where it is known that they have none."""
+    if a.dtype != b.dtype:
+        return True  # their places have different sizes
+    if _lies_before(a, b) or _lies_before(b, a):
+        return False
+    sizes = (*a.shape, *a.stride(), *b.shape, *b.stride(), a.storage_offset(), b.storage_offset())
+    if any(type(n) is not int for n in sizes):
+        return True
+    if not (a.numel() and b.numel()):
+        return False
+    # a's place minus b's is the distance of their beginnings plus a sum of k * stride, where -reach <= k <= reach'.
+    steps = [(stride, 0, size - 1) for size, stride in zip(a.shape, a.stride(), strict=True)]
+    steps += [(stride, 1 - size, 0) for size, stride in zip(b.shape, b.stride(), strict=True)]
+    merged: dict[int, tuple[int, int]] = {}
+    for stride, low, high in steps:
+        before = merged.get(stride, (0, 0))
+        merged[stride] = before[0] + low, before[1] + high
+    ordered = sorted(((s, *r) for s, r in merged.items() if s and r != (0, 0)), reverse=True)
+    return _reaches(b.storage_offset() - a.storage_offset(), ordered, [_MOST_TRIALS])
+
+
+def _lies_before(a: Any, b: Any) -> bool:
+    """Whether it is known, without a guard, that the last place of one tensor is in front of another's first."""
+    last = a.storage_offset()
+    for size, stride in zip(a.shape, a.stride(), strict=True):
+        last = last + (size - 1) * stride
+    before = last < b.storage_offset()
+    return before.node.statically_known_true("", 0) if isinstance(before, torch.SymBool) else bool(before)
+
+
+_MOST_TRIALS = 10_000
+
+
+def _reaches(distance: int, steps: Sequence[tuple[int, int, int]], trials: list[int]) -> bool:
+    """Whether a sum of k * stride with low <= k <= high gives `distance`; True when it takes too long to tell."""
+    if not steps:
+        return distance == 0
+    (stride, low, high), rest = steps[0], steps[1:]
+    below = sum(s * lo for s, lo, _ in rest)
+    above = sum(s * hi for s, _, hi in rest)
+    first = max(low, -((above - distance) // stride))
+    last = min(high, (distance - below) // stride)
+    for k in range(first, last + 1):
+        trials[0] -= 1
+        if trials[0] < 0 or _reaches(distance - k * stride, rest, trials):
+            return True
+    return False

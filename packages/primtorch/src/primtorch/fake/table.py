@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
+import torch
 from torch._ops import OpOverload
 
+from primtorch.effects import is_foreign
 from primtorch.errors import NoFormula
 from primtorch.fake import (
     formulas_attention,
@@ -62,6 +65,7 @@ class Rule:
 
     `alias` is the position of the argument whose memory the result shares; `mutates` are positions and keyword names
     of the arguments it writes, `outs` those that out= results go to; `overlap` raises where eager refuses to write.
+    `registered`: the operator is not torch's own; there is no formula, but what its author registered.
     """
 
     formula: Formula
@@ -72,6 +76,7 @@ class Rule:
     outs: tuple[str, ...]
     overlap: OverlapCheck | None
     source: str
+    registered: bool = False
 
 
 class RuleTable(dict[OpOverload, Rule]):
@@ -94,8 +99,11 @@ class RuleTable(dict[OpOverload, Rule]):
         super().__delitem__(op)
 
     def __missing__(self, op: OpOverload) -> Rule:
-        formula, source = self._find(op)
         alias, mutates = _effects(op)
+        if op_key(op) not in NAMED and is_foreign(op) and not is_composite(op):
+            rule = self[op] = Rule(_unused, False, False, alias, mutates, (), None, "registered", True)
+            return rule
+        formula, source = self._find(op)
         restrides = op_key(op) in RESTRIDING
         rule = self[op] = Rule(
             on_one_device(op, formula),
@@ -125,6 +133,19 @@ class RuleTable(dict[OpOverload, Rule]):
 
 
 RULES = RuleTable()
+
+
+@functools.cache
+def is_composite(op: OpOverload) -> bool:
+    """Whether the dispatcher has a program of other operators for it, and would have run that under autograd."""
+    name = op.name()
+    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
+        name, "CompositeImplicitAutograd"
+    )
+
+
+def _unused(*args: Any, **kwargs: Any) -> Any:
+    raise AssertionError("an operator with registered shapes has no formula")
 
 
 def op_key(op: OpOverload) -> str:

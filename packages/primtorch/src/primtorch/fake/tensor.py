@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from types import TracebackType
@@ -18,7 +17,8 @@ from primtorch.fake.build import refuse_fresh
 from primtorch.fake.composites import symbolic_keys
 from primtorch.fake.layout import is_contiguous
 from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, recipe_of, storage_bytes
-from primtorch.fake.table import RULES, Rule
+from primtorch.fake.registered import run_registered
+from primtorch.fake.table import RULES, Rule, is_composite
 from primtorch.schemas import UserFrame, calling_frames, frames_of
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.shape_env import ShapeEnv
@@ -321,10 +321,13 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
     try:
         rule = RULES.of(func)
     except NoFormula:
-        if not _is_composite(func):
+        if not is_composite(func):
             raise
         with mode:
             return func.decompose(*args, **kwargs)
+    if rule.registered:
+        _written(rule.mutates, args, kwargs)
+        return run_registered(mode, func, args, kwargs)
     if rule.mutates or rule.restrides:
         return _propagate_write(mode, rule, args, kwargs)
     described, symbolic = _described(args)
@@ -378,15 +381,6 @@ def _propagate_write(mode: FakeMode, rule: Rule, args: tuple[Any, ...], kwargs: 
     if rule.outs:
         return _resized(rule.outs, out, kwargs)
     return _wrapped(out, mode, _shared_memory(rule, args))
-
-
-@functools.cache
-def _is_composite(func: OpOverload) -> bool:
-    """Whether the dispatcher has a program of other operators for it, and would have run that under autograd."""
-    name = func.name()
-    return torch._C._dispatch_has_kernel(name) and torch._C._dispatch_has_kernel_for_dispatch_key(
-        name, "CompositeImplicitAutograd"
-    )
 
 
 def _propagate_symbols(
@@ -525,3 +519,9 @@ _SPECIAL: dict[OpOverload, Callable[..., Any]] = {
     _aten.dim.default: lambda mode, x: x.dim(),
 }
 _SPECIAL_BY_IDENTITY = {id(op): special for op, special in _SPECIAL.items()}
+
+
+def register_special(op: OpOverload, special: Callable[..., Any]) -> None:
+    """Makes `special(mode, *args, **kwargs)`, which takes and gives fake tensors, all that is known of an operator."""
+    _SPECIAL[op] = special
+    _SPECIAL_BY_IDENTITY[id(op)] = special

@@ -1,0 +1,77 @@
+"""What a call of an operator does beside giving results. The schema says what it writes to; where an operator is from
+says whether the schema is the whole truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+
+_PURE_NAMESPACES = frozenset(
+    {
+        "aten", "prim", "prims", "quantized", "_quantized", "quantization", "mkl", "mkldnn", "mkldnn_prepacked",
+        "onednn", "sparse",
+    }
+)  # fmt: skip
+"""Torch's own operators that compute: what their schemas do not mention does not happen."""
+
+
+def is_foreign(op: OpOverload) -> bool:
+    """Whether an operator is somebody's own (`torch.library`, an extension) or communicates: beside what its schema
+    says it may print, count, draw random numbers, wait for others. It runs as often and in the order that eager runs
+    it."""
+    return op.namespace not in _PURE_NAMESPACES
+
+
+def has_effect(op: OpOverload) -> bool:
+    """Whether a call has to happen although nobody reads its results."""
+    return is_foreign(op) or op._schema.is_mutable or not op._schema.returns
+
+
+def tensor_arguments(
+    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Iterator[tuple[torch.Tensor, bool]]:
+    """The tensors that a call is given, in the order of the schema, each with whether the call writes to it."""
+    for position, argument in enumerate(op._schema.arguments):
+        written = argument.alias_info is not None and argument.alias_info.is_write
+        given = args[position] if position < len(args) else kwargs.get(argument.name)
+        for one in given if isinstance(given, (list, tuple)) else (given,):
+            if isinstance(one, torch.Tensor):
+                yield one, written
+
+
+def written_tensors(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call writes to, each once."""
+    if not op._schema.is_mutable:
+        return []
+    return list({id(t): t for t, written in tensor_arguments(op, args, kwargs) if written}.values())
+
+
+def own_results(op: OpOverload) -> tuple[int, ...]:
+    """Which results of an operator are none of the arguments that it writes to."""
+    return tuple(i for i, r in enumerate(op._schema.returns) if r.alias_info is None or not r.alias_info.is_write)
+
+
+def argument_returned(op: OpOverload, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    """The argument that a call writes to and gives back as its result number `place`."""
+    memory = op._schema.returns[place].alias_info.before_set  # type: ignore[union-attr]
+    for position, argument in enumerate(op._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.before_set == memory:
+            return args[position] if position < len(args) else kwargs.get(argument.name)
+    raise LookupError(f"result {place} of {op} is none of its arguments")
+
+
+def overload_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpOverload | None:
+    """The overload that a call of `function` comes to, if that is an operator or one of its overloads."""
+    if isinstance(function, OpOverload):
+        return function
+    if not isinstance(function, OpOverloadPacket):
+        return None
+    names = function.overloads()
+    if len(names) == 1:
+        return getattr(function, names[0])  # type: ignore[no-any-return]
+    chosen = torch._C._jit_resolve_packet(function._qualified_op_name, *args, **kwargs)  # type: ignore[attr-defined]
+    return getattr(function, chosen)  # type: ignore[no-any-return]
