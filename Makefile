@@ -2,18 +2,22 @@
 #   make demo    make test
 # On Linux the public index's torch brings CUDA libraries; the smaller CPU build:
 #   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+# With another supported torch (packages/primtorch/src/primtorch/supported.py), in an environment of its own:
+#   make test TORCH=2.14.1
 
 PYTHON ?= python3
+PINNED := $(shell sed -n 's/^torch==//p' constraints.txt)
+TORCH ?= $(PINNED)
 TORCH_INDEX ?=
 JOBS ?= 2
-VENV := .venv
+VENV := .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
 PACKAGES := primtorch aotautograd dynamo inductor distributed compile
 SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/hatch_build.py)
-PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c constraints.txt
+PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
-.PHONY: help setup demo test slow check bench docs clean
+.PHONY: help setup demo test smoke slow check bench docs clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -21,13 +25,18 @@ help: ## list the commands
 setup: $(VENV)/.ready ## make the virtual environment and install the six packages into it, editable
 
 $(VENV)/.dependencies: requirements-dev.txt constraints.txt
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
-	$(PIP) -r requirements-dev.txt
+	@echo "== 1/4 $(VENV): a virtual environment (seconds)"
+	@$(PYTHON) -m venv $(VENV)
+	@sed 's/^torch==.*/torch==$(TORCH)/' constraints.txt > $(VENV)/constraints.txt
+	@echo "== 2/4 torch $(TORCH) (about 0.2 GB to download for the CPU build, 3 GB with CUDA's libraries: a minute or several)"
+	@$(PIP) $(if $(TORCH_INDEX),--index-url $(TORCH_INDEX)) torch
+	@echo "== 3/4 what tests, benchmarks and the demo need: requirements-dev.txt (about 0.5 GB: a minute)"
+	@$(PIP) -r requirements-dev.txt
 	@touch $@
 
 $(VENV)/.ready: $(VENV)/.dependencies $(CPP) $(wildcard packages/*/pyproject.toml)
-	$(PIP) --no-build-isolation $(foreach package,$(PACKAGES),-e packages/$(package))
+	@echo "== 4/4 the six packages; C++ extensions that are not built yet for torch $(TORCH) take a minute or two"
+	@$(PIP) --no-build-isolation $(foreach package,$(PACKAGES),-e packages/$(package))
 	@touch $@
 
 demo: $(VENV)/.ready ## train a small ViT eager and compiled, generate with a small GPT-2, write a report
@@ -36,13 +45,17 @@ demo: $(VENV)/.ready ## train a small ViT eager and compiled, generate with a sm
 test: $(VENV)/.ready ## run every package's tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
 
+smoke: $(VENV)/.ready ## run the whole stack in short, as CI does with the oldest and the newest supported torch
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m smoke packages/compile/tests packages/primtorch/tests
+
 slow: $(VENV)/.ready ## run the tests that take long: the whole operator database
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
 
-check: $(VENV)/.ready ## ruff, mypy --strict, import contracts, generated docs
+check: $(VENV)/.ready ## ruff, mypy --strict, import contracts, versions, generated docs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python tools/check/contracts.py
+	$(BIN)/python tools/check/versions.py
 	$(BIN)/mypy $(SOURCES)
 	$(BIN)/python tools/docs.py --check
 
@@ -52,5 +65,5 @@ bench: $(VENV)/.ready ## eager, torch.compile and this stack side by side
 docs: $(VENV)/.ready ## write the generated pages of docs/ anew
 	$(BIN)/python tools/docs.py
 
-clean: ## remove the environment and what was built
-	rm -rf $(VENV) packages/*/build packages/*/dist packages/*/src/*/*.so demo_report
+clean: ## remove the environments and what was built
+	rm -rf .venv .venv-* packages/*/build packages/*/dist packages/*/src/*/_C/torch-* demo_report

@@ -1,4 +1,7 @@
-"""Builds the C++ extension `torchinductor._C` while the wheel (or the editable install) is made."""
+"""Builds the package's C++ extension while the wheel (or the editable install) is made.
+
+The same file in each package that has one: every distribution is built alone, from its own folder.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,23 @@ except ModuleNotFoundError:  # tools/build_extensions.py builds in place where h
     BuildHookInterface = None
 
 ROOT = Path(__file__).resolve().parent
-PACKAGE = "torchinductor"
 
 
 def build_in_place(root: Path = ROOT) -> Path:
-    """Compiles what is newer than its object file, links into `src/`, and returns the module's path."""
-    target = root / "src" / PACKAGE / ("_C" + sysconfig.get_config_var("EXT_SUFFIX"))
+    """Compiles what is newer than its object file, links, and returns the extension's path.
+
+    It lies in a folder named after the torch that it is for, so that one checkout (and one wheel) serves several;
+    `primtorch.extensions` takes the one for the torch that runs.
+    """
+    import torch
+
+    build = "torch-" + torch.__version__.partition("+")[0]  # builds of one release for other devices are alike to C++
+    (package,) = (path.parent for path in (root / "src").glob("*/__init__.py"))
+    target = package / "_C" / build / ("_C" + sysconfig.get_config_var("EXT_SUFFIX"))
+    work = root / "build" / f"{sysconfig.get_config_var('SOABI')}-{build}"
     folder = root / "cpp"
     headers = max((path.stat().st_mtime for path in folder.glob("*.h")), default=0.0)
-    work = root / "build" / sysconfig.get_config_var("SOABI")
+    target.parent.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
     objects: dict[Path, Path] = {source: work / (source.stem + ".o") for source in sorted(folder.glob("*.cpp"))}
     stale = {
@@ -31,6 +42,7 @@ def build_in_place(root: Path = ROOT) -> Path:
         if not obj.exists() or obj.stat().st_mtime < max(headers, source.stat().st_mtime)
     }
     if stale or not target.exists() or target.stat().st_mtime < max(obj.stat().st_mtime for obj in objects.values()):
+        print(f"{package.name}._C for {build}: compiling {len(stale)} of {len(objects)} C++ files", flush=True)
         _compile(stale)
         _link(list(objects.values()), target)
     return target
@@ -54,7 +66,7 @@ def _compile(sources: dict[Path, Path]) -> None:
             running.append(subprocess.Popen([_compiler(), *flags, "-c", str(source), "-o", str(obj)]))
         failed |= running.pop(0).wait() != 0
     if failed:
-        raise RuntimeError(f"{PACKAGE}._C did not compile: install a C++20 compiler (g++ 11 or newer) or set CXX")
+        raise RuntimeError("the C++ extension did not compile: install a C++20 compiler (g++ 11 or newer) or set CXX")
 
 
 def _link(objects: list[Path], target: Path) -> None:
@@ -75,9 +87,16 @@ def _compiler() -> str:
 if BuildHookInterface is not None:
 
     class CustomBuildHook(BuildHookInterface[Any]):
-        """Compiles `cpp/*.cpp` into one extension module with the system's C++ compiler."""
+        """Puts into the wheel what `build_in_place` builds with the system's C++ compiler."""
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-            build_in_place(Path(self.root))
+            root = Path(self.root)
+            extension = build_in_place(root)
+            sources = max(path.stat().st_mtime for path in (root / "cpp").iterdir())
+            build_data["artifacts"] += [  # with the builds for other torches that a release has made before
+                f"/{build.relative_to(root).as_posix()}"
+                for build in extension.parents[1].glob(f"torch-*/{extension.name}")
+                if build.stat().st_mtime >= sources
+            ]
             build_data["pure_python"] = False
             build_data["infer_tag"] = True

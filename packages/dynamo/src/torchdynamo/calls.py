@@ -97,7 +97,7 @@ class Calls:
             *((block, self._ambient) for block in torch_calls.STATE_BLOCKS),
             (torch.device.__enter__, self._enter_device),
             (torch.device.__exit__, self._exit_device),
-            (torch.autograd.Function.apply.__func__, self._autograd_function),  # type: ignore[attr-defined]
+            *((function, self._autograd_function) for function in _PYTHON_APPLY),
             (torch.utils.checkpoint.checkpoint, self._checkpoint),
             (_ProfilerRange.__init__, self._native),
             (_ProfilerRange.__enter__, lambda fn, args, kwargs: args[0]),  # it is no part of a graph
@@ -474,6 +474,8 @@ class Calls:
 _METADATA_WRITES = frozenset({"requires_grad_", "detach_"})
 # Torch's decorators of optimizers: their code is the same for all that they wrap.
 _OPTIMIZER_STEP = optimizer._use_grad_for_differentiable(lambda self: None).__code__
+# `torch.autograd.Function.apply`: a classmethod in Python, until torch 2.14 made it one in C, which `_builtin` knows.
+_PYTHON_APPLY = tuple(filter(None, [getattr(torch.autograd.Function.apply, "__func__", None)]))
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
 
 

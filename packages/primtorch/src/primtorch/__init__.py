@@ -1,5 +1,12 @@
 """A closed set of primitive operators for PyTorch: decompositions, fake tensors, symbolic sizes."""
 
+import torch
+
+from primtorch.supported import warn_if_untested
+
+warn_if_untested(torch.__version__)  # before the imports that another torch may break
+
+# isort: split
 from primtorch.decompose import decompositions
 from primtorch.derived import formula_from_rule
 from primtorch.interpret import interpret

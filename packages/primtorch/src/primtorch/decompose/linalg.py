@@ -116,7 +116,7 @@ def _eigenvalues(b: Builder, x: Value) -> Value:
     return b.emit(prims.linalg_eigvals, x)  # type: ignore[no-any-return]
 
 
-@RULES(aten.cholesky.default)
+@RULES("aten::cholesky.default")  # torch before 2.14
 def _cholesky(b: Builder, x: Value, upper: bool = False) -> Value:
     factor, info = b.emit(prims.linalg_cholesky_ex, x, upper=upper, check_errors=False)
     _check_errors(b, info, "cholesky", is_matrix=x.rank == 2)
