@@ -22,13 +22,20 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import torchcompile.events
 import torchcompile.options
+import torchdynamo.events
+import torchinductor.events
+from primtorch.ledger import REFUSED, Effect
 from primtorch.reference import reference_page
 from torchdynamo.reasons import REASONS
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 PAGES = ROOT / "tools" / "pages"
+
+# Every table of kinds, in the order of the stages.
+TABLES = (REASONS, torchdynamo.events.KINDS, torchinductor.events.KINDS, torchcompile.events.KINDS)
 
 # The walkthrough shows bytecode, which differs between versions of Python.
 WALKTHROUGH_PYTHON = (3, 11)
@@ -134,6 +141,28 @@ def graph_breaks_page() -> str:
     return page(*parts)
 
 
+def ledger_page() -> str:
+    parts = [
+        "# The ledger",
+        "Whatever does not run as one compiled program, once, is an event of the ledger: "
+        "`torchcompile.report()` lists the events with what they happened to, the user's line, the detail of the case "
+        "and how often it was met; `report().clean` is true where nothing ran eagerly, twice or differently. "
+        "`fullgraph=True` raises, with the event as its message, where one under "
+        f"{', '.join(f'*{e.value}*' for e in Effect if e in REFUSED)} would happen. `torchcompile.reset()` empties "
+        "the ledger.",
+    ]
+    for effect in Effect:
+        of_effect = [kind for table_ in TABLES for kind in table_.values() if kind.effect is effect]
+        parts.append(f"## {effect.value[0].upper()}{effect.value[1:]}")
+        if effect is Effect.BREAK:
+            names = ", ".join(f"[{kind.id}](graph_breaks.md#{kind.id})" for kind in of_effect)
+            parts.append(f"The reasons are on [a page of their own](graph_breaks.md): {names}.")
+            continue
+        rows = [(f"`{kind.id}`", _sentence(kind.explanation), _sentence(kind.remedy)) for kind in of_effect]
+        parts.append(table(("kind", "what happens", "what to do"), rows))
+    return page(*parts)
+
+
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
@@ -147,6 +176,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "prims.md": lambda: reference_page().rstrip("\n") + "\n",
     "options.md": options_page,
     "graph_breaks.md": graph_breaks_page,
+    "ledger.md": ledger_page,
     "backends.md": lambda: from_template("backends"),
     "walkthrough.md": lambda: from_template("walkthrough"),
 }

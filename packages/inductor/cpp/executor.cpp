@@ -118,8 +118,7 @@ void expect(const Instruction& in, Frame& frame) {
   bool same = true;
   for (size_t i = 0; i < shape.size(); ++i) same &= found[i] == strides[i] || shape[i] == 1;
   if (same || result.numel() == 0) return;
-  frame.warnings.push_back(c10::str(
-      in.name, " returned strides ", found, " where ", strides, " were expected: its result is copied"));
+  frame.mended.emplace_back(&in, c10::str("returned strides ", found, " where ", strides, " were expected"));
   const at::Tensor copy = at::empty_strided(shape, strides, result.options());
   copy.copy_(result);
   result = copy;

@@ -270,8 +270,10 @@ struct Builder {
     in.src = src;
     in.refreshed = std::move(refreshed);
   }
-  void expect(int32_t slot, const std::vector<PySize>& shape, const std::vector<PySize>& strides, std::string source) {
+  void expect(int32_t slot, const std::vector<PySize>& shape, const std::vector<PySize>& strides, std::string source,
+              py::object mended) {
     Instruction& in = add(Opcode::Expect, std::move(source));
+    in.mended = [held = hold(std::move(mended))](const std::string& text) { (*held)(text); };
     in.src = slot;
     in.shape = dims_of(shape);
     in.strides = dims_of(strides);
@@ -371,8 +373,11 @@ PyObject* execute(const Program& program, PyObject* list, bool consume) {
     py::gil_scoped_release no_gil;
     run(program, frame);
   }
-  for (const std::string& text : frame.warnings) {
-    if (PyErr_WarnEx(PyExc_UserWarning, text.c_str(), 1) != 0) return nullptr;
+  try {
+    for (const auto& [instruction, text] : frame.mended) instruction->mended(text);
+  } catch (py::error_already_set& error) {
+    error.restore();
+    return nullptr;
   }
   const auto count = static_cast<Py_ssize_t>(program.outputs.size());
   PyObject* result = PyList_New(count);

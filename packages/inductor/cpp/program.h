@@ -82,6 +82,7 @@ struct Instruction {
   std::shared_ptr<TritonKernel> triton;
   std::shared_ptr<c10::OperatorHandle> op;
   PythonCall python;
+  std::function<void(const std::string&)> mended;  // told, with the GIL, of a layout that was mended
   std::vector<Argument> arguments;
   std::vector<Destination> destinations;
   std::vector<int32_t> refreshed;  // values to evaluate again, now that a symbol is known
@@ -122,7 +123,7 @@ struct Frame {
   int64_t* symbols;
   int64_t* values;
   void* stream = nullptr;
-  std::vector<std::string> warnings;  // for Python's own channel, once the program has run
+  std::vector<std::pair<const Instruction*, std::string>> mended;  // `Expect`s that did not hold, and what was found
 };
 
 // Runs every instruction. Called without the GIL. Throws what the instruction threw, with its name added.

@@ -13,8 +13,10 @@ import weakref
 import pytest
 import torch
 
+from primtorch.ledger import Event, Ledger
 from primtorch.symbolic.expr import IntExpr, constant, symbol
 from torchinductor import _C, native
+from torchinductor.events import MENDED_LAYOUT, tell_mended
 from torchinductor.executor import PythonExecutor
 from torchinductor.program import (
     Alloc,
@@ -185,14 +187,28 @@ def test_a_result_in_the_expected_strides_is_left_alone() -> None:
 
 
 def test_a_result_in_other_strides_is_copied_and_told() -> None:
-    program, x = turned((symbol("n"), 1)), torch.randn(3, 4)
-    text = r"aten.t.default returned strides \[1, 4\] where \[3, 1\] were expected"
-    for run in (native.prepare(program), PythonExecutor(program)):
-        with pytest.warns(UserWarning, match=text):
+    program, x, ledger = turned((symbol("n"), 1)), torch.randn(3, 4), Ledger()
+    text = "aten.t.default returned strides [1, 4] where [3, 1] were expected"
+    for prepare in (native.prepare, PythonExecutor):
+        ledger.clear()
+        run = prepare(program, tell_mended(ledger, "graph_0 forward"))
+        with pytest.warns(UserWarning, match=re.escape(text)):
             (result,) = run([x, 3])
+        assert ledger.events == (Event(MENDED_LAYOUT, "graph_0 forward", text),)
         assert torch.equal(result, x.t()) and result.stride() == (3, 1)
         for size in (0, 1):  # strides of what is empty, or of one row, address nothing else
             assert run([torch.randn(size, 4), size])[0].shape == (4, size)
+
+
+def test_a_ledger_may_refuse_other_strides() -> None:
+    program, x = turned((symbol("n"), 1)), torch.randn(3, 4)
+    for prepare in (native.prepare, PythonExecutor):
+        refusing = Ledger(refuse=lambda event: ValueError(str(event)))
+        run = prepare(program, tell_mended(refusing, "graph_0 forward"))
+        for _ in range(2):
+            with pytest.raises(ValueError, match="mended_layout"):
+                run([x, 3])
+        assert not refusing.events
 
 
 def test_a_result_of_another_size_is_an_error() -> None:

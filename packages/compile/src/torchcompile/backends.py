@@ -20,7 +20,7 @@ from aotautograd.schemas import Partitioner
 from primtorch.ledger import Event, Ledger
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
-from torchcompile.events import NO_COMPILER, NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE
+from torchcompile.events import NO_COMPILER
 from torchcompile.journal import CompiledGraphRecord, Journal, Kind
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks
@@ -111,7 +111,9 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
         def build(graph: torch.fx.GraphModule, inputs: list[Any]) -> Runner:
             start = time.perf_counter()
             try:
-                compiled = torchinductor.compile_graph(graph, inputs, settings, dump=named_dump)
+                compiled = torchinductor.compile_graph(
+                    graph, inputs, settings, dump=named_dump, ledger=toolchain.ledger, title=f"{title} {kind}"
+                )
             except CompilerMissing as error:
                 if kind != "backward":
                     raise  # nothing has run yet: the captured graph as a whole runs eagerly
@@ -129,10 +131,6 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
                     cache_hits=stats.cache_hits,
                 )
             )
-            for operator in stats.fallbacks:
-                toolchain.ledger.add(Event(OPERATOR_BY_REFERENCE, f"{title} {kind}", operator))
-            if stats.no_cuda_graph:
-                toolchain.ledger.add(Event(NO_CUDA_GRAPH, f"{title} {kind}", stats.no_cuda_graph))
             return Boxed(compiled.consume)
 
         return build

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch import fx
 
+from primtorch.ledger import LEDGER, Event, Ledger
 from torchinductor.codegen.base import Built, KernelSource, codegen_for, warm_codegen
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, refusal
 from torchinductor.emit import Handle, emit
+from torchinductor.events import NO_CUDA_GRAPH, NOT_REPLAYED, OPERATOR_BY_REFERENCE, tell_mended
 from torchinductor.executor import PythonExecutor
 from torchinductor.ir import Kernel, verify
 from torchinductor.lowering.context import ExternCall, Operation
@@ -51,8 +54,13 @@ def compile_graph(
     options: InductorOptions | None = None,
     *,
     dump: Dump | None = None,
+    ledger: Ledger = LEDGER,
+    title: str = "graph",
 ) -> CompiledGraph:
     """Compiles a graph that is closed under the prims.
+
+    Args:
+        ledger: is told, under `title`, of what runs otherwise than planned, now and at each call.
 
     Raises:
         LoweringError: a node has no rule.
@@ -64,6 +72,8 @@ def compile_graph(
     for device in _device_types(gm):
         warm_codegen(device, options)
     lowered = lower_graph(gm, options)
+    for name, frames in lowered.by_reference:
+        ledger.add(Event(OPERATOR_BY_REFERENCE, title, name, frames))
     clock.lap("lower")
     operations = schedule(lowered, options)
     clock.lap("schedule")
@@ -79,22 +89,28 @@ def compile_graph(
     clock.lap("build")
     program = _program(lowered, operations, sources, built, options)
     clock.lap("emit")
-    native = prepare(program) if options.native_executor else None
-    run: Callable[[list[Any]], list[Any]] = native or PythonExecutor(program)
+    mended = tell_mended(ledger, title)
+    native = prepare(program, mended) if options.native_executor else None
+    run: Callable[[list[Any]], list[Any]] = native or PythonExecutor(program, mended)
     consume = native.consume if native is not None else run
     refused = refusal(program) if options.cuda_graphs else None
     graph_runs = None
-    if options.cuda_graphs and refused is None:
-        run = consume = graphed = GraphedProgram(
-            program, run, CudaDevice(accelerator_of(program) or torch.device("cuda"))
-        )
+    if refused is not None:
+        ledger.add(Event(NO_CUDA_GRAPH, title, refused))
+    elif options.cuda_graphs:
+        recorder = CudaDevice(accelerator_of(program) or torch.device("cuda"))
+        run = consume = graphed = GraphedProgram(program, run, recorder, partial(_passed_by, ledger, title))
         graph_runs = graphed.runs
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     if dump is not None:
         _dump(dump, lowered, operations, files, program)
-    stats = replace(_stats(gm, lowered, operations, built, clock), no_cuda_graph=refused)
+    stats = _stats(gm, operations, built, clock)
     return CompiledGraph(program, stats, files, run, consume, graph_runs)
+
+
+def _passed_by(ledger: Ledger, title: str, reason: str) -> None:
+    ledger.add(Event(NOT_REPLAYED, title, reason))
 
 
 def _device_types(gm: fx.GraphModule) -> set[str]:
@@ -182,14 +198,11 @@ def _dump(
     dump("program.txt", str(program) + "\n")
 
 
-def _stats(
-    gm: fx.GraphModule, lowered: Lowered, operations: Sequence[Operation], built: dict[str, Built], clock: _Clock
-) -> GraphStats:
+def _stats(gm: fx.GraphModule, operations: Sequence[Operation], built: dict[str, Built], clock: _Clock) -> GraphStats:
     return GraphStats(
         nodes=sum(1 for n in gm.graph.nodes if n.op == "call_function"),
         kernels=sum(isinstance(o, Kernel) for o in operations),
         aten_calls=sum(isinstance(o, ExternCall) for o in operations),
-        fallbacks=lowered.fallbacks,
         seconds=clock.seconds,
         cache_hits=sum(b.cache_hits for b in built.values()),
         cache_misses=sum(b.cache_misses for b in built.values()),

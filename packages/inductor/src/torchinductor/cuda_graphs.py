@@ -140,11 +140,18 @@ class _Recorded:
         return any(_holders(storage) > count for storage, count in self.holds)
 
 
+_FIRST = "first call"
+
+
 class GraphedProgram:
     """Takes the place of a prepared program: call it with a list of inputs. Safe to call from several threads."""
 
-    def __init__(self, program: Program, run: Run, device: GraphDevice) -> None:
+    def __init__(
+        self, program: Program, run: Run, device: GraphDevice, passed_by: Callable[[str], None] = lambda reason: None
+    ) -> None:
+        """`passed_by` is told why a call ran without a graph, other than the first of its sizes."""
         self.runs = GraphRuns()
+        self._passed_by = passed_by
         self._run = run
         self._device = device
         self._tensors = [i for i, item in enumerate(program.inputs) if not isinstance(item, SymbolInput)]
@@ -168,6 +175,8 @@ class GraphedProgram:
 
     def _plain(self, inputs: list[Any], reason: str) -> list[Any]:
         self.runs.plain[reason] += 1
+        if reason != _FIRST:
+            self._passed_by(reason)
         return self._run(inputs)
 
     def _locked(self, inputs: list[Any]) -> list[Any]:
@@ -180,7 +189,7 @@ class GraphedProgram:
             if len(self._states) >= MAX_GRAPHS:
                 return self._plain(inputs, "too many sizes or streams")
             self._states[key] = _Seen(self._addresses(inputs))
-            return self._plain(inputs, "first call")
+            return self._plain(inputs, _FIRST)
         if isinstance(state, str):
             return self._plain(inputs, state)
         if isinstance(state, _Recorded):

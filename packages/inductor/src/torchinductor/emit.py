@@ -144,7 +144,7 @@ class _Emitter:
                 buffer = self.lowered.buffers[name]
                 self.read_sizes(buffer)
                 shape, strides = _sizes(buffer.shape), _sizes(buffer.strides)
-                self.instructions.append(Expect(self.slots[name], shape, strides, str(call.op)))
+                self.instructions.append(Expect(self.slots[name], shape, strides, str(call.op), call.frames))
 
     def read_sizes(self, buffer: Buffer) -> None:
         """Gives the symbols of an operator's result that only the data told their values."""

@@ -7,7 +7,6 @@ another device. `native.py` prepares the same program for the C++ executor, whic
 from __future__ import annotations
 
 import ctypes
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from primtorch.symbolic import SCALAR_OPS, IntExpr
 from primtorch.symbolic.float_expr import FloatExpr, bits_float, float_bits
 
 from .errors import InductorError, OutOfBounds
+from .events import TELL_PROCESS, Mended
 from .program import (
     Alloc,
     AtenCall,
@@ -45,8 +45,9 @@ class InputMismatch(InductorError, ValueError):
 class PythonExecutor:
     """`executor(inputs: list) -> list` with the semantics of `_C.CompiledProgram`."""
 
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, mended: Mended = TELL_PROCESS) -> None:
         self.program = program
+        self.mended = mended
         signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._kernels = [signature(address) for address in program.kernels]
 
@@ -124,25 +125,22 @@ class PythonExecutor:
             case ReadScalar(symbol, src):
                 symbols[symbol] = int(slots[src].item())
                 self._derive(symbols)
-            case Expect(slot, shape, strides, source):
+            case Expect(slot, shape, strides):
                 layout = evaluate_all(shape, symbols), evaluate_all(strides, symbols)
-                slots[slot] = _laid_out(slots[slot], *layout, source)
+                slots[slot] = _laid_out(slots[slot], *layout, instruction, self.mended)
 
 
 def _laid_out(
-    result: torch.Tensor | None, shape: Sequence[int], strides: Sequence[int], source: str
+    result: torch.Tensor | None, shape: Sequence[int], strides: Sequence[int], expected: Expect, mended: Mended
 ) -> torch.Tensor | None:
     """An operator's result in the strides that its readers were compiled for."""
     if result is None:
         return None
     if list(result.shape) != list(shape):
-        raise InductorError(f"{source} returned a tensor of sizes {list(result.shape)}, not {list(shape)}")
+        raise InductorError(f"{expected.source} returned a tensor of sizes {list(result.shape)}, not {list(shape)}")
     if all(n == 1 or a == b for n, a, b in zip(shape, result.stride(), strides, strict=True)) or result.numel() == 0:
         return result
-    warnings.warn(
-        f"{source} returned strides {list(result.stride())} where {list(strides)} were expected: its result is copied",
-        stacklevel=2,
-    )
+    mended(expected, f"returned strides {list(result.stride())} where {list(strides)} were expected")
     return torch.empty_strided(shape, strides, dtype=result.dtype, device=result.device).copy_(result)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -14,6 +15,7 @@ from primtorch.symbolic.float_expr import float_bits
 from torchinductor._C import Builder, CompiledProgram, TritonKernel
 
 from .errors import InductorError
+from .events import TELL_PROCESS, Mended
 from .executor import fill
 from .program import (
     Alloc,
@@ -52,9 +54,12 @@ class MixedDevices(InductorError):
     """A program runs on one accelerator at a time."""
 
 
-def prepare(program: Program) -> CompiledProgram:
-    """The callable that runs the program: `callable(inputs: list) -> list`, and `consume`, which empties the list."""
-    return _Encoder(program).encode()
+def prepare(program: Program, mended: Mended = TELL_PROCESS) -> CompiledProgram:
+    """The callable that runs the program: `callable(inputs: list) -> list`, and `consume`, which empties the list.
+
+    `mended` is called, with the results computed, for each `Expect` that did not hold.
+    """
+    return _Encoder(program, mended).encode()
 
 
 def accelerator_of(program: Program) -> torch.device | None:
@@ -69,8 +74,9 @@ def accelerator_of(program: Program) -> torch.device | None:
 
 
 class _Encoder:
-    def __init__(self, program: Program) -> None:
+    def __init__(self, program: Program, mended: Mended) -> None:
         self.program = program
+        self.mended = mended
         self.builder = Builder()
         self.symbols = {name: i for i, name in enumerate(program.symbols)}
         self.known = {i.symbol for i in program.inputs if isinstance(i, SymbolInput) and i.symbol is not None}
@@ -169,7 +175,8 @@ class _Encoder:
             case ReadScalar(symbol, src):
                 self.builder.read_scalar(self.symbols[symbol], src, self._refreshed(symbol), name)
             case Expect(slot, shape, strides, source):
-                self.builder.expect(slot, self._sizes(shape), self._sizes(strides), source)
+                tell = functools.partial(self.mended, instruction)
+                self.builder.expect(slot, self._sizes(shape), self._sizes(strides), source, tell)
             case Output(values):
                 for value in values:
                     self._output(value)

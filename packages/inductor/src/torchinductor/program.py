@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from primtorch.schemas import UserFrame
 from primtorch.symbolic import Definition, FloatExpr, IntExpr
 
 Size: TypeAlias = int | IntExpr
@@ -139,13 +140,18 @@ class Expect:
     """Holds an ATen result to the layout that its readers were compiled for.
 
     Which strides a library gives a result may depend on its version and on the machine. Another size is an error;
-    other strides are mended by a copy, with a warning that names the operator.
+    other strides are mended by a copy, which the ledger and a warning tell of.
+
+    Attributes:
+        source: the operator.
+        frames: the user's lines behind it.
     """
 
     slot: int
     shape: tuple[Size, ...]
     strides: tuple[Size, ...]
     source: str
+    frames: tuple[UserFrame, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,9 +37,6 @@ class GraphStats:
     nodes: int
     kernels: int
     aten_calls: int
-    fallbacks: tuple[str, ...]
     seconds: dict[str, float] = field(default_factory=dict)
     cache_hits: int = 0
     cache_misses: int = 0
-    # Why the graph is not replayed as a CUDA graph though the options ask for it.
-    no_cuda_graph: str | None = None

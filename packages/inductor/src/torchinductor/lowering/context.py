@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from primtorch.effects import has_effect
+from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
 from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
@@ -69,6 +70,7 @@ class ExternCall:
     kwargs: tuple[tuple[str, Any], ...]
     outputs: tuple[str | None, ...]
     reads: frozenset[str]
+    frames: tuple[UserFrame, ...] = ()  # the user's lines behind it
 
     @property
     def effect(self) -> bool:
@@ -124,7 +126,7 @@ class Context:
     buffers: dict[str, Buffer] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
-    fallbacks: list[str] = field(default_factory=list)
+    by_reference: list[tuple[str, tuple[UserFrame, ...]]] = field(default_factory=list)  # prims, and whose lines
     node: fx.Node | None = None
     _names: int = 0
 
@@ -135,8 +137,12 @@ class Context:
         return LoweringError(
             node.format_node() or str(node) if node is not None else "?",
             reason,
-            node.meta.get("stack", ()) if node is not None else (),
+            self.frames(),
         )
+
+    def frames(self) -> tuple[UserFrame, ...]:
+        """The user's lines behind the node at work, outermost first."""
+        return tuple(self.node.meta.get("stack", ())) if self.node is not None else ()
 
     def origin(self) -> tuple[str, ...]:
         return () if self.node is None else (self.node.name,)
@@ -331,7 +337,8 @@ class Context:
             buffer = self.new_buffer(exprs(meta.shape), meta.dtype, torch.device(meta.device), exprs(meta.stride()))
             outputs.append(self.strided(buffer))
         names = tuple(o.data.buffer if o is not None else None for o in outputs)  # type: ignore[union-attr]
-        self.operations.append(ExternCall(self.new_name("call"), op, lifted, lifted_kwargs, names, frozenset(reads)))
+        call = ExternCall(self.new_name("call"), op, lifted, lifted_kwargs, names, frozenset(reads), self.frames())
+        self.operations.append(call)
         return outputs
 
 

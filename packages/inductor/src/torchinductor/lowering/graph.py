@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 
 from primtorch.effects import is_foreign
 from primtorch.prims import Prim
+from primtorch.schemas import UserFrame
 from primtorch.symbolic import Definition, FloatExpr, float_expr_of, shape_env_of
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
@@ -56,7 +57,7 @@ class Lowered:
     buffers: dict[str, Buffer]
     operations: tuple[Operation, ...]
     constants: dict[str, torch.Tensor]
-    fallbacks: tuple[str, ...]
+    by_reference: tuple[tuple[str, tuple[UserFrame, ...]], ...]  # prims that have no rule, and the user's lines
     definitions: Mapping[str, Definition]  # of symbols that are computed from the inputs'
 
 
@@ -81,7 +82,7 @@ def lower_graph(gm: fx.GraphModule, options: InductorOptions) -> Lowered:
                 raise ctx.fail(f"a prims graph has no {node.op} nodes")
     definitions = _definitions(gm, {item.symbol for item in inputs})
     return Lowered(
-        tuple(inputs), outputs, ctx.buffers, tuple(ctx.operations), ctx.constants, tuple(ctx.fallbacks), definitions
+        tuple(inputs), outputs, ctx.buffers, tuple(ctx.operations), ctx.constants, tuple(ctx.by_reference), definitions
     )
 
 
@@ -196,7 +197,7 @@ def _has_complex(args: Any, meta: Any) -> bool:
 def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:
     """Runs a prim by ATen, or by its reference when it is no overload."""
     if prim.aten is None:
-        ctx.fallbacks.append(f"{prim.name}: run by its reference")
+        ctx.by_reference.append((prim.name, ctx.frames()))
     operands = OPERANDS.get(prim.name) or OPERANDS.get(prim.family, "order")
     return _extern(ctx, prim.aten or prim.reference, args, kwargs, meta, operands)
 
