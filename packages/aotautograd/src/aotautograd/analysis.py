@@ -10,7 +10,7 @@ from __future__ import annotations
 import operator
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -146,6 +146,8 @@ def _input_info(
     hidden = id(inner) in written
     data = hidden or (bool(torch._functionalize_has_data_mutation(outer)) and inner is not start)  # type: ignore[attr-defined]
     metadata = bool(torch._functionalize_has_metadata_mutation(outer))
+    if data and metadata:
+        raise UnsupportedMutation(f"input {place} is written to, and given another shape in place")
     history = outer.grad_fn
     unchanged = history is None or type(history).__name__ == "NonLeafBackward"
     info = InputInfo(
@@ -160,12 +162,12 @@ def _input_info(
     )
     if not metadata:
         return info
-    return InputInfo(
-        **{f: getattr(info, f) for f in InputInfo.__slots__ if not f.startswith("final_")},  # type: ignore[arg-type]
+    return replace(
+        info,
         final_shape=tuple(inner.shape),
         final_stride=inner.stride(),
-        final_offset=inner.storage_offset(),
-        final_requires_grad=outer.requires_grad,
+        final_offset=inner.storage_offset() - start.storage_offset(),
+        metadata_in_grad_mode=outer.requires_grad and not unchanged,
     )
 
 

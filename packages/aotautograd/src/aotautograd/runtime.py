@@ -175,7 +175,8 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[
     plain = all(
         o.kind is OutputKind.VALUE and o.slot == i and o.same_as is None for i, o in enumerate(metadata.outputs)
     )
-    writes = [_write_back(metadata, info) for info in metadata.inputs if info.mutates_data or info.mutates_metadata]
+    changed = (i for i in metadata.inputs if i.mutates_data or i.mutates_metadata or i.version_bumps)
+    writes = [_write_back(metadata, info) for info in changed]
     if plain and not writes and len(metadata.outputs) == len(metadata.forward_outputs):
         return None
     symbol_reads = _symbol_reads(metadata)
@@ -224,7 +225,9 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
         target = flat[place]
         version = _version_of(target)
         if info.mutates_metadata:
-            target.as_strided_(shape_of(symbols), stride_of(symbols), offset_of(symbols)[0])
+            offset = target.storage_offset() + offset_of(symbols)[0]
+            with torch.set_grad_enabled(info.metadata_in_grad_mode):
+                target.as_strided_(shape_of(symbols), stride_of(symbols), offset)
         if slot is not None:
             if differentiable:
                 target.copy_(values[slot])
@@ -232,7 +235,7 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
                 target.detach().copy_(values[slot])
             else:
                 target.data.copy_(values[slot])
-        if bumps > 1 and not target.is_inference() and _version_of(target) != version + bumps:
+        if bumps and not target.is_inference() and _version_of(target) != version + bumps:
             torch._C._autograd._unsafe_set_version_counter((target,), (version + bumps,))
 
     return write

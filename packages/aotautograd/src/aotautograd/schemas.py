@@ -45,7 +45,8 @@ class InputInfo:
     version_bumps: int = 0  # how often eager would have incremented `_version`
     final_shape: tuple[Any, ...] = ()  # set when mutates_metadata
     final_stride: tuple[Any, ...] = ()
-    final_offset: Any = 0
+    final_offset: Any = 0  # beyond the offset that the input came with
+    metadata_in_grad_mode: bool = False  # autograd saw the change
     final_requires_grad: bool = False
 
 

@@ -216,11 +216,12 @@ class Calls:
         return MISSING
 
     def _refuse_metadata_write(self, fn: Any, args: Args) -> None:
-        """Of an input: a graph has no place for it, and a back end may run on copies."""
+        """A graph has no place for it where it is an input's, and a back end may run on copies."""
         tensor = getattr(fn, "__self__", None)
         tensor = tensor if isinstance(tensor, torch.Tensor) else args[0] if args else None
-        if self.outside.externals.lookup(tensor) is not None:
-            raise BreakGraph("tensor_metadata_write", f"{fn.__name__}() of an input")
+        what = "an input" if self.outside.externals.lookup(tensor) is not None else "a tensor"
+        if isinstance(tensor, torch.Tensor) and (what == "an input" or fn.__name__ in _SEEN_BY_NO_MODE):
+            raise BreakGraph("tensor_metadata_write", f"{fn.__name__}() of {what}")
 
     def _context_variable(self, fn: Any, args: Args) -> Any:
         """`get` of a constant is guarded; what else is done with a variable of the context is done for real."""
@@ -470,8 +471,10 @@ class Calls:
         raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")
 
 
-# Methods that change what autograd knows of a tensor, in place.
-_METADATA_WRITES = frozenset({"requires_grad_", "detach_"})
+# Methods that exchange a tensor's memory, and that torch shows to no mode where they have no argument.
+_SEEN_BY_NO_MODE = frozenset({"set_"})
+# Methods that change what autograd knows of a tensor, in place; of tensors that the program made, graphs hold them.
+_METADATA_WRITES = frozenset({"requires_grad_", "detach_"}) | _SEEN_BY_NO_MODE
 # Torch's decorators of optimizers: their code is the same for all that they wrap.
 _OPTIMIZER_STEP = optimizer._use_grad_for_differentiable(lambda self: None).__code__
 # `torch.autograd.Function.apply`: a classmethod in Python, until torch 2.14 made it one in C, which `_builtin` knows.

@@ -29,7 +29,7 @@ from torchdynamo.lists_of_tensors import is_over_lists, record_each, record_scal
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.regions import Regions
 from torchdynamo.sources import Computed, Source
-from torchdynamo.view_writes import gap_behind, reads_memory_of
+from torchdynamo.view_writes import gap_behind, memory_of, reads_memory_of
 
 # Operator methods of tensors and the function that a reader of the graph knows them by.
 _OPERATORS: dict[str, Callable[..., Any]] = {
@@ -137,6 +137,9 @@ def _is_made(node: fx.Node | None) -> bool:
     return node is not None and node.op != "placeholder"
 
 
+# Change a tensor's shape or strides in place: torch tags them `inplace_view`. Those that exchange its memory break.
+RESTRIDES = frozenset({"as_strided_", "squeeze_", "swapaxes_", "swapdims_", "t_", "transpose_", "unsqueeze_"})
+
 # What a tensor's place in its memory matters to.
 _USE_OFFSETS = frozenset({"storage_offset", "as_strided", "as_strided_", "as_strided_scatter"})
 
@@ -165,6 +168,7 @@ class Recorder:
         self._alive: list[torch.Tensor] = []
         self._last_placeholder: fx.Node | None = None
         self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
+        self._restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
@@ -196,6 +200,7 @@ class Recorder:
         self._nodes.clear()
         self._alive.clear()
         self.written.clear()
+        self._restrided.clear()
 
     # -- inputs -----------------------------------------------------------------------------
 
@@ -227,6 +232,10 @@ class Recorder:
     def node_of(self, fake: torch.Tensor) -> fx.Node | None:
         node = self._nodes.get(id(fake))
         return None if node is None else self.regions.visible(node)
+
+    def as_it_came(self, fake: FakeTensor) -> FakeTensor:
+        """An input's fake, as it was before the program gave it another shape in place."""
+        return self._nodes[id(fake)].meta["val"]  # type: ignore[no-any-return]
 
     # -- recording --------------------------------------------------------------------------
 
@@ -273,6 +282,8 @@ class Recorder:
             for tensor, _ in operands:
                 if isinstance(tensor, FakeTensor):
                     self.guard_offset(tensor)
+        if name in RESTRIDES:
+            self._keep_metadata(operands[0][0])
         try:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number
@@ -301,8 +312,31 @@ class Recorder:
             node = self.write(func, args, kwargs, result)
             if effect or name in _RANDOM:
                 node.meta["effect"] = True
-                self.written += written.values()
+                if name not in RESTRIDES:
+                    self.written += written.values()
         return result
+
+    def _keep_metadata(self, tensor: torch.Tensor) -> None:
+        """The node that made a tensor says what it was, before the tensor gets another shape in place."""
+        node = self._nodes.get(id(tensor))
+        if node is None or not isinstance(tensor, FakeTensor):
+            return
+        if tensor.requires_grad and not torch.is_grad_enabled():
+            raise BreakGraph("tensor_metadata_write", "a change of shape that autograd is not told of")
+        self._refuse_both(tensor, self.written)
+        self._restrided.append(tensor)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            before = FakeTensor(tensor.spec, self.mode, tensor.memory, tensor.requires_grad)
+        for made in (node, *node.users):
+            if made.meta.get("val") is tensor:  # an earlier change of this kind gave it back, too
+                made.meta["val"] = before
+
+    def _refuse_both(self, tensor: torch.Tensor, earlier: list[torch.Tensor]) -> None:
+        """Of an input's memory, a graph cannot hold a write to its elements and a change of shape in place."""
+        memory = memory_of(tensor)
+        inputs = (node.meta["val"] for node in self.graph.nodes if node.op == "placeholder")
+        if any(memory_of(t) is memory for t in earlier) and any(memory_of(value) is memory for value in inputs):
+            raise BreakGraph("tensor_metadata_write", "an input is given other elements and, in place, another shape")
 
     def _refuse_gaps(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         target = kwargs.get("out", args[0] if args else None)
@@ -310,6 +344,8 @@ class Recorder:
             return
         node = self.node_of(target)
         if "out" in kwargs or name == "__setitem__" or is_inplace(name):
+            if self._restrided and name not in RESTRIDES:
+                self._refuse_both(target, self._restrided)
             gap = gap_behind(node)
             if gap is not None:
                 raise BreakGraph("write_through_gaps", f"{name}() writes through {gap}")

@@ -29,6 +29,7 @@ def add_shape_guards(outside: Outside) -> None:
     for guard in shape_guards(outside):
         guards.add(None, guard.kind, guard.payload, guard.user_frames)
     for source, tensor, fake in outside.tensors:
+        fake = outside.recorder.as_it_came(fake)
         if any(isinstance(size, torch.SymInt) for size in fake.shape):
             for dim in range(tensor.dim()):
                 stride = expr_of(fake.stride(dim))

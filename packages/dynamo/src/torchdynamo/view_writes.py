@@ -13,14 +13,14 @@ from torch import fx
 
 from primtorch.fake import FakeTensor
 
-__all__ = ["gap_behind", "reads_memory_of"]
+__all__ = ["gap_behind", "memory_of", "reads_memory_of"]
 
 
 def gap_behind(node: fx.Node | None) -> str | None:
     """What in the chain of views that ends at `node` leaves gaps; None if a write to it is no trouble."""
     while node is not None and node.op.startswith("call"):
         below = node.args[0] if node.args else None
-        if not isinstance(below, fx.Node) or not _shares_memory(node, below):
+        if not isinstance(below, fx.Node) or not _sharesmemory_of(node, below):
             return None
         name = _name(node)
         if name == "unfold" and _has_gaps(node, below):
@@ -36,18 +36,19 @@ def reads_memory_of(name: str, node: fx.Node | None, written: list[torch.Tensor]
     if name not in ("as_strided", "as_strided_copy") or node is None or node.op != "placeholder":
         return False
     value = node.meta.get("val")
-    return not _is_whole(node) and any(t is value or _memory(t) is _memory(value) for t in written)
+    return not _is_whole(node) and any(t is value or memory_of(t) is memory_of(value) for t in written)
 
 
 def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def _memory(value: Any) -> Any:
+def memory_of(value: Any) -> Any:
+    """What tensors of one memory have in common; a value that is none stands for itself."""
     return value.memory if isinstance(value, FakeTensor) else value
 
 
-def _shares_memory(node: fx.Node, below: fx.Node) -> bool:
+def _sharesmemory_of(node: fx.Node, below: fx.Node) -> bool:
     mine, theirs = node.meta.get("val"), below.meta.get("val")
     return isinstance(mine, FakeTensor) and isinstance(theirs, FakeTensor) and mine.memory is theirs.memory
 
@@ -58,7 +59,7 @@ def _is_whole(node: fx.Node) -> bool:
     if not isinstance(value, FakeTensor):
         return False
     viewed = node.op != "placeholder" and node.args and isinstance(node.args[0], fx.Node)
-    return value.is_contiguous() and not (viewed and _shares_memory(node, node.args[0]))  # type: ignore[arg-type]
+    return value.is_contiguous() and not (viewed and _sharesmemory_of(node, node.args[0]))  # type: ignore[arg-type]
 
 
 def _has_gaps(node: fx.Node, below: fx.Node) -> bool:

@@ -105,6 +105,7 @@ class Outside:
         for table in (*held, self.tensors, self._alive, self._own_classes, self._cells):
             table.clear()
         self.overlays.clear()
+        self.mode.release()
         self.recorder.release()
 
     # -- graph inputs -----------------------------------------------------------------------
@@ -644,6 +645,9 @@ class Outside:
             return
         if isinstance(member, (types.GetSetDescriptorType, property)):
             if name == "requires_grad" and self.externals.lookup(tensor) is None:
+                if not tensor.is_leaf:
+                    with torch._C.DisableTorchFunction():
+                        tensor.requires_grad = value  # says that it is none
                 tensor.requires_grad_(value)
                 return
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")

@@ -280,6 +280,10 @@ class FakeMode:
         self._known[key] = (weakref.ref(t, lambda _: self._known.pop(key, None)), fake)
         return fake
 
+    def release(self) -> None:
+        """Forgets which fake stands for which tensor: nothing of this mode refers to the tensors any more."""
+        self._known.clear()
+
     def _memory_of(self, t: torch.Tensor) -> Memory | None:
         """One for all tensors over one storage. Its weak reference keeps the storage's address from another use."""
         if type(t) not in (torch.Tensor, torch.nn.Parameter) or torch._is_functional_tensor(t):
