@@ -5,8 +5,11 @@
 #include <c10/core/GradMode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <algorithm>
 
@@ -147,8 +150,50 @@ py::list CompiledBackward::saved_tensors() {
   return tensors;
 }
 
-py::object CompiledBackward::run_backward(variable_list tangents, const std::vector<uint32_t>& missing) {
+// Whether a gradient without another owner would be taken for `.grad`.
+bool CompiledBackward::becomes_grad(size_t edge) const {
+  auto* function = dynamic_cast<torch::autograd::AccumulateGrad*>(next_edge(edge).function.get());
+  if (function == nullptr || function->variable.grad().defined() || c10::GradMode::is_enabled()) return false;
+  const auto* infos = torch::autograd::get_current_graph_task_exec_info();
+  if (infos == nullptr || infos->empty()) return true;
+  const auto info = infos->find(function);  // not where the caller is given the gradient
+  return info != infos->end() && !info->second.captures_;
+}
+
+// The gradients; nobody but the list holds them, unless the caller holds a tangent.
+variable_list CompiledBackward::assemble(const std::vector<GradientSource>& sources, py::object results,
+                                         const variable_list& tangents) {
+  size_t expected = sources.size();
+  for (const GradientSource& source : sources) {
+    if (!source.from_tangent) expected = std::max(expected, source.slot + 1);
+  }
+  const variable_list returned = to_variables(results, expected);
+  results = py::object();
+  variable_list gradients(sources.size());
+  for (size_t i = 0; i < sources.size(); i++) {
+    const GradientSource& source = sources[i];
+    const variable_list& given = source.from_tangent ? tangents : returned;
+    if (!given[source.slot].defined() || !task_should_compute_output(i)) continue;
+    gradients[i] = given[source.slot];
+    if (source.views) {
+      auto base = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradients[i]));
+      const py::object view = source.views(base, scalars_ ? scalars_ : py::tuple());
+      gradients[i] = THPVariable_Unpack(view.ptr());
+    }
+    if (source.cloned && becomes_grad(i)) {
+      const auto& variable = static_cast<torch::autograd::AccumulateGrad*>(next_edge(i).function.get())->variable;
+      gradients[i] = torch::autograd::utils::clone_obey_contract(gradients[i], variable);
+    }
+  }
+  return gradients;
+}
+
+variable_list CompiledBackward::run_backward(variable_list tangents, const std::vector<uint32_t>& missing) {
   const Backward& backward = program_->backward(missing);
+  variable_list handed_on(tangents.size());  // as they came
+  for (const GradientSource& source : backward.sources) {
+    if (source.from_tangent) handed_on[source.slot] = tangents[source.slot];
+  }
   const size_t scalars = scalars_ ? static_cast<size_t>(PyTuple_GET_SIZE(scalars_.ptr())) : 0;
   size_t place = scalars + saved_.size();
   const auto taken = std::count(backward.takes.begin(), backward.takes.end(), true);
@@ -168,10 +213,10 @@ py::object CompiledBackward::run_backward(variable_list tangents, const std::vec
   // frees each activation after its last use.
   if (consume_) drop();
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-  return call_compiled(backward.compiled, backward.boxed, std::move(inputs));
+  return assemble(backward.sources, call_compiled(backward.compiled, backward.boxed, std::move(inputs)), handed_on);
 }
 
-py::object CompiledBackward::run_differentiably(variable_list tangents, const std::vector<uint32_t>& missing) {
+variable_list CompiledBackward::run_differentiably(variable_list tangents, const std::vector<uint32_t>& missing) {
   const History& plan = history();
   py::list saved = saved_tensors();
   py::list inputs = new_list(plan.held.size());
@@ -193,10 +238,11 @@ py::object CompiledBackward::run_differentiably(variable_list tangents, const st
   Layouts layouts(plan, scalars_);
   py::list given = new_list(tangents.size());
   for (size_t i = 0; i < tangents.size(); i++) {
-    at::Tensor tangent = layouts.fit(i, std::move(tangents[i]));
+    at::Tensor tangent = layouts.fit(i, tangents[i]);
     PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(tangent)));
   }
-  return plan.gradients(inputs, saved, given, py::cast(missing));
+  const py::tuple made = plan.gradients(inputs, saved, given, py::cast(missing));
+  return assemble(read_sources(made[1]), made[0], tangents);
 }
 
 variable_list CompiledBackward::apply(variable_list&& gradients) {
@@ -210,14 +256,8 @@ variable_list CompiledBackward::apply(variable_list&& gradients) {
       if (!tangents[i].defined()) missing.push_back(static_cast<uint32_t>(i));
     }
     if (missing.size() == tangents.size()) return variable_list(plan.differentiable.size());
-    py::object results = c10::GradMode::is_enabled() ? run_differentiably(std::move(tangents), missing)
-                                                     : run_backward(std::move(tangents), missing);
-    variable_list found = to_variables(results, plan.differentiable.size());
-    results = py::object();  // autograd may take a gradient that nobody else holds
-    for (size_t i = 0; i < found.size(); i++) {
-      if (found[i].defined() && !task_should_compute_output(i)) found[i].reset();
-    }
-    return found;
+    return c10::GradMode::is_enabled() ? run_differentiably(std::move(tangents), missing)
+                                       : run_backward(std::move(tangents), missing);
   } catch (python_error& error) {
     error.persist();
     throw;

@@ -26,8 +26,13 @@ class CompiledBackward : public torch::autograd::Node {
 
  private:
   const History& history() const { return *program_->history; }
-  py::object run_backward(torch::autograd::variable_list tangents, const std::vector<uint32_t>& missing);
-  py::object run_differentiably(torch::autograd::variable_list tangents, const std::vector<uint32_t>& missing);
+  torch::autograd::variable_list run_backward(torch::autograd::variable_list tangents,
+                                              const std::vector<uint32_t>& missing);
+  torch::autograd::variable_list run_differentiably(torch::autograd::variable_list tangents,
+                                                    const std::vector<uint32_t>& missing);
+  torch::autograd::variable_list assemble(const std::vector<GradientSource>& sources, py::object results,
+                                          const torch::autograd::variable_list& tangents);
+  bool becomes_grad(size_t edge) const;
   void drop();
 
   std::shared_ptr<const Program> program_;

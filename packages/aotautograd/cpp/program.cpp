@@ -51,6 +51,16 @@ History read_history(py::handle record) {
 
 }  // namespace
 
+std::vector<GradientSource> read_sources(py::handle records) {
+  std::vector<GradientSource> sources;
+  for (py::handle record : records) {
+    const py::object views = record.attr("views");
+    sources.push_back({record.attr("from_tangent").cast<bool>(), record.attr("slot").cast<size_t>(),
+                       views.is_none() ? py::object() : views, record.attr("cloned").cast<bool>()});
+  }
+  return sources;
+}
+
 std::shared_ptr<const Program> read_program(py::handle call, py::handle history) {
   auto program = std::make_shared<Program>();
   program->forward = call.attr("forward");
@@ -69,7 +79,8 @@ const Backward& Program::backward(const std::vector<uint32_t>& missing) const {
   const auto found = backwards_.find(missing);
   if (found != backwards_.end()) return found->second;
   const py::tuple made = history->backward(py::cast(missing));
-  Backward backward{made[0], made[1].cast<bool>(), std::vector<bool>(history->tangents.size(), true)};
+  Backward backward{made[0], made[1].cast<bool>(), std::vector<bool>(history->tangents.size(), true),
+                    read_sources(made[3])};
   for (const uint32_t i : missing) backward.takes[i] = false;
   for (py::handle i : made[2]) backward.takes[i.cast<size_t>()] = true;
   return backwards_.emplace(missing, std::move(backward)).first->second;

@@ -34,9 +34,17 @@ struct TangentLayout {
 constexpr int32_t kUnheld = -2;  // it does not read it, or the program wrote it
 constexpr int32_t kHeld = -1;    // the node holds it; from 0 on: the number of the saved tensor that it is
 
+// How a gradient is made: of what a backward returned, or of a tangent as it came.
+struct GradientSource {
+  bool from_tangent;
+  size_t slot;
+  py::object views;  // (that, the kept sizes) -> a view of it; null: that itself
+  bool cloned;       // where it would become `.grad` itself, a copy does
+};
+
 struct History {
-  py::object backward;                   // missing tangents -> (backward, boxed, those that it takes as zeros)
-  py::object gradients;                  // (inputs, saved tensors, tangents, missing ones) -> gradients with a history
+  py::object backward;   // missing tangents -> (backward, boxed, those that it takes as zeros, sources of gradients)
+  py::object gradients;  // (inputs, saved tensors, tangents, missing ones) -> (results with a history, sources)
   py::object layouts;                    // the kept sizes -> (sizes, strides) of each tangent
   std::vector<int32_t> differentiable;   // flat inputs that the gradients are for
   std::vector<OutputKind> outputs;       // of what the program returns: the rest is kept
@@ -52,6 +60,7 @@ struct Backward {
   py::object compiled;
   bool boxed;
   std::vector<bool> takes;  // for each tangent: whether it is an input, as zeros if it is missing
+  std::vector<GradientSource> sources;
 };
 
 struct Program {
@@ -67,6 +76,8 @@ struct Program {
  private:
   mutable std::map<std::vector<uint32_t>, Backward> backwards_;  // by missing tangents; the GIL protects it
 };
+
+std::vector<GradientSource> read_sources(py::handle records);
 
 std::shared_ptr<const Program> read_program(py::handle call, py::handle history);
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 for _package in (
+    "aotautograd",
     "compile",
     "dynamo",
     "primtorch",

@@ -7,6 +7,7 @@ import torch
 from prim_graphs import build
 from program_memory import bytes_at_peak
 
+from primtorch import lower, trace
 from torchinductor import InductorOptions, compile_graph
 from torchinductor.program import Alloc, Free, View
 
@@ -105,3 +106,19 @@ def test_programs_give_the_same_with_and_without_shared_memory(repetition):
     for a, b in zip(compile_graph(gm, kept, PLAIN)(*kept), found, strict=True):
         torch.testing.assert_close(b, a, msg=lambda text: f"seed {seed}: {text}")
     assert all(map(torch.equal, inputs, kept)), f"seed {seed}: an input was written"
+
+
+def test_results_own_their_memory() -> None:
+    """A rule may give its operand for what the graph calls a new value: one part of a concatenation, say."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        a, nothing = x.exp(), x[:0]
+        return a, torch.cat([a, nothing]), torch.cat([x, nothing]), a.reshape(-1), torch.cat([y.expand(2, 4), nothing])
+
+    x, y = torch.rand(3, 4, dtype=torch.float64), torch.rand(1, 4, dtype=torch.float64)
+    results = compile_graph(lower(trace(program, x, y)))(x, y)
+    for expected, result in zip(program(x, y), results, strict=True):
+        torch.testing.assert_close(result, expected, rtol=1e-14, atol=0)
+    storages = [t.untyped_storage().data_ptr() for t in (*results, x, y)]  # type: ignore[union-attr]
+    assert storages[0] == storages[3]  # a view of it
+    assert len(set(storages)) == len(storages) - 1

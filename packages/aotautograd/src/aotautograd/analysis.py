@@ -18,6 +18,7 @@ from torch import fx
 
 from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
 from aotautograd.functionalize import is_wrapped, storage_was_replaced
+from aotautograd.gradients import view_step
 from aotautograd.inputs import ProgramInputs
 from aotautograd.schemas import ForwardOutput, InputInfo, OutputInfo, OutputKind, ProgramMetadata, ViewStep
 from primtorch.functionalize import unwrap
@@ -46,7 +47,7 @@ class _Candidate:
 
     def steps_from(self, depth: int) -> tuple[ViewStep, ...]:
         """The views to take of `path[depth]` to get the output."""
-        return tuple(_view_step(n) for n in self.path[depth + 1 :])
+        return tuple(view_step(n) for n in self.path[depth + 1 :])
 
 
 def is_view(node: fx.Node) -> bool:
@@ -179,16 +180,6 @@ def path_of_views(node: fx.Node, ends: Mapping[fx.Node, int]) -> tuple[fx.Node, 
         assert isinstance(base, fx.Node)
         path.append(base)
     return tuple(reversed(path))
-
-
-def _view_step(node: fx.Node) -> ViewStep:
-    args = fx.map_arg(node.args[1:], _value)
-    kwargs = fx.map_arg(node.kwargs, _value)
-    return ViewStep(node.target, tuple(args), tuple(kwargs.items()))  # type: ignore[arg-type]
-
-
-def _value(node: fx.Node) -> Any:
-    return node.meta["val"]
 
 
 def _alias_of_input(output: _Candidate, place: int, flat: Sequence[Any]) -> OutputInfo:

@@ -26,7 +26,7 @@ from aotautograd.passes import (
     remove_no_ops,
 )
 from aotautograd.runtime import inference_callable, training_callable
-from aotautograd.schemas import Compiled, Compiler, Dump, JointGraph, Opset, Partition, Partitioner
+from aotautograd.schemas import Compiled, Compiler, Dump, GradientInfo, JointGraph, Opset, Partition, Partitioner
 from primtorch import graph_text
 from primtorch.printing import made_by
 
@@ -173,12 +173,14 @@ def _compile_trace(
             if place not in missing:
                 raise RuntimeError(message)
 
-    def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...]]:
+    def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
         refuse_failing(missing)
-        variant = without_tangents(parts.backward, parts.tangent_names, missing)
+        made = joint.metadata.made_gradients
+        variant = without_tangents(parts.backward, parts.tangent_names, missing, made)
         if missing:
             _show(dump, "backward_without_" + "_".join(map(str, missing)), variant.module)
-        return compilers.backward(variant.module, example_values(variant.module)), variant.zeros
+        compiled = compilers.backward(variant.module, example_values(variant.module))
+        return compiled, variant.zeros, variant.made_gradients
 
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
@@ -186,7 +188,7 @@ def _compile_trace(
 
     def gradients(
         inputs: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any], missing: Sequence[int]
-    ) -> Sequence[Any]:
+    ) -> tuple[Sequence[Any], tuple[GradientInfo, ...]]:
         refuse_failing(missing)
         return on_demand(inputs, saved, tangents, missing)
 
@@ -196,11 +198,10 @@ def _compile_trace(
 def simplify(joint: JointGraph) -> JointGraph:
     """Removes what the program does not need: dead code, no-ops, repeated work."""
     graph = joint.module.graph
-    distinct = output_values(graph)[: joint.num_forward_outputs]
     drop_unused_statistics(graph)
     eliminate_dead_code(graph)
-    remove_no_ops(graph, distinct)
-    eliminate_common_subexpressions(graph, output_values(graph)[: joint.num_forward_outputs])
+    remove_no_ops(graph, output_values(graph))
+    eliminate_common_subexpressions(graph, output_values(graph))
     eliminate_dead_code(graph)
     joint.module.recompile()
     made_by(joint.module, "simplify")

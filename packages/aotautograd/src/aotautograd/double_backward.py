@@ -20,7 +20,7 @@ from aotautograd.inputs import sizes_of
 from aotautograd.missing_tangents import without_tangents
 from aotautograd.partitioners import is_unbacked
 from aotautograd.passes import is_random, output_values
-from aotautograd.schemas import JointGraph
+from aotautograd.schemas import GradientInfo, JointGraph
 from primtorch.printing import made_by
 from primtorch.symbolic import expr_of, hint_of
 
@@ -40,6 +40,7 @@ class GradientProgram:
     module: fx.GraphModule
     tangents: tuple[int, ...]
     kept: tuple[str, ...]
+    made_gradients: tuple[GradientInfo, ...]
 
 
 CompileProgram = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Sequence[Any]]]
@@ -61,8 +62,11 @@ class GradientsOnDemand:
 
     def __call__(
         self, inputs: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any], missing: Sequence[int]
-    ) -> Sequence[Any]:
-        """`tangents` has zeros for the missing ones; gradients that only those lead to are None."""
+    ) -> tuple[Sequence[Any], tuple[GradientInfo, ...]]:
+        """The results of the gradient program, and how the gradients are made of them.
+
+        `tangents` has zeros for the missing ones; gradients that only those lead to are None.
+        """
         key = tuple(missing)
         program = self.programs.get(key)
         if program is None:
@@ -74,7 +78,7 @@ class GradientsOnDemand:
         run = self.compiled.get(pattern)
         if run is None:
             run = self.compiled[pattern] = self.compile_program(program.module, values)
-        return run(*values)
+        return run(*values), program.made_gradients
 
     def _readable(self, inputs: Sequence[Any], saved: Sequence[Any], place: dict[str, int]) -> list[Any]:
         """The inputs' values before the program ran; for one that it wrote, the copy that the forward kept, if it
@@ -132,9 +136,11 @@ def gradient_program(joint: JointGraph, saved_names: Sequence[str], missing: Seq
     module = fx.GraphModule(joint.module, graph, "Gradients")
     made_by(module, "double_backward", joint.module)
     names = [n.name for n in inputs[joint.metadata.num_placeholders :]]
-    variant = without_tangents(module, names, missing)
+    variant = without_tangents(module, names, missing, joint.metadata.made_gradients)
     taken = tuple(i for i in range(len(names)) if i not in missing or i in variant.zeros)
-    return GradientProgram(variant.module, taken, tuple(n.name for n in (*kept, *masks.values())))
+    return GradientProgram(
+        variant.module, taken, tuple(n.name for n in (*kept, *masks.values())), variant.made_gradients
+    )
 
 
 def inputs_read(joint: JointGraph, saved_names: Sequence[str]) -> frozenset[int]:

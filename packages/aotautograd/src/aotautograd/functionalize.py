@@ -62,6 +62,19 @@ class NonLeaf(torch.autograd.Function):
         return grads[0]
 
 
+class OwnTangent(torch.autograd.Function):
+    """Hands the gradient that comes for an output on as a tensor of which nobody else knows, as it is when a loss is
+    behind that output: autograd keeps what it alone holds."""
+
+    @staticmethod
+    def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
+        return wrap(unwrap(output))
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        return wrap(unwrap(grads[0]))
+
+
 _WRITES_TO_REWRITE = (
     "clamp", "clamp_min", "clamp_max", "clip", "tril", "triu", "cumsum", "cumprod", "masked_fill", "index_fill",
     "nan_to_num", "renorm", "xlogy", "threshold",

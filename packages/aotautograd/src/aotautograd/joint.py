@@ -7,6 +7,7 @@ the bottom of the dispatcher records every ATen operator that arrives there.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from bisect import bisect_right
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -24,7 +25,8 @@ from aotautograd.analysis import analyse, returns_alias
 from aotautograd.assumptions import ExampleValues, example_values, guard_graph
 from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
-from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
+from aotautograd.functionalize import InPlaceCalls, NonLeaf, OwnTangent, without_saved_tensor_hooks
+from aotautograd.gradients import arrange, share_memory
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
@@ -33,6 +35,7 @@ from primtorch.errors import DataDependent, DataDependentValue, PrimTorchError
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.functional_forms import adopting
 from primtorch.functionalize import functional_region, unwrap, wrap
+from primtorch.memory import memory_of
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
@@ -479,29 +482,49 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
     if torch.is_inference_mode_enabled():  # its tensors count no writes and have no views to follow
         with torch.inference_mode(False), torch.no_grad():
             return trace_joint(program, example_inputs)
-    try:
-        return adopting(lambda: _trace_in_its_state(program, example_inputs, fix_sizes=False))
-    except DataDependent:
-        return adopting(lambda: _trace_in_its_state(program, example_inputs, fix_sizes=True))
+    way = _Way()
+    while True:
+        try:
+            return adopting(lambda way=way: _trace_in_its_state(program, example_inputs, way))  # type: ignore[misc]
+        except DataDependent:
+            if way.fix_sizes:
+                raise
+            way = replace(way, fix_sizes=True)
+        except _BackwardRaises:
+            way = replace(way, apart=True)
+        except _GradientsShareMemory:
+            way = replace(way, accumulate=True)
 
 
-class _BackwardRaises(Exception):
+class _Again(Exception):
+    """The program has to be traced in another way."""
+
+
+class _BackwardRaises(_Again):
     """That of an output raises what eager's would: which is for the backward to say, if it is run at all."""
 
 
-def _trace_in_its_state(program: Any, example_inputs: Sequence[Any], fix_sizes: bool) -> JointGraph:
-    try:
-        with preserved():
-            return _trace(program, example_inputs, fix_sizes)
-    except _BackwardRaises:
-        with preserved():
-            return _trace(program, example_inputs, fix_sizes, apart=True)
+class _GradientsShareMemory(_Again):
+    """Two tensors among the gradients lie in one memory."""
 
 
-def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool, apart: bool = False) -> JointGraph:
-    """`apart`: the backward of some output raises; each is tried alone, and those that raise are left out."""
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """How to trace, where it is not the plain way."""
+
+    fix_sizes: bool = False  # sizes that depend on data are those of the examples
+    apart: bool = False  # the backward of some output raises: each is tried alone, and those that raise are left out
+    accumulate: bool = False  # autograd writes `.grad` too, which tells who gets the memory that gradients share
+
+
+def _trace_in_its_state(program: Any, example_inputs: Sequence[Any], way: _Way) -> JointGraph:
+    with preserved():
+        return _trace(program, example_inputs, way)
+
+
+def _trace(program: Any, example_inputs: Sequence[Any], way: _Way) -> JointGraph:
     bound = bind_inputs(program, example_inputs)
-    recorder = Recorder(bound.fake_mode, fix_sizes)
+    recorder = Recorder(bound.fake_mode, way.fix_sizes)
     starts = _make_placeholders(recorder, bound)
     without_grad = not torch.is_grad_enabled()
     recorder.values = example_values(bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
@@ -512,23 +535,29 @@ def _trace(program: Any, example_inputs: Sequence[Any], fix_sizes: bool, apart: 
         analysis = analyse(recorder.node_of, recorder.written, bound, starts, flat, outputs, recorder.size)
         specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]
     tangents = _tangent_placeholders(recorder, [bound.fake_mode.from_spec(spec) for spec in specs])
-    gradients: list[fx.Node | None] = []
+    results: tuple[fx.Node | None, ...] = ()
     failing: dict[int, str] = {}
     metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(outputs, analysis.metadata))
     if tangents:
         values = [value for _, value in analysis.differentiable]
         with _tracing(recorder, bound.fake_mode):
             try:
-                if apart:
+                if way.apart:
                     failing = _failing_backwards(recorder, values, tangents, list(leaves.values()))
-                gradients = _trace_backward(recorder, values, tangents, list(leaves.values()), leave_out=failing)
+                gradients, cloned = _trace_backward(
+                    recorder, values, tangents, list(leaves.values()), leave_out=failing, accumulate=way.accumulate
+                )
             except RuntimeError as error:
-                if apart or isinstance(error, (AotAutogradError, PrimTorchError)):
+                if way.apart or isinstance(error, (AotAutogradError, PrimTorchError)):
                     raise
                 raise _BackwardRaises from error
+        if not way.accumulate and share_memory(gradients):
+            raise _GradientsShareMemory
+        numbers = {recorder.node_of[id(t)]: number for number, t in enumerate(tangents)}
+        results, made = arrange(gradients, numbers, cloned)
         slots = tuple(slot for slot, _ in analysis.differentiable)
-        metadata = replace(metadata, tangents=slots, gradients=tuple(leaves))
-    recorder.graph.output((*analysis.values, *gradients))
+        metadata = replace(metadata, tangents=slots, gradients=tuple(leaves), made_gradients=made)
+    recorder.graph.output((*analysis.values, *results))
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
     assumed = recorder.values.assumed if recorder.values is not None else {}
@@ -691,24 +720,46 @@ def _trace_backward(
     leaves: Sequence[torch.Tensor],
     leave_out: Collection[int] = (),
     keep_graph: bool = False,
-) -> list[fx.Node | None]:
-    """A node (or None) for the gradient of each leaf, without what the values at the places `leave_out` give."""
+    accumulate: bool = False,
+) -> tuple[list[fx.Node | None], list[bool]]:
+    """A node (or None) for the gradient of each leaf, without what the values at the places `leave_out` give. With
+    `accumulate`, also whether autograd keeps a copy of it as `.grad`."""
     kept = [i for i in range(len(values)) if i not in leave_out]
     values, tangents = [values[i] for i in kept], [tangents[i] for i in kept]
     if not values:
-        return [None] * len(leaves)
+        return [None] * len(leaves), []
+    by_name = not _recomputes_by_reentry(values)  # such nodes refuse to run for named inputs
+    found: dict[int, fx.Node] = {}
+
+    def note(place: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            found[place] = recorder.node_of[id(unwrap(gradient))]
+
+    for place, leaf in enumerate(leaves):
+        leaf.grad = None
+        if accumulate:
+            leaf.register_hook(functools.partial(note, place))
+    with torch.enable_grad():
+        values = [OwnTangent.apply(value) for value in values]
     with torch._C._DisableAutocast(), torch.autograd.set_multithreading_enabled(False), torch.no_grad():
         # The engine itself: `torch.autograd.grad` would import sympy first (half a second) to compare shapes.
-        by_name = not _recomputes_by_reentry(values)  # such nodes refuse to run for named inputs
-        grads = torch.autograd.Variable._execution_engine.run_backward(
+        given: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
             tuple(values),
             tuple(wrap(t) for t in tangents),
             keep_graph=keep_graph,
             create_graph=False,
             inputs=tuple(leaves) if by_name else (),
             allow_unreachable=True,
-            accumulate_grad=not by_name,
+            accumulate_grad=accumulate or not by_name,
         )
-        if not by_name:
-            grads = tuple(leaf.grad for leaf in leaves)
-    return [None if g is None else recorder.node_of[id(unwrap(g))] for g in grads]
+    if not (accumulate and by_name):  # a hook would see one part after the other of what is computed by reentry
+        given = given if by_name else [leaf.grad for leaf in leaves]
+        return [None if g is None else recorder.node_of[id(unwrap(g))] for g in given], []
+    gradients = [found.get(place) for place in range(len(leaves))]
+    cloned = [
+        node is not None
+        and leaf.grad is not None
+        and memory_of(recorder.node_of[id(unwrap(leaf.grad))]) is not memory_of(node)
+        for node, leaf in zip(gradients, leaves, strict=True)
+    ]
+    return gradients, cloned

@@ -8,6 +8,7 @@ from dataclasses import replace
 import torch
 from torch._ops import OpOverload
 
+from aotautograd.passes import output_values
 from aotautograd.schemas import Dump, JointGraph, Opset
 from primtorch import graph_text
 from primtorch.decompose import decompositions
@@ -18,13 +19,14 @@ from primtorch.printing import made_by
 def lower_joint(joint: JointGraph, opset: Opset, dump: Dump | None = None, *, eager_random: bool = False) -> JointGraph:
     """The same joint graph in prims or core ATen. Every node keeps its phase.
 
-    What the forward returns stays memory of its own: copies that the program made of its inputs, or results that it
-    computed twice. A new value of an input may share memory with a result, as it is written to the input.
+    What is returned stays memory of its own: copies that the program made of its inputs, results that it computed
+    twice, gradients. A new value of an input may share memory with a result, as it is written to the input.
 
     With `eager_random` the operators that draw numbers stay ATen's own, and so do their numbers.
     """
     preserve = drawing_operators(opset) if eager_random else ()
-    fresh = [returned.kind == "value" for returned in joint.metadata.forward_outputs]
+    gradients = len(output_values(joint.module.graph)) - joint.num_forward_outputs
+    fresh = [*(returned.kind == "value" for returned in joint.metadata.forward_outputs), *[True] * gradients]
     lowered = lower(joint.module, opset, preserve, fresh=fresh)
     made_by(lowered, f"lower to {opset}", joint.module)
     if dump is not None:

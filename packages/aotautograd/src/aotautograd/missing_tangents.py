@@ -6,14 +6,16 @@ way, so that it costs neither time nor memory; the input gradients among it are 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from aotautograd.passes import eliminate_dead_code, output_node, same_layout
+from aotautograd.gradients import arrange
+from aotautograd.passes import eliminate_dead_code, output_node, output_values, same_layout
+from aotautograd.schemas import GradientInfo
 from primtorch import prims
 from primtorch.printing import made_by
 
@@ -27,12 +29,18 @@ class BackwardVariant:
 
     module: fx.GraphModule
     zeros: tuple[int, ...]
+    made_gradients: tuple[GradientInfo, ...]  # of what it returns
 
 
-def without_tangents(module: fx.GraphModule, tangents: Sequence[str], missing: Sequence[int]) -> BackwardVariant:
-    """The part of a backward that the other tangents lead to. `tangents`: names of the placeholders of all."""
+def without_tangents(
+    module: fx.GraphModule, tangents: Sequence[str], missing: Sequence[int], made: Sequence[GradientInfo]
+) -> BackwardVariant:
+    """The part of a backward that the other tangents lead to.
+
+    `tangents`: names of the placeholders of all; `made`: how the gradients are made of what the whole backward returns.
+    """
     if not missing:
-        return BackwardVariant(module, ())
+        return BackwardVariant(module, (), tuple(made))
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     output = graph.graph_copy(module.graph, env)
@@ -48,6 +56,7 @@ def without_tangents(module: fx.GraphModule, tangents: Sequence[str], missing: S
             present = [a for a in node.args if a not in absent]
             if len(present) == 1 and isinstance(present[0], fx.Node) and same_layout(present[0], node):
                 node.replace_all_uses_with(present[0])
+    arranged = _arranged_anew(graph, {tangents[i]: i for i in range(len(tangents))}, made)
     eliminate_dead_code(graph)
     zeros: list[int] = []
     for node in list(graph.nodes):
@@ -58,7 +67,26 @@ def without_tangents(module: fx.GraphModule, tangents: Sequence[str], missing: S
                 graph.erase_node(node)
     variant = fx.GraphModule(module, graph, module.__class__.__name__)
     made_by(variant, "without_tangents", module)
-    return BackwardVariant(variant, tuple(zeros))
+    return BackwardVariant(variant, tuple(zeros), arranged)
+
+
+def _arranged_anew(
+    graph: fx.Graph, tangents: Mapping[str, int], made: Sequence[GradientInfo]
+) -> tuple[GradientInfo, ...]:
+    """A sum of which one part is missing is the other part, which may be a tangent, or another result's memory."""
+    output = output_node(graph)
+    results, again = arrange(
+        output_values(graph), {n: tangents[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in tangents}
+    )
+    output.args = (results,)
+    return tuple(
+        info
+        if info.source == "tangent"
+        else replace(
+            again[info.slot], steps=again[info.slot].steps + info.steps, cloned=again[info.slot].cloned or info.cloned
+        )
+        for info in made
+    )
 
 
 def _led_to_only_by(graph: fx.Graph, tangents: frozenset[str], missing: frozenset[str]) -> set[fx.Node]:

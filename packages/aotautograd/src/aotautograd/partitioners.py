@@ -11,6 +11,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from aotautograd.analysis import is_view
 from aotautograd.errors import InvalidJoint
+from aotautograd.gradients import symbols_of
 from aotautograd.inputs import sizes_of
 from aotautograd.passes import eliminate_dead_code, has_effect, is_effect, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
@@ -98,7 +99,7 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     late_effects = [n for n in graph.nodes if is_backward(n) and is_effect(n)]
     backward_nodes = _needed((*gradients, *late_effects), {*saved, *tangents, *symbol_nodes})
     kept = [n for n in saved if n in backward_nodes]
-    symbols = _symbols_used(symbol_nodes, (*backward_nodes, *tangents))
+    symbols = _symbols_used(symbol_nodes, (*backward_nodes, *tangents), symbols_of(joint.metadata.made_gradients))
     for node in backward_nodes:
         if node in primals and node not in kept and node not in symbols:
             kept.append(node)
@@ -192,11 +193,11 @@ def _sizes_that_depend_on_data(graph: fx.Graph) -> list[fx.Node]:
     return [node for name, node in found.items() if is_unbacked(name)]
 
 
-def _symbols_used(symbol_nodes: Sequence[fx.Node], nodes: Iterable[fx.Node]) -> list[fx.Node]:
-    """The nodes that give every symbol which occurs in the nodes' metadata, or that a node reads."""
+def _symbols_used(symbol_nodes: Sequence[fx.Node], nodes: Iterable[fx.Node], names: set[str]) -> list[fx.Node]:
+    """The nodes that give `names` and every symbol which occurs in the nodes' metadata, or that a node reads."""
     if not symbol_nodes:
         return []
-    names: set[str] = set()
+    names = set(names)
     direct = set(nodes)
     for node in direct:
         for size in sizes_of(node.meta.get("val")):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 import threading
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -10,11 +9,15 @@ from typing import Any
 import torch
 
 from aotautograd._C import wrap
+from aotautograd.gradients import sources_of
+from aotautograd.replay import replay_of
 from aotautograd.schemas import (
     HELD,
     UNHELD,
     CallPlan,
     Compiled,
+    GradientInfo,
+    GradientSource,
     HistoryPlan,
     InputInfo,
     OutputInfo,
@@ -22,15 +25,18 @@ from aotautograd.schemas import (
     Partition,
     ProgramMetadata,
     TangentLayout,
-    ViewStep,
 )
 from primtorch.symbolic import expr_of
 
 Flat = Callable[..., Sequence[Any]]
-# (forward's inputs, saved tensors, tangents, missing tangents) -> gradients that autograd can follow
-Gradients = Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], Sequence[Any]]
-# missing tangents -> the compiled backward without them, and those that it takes as zeros nevertheless
-CompileBackward = Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...]]]
+# (forward's inputs, saved tensors, tangents, missing tangents) -> results that autograd can follow, and how the
+# gradients are made of them
+Gradients = Callable[
+    [Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], tuple[Sequence[Any], tuple[GradientInfo, ...]]
+]
+# missing tangents -> the compiled backward without them, those that it takes as zeros nevertheless, and how the
+# gradients are made of what it returns
+CompileBackward = Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
 
 
 def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
@@ -49,12 +55,11 @@ def training_callable(
     """Calls a forward whose results lead to the compiled backward.
 
     `compile_backward(missing)` gives it at its first use for each set of outputs that no gradient came for.
-    `gradients(inputs, saved tensors, tangents, missing)` computes the gradients in a way that can be differentiated. It
+    `gradients(inputs, saved tensors, tangents, missing)` computes them in a way that can be differentiated. It
     needs the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as
     None.
     """
-    backward = _CompiledOnce(compile_backward)
-    history = _history_plan(metadata, partition, backward, gradients, reads)
+    history = _history_plan(metadata, partition, compile_backward, gradients, reads)
     return _finished(metadata, wrap(_call_plan(metadata, forward), history))
 
 
@@ -80,24 +85,25 @@ def _call_plan(metadata: ProgramMetadata, forward: Compiled) -> CallPlan:
 class _CompiledOnce:
     """Compiles each variant of the backward at its first use, once for all threads."""
 
-    def __init__(self, compile_backward: CompileBackward) -> None:
+    def __init__(self, compile_backward: CompileBackward, kept_symbols: Sequence[str]) -> None:
         self.compile_backward = compile_backward
+        self.kept_symbols = kept_symbols
         self.lock = threading.Lock()
-        self.compiled: dict[tuple[int, ...], tuple[Compiled, bool, tuple[int, ...]]] = {}
+        self.compiled: dict[tuple[int, ...], tuple[Compiled, bool, tuple[int, ...], tuple[GradientSource, ...]]] = {}
 
-    def __call__(self, missing: Sequence[int]) -> tuple[Compiled, bool, tuple[int, ...]]:
+    def __call__(self, missing: Sequence[int]) -> tuple[Compiled, bool, tuple[int, ...], tuple[GradientSource, ...]]:
         key = tuple(missing)
         with self.lock:
             if key not in self.compiled:
-                backward, zeros = self.compile_backward(key)
-                self.compiled[key] = backward, is_boxed(backward), zeros
+                backward, zeros, made = self.compile_backward(key)
+                self.compiled[key] = backward, is_boxed(backward), zeros, sources_of(made, self.kept_symbols)
             return self.compiled[key]
 
 
 def _history_plan(
     metadata: ProgramMetadata,
     partition: Partition,
-    backward: _CompiledOnce,
+    compile_backward: CompileBackward,
     gradients: Gradients,
     reads: frozenset[int],
 ) -> HistoryPlan:
@@ -111,9 +117,14 @@ def _history_plan(
     kept_symbols = [
         str(expr_of(n)) if isinstance(n, torch.SymInt) else "" for n in taken[: partition.num_saved_symbols]
     ]
+
+    def followed(*call: Any) -> tuple[Sequence[Any], tuple[GradientSource, ...]]:
+        results, made = gradients(*call)
+        return results, sources_of(made, kept_symbols)
+
     return HistoryPlan(
-        backward=backward,
-        gradients=gradients,
+        backward=_CompiledOnce(compile_backward, kept_symbols),
+        gradients=followed,
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
         outputs=outputs,
@@ -252,52 +263,7 @@ def _maker(output: OutputInfo) -> Callable[..., Any]:
         return lambda flat, values, outputs, symbols: flat[slot]
     if output.kind is OutputKind.CONSTANT:
         return lambda flat, values, outputs, symbols: output.value
-    replay = _replay(output.steps, output.outside_history if output.requires_grad else len(output.steps))
+    replay = replay_of(output.steps, output.outside_history if output.requires_grad else len(output.steps))
     if output.kind is OutputKind.VIEW_OF_VALUE:
         return lambda flat, values, outputs, symbols: replay(values[slot], symbols)
     return lambda flat, values, outputs, symbols: replay(flat[slot], symbols)
-
-
-def _replay(steps: Sequence[ViewStep], outside_history: int) -> Callable[[Any, dict[str, int]], Any]:
-    """Takes the views of a base, the first `outside_history` of them under no_grad."""
-    prepared = [
-        (s.op, _arguments(s.args), _arguments(tuple(v for _, v in s.kwargs)), [k for k, _ in s.kwargs]) for s in steps
-    ]
-    first, rest = prepared[:outside_history], prepared[outside_history:]
-
-    def replay(base: Any, symbols: dict[str, int]) -> Any:
-        if first and base.requires_grad:
-            with torch.no_grad():
-                base = run(first, base, symbols)
-            return run(rest, base, symbols)
-        return run(prepared, base, symbols)
-
-    def run(views: Sequence[Any], value: Any, symbols: dict[str, int]) -> Any:
-        for op, args, values, names in views:
-            if op is torch.ops.aten.view_as_real.default:  # there is no such view of a lazily conjugated tensor
-                value = op(value.resolve_conj())
-            elif op is operator.getitem:
-                value = value[args(symbols)[0]]
-            else:
-                value = op(value, *args(symbols), **dict(zip(names, values(symbols), strict=True)))
-        return value
-
-    return replay
-
-
-def _arguments(args: tuple[Any, ...]) -> Callable[[dict[str, int]], tuple[Any, ...]]:
-    if not _symbolic(args):
-        return lambda symbols: args
-
-    def evaluate(a: Any, symbols: dict[str, int]) -> Any:
-        if isinstance(a, torch.SymInt):
-            return expr_of(a).evaluate(symbols)
-        if isinstance(a, (tuple, list)):
-            return [evaluate(x, symbols) for x in a]
-        return a
-
-    return lambda symbols: tuple([evaluate(a, symbols) for a in args])
-
-
-def _symbolic(a: Any) -> bool:
-    return isinstance(a, torch.SymInt) or (isinstance(a, (tuple, list)) and any(map(_symbolic, a)))

@@ -91,6 +91,16 @@ class ForwardOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientInfo:
+    """How the gradient of one input is made of what the backward returns and of the tangents as they came."""
+
+    source: Literal["result", "tangent"]
+    slot: int  # of the backward's results, or of the tangents
+    steps: tuple[ViewStep, ...] = ()
+    cloned: bool = False  # autograd keeps a copy as `.grad`: when it does, somebody else still holds the gradient
+
+
+@dataclass(frozen=True, slots=True)
 class Assumption:
     """What a trace took for granted of the data: it holds for inputs that give the same value."""
 
@@ -110,7 +120,8 @@ class ProgramMetadata:
     outputs: tuple[OutputInfo, ...]
     forward_outputs: tuple[ForwardOutput, ...]
     tangents: tuple[int, ...]  # for each tangent: the forward output it belongs to
-    gradients: tuple[int, ...]  # flat input of each gradient that the joint graph returns
+    gradients: tuple[int, ...]  # flat input of each gradient
+    made_gradients: tuple[GradientInfo, ...] = ()  # how each of them is made of what the joint graph returns
     complex_inputs: tuple[int, ...] = ()  # flat inputs that may come lazily conjugated
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
     assumptions: tuple[Assumption, ...] = ()
@@ -153,6 +164,10 @@ class ProgramMetadata:
             tangent = f", tangent {f.tangent}" if f.tangent is not None else ""
             rows.append(f"  {k:4d}  {f.kind}{to}{tangent}")
         rows.append(f"gradients for inputs {list(self.gradients)}")
+        for place, made in zip(self.gradients, self.made_gradients, strict=True):
+            views = "".join(f" -> {getattr(s.op, '__name__', s.op)}" for s in made.steps)
+            if made.source == "tangent" or views or self.gradients[made.slot : made.slot + 1] != (place,):
+                rows.append(f"  {place:4d}  {made.source} {made.slot}{views}")
         if self.assumptions:
             rows.append("holds for inputs with")
         for a in self.assumptions:
@@ -165,8 +180,9 @@ class ProgramMetadata:
 class JointGraph:
     """Forward and backward in one functional ATen graph.
 
-    Placeholders: those of the forward, then the tangents. Outputs: `forward_outputs`, then one gradient (or None)
-    for each entry of `metadata.gradients`.
+    Placeholders: those of the forward, then the tangents. Outputs: `forward_outputs`, then one gradient for each entry
+    of `metadata.gradients` (None where there is none, or where it is made of another result or a tangent: see
+    `metadata.made_gradients`), then what such gradients are views of.
     """
 
     module: torch.fx.GraphModule
@@ -203,7 +219,7 @@ class SavedReport:
 @dataclass(frozen=True, slots=True)
 class Partition:
     """The two halves. The forward returns `forward_outputs`, then saved tensors, then saved SymInts; the backward takes
-    saved SymInts, saved tensors, tangents, and returns a gradient or None for each entry of `metadata.gradients`."""
+    saved SymInts, saved tensors, tangents, and returns what the joint graph does behind the forward's values."""
 
     forward: torch.fx.GraphModule
     backward: torch.fx.GraphModule
@@ -264,13 +280,26 @@ HELD = -1  # the autograd node holds it
 
 
 @dataclass(frozen=True, slots=True)
+class GradientSource:
+    """How a run makes a gradient; C++ reads it."""
+
+    from_tangent: bool  # else from what the compiled backward returned
+    slot: int
+    views: Callable[[torch.Tensor, Sequence[int]], torch.Tensor] | None  # of that, by the kept sizes
+    cloned: bool  # where it would become `.grad` itself, a copy does
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryPlan:
     """What connects a call's outputs to the compiled backward. C++ reads it."""
 
-    # missing tangents -> the compiled backward without them, whether it is boxed, which of them it takes as zeros
-    backward: Callable[[Sequence[int]], tuple[Compiled, bool, Sequence[int]]]
-    # (forward's inputs, saved tensors, tangents with zeros for missing ones, missing tangents) -> gradients
-    gradients: Callable[[Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], Sequence[Any]]
+    # missing tangents -> the compiled backward without them, whether it is boxed, which of them it takes as zeros, and
+    # how the gradients are made
+    backward: Callable[[Sequence[int]], tuple[Compiled, bool, Sequence[int], Sequence[GradientSource]]]
+    # (forward's inputs, saved tensors, tangents with zeros for missing ones, missing tangents) -> results, sources
+    gradients: Callable[
+        [Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], tuple[Sequence[Any], Sequence[GradientSource]]
+    ]
     layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents, by kept sizes
     differentiable: tuple[int, ...]  # flat input of each gradient
     outputs: tuple[str, ...]  # "symbol", "constant" or "differentiable" for each value that is not kept

@@ -17,6 +17,7 @@ from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect
 from primtorch.errors import NotClosed
+from primtorch.memory import memory_of
 from primtorch.prims import Prim, copy_strided
 from primtorch.printing import graph_text
 from primtorch.spec import TensorSpec
@@ -188,7 +189,7 @@ class _Lowering:
         of, which may lie outside of the view: it is given the owner of that memory.
         """
         view: Any = node.args[0]
-        owner = view if node.target is aten.as_strided_scatter.default else _memory(view)
+        owner = view if node.target is aten.as_strided_scatter.default else memory_of(view)
         if not isinstance(self.env[owner], Value) or owner.meta["val"].dtype != view.meta["val"].dtype:
             owner = view
         names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
@@ -253,7 +254,7 @@ class _Lowering:
         made = self.exported(node)
         if not isinstance(made, fx.Node) or not isinstance(self.env[node], Value):
             return made
-        ours, theirs = _memory(made), _memory(node)
+        ours, theirs = memory_of(made), memory_of(node)
         taken = ours.op != "call_function" and theirs.op == "call_function"
         if fresh:
             taken = taken or owners.setdefault(ours, theirs) is not theirs
@@ -291,23 +292,6 @@ def _same_strides(spec: TensorSpec, strides: Sequence[Any]) -> bool:
         a is b or (isinstance(size, int) and size == 1) or a == b
         for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
     )
-
-
-def _memory(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` is, or is a view of."""
-    while node.op == "call_function" and node.args and isinstance(node.args[0], fx.Node):
-        viewer = node.args[0] if node.target is operator.getitem else node
-        if not _is_view(viewer.target):
-            break
-        node = node.args[0]
-    return node
-
-
-def _is_view(target: Any) -> bool:
-    if isinstance(target, Prim):
-        return "view" in target.tags
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
 def _is_question(target: Any) -> bool:

@@ -195,6 +195,13 @@ class Context:
             value.data = Strided(buffer.name, buffer.strides)
         return value.data
 
+    def copy(self, value: TensorValue) -> TensorValue:
+        """The value of a strided one in memory of its own, with the same strides."""
+        assert isinstance(value.data, Strided)
+        buffer = self.new_buffer(value.shape, value.dtype, value.device, value.data.strides)
+        self.write(buffer, value)
+        return self.strided(buffer)
+
     def realize_exactly(self, value: TensorValue, strides: Index) -> TensorValue:
         """A value in memory with exactly these strides: the same one, or a copy."""
         data = value.data

@@ -12,6 +12,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from primtorch.effects import is_foreign
+from primtorch.memory import memory_of
 from primtorch.prims import Prim
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import Definition, FloatExpr, float_expr_of, shape_env_of
@@ -126,14 +127,24 @@ def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Any:
 
 
 def _outputs(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[Any, ...]:
+    """What the graph returns: the graph says which results lie in one memory, and which in an input's. A rule may give
+    its operand as it is where the prim makes a new value, and that has to be copied here."""
     returned = node.args[0]
     items = returned if isinstance(returned, (tuple, list)) else (returned,)
     result: list[Any] = []
+    owners = {
+        value.data.buffer: item
+        for item, value in values.items()
+        if item.op != "call_function" and isinstance(value, TensorValue) and isinstance(value.data, Strided)
+    }
     for item in items:
         value = values[item] if isinstance(item, fx.Node) else item
         if isinstance(value, TensorValue):
             strides = exprs(item.meta["val"].stride()) if "val" in item.meta else None  # type: ignore[union-attr]
             exact = value if strides is None else ctx.realize_exactly(value, strides)
+            owner = memory_of(item)  # type: ignore[arg-type]
+            if owners.setdefault(ctx.realize(exact).buffer, owner) is not owner:
+                exact = ctx.copy(exact)
             result.append(ctx.reference(exact))
         else:
             result.append(as_expr(value) if isinstance(value, torch.SymInt) else value)

@@ -1,0 +1,60 @@
+"""Views that a run takes anew: of inputs, of what a compiled graph returned, of gradients as they came."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from aotautograd.schemas import ViewStep
+from primtorch.symbolic import expr_of
+
+# (base, values of symbols) -> the view
+Replay = Callable[[Any, Mapping[str, int]], Any]
+
+
+def replay_of(steps: Sequence[ViewStep], outside_history: int = 0) -> Replay:
+    """Takes the views of a base, the first `outside_history` of them under no_grad."""
+    prepared = [
+        (s.op, _arguments(s.args), _arguments(tuple(v for _, v in s.kwargs)), [k for k, _ in s.kwargs]) for s in steps
+    ]
+    first, rest = prepared[:outside_history], prepared[outside_history:]
+
+    def replay(base: Any, symbols: Mapping[str, int]) -> Any:
+        if first and base.requires_grad:
+            with torch.no_grad():
+                base = run(first, base, symbols)
+            return run(rest, base, symbols)
+        return run(prepared, base, symbols)
+
+    def run(views: Sequence[Any], value: Any, symbols: Mapping[str, int]) -> Any:
+        for op, args, values, names in views:
+            if op is torch.ops.aten.view_as_real.default:  # there is no such view of a lazily conjugated tensor
+                value = op(value.resolve_conj())
+            elif op is operator.getitem:
+                value = value[args(symbols)[0]]
+            else:
+                value = op(value, *args(symbols), **dict(zip(names, values(symbols), strict=True)))
+        return value
+
+    return replay
+
+
+def _arguments(args: tuple[Any, ...]) -> Callable[[Mapping[str, int]], tuple[Any, ...]]:
+    if not _symbolic(args):
+        return lambda symbols: args
+
+    def evaluate(a: Any, symbols: Mapping[str, int]) -> Any:
+        if isinstance(a, torch.SymInt):
+            return expr_of(a).evaluate(symbols)
+        if isinstance(a, (tuple, list)):
+            return [evaluate(x, symbols) for x in a]
+        return a
+
+    return lambda symbols: tuple([evaluate(a, symbols) for a in args])
+
+
+def _symbolic(a: Any) -> bool:
+    return isinstance(a, torch.SymInt) or (isinstance(a, (tuple, list)) and any(map(_symbolic, a)))

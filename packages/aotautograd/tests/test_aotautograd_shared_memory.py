@@ -1,0 +1,106 @@
+"""Results, gradients and written inputs share memory where eager's do, and nowhere else.
+
+More of them: `pytest packages/aotautograd/tests/test_aotautograd_shared_memory.py --programs 2000`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from shared_programs import differences, draw, observe, relation
+
+from aotautograd import aot_function, run_graph
+from aotautograd.schemas import Opset
+
+
+def as_it_is(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    return gm
+
+
+COMPILERS: dict[str, tuple[Callable[..., Any], Opset | None]] = {
+    "graph": (as_it_is, None),
+    "boxed graph": (run_graph, None),
+    "prims": (as_it_is, "prims"),
+    "core_aten": (as_it_is, "core_aten"),
+}
+
+
+@pytest.mark.parametrize("compiler", sorted(COMPILERS))
+def test_random_programs(compiler: str, request: pytest.FixtureRequest) -> None:
+    function, opset = COMPILERS[compiler]
+    first = random.randrange(1 << 30)
+    for seed in range(first, first + (request.config.getoption("--programs") or 25)):
+        drawn = draw(seed)
+        try:
+            eager = observe(drawn, drawn, seed)
+        except RuntimeError:
+            continue  # no program of eager's
+        compiled = aot_function(drawn, fw_compiler=function, decompositions=opset)
+        found = differences(eager, observe(compiled, drawn, seed))
+        assert not found, f"draw({seed}) = {drawn}\n" + "\n".join(found)
+
+
+def leaf(*shape: int) -> torch.Tensor:
+    return torch.rand(shape, dtype=torch.float64, requires_grad=True)
+
+
+def sum_of_views(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.view(4) + y.view(4)).sin()
+
+
+def sum_with_view(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x.view(4) + y).sin()
+
+
+def plain_sum(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (x + y).sin()
+
+
+def equal_work(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    z = torch.ones(3, *x.shape, dtype=x.dtype)
+    return (z * x + z * y).sin()
+
+
+def given_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x + y.view(x.shape)
+
+
+@pytest.mark.parametrize("compiler", sorted(COMPILERS))
+@pytest.mark.parametrize(
+    ("program", "shapes", "after_backward", "asked_for"),
+    [
+        (sum_of_views, ((2, 2), (2, 2)), "meet", "meet"),
+        (sum_with_view, ((2, 2), (4,)), None, "meet"),
+        (plain_sum, ((4,), (4,)), None, "same object"),
+        (equal_work, ((4,), (4,)), None, None),
+        (given_gradient, ((2, 2), (4,)), None, "meet"),
+    ],
+)
+def test_gradients(
+    compiler: str, program: Callable[..., torch.Tensor], shapes: Any, after_backward: str | None, asked_for: str | None
+) -> None:
+    """What eager does is stated, so that a change of eager's shows."""
+    function, opset = COMPILERS[compiler]
+    for f in (program, aot_function(program, fw_compiler=function, decompositions=opset)):
+        inputs = [leaf(*s) for s in shapes]
+        f(*inputs).sum().backward()
+        expected = {after_backward} - {None} if program is not given_gradient else set()
+        assert {how for _, _, how in relation([t.grad for t in inputs])} == expected
+        gradients = torch.autograd.grad(f(*inputs).sin().sum(), inputs)
+        assert {how for _, _, how in relation(gradients)} == {asked_for} - {None}
+
+
+def test_a_tangent_is_handed_on() -> None:
+    """A gradient that is the gradient of the result: a copy where the caller keeps that one."""
+    x, y = leaf(3), leaf(3)
+    compiled = aot_function(lambda a, b: a + b, fw_compiler=run_graph)
+    tangent = torch.ones(3, dtype=torch.float64)
+    compiled(x, y).backward(tangent)
+    assert relation([tangent, x.grad, y.grad]) == []
+    tangent.zero_()
+    x.grad.mul_(2)  # type: ignore[union-attr]
+    assert y.grad.tolist() == [1.0, 1.0, 1.0]  # type: ignore[union-attr]

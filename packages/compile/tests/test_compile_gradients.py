@@ -1,0 +1,64 @@
+"""Outputs and gradients own their memory as eager's do, on every back end."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from shared_programs import differences, draw, observe, relation
+from torch import nn
+
+import torchcompile
+
+
+def custom(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
+    """Somebody's own back end."""
+    return gm.forward
+
+
+BACKENDS: dict[str, Any] = {"inductor": "inductor", "aot_eager": "aot_eager", "custom": custom}
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_random_programs(backend: str) -> None:
+    first = random.randrange(1 << 30)
+    for seed in range(first, first + 8):
+        drawn = draw(seed)
+        try:
+            eager = observe(drawn, drawn, seed)
+        except RuntimeError:
+            continue  # no program of eager's
+        compiled = torchcompile.compile(drawn.__call__, backend=BACKENDS[backend])
+        found = differences(eager, observe(compiled, drawn, seed))
+        assert not found, f"draw({seed}) = {drawn}\n" + "\n".join(found)
+
+
+class TwoLayers(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(4, 4), nn.Linear(4, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.a(x) + self.b(x)).sin()
+
+
+@pytest.mark.parametrize("backend", sorted(BACKENDS))
+def test_equal_gradients_of_two_parameters(backend: str) -> None:
+    """Equal values, two tensors: what is done to one is not done to the other."""
+    x, results = torch.rand(3, 4, dtype=torch.float64), []
+    torch.manual_seed(0)
+    model = TwoLayers().double()
+    for run in (model, torchcompile.compile(model, backend=BACKENDS[backend])):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+        scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+        model.zero_grad()
+        for _ in range(3):
+            scaler.scale(run(x).sum()).backward()
+        gradients = [p.grad for p in model.parameters()]
+        assert relation(gradients) == []
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        results.append([norm, *(g.clone() for g in gradients if g is not None)])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=0)
