@@ -463,6 +463,13 @@ PyObject* dispatch(PyObject* object, PyObject* function, PyObject* const* flat, 
   return capture(self, function, scope, eager);
 }
 
+PyObject* define_call(PyObject*, PyObject* function) {
+  if (!PyFunction_Check(function)) return PyErr_Format(PyExc_TypeError, "define_call: %R is no Python function", function);
+  if (PyDict_SetItemString(callable_type->tp_dict, "__call__", function) < 0) return nullptr;
+  PyType_Modified(callable_type);
+  Py_RETURN_NONE;
+}
+
 int add_callable_types(PyObject* module) {
   entry_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&entry_spec));
   callable_type = reinterpret_cast<PyTypeObject*>(PyType_FromSpec(&callable_spec));

@@ -17,4 +17,8 @@ Py_ssize_t flat_size(const PyCodeObject* code);
 
 int add_callable_types(PyObject* module);
 
+// define_call(function): what CompiledCallable's dictionary has as `__call__`. A call goes through the type's slot as
+// before; this is for those who look the method up, such as tracers, which can read a Python function.
+PyObject* define_call(PyObject*, PyObject* function);
+
 }  // namespace torchdynamo

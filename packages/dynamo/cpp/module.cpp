@@ -3,10 +3,18 @@
 #include "dict_version.h"
 #include "guard_tree.h"
 #include "hook.h"
+#include "tensor_guard.h"
 
 namespace {
 
-PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torchdynamo._C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
+PyMethodDef functions[] = {
+    {"kernel_switches", torchdynamo::kernel_switches, METH_NOARGS,
+     "kernel_switches() -> ((name, number), ...): what decides between kernels besides their arguments"},
+    {"define_call", torchdynamo::define_call, METH_O,
+     "define_call(function): what CompiledCallable.__call__ is to those who look it up"},
+    {nullptr, nullptr, 0, nullptr}};
+
+PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torchdynamo._C", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
 }  // namespace
 

@@ -9,11 +9,13 @@
 #include <c10/core/DefaultDtype.h>
 #include <c10/core/GradMode.h>
 #include <c10/core/InferenceMode.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Device.h>
 #include <torch/csrc/Dtype.h>
 #include <torch/csrc/Layout.h>
 #include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/Size.h>
+#include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -158,6 +160,46 @@ class MetadataCheck final : public TensorCheck {
   std::optional<uint64_t> keys_;
 };
 
+// Who else sees each operator of this thread: dispatch modes, function transforms, tracers. Nothing is compiled under
+// them, and nothing compiled runs under them.
+const c10::DispatchKeySet kWatchers({
+    c10::DispatchKey::Python, c10::DispatchKey::PythonTLSSnapshot, c10::DispatchKey::Functionalize,
+    c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
+    c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::Tracer});
+
+bool is_watched() {
+  if (!(c10::impl::tls_local_dispatch_key_set().included_ & kWatchers).empty()) return true;
+  if (at::impl::PythonTorchFunctionTLS::get_disabled_state() == at::impl::TorchFunctionDisabledState::ALL_DISABLED) {
+    return true;
+  }
+  return torch::autograd::ForwardADLevel::try_get_by_idx(0) != nullptr;
+}
+
+// What decides between kernels where a program of operators is traced. The numbers are compared as they are.
+struct KernelSwitch {
+  const char* name;
+  int64_t (*read)();
+};
+
+int64_t order_of_attentions() {
+  int64_t digits = 0;
+  for (at::SDPBackend backend : at::globalContext().sDPPriorityOrder()) digits = digits * 10 + static_cast<int>(backend) + 1;
+  return digits;
+}
+
+constexpr KernelSwitch kSwitches[] = {
+    {"flash attention", [] { return static_cast<int64_t>(at::globalContext().userEnabledFlashSDP()); }},
+    {"memory-efficient attention", [] { return static_cast<int64_t>(at::globalContext().userEnabledMemEfficientSDP()); }},
+    {"math attention", [] { return static_cast<int64_t>(at::globalContext().userEnabledMathSDP()); }},
+    {"cuDNN attention", [] { return static_cast<int64_t>(at::globalContext().userEnabledCuDNNSDP()); }},
+    {"overrideable attention", [] { return static_cast<int64_t>(at::globalContext().userEnabledOverrideableSDP()); }},
+    {"order of attentions", order_of_attentions},
+    {"cuDNN", [] { return static_cast<int64_t>(at::globalContext().userEnabledCuDNN()); }},
+    {"oneDNN", [] { return static_cast<int64_t>(at::globalContext().userEnabledMkldnn()); }},
+    {"torch functions", [] { return static_cast<int64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()); }},
+};
+constexpr size_t kSwitchCount = sizeof(kSwitches) / sizeof(kSwitches[0]);
+
 class AmbientCheck final : public StateCheck {
  public:
   bool read(PyObject* record) {
@@ -169,7 +211,7 @@ class AmbientCheck final : public StateCheck {
     if (PyErr_Occurred()) return false;
     return read_bool(record, "grad_enabled", &grad_) && read_bool(record, "inference_mode", &inference_) &&
            read_bool(record, "autocast_cache", &cache_) && read_bool(record, "deterministic", &deterministic_) &&
-           read_autocast(autocast.get());
+           read_autocast(autocast.get()) && read_switches(record);
   }
 
   bool holds() const override {
@@ -178,6 +220,10 @@ class AmbientCheck final : public StateCheck {
         at::globalContext().deterministicAlgorithms() != deterministic_ ||
         at::impl::PythonTorchFunctionTLS::stack_len() != modes_) {
       return false;
+    }
+    if (is_watched()) return false;
+    for (size_t i = 0; i < kSwitchCount; i++) {
+      if (kSwitches[i].read() != switches_[i]) return false;
     }
     for (const Autocast& entry : autocast_) {
       if (at::autocast::is_autocast_enabled(entry.device) != entry.enabled) return false;
@@ -192,6 +238,21 @@ class AmbientCheck final : public StateCheck {
     bool enabled;
     at::ScalarType dtype;
   };
+
+  bool read_switches(PyObject* record) {
+    Ref entries = field(record, "switches");
+    if (!entries || !PyTuple_Check(entries.get()) || PyTuple_GET_SIZE(entries.get()) != kSwitchCount) {
+      if (!PyErr_Occurred()) PyErr_SetString(PyExc_ValueError, "GlobalState.switches: expected what kernel_switches() gives");
+      return false;
+    }
+    for (size_t i = 0; i < kSwitchCount; i++) {
+      const char* name = nullptr;
+      long long value = 0;
+      if (!PyArg_ParseTuple(PyTuple_GET_ITEM(entries.get(), static_cast<Py_ssize_t>(i)), "sL", &name, &value)) return false;
+      switches_[i] = value;
+    }
+    return true;
+  }
 
   bool read_autocast(PyObject* entries) {
     Ref items = Ref::steal(PySequence_Tuple(entries));
@@ -218,6 +279,7 @@ class AmbientCheck final : public StateCheck {
   bool grad_ = true, inference_ = false, cache_ = true, deterministic_ = false;
   at::ScalarType default_dtype_ = at::kFloat;
   int64_t modes_ = 0;
+  int64_t switches_[kSwitchCount] = {};
   std::vector<Autocast> autocast_;
 };
 
@@ -311,6 +373,17 @@ std::unique_ptr<StateCheck> make_state_check(PyObject* record) {
   return check;
 }
 
+PyObject* kernel_switches(PyObject*, PyObject*) {
+  Ref switches = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(kSwitchCount)));
+  if (!switches) return nullptr;
+  for (size_t i = 0; i < kSwitchCount; i++) {
+    PyObject* entry = Py_BuildValue("(sL)", kSwitches[i].name, static_cast<long long>(kSwitches[i].read()));
+    if (entry == nullptr) return nullptr;
+    PyTuple_SET_ITEM(switches.get(), static_cast<Py_ssize_t>(i), entry);
+  }
+  return switches.release();
+}
+
 bool read_tensor_number(PyObject* object, TensorNumber which, int64_t dim, int64_t* out) {
   if (!THPVariable_Check(object)) return false;
   const at::Tensor& tensor = THPVariable_Unpack(object);
@@ -359,6 +432,8 @@ std::unique_ptr<StateCheck> make_state_check(PyObject*) {
   PyErr_SetString(PyExc_NotImplementedError, "this build of torchdynamo._C has no torch: no ambient state to guard");
   return nullptr;
 }
+
+PyObject* kernel_switches(PyObject*, PyObject*) { return PyTuple_New(0); }
 
 bool is_torch_constant(PyObject*) { return false; }
 

@@ -43,6 +43,9 @@ class StateCheck {
 std::unique_ptr<TensorCheck> make_tensor_check(PyObject* record);
 std::unique_ptr<StateCheck> make_state_check(PyObject* record);
 
+// kernel_switches() -> ((name, number), ...): what a GlobalState holds of the choice between kernels.
+PyObject* kernel_switches(PyObject*, PyObject*);
+
 // False when the object is not a tensor, or has no such dimension.
 bool read_tensor_number(PyObject* object, TensorNumber which, int64_t dim, int64_t* out);
 

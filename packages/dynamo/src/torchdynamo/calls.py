@@ -152,6 +152,8 @@ class Calls:
         mark = mark_of(fn)
         if mark is not None:
             return self._marked(mark, fn, args, kwargs)
+        if "_torchdynamo_inline" in fn.__dict__:  # what torch.compile made of a function
+            return Redirect(fn.__dict__["_torchdynamo_inline"], args, kwargs)
         module = fn.__module__ or ""
         if fn in torch_calls.ANSWERS:
             return torch_calls.ANSWERS[fn]

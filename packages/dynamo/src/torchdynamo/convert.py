@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.autograd import forward_ad
 
 from primtorch import graph_text
 from primtorch.ambient import preserved
@@ -31,6 +30,7 @@ from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, as_user_frames, interpret
 from torchdynamo.codegen import Codegen, parameter_name
+from torchdynamo.emissions import caller
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
 from torchdynamo.events import (
     CAPTURE_FAULT,
@@ -42,7 +42,6 @@ from torchdynamo.events import (
     RECOMPILE_REFUSED,
     RECOMPILED,
     SUSPENDING_FRAME,
-    TRANSFORMED_CALL,
     UNSPLIT_FRAME,
     frame_of,
     of_function,
@@ -67,6 +66,7 @@ from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, Glob
 from torchdynamo.shape_guards import add_shape_guards, shape_guards
 from torchdynamo.sources import Attribute, Source, TensorSize
 from torchdynamo.stats import Stats
+from torchdynamo.watchers import other_compiler_off, watcher
 from torchdynamo.world import DynamicPolicy, Outside
 
 _log = logging.getLogger("torchdynamo")
@@ -118,8 +118,12 @@ class Function:
 
     def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...]) -> Entry | None:
         """A version for this call, or None to run the function as it is."""
-        if torch._C._are_functorch_transforms_active() or forward_ad._current_level >= 0:
-            self.stats.ledger.add(of_function(TRANSFORMED_CALL, self.function))
+        watched_by = watcher(flat)
+        if watched_by is not None:
+            if not self.found:  # else the outermost function has told it
+                place = caller(1, ())
+                where = UserFrame(place.file, place.line, place.function)
+                self.stats.ledger.add(Event(watched_by.kind, self.function.__qualname__, watched_by.detail, (where,)))
             return None
         if self.eager is not None:
             self.stats.ledger.add(self.eager)
@@ -128,7 +132,8 @@ class Function:
             return None
         began, in_backend = time.perf_counter(), self.stats.backend_seconds
         try:
-            return convert(self, flat)
+            with other_compiler_off():
+                return convert(self, flat)
         finally:
             in_backend = self.stats.backend_seconds - in_backend
             self.stats.add(seconds=time.perf_counter() - began - in_backend)

@@ -28,10 +28,37 @@ RECOMPILE_REFUSED = Kind(
 )
 TRANSFORMED_CALL = Kind(
     "transformed_call",
-    "the compiled function is called inside of a torch.func transform or of forward-mode differentiation, whose"
-    " tensors carry more than a graph does: such calls run eagerly",
+    "the compiled function is called inside of a torch.func transform, whose tensors carry more than a graph does: such"
+    " calls run eagerly",
     "compile the function that applies the transform",
     Effect.FALLBACK,
+)
+FORWARD_DERIVATIVES = Kind(
+    "forward_derivatives",
+    "the compiled function is called inside of forward-mode differentiation, whose derivatives travel with the tensors,"
+    " where a graph has no place for them: such calls run eagerly",
+    "take the derivative by torch.autograd.grad, or outside of the compiled function",
+    Effect.FALLBACK,
+)
+FUNCTION_MODE = Kind(
+    "function_mode",
+    "a torch-function mode of the program's own sees each call of torch, and may answer it in its own way: calls under"
+    " it run eagerly",
+    "leave the mode where compiled code is called, or do in the function itself what the mode does",
+    Effect.FALLBACK,
+)
+DISABLED_OVERRIDES = Kind(
+    "disabled_overrides",
+    "torch functions are disabled (torch._C.DisableTorchFunction), by which capture sees the calls: they run eagerly",
+    "enable them where compiled code is called",
+    Effect.FALLBACK,
+)
+FOREIGN_TRACER = Kind(
+    "foreign_tracer",
+    "something else records or counts each operator (make_fx, torch.export, torch.jit.trace, a dispatch mode), from"
+    " which compiled code would hide them: it sees the function as it was written",
+    "nothing to do: compiled code is used again when it has ended",
+    Effect.PLAIN,
 )
 UNSPLIT_FRAME = Kind(
     "unsplit_frame",
@@ -84,6 +111,10 @@ KINDS = kinds(
     RECOMPILE_LIMIT,
     RECOMPILE_REFUSED,
     TRANSFORMED_CALL,
+    FORWARD_DERIVATIVES,
+    FUNCTION_MODE,
+    DISABLED_OVERRIDES,
+    FOREIGN_TRACER,
     UNSPLIT_FRAME,
     SUSPENDING_FRAME,
     DISABLED_FUNCTION,

@@ -10,7 +10,7 @@ import math
 import types
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any
@@ -21,6 +21,7 @@ from torch.utils._device import DeviceContext
 
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import SCALAR_OPS, UNARY_OPS
+from torchdynamo._C import kernel_switches
 from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, ShapeProgram, TensorGuard, WrittenMemory
 from torchdynamo.source_text import source_text
 from torchdynamo.sources import (
@@ -148,6 +149,7 @@ def global_state() -> GlobalState:
         default_dtype=torch.get_default_dtype(),
         deterministic=torch.are_deterministic_algorithms_enabled(),
         torch_function_modes=torch._C._len_torch_function_stack(),
+        switches=kernel_switches(),
     )
 
 
@@ -305,10 +307,7 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
         now = global_state()
         if now == guard.payload:
             return None
-        names = [n for n in GlobalState.__slots__ if getattr(now, n) != getattr(guard.payload, n)]
-        return "ambient state changed: " + ", ".join(
-            f"{n} is {getattr(now, n)}, was {getattr(guard.payload, n)}" for n in names
-        )
+        return "ambient state changed: " + ", ".join(_differences(guard.payload, now))
     if guard.kind is GuardKind.AMBIENT:
         read: AmbientRead = guard.payload
         value = read.function(*read.args)
@@ -332,6 +331,15 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
         return _explain_value(guard, where, value, scope)
     except (LookupError, AttributeError, TypeError, ValueError) as error:
         return f"{where} cannot be read ({type(error).__name__}: {error})"
+
+
+def _differences(before: GlobalState, now: GlobalState) -> Iterator[str]:
+    for name in GlobalState.__slots__:
+        new, old = getattr(now, name), getattr(before, name)
+        if name == "switches":
+            yield from (f"{n} is {a}, was {b}" for (n, a), (_, b) in zip(new, old, strict=True) if a != b)
+        elif new != old:
+            yield f"{name} is {new}, was {old}"
 
 
 def _explain_memory(memory: WrittenMemory, scope: Scope) -> str | None:

@@ -84,6 +84,7 @@ class GlobalState:
     default_dtype: torch.dtype
     deterministic: bool
     torch_function_modes: int
+    switches: tuple[tuple[str, int], ...]  # what decides between kernels, by name
 
 
 @dataclass(frozen=True, slots=True)

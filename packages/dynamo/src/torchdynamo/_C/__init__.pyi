@@ -57,6 +57,12 @@ class CompiledCallable:
     def __call__(self, *args: Any, **kwargs: Any) -> Any: ...
     def __get__(self, instance: object, owner: type | None = None, /) -> Callable[..., Any]: ...
 
+def define_call(function: FunctionType, /) -> None:
+    """Makes `function` what `CompiledCallable.__call__` is to those who look it up; calls do not go through it."""
+
+def kernel_switches() -> tuple[tuple[str, int], ...]:
+    """What decides between kernels besides their arguments, by name: see `GlobalState.switches`."""
+
 class Hook:
     """A callback for frames, and the callables that it gave out (this object owns them)."""
 
