@@ -5,12 +5,15 @@ In double precision, where both agree to rounding, and with eager's random numbe
 
 from __future__ import annotations
 
+import copy
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
 from module_cases import CASES, train
+from torch import nn
 
 import torchcompile
 import torchdynamo
@@ -67,3 +70,99 @@ def test_recurrent_layers_over_sequences_of_many_lengths(kind: type[torch.nn.RNN
     assert not torchcompile.report().fallbacks
     reasons = {b.reason for b in torchdynamo.stats().break_details}
     assert reasons <= ({"symbolic_size", "operator_without_meta"} if kind is torch.nn.LSTM else set())
+
+
+_SEEN: list[Any] = []
+_REGISTRY: set[Any] = set()
+_FACTORS: dict[Any, float] = {}
+_WEAK: weakref.WeakKeyDictionary[Any, float] = weakref.WeakKeyDictionary()
+
+
+class KnowsItself(nn.Module):
+    """Asks in many ways which object it is, before and behind a break of the graph."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.register_forward_hook(lambda module, args, result: result * (2 if module is _SEEN[0] else 1))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self._ask(self.linear(x))
+        torchdynamo.graph_break()
+        return self._ask(x)
+
+    def _ask(self, x: torch.Tensor) -> torch.Tensor:
+        _SEEN.append(self)
+        x = x + len(_SEEN) if self in _REGISTRY else x
+        x = x * _FACTORS.get(self, 1.0) * _WEAK.get(self, 1.0)
+        x = x - 5 if type(self) is KnowsItself and self.__class__ is type(_SEEN[0]) else x
+        return x * 3 if self == _SEEN[0] and self is _SEEN[0] and id(self) == id(_SEEN[0]) else x
+
+
+def test_a_compiled_module_is_itself_in_its_own_call() -> None:
+    model = KnowsItself().double()
+    compiled = torchcompile.compile(model)
+    assert compiled == model and model == compiled and hash(compiled) == hash(model) and compiled != KnowsItself()
+    x = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+    for key in (None, model, compiled):
+        for table in (_REGISTRY, _FACTORS, _WEAK):
+            table.clear()
+        if key is not None:
+            _REGISTRY.add(key)
+            _FACTORS[key], _WEAK[key] = 2.0, 0.5
+        outcomes = []
+        for call in (model, compiled, copy.deepcopy(compiled) if key is None else compiled):
+            _SEEN.clear()
+            outcomes.append(call(x))
+            assert call is not compiled or all(found is model for found in _SEEN)
+        assert all(torch.equal(outcomes[0], outcome) for outcome in outcomes), key
+
+
+def test_state_outside_of_the_dictionary_is_the_models() -> None:
+    class Slotted(nn.Module):
+        __slots__ = ("scale",)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            self.scale = self.scale + 1.0
+            return x * self.scale
+
+    model = Slotted()
+    model.scale = 1.0
+    compiled = torchcompile.compile(model)
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+    assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+    assert model.scale == 3.0
+
+
+def test_a_compiled_class() -> None:
+    @torchcompile.compile
+    class Block(nn.Module):
+        def __init__(self, width: int) -> None:
+            super().__init__()
+            self.linear = nn.Linear(width, width)
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return torch.relu(self.linear(x)) + x
+
+    class Wider(Block):
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return super().forward(x) * 2
+
+    @torchcompile.compile(fullgraph=True)
+    class Scale:
+        def __init__(self, factor: float) -> None:
+            self.factor = factor
+
+        def __call__(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.factor
+
+    for block in (Block(4), Block(6), Wider(4)):
+        x = torch.randn(2, block.linear.weight.shape[0])
+        torch.testing.assert_close(block(x), block.forward(x))
+        torch.testing.assert_close(copy.deepcopy(block)(x), block.forward(x))
+    assert torchcompile.report().captured
+    assert torch.equal(Scale(2.0)(torch.ones(3)), torch.full((3,), 2.0))
+    torch.testing.assert_close(torchcompile.compile(nn.Sequential(Block(4)))(torch.ones(4)).shape, torch.Size([4]))
+    for kind in (nn.Linear, int):
+        with pytest.raises(torchcompile.NotCompilable):
+            torchcompile.compile(kind)

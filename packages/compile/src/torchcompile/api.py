@@ -15,7 +15,7 @@ from torchcompile.backends import Backend, Toolchain
 from torchcompile.dumps import DumpFolder
 from torchcompile.errors import InvalidArgument, NotCompilable
 from torchcompile.journal import Journal
-from torchcompile.module import Transform, compiled_module
+from torchcompile.module import Transform, compile_class, compiled_module
 from torchcompile.options import CompileOptions, resolve
 from torchcompile.report import Report
 from torchdynamo import CaptureOptions
@@ -67,7 +67,8 @@ def compile(
     call: parameters, attributes, `state_dict()` keys and `repr` are the model's own and shared with it.
 
     Args:
-        model: an `nn.Module`, a function or a method; None gives a decorator.
+        model: an `nn.Module`, a function or a method; a class, whose objects' calls are compiled from then on; None
+            gives a decorator.
         fullgraph: raise where the graph would break, or anything would run eagerly or otherwise than planned, with
             the user's stack, the reason and the remedy.
         dynamic: True: sizes are symbolic from the first call on; None: a size becomes so when it first
@@ -78,7 +79,7 @@ def compile(
         disable: give `model` back as it is.
 
     Raises:
-        NotCompilable: `model` is neither a module nor a function.
+        NotCompilable: `model` is neither a module, a function nor a class whose objects are called.
         InvalidArgument: an unknown backend, mode or option.
     """
     transform = _stack(fullgraph, dynamic, backend, mode, options)
@@ -156,10 +157,7 @@ def _compile_one(target: Any, transform: Transform) -> Any:
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, transform)
     if inspect.isclass(target):
-        raise NotCompilable(
-            f"compile takes an nn.Module object or a function, not the class {target.__name__}: "
-            f"compile an object of it, `torchcompile.compile({target.__name__}(...))`"
-        )
+        return compile_class(target, transform)
     if inspect.isroutine(target) or isinstance(target, torchdynamo.CompiledCallable):
         return transform(target)
     if callable(target):

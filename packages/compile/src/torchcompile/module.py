@@ -4,51 +4,70 @@ The compiled object is an instance of a class made at compile time that derives 
 class and shares the model's `__dict__`. So parameters, buffers, attributes, hooks, `state_dict()` keys,
 `train()/eval()`, `repr` and `isinstance` are the model's own, and what is set on one is set on both.
 Only the call differs: the class's `__call__` is the guarded C callable.
+
+In that call `self` is the model that the user compiled, the very object: `id(self)`, `type(self)`, `self in SEEN` and
+what hooks are given are as in eager. The compiled object is equal to it and has its hash, so that a table keyed by
+either knows both.
 """
 
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 import torch
 
+from torchcompile.errors import NotCompilable
+
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
+ClassT = TypeVar("ClassT", bound=type[Any])
 Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
 
 
 def compiled_module(model: ModuleT, transform: Transform) -> ModuleT:
     """A view of `model` whose call is `transform` of the model's own call."""
-    original = original_class(model)
-    original_call = original.__call__
+    model = original_of(model)
+    original = type(model)
 
-    def call(self: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        return original_call(self, *args, **kwargs)
+    def deepcopy(view: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+        return compiled_module(copy.deepcopy(model, memo), transform)
 
-    call.__name__ = call.__qualname__ = f"{original.__name__}.__call__"
-
-    def deepcopy(self: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
-        duplicate = copy.deepcopy(original_view(self), memo)
-        return compiled_module(duplicate, transform)
-
-    def reduce(self: torch.nn.Module, protocol: Any) -> Any:
+    def reduce(view: torch.nn.Module, protocol: Any) -> Any:
         # A saved compiled model is the plain model: generated code belongs to this process.
-        return _plain_object, (original,), original_view(self).__getstate__()
+        return _plain_object, (original,), model.__getstate__()
 
     namespace = {
         "__module__": original.__module__,
         "__qualname__": original.__qualname__,
         "__doc__": original.__doc__,
-        "__call__": transform(call),
+        "__call__": transform(_call_of(model)),
         "__deepcopy__": deepcopy,
         "__reduce_ex__": reduce,
-        "_torchcompile_original": original,
+        "_torchcompile_original": model,
     }
+    if original.__eq__ is object.__eq__ and original.__hash__ is object.__hash__:
+        namespace |= {"__eq__": _is_same_model, "__hash__": lambda view: object.__hash__(model)}
     compiled_class = type(original)(original.__name__, (original,), namespace)
     view = object.__new__(compiled_class)
     object.__setattr__(view, "__dict__", model.__dict__)
     return cast(ModuleT, view)
+
+
+def _call_of(self: torch.nn.Module) -> Callable[..., Any]:
+    """What a call of the compiled object runs, whichever object that is: the model's own call."""
+    original_call = type(self).__call__
+
+    def call(view: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+        return original_call(self, *args, **kwargs)
+
+    call.__name__ = call.__qualname__ = f"{type(self).__name__}.__call__"
+    return call
+
+
+def _is_same_model(view: torch.nn.Module, other: object) -> Any:
+    return original_of(other) is original_of(view) if isinstance(other, torch.nn.Module) else NotImplemented
 
 
 def _plain_object(kind: type[torch.nn.Module]) -> torch.nn.Module:
@@ -57,13 +76,32 @@ def _plain_object(kind: type[torch.nn.Module]) -> torch.nn.Module:
     return plain
 
 
-def original_class(model: torch.nn.Module) -> type[torch.nn.Module]:
-    """The user's class of a model, compiled or not."""
-    return cast(type[torch.nn.Module], getattr(type(model), "_torchcompile_original", type(model)))
+def original_of(model: ModuleT) -> ModuleT:
+    """The user's object behind a model, compiled or not."""
+    return cast(ModuleT, vars(type(model)).get("_torchcompile_original", model))
 
 
-def original_view(model: torch.nn.Module) -> torch.nn.Module:
-    """The plain model that a compiled one was made from (an object of its own class, sharing the state)."""
-    view = _plain_object(original_class(model))
-    object.__setattr__(view, "__dict__", model.__dict__)
-    return view
+def compile_class(kind: ClassT, transform: Transform) -> ClassT:
+    """Makes `transform` of the class's own call the call of all its objects, those of derived classes included.
+
+    Raises:
+        NotCompilable: its objects cannot be called, or it is PyTorch's own, which programs share.
+    """
+    original_call = kind.__call__
+    if not isinstance(original_call, types.FunctionType):
+        raise NotCompilable(
+            f"compile takes an nn.Module, a function or a class whose objects are called: {kind.__name__} defines no "
+            "__call__ in Python"
+        )
+    if kind.__module__.partition(".")[0] == "torch":
+        raise NotCompilable(
+            f"compile of the class {kind.__name__} would change it for the whole process: derive an nn.Module of "
+            f"your own from it, or compile an object of it, `torchcompile.compile({kind.__name__}(...))`"
+        )
+
+    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+        return original_call(self, *args, **kwargs)
+
+    call.__name__, call.__qualname__ = "__call__", f"{kind.__qualname__}.__call__"
+    kind.__call__ = transform(call)  # type: ignore[method-assign]
+    return kind
