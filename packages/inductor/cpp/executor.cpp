@@ -62,12 +62,17 @@ at::Tensor view(const Instruction& in, const at::Tensor& src, const int64_t* val
   return out;
 }
 
+// `ops.Fault`: what a kernel's result says.
+constexpr int index_fault = 1, division_fault = 2;
+
 void call_kernel(const Instruction& in, const Frame& frame) {
   c10::SmallVector<void*, 32> pointers;
   c10::SmallVector<int64_t, 16> symbols;
   for (const int32_t slot : in.buffers) pointers.push_back(const_cast<void*>(frame.slots[slot].unsafeGetTensorImpl()->data()));
-  const int bad = in.kernel(pointers.data(), resolve(in.shape, frame.values, symbols).data());
-  TORCH_CHECK_INDEX(bad == 0, "index out of bounds: an index tensor holds a value outside the dimension that it indexes");
+  const int met = in.kernel(pointers.data(), resolve(in.shape, frame.values, symbols).data());
+  if (met == 0) return;
+  TORCH_CHECK_INDEX(!(met & index_fault), "index out of bounds: an index tensor holds a value outside the dimension that it indexes");
+  TORCH_CHECK(!(met & division_fault), "ZeroDivisionError: an integer is divided by zero");
 }
 
 void call_triton(const Instruction& in, const Frame& frame) {

@@ -33,3 +33,7 @@ class UnknownDevice(InductorError):
 
 class OutOfBounds(InductorError, IndexError):
     """An index that a kernel met lies outside its dimension. (The C++ executor raises a plain IndexError.)"""
+
+
+class DivisionByZero(InductorError):
+    """A kernel met an integer division by zero. (The C++ executor raises a plain RuntimeError.)"""

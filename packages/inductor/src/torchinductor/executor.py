@@ -15,8 +15,9 @@ import torch
 from primtorch.symbolic import SCALAR_OPS, IntExpr
 from primtorch.symbolic.float_expr import FloatExpr, bits_float, float_bits
 
-from .errors import InductorError, OutOfBounds
+from .errors import DivisionByZero, InductorError, OutOfBounds
 from .events import TELL_PROCESS, Mended
+from .ops import Fault
 from .program import (
     Alloc,
     AtenCall,
@@ -107,10 +108,7 @@ class PythonExecutor:
             case KernelCall(kernel, buffers, sizes, _):
                 pointers = (ctypes.c_void_p * len(buffers))(*(slots[b].data_ptr() for b in buffers))
                 numbers = (ctypes.c_int64 * len(sizes))(*evaluate_all(sizes, symbols))
-                if self._kernels[kernel](pointers, numbers) != 0:
-                    raise OutOfBounds(
-                        "index out of bounds: an index tensor holds a value outside the dimension that it indexes"
-                    )
+                _raise_for(Fault(self._kernels[kernel](pointers, numbers)))
             case TritonCall(kernel, grid, buffers, sizes, _):
                 tensors = [slots[b] for b in buffers]
                 self.program.launchers[kernel](tensors, evaluate_all(sizes, symbols), evaluate_all(grid, symbols))
@@ -175,6 +173,13 @@ def _check_tensor(spec: TensorInput, value: Any) -> None:
             f"input {spec.name} must be a {len(spec.shape)}-d {spec.dtype} tensor on {spec.device}, "
             f"not a {value.dim()}-d {value.dtype} tensor on {value.device}"
         )
+
+
+def _raise_for(met: Fault) -> None:
+    if Fault.INDEX in met:
+        raise OutOfBounds("index out of bounds: an index tensor holds a value outside the dimension that it indexes")
+    if Fault.DIVISION in met:
+        raise DivisionByZero("ZeroDivisionError: an integer is divided by zero")
 
 
 def _view(

@@ -24,7 +24,7 @@ import torch
 from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.errors import InductorError
 from torchinductor.indexing import ONE, ZERO, Ranges, dot, number, rename, simplify, variable
-from torchinductor.ops import ELEMENTWISE, OpsHandler, PrintHandler, ReductionKind, ScanKind, StoreMode
+from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, PrintHandler, ReductionKind, ScanKind, StoreMode
 
 V = TypeVar("V")
 
@@ -75,8 +75,8 @@ class Op(NamedTuple):
     """One recorded operation; its value's id is its position in the body. `attr` is what is not a value:
 
     load (buffer, index), store (buffer, index, mode), constant value, index_expr expr, indirect (symbol, size),
-    to_dtype/bitcast source dtype, apply op name, random_bits (index, stream), reduce (kind, key), carried key,
-    scan kind, part number.
+    to_dtype/bitcast source dtype, apply op name, require fault, random_bits (index, stream), reduce (kind, key),
+    carried key, scan kind, part number.
     """
 
     name: str
@@ -126,6 +126,11 @@ class Body:
         return frozenset(op.attr for op in self.ops if op.name == "carried")
 
     @cached_property
+    def faults(self) -> bool:
+        """Whether a run may meet a fault."""
+        return any(op.name in ("indirect", "require") for op in self.ops)
+
+    @cached_property
     def scans(self) -> bool:
         return any(op.name == "scan" for op in self.ops)
 
@@ -150,6 +155,8 @@ def _replay(op: Op, values: list[Any], handler: OpsHandler[V], symbols: dict[Sym
         case "indirect":
             symbols[intern_symbol(attr[0])] = handler.indirect(values[args[0]], attr[1])
             return None
+        case "require":
+            return handler.require(values[args[0]], values[args[1]], attr)
         case "carried":
             return handler.carried(attr, dtype)
         case "reduce":
@@ -249,6 +256,9 @@ class Recorder(OpsHandler[int]):
         if self.ops[value].dtype == dtype:  # a bfloat16 load is a float32 value that is exact in bfloat16
             return value
         return self._record(Op("to_dtype", dtype, (value,), have))
+
+    def require(self, value: int, condition: int, fault: Fault) -> int:
+        return self._record(Op("require", self.dtype(value), (value, condition), fault))
 
     def bitcast(self, value: int, dtype: torch.dtype, source: torch.dtype) -> int:
         return self._record(Op("bitcast", dtype, (value,), source))

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import IntFlag
 from typing import Generic, Literal, TypeVar
 
 import torch
@@ -54,6 +55,14 @@ def _table() -> dict[str, ElementwiseOp]:
 
 ELEMENTWISE: Mapping[str, ElementwiseOp] = _table()
 
+
+class Fault(IntFlag):
+    """What a kernel may meet at run time. A kernel's result tells which it met; each has its own exception."""
+
+    INDEX = 1  # an index outside the dimension that it indexes: IndexError
+    DIVISION = 2  # an integer division by zero: RuntimeError, as eager on the CPU
+
+
 ReductionKind = Literal["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin"]
 ScanKind = Literal["sum", "prod", "cummax", "cummin", "logcumsumexp"]
 StoreMode = Literal["set", "add", "prod", "amax", "amin"]
@@ -82,6 +91,10 @@ class OpsHandler(Generic[V]):
 
     def indirect(self, value: V, size: IntExpr) -> IntExpr:
         """An integer value as an index into a dimension of `size`; 0 <= value < size is the program's promise."""
+        raise NotImplementedError
+
+    def require(self, value: V, condition: V, fault: Fault) -> V:
+        """The value; the kernel's call raises `fault` where the condition is false."""
         raise NotImplementedError
 
     def to_dtype(self, value: V, dtype: torch.dtype, source: torch.dtype) -> V:
@@ -148,6 +161,9 @@ class CountHandler(OpsHandler[None]):
         self._count("indirect")
         return size - size
 
+    def require(self, value: None, condition: None, fault: Fault) -> None:
+        self._count("require")
+
     def to_dtype(self, value: None, dtype: torch.dtype, source: torch.dtype) -> None:
         self._count("to_dtype")
 
@@ -202,6 +218,9 @@ class PrintHandler(OpsHandler[str]):
     def indirect(self, value: str, size: IntExpr) -> IntExpr:
         name = self._emit(f"indirect({value}, size={size})")
         return symbol(name)
+
+    def require(self, value: str, condition: str, fault: Fault) -> str:
+        return self._emit(f"require({value}, {condition}, {fault.name})")
 
     def to_dtype(self, value: str, dtype: torch.dtype, source: torch.dtype) -> str:
         return self._emit(f"to_dtype({value}, {_short(dtype)})")

@@ -85,7 +85,7 @@ class View:
 class KernelCall:
     """Calls `Program.kernels[kernel]` as `int(void* const* buffers, const int64_t* symbols)`.
 
-    A result other than zero says that the kernel met an index outside its dimension: an IndexError is raised.
+    A result other than zero is the `ops.Fault` that the kernel met, which is raised.
     """
 
     kernel: int

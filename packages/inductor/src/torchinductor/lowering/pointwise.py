@@ -14,7 +14,7 @@ from torchinductor.indexing import Index, as_expr, contiguous_strides, dot, expr
 from torchinductor.ir import REDUCED_PRECISION, compute_dtype
 from torchinductor.lowering.context import Context, SeedCall
 from torchinductor.lowering.values import TensorValue
-from torchinductor.ops import ELEMENTWISE, OpsHandler
+from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler
 
 Number = bool | int | float | IntExpr | FloatExpr
 
@@ -54,6 +54,30 @@ def elementwise(name: str) -> Callable[..., TensorValue]:
             return ops.to_dtype(value, dtype, torch.float32) if rounds else value
 
         return ctx.lazy(first.shape, dtype, first.device, load, of=tensors, heavy=info.heavy)
+
+    return rule
+
+
+def whole_division(name: str) -> Callable[..., TensorValue]:
+    """The rule of a division that rounds, or its rest: integers by zero are a fault on the CPU, as in eager."""
+    plain = elementwise(name)
+
+    def rule(ctx: Context, a: TensorValue | Number, b: TensorValue | Number) -> TensorValue:
+        like = a if isinstance(a, TensorValue) else b
+        assert isinstance(like, TensorValue)
+        dtype, harmless = like.dtype, isinstance(b, (bool, int)) and b != 0
+        if dtype.is_floating_point or harmless or like.device.type != "cpu":
+            return plain(ctx, a, b)
+        divisor = _operand(b, dtype)
+
+        def load(index: Index, ops: OpsHandler[Any]) -> Any:
+            value = divisor(index, ops)
+            return ops.require(value, ops.apply("ne", value, ops.constant(0, dtype)), Fault.DIVISION)
+
+        of = [b] if isinstance(b, TensorValue) else []
+        result = plain(ctx, a, ctx.lazy(like.shape, dtype, like.device, load, of=of))
+        ctx.realize(result)  # all of it is computed, whatever part is read
+        return result
 
     return rule
 
@@ -142,6 +166,7 @@ _NO_PRIM = frozenset(("fma", "relu", "logical_not"))
 
 RULES: Mapping[str, Callable[..., TensorValue]] = {
     **{name: elementwise(name) for name in ELEMENTWISE if name not in _BY_ATEN | _NO_PRIM},
+    **{name: whole_division(name) for name in ("floor_div", "trunc_div", "fmod", "remainder")},
     "convert_element_type": convert_element_type,
     "bitcast": bitcast,
     "full": full,

@@ -10,7 +10,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot
-from torchinductor.ops import OpsHandler, StoreMode
+from torchinductor.ops import Fault, OpsHandler, StoreMode
 
 Load: TypeAlias = Callable[[Index, OpsHandler[Any]], Any]
 
@@ -88,6 +88,11 @@ class Masked(OpsHandler[Any]):
 
     def indirect(self, value: Any, size: IntExpr) -> IntExpr:
         return self.ops.indirect(value, size)
+
+    def require(self, value: Any, condition: Any, fault: Fault) -> Any:
+        """Outside the mask nothing is read, and nothing is required."""
+        outside = self.ops.apply("logical_not", self.mask)
+        return self.ops.require(value, self.ops.apply("bitwise_or", condition, outside), fault)
 
     def to_dtype(self, value: Any, dtype: torch.dtype, source: torch.dtype) -> Any:
         return self.ops.to_dtype(value, dtype, source)

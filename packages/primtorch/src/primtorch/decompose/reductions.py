@@ -14,6 +14,7 @@ from primtorch.decompose.promotion import compute_dtype, floating
 from primtorch.decompose.table import RuleTable
 from primtorch.prims import Prim
 from primtorch.prims.layout import numel
+from primtorch.symbolic import hint_of
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -61,9 +62,24 @@ def _prod(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype
     return _accumulated(x, dtype).reduce(prims.prod, wrap_dims(dim, x.rank), keepdim)
 
 
+def _is_known(size: Any) -> bool:
+    """Whether a size, or a product of sizes, does not depend on data."""
+    return isinstance(size, int) or hint_of(size, -1) >= 0
+
+
+def _want_some(b: Builder, x: Value, dims: tuple[int, ...]) -> None:
+    """Nothing has no largest element. Sizes that are known were looked at when the program was traced."""
+    count = numel([x.shape[d] for d in dims])
+    if not _is_known(count):
+        message = "Expected reduction dim to have non-zero size: the largest or smallest of no elements was asked for"
+        b.emit(prims.assert_async, b.full((), count, torch.int64, x.device).ne(0), message)
+
+
 def _extremum(prim: Prim) -> Any:
     def rule(b: Builder, x: Value, dim: Any = (), keepdim: bool = False) -> Value:
-        return x.reduce(prim, wrap_dims(dim, x.rank), keepdim)
+        dims = wrap_dims(dim, x.rank)
+        _want_some(b, x, dims)
+        return x.reduce(prim, dims, keepdim)
 
     return rule
 
@@ -77,6 +93,7 @@ RULES.add(aten.min.default, _extremum(prims.amin))
 @RULES(aten.aminmax.default)
 def _aminmax(b: Builder, x: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
     dims = wrap_dims(dim, x.rank)
+    _want_some(b, x, dims)
     return x.reduce(prims.amin, dims, keepdim), x.reduce(prims.amax, dims, keepdim)
 
 
@@ -85,6 +102,7 @@ def _extremum_along(value: Prim, place: Prim) -> Any:
         if x.rank == 0:
             return x, b.full((), 0, torch.int64, x.device)
         dims = (x.dim(dim),)
+        _want_some(b, x, dims)
         keys = x.to(torch.uint8) if x.dtype is torch.bool else x
         return x.reduce(value, dims, keepdim), b.emit(place, keys, dims, keepdim)
 
@@ -99,6 +117,7 @@ def _arg(prim: Prim) -> Any:
     def rule(b: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if x.rank == 0:
             return b.full((), 0, torch.int64, x.device)
+        _want_some(b, x, wrap_dims(dim, x.rank))
         keys = x.to(torch.uint8) if x.dtype is torch.bool else x
         return b.emit(prim, keys, () if dim is None else (x.dim(dim),), keepdim)  # type: ignore[no-any-return]
 
@@ -319,6 +338,7 @@ def _kthvalue(b: Builder, x: Value, k: Any, dim: int = -1, keepdim: bool = False
 
 def _medians(b: Builder, x: Value, dim: int, keepdim: bool, *, ignore_nan: bool) -> tuple[Value, Value]:
     """The lower of the two middle elements; NaN sorts last, so it decides only when it may."""
+    _want_some(b, x, (dim,))
     size = x.shape[dim]
     values, indices = b.emit(prims.sort, x, dim, False, True)
     nan = x.map(prims.isnan).to(torch.int64).sum((dim,), True) if x.dtype.is_floating_point else None
@@ -347,14 +367,24 @@ def _nanmedian(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[V
     return _medians(b, x, x.dim(dim), keepdim, ignore_nan=True)
 
 
-@RULES(aten.median.default)
-def _median_of_all(b: Builder, x: Value) -> Value:
-    return _medians(b, x.reshape((x.numel(),)), 0, False, ignore_nan=False)[0]
+def _median_of_all(*, ignore_nan: bool) -> Any:
+    def rule(b: Builder, x: Value) -> Value:
+        """That of nothing is NaN, or the least integer."""
+        nothing = math.nan if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+        flat, size = x.reshape((x.numel(),)), x.numel()
+        if not _is_known(size):
+            # One element more, which is read, where there is no other, and is else cut off.
+            more = b.cat([flat, b.full((1,), nothing, x.dtype, x.device)], 0)
+            flat = b.emit(prims.slice, more, 0, 0, torch.sym_max(size, 1), 1)
+        elif same_size(size, 0):
+            return b.full((), nothing, x.dtype, x.device)
+        return _medians(b, flat, 0, False, ignore_nan=ignore_nan)[0]
+
+    return rule
 
 
-@RULES(aten.nanmedian.default)
-def _nanmedian_of_all(b: Builder, x: Value) -> Value:
-    return _medians(b, x.reshape((x.numel(),)), 0, False, ignore_nan=True)[0]
+RULES.add(aten.median.default, _median_of_all(ignore_nan=False))
+RULES.add(aten.nanmedian.default, _median_of_all(ignore_nan=True))
 
 
 @RULES(aten.searchsorted.Tensor, aten.searchsorted.Scalar)

@@ -78,6 +78,10 @@ def _normal(
     return _of_parts(b, shape, dtype, real)
 
 
+def _want(b: Builder, fine: Value, message: str) -> None:
+    b.emit(prims.assert_async, fine.reduce(prims.all, tuple(range(fine.rank))), message)
+
+
 @RULES(aten.bernoulli.default)
 def _bernoulli(b: Builder, x: Value, *, generator: Any = None) -> Value:
     return _bernoulli_tensor(b, x, x, generator=generator)  # type: ignore[no-any-return]
@@ -92,6 +96,7 @@ def _bernoulli_p(b: Builder, x: Value, p: float, *, generator: Any = None) -> Va
 @RULES(aten.bernoulli.Tensor)
 def _bernoulli_tensor(b: Builder, x: Value, p: Value, *, generator: Any = None) -> Value:
     _own(generator)
+    _want(b, (p >= 0) & (p <= 1), "bernoulli expects all elements of p to be in [0, 1]")
     return (draw(b, x.shape, x.device, _wide(p.dtype)) < p.to(_wide(p.dtype))).to(x.dtype)
 
 
@@ -293,6 +298,8 @@ def _normal_of(b: Builder, mean: Any, std: Any = 1.0, *, generator: Any = None) 
     like = mean if isinstance(mean, Value) else std
     shape = broadcast_shapes(*(v.shape for v in (mean, std) if isinstance(v, Value)))
     kind = functools.reduce(torch.promote_types, (_wide(v.dtype) for v in (mean, std) if isinstance(v, Value)))
+    if isinstance(std, Value):
+        _want(b, std >= 0, "normal expects all elements of std >= 0.0")
     z = _standard_normal(b, shape, like.device, kind)
     wide = [v.to(kind) if isinstance(v, Value) else v for v in (mean, std)]
     return b.binary(prims.add, b.binary(prims.mul, z, wide[1]), wide[0]).to(like.dtype)

@@ -32,7 +32,7 @@ from torchinductor.codegen.cpp.expressions import (
 )
 from torchinductor.indexing import below, coefficient_of, product, variable
 from torchinductor.ir import Axis, Kernel, Stage
-from torchinductor.ops import ELEMENTWISE, OpsHandler, ReductionKind, ScanKind, StoreMode
+from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
 _TILE = (16, 16)  # elements of a tile along the axis that loads are contiguous in, and along the vector axis
@@ -87,11 +87,12 @@ def write_kernel(kernel: Kernel, grain: int) -> str:
     kernel = ordered_scatter(kernel) if kernel.scatters else kernel
     plan = make_plan(kernel, grain)
     writer = _Writer(plan)
-    checks = _indirect_sizes(kernel)
+    checks = any(stage.body.faults for stage in kernel.stages)
     lines = [
         'extern "C" int KERNEL(void* const* buffers, const i64* symbols) {',
         *(f"  {line}" for line in _arguments(kernel)),
-        *(f"  {line}" for line in _empty_checks(kernel, checks)),
+        *(["  int bad = 0;"] if checks else []),
+        *(f"  {line}" for line in _empty_checks(kernel)),
     ]
     depth = 1
     if plan.frame and plan.parallel is not None:
@@ -128,18 +129,12 @@ def _arguments(kernel: Kernel) -> list[str]:
     return lines
 
 
-def _indirect_sizes(kernel: Kernel) -> tuple[IntExpr, ...]:
-    """The sizes of the dims that the kernel indexes by loaded values."""
-    return tuple(dict.fromkeys(op.attr[1] for stage in kernel.stages for op in stage.body.ops if op.name == "indirect"))
-
-
-def _empty_checks(kernel: Kernel, sizes: tuple[IntExpr, ...]) -> list[str]:
-    """The flag of indices out of bounds. An empty dim has no place that a wrong index could be moved to."""
-    if not sizes:
-        return []
+def _empty_checks(kernel: Kernel) -> list[str]:
+    """What the kernel indexes by loaded values is not empty: there is no place that a wrong index could be moved to."""
+    ops = [op for stage in kernel.stages for op in stage.body.ops]
+    sizes = dict.fromkeys(op.attr[1] for op in ops if op.name == "indirect" and not (op.attr[1].as_int() or 0) > 0)
     total = index_text(product(a.size for a in kernel.axes), {})
-    empty = [index_text(size, {}) for size in sizes if not (size.as_int() or 0) > 0]
-    return ["int bad = 0;", *(f"if ({text} <= 0 && {total} > 0) return 1;" for text in empty)]
+    return [f"if ({index_text(size, {})} <= 0 && {total} > 0) return {Fault.INDEX.value};" for size in sizes]
 
 
 # planning -----------------------------------------------------------------------------------------------------
@@ -486,18 +481,27 @@ class _StageWriter(OpsHandler[Value]):
         return self._emit(text, dtype, self._depth(expr))
 
     def indirect(self, value: Value, size: IntExpr) -> IntExpr:
-        name, flag = f"j{self.writer.names}", f"bad{self.writer.names}"
+        name = f"j{self.writer.names}"
         self.writer.names += 1
         inside = self._emit(f"(u64){value.text} < (u64)({self._index(size)})", torch.bool, value.depth).text
-        self.declared.append(f"int {flag} = 0;")
         # A wrong index is reported after the kernel; here it must only not leave the memory.
-        self.lines[value.depth].append(f"{flag} |= !{inside};")
+        self._flag(inside, value.depth, Fault.INDEX)
         self.lines[value.depth].append(f"const i64 {name} = {inside} ? {value.text} : 0;")
-        self.finishing.append(f"bad |= {flag};")
-        if value.depth == len(self.loops):
-            self.reductions.append(f"reduction(|:{flag})")
         self.depths[name] = value.depth
         return variable(name)
+
+    def _flag(self, condition: str, depth: int, fault: Fault) -> None:
+        flag = f"bad{self.writer.names}"
+        self.writer.names += 1
+        self.declared.append(f"int {flag} = 0;")
+        self.lines[depth].append(f"{flag} |= !{condition};")
+        self.finishing.append(f"bad |= {flag} * {fault.value};")
+        if depth == len(self.loops):
+            self.reductions.append(f"reduction(|:{flag})")
+
+    def require(self, value: Value, condition: Value, fault: Fault) -> Value:
+        self._flag(condition.text, len(self.loops), fault)  # where the loops run: nothing is required of no element
+        return value
 
     def to_dtype(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
         text = convert_text(value.text, dtype, value.dtype)

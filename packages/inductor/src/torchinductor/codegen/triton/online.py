@@ -116,6 +116,8 @@ def _forms(ops: Sequence[Op]) -> list[Form]:
                 forms.append(
                     ("apply", op.attr, *operands) if op.name == "apply" else (op.name, op.dtype, op.attr, *operands)
                 )
+            case "require":
+                forms.append(operands[0])
             case "constant":
                 forms.append(("constant", op.attr, op.dtype))
             case "carried":
