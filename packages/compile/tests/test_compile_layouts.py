@@ -1,6 +1,9 @@
-"""Values where PyTorch's own kernels choose how their results lie in memory."""
+"""How results lie in memory, and values where PyTorch's own kernels choose that."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -33,3 +36,66 @@ def test_gradients_of_convolutions_in_mixed_layouts(image: torch.memory_format, 
     found = torch.autograd.grad(torchcompile.compile(model)(x), inputs)
     for a, b in zip(expected, found, strict=True):
         torch.testing.assert_close(b, a)
+
+
+X, GAPPED = torch.arange(16.0).view(4, 4), torch.arange(24.0).view(4, 6)[:, ::2]
+LAST = torch.arange(120.0).view(2, 3, 4, 5).to(memory_format=CHANNELS_LAST)
+
+
+def gapped(*strides: int) -> torch.Tensor:
+    return torch.empty_strided((4, 4), strides)
+
+
+def with_rows_set(t: torch.Tensor) -> torch.Tensor:
+    t[1:3, ::2] = 1
+    return t
+
+
+RESULTS: dict[str, Callable[[], Any]] = {
+    **{f"copy_ into {strides}": lambda strides=strides: gapped(*strides).copy_(X)
+       for strides in ((8, 1), (1, 8), (9, 2), (4, 1), (1, 4))},
+    "zero_ and fill_": lambda: (gapped(8, 1).zero_(), gapped(8, 2).fill_(3.0)),
+    "a chain of writes": lambda: gapped(5, 1).copy_(X).neg_().add_(1),
+    "new_empty_strided": lambda: X.new_empty_strided((4, 4), (5, 1)).copy_(X),
+    "a write to a part": lambda: with_rows_set(gapped(8, 1).zero_()),
+    "a view of it": lambda: gapped(8, 1).copy_(X).t(),
+    "it and a view of it": lambda: (lambda t: (t, t[1:], t.t()))(gapped(8, 1).copy_(X)),
+    "what is computed from it": lambda: (gapped(8, 1).copy_(X).neg(), gapped(1, 8).copy_(X).clone()),
+    "slices": lambda: ((X + 1)[:, ::2], (X + 1)[1:3, 1:], (LAST + 1)[:, 1], (LAST + 1).narrow(1, 1, 2)),
+    "expanded": lambda: ((X[:, :1] + 1).expand(4, 4), (X[0] + 1).broadcast_to(3, 4)),
+    "as_strided": lambda: ((X + 1).as_strided((3, 3), (1, 1)), (X + 1).as_strided((3, 3), (0, 1), 2)),
+    "windows": lambda: ((X + 1).unfold(1, 2, 1), (X + 1).diagonal()),
+    "parts of complex numbers": lambda: (torch.complex(X, X).real, torch.complex(X, X).imag),
+    "scattered slices": lambda: (
+        torch.slice_scatter(GAPPED, X[:, :1], 1, 0, 1), torch.select_scatter(GAPPED, X[0], 1, 0),
+        torch.diagonal_scatter(GAPPED, X[0, :3]), torch.as_strided_scatter(GAPPED, X[0, :2], (2,), (3,)),
+        torch.slice_scatter(X[:1].expand(4, 4), X, 0),
+    ),
+    "stacked": lambda: tuple(torch.stack([LAST, LAST], d) for d in range(5)) + (torch.stack([LAST, LAST.contiguous()]),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_lie_as_eagers(name: str, backend: str) -> None:
+    program = RESULTS[name]
+    eager, ours = program(), torchcompile.compile(program, backend=backend, fullgraph=True)()
+    for a, b in zip(*([r] if isinstance(r, torch.Tensor) else r for r in (eager, ours)), strict=True):
+        assert a.shape == b.shape and a.stride() == b.stride(), f"{tuple(b.shape)}: {b.stride()}, not {a.stride()}"
+        torch.testing.assert_close(b, a, rtol=0, atol=0)
+
+
+def test_gradients_through_a_result_with_gaps() -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.empty_strided((4, 4), (8, 1)).copy_(x).mul_(2)
+        return y, y[1:] * x[1:]
+
+    found = []
+    for f in (program, torchcompile.compile(program, fullgraph=True)):
+        x = X.clone().requires_grad_()
+        y, z = f(x)
+        (y.sin().sum() + z.sum()).backward()
+        found.append((y.detach(), y.stride(), z.detach(), x.grad))
+    assert found[0][1] == found[1][1] == (8, 1)
+    for k in (0, 2, 3):
+        torch.testing.assert_close(found[1][k], found[0][k])

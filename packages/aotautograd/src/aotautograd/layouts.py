@@ -1,8 +1,9 @@
 """Written tensors keep their layout.
 
 A functional operator lays out its result as it likes, a write leaves the strides of what is written as they are. Where
-the order of dimensions differs, the new value is copied into that of the old one. Gaps between elements are not made in
-a graph: the traced tensor says that it has them, so that the program finds out what it would in eager (that it is not
+the order of dimensions differs, the new value is copied into that of the old one; where there are gaps between
+elements, into memory with such gaps. An input's gaps are not made in a graph, because its new value is written back
+into it: the traced tensor says that it has them, so that the program finds out what it would in eager (that it is not
 contiguous, that a view is impossible), and its value is dense.
 """
 
@@ -46,18 +47,34 @@ class KeptLayouts:
             if new is old or not _same(old.shape, new.shape):
                 continue
             if not _same(old.stride(), new.stride()):
-                torch._functionalize_replace(outer, self._laid_out(new, old))
+                torch._functionalize_replace(outer, self._laid_out(outer, new, old))
                 torch._functionalize_commit_update(outer)
             elif not _same(outer.stride(), new.stride()):
                 torch._functionalize_replace(outer, new)
 
-    def _laid_out(self, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    def _laid_out(self, outer: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+        if not (_without_gaps(old) or any(t is outer or t is outer._base for t in self.inputs)):
+            return _with_gaps(new, old)
         dense = dense_spec(old).strides
         if not _same(dense, new.stride()):
             with torch.no_grad():
                 place = unwrap(aten.empty_strided.default(old.shape, dense, dtype=old.dtype, device=old.device))
                 new = unwrap(aten.copy.default(place, new))
         return new if _same(old.stride(), dense) else self.with_strides(new, old.stride())
+
+
+def _without_gaps(t: torch.Tensor) -> bool:
+    return _same(t.stride(), dense_spec(t).strides)
+
+
+def _with_gaps(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
+    """The new value in memory of its own, with the gaps of the old one's."""
+    shape, strides = old.shape, old.stride()
+    extent = 1 + sum((n - 1) * s for n, s in zip(shape, strides, strict=True))
+    with torch.no_grad():
+        memory = unwrap(aten.empty.memory_format([extent], dtype=old.dtype, device=old.device))
+        filled = unwrap(aten.as_strided_scatter.default(memory, new, shape, strides, 0))
+        return unwrap(aten.as_strided.default(filled, shape, strides, 0))
 
 
 def written_by(args: Sequence[Any], kwargs: Mapping[str, Any], in_place: bool) -> list[torch.Tensor]:

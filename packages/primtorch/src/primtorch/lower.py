@@ -18,7 +18,7 @@ from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect
 from primtorch.errors import NotClosed
 from primtorch.memory import memory_of
-from primtorch.prims import Prim, copy_strided
+from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import SCALAR_FUNCTIONS
@@ -261,10 +261,23 @@ class _Lowering:
         if not taken:
             return made
         value = self.env[node] if self.env[node].node is made else Value(self.b, made, made.meta["val"])
-        copy = self.b.emit_anew(copy_strided, value, tuple(made.meta["val"].stride())).node
+        copy = self.copied(value, ours)
         if fresh:
-            owners[copy] = theirs
+            owners[memory_of(copy)] = theirs
         return copy
+
+    def copied(self, value: Value, owner: fx.Node) -> fx.Node:
+        """A value in memory of its own. Elements that share memory go on sharing it: the owner of theirs is copied."""
+        spec = value.spec
+        shared = any(
+            isinstance(stride, int) and stride == 0 and not (isinstance(size, int) and size == 1)
+            for size, stride in zip(spec.shape, spec.strides, strict=True)
+        )
+        if not shared:
+            return self.b.emit_anew(copy_strided, value, spec.strides).node  # type: ignore[no-any-return]
+        base = as_spec(owner.meta["val"])
+        memory = self.b.emit_anew(copy_strided, Value(self.b, owner, base), base.strides)
+        return self.b.emit(as_strided, memory, spec.shape, spec.strides, spec.offset - base.offset).node  # type: ignore[no-any-return]
 
     def exported(self, node: fx.Node) -> Any:
         """An output in the strides that ATen gives it."""

@@ -82,7 +82,12 @@ def _stack(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
     dtype = first.dtype
     for t in tensors[1:]:
         dtype = torch.promote_types(dtype, t.dtype)
-    return contiguous(first, shape, dtype)
+    if at == first.dim() or not all(suggests_channels_last(tuple(t.shape), t.stride()) for t in tensors):
+        return contiguous(first, shape, dtype)
+    # They are joined along the dimension, which is then split in two.
+    joined = _cat(tensors, at)
+    strides = (*joined.strides[:at], first.shape[at] * joined.strides[at], *joined.strides[at:])
+    return TensorSpec(tuple(shape), strides, dtype, joined.device)
 
 
 @TABLE.op("constant_pad_nd")
@@ -161,8 +166,13 @@ def _select_backward(grad: Any, input_sizes: Sequence[Size], *args: Any) -> Tens
 
 @TABLE.op("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
 def _scatter_slice(x: Any, src: Any, *args: Any, **kwargs: Any) -> TensorSpec:
-    shape = tuple(x.shape)
-    return strided(x, shape, dense_like(shape, x.stride()))
+    """In the layout of `x`, gaps included, unless elements of `x` surely share memory."""
+    shape, strides = tuple(x.shape), tuple(x.stride())
+    expanded = any(
+        type(stride) is int and stride == 0 and not (type(size) is int and size == 1)
+        for size, stride in zip(shape, strides, strict=True)
+    )
+    return strided(x, shape, dense_like(shape, strides) if expanded else strides)
 
 
 @TABLE.op("copy")

@@ -630,7 +630,8 @@ class _StageWriter(OpsHandler[Value]):
         name = f"r{len(self.writer.accumulators)}"
         self.writer.accumulators[name] = Accumulator(name, kind, value.dtype, None)
         type_, v, depth = value_type(value.dtype), value.text, len(self.loops)
-        wide = "double" if kind == "sum" and value.dtype == torch.float32 else type_
+        # As in eager, what is carried on from element to element keeps more digits than it is stored with.
+        wide = "double" if value.dtype == torch.float32 and not kind.startswith("cum") else type_
         lanes = self.plan.lanes
         start = (
             "0"
@@ -657,7 +658,7 @@ class _StageWriter(OpsHandler[Value]):
             inside.append(f"if ({v} {sign} {state}{nan}) {{ {state} = {v}; {name}_at{slot} = {position.text}; }}")
             return (self._emit(state, value.dtype, depth), self._emit(f"{name}_at{slot}", torch.int64, depth))
         if kind == "logcumsumexp":
-            inside.append(f"{state} = log_add({state}, {v});")
+            inside.append(f"{state} = log_add({state}, ({wide}){v});")
         else:
             inside.append(f"{state} {'+' if kind == 'sum' else '*'}= {v};")
         return (self._emit(f"({type_}){state}", value.dtype, depth),)
