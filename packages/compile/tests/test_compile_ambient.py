@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import random
+import warnings
 from collections.abc import Callable
 from typing import Any
 
+import ambient_blocks
 import pytest
 import torch
+from ambient_blocks import Make
 
 import torchcompile
 import torchdynamo
+from primtorch import ambient
 
 BACKENDS = ("eager", "aot_eager", "inductor")
 
@@ -96,3 +101,149 @@ def test_as_eager(program: Callable[..., Any], backend: str, grad: bool) -> None
         assert [r.requires_grad for r in results] == [r.requires_grad for r in wanted]
         torch.testing.assert_close(results, wanted)
         torch.testing.assert_close(grads, wanted_grads)
+
+
+# -- every block that torch has ----------------------------------------------------------------
+
+SEEN: list[dict[str, Any]] = []
+
+
+@torchdynamo.disable
+def look() -> None:
+    """Breaks the graph, and notes the ambient state there."""
+    SEEN.append(_shown(ambient.snapshot()))
+
+
+def plain(x: torch.Tensor, w: torch.Tensor, make: Make) -> Any:
+    with make():
+        y = (x * w).sin() + torch.ones(3, dtype=x.dtype)
+    return y, y * w
+
+
+def broken(x: torch.Tensor, w: torch.Tensor, make: Make) -> Any:
+    with make():
+        y = (x * w).sin()
+        look()
+        y = y + torch.ones(3, dtype=x.dtype)
+    return y, y * w
+
+
+def leaves(x: torch.Tensor, w: torch.Tensor, make: Make) -> Any:
+    with make():
+        y = (x * w).sin()
+        raise LookupError(y.shape)
+
+
+def caught(x: torch.Tensor, w: torch.Tensor, make: Make) -> Any:
+    y = x * w
+    try:
+        with make():
+            y = y.sin()
+            look()
+            raise LookupError(y.shape)
+    except LookupError:
+        y = y * w
+    look()
+    return (y,)
+
+
+def in_a_generator(x: torch.Tensor, w: torch.Tensor, make: Make) -> Any:
+    def rows() -> Any:
+        with make():
+            for row in x:
+                yield row * w
+
+    total = w
+    for row in rows():
+        total = total + row
+    look()
+    return (total,)
+
+
+def nested(x: torch.Tensor, w: torch.Tensor, make: Make) -> Any:
+    with torch.no_grad(), make():
+        y = x * w
+        with make(), torch.enable_grad():
+            look()
+            z = y * w
+        look()
+    return y, z, z * w
+
+
+SHAPES = (plain, broken, leaves, caught, in_a_generator, nested)
+
+
+def _shown(values: Any) -> dict[str, Any]:
+    """Modes by their classes: each run has its own."""
+    shown = dict(zip((state.name for state in ambient.AMBIENT), values, strict=True))
+    for name in ("function modes", "dispatch modes"):
+        shown[name] = [type(mode) for mode in shown[name]]
+    shown["saved-tensors hooks"] = [part is None for part in shown["saved-tensors hooks"]]
+    return shown
+
+
+def _run(program: Callable[..., Any], make: Make, size: int) -> dict[str, Any]:
+    """All that shows of a call: results, gradients, the exception, the state within, and what it leaves changed."""
+    generator = torch.Generator().manual_seed(size)
+    x = torch.rand(size, 3, dtype=torch.float64, generator=generator)
+    w = torch.rand(3, dtype=torch.float64, generator=generator).requires_grad_()
+    SEEN.clear()
+    before = ambient.snapshot()
+    found: dict[str, Any] = {"raised": None, "results": [], "gradients": []}
+    try:
+        found["results"] = list(program(x, w, make))
+    except (LookupError, RuntimeError) as error:
+        found["raised"] = type(error), str(error).partition("\n")[0]
+    found["within"], found["left"] = list(SEEN), ambient.changed(before)
+    ambient.restore(before)
+    try:
+        for result in found["results"]:
+            if result.requires_grad:
+                found["gradients"] += torch.autograd.grad(result.sum(), w, retain_graph=True)
+    except (AssertionError, RuntimeError) as error:
+        found["raised"] = type(error), str(error).partition("\n")[0]
+    found["requires_grad"] = [result.requires_grad for result in found["results"]]
+    found["inference"] = [result.is_inference() for result in found["results"]]
+    return found
+
+
+def _compare(name: str, shape: Callable[..., Any], backend: str) -> None:
+    make = ambient_blocks.BLOCKS[name]
+    compiled = torchcompile.compile(shape, backend=backend)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for size in (2, 2, 4):
+            wanted = _run(shape, make, size)
+            found = _run(compiled, make, size)
+            for part in ("raised", "within", "left", "requires_grad", "inference"):
+                assert found[part] == wanted[part], (part, found[part], wanted[part])
+            torch.testing.assert_close(found["results"], wanted["results"])
+            torch.testing.assert_close(found["gradients"], wanted["gradients"])
+    faults = [event for event in torchdynamo.stats().events if event.kind.id == "capture_fault"]
+    assert not faults, faults
+
+
+CASES = [(name, shape, backend) for name in ambient_blocks.BLOCKS for shape in SHAPES for backend in BACKENDS]
+
+
+def test_every_block_of_torch_is_known() -> None:
+    """A block that a new version of torch brings has to be entered in the table, or left out for a reason."""
+    assert not ambient_blocks.listed().keys() - ambient_blocks.BLOCKS.keys() - ambient_blocks.LEFT_OUT.keys()
+
+
+def test_some_blocks_by_chance() -> None:
+    seed = random.randrange(1 << 30)
+    for name, shape, backend in random.Random(seed).sample(CASES, 12):
+        try:
+            _compare(name, shape, backend)
+        except BaseException as error:
+            error.add_note(f"{name}, {shape.__name__}, {backend} (seed {seed})")
+            raise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "shape", "backend"), CASES, ids=[f"{name}-{shape.__name__}-{backend}" for name, shape, backend in CASES]
+)
+def test_each_block(name: str, shape: Callable[..., Any], backend: str) -> None:
+    _compare(name, shape, backend)

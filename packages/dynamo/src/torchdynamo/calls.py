@@ -56,7 +56,8 @@ class Redirect:
 
 @dataclass(frozen=True, slots=True)
 class OpenBlock:
-    """A `with` block of torch that the program has entered and not left: an autocast region, or a default device.
+    """A `with` block of torch that the program has entered and not left: an autocast region, a default device, a range
+    of the profiler.
 
     Attributes:
         enter, args: what enters it again, where the graph ends within.
@@ -100,8 +101,8 @@ class Calls:
             *((function, self._autograd_function) for function in _PYTHON_APPLY),
             (torch.utils.checkpoint.checkpoint, self._checkpoint),
             (_ProfilerRange.__init__, self._native),
-            (_ProfilerRange.__enter__, lambda fn, args, kwargs: args[0]),  # it is no part of a graph
-            (_ProfilerRange.__exit__, lambda fn, args, kwargs: None),
+            (_ProfilerRange.__enter__, self._enter_range),
+            (_ProfilerRange.__exit__, self._exit_range),
             (optimizer._get_value, self._step_count),
             (torch.autograd.grad, self._derivative),
             (torch.autograd.backward, self._derivative),
@@ -447,6 +448,14 @@ class Calls:
             result = fn(*args, **kwargs)
         self._name_device()
         return result
+
+    def _enter_range(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """A range of the profiler is no part of a graph. It is entered where the graph ends within."""
+        self.open_blocks.append(OpenBlock(args[0], fn, (args[0],)))
+        return args[0]
+
+    def _exit_range(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
+        self._leave(args[0], "a range of the profiler")
 
     def _name_device(self) -> None:
         devices = [block.context for block in self.open_blocks if isinstance(block.context, torch.device)]

@@ -75,6 +75,7 @@ def interpret(
     stop_at: tuple[int, ...] = (),
     reason: GraphBreak | None = None,
     refused_raise: int = -1,
+    refused_start: int = -1,
     cut_at: int | None = None,
 ) -> Captured:
     """Runs `function` on `flat` in the interpreter.
@@ -82,6 +83,7 @@ def interpret(
     Args:
         stop_at: path to the instruction before which it stops, of an earlier run that broke there for `reason`.
         refused_raise: ordinal of a raise that breaks the graph.
+        refused_start: ordinal of a generator at whose start the graph ends.
         cut_at: number of recorded calls behind which the graph ends, of an earlier run that asked for it.
     """
     interpreter: Interpreter | None = None
@@ -95,6 +97,7 @@ def interpret(
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
     interpreter.refused_raise = refused_raise
+    interpreter.refused_start = refused_start
     captured = Captured(outside, close_blocks=world.calls.close_blocks, emissions=world.calls.emissions.made)
     frame: InterpretedFrame | None = None
     with preserved(), interpreter.deep_stack(_DEEPEST):

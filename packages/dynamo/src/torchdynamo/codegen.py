@@ -16,9 +16,11 @@ import dataclasses
 import enum
 import functools
 import gc
+import inspect
 import math
 import operator
 import re
+import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -31,6 +33,7 @@ from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, ShapeEnv, expr_of
 from torchdynamo.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
+from torchdynamo.interpreter.generators import InterpretedGenerator
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
     FilterIterator,
@@ -43,7 +46,7 @@ from torchdynamo.interpreter.iterators import (
 )
 from torchdynamo.interpreter.protocol import InterpreterObject, Marker
 from torchdynamo.overlays import DELETED, Overlays, Slot
-from torchdynamo.reasons import BreakGraph
+from torchdynamo.reasons import BreakGraph, OutlivesGraph
 from torchdynamo.recorder import Recorder
 from torchdynamo.sources import Item, Source, base_of
 
@@ -417,7 +420,23 @@ class Codegen:
         return name
 
     def _generator(self, obj: Any) -> str:
-        raise BreakGraph("generator", f"{obj!r} outlives the graph")
+        """A generator none of whose body has run is made again by the same call."""
+        if not isinstance(obj, InterpretedGenerator) or obj.gi_frame is None:
+            raise BreakGraph("generator", f"{obj!r} outlives the graph")
+        frame = obj.unstarted
+        if frame is None:
+            raise OutlivesGraph(f"{obj!r} outlives the graph", obj.start)
+        code, function = frame.function.__code__, frame.function
+        given = [_contents(slot) for slot in frame.fast[: flat_size(code)]]
+        named = code.co_argcount + code.co_kwonlyargcount
+        parts = [self.value(value) for value in given[: code.co_argcount]]
+        rest = given[named:]
+        if code.co_flags & inspect.CO_VARARGS:
+            parts.append(f"*{self.value(rest.pop(0))}")
+        keywords = zip(code.co_varnames[code.co_argcount : named], given[code.co_argcount : named], strict=True)
+        parts += [f"{name}={self.value(value)}" for name, value in keywords]
+        parts += [f"**{self.value(value)}" for value in rest]
+        return self._name(obj, f"{self.value(function)}({', '.join(parts)})")
 
     def _instance(self, obj: Any) -> str:
         """An object of a Python class without a built-in base other than object."""
@@ -467,6 +486,8 @@ class Codegen:
             if isinstance(slot.owner, (types.FunctionType, types.ModuleType, torch.Tensor)):
                 known = self.externals.lookup(slot.owner)
                 base = self.pin(torch.Tensor if known is None else type(known.original))
+            elif isinstance(slot.owner, threading.local):
+                base = self.pin(threading.local)
             if value is DELETED:
                 text = f"{self.pin(discard_attribute)}({base}, {owner}, {slot.name!r})"
             else:
@@ -540,6 +561,17 @@ class Codegen:
             lines.append(f"    ({outputs}) = {call}" if outputs else f"    {call}")
         lines += [f"    {line}" for line in (*self.build, *self.effects, *tail)]
         return "\n".join(lines) + "\n"
+
+
+def flat_size(code: types.CodeType) -> int:
+    """Number of argument slots, those of `*args` and `**kwargs` included."""
+    stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
+    return code.co_argcount + code.co_kwonlyargcount + stars
+
+
+def _contents(slot: Any) -> Any:
+    """An argument, also where an inner function shares it."""
+    return slot.cell_contents if isinstance(slot, types.CellType) else slot
 
 
 def _allocated_by_object(kind: type) -> bool:

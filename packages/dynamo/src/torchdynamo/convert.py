@@ -29,7 +29,7 @@ from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enable
 from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, as_user_frames, interpret
-from torchdynamo.codegen import Codegen, parameter_name
+from torchdynamo.codegen import Codegen, flat_size, parameter_name
 from torchdynamo.emissions import caller
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
 from torchdynamo.events import (
@@ -59,7 +59,7 @@ from torchdynamo.guards import (
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import MarkKind, mark_of
 from torchdynamo.memory_guards import guard_written_memory, guard_written_objects
-from torchdynamo.reasons import BreakGraph, describe
+from torchdynamo.reasons import BreakGraph, OutlivesGraph, describe
 from torchdynamo.regions import graph_module
 from torchdynamo.resume import Entrance, make_resume, origin_of
 from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind
@@ -307,12 +307,15 @@ def _capture_and_generate(
 ) -> Generated | Entry | None:
     """The deepest capture whose state generated code can hand over to what follows a break."""
     depth: int | None = None
+    refused_start = -1
     while True:
-        captured = _capture(state, flat, depth, opened)
+        captured = _capture(state, flat, depth, refused_start, opened)
         if not isinstance(captured, Captured):
             return captured
         try:
             return Generated(captured, *_generate(state, captured, ambient))
+        except OutlivesGraph as error:
+            refused_start, depth = error.start, None
         except BreakGraph as error:
             frames = captured.stopped.frames if captured.stopped is not None else []
             if len(frames) < 2:
@@ -321,7 +324,7 @@ def _capture_and_generate(
 
 
 def _capture(
-    state: Function, flat: tuple[Any, ...], depth: int | None, opened: list[Outside]
+    state: Function, flat: tuple[Any, ...], depth: int | None, refused_start: int, opened: list[Outside]
 ) -> Captured | Entry | None:
     """Interprets the call; at a break, again up to the instruction that broke, in the outer `depth` frames (or any)."""
     stop_at: tuple[int, ...] = ()
@@ -335,7 +338,7 @@ def _capture(
         versions = len(compiled.entries) if compiled is not None else 0
         everything = state.options.dynamic is True and not never
         policy = DynamicPolicy(everything, changed, never, versions, state.breaks_at_data)
-        captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise, cut_at)
+        captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise, refused_start, cut_at)
         opened.append(captured.outside)
         if captured.cut_at is not None:
             cut_at, stop_at, reason = captured.cut_at, (), None
@@ -498,8 +501,7 @@ def _unflatten(code: types.CodeType, flat: Sequence[Any]) -> tuple[list[Any], di
 
 def _parameters(function: types.FunctionType) -> list[str]:
     code = function.__code__
-    count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 4) + bool(code.co_flags & 8)
-    return [parameter_name(index, name) for index, name in enumerate(code.co_varnames[:count])]
+    return [parameter_name(index, name) for index, name in enumerate(code.co_varnames[: flat_size(code)])]
 
 
 def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tuple[Codegen, list[str]]:
@@ -521,7 +523,7 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
         for said in captured.emissions:
             codegen.call_at_each_call(said.function, said.args, said.kwargs)
         for block in captured.close_blocks():
-            codegen.effects.append(f"{codegen.pin(block.enter)}(*{codegen.pin(block.args)})")
+            codegen.effects.append(f"{codegen.pin(block.enter)}({codegen.items(block.args)})")
         if captured.grad_enabled != ambient.grad_enabled:
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({captured.grad_enabled})")
     return codegen, tail

@@ -190,6 +190,18 @@ class BreakGraph(Escape):
         self.detail = detail
 
 
+class OutlivesGraph(BreakGraph):
+    """A generator that has started would have to go on behind the graph: it has to be started for real.
+
+    Attributes:
+        start: which of the generators that started during capture it is.
+    """
+
+    def __init__(self, detail: str, start: int) -> None:
+        super().__init__("generator", detail)
+        self.start = start
+
+
 def describe(graph_break: GraphBreak) -> str:
     """The reason, its detail, where it happened and the remedy, as text for a person."""
     return str(Event(REASONS[graph_break.reason], "", graph_break.detail, graph_break.user_frames))

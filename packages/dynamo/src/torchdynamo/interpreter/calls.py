@@ -40,7 +40,9 @@ class Interpreter:
         self.passed: set[int] = set()
         self.refused_raise = -1
         self.room = _RECURSION_LIMIT  # frames that the program may have
+        self.refused_start = -1
         self._raised = 0
+        self._starts = 0
 
     # -- entry ------------------------------------------------------------------------------
 
@@ -79,6 +81,13 @@ class Interpreter:
         if self.propagating is not error:
             self.world.note_raise(error)
             self.raises[id(error)] = self._count(error)
+
+    def note_start(self, name: str) -> int:
+        """Counts the generators whose bodies begin to run; ends capture at number `refused_start`."""
+        self._starts += 1
+        if self._starts == self.refused_start:
+            self.world.unsupported("generator", f"{name}() is still running where the graph ends")
+        return self._starts
 
     def note_reraise(self, error: BaseException) -> None:
         """Counts where an exception that a handler had caught goes on for the first time."""

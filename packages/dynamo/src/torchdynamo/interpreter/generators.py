@@ -33,6 +33,12 @@ class InterpretedGenerator(InterpreterObject):
         self.__name__ = frame.function.__name__
         self.__qualname__ = frame.function.__qualname__
         self._started = False
+        self.start = 0  # how many generators had started when this one did, itself included
+
+    @property
+    def unstarted(self) -> InterpretedFrame | None:
+        """The frame, as long as none of its body has run."""
+        return None if self._started else self._frame
 
     @property
     def gi_frame(self) -> Any:
@@ -136,7 +142,10 @@ class InterpretedGenerator(InterpreterObject):
 
     def _resume(self, frame: InterpretedFrame, error: BaseException | None) -> Any:
         interpreter = frame.interpreter
-        started, self._started = self._started, True
+        started = self._started
+        if not started:
+            self.start = interpreter.note_start(self.__qualname__)
+            self._started = True
         state = self._exceptions
         state.previous, interpreter.exc_state = interpreter.exc_state, state
         self.gi_running = True
