@@ -32,7 +32,7 @@ from torchdynamo.checkpoints import call_checkpointed
 from torchdynamo.emissions import Emissions
 from torchdynamo.externals import is_constant
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of
+from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of, region
 from torchdynamo.optimizers import LOOPS, loop_for
 from torchdynamo.overlays import MISSING
 from torchdynamo.patches import behind_patch
@@ -108,6 +108,7 @@ class Calls:
             (torch.autograd.backward, self._derivative),
             *((fused, self._unfused) for fused in LOOPS),
             (graph_break, self._graph_break),
+            (region, self._region),
             (is_compiling, lambda fn, args, kwargs: True),
             (nn.Module.__call__, self._module),
             (nn.Module._wrapped_call_impl, self._module),
@@ -281,6 +282,11 @@ class Calls:
 
     def _graph_break(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise BreakGraph("graph_break", "torchdynamo.graph_break()")
+
+    def _region(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """The record of the calling thread: another thread's calls have another version of the function."""
+        found = self.outside.ambient(region, ())
+        return self.outside.externals.wrap(found, self.outside.externals.pins.source(found, "region"))
 
     def _autograd_function(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return self.autograd_functions.apply(args[0], args[1:], kwargs)

@@ -20,7 +20,7 @@ from torchdynamo.growing_lists import ReadWhole
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
-from torchdynamo.marks import REGION
+from torchdynamo.marks import region
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.scalars import NumberNeeded
 from torchdynamo.schemas import GraphBreak
@@ -115,8 +115,8 @@ def interpret(
         except BreakGraph as error:
             where = as_user_frames(error.positions)
             captured.broke = (GraphBreak(error.reason, error.detail, where), error.path)
-            errors = outside.overlays.read(REGION, "errors")
-            captured.breaks_are_errors = bool(REGION.errors if errors is MISSING else errors)
+            errors = outside.overlays.read(region(), "errors")
+            captured.breaks_are_errors = bool(region().errors if errors is MISSING else errors)
         except CutGraph as error:
             captured.cut_at = error.call
         except ReadWhole as error:

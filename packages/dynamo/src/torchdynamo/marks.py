@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import functools
+import threading
 import types
 import weakref
 from collections.abc import Callable
@@ -75,13 +76,22 @@ def is_compiling() -> bool:
 
 
 class Region:
-    """What holds where the program is: `errors` tells whether a break is an error, None where nobody said."""
+    """What holds where a thread's program is: `errors` tells whether a break is an error, None where nobody said."""
 
     def __init__(self) -> None:
         self.errors: bool | None = None
 
 
-REGION = Region()
+_of_threads = threading.local()
+
+
+def region() -> Region:
+    """That of the thread that asks."""
+    try:
+        found: Region = _of_threads.region
+    except AttributeError:
+        found = _of_threads.region = Region()
+    return found
 
 
 class error_on_graph_break:
@@ -96,11 +106,12 @@ class error_on_graph_break:
         self.before: list[bool | None] = []
 
     def __enter__(self) -> None:
-        self.before.append(REGION.errors)
-        REGION.errors = self.error
+        here = region()
+        self.before.append(here.errors)
+        here.errors = self.error
 
     def __exit__(self, *raised: object) -> None:
-        REGION.errors = self.before.pop()
+        region().errors = self.before.pop()
 
     def __call__(self, function: F) -> F:
         error = self.error
