@@ -57,7 +57,8 @@ def one_graph(found: Row) -> bool:
     """At most one graph, no break, nothing left to eager."""
     breaks = found.get("breaks") or []
     count = breaks if isinstance(breaks, int) else len(breaks)
-    return not (found.get("failure") or count or found.get("fallbacks")) and found.get("graphs", 2) <= 1
+    eager = [*(found.get("fallbacks") or ()), *(found.get("reruns") or ())]
+    return not (found.get("failure") or count or eager) and found.get("graphs", 2) <= 1
 
 
 def import_all(peer: bool) -> None:
@@ -111,7 +112,10 @@ def line(row: Row) -> str:
     if "verdict" not in row:
         return f"{row['module']}: eager: {row['eager'][:120]}"
     parts = [f"{row['module']}: {row['verdict']} {row['detail']}".strip()]
-    parts += [f"{row.get('graphs')} graphs", *(f"{n} {reason} ({where})" for n, reason, where in row.get("breaks", ()))]
+    parts += [
+        f"{row.get('graphs')} graphs",
+        *(f"{n} {reason} ({where})" for n, reason, where, _ in row.get("breaks", ())),
+    ]
     parts += [f"LEFT TO EAGER {text}" for text in row.get("fallbacks", ())]
     if row.get("backward"):
         parts.append(f"eager's backward raises {row['backward'][:80]}")
@@ -141,7 +145,8 @@ def counts(rows: list[Row]) -> list[tuple[str, str]]:
     left = [row for row in mine if row.get("fallbacks")]
     raised = [row for row in mine if row.get("backward")]
     fine = sum(row["verdict"] == "right" for row in raised)
-    found.append(("something of them left to eager", share(len(left))))
+    found.append(("a function or a graph of them left to eager", share(len(left))))
+    found.append(("ran otherwise than planned", share(sum(bool(row.get("mended")) for row in mine))))
     found.append(("eager's backward raises; right in the forward", f"{len(raised)}; {fine}"))
     found.append(("captured in one graph", share(sum(one_graph(row) for row in mine))))
     both = [row for row in mine if "peer" in row]
@@ -156,7 +161,7 @@ def counts(rows: list[Row]) -> list[tuple[str, str]]:
 
 def reasons(rows: list[Row]) -> Counter[str]:
     """Modules by reason of a break."""
-    return Counter(reason for row in judged(rows) for reason in {reason for _, reason, _ in row.get("breaks", ())})
+    return Counter(reason for row in judged(rows) for reason in {reason for _, reason, _, _ in row.get("breaks", ())})
 
 
 def show(rows: list[Row]) -> None:

@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -253,18 +253,19 @@ def seed_all(seed: int) -> None:
 
 def ours(module: torch.nn.Module, run: Run) -> tuple[Callable[..., Any], Callable[[], None]]:
     import torchcompile
-    import torchdynamo
+
+    def told_of(events: Iterable[Any]) -> list[str]:
+        return sorted({f"{event.kind.id}: {event.what}: {event.detail}"[:300] for event in events})
 
     def close() -> None:
         report = torchcompile.report()
-        stats = torchdynamo.stats()
-        details = {(d.reason, d.detail): d for d in stats.break_details}
         run.facts = {
             "graphs": report.captured,
-            "breaks": [[count, reason, where.rsplit("/", 1)[-1]] for count, reason, where in report.breaks],
-            "details": [f"{reason}: {detail}"[:300] for reason, detail in details][:4],
-            "fallbacks": sorted({f"{f.kind.id}: {f.what}: {f.detail}"[:300] for f in report.fallbacks}),
-            "recompiles": report.recompiles,
+            "breaks": [[e.count, e.kind.id, e.where.rsplit("/", 1)[-1], e.detail[:200]] for e in report.breaks],
+            "fallbacks": told_of(report.fallbacks),
+            "mended": told_of(report.mended),
+            "reruns": told_of(report.reruns),
+            "recompiles": told_of(report.recompiles),
         }
 
     return torchcompile.compile(module, options={"eager_random": True}), close

@@ -15,7 +15,7 @@ bool floats_equal(double a, double b) {
 bool constants_equal(PyObject* a, PyObject* b) {
   if (a == b) return true;
   if (Py_TYPE(a) != Py_TYPE(b)) return false;
-  if (PyFloat_CheckExact(a)) return floats_equal(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
+  if (PyFloat_Check(a)) return floats_equal(PyFloat_AS_DOUBLE(a), PyFloat_AS_DOUBLE(b));
   if (PyComplex_CheckExact(a)) {
     Py_complex x = PyComplex_AsCComplex(a), y = PyComplex_AsCComplex(b);
     return floats_equal(x.real, y.real) && floats_equal(x.imag, y.imag);

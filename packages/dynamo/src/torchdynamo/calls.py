@@ -25,7 +25,7 @@ from torch.optim import optimizer
 
 from primtorch import ambient
 from primtorch.fake import FakeTensor
-from torchdynamo import constants, scalars, torch_calls
+from torchdynamo import constants, numpy_values, scalars, torch_calls
 from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
 from torchdynamo.checkpoints import call_checkpointed
@@ -118,6 +118,7 @@ class Calls:
             (torch.autocast.__exit__, self._exit_autocast),
             (torch._C._set_grad_enabled, self._native),
             (torch.tensor, self._tensor),
+            *((function, self._tensor_of_array) for function in numpy_values.MAKERS),
             *((function, self._number) for function in scalars.NUMBER_FUNCTIONS),
             *self.emissions.rules(),
         )
@@ -139,6 +140,8 @@ class Calls:
             return self._module_object(fn, args, kwargs)
         if kind is weakref.ReferenceType and not args and not kwargs:
             return self.outside.referent(fn)
+        if numpy_values.belongs(fn):
+            return self._numpy(fn, args, kwargs)
         if kind in _BUILTINS:
             return self._builtin(fn, args, kwargs)
         if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
@@ -167,6 +170,8 @@ class Calls:
             return self._optimizer_step(fn, args, kwargs)
         if fn.__code__ is _NOT_FOR_COMPILERS and module.startswith("torch.optim"):
             return Redirect(fn.__wrapped__, args, kwargs)  # type: ignore[attr-defined]
+        if module.startswith("numpy"):
+            return self._numpy(fn, args, kwargs)
         self._break_if_listed(fn, module)
         if fn.__name__ == "__deepcopy__" and len(args) == 2 and isinstance(args[0], FakeTensor):
             return self._copied_tensor(*args)
@@ -248,8 +253,6 @@ class Calls:
         reason = torch_calls.BREAKS.get(fn) or torch_calls.BREAK_MODULES.get(module)
         if reason is None:
             reason = torch_calls.BREAKS_BY_NAME.get((module, getattr(fn, "__name__", "")))
-        if reason is None and module.startswith("numpy."):
-            reason = "numpy"
         if reason is not None:
             raise BreakGraph(reason, f"call of {module}.{getattr(fn, '__qualname__', fn)}")
 
@@ -301,6 +304,8 @@ class Calls:
     def _tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """`torch.tensor`, which would fix the numbers that it is given. A tensor of one int alone has its number fixed:
         such tensors stand for sizes, whose value the program asks for (`constants.py`)."""
+        if args and numpy_values.holds(args[0]):
+            return self._tensor_of_array(fn, args, kwargs)
         made_of_symbols = len(args) == 1 and scalars.holds_symbol(args[0]) and scalars.only_numbers(args[0])
         if made_of_symbols and isinstance(args[0], torch.SymInt):
             args = (scalars.concrete(args[0]),)
@@ -308,6 +313,25 @@ class Calls:
         if made_of_symbols and kwargs.keys() <= {"dtype", "device", "requires_grad"}:
             return scalars.tensor(args[0], **kwargs)
         return self._native(fn, args, kwargs)
+
+    def _tensor_of_array(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """A tensor of NumPy's numbers is a constant of the compiled code, copied at each call."""
+        if not args or not numpy_values.holds(args[0]):
+            return MISSING
+        arrays, data = self.outside.externals.arrays, scalars.concrete(args[0])
+        if len(args) > 1 or kwargs.keys() - {"dtype", "device", "requires_grad"} or not arrays.is_known(data):
+            raise BreakGraph("numpy", f"torch.{fn.__name__} of an array that capture does not know")
+        tensor = self.outside.adopt(arrays.tensor(fn, data)).clone()
+        wanted = {key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None}
+        tensor = tensor.to(**wanted) if wanted else tensor
+        return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
+
+    def _numpy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        args, kwargs = scalars.concrete(args), scalars.concrete(kwargs)
+        if not self.outside.externals.arrays.runs(fn, args, kwargs):
+            name = getattr(fn, "__qualname__", getattr(fn, "__name__", type(fn).__name__))
+            raise BreakGraph("numpy", f"call of {getattr(fn, '__module__', None) or 'numpy'}.{name}")
+        return fn(*args, **kwargs)
 
     def _optimizer_step(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """`step` without the graph breaks around it that torch puts there for another compiler."""

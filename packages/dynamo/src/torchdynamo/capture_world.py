@@ -380,9 +380,7 @@ class CaptureWorld(PlainWorld):
         if any(fn is one for one in torch_calls.PURE_C_FUNCTIONS):
             module = "builtins"
         if module not in torch_calls.PURE_C_MODULES and package not in ("torch", "builtins"):
-            raise BreakGraph(
-                "numpy" if package == "numpy" else "c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}"
-            )
+            raise BreakGraph("c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}")
         return super().call_leaf(fn, args, kwargs)
 
     def _may_call_method_of(self, owner: Any) -> bool:

@@ -30,6 +30,7 @@ from torch import fx
 
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, ShapeEnv, expr_of, float_expr_of
+from torchdynamo import numpy_values
 from torchdynamo.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
@@ -158,7 +159,7 @@ class Codegen:
         known = self.externals.lookup(obj)
         if known is not None:
             return self.load(known.source)
-        if kind in CONSTANT_TYPES and kind is not torch.Size:
+        if (kind in CONSTANT_TYPES and kind is not torch.Size) or numpy_values.is_scalar(obj):
             return self.pin(obj)
         for base, rule in _BUILDERS:
             if isinstance(obj, base):
@@ -343,6 +344,19 @@ class Codegen:
         """`operator.itemgetter` and its kin: called with what they were called with."""
         function, arguments = obj.__reduce__()[:2]
         return self._name(obj, f"{self.value(function)}({self.items(arguments)})")
+
+    def _array(self, obj: Any) -> str:
+        """An array made of numbers. A view is taken of the copy of what it is a view of."""
+        if not numpy_values.is_array(obj):
+            raise BreakGraph("rebuild", f"an array of {obj.dtype}")
+        if self.externals.arrays.is_shared(obj):
+            raise BreakGraph("rebuild", "an array whose memory a tensor of the graph has, too")
+        owner = numpy_values.memory_of(obj)
+        if owner is obj:
+            return self._name(obj, f"{self.pin(obj)}.copy('K')")
+        place = numpy_values.address(obj) - numpy_values.address(owner)
+        parts = f"{obj.shape}, {self.pin(obj.dtype)}, {self.value(owner)}, {place}, {obj.strides}"
+        return self._name(obj, f"{self.pin(type(obj))}({parts})")
 
     def _match(self, obj: re.Match[Any]) -> str:
         return self.pin(obj)  # of a pattern and a text that are guarded
@@ -615,6 +629,7 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (functools.partial, Codegen._partial),
     ((operator.itemgetter, operator.attrgetter, operator.methodcaller), Codegen._reduced),
     (re.Match, Codegen._match),
+    (numpy_values.ARRAY, Codegen._array),
     (types.FunctionType, Codegen._function),
     (types.CellType, Codegen._cell),
     (_ITERATORS, Codegen._iterator),

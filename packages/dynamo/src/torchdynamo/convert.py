@@ -25,6 +25,7 @@ from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event
 from primtorch.schemas import UserFrame
+from torchdynamo import numpy_values
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
 from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
@@ -218,9 +219,10 @@ def _as_it_is(function: types.FunctionType) -> CompiledCallable:
 
 # Their argument is an iterator, which capture may not advance; what they call is captured.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
-# Files whose functions are not captured on their own: Python's library, torch, this package, generated code.
+# Files whose functions are not captured on their own: Python's library, torch, NumPy, this package, generated code.
 _LEFT_ALONE = (
     *(path + os.sep for path in {sysconfig.get_paths()["stdlib"], os.path.dirname(torch.__file__)}),
+    *numpy_values.FOLDER,
     os.path.dirname(__file__) + os.sep,
     "<",
 )

@@ -82,7 +82,8 @@ DISABLED_FUNCTION = Kind(
 )
 LIBRARY_CODE = Kind(
     "library_code",
-    "Python code of torch or of the standard library that was called where the graph broke: it is part of the break",
+    "Python code of torch, of NumPy or of the standard library that was called where the graph broke: it is part of the"
+    " break",
     "remove the break",
     Effect.PLAIN,
 )

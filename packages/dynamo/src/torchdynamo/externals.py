@@ -27,6 +27,7 @@ import torch
 
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
+from torchdynamo import numpy_values
 from torchdynamo.growing_lists import GrowingList
 from torchdynamo.guards import GuardSet, own_keys
 from torchdynamo.interpreter.classes import may_change, native_base
@@ -50,7 +51,7 @@ CONSTANT_TYPES: frozenset[type] = frozenset(
         int, float, complex, bool, str, bytes, type(None), type(Ellipsis), type(NotImplemented), range,
         torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
         decimal.Decimal, fractions.Fraction, datetime.timedelta, datetime.date, datetime.datetime,
-        pathlib.PosixPath, pathlib.PurePosixPath, re.Pattern,
+        pathlib.PosixPath, pathlib.PurePosixPath, re.Pattern, *numpy_values.SCALARS,
     }
 )  # fmt: skip
 
@@ -155,6 +156,7 @@ class Externals:
         self.opaque: dict[int, External] = {}  # objects of C types whose data no guard can watch
         self.shadows: list[External] = []
         self.hashed: dict[int, External] = {}  # that sets and dicts told apart by their identity
+        self.arrays = numpy_values.Arrays(lambda value: self.lookup(value) is not None)
         self.cells: list[Source] = []  # of functions that are made anew at each call
         self._classes: set[type] = set()
         self.world: Any = None  # of the iterators that the program goes on with

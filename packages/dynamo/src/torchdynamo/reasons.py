@@ -44,8 +44,9 @@ _TABLE = (
     ),
     Reason(
         "numpy",
-        "NumPy works outside of the graph",
-        "use the torch function of the same meaning",
+        "NumPy works outside of the graph where it has more than numbers and arrays made of numbers in the program: an array"
+        " from outside, a tensor, a random number, a file",
+        "use the torch function of the same meaning, or keep the array as a tensor",
     ),
     Reason(
         "c_function",

@@ -23,7 +23,7 @@ from primtorch.effects import has_effect, overload_of, written_tensors
 from primtorch.fake import FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
-from torchdynamo import constants
+from torchdynamo import constants, numpy_values
 from torchdynamo.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.reasons import BreakGraph
@@ -416,6 +416,8 @@ class Recorder:
             return type(value)(self.argument(item) for item in value)
         if isinstance(value, torch.Generator):
             raise BreakGraph("random_state", "a generator of the program's own is an argument of the call")
+        if numpy_values.is_scalar(value):
+            return numpy_values.number(value)
         if type(value).__module__ == "numpy":
             raise BreakGraph("numpy", f"a torch function takes a numpy.{type(value).__qualname__}")
         return value

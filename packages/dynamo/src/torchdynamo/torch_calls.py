@@ -117,7 +117,6 @@ BREAKS_BY_NAME: dict[tuple[str, str], str] = {
 }
 # Modules whose functions leave the graph.
 BREAK_MODULES: dict[str, str] = {
-    "numpy": "numpy",
     "random": "random_state",
     "time": "c_function",
     "torch.random": "random_state",

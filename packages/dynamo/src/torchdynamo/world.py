@@ -14,7 +14,7 @@ from primtorch.fake import FakeMode, FakeTensor
 from primtorch.fake.build import refuse_fresh
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
-from torchdynamo import modules
+from torchdynamo import modules, numpy_values
 from torchdynamo.externals import External, Externals, is_constant, is_trusted_module, tensor_guard
 from torchdynamo.growing_lists import GrowingList
 from torchdynamo.guards import instance_dict
@@ -101,7 +101,7 @@ class Outside:
         """Lets go of the program's objects. What points to this record keeps no more of them alive."""
         externals = self.externals
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
-        held += (externals.hashed,)
+        held += (externals.hashed, externals.arrays.shared)
         for table in (*held, self.tensors, self._alive, self._own_classes, self._cells):
             table.clear()
         self.overlays.clear()
@@ -591,6 +591,8 @@ class Outside:
     def refuse_opaque(self, *objects: Any) -> None:
         """Breaks where the program looks into an object that no guard can watch."""
         for obj in objects:
+            if numpy_values.is_array(obj):
+                self.externals.arrays.refuse_shared(obj)
             known = self.externals.opaque.get(id(obj))
             if known is not None and known.original is obj:
                 kind = type(obj)

@@ -1,0 +1,158 @@
+"""NumPy on values that capture knows: numbers, and arrays that the program made of numbers.
+
+Such calls run as they are; what they give is a value of the capture, like a Python list. An array that becomes a tensor
+is a constant of the compiled code, copied at each call. Arrays of the outside world are not known: no guard watches
+what they hold.
+"""
+
+from __future__ import annotations
+
+import os
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+try:
+    import numpy
+except ImportError:  # torch does without
+    numpy = None  # type: ignore[assignment]
+
+from torchdynamo.reasons import BreakGraph
+
+# Functions whose result depends on more than their arguments, or that do more than return it.
+_NOT_PURE: frozenset[str] = frozenset(
+    {
+        "save", "savez", "savez_compressed", "savetxt", "load", "loadtxt", "genfromtxt", "fromfile", "fromregex",
+        "memmap", "seterr", "geterr", "seterrcall", "geterrcall", "errstate", "setbufsize", "getbufsize",
+        "set_printoptions", "get_printoptions", "printoptions", "show_config", "show_runtime", "info", "test",
+        "frombuffer", "from_dlpack", "get_include", "nditer", "shares_memory", "may_share_memory", "tofile", "dump",
+    }
+)  # fmt: skip
+_PURE_MODULES: frozenset[str] = frozenset(
+    {"numpy", "numpy.linalg", "numpy.fft", "numpy.lib._index_tricks_impl", "numpy.lib.index_tricks"}
+)
+_KINDS = "biufc"  # of dtypes: truth values and numbers
+
+# Immutable scalars that a guard compares exactly.
+SCALARS: frozenset[type] = frozenset(
+    ()
+    if numpy is None
+    else (
+        numpy.bool_, numpy.float64, numpy.int8, numpy.int16, numpy.int32, numpy.int64, numpy.uint8, numpy.uint16,
+        numpy.uint32, numpy.uint64,
+    )
+)  # fmt: skip
+_NEVER: tuple[type, ...] = ()
+_GENERIC: Any = _NEVER if numpy is None else numpy.generic
+ARRAY: Any = _NEVER if numpy is None else numpy.ndarray
+_ATOMS: Any = (int, float, complex, str, bytes, type(None), type(Ellipsis), types.NotImplementedType)
+_GRIDS: Any = _NEVER
+FOLDER: tuple[str, ...] = ()  # of its code
+if numpy is not None:
+    _INDEXED = (numpy.mgrid, numpy.ogrid, numpy.r_, numpy.c_, numpy.s_, numpy.index_exp)
+    _GRIDS = (numpy.dtype, *map(type, _INDEXED))
+    FOLDER = (os.path.dirname(numpy.__file__) + os.sep,)
+
+
+def address(array: Any) -> int:
+    """Where an array's first element lies."""
+    return int(array.__array_interface__["data"][0])
+
+
+def is_scalar(value: Any) -> bool:
+    return isinstance(value, _GENERIC) and value.dtype.kind in _KINDS
+
+
+def is_array(value: Any) -> bool:
+    return type(value) is ARRAY and value.dtype.kind in _KINDS
+
+
+def number(value: Any) -> Any:
+    """A NumPy scalar as torch takes it: a Python number of the same value."""
+    return value.item()
+
+
+def belongs(fn: Any) -> bool:
+    """Whether a callable is NumPy's: a function, a ufunc, a type, or a method of an array or a scalar."""
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, (_GENERIC, ARRAY)):
+        return True
+    kind = getattr(fn, "__objclass__", None)
+    module = kind.__module__ if isinstance(kind, type) else getattr(fn, "__module__", None) or type(fn).__module__
+    return isinstance(module, str) and (module == "numpy" or module.startswith("numpy."))
+
+
+class Arrays:
+    """The arrays of one capture."""
+
+    def __init__(self, is_outside: Callable[[Any], bool]) -> None:
+        self.is_outside = is_outside  # whether a value stands for an object that the program did not make
+        self.shared: dict[int, Any] = {}  # arrays whose memory is a tensor's, by identity of who owns it
+
+    def is_known(self, value: Any) -> bool:
+        """Whether a value consists of numbers and arrays made of numbers."""
+        if isinstance(value, _ATOMS) or is_scalar(value):
+            return True
+        if is_array(value):
+            return not self.is_outside(value) and not self.is_shared(value)
+        if isinstance(value, (tuple, list, set, frozenset)):
+            return all(map(self.is_known, value))
+        if type(value) is dict:
+            return all(map(self.is_known, value)) and all(map(self.is_known, value.values()))
+        if isinstance(value, slice):
+            return all(map(self.is_known, (value.start, value.stop, value.step)))
+        return isinstance(value, (_GRIDS, range)) or (isinstance(value, type) and issubclass(value, _NUMBER_TYPES))
+
+    def runs(self, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+        """Whether a call of NumPy depends on known values alone."""
+        if getattr(fn, "__name__", "") in _NOT_PURE:
+            return False
+        owner = getattr(fn, "__self__", None)
+        if not isinstance(owner, (_GENERIC, ARRAY)):
+            kind = getattr(fn, "__objclass__", None)
+            module = kind.__module__ if isinstance(kind, type) else getattr(fn, "__module__", None) or "numpy"
+            if module not in _PURE_MODULES:
+                return False
+            owner = None
+        return all(map(self.is_known, (owner, *args, *kwargs.values())))
+
+    def tensor(self, make: Callable[[Any], torch.Tensor], data: Any) -> torch.Tensor:
+        """The tensor that torch makes of numbers and arrays. Eager's may have an array's memory."""
+        if is_array(data) and make in _SHARE:
+            owner = memory_of(data)
+            self.shared[id(owner)] = owner
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            return make(data.copy() if is_array(data) else data)
+
+    def is_shared(self, array: Any) -> bool:
+        return bool(self.shared) and id(memory_of(array)) in self.shared
+
+    def refuse_shared(self, array: Any) -> None:
+        """What is written to the tensor, or to the array, changes both: the tensor of the graph is a copy."""
+        if self.is_shared(array):
+            raise BreakGraph("numpy", "an array is used after a tensor has got its memory")
+
+
+def memory_of(array: Any) -> Any:
+    """The array that owns the memory of an array."""
+    while isinstance(array.base, ARRAY):
+        array = array.base
+    return array
+
+
+def holds(data: Any) -> bool:
+    """Whether nested lists hold an array or a scalar of NumPy."""
+    if isinstance(data, (list, tuple)):
+        return any(map(holds, data))
+    return isinstance(data, (_GENERIC, ARRAY))
+
+
+# What makes a tensor of numbers; the first of them without copying an array.
+_SHARE: tuple[Any, ...] = (torch.from_numpy, torch.as_tensor, torch.asarray)
+MAKERS: tuple[Any, ...] = (
+    *_SHARE, torch.Tensor, torch.FloatTensor, torch.DoubleTensor, torch.LongTensor, torch.IntTensor, torch.BoolTensor,
+    torch.HalfTensor, torch.ByteTensor,
+)  # fmt: skip
+_NUMBER_TYPES: Any = (bool, int, float, complex, _GENERIC)
