@@ -44,8 +44,8 @@ _TABLE = (
     ),
     Reason(
         "numpy",
-        "NumPy works outside of the graph where it has more than numbers and arrays made of numbers in the program: an array"
-        " from outside, a tensor, a random number, a file",
+        "NumPy works outside of the graph where it has more than numbers and arrays made of numbers: an array from"
+        " outside, a tensor, a random number, a file",
         "use the torch function of the same meaning, or keep the array as a tensor",
     ),
     Reason(
