@@ -123,6 +123,29 @@ def numpy_constants(x: torch.Tensor, _: Any) -> Any:
     return x * np.pi + np.inf, np.float32 is not None
 
 
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
+        ctx.save_for_backward(x, w)
+        return x * w
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> Any:  # type: ignore[override]
+        x, w = ctx.saved_variables
+        return g * w, g * x
+
+
+@case(lambda: torch.ones(3, requires_grad=True))
+def older_spellings(x: torch.Tensor, w: torch.Tensor) -> Any:
+    variable = torch.autograd.Variable(torch.zeros(2, 3).type(x.type()))
+    variable[0] = 1
+    apart = torch.autograd.Variable(w * 2)
+    n = x.shape[0]
+    made = [torch.FloatTensor([1, 2, 3]), torch.Tensor(n, 3).zero_(), torch.LongTensor([[1], [2]]), torch.Tensor((1, 2.5)),
+            torch.ByteTensor(2).fill_(1), torch.Tensor(x.size()).fill_(0.5), torch.DoubleTensor(), torch.BoolTensor([True])]  # fmt: skip
+    return x + variable, apart, x * w + apart, Scaled.apply(x, w.expand(2, 3)), x + made[0], made
+
+
 @case(lambda: torch.nn.ParameterDict({"a": torch.nn.Parameter(torch.ones(3))}))
 def parameter_dicts(x: torch.Tensor, p: Any) -> Any:
     return x * p["a"], list(p.keys()), "a" in p, len(p)

@@ -35,13 +35,14 @@ class FunctionContext:
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
         self.saved_tensors: tuple[Any, ...] = ()
+        self.saved_variables: tuple[Any, ...] = ()  # the same, by an older name
         self.to_save: tuple[Any, ...] = ()
         self.non_differentiable: tuple[Any, ...] = ()
         self.dirty_tensors: tuple[Any, ...] = ()
         self.materialize_grads = True
 
     def save_for_backward(self, *tensors: Any) -> None:
-        self.to_save = self.saved_tensors = tensors
+        self.to_save = self.saved_tensors = self.saved_variables = tensors
 
     def save_for_forward(self, *tensors: Any) -> None:
         pass

@@ -119,6 +119,8 @@ class Calls:
             (torch._C._set_grad_enabled, self._native),
             (torch.tensor, self._tensor),
             *((function, self._tensor_of_array) for function in numpy_values.MAKERS),
+            *((kind, self._tensor_of_type) for kind in torch_calls.TENSOR_TYPES),
+            (torch.autograd.Variable, self._variable),
             *((function, self._number) for function in scalars.NUMBER_FUNCTIONS),
             *self.emissions.rules(),
         )
@@ -324,6 +326,28 @@ class Calls:
         tensor = self.outside.adopt(arrays.tensor(fn, data)).clone()
         wanted = {key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None}
         tensor = tensor.to(**wanted) if wanted else tensor
+        return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
+
+    def _tensor_of_type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`torch.FloatTensor(2, 3)` and `torch.FloatTensor([1, 2])`, as functions that a graph can hold."""
+        if kwargs or (len(args) == 1 and isinstance(args[0], torch.Tensor)):
+            return MISSING
+        dtype = torch.get_default_dtype() if fn is torch.Tensor else fn.dtype
+        if args and numpy_values.holds(args[0]):
+            return self._tensor_of_array(fn, args, kwargs)
+        if len(args) == 1 and isinstance(args[0], (list, tuple)) and not isinstance(args[0], torch.Size):
+            return torch.tensor(args[0], dtype=dtype, device="cpu")
+        if len(args) == 1 and isinstance(args[0], torch.Size):
+            args = tuple(args[0])
+        if not all(type(size) in (int, torch.SymInt) for size in args):
+            return MISSING
+        return torch.empty(args or (0,), dtype=dtype, device="cpu")
+
+    def _variable(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`Variable(tensor)`: what is left of it takes the tensor out of its history."""
+        if len(args) != 1 or not isinstance(args[0], torch.Tensor) or kwargs.keys() - {"requires_grad"}:
+            raise BreakGraph("c_function", "call of torch.autograd.Variable with more than a tensor")
+        tensor = args[0].detach()
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
 
     def _numpy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:

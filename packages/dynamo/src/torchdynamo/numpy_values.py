@@ -149,10 +149,7 @@ def holds(data: Any) -> bool:
     return isinstance(data, (_GENERIC, ARRAY))
 
 
-# What makes a tensor of numbers; the first of them without copying an array.
+# What makes a tensor of numbers without copying an array.
 _SHARE: tuple[Any, ...] = (torch.from_numpy, torch.as_tensor, torch.asarray)
-MAKERS: tuple[Any, ...] = (
-    *_SHARE, torch.Tensor, torch.FloatTensor, torch.DoubleTensor, torch.LongTensor, torch.IntTensor, torch.BoolTensor,
-    torch.HalfTensor, torch.ByteTensor,
-)  # fmt: skip
+MAKERS: tuple[Any, ...] = _SHARE
 _NUMBER_TYPES: Any = (bool, int, float, complex, _GENERIC)

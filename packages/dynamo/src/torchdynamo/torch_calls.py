@@ -37,6 +37,11 @@ ANSWERS: dict[Any, Any] = {
     torch._C._log_api_usage_once: None,
     torch._C._is_tracing: False,
 }
+# Types that are called with sizes, or with numbers, to make a tensor on the CPU; torch.Tensor has the default dtype.
+TENSOR_TYPES: tuple[Any, ...] = (
+    torch.Tensor, torch.FloatTensor, torch.DoubleTensor, torch.HalfTensor, torch.BFloat16Tensor, torch.LongTensor,
+    torch.IntTensor, torch.ShortTensor, torch.CharTensor, torch.ByteTensor, torch.BoolTensor,
+)  # fmt: skip
 # Functions of torch that ask whether another compiler runs; recognised by name so that it is not imported.
 ANSWERS_BY_NAME: dict[tuple[str, str], Any] = {
     ("torch._jit_internal", "is_scripting"): False,
