@@ -24,7 +24,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from ambient_state import default_dtype, deterministic, precision, threads
+import soundness_operators as operators
+from ambient_state import default_dtype, deterministic, left_behind, precision, threads
 from soundness_statements import CHANGES, STATEMENTS
 
 import torchdynamo
@@ -148,12 +149,15 @@ def _fill(s: Any, classes: dict[str, Any], layer: type, outer: type) -> None:
 def make_world(statements: Sequence[str]) -> dict[str, Any]:
     """A fresh world and the program `f` in it."""
     classes = _classes()
+    classes["Swapped"] = type("Swapped", (operators.Swapped,), {})  # changes write to them
+    classes["Special"] = type("Special", (operators.Special,), {})
     layer, slower, outer = _modules()
     s: Any = classes["Derived"]()
     _fill(s, classes, layer, outer)
+    s.special = torch.ones(3).as_subclass(classes["Special"])
     names: dict[str, Any] = {
         "torch": torch, "copy": copy, "collections": collections, "itertools": itertools, "torchdynamo": torchdynamo,
-        "GLOBAL": 1, "TABLE": {"g": 3}, **classes,
+        "contextlib": contextlib, "GLOBAL": 1, "TABLE": {"g": 3}, **operators.NAMES, **classes,
     }  # fmt: skip
     first = "global GLOBAL\n" * any("global GLOBAL" in statement for statement in statements)
     body = first + "r = x + 0\n" + "\n".join(s.removeprefix("global GLOBAL\n") for s in statements)
@@ -171,7 +175,7 @@ def make_world(statements: Sequence[str]) -> dict[str, Any]:
         "s": s, "g": names, "k": k, "f": f, "Layer": layer, "Slower": slower, "Marked": Marked, **classes,
         "torch": torch, "types": types, "weakref": weakref, "collections": collections, "dataclasses": dataclasses,
         "functools": functools, "copy": copy,
-        "a": [torch.arange(3.0), torch.ones(3)], "ambient": set(),
+        "a": [torch.arange(3.0), torch.ones(3)], "ambient": set(), "protocol": set(),
     }  # fmt: skip
 
 
@@ -185,6 +189,10 @@ _AMBIENT: dict[str, Any] = {
     "threads": threads,
     "meta": lambda: torch.device("meta"),
     "cpu": lambda: torch.device("cpu"),
+    "sdpa": operators.attention,
+    "anomaly": operators.anomaly,
+    "hooks": operators.hooks,
+    "swapped": operators.Swapped,
 }
 
 
@@ -205,25 +213,28 @@ def _text(value: Any) -> Any:
 
 
 _OBSERVED = ("number", "items", "shared", "table", "inner", "queue", "order", "default", "names", "weight", "other",
-             "base", "view", "big", "last", "_level", "extra")  # fmt: skip
+             "base", "view", "big", "last", "_level", "extra", "special")  # fmt: skip
 
 
 def outcome(world: dict[str, Any], run: Any) -> Any:
     """What a call gives: the result or the kind of error, gradients, and the state that it leaves."""
     s, a = world["s"], world["a"]
     at = lambda name: s.__dict__.get(name)  # whatever its class says; a change may have taken it away
-    with contextlib.ExitStack() as stack:
+    operators.NOTES[0] = 0
+    torch.manual_seed(0)
+    with left_behind() as state_after, contextlib.ExitStack() as stack:
         for name in sorted(world["ambient"]):
             stack.enter_context(_AMBIENT[name]())
         try:
             result = run(*a, s)
             shown = [_text(result), result is a[0], result is at("weight")]
             if isinstance(result, torch.Tensor) and result.requires_grad and not result.is_meta:
-                result.sum().backward()
+                _differentiate(result, world)
         except Exception as error:
             if isinstance(error, torchdynamo.TorchDynamoError):
                 raise
             shown = [type(error).__name__]
+        shown += [state_after(), operators.NOTES[0]]
     tensors = [a[0], a[1], at("weight"), getattr(at("layer"), "weight", None)]
     gradients = [_text(t.grad) if isinstance(t, torch.Tensor) and t.is_leaf else None for t in tensors]
     state = [(name, _text(s.__dict__.get(name))) for name in _OBSERVED]
@@ -231,6 +242,21 @@ def outcome(world: dict[str, Any], run: Any) -> Any:
     rest = [world["k"], world["g"]["TABLE"], world["g"]["GLOBAL"], *layer, getattr(type(s), "count", None), a]
     seen = [world["g"]["remember"].__defaults__, getattr(at("weight"), "tag", None)]
     return shown, gradients, state, _text(rest), _text(seen)
+
+
+def _differentiate(result: torch.Tensor, world: dict[str, Any]) -> None:
+    """A backward as training loops run it: gradients are added to those of earlier calls, unless they are zeroed."""
+    protocol, layer = world["protocol"], world["s"].__dict__.get("layer")
+    leaves = [t for t in layer.parameters() if t.grad is not None] if isinstance(layer, torch.nn.Module) else []
+    if "zero" in protocol:
+        for t in leaves:
+            t.grad = None
+    loss = result.sum()
+    if "twice" in protocol:
+        loss.backward(retain_graph=True)
+    loss.backward()
+    if "clip" in protocol:
+        torch.nn.utils.clip_grad_norm_(leaves, 0.5)
 
 
 def _apply(change: str, world: dict[str, Any]) -> str:

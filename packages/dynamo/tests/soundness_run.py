@@ -25,6 +25,7 @@ from typing import Any
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
+from ambient_state import state_of_process, take_modes_off
 from soundness_programs import disagreement, random_program
 
 import torchdynamo
@@ -34,12 +35,18 @@ def check(seed: int) -> tuple[int, str | None]:
     """The seed, and a report when the program is wrong, or does not end."""
     statements, changes = random_program(seed)
     signal.alarm(_SECONDS_A_PROGRAM)
+    before = state_of_process()
     try:
         found = disagreement(statements, changes)
-    except Exception as error:  # of capture or of the harness: a finding as well
+    except BaseException as error:  # of capture or of the harness: a finding as well
         found = f"{type(error).__name__}: {error}"
     finally:
         signal.alarm(0)
+    after = state_of_process()
+    if after != before:
+        left = {name: value for name, value in after.items() if value != before[name]}
+        found = f"the process is left changed: {left}; {found or 'results as eager'}"
+        take_modes_off(before)
     return seed, found
 
 
