@@ -9,7 +9,7 @@ import contextlib
 import functools
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,7 +21,32 @@ from hypothesis import strategies as st
 from aotautograd import AotAutogradError, aot_function
 
 Env = list[torch.Tensor]
+ROUNDS = 3  # of calls and backwards whose gradients are added up
 OVERLAP = "some elements of the input tensor and the written-to tensor"  # what eager says where it sees one
+
+
+@torch.library.custom_op("fuzz::tripled", mutates_args=())
+def tripled(t: torch.Tensor) -> torch.Tensor:
+    return t * 3
+
+
+tripled.register_fake(torch.empty_like)
+tripled.register_autograd(lambda ctx, grad: grad * 3)
+
+
+@torch.library.custom_op("fuzz::bumped_", mutates_args=("t",))
+def bumped_(t: torch.Tensor) -> None:
+    t.add_(1)
+
+
+@torch.library.custom_op("fuzz::moved_", mutates_args=("t", "s"))
+def moved_(t: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+    t.mul_(0.5)
+    s.add_(t.sum())
+    return t + 1
+
+
+moved_.register_fake(lambda t, s: torch.empty_like(t))
 
 VIEWS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "first": lambda t: t[0] if t.dim() else t.view(()),
@@ -45,6 +70,7 @@ VALUES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
     "contiguous": lambda a, b: a.contiguous(),
     "reshaped": lambda a, b: a.reshape(-1),
     "total": lambda a, b: a.sum(),
+    "tripled": lambda a, b: tripled(a),
 }
 WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "add": lambda a, b: a.add_(1),
@@ -54,6 +80,14 @@ WRITES: dict[str, Callable[[torch.Tensor, torch.Tensor], Any]] = {
     "zero": lambda a, b: a.zero_(),
     "fill_first": lambda a, b: a.__setitem__(0, b.sum()) if a.dim() and a.shape[0] else a.fill_(2.0),
     "augmented": lambda a, b: a.__iadd__(b.sum()),
+    "bumped": lambda a, b: bumped_(a),
+}
+# Writes of a tensor's sizes and strides.
+METADATA: dict[str, Callable[[torch.Tensor], Any]] = {
+    "transposed": lambda a: a.t_() if a.dim() <= 2 else a.transpose_(0, -1),
+    "swapped": lambda a: a.swapaxes_(0, -1) if a.dim() else a,
+    "unsqueezed": lambda a: a.unsqueeze_(0) if a.dim() < 4 else a,
+    "squeezed": lambda a: a.squeeze_(),
 }
 
 
@@ -72,7 +106,7 @@ def reads_what_it_writes(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 @dataclass(frozen=True)
 class Instruction:
-    kind: str  # view, value, write, or one of the last two under no_grad
+    kind: str  # view, value, write, metadata, or one of the first and the third under no_grad
     name: str
     a: int
     b: int
@@ -85,6 +119,8 @@ class Instruction:
                 env.append(VIEWS[self.name](a))
             elif kind == "value":
                 env.append(VALUES[self.name](a, b))
+            elif kind == "metadata":
+                METADATA[self.name](a)
             else:
                 WRITES[self.name](a, b)
                 if self.name in ("mul", "copy") and a.shape == b.shape and not torch._is_functional_tensor(a):
@@ -108,15 +144,18 @@ class RandomProgram:
                     _ = t.grad_fn
         return [env[i % len(env)] for i in self.outputs]
 
-    def make_inputs(self) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """Leaves, and inputs made of them."""
+    def make_inputs(self, again: Sequence[torch.Tensor] = ()) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Leaves (those of an earlier call `again`), and inputs made of them."""
         leaves: list[torch.Tensor] = []
         inputs: list[torch.Tensor] = []
+        earlier = iter(again)
         for kind, view, of in self.inputs:
             if kind == "alias" and inputs:
                 inputs.append(VIEWS[view](inputs[of % len(inputs)]))
                 continue
-            leaf = torch.randn(4, 4, dtype=torch.float64, requires_grad=kind not in ("plain", "part"))
+            leaf = next(earlier, None)
+            if leaf is None:
+                leaf = torch.randn(4, 4, dtype=torch.float64, requires_grad=kind not in ("plain", "part"))
             leaves.append(leaf)
             value = leaf * 1 if kind.startswith("inner") else leaf
             inputs.append(VIEWS[view](value) if kind.endswith("part") else value)
@@ -130,6 +169,7 @@ instructions = st.one_of(
     st.builds(Instruction, st.just("value"), st.sampled_from(sorted(VALUES)), index, index),
     st.builds(Instruction, st.just("write"), st.sampled_from(sorted(WRITES)), index, index),
     st.builds(Instruction, st.just("no_grad write"), st.sampled_from(sorted(WRITES)), index, index),
+    st.builds(Instruction, st.just("metadata"), st.sampled_from(sorted(METADATA)), index, index),
 )
 inputs = st.tuples(
     st.sampled_from(["plain", "part", "leaf", "inner", "inner part", "alias"]), st.sampled_from(sorted(VIEWS)), index
@@ -173,7 +213,28 @@ def observe(function: Callable[..., Any], program: RandomProgram, grad: bool) ->
         torch.autograd.grad(sum((t * t).sum() for t in ends), needing, allow_unused=True) if ends and needing else ()
     )
     facts["gradients"] = list(found)
+    if grad:
+        facts["accumulated"], facts["gradients' aliasing"] = accumulated(function, program, leaves)
     return facts
+
+
+def accumulated(
+    function: Callable[..., Any], program: RandomProgram, leaves: Sequence[torch.Tensor]
+) -> tuple[list[torch.Tensor | None], list[bool]]:
+    """The gradients that several calls and backwards add up in the leaves, scaled in place, and which share memory."""
+    for _ in range(ROUNDS):
+        same, inputs = program.make_inputs(leaves)
+        outputs = list(function(*inputs))
+        ends = [t for t in (*outputs, *inputs) if t.requires_grad and t.grad_fn is not None]
+        needing = [t for t in same if t.requires_grad and t.grad_fn is None]
+        if ends and needing:
+            torch.autograd.backward([sum((t * t).sum() for t in ends)], inputs=needing)
+    gradients = [leaf.grad if leaf.is_leaf else None for leaf in leaves]
+    for gradient in gradients:
+        if gradient is not None:
+            gradient.mul_(0.5)  # as clipping does: one that two leaves share would be halved twice
+    places = [None if g is None else g.untyped_storage().data_ptr() for g in gradients]
+    return gradients, [a is not None and a == b for a in places for b in places]
 
 
 def strides(t: torch.Tensor) -> list[int | None]:
@@ -182,10 +243,10 @@ def strides(t: torch.Tensor) -> list[int | None]:
 
 
 def compare(eager: dict[str, Any], ours: dict[str, Any]) -> None:
-    for what in ("identity", "aliasing", "metadata", "versions"):
-        assert ours[what] == eager[what], f"{what}: {ours[what]} instead of {eager[what]}"
-    for what in ("values", "gradients"):
-        for i, (a, b) in enumerate(zip(eager[what], ours[what], strict=True)):
+    for what in ("identity", "aliasing", "metadata", "versions", "gradients' aliasing"):
+        assert ours.get(what) == eager.get(what), f"{what}: {ours.get(what)} instead of {eager.get(what)}"
+    for what in ("values", "gradients", "accumulated"):
+        for i, (a, b) in enumerate(zip(eager.get(what, ()), ours.get(what, ()), strict=True)):
             assert (a is None) == (b is None), f"{what} {i}: {b} instead of {a}"
             if a is not None:
                 torch.testing.assert_close(b, a, rtol=1e-9, atol=1e-9, msg=lambda m: f"{what} {i}: {m}")
