@@ -23,8 +23,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import soundness_operators as operators
+import torch
 from ambient_state import default_dtype, deterministic, left_behind, precision, threads
 from soundness_statements import CHANGES, STATEMENTS
 

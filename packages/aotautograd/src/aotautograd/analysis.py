@@ -71,12 +71,13 @@ def analyse(
     bound: ProgramInputs,
     starts: Mapping[int, torch.Tensor],
     flat: Sequence[Any],
+    given: Sequence[Any],
     outputs: Sequence[Any],
     size_node: Any,
 ) -> Analysis:
     """Judges a forward that has run. `starts` holds the inner tensors that the inputs began with, `flat` their
-    functional
-    wrappers; `size_node` gives the node of a SymInt."""
+    functional wrappers, `given` what the program got for them: aliases of those whose sizes and strides it changes in
+    place; `size_node` gives the node of a SymInt."""
     inputs: list[InputInfo] = []
     result: list[Any] = []
     forward: list[ForwardOutput] = []
@@ -95,8 +96,10 @@ def analyse(
 
     for place, start in starts.items():
         info = _input_info(place, bound, start, flat[place], written)
-        inputs.append(info)
         node = node_of[id(unwrap(flat[place]))]
+        if given[place] is not flat[place]:
+            info = _restrided(info, node, given[place], node_of)
+        inputs.append(info)
         final.setdefault(node, place)
         if info.mutates_data:
             emit("updated_input", node, place, flat[place] if info.mutation_in_grad_mode else None)
@@ -117,7 +120,7 @@ def analyse(
             candidate = _Candidate(place, value, path_of_views(node_of[id(unwrap(value))], final))
             root = candidate.path[0]
             if root in final:
-                infos[place] = _alias_of_input(candidate, final[root], flat)
+                infos[place] = _alias_of_input(candidate, final[root], given)
             else:
                 groups[root].append(candidate)
     for members in groups.values():
@@ -146,30 +149,29 @@ def _input_info(
     inner = unwrap(outer)
     hidden = id(inner) in written
     data = hidden or (bool(torch._functionalize_has_data_mutation(outer)) and inner is not start)  # type: ignore[attr-defined]
-    metadata = bool(torch._functionalize_has_metadata_mutation(outer))
-    if data and metadata:
-        raise UnsupportedMutation(f"input {place} is written to, and given another shape in place")
     history = outer.grad_fn
     unchanged = history is None or type(history).__name__ == "NonLeafBackward"
-    info = InputInfo(
+    return InputInfo(
         index=place,
         requires_grad=bound.requires_grad[place],
         is_leaf=bound.is_leaf[place],
         mutates_data=data,
-        mutates_metadata=metadata,
         mutation_in_grad_mode=data and outer.requires_grad and not unchanged,
         version_bumps=outer._version - bound.versions[place],
-        final_requires_grad=outer.requires_grad,
     )
-    if not metadata:
-        return info
-    return replace(
-        info,
-        final_shape=tuple(inner.shape),
-        final_stride=inner.stride(),
-        final_offset=inner.storage_offset() - start.storage_offset(),
-        metadata_in_grad_mode=outer.requires_grad and not unchanged,
-    )
+
+
+def _restrided(info: InputInfo, node: fx.Node, given: torch.Tensor, node_of: Mapping[int, fx.Node]) -> InputInfo:
+    """An input of which the program changed the sizes or strides of an alias, `given`; `node` is its own value."""
+    path = path_of_views(node_of[id(unwrap(given))], {node: info.index})
+    if path[0] is not node:
+        raise UnsupportedMutation(
+            f"input {info.index} is given another shape in place in a way that no views of it express",
+            path[-1].meta.get("stack", ()),
+        )
+    leaf = info.requires_grad and info.is_leaf  # eager allows the change under no_grad alone
+    steps = tuple(_view_step(n) for n in path[1:])
+    return replace(info, metadata_steps=steps, metadata_under_no_grad=leaf)
 
 
 def path_of_views(node: fx.Node, ends: Mapping[fx.Node, int]) -> tuple[fx.Node, ...]:

@@ -82,7 +82,7 @@ def aot_module(
         eager_random,
     )
     joint, compiled = _compile(program, example_inputs, compilers)
-    written = [i.index for i in joint.metadata.inputs if i.mutates_data or i.mutates_metadata]
+    written = [i.index for i in joint.metadata.inputs if i.mutates_data]
     if distinct_inputs or not written or len(joint.metadata.inputs) == 1:
         return compiled
     tensors = [i.index for i in joint.metadata.inputs]

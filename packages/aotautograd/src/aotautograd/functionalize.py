@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
 from aotautograd.eager_errors import USER_ERRORS, eager_error
-from aotautograd.errors import AotAutogradError
+from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.layouts import KeptLayouts, WithStrides, written_by
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from primtorch.errors import PrimTorchError
@@ -103,6 +103,7 @@ class InPlaceCalls(TorchFunctionMode):
 
     def __init__(self, inputs: Sequence[Any], with_strides: WithStrides, symbolic: bool) -> None:
         self.layouts = KeptLayouts(inputs, with_strides)
+        self.reshaped: set[int] = set()  # memories of which a view was given another shape in place
         self.rewritten = _REWRITTEN if symbolic else {}
         self.with_inplace_flag = _WITH_INPLACE_FLAG if symbolic else {}
 
@@ -130,11 +131,26 @@ class InPlaceCalls(TorchFunctionMode):
                 raise RuntimeError(_OVERLAP)
             _update_history(args[0])
         if not in_place and "out" not in kwargs:
-            return self._run(func, name, args, kwargs)
-        kept = self.layouts.before(written_by(args, kwargs, in_place))
+            result = self._run(func, name, args, kwargs)
+            if name in _RESHAPES and isinstance(args[0], torch.Tensor) and args[0]._is_view():
+                self.reshaped.add(args[0].untyped_storage()._cdata)
+            return result
+        written = written_by(args, kwargs, in_place)
+        kept = self.layouts.before(written)
         result = self._run(func, name, args, kwargs)
         self.layouts.after(kept)
+        if self.reshaped:
+            self._refuse_lost_history(written)
         return result
+
+    def _refuse_lost_history(self, written: Sequence[torch.Tensor]) -> None:
+        """Autograd takes the views of a functional tensor again after a write, in the shape that they were made in."""
+        for t in written:
+            if torch.is_grad_enabled() and t.requires_grad and t.untyped_storage()._cdata in self.reshaped:
+                raise UnsupportedMutation(
+                    "a view was given another shape in place, and then its memory a value that needs a gradient; "
+                    "take a view of that shape instead"
+                )
 
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "tensor_split" and isinstance(args[1] if len(args) > 1 else None, torch.Tensor):
@@ -155,9 +171,9 @@ class InPlaceCalls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-_NO_WRITE = frozenset({"requires_grad_", "detach_", "t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_",
-                       "swapdims_", "as_strided_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_",
-                       "rename_", "__get__", "__set__"})  # fmt: skip
+_RESHAPES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})
+_NO_WRITE = _RESHAPES | {"requires_grad_", "detach_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_",
+                         "rename_", "__get__", "__set__"}  # fmt: skip
 _AUGMENTED = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
                         "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"})  # fmt: skip
 _OVERLAP = (

@@ -482,77 +482,73 @@ def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_
     if torch.is_inference_mode_enabled():  # its tensors count no writes and have no views to follow
         with torch.inference_mode(False), torch.no_grad():
             return trace_joint(program, example_inputs)
-    way = _Way()
+    manner = _Manner()
     while True:
         try:
-            return adopting(lambda way=way: _trace_in_its_state(program, example_inputs, way))  # type: ignore[misc]
+            with preserved():
+                return adopting(lambda manner=manner: _trace(program, example_inputs, manner))  # type: ignore[misc]
         except DataDependent:
-            if way.fix_sizes:
+            if manner.fix_sizes:
                 raise
-            way = replace(way, fix_sizes=True)
-        except _BackwardRaises:
-            way = replace(way, apart=True)
-        except _GradientsShareMemory:
-            way = replace(way, accumulate=True)
-
-
-class _Again(Exception):
-    """The program has to be traced in another way."""
-
-
-class _BackwardRaises(_Again):
-    """That of an output raises what eager's would: which is for the backward to say, if it is run at all."""
-
-
-class _GradientsShareMemory(_Again):
-    """Two tensors among the gradients lie in one memory."""
+            manner = replace(manner, fix_sizes=True)
+        except _TraceAgain as found:
+            manner = replace(manner, **found.manner)
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
-    """How to trace, where it is not the plain way."""
+class _Manner:
+    """How to trace, where it is not the plain way: a trace may find out that another one is needed."""
 
     fix_sizes: bool = False  # sizes that depend on data are those of the examples
     apart: bool = False  # the backward of some output raises: each is tried alone, and those that raise are left out
     accumulate: bool = False  # autograd writes `.grad` too, which tells who gets the memory that gradients share
+    restrided: frozenset[int] = frozenset()  # inputs that are given other sizes or strides: the program gets aliases
 
 
-def _trace_in_its_state(program: Any, example_inputs: Sequence[Any], way: _Way) -> JointGraph:
-    with preserved():
-        return _trace(program, example_inputs, way)
+class _TraceAgain(Exception):
+    """A trace is of no use; the next one is to differ in these fields of `_Manner`."""
+
+    def __init__(self, **manner: Any) -> None:
+        super().__init__(manner)
+        self.manner = manner
 
 
-def _trace(program: Any, example_inputs: Sequence[Any], way: _Way) -> JointGraph:
+def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> JointGraph:
     bound = bind_inputs(program, example_inputs)
-    recorder = Recorder(bound.fake_mode, way.fix_sizes)
+    recorder = Recorder(bound.fake_mode, manner.fix_sizes)
     starts = _make_placeholders(recorder, bound)
     without_grad = not torch.is_grad_enabled()
     recorder.values = example_values(bound, list(recorder.graph.nodes), example_inputs, recorder.constants)
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
-        with InPlaceCalls(flat, recorder.with_strides, symbolic=bool(recorder.symbol_nodes)):
-            outputs = _run_program(recorder, program, flat)
-        analysis = analyse(recorder.node_of, recorder.written, bound, starts, flat, outputs, recorder.size)
+        given = _aliased(flat, manner.restrided)
+        with InPlaceCalls(given, recorder.with_strides, symbolic=bool(recorder.symbol_nodes)):
+            outputs = _run_program(recorder, program, given)
+        restrided = manner.restrided | {p for p in starts if torch._functionalize_has_metadata_mutation(flat[p])}  # type: ignore[attr-defined]
+        if restrided != manner.restrided:
+            raise _TraceAgain(restrided=restrided)
+        analysis = analyse(recorder.node_of, recorder.written, bound, starts, flat, given, outputs, recorder.size)
         specs = [dense_spec(unwrap(value)) for _, value in analysis.differentiable]
     tangents = _tangent_placeholders(recorder, [bound.fake_mode.from_spec(spec) for spec in specs])
     results: tuple[fx.Node | None, ...] = ()
     failing: dict[int, str] = {}
-    metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(outputs, analysis.metadata))
+    metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(analysis.metadata))
     if tangents:
         values = [value for _, value in analysis.differentiable]
         with _tracing(recorder, bound.fake_mode):
             try:
-                if way.apart:
+                if manner.apart:
                     failing = _failing_backwards(recorder, values, tangents, list(leaves.values()))
                 gradients, cloned = _trace_backward(
-                    recorder, values, tangents, list(leaves.values()), leave_out=failing, accumulate=way.accumulate
+                    recorder, values, tangents, list(leaves.values()), leave_out=failing, accumulate=manner.accumulate
                 )
             except RuntimeError as error:
-                if way.apart or isinstance(error, (AotAutogradError, PrimTorchError)):
+                if manner.apart or isinstance(error, (AotAutogradError, PrimTorchError)):
                     raise
-                raise _BackwardRaises from error
-        if not way.accumulate and share_memory(gradients):
-            raise _GradientsShareMemory
+                # An output's backward raises what eager's would, which is for it to say, if it is run at all.
+                raise _TraceAgain(apart=True) from error
+        if not manner.accumulate and share_memory(gradients):
+            raise _TraceAgain(accumulate=True)
         numbers = {recorder.node_of[id(t)]: number for number, t in enumerate(tangents)}
         results, made = arrange(gradients, numbers, cloned)
         slots = tuple(slot for slot, _ in analysis.differentiable)
@@ -567,9 +563,11 @@ def _trace(program: Any, example_inputs: Sequence[Any], way: _Way) -> JointGraph
     return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing)
 
 
-def _has_history(outputs: Sequence[Any], metadata: ProgramMetadata) -> bool:
-    returned = any(isinstance(value, torch.Tensor) and value.requires_grad for value in outputs)
-    return returned or any(info.mutation_in_grad_mode for info in metadata.inputs)
+def _has_history(metadata: ProgramMetadata) -> bool:
+    """Whether something that the program returns or writes was made in grad mode. (A view that was taken under no_grad
+    says that it requires a gradient where its base does.)"""
+    values = any(output.requires_grad for output in metadata.forward_outputs)
+    return values or any(o.requires_grad and o.outside_history < len(o.steps) for o in metadata.outputs)
 
 
 @contextlib.contextmanager
@@ -621,6 +619,12 @@ def _wrap_inputs(bound: ProgramInputs, fakes: dict[int, torch.Tensor]) -> tuple[
         bound.versions[place] = outer._version
         bound.storages[place] = outer.untyped_storage()._cdata
     return flat, leaves
+
+
+def _aliased(flat: Sequence[Any], places: frozenset[int]) -> list[Any]:
+    """The inputs with aliases in some places, whose sizes and strides may change while the inputs keep theirs."""
+    with torch.enable_grad():
+        return [aten.alias.default(value) if place in places else value for place, value in enumerate(flat)]
 
 
 def _run_program(recorder: Recorder, program: Any, flat: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aotautograd.errors import UnsupportedAlias
+from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
 
 Flat = Callable[..., Sequence[Any]]
 _address = torch.Tensor.data_ptr
@@ -65,6 +65,11 @@ class Rebased:
         for view in self.views:
             if view.detached and inputs[view.place].requires_grad:
                 raise HistoryOfAlias(view.place)
+            if torch._functionalize_has_metadata_mutation(inputs[view.place]):  # type: ignore[attr-defined]
+                raise UnsupportedMutation(
+                    f"input {view.place} shares memory with another input, the program writes to that memory, and gives"
+                    " the input another shape in place; pass a copy of it"
+                )
         places = {id(inputs[v.place]): v.place for v in self.views}
         self.returned.clear()
         self.returned.update({i: places[id(o)] for i, o in enumerate(outputs) if id(o) in places})

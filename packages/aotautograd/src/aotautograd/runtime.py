@@ -186,20 +186,27 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[
     plain = all(
         o.kind is OutputKind.VALUE and o.slot == i and o.same_as is None for i, o in enumerate(metadata.outputs)
     )
-    changed = (i for i in metadata.inputs if i.mutates_data or i.mutates_metadata or i.version_bumps)
-    writes = [_write_back(metadata, info) for info in changed]
-    if plain and not writes and len(metadata.outputs) == len(metadata.forward_outputs):
+    writes = [_write_back(metadata, info) for info in metadata.inputs if info.mutates_data]
+    restrides = [_restride(info) for info in metadata.inputs if info.mutates_metadata]
+    counted = [(info.index, info.version_bumps) for info in metadata.inputs if info.version_bumps]
+    if plain and not writes and not counted and len(metadata.outputs) == len(metadata.forward_outputs):
         return None
     symbol_reads = _symbol_reads(metadata)
     makers = [_maker(o) for o in metadata.outputs]
 
     def finish(flat: tuple[Any, ...], values: Sequence[Any]) -> Sequence[Any]:
         symbols = {name: read(flat) for name, read in symbol_reads} if symbol_reads else {}
+        versions = [(flat[place], _version_of(flat[place]) + bumps) for place, bumps in counted]
         for write in writes:
-            write(flat, values, symbols)
+            write(flat, values)
+        _set_versions(versions)  # views remember the version of their base
         outputs: list[Any] = []
         for make in makers:
             outputs.append(make(flat, values, outputs, symbols))
+        for restride in restrides:  # behind the outputs, which are views of the inputs as they came
+            restride(flat, symbols)
+        if restrides:
+            _set_versions(versions)
         return outputs
 
     return finish
@@ -220,36 +227,43 @@ def _version_of(t: torch.Tensor) -> int:
     return 0 if t.is_inference() else t._version
 
 
+def _set_versions(versions: Sequence[tuple[torch.Tensor, int]]) -> None:
+    for target, version in versions:
+        if not target.is_inference() and target._version != version:
+            torch._C._autograd._unsafe_set_version_counter((target,), (version,))
+
+
 def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., None]:
+    """Gives an input its new elements."""
     place = info.index
-    slot = next((i for i, f in enumerate(metadata.forward_outputs) if f.input == place), None)
+    slot = next(i for i, f in enumerate(metadata.forward_outputs) if f.input == place)
     differentiable = info.mutation_in_grad_mode
     bumps = info.version_bumps
-    if info.mutates_metadata:
-        shape_of, stride_of, offset_of = (
-            _sizes(info.final_shape),
-            _sizes(info.final_stride),
-            _sizes((info.final_offset,)),
-        )
 
-    def write(flat: tuple[Any, ...], values: Sequence[Any], symbols: dict[str, int]) -> None:
+    def write(flat: tuple[Any, ...], values: Sequence[Any]) -> None:
         target = flat[place]
-        version = _version_of(target)
-        if info.mutates_metadata:
-            offset = target.storage_offset() + offset_of(symbols)[0]
-            with torch.set_grad_enabled(info.metadata_in_grad_mode):
-                target.as_strided_(shape_of(symbols), stride_of(symbols), offset)
-        if slot is not None:
-            if differentiable:
-                target.copy_(values[slot])
-            elif bumps:
-                target.detach().copy_(values[slot])
-            else:
-                target.data.copy_(values[slot])
-        if bumps and not target.is_inference() and _version_of(target) != version + bumps:
-            torch._C._autograd._unsafe_set_version_counter((target,), (version + bumps,))
+        if differentiable:
+            target.copy_(values[slot])
+        elif bumps:
+            target.detach().copy_(values[slot])
+        else:
+            target.data.copy_(values[slot])
 
     return write
+
+
+def _restride(info: InputInfo) -> Callable[..., None]:
+    """Gives an input its new sizes and strides."""
+    place, unseen = info.index, info.metadata_under_no_grad
+    replay = _replay(info.metadata_steps, 0)
+
+    def restride(flat: tuple[Any, ...], symbols: dict[str, int]) -> None:
+        target = flat[place]
+        view = replay(target.detach(), symbols)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and not unseen):
+            target.as_strided_(view.shape, view.stride(), view.storage_offset())
+
+    return restride
 
 
 def _maker(output: OutputInfo) -> Callable[..., Any]:

@@ -33,6 +33,15 @@ class SymbolSource:
 
 
 @dataclass(frozen=True, slots=True)
+class ViewStep:
+    """One view operator to replay. Sizes in `args` are ints or SymInts; the base is passed first."""
+
+    op: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class InputInfo:
     """What the program does with one tensor input."""
 
@@ -40,14 +49,14 @@ class InputInfo:
     requires_grad: bool
     is_leaf: bool
     mutates_data: bool = False
-    mutates_metadata: bool = False
     mutation_in_grad_mode: bool = False  # autograd saw the write: the write-back is differentiable
     version_bumps: int = 0  # how often eager would have incremented `_version`
-    final_shape: tuple[Any, ...] = ()  # set when mutates_metadata
-    final_stride: tuple[Any, ...] = ()
-    final_offset: Any = 0  # beyond the offset that the input came with
-    metadata_in_grad_mode: bool = False  # autograd saw the change
-    final_requires_grad: bool = False
+    metadata_steps: tuple[ViewStep, ...] = ()  # views of the input that have the sizes and strides it is given in place
+    metadata_under_no_grad: bool = False  # autograd is not told of that change
+
+    @property
+    def mutates_metadata(self) -> bool:
+        return bool(self.metadata_steps)
 
 
 class OutputKind(enum.Enum):
@@ -58,15 +67,6 @@ class OutputKind(enum.Enum):
     INPUT = "input"  # input `slot` itself
     VIEW_OF_INPUT = "view_of_input"  # `steps` replayed on input `slot`, after write-back
     CONSTANT = "constant"  # `value`
-
-
-@dataclass(frozen=True, slots=True)
-class ViewStep:
-    """One view operator to replay. Sizes in `args` are ints or SymInts; the base is passed first."""
-
-    op: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

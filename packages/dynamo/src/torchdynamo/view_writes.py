@@ -20,7 +20,7 @@ def gap_behind(node: fx.Node | None) -> str | None:
     """What in the chain of views that ends at `node` leaves gaps; None if a write to it is no trouble."""
     while node is not None and node.op.startswith("call"):
         below = node.args[0] if node.args else None
-        if not isinstance(below, fx.Node) or not _sharesmemory_of(node, below):
+        if not isinstance(below, fx.Node) or not _shares_memory(node, below):
             return None
         name = _name(node)
         if name == "unfold" and _has_gaps(node, below):
@@ -48,7 +48,7 @@ def memory_of(value: Any) -> Any:
     return value.memory if isinstance(value, FakeTensor) else value
 
 
-def _sharesmemory_of(node: fx.Node, below: fx.Node) -> bool:
+def _shares_memory(node: fx.Node, below: fx.Node) -> bool:
     mine, theirs = node.meta.get("val"), below.meta.get("val")
     return isinstance(mine, FakeTensor) and isinstance(theirs, FakeTensor) and mine.memory is theirs.memory
 
@@ -59,7 +59,7 @@ def _is_whole(node: fx.Node) -> bool:
     if not isinstance(value, FakeTensor):
         return False
     viewed = node.op != "placeholder" and node.args and isinstance(node.args[0], fx.Node)
-    return value.is_contiguous() and not (viewed and _sharesmemory_of(node, node.args[0]))  # type: ignore[arg-type]
+    return value.is_contiguous() and not (viewed and _shares_memory(node, node.args[0]))  # type: ignore[arg-type]
 
 
 def _has_gaps(node: fx.Node, below: fx.Node) -> bool:
