@@ -170,7 +170,7 @@ def _restrided(info: InputInfo, node: fx.Node, given: torch.Tensor, node_of: Map
             path[-1].meta.get("stack", ()),
         )
     leaf = info.requires_grad and info.is_leaf  # eager allows the change under no_grad alone
-    steps = tuple(_view_step(n) for n in path[1:])
+    steps = tuple(view_step(n) for n in path[1:])
     return replace(info, metadata_steps=steps, metadata_under_no_grad=leaf)
 
 

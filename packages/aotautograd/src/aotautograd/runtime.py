@@ -255,7 +255,7 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
 def _restride(info: InputInfo) -> Callable[..., None]:
     """Gives an input its new sizes and strides."""
     place, unseen = info.index, info.metadata_under_no_grad
-    replay = _replay(info.metadata_steps, 0)
+    replay = replay_of(info.metadata_steps)
 
     def restride(flat: tuple[Any, ...], symbols: dict[str, int]) -> None:
         target = flat[place]
