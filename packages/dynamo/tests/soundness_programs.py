@@ -283,8 +283,11 @@ def out_of_place(graph: Any) -> Any:
         results = graph(*[copies.get(id(x), x) for x in inputs])
         homes = {copies[id(t)].untyped_storage().data_ptr(): t for t in tensors if t.numel()}
         for t in tensors:
-            if copies[id(t)]._version != versions[id(t)]:
-                t.copy_(copies[id(t)])
+            made = copies[id(t)]
+            if made._version != versions[id(t)]:
+                if (made.shape, made.stride()) != (t.shape, t.stride()):
+                    t.as_strided_(made.shape, made.stride(), made.storage_offset())
+                t.copy_(made)
         return [_at_home(result, copies, tensors, homes) for result in results]
 
     return run
