@@ -39,6 +39,51 @@ def test_no_compiler_is_told_once_and_the_model_runs(tmp_path: Path) -> None:
     assert done.stderr.count("fallback to eager [no_compiler]") == 1
 
 
+def script(folder: Path, text: str) -> Path:
+    path = folder / "c++"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text", ["echo 'internal compiler error' >&2; exit 4", "echo 'No space left on device' >&2; exit 1", "kill -9 $$"]
+)
+def test_a_compiler_that_fails_is_told_and_the_model_runs(tmp_path: Path, text: str) -> None:
+    done = run(tmp_path / "cache", CXX=str(script(tmp_path, text)))
+    assert done.returncode == 0, done.stderr
+    assert "kernels 0" in done.stdout and "fallbacks 0" not in done.stdout
+    assert done.stderr.count("fallback to eager [kernels_not_built]") == 1
+    assert not list((tmp_path / "cache").rglob("*.so*"))
+
+
+def test_what_is_no_program_is_no_compiler(tmp_path: Path) -> None:
+    text = tmp_path / "c++"
+    text.write_text("no program")
+    text.chmod(0o755)
+    done = run(tmp_path / "cache", CXX=str(text))
+    assert done.returncode == 0, done.stderr
+    assert "cannot be run" in done.stderr and "[kernels_not_built]" in done.stderr
+
+
+def test_a_full_disk_under_the_cache_warns_once_and_kernels_are_built_elsewhere(tmp_path: Path) -> None:
+    cache = tmp_path / "cache"
+    full = (
+        f'case "$*" in *{cache}*) echo \'cannot write: No space left on device\' >&2; exit 1;; *) exec g++ "$@";; esac'
+    )
+    done = run(cache, CXX=str(script(tmp_path, full)))
+    assert done.returncode == 0, done.stderr
+    assert "fallbacks 0" in done.stdout and "kernels 0" not in done.stdout
+    assert done.stderr.lower().count("kernel cache") == 1, done.stderr
+
+
+@pytest.mark.parametrize("cxx", ["g++ -O1", "env g++ -O1 -DNAME='a b'"])
+def test_a_compiler_may_be_named_with_flags(tmp_path: Path, cxx: str) -> None:
+    done = run(tmp_path, CXX=cxx)
+    assert done.returncode == 0, done.stderr
+    assert "fallbacks 0" in done.stdout and "kernels 0" not in done.stdout
+
+
 def test_a_read_only_cache_warns_once(tmp_path: Path) -> None:
     cache = tmp_path / "file"
     cache.write_text("not a folder: nothing can be written below it, whoever runs the test")

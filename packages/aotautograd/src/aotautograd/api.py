@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from aotautograd.assumptions import holds
@@ -46,6 +47,7 @@ class Compilers:
     decompositions: Opset | None
     dump: Dump | None
     eager_random: bool
+    preserve: tuple[OpOverload, ...]
 
 
 def aot_module(
@@ -60,6 +62,7 @@ def aot_module(
     dump: Dump | None = None,
     distinct_inputs: bool = False,
     eager_random: bool = False,
+    preserve: Sequence[OpOverload] = (),
 ) -> Callable[..., Sequence[Any]]:
     """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
 
@@ -71,6 +74,7 @@ def aot_module(
 
     A graph of ATen operators draws the random numbers that eager draws. Prims have a generator of their own: for the
     same seed the numbers are the same in each run, but not eager's. `eager_random` keeps ATen's operators for them.
+    `preserve`: operators that `decompositions` leaves whole.
     """
     compilers = Compilers(
         fw_compiler,
@@ -80,6 +84,7 @@ def aot_module(
         decompositions,
         dump,
         eager_random,
+        tuple(preserve),
     )
     joint, compiled = _compile(program, example_inputs, compilers)
     written = [i.index for i in joint.metadata.inputs if i.mutates_data]
@@ -150,7 +155,10 @@ def _compile_trace(
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
     source = joint = simplify(joint)
     if compilers.decompositions is not None:
-        joint = simplify(lower_joint(joint, compilers.decompositions, dump, eager_random=compilers.eager_random))
+        lowered = lower_joint(
+            joint, compilers.decompositions, dump, eager_random=compilers.eager_random, preserve=compilers.preserve
+        )
+        joint = simplify(lowered)
     _show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
         module = fx.GraphModule(joint.module, joint.module.graph, "Inference")
@@ -235,6 +243,7 @@ def aot_function(
     decompositions: Opset | None = None,
     dump: Dump | None = None,
     eager_random: bool = False,
+    preserve: Sequence[OpOverload] = (),
 ) -> Callable[..., Any]:
     """A compiled form of a function of pytrees. Tensors anywhere in the arguments are inputs; everything else is
     constant.
@@ -262,6 +271,7 @@ def aot_function(
                 decompositions=decompositions,
                 dump=dump,
                 eager_random=eager_random,
+                preserve=preserve,
             )
             found = cache[key] = (compiled, results)
         compiled, results = found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -16,15 +17,23 @@ from primtorch.lower import lower
 from primtorch.printing import made_by
 
 
-def lower_joint(joint: JointGraph, opset: Opset, dump: Dump | None = None, *, eager_random: bool = False) -> JointGraph:
+def lower_joint(
+    joint: JointGraph,
+    opset: Opset,
+    dump: Dump | None = None,
+    *,
+    eager_random: bool = False,
+    preserve: Sequence[OpOverload] = (),
+) -> JointGraph:
     """The same joint graph in prims or core ATen. Every node keeps its phase.
 
     What is returned stays memory of its own: copies that the program made of its inputs, results that it computed
     twice, gradients. A new value of an input may share memory with a result, as it is written to the input.
 
-    With `eager_random` the operators that draw numbers stay ATen's own, and so do their numbers.
+    With `eager_random` the operators that draw numbers stay ATen's own, and so do their numbers. Those in `preserve`
+    stay whole, too.
     """
-    preserve = drawing_operators(opset) if eager_random else ()
+    preserve = (*preserve, *(drawing_operators(opset) if eager_random else ()))
     gradients = len(output_values(joint.module.graph)) - joint.num_forward_outputs
     fresh = [*(returned.kind == "value" for returned in joint.metadata.forward_outputs), *[True] * gradients]
     lowered = lower(joint.module, opset, preserve, fresh=fresh)

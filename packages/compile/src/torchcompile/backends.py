@@ -17,15 +17,18 @@ import torch
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import Partitioner
+from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger
+from primtorch.ledger import Kind as EventKind
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
-from torchcompile.events import NO_COMPILER
+from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
 from torchcompile.journal import CompiledGraphRecord, Journal, Kind
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks
 from torchcompile.signature import facts, signature
-from torchinductor import CompilerMissing, InductorOptions
+from torchdynamo.errors import TorchDynamoError
+from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
 
 Runner = Callable[..., Sequence[Any]]
 Backend = Callable[[torch.fx.GraphModule, list[Any]], Runner]
@@ -63,11 +66,44 @@ class Toolchain:
         title = self.journal.next_title()
         return title, self.dumps.named(title) if self.dumps is not None else None
 
-    def no_compiler(self, title: str, error: CompilerMissing) -> None:
-        """Without a compiler there is no generated kernel: say so with the remedy, and count it."""
-        event = Event(NO_COMPILER, title, str(error))
+    def not_compiled(self, title: str, error: Exception) -> None:
+        """What was to be compiled runs by PyTorch's own kernels: say so with the remedy, and count it.
+
+        Raises:
+            Exception: under `strict` the error itself, unless there is merely no compiler; what the ledger raises for
+                it (`fullgraph`).
+        """
+        kind = _kind_of(error)
+        if self.options.strict and kind is not NO_COMPILER:
+            raise error
+        told = str(error) if isinstance(error, InductorError) else f"{type(error).__name__}: {error}"
+        event = Event(kind, title, told)
         self.ledger.add(event, error)
         warnings.warn(str(event), stacklevel=2)
+
+
+def _kind_of(error: Exception) -> EventKind:
+    if isinstance(error, CompilerMissing):
+        return NO_COMPILER
+    return KERNELS_NOT_BUILT if isinstance(error, (BuildFailed, OSError)) else GRAPH_NOT_COMPILED
+
+
+# What a ledger raises in the place of an event, and what capture mends: it ends the graph before a number that only the
+# data tells.
+TOLD_OTHERWISE = (TorchDynamoError, DataDependent)
+
+
+def _or_as_captured(
+    toolchain: Toolchain, title: str, gm: torch.fx.GraphModule, compile: Callable[[], Runner]
+) -> Runner:
+    """What `compile` makes of a captured graph. Nothing has run yet: where it fails, the graph runs as it is."""
+    try:
+        return compile()
+    except TOLD_OTHERWISE:
+        raise
+    except Exception as error:
+        toolchain.not_compiled(title, error)
+        return gm.forward
 
 
 def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
@@ -78,10 +114,14 @@ def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[A
 
 def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
-    _, dump = toolchain.start()
+    title, dump = toolchain.start()
     partitioner = partitioner_of(toolchain.options)
-    gm = dense_attention_masks(gm)
-    return aot_module(gm, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump)
+
+    def compile() -> Runner:
+        program = dense_attention_masks(gm)
+        return aot_module(program, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump)
+
+    return _or_as_captured(toolchain, title, gm, compile)
 
 
 def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
@@ -114,11 +154,13 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
                 compiled = torchinductor.compile_graph(
                     graph, inputs, settings, dump=named_dump, ledger=toolchain.ledger, title=f"{title} {kind}"
                 )
-            except CompilerMissing as error:
+            except TOLD_OTHERWISE:
+                raise
+            except Exception as error:
                 if kind != "backward":
                     raise  # nothing has run yet: the captured graph as a whole runs eagerly
-                toolchain.no_compiler(f"{title} {kind}", error)
-                return graph.forward
+                toolchain.not_compiled(f"{title} {kind}", error)
+                return run_graph(graph, inputs)
             stats = compiled.stats
             toolchain.journal.add(
                 CompiledGraphRecord(
@@ -135,7 +177,7 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
 
         return build
 
-    try:
+    def compile() -> Runner:
         return aot_module(
             dense_attention_masks(gm),
             example_inputs,
@@ -147,14 +189,15 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
             distinct_inputs=True,  # capture guards it
             dump=dump,
             eager_random=toolchain.options.eager_random,
+            preserve=toolchain.options.preserve,
         )
-    except CompilerMissing as error:
-        toolchain.no_compiler(title, error)
-        return gm.forward
+
+    return _or_as_captured(toolchain, title, gm, compile)
 
 
 def _counted(toolchain: Toolchain, backend: Backend, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
-    """A caller's own back end; its graphs are counted as those of the named ones are."""
+    """A caller's own back end; its graphs are counted as those of the named ones are, and its errors are for the
+    caller."""
     toolchain.start()
     return backend(gm, example_inputs)
 

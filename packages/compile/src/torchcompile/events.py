@@ -10,5 +10,19 @@ NO_COMPILER = Kind(
     "install g++ or clang++, or name one by the environment variable CXX or options={'cxx': path}",
     Effect.FALLBACK,
 )
+KERNELS_NOT_BUILT = Kind(
+    "kernels_not_built",
+    "the kernels' source could not be compiled, or what the compiler makes could not be written: the graph runs by"
+    " PyTorch's own kernels",
+    "see the detail: name another compiler by the environment variable CXX or options={'cxx': ...}, another folder by"
+    " options={'cache': ...}, or make room on the disk",
+    Effect.FALLBACK,
+)
+GRAPH_NOT_COMPILED = Kind(
+    "graph_not_compiled",
+    "the back end raised an error: the graph runs as it was captured, by PyTorch's own kernels",
+    "report it with the program; options={'strict': True} raises the error with its traceback",
+    Effect.FALLBACK,
+)
 
-KINDS = kinds(NO_COMPILER)
+KINDS = kinds(NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED)

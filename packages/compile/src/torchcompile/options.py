@@ -5,11 +5,15 @@ from __future__ import annotations
 import dataclasses
 import os
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
+
+import torch
+from torch._library.custom_ops import CustomOpDef
+from torch._ops import OpOverload, OpOverloadPacket
 
 from torchcompile.errors import InvalidArgument, unknown
 
@@ -30,7 +34,10 @@ class CompileOptions:
         default=None,
         metadata={"doc": "folder of the kernel cache (TORCHCOMPILE_CACHE; ~/.cache/torchcompile when not given)"},
     )
-    cxx: str | None = field(default=None, metadata={"doc": "C++ compiler (CXX); None looks for g++, c++, clang++"})
+    cxx: str | None = field(
+        default=None,
+        metadata={"doc": "C++ compiler, with or without flags (CXX); None looks for g++, c++, clang++"},
+    )
     partitioner: Literal["min_cut", "default"] = field(
         default="min_cut", metadata={"doc": "how saved activations are chosen"}
     )
@@ -46,8 +53,16 @@ class CompileOptions:
     on_recompile: Literal["continue", "warn", "error", "eager"] = field(
         default="continue", metadata={"doc": "what a recompilation does beside being counted"}
     )
+    preserve: tuple[OpOverload, ...] = field(
+        default=(),
+        metadata={
+            "doc": "operators that stay calls of themselves, in forward and backward: overloads, all overloads of a "
+            "packet, custom operators, or names like 'aten::gelu'"
+        },
+    )
     strict: bool = field(
-        default=False, metadata={"doc": "an internal error raises instead of running the frame eagerly"}
+        default=False,
+        metadata={"doc": "an error of capture or of a named back end raises; else what it is about runs eagerly"},
     )
 
 
@@ -77,6 +92,8 @@ def resolve(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptio
 
 def _checked(name: str, value: object, accepted: Any) -> object:
     """`value` if it is of the option's type; a path given as `Path` becomes a string."""
+    if name == "preserve":
+        return preserved_operators(value)
     if isinstance(value, Path):
         value = str(value)
     choices = typing.get_args(accepted)
@@ -91,6 +108,51 @@ def _checked(name: str, value: object, accepted: Any) -> object:
     if name == "memory_budget" and not 0 <= value <= 1:  # type: ignore[operator]
         raise InvalidArgument(f"option {name!r} is a part between 0 and 1, not {value!r}")
     return value
+
+
+def preserved_operators(given: object) -> tuple[OpOverload, ...]:
+    """The overloads that the option `preserve` names.
+
+    Raises:
+        InvalidArgument: one is no operator, or never reaches lowering: it writes to an argument, or is a program of
+            other operators.
+    """
+    if isinstance(given, str) or not isinstance(given, Iterable):
+        raise InvalidArgument(f"option 'preserve' takes a list of operators, not {given!r}")
+    return tuple(dict.fromkeys(overload for item in given for overload in _overloads(item)))
+
+
+def _overloads(item: object) -> Sequence[OpOverload]:
+    found = _named(item) if isinstance(item, str) else item
+    if isinstance(found, CustomOpDef):
+        found = found._opoverload
+    if isinstance(found, OpOverloadPacket):
+        every = [getattr(found, name) for name in found.overloads()]
+        return [overload for overload in every if _why_not_kept(overload) is None]
+    if not isinstance(found, OpOverload):
+        raise InvalidArgument(
+            f"option 'preserve' takes operators (torch.ops.aten.gelu.default, 'aten::gelu'), not {item!r}"
+        )
+    reason = _why_not_kept(found)
+    if reason is not None:
+        raise InvalidArgument(f"option 'preserve': {found} {reason}")
+    return [found]
+
+
+def _named(name: str) -> object:
+    """The operator of a name: "ns::name", "ns::name.overload", "ns.name" or "ns.name.overload"."""
+    found: Any = torch.ops
+    for part in name.replace("::", ".").split("."):
+        found = getattr(found, part, None)
+    return found
+
+
+def _why_not_kept(overload: OpOverload) -> str | None:
+    if overload._schema.is_mutable:
+        return "writes to an argument: graphs hold its functional form"
+    if torch._C._dispatch_has_kernel_for_dispatch_key(overload.name(), "CompositeImplicitAutograd"):
+        return "is a program of other operators to PyTorch itself: name those"
+    return None
 
 
 def describe() -> list[tuple[str, str, str]]:

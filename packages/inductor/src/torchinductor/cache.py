@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import logging
 import os
@@ -29,10 +30,18 @@ def _usable(folder: str) -> bool:
         with tempfile.TemporaryFile(dir=folder):
             return True
     except OSError as error:
-        _log.warning(
-            "the kernel cache %s cannot be written to (%s): kernels are built again in each process", folder, error
-        )
+        _warn_once(folder, str(error))
         return False
+
+
+@lru_cache(maxsize=64)
+def _warn_once(folder: str, error: str) -> None:
+    _log.warning(
+        "the kernel cache %s cannot be written to (%s): kernels are built again in each process", folder, error
+    )
+
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
 @lru_cache(maxsize=1)
@@ -47,6 +56,16 @@ class DiskCache:
     def __init__(self, folder: str | None) -> None:
         self.folder = Path(folder) if folder is not None else None
         self.writable = folder is not None and _usable(folder)
+
+    def give_up(self, error: Exception) -> bool:
+        """Uses the folder no more to write to, where an error says that there is no room in it. Returns whether it was
+        used until then."""
+        full = getattr(error, "errno", None) in _FULL or any(os.strerror(code) in str(error) for code in _FULL)
+        if not (full and self.writable):
+            return False
+        self.writable = False
+        _warn_once(str(self.folder), str(error))
+        return True
 
     def _path(self, key: str, suffix: str) -> Path | None:
         return None if self.folder is None else self.folder / key[:2] / (key + suffix)

@@ -6,8 +6,10 @@ import ctypes
 import logging
 import os
 import platform
+import shlex
 import shutil
 import subprocess
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -33,17 +35,18 @@ _NAMES = ("g++", "c++", "clang++")
 
 
 @lru_cache(maxsize=8)
-def find_compiler(wanted: str | None) -> str:
-    """The C++ compiler's path.
+def find_compiler(wanted: str | None) -> tuple[str, ...]:
+    """The command of the C++ compiler: its path, and the flags that `wanted` names behind it.
 
     Raises:
         CompilerMissing: there is none; the message says how to get one.
     """
-    names = (wanted,) if wanted else _NAMES
-    for name in names:
-        found = shutil.which(name)
+    commands = [(wanted,), tuple(shlex.split(wanted))] if wanted else [(name,) for name in _NAMES]
+    for command in commands:
+        found = shutil.which(command[0]) if command else None
         if found:
-            return found
+            return found, *command[1:]
+    names = (wanted,) if wanted else _NAMES
     raise CompilerMissing(
         f"no C++ compiler found (looked for {', '.join(names)} on PATH). CPU kernels are C++: install one, "
         "for example `apt-get install g++`, `dnf install gcc-c++` or `xcode-select --install`, "
@@ -52,10 +55,19 @@ def find_compiler(wanted: str | None) -> str:
 
 
 @lru_cache(maxsize=8)
-def _compiler_identity(path: str) -> str:
+def _compiler_identity(command: tuple[str, ...]) -> str:
     """The compiler's version and the machine it compiles for: parts of the cache key."""
-    version = subprocess.run([path, "--version"], capture_output=True, text=True, check=False).stdout.split("\n")[0]
-    return f"{path}|{version}|{platform.machine()}|{_cpu_flags()}"
+    version = _run([*command, "--version"]).stdout.split("\n")[0]
+    return f"{' '.join(command)}|{version}|{platform.machine()}|{_cpu_flags()}"
+
+
+def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            command, input=source, capture_output=True, text=True, check=False, env=_environment(), errors="replace"
+        )
+    except OSError as error:
+        raise BuildFailed(f"the C++ compiler {command[0]} cannot be run: {error}") from error
 
 
 def _cpu_flags() -> str:
@@ -71,7 +83,7 @@ def build_library(source: str, cache: DiskCache, cxx: str | None) -> tuple[ctype
 
     Raises:
         CompilerMissing: no compiler.
-        BuildFailed: the compiler refused the source.
+        BuildFailed: the compiler failed, or what it makes could not be written.
     """
     key = content_key("cpp", source, *FLAGS, _compiler_identity(find_compiler(cxx)))
     found = cache.find(key, ".so")
@@ -80,23 +92,31 @@ def build_library(source: str, cache: DiskCache, cxx: str | None) -> tuple[ctype
             return ctypes.CDLL(str(found)), True
         except OSError as error:
             _log.warning("the cached kernels %s cannot be loaded (%s): building them again", found, error)
+    try:
+        return _built(source, cache, key, cxx), False
+    except (OSError, BuildFailed) as error:
+        if not cache.give_up(error):
+            raise
+        return _built(source, cache, key, cxx), False
+
+
+def _built(source: str, cache: DiskCache, key: str, cxx: str | None) -> ctypes.CDLL:
     target = cache.temporary(key, ".so")
     try:
         compile_library(source, target, cxx)
+        return ctypes.CDLL(str(cache.publish(target, key, ".so")))
     except BaseException:  # an interrupt too: nothing half-written stays behind
         target.unlink(missing_ok=True)
         raise
-    return ctypes.CDLL(str(cache.publish(target, key, ".so"))), False
 
 
 def compile_library(source: str, target: Path, cxx: str | None) -> None:
     """Runs the compiler on source given on its standard input."""
     compiler = find_compiler(cxx)
-    command = [compiler, *FLAGS, "-x", "c++", "-", "-o", str(target), *_libraries()]
-    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False, env=_environment())
+    done = _run([*compiler, *FLAGS, "-x", "c++", "-", "-o", str(target), *_libraries()], source)
     if done.returncode != 0:
         shown = "\n".join(done.stderr.splitlines()[:20])
-        raise BuildFailed(f"{compiler} refused generated code (exit status {done.returncode}):\n{shown}")
+        raise BuildFailed(f"{compiler[0]} failed on generated code (exit status {done.returncode}):\n{shown}")
 
 
 def _libraries() -> tuple[str, ...]:
