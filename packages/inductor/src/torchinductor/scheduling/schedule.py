@@ -64,10 +64,12 @@ def schedule(lowered: Lowered, options: InductorOptions) -> list[Operation]:
 
 
 def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]:
-    """Without operations whose results nobody reads."""
+    """Without operations whose results nobody reads, and without loops of no iterations, which write nothing."""
     wanted = set(outputs)
     kept: list[Operation] = []
     for operation in reversed(operations):
+        if isinstance(operation, Kernel) and any(a.size.as_int() == 0 and not a.inner for a in operation.axes):
+            continue
         effect = isinstance(operation, (SeedCall, ScalarRead)) or (
             isinstance(operation, ExternCall)
             and (_draws(operation) or operation.effect or not any(o is not None for o in operation.outputs))
