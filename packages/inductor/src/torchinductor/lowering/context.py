@@ -225,7 +225,7 @@ class Context:
         axes, index = space(value.shape), space_index(value.shape)
         recorder = Recorder({a.name: a.size for a in axes})
         loaded = value.load(index, recorder)
-        recorder.store(buffer.name, dot(index, strides or buffer.strides, offset), loaded)
+        recorder.store(buffer.name, dot(index, buffer.strides if strides is None else strides, offset), loaded)
         return self.kernel(value.device, axes, [Stage("outer", recorder.body())])
 
     def reduction(
