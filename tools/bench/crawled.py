@@ -66,6 +66,7 @@ def import_all(peer: bool) -> None:
     import torch
 
     torch.set_num_threads(1)
+    torch.set_num_interop_threads(1)
     warnings.simplefilter("ignore")
     from zoo import import_torchvision
 
@@ -236,6 +237,7 @@ def main() -> None:
     until = time.monotonic() + options.seconds - SPARE
     if options.seed is None:
         options.seed = random.SystemRandom().randrange(10**6)
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # modules that ask for a GPU find none: all runs are on the CPU
     console = Console()
     console.print(f"seed {options.seed}")
     out = Path(options.out) if options.out else None

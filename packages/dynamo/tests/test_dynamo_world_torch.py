@@ -135,6 +135,25 @@ class Scaled(torch.autograd.Function):
         return g * w, g * x
 
 
+@case(lambda: {"table": torch.ones(3)})
+def parameters_without_gradient(x: torch.Tensor, s: dict[str, Any]) -> Any:
+    p = torch.nn.Parameter(s["table"], requires_grad=False)
+    s["kept"] = torch.nn.Parameter(x * 2, False)
+    found = [
+        type(p) is torch.nn.Parameter,
+        isinstance(p, torch.nn.Parameter),
+        p.requires_grad,
+        type(p + 1) is torch.Tensor,
+    ]
+    return x + p, found, p, p
+
+
+@case(lambda: torch.ones(3, requires_grad=True), breaks=1)
+def parameters_made(x: torch.Tensor, w: torch.Tensor) -> Any:
+    p = torch.nn.Parameter(w.softmax(-1))
+    return x * p, p
+
+
 @case(lambda: torch.ones(3, requires_grad=True))
 def older_spellings(x: torch.Tensor, w: torch.Tensor) -> Any:
     variable = torch.autograd.Variable(torch.zeros(2, 3).type(x.type()))

@@ -121,6 +121,7 @@ class Calls:
             *((function, self._tensor_of_array) for function in numpy_values.MAKERS),
             *((kind, self._tensor_of_type) for kind in torch_calls.TENSOR_TYPES),
             (torch.autograd.Variable, self._variable),
+            (torch.Tensor._make_subclass, self._make_subclass),
             *((function, self._number) for function in scalars.NUMBER_FUNCTIONS),
             *self.emissions.rules(),
         )
@@ -349,6 +350,17 @@ class Calls:
             raise BreakGraph("c_function", "call of torch.autograd.Variable with more than a tensor")
         tensor = args[0].detach()
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
+
+    def _make_subclass(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """What makes an `nn.Parameter`. One that requires no gradient is its data by another type."""
+        kind, data, *rest = args
+        if kind is not nn.Parameter or not isinstance(data, FakeTensor) or kwargs or len(rest) > 1:
+            raise BreakGraph("tensor_subclass", f"a {kind.__qualname__} is made")
+        if rest and rest[0]:
+            raise BreakGraph("leaf", "a Parameter is made")
+        parameter = data.detach()
+        parameter._is_param = True
+        return parameter
 
     def _numpy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         args, kwargs = scalars.concrete(args), scalars.concrete(kwargs)

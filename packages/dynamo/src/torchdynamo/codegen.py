@@ -177,6 +177,9 @@ class Codegen:
             return self.load(known.source)
         if node is None:
             raise BreakGraph("rebuild", "a tensor that the graph does not make")
+        if getattr(tensor, "_is_param", False) and not tensor.requires_grad:
+            make, kind = self.pin(torch.Tensor._make_subclass), self.pin(torch.nn.Parameter)
+            return self._name(tensor, f"{make}({kind}, {self._node(node)}, False)")
         return self._node(node)
 
     def _symbolic(self, number: torch.SymInt | torch.SymFloat) -> str:

@@ -111,7 +111,6 @@ BREAKS: dict[Any, str] = {
     torch.nn.utils.rnn.pack_padded_sequence: "data_dependent_shape",
     torch.nn.utils.rnn.pad_packed_sequence: "data_dependent_shape",
     torch.utils.swap_tensors: "tensor_metadata_write",
-    torch.Tensor._make_subclass: "tensor_subclass",  # also what makes an nn.Parameter
     torch.save: "c_function",
     torch.load: "c_function",
 }
