@@ -59,6 +59,9 @@ def findings(root: Path) -> Iterator[str]:
         yield f"pyproject.toml: mypy checks another Python than the oldest, {known.PYTHON[0]}"
     if tools["ruff"]["target-version"] != "py" + known.PYTHON[0].replace(".", ""):
         yield f"pyproject.toml: ruff checks another Python than the oldest, {known.PYTHON[0]}"
+    workflow = root / ".github" / "workflows" / "release.yml"
+    if f"python: {json.dumps(known.PYTHON)}" not in workflow.read_text():
+        yield f"{workflow.relative_to(root)}: does not build for Python {', '.join(known.PYTHON)}"
     hooks = sorted(root.glob("packages/*/hatch_build.py"))
     yield from (
         f"{hook.relative_to(root)}: differs from {hooks[0].relative_to(root)}; one text builds every extension"

@@ -11,6 +11,8 @@ import torch
 from aotautograd import AotAutogradError, aot_function, min_cut, trace_joint
 from primtorch.errors import DataDependentValue
 
+pytestmark = pytest.mark.usefixtures("double")
+
 
 def identity(gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Any:
     return gm
@@ -61,7 +63,7 @@ def test_sizes_that_depend_on_data_need_no_new_trace(name: str, partitioner: Any
     compiled = aot_function(program, fw_compiler=counting, bw_compiler=identity, **options)
     for seed in range(4):
         torch.manual_seed(seed)
-        x = torch.randn(5, 4, dtype=torch.float32)
+        x = torch.randn(5, 4)
         for a, b in zip(with_gradients(program, [x]), with_gradients(compiled, [x]), strict=True):
             torch.testing.assert_close(b, a)
     assert counting.forwards == 1
@@ -133,7 +135,7 @@ def test_double_backward_through_a_mask() -> None:
 
 def test_a_derivative_checks_its_condition() -> None:
     """The gradient of a complex svd is defined for losses that do not depend on the phase of the vectors."""
-    a = torch.randn(3, 3, dtype=torch.complex64)
+    a = torch.randn(3, 3, dtype=torch.complex128)
     program = lambda a: torch.linalg.svd(a)[0].abs()
     x, y = a.clone().requires_grad_(), a.clone().requires_grad_()
     compiled = aot_function(program, fw_compiler=identity)

@@ -80,7 +80,7 @@ def test_training_steps(make: Callable[[], nn.Module], amp: bool, partitioner: P
         return facts
 
     for a, b in zip(steps(copy.deepcopy(net), False), steps(net, True), strict=True):
-        torch.testing.assert_close(b, a, rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(b, a, rtol=0, atol=0)
 
 
 def test_smaller_budgets_keep_less() -> None:
@@ -102,4 +102,4 @@ def test_gradient_of_unused_input_is_none() -> None:
     x, y = torch.randn(3, requires_grad=True), torch.randn(3, requires_grad=True)
     aot_function(lambda x, y: x.sum(), fw_compiler=identity)(x, y).backward()
     assert y.grad is None
-    torch.testing.assert_close(x.grad, torch.ones(3))
+    assert torch.equal(x.grad, torch.ones(3))

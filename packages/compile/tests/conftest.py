@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 import torch
 
+from primtorch.testing import double_precision
+
 for _package in (
     "aotautograd",
     "compile",
@@ -113,3 +115,10 @@ def fresh_stack(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Mo
     torchcompile.reset()
     yield cache
     torchcompile.reset()
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Float64 unless a dtype is named: a difference from eager that shows is no rounding's, on whatever processor."""
+    with double_precision():
+        yield

@@ -11,6 +11,8 @@ from torch import nn
 
 import torchcompile
 
+pytestmark = pytest.mark.usefixtures("double")
+
 
 class Net(nn.Module):
     """Two layers and batch norm."""

@@ -12,6 +12,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torchcompile
 
+pytestmark = pytest.mark.usefixtures("double")
+
 BACKENDS = ("eager", "aot_eager", "inductor")
 
 
@@ -174,6 +176,6 @@ def test_activations_of_a_checkpoint_are_not_kept(backend: str, partitioner: str
         compiled = torchcompile.compile(model, backend=backend, fullgraph=True, options={"partitioner": partitioner})
         compiled(x)
         sizes.append(kept_bytes(compiled, model, x))
-    borders = 3 * 64 * 8 * 4
+    borders = 3 * 64 * 8 * x.element_size()
     assert sizes[0] <= borders
     assert sizes[1] > 4 * borders

@@ -72,6 +72,35 @@ PROGRAMS: tuple[Callable[[Any], Any], ...] = (
 )  # fmt: skip
 
 
+def bare(x):
+    """Draws on which nothing is computed."""
+    normal, late = torch.empty(4).normal_(1, 2), torch.empty(3).exponential_()
+    return (
+        torch.rand(3),
+        torch.randn(3),
+        normal,
+        torch.bernoulli(torch.full((5,), 0.3)),
+        late,
+        torch.rand_like(x),
+        x * 2,
+    )
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_bare_draws_are_eagers_to_the_last_bit(backend: str, dtype: torch.dtype) -> None:
+    options = {"eager_random": True, "strict": True}
+    compiled = torchcompile.compile(bare, backend=backend, fullgraph=True, options=options)
+    x = torch.ones(3, dtype=dtype)
+    for seed in (1, 2):
+        runs = []
+        for f in (bare, compiled):
+            torch.manual_seed(seed)
+            runs.append([*f(x), torch.rand(2)])
+        torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=0)
+
+
+@pytest.mark.usefixtures("double")
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 @pytest.mark.parametrize("program", PROGRAMS, ids=lambda f: f.__name__)
 def test_draws_are_eagers(program: Callable[[Any], Any], backend: str) -> None:

@@ -15,6 +15,8 @@ from torch import nn
 
 import torchcompile
 
+pytestmark = pytest.mark.usefixtures("double")
+
 Make = Callable[[], Sequence[Any]]
 CASES: list[tuple[Callable[..., Any], Make]] = []
 

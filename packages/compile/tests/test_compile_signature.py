@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
 import torch
 
 import torchcompile
 import torchdynamo
 from torchcompile.signature import signature
+
+pytestmark = pytest.mark.usefixtures("double")
 
 
 def signatures(function: Callable[..., Any], *calls: tuple[Any, ...], **settings: Any) -> list[Any]:

@@ -52,7 +52,7 @@ def test_a_break_that_is_asked_for() -> None:
 
     compiled = Compiled(program)
     for _ in range(2):
-        torch.testing.assert_close(compiled.run(X), X.sin() + 1)
+        torch.testing.assert_close(compiled.run(X), X.sin() + 1, rtol=0, atol=0)
     assert compiled.calls == [1, 1] and [reason for reason, _ in compiled.breaks] == ["graph_break"]
 
 
@@ -70,7 +70,7 @@ def test_a_disabled_function_runs_as_it_is(recursive: bool) -> None:
 
     compiled = Compiled(program)
     for _ in range(2):
-        torch.testing.assert_close(compiled.run(X), (X.sin().cos() + 1) * 2 + 1)
+        torch.testing.assert_close(compiled.run(X), (X.sin().cos() + 1) * 2 + 1, rtol=0, atol=0)
     assert seen == [False, False]
     assert [detail.rpartition(": ")[2] for _, detail in compiled.breaks] == ["looks at the process"]
     assert compiled.calls == ([1, 1] if recursive else [1, 3, 1])
@@ -88,7 +88,7 @@ def test_a_disabled_function_behind_a_function_that_runs_for_real() -> None:
         return sorted([x, x + 1], key=called_by_sorted)[0]
 
     compiled = Compiled(program)
-    torch.testing.assert_close(compiled.run(X), sorted([X, X + 1], key=called_by_sorted)[0])
+    torch.testing.assert_close(compiled.run(X), sorted([X, X + 1], key=called_by_sorted)[0], rtol=0, atol=0)
     assert all(node.target is not torch.cos for graph in compiled.graphs for node in graph.graph.nodes)
     assert "cos" not in "".join(graph.code for graph in compiled.graphs)
 
@@ -100,7 +100,7 @@ def test_a_disabled_module_and_what_cannot_be_marked() -> None:
         return inner(x.sin()).cos()
 
     compiled = Compiled(program)
-    torch.testing.assert_close(compiled.run(X), inner(X.sin()).cos())
+    torch.testing.assert_close(compiled.run(X), inner(X.sin()).cos(), rtol=0, atol=0)
     assert compiled.calls == [1, 1] and [reason for reason, _ in compiled.breaks] == ["disabled"]
     assert torchdynamo.optimize(compiled.backend)(inner) is inner
     for wrong in (torch.nn.Linear, 3):
@@ -114,7 +114,7 @@ def test_skip_frame_leaves_one_function_out() -> None:
         return helper(x)
 
     compiled = Compiled(lambda x: loop(x.sin()) * 3)
-    torch.testing.assert_close(compiled.run(X), (X.sin().cos() + 1) * 3)
+    torch.testing.assert_close(compiled.run(X), (X.sin().cos() + 1) * 3, rtol=0, atol=0)
     assert compiled.calls == [1, 2, 1]
 
 
@@ -124,7 +124,7 @@ def test_an_allowed_function_is_one_node() -> None:
         return x.sin() * scale + x
 
     compiled = Compiled(lambda x: fused(x, 2.0) + 1)
-    torch.testing.assert_close(compiled.run(X), X.sin() * 2.0 + X + 1)
+    torch.testing.assert_close(compiled.run(X), X.sin() * 2.0 + X + 1, rtol=0, atol=0)
     assert [node.target for node in compiled.graphs[0].graph.nodes if node.op == "call_function"][0] is fused
 
 
@@ -143,10 +143,10 @@ def test_a_constant_result_is_computed_once() -> None:
 
     compiled = Compiled(lambda x: x + table(4) * width("any"))
     for _ in range(3):
-        torch.testing.assert_close(compiled.run(X), X + torch.arange(4.0) * 4)
+        torch.testing.assert_close(compiled.run(X), X + torch.arange(4.0) * 4, rtol=0, atol=0)
     assert calls == [4] and len(compiled.graphs) == 1 and not compiled.breaks
     broken = Compiled(lambda x: x + width(x + 1))
-    torch.testing.assert_close(broken.run(X), X + 4)
+    torch.testing.assert_close(broken.run(X), X + 4, rtol=0, atol=0)
     assert [reason for reason, _ in broken.breaks] == ["constant_result"]
 
 
@@ -167,7 +167,7 @@ def test_breaks_are_errors_in_a_region() -> None:
 
     compiled = Compiled(program)
     for _ in range(2):
-        torch.testing.assert_close(compiled.run(X, False), (X.sin() + 1) * 2 - 1)
+        torch.testing.assert_close(compiled.run(X, False), (X.sin() + 1) * 2 - 1, rtol=0, atol=0)
     assert len(compiled.breaks) == 3
     with pytest.raises(torchdynamo.Unsupported, match=r"print(.|\n)*test_dynamo_marks"):
         compiled.run(X, True)
@@ -179,7 +179,7 @@ def test_breaks_are_errors_in_a_region() -> None:
 
     with pytest.raises(torchdynamo.Unsupported):
         Compiled(lambda x: whole(x)).run(X)
-    torch.testing.assert_close(whole(X), X + 1)  # outside of capture it says nothing
+    torch.testing.assert_close(whole(X), X + 1, rtol=0, atol=0)  # outside of capture it says nothing
 
 
 def test_another_compilers_marks_mean_the_same() -> None:
@@ -194,7 +194,7 @@ def test_another_compilers_marks_mean_the_same() -> None:
         return disabled(x) * 2
 
     compiled = Compiled(program)
-    torch.testing.assert_close(compiled.run(X), ((X + 1).cos() + 1) * 2)
+    torch.testing.assert_close(compiled.run(X), ((X + 1).cos() + 1) * 2, rtol=0, atol=0)
     assert [reason for reason, _ in compiled.breaks] == ["graph_break", "disabled"]
     assert compiled.calls == [1, 1]
 
@@ -236,10 +236,10 @@ def test_marks_on_methods() -> None:
 
     compiled = Compiled(program)
     for _ in range(2):
-        torch.testing.assert_close(compiled.run(X), program(X))
+        torch.testing.assert_close(compiled.run(X), program(X), rtol=0, atol=0)
     assert [reason for reason, _ in compiled.breaks] == ["disabled"] * 3
     nodes = Compiled(lambda x: Marked.one_node(x) * 2)
-    torch.testing.assert_close(nodes.run(X), (X.sin() + 1) * 2)
+    torch.testing.assert_close(nodes.run(X), (X.sin() + 1) * 2, rtol=0, atol=0)
     assert nodes.calls == [2]
     with pytest.raises(torchdynamo.Unsupported):
         Compiled(lambda x: marked.whole(x) + 1).run(X)
@@ -262,7 +262,7 @@ def test_a_function_is_disabled_where_it_is_called() -> None:
         for case in (program, local):
             compiled = Compiled(case)
             for _ in range(2):
-                torch.testing.assert_close(compiled.run(X), case(X))
+                torch.testing.assert_close(compiled.run(X), case(X), rtol=0, atol=0)
     finally:
         from torchdynamo.marks import _MARKS
 
@@ -281,10 +281,10 @@ def test_is_compiling_through_breaks_and_called_functions() -> None:
     compiled = Compiled(lambda x: inner(inner(x)))
     for _ in range(2):
         seen.clear()
-        torch.testing.assert_close(compiled.run(X), X + 2)
+        torch.testing.assert_close(compiled.run(X), X + 2, rtol=0, atol=0)
         assert seen == [True] * 4
     seen.clear()
-    torch.testing.assert_close(inner(X), X + 100)
+    torch.testing.assert_close(inner(X), X + 100, rtol=0, atol=0)
     assert seen == [False] * 2
 
 
@@ -304,7 +304,7 @@ def test_a_region_of_errors_spans_called_functions_and_ends_by_an_exception() ->
 
     compiled = Compiled(program)
     for _ in range(2):
-        torch.testing.assert_close(compiled.run(X, False), X * 2 + 1)
+        torch.testing.assert_close(compiled.run(X, False), X * 2 + 1, rtol=0, atol=0)
     with pytest.raises(torchdynamo.Unsupported, match="breaks"):
         compiled.run(X, True)
 
@@ -316,4 +316,4 @@ def test_a_break_that_is_asked_for_under_fullgraph() -> None:
 
     with pytest.raises(torchdynamo.Unsupported, match=r"graph_break(.|\n)*remove the call(.|\n)*test_dynamo_marks"):
         Compiled(program, fullgraph=True).run(X)
-    torch.testing.assert_close(program(X), X + 1)
+    torch.testing.assert_close(program(X), X + 1, rtol=0, atol=0)

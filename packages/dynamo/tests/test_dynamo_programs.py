@@ -268,4 +268,4 @@ def test_an_optimizers_step_is_right() -> None:
             net(torch.ones(2, 3)).pow(2).sum().backward()
             step()
         results.append([p.detach().clone() for p in net.parameters()])
-    torch.testing.assert_close(results[1], results[0])
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)

@@ -2,9 +2,12 @@
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from primtorch.testing import double_precision
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
@@ -18,3 +21,10 @@ if os.environ.get("TRITON_INTERPRET") == "1":
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--in-place-programs", type=int, default=None, help="random programs of kernels that share memory")
+
+
+@pytest.fixture
+def double() -> Iterator[None]:
+    """Float64 unless a dtype is named: a difference from eager that shows is no rounding's, on whatever processor."""
+    with double_precision():
+        yield

@@ -16,12 +16,14 @@ from prim_graphs import build
 from torchinductor import BuildFailed, CompilerMissing, InductorOptions, compile_graph
 from torchinductor.cache import DiskCache
 
+pytestmark = pytest.mark.usefixtures("double")
+
 WORKER = """
     import sys, torch
     sys.path.insert(0, {tests!r})
     from prim_graphs import build
     from torchinductor import InductorOptions, compile_graph
-    x = torch.arange(1000.0)
+    x = torch.arange(1000.0, dtype=torch.float64)
     gm = build(lambda p, t: p.mul(p.exp(p.neg(t)), {factor}), x)
     print("ready", flush=True)
     sys.stdin.readline()

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from program_memory import bytes_at_peak
 
 import primtorch
+from primtorch.testing import assert_as_accurate
 from torchinductor import CompiledGraph, InductorOptions, compile_graph
 from torchinductor.program import Alloc, Output
 
@@ -182,7 +183,7 @@ def test_what_is_written_over(rule: str, rows: int) -> None:
 
 def test_what_another_operator_looks_at_is_not_written_over() -> None:
     """A view as complex numbers is an operator's result for us, in its operand's memory."""
-    x, w = torch.randn(32, 8), torch.randn(8, 2)
+    x, w = torch.randn(32, 8, dtype=torch.float64), torch.randn(8, 2, dtype=torch.float64)
 
     def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         pairs = torch.mm(x, w)
@@ -209,8 +210,9 @@ def test_backward_of_a_gelu_between_products_takes_no_more_than_eager(rows: int)
     compiled = compiled_of(backward, (x, above, weight))
     whole = x.numel() * x.element_size()  # the activation; what the column sum takes is a small part of that
     assert whole <= bytes_at_peak(compiled) < 1.5 * whole
-    got, want = compiled(x, above, weight), backward(*(t.double() for t in (x, above, weight)))
-    torch.testing.assert_close(tuple(got), tuple(t.float() for t in want), rtol=1e-4, atol=1e-4)
+    inputs = (x, above, weight)
+    exact = backward(*(t.double() for t in inputs))
+    assert_as_accurate(tuple(compiled(*inputs)), backward(*inputs), exact)
 
 
 # ---- the same in Triton ---------------------------------------------------------------------------------------------

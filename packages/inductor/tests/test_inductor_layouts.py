@@ -15,6 +15,8 @@ from torchinductor.ir import Kernel
 from torchinductor.lowering.context import ExternCall, ViewRef, dense, same_order, without_overlaps
 from torchinductor.lowering.graph import lower_graph
 
+pytestmark = pytest.mark.usefixtures("double")
+
 
 def attend(q, k, v, table):
     """Attention with a computed bias whose rows are padded to a multiple of eight, one for all of the batch."""

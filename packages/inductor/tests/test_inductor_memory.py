@@ -11,6 +11,8 @@ from primtorch import lower, trace
 from torchinductor import InductorOptions, compile_graph
 from torchinductor.program import Alloc, Free, View
 
+pytestmark = pytest.mark.usefixtures("double")
+
 PLAIN = InductorOptions(reuse_buffers=False, fuse=False)
 
 

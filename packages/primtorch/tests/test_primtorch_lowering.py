@@ -118,7 +118,7 @@ def test_dropout_keeps_its_rate_and_its_gradient_agrees():
     y, gradient = interpret(lowered)(x)
     assert torch.equal(y, gradient)
     assert abs((y == 0).float().mean() - 0.25) < 0.02
-    assert torch.allclose(y[y != 0], torch.tensor(1 / 0.75))
+    assert set(y[y != 0].unique().tolist()) == {torch.tensor(1 / 0.75).item()}
     torch.manual_seed(5)
     assert torch.equal(interpret(lowered)(x)[0], y)
     assert not torch.equal(interpret(lowered)(x)[0], y)
@@ -186,7 +186,7 @@ def test_traces_of_programs_that_write_are_functional():
         y.view(-1)[0] = 7
         return z + y, z
 
-    x, y = torch.randn(3, 3), torch.randn(3, 3)
+    x, y = torch.randn(3, 3, dtype=torch.float64), torch.randn(3, 3, dtype=torch.float64)
     before, after = y.clone(), y.clone()
     graph = trace(program, x, y)
     assert graph.meta["written_inputs"] == (1,)
@@ -200,7 +200,7 @@ def test_running_statistics_are_written_inputs():
     def program(x, mean, var):
         return F.batch_norm(x, mean, var, training=True)
 
-    x, mean, var = torch.randn(5, 4), torch.zeros(4), torch.ones(4)
+    x, mean, var = (t.double() for t in (torch.randn(5, 4), torch.zeros(4), torch.ones(4)))
     graph = trace(program, x, mean.clone(), var.clone())
     assert graph.meta["written_inputs"] == (1, 2)
     got = interpret(lower(graph))(x, mean, var)
@@ -262,12 +262,12 @@ def test_an_index_is_refused_where_eager_refuses_it(name, opset):
             with pytest.raises((IndexError, RuntimeError)):
                 run(table, index)
         else:
-            torch.testing.assert_close(run(table, index)[0], expected)
+            assert torch.equal(run(table, index)[0], expected)
 
 
 @pytest.mark.parametrize("value", [1000.0, -1000.0, float("inf"), -float("inf"), float("nan"), 800.0 + 2.0j])
 def test_logsumexp_of_one_large_number(value):
-    x = torch.tensor(value)
+    x = torch.tensor(value, dtype=torch.complex128 if isinstance(value, complex) else torch.float64)
     for keepdim in (False, True):
         graph = lower(trace(lambda x: torch.logsumexp(x, 0, keepdim), x))
         torch.testing.assert_close(interpret(graph)(x)[0], torch.logsumexp(x, 0, keepdim), equal_nan=True)
@@ -306,10 +306,10 @@ three = st.permutations(range(3))
     opset=st.sampled_from(["prims", "core_aten"]),
 )
 def test_places_in_memory_are_those_of_eagers_layout(order, made, seen, data, opset):
-    x = torch.randn(3, 4, 5).permute(order)
+    x = torch.randn(3, 4, 5, dtype=torch.float64).permute(order)
     with torch.no_grad():
         viewed = VIEWED[seen](LAID_OUT[made](x))
-    room = viewed.untyped_storage().nbytes() // 4
+    room = viewed.untyped_storage().nbytes() // 8
     rank = data.draw(st.integers(0, 3))
     size = tuple(data.draw(st.integers(1, 3)) for _ in range(rank))
     stride = tuple(data.draw(st.integers(0, 5)) for _ in range(rank))
@@ -324,4 +324,4 @@ def test_places_in_memory_are_those_of_eagers_layout(order, made, seen, data, op
         return VIEWED[seen](LAID_OUT[made](x)).as_strided(size, stride, offset) * 2.0
 
     lowered = lower(trace(program, x), opset)
-    torch.testing.assert_close(lowered(x)[0], program(x), rtol=0, atol=1e-5 if made == "matmul" else 0)
+    torch.testing.assert_close(lowered(x)[0], program(x), rtol=0, atol=1e-12 if made == "matmul" else 0)
