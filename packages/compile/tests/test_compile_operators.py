@@ -61,3 +61,122 @@ def test_operators_with_random_schemas(backend: str, mode: str) -> None:
             torch.testing.assert_close(got[:3], wanted[:3], msg=lambda text, what=what: f"{what}\n{text}")
             assert got[3] == wanted[3], what
         assert_one_graph()
+
+
+_home = torch.library.Library("compile_operators", "DEF")
+_home.define("added_(Tensor(a!) x, Tensor y) -> ()")
+
+
+def _added(x: torch.Tensor, y: torch.Tensor) -> None:
+    CALLS["added_"] += 1
+    x.add_(y)
+
+
+_home.impl("added_", _added, "CPU")
+
+
+@torch.library.custom_op("compile_operators::exponential", mutates_args=())
+def exponential(x: torch.Tensor) -> torch.Tensor:
+    return x.exp()
+
+
+@exponential.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+def _exponential_backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+    twice = gradient.clone()
+    torch.ops.compile_operators.added_(twice, gradient)
+    return twice * ctx.saved_tensors[0]
+
+
+exponential.register_autograd(
+    _exponential_backward, setup_context=lambda ctx, inputs, output: ctx.save_for_backward(output)
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_an_operator_that_writes_in_the_backward_alone(backend: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return exponential(x * 2).sin()
+
+    def gradient(function: Any) -> tuple[torch.Tensor, int]:
+        x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+        CALLS.clear()
+        function(x).sum().backward()
+        return x.grad, CALLS["added_"]
+
+    got, wanted = gradient(torchcompile.compile(program, backend=backend, fullgraph=True)), gradient(program)
+    torch.testing.assert_close(got[0], wanted[0])
+    assert got[1] == wanted[1] == 1
+    assert_one_graph()
+
+
+def _bytes(*shape: int) -> torch.Tensor:
+    return (torch.arange(shape[0] * shape[1]).reshape(shape) % 7 - 3).to(torch.int8)
+
+
+# Operators of torch's own without a rule, and dtypes that kernels do not know: each is one graph.
+WITHOUT_A_RULE: dict[str, Any] = {
+    "_int_mm": lambda x: torch._int_mm(_bytes(32, 16), _bytes(16, 8)) + x[0, 0],
+    "_weight_int8pack_mm": lambda x: torch.ops.aten._weight_int8pack_mm(
+        x.detach().bfloat16().repeat(1, 4), _bytes(16, 16), torch.ones(16, dtype=torch.bfloat16)
+    ),
+    "float8 and back": lambda x: x.to(torch.float8_e4m3fn).to(torch.float64) * x,
+    "float8 as bytes": lambda x: x.detach().to(torch.float8_e5m2).view(torch.uint8).to(torch.int32) + 1,
+    "_scaled_mm": lambda x: torch._scaled_mm(
+        torch.eye(16).to(torch.float8_e4m3fn), torch.ones(16, 16).to(torch.float8_e4m3fn).t(),
+        scale_a=torch.tensor(2.0), scale_b=torch.tensor(1.5), out_dtype=torch.bfloat16,
+    ),
+    "fake_quantize": lambda x: torch.fake_quantize_per_tensor_affine(x, 0.1, 0, -8, 7).sin(),
+    "wider view": lambda x: x.detach().float().view(torch.float64) + 1,
+    "narrower view": lambda x: (x.detach() * 2).view(torch.float32) + 1,
+    "histogramdd": lambda x: torch.histogramdd(x.detach(), [2, 3, 2, 2]).hist,
+    "embedding_bag": lambda x: torch.nn.functional.embedding_bag(torch.tensor([[0, 2], [1, 1]]), x, mode="max"),
+    "weighted embedding_bag": lambda x: torch.nn.functional.embedding_bag(
+        torch.tensor([0, 2, 1]), x, torch.tensor([0, 1]), mode="sum", per_sample_weights=x[:, 0].contiguous()
+    ),
+    "prims": lambda x: torch.ops.prims.sin(x.detach()) + torch.ops.prims.add(x.detach(), x.detach()),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("name", WITHOUT_A_RULE)
+def test_operators_without_a_rule(name: str, backend: str) -> None:
+    program = WITHOUT_A_RULE[name]
+
+    def both(function: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+        x = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+        result = function(x)
+        if result.requires_grad:
+            result.sum().backward()
+        return result, x.grad
+
+    try:
+        wanted = both(program)
+    except RuntimeError as error:
+        pytest.skip(f"eager: {error}")
+    torch.testing.assert_close(both(torchcompile.compile(program, backend=backend, fullgraph=True)), wanted)
+    assert_one_graph()
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("function", [torch.nn.functional.embedding, torch.nn.functional.embedding_bag])
+def test_sparse_gradients_are_sparse_and_the_graph_that_has_them_is_told(function: Any, backend: str) -> None:
+    places = torch.tensor([[0, 2], [1, 1]])
+    mode = {"mode": "sum"} if function is torch.nn.functional.embedding_bag else {}
+
+    def program(w: torch.Tensor) -> torch.Tensor:
+        return function(places, w, sparse=True, **mode).sin()
+
+    def gradient(run: Any) -> torch.Tensor:
+        w = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+        run(w).sum().backward()
+        return w.grad
+
+    with pytest.warns(UserWarning, match="sparse tensor"):
+        got = gradient(torchcompile.compile(program, backend=backend))
+    assert got.layout is torch.sparse_coo
+    torch.testing.assert_close(got.to_dense(), gradient(program).to_dense())
+    assert [event.kind.id for event in torchcompile.report().fallbacks] == ["graph_not_compiled"]

@@ -33,7 +33,7 @@ from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent, DataDependentValue, PrimTorchError
 from primtorch.fake import FakeMode, FakeTensor, propagate
-from primtorch.functional_forms import adopting
+from primtorch.functional_forms import adopting, is_refusal
 from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
@@ -412,6 +412,27 @@ def _record_real_view(
     return out
 
 
+def _refuse_sparse(recorder: Recorder, func: Any, *rest: Any) -> Any:
+    raise AotAutogradError(
+        f"{func} makes a sparse tensor, and values of a graph are dense; without sparse=True the gradient is, too",
+        recorder.stack,
+    )
+
+
+def _refuse_sparse_bag(
+    recorder: Recorder,
+    func: Any,
+    node_args: tuple[Any, ...],
+    node_kwargs: dict[str, Any],
+    args: tuple[Any, ...],
+    *rest: Any,
+) -> Any:
+    return _refuse_sparse(recorder, func) if args[_BAG_IS_SPARSE] else NotImplemented
+
+
+_BAG_IS_SPARSE = [a.name for a in aten._embedding_bag_backward.default._schema.arguments].index("sparse")
+
+
 def _refuse_resize(recorder: Recorder, func: Any, *rest: Any) -> Any:
     raise UnsupportedMutation(
         "a tensor is resized in the graph, and a functional graph has no memory to resize; "
@@ -430,6 +451,15 @@ _SPECIAL: dict[Any, Callable[..., Any]] = {
     aten.equal.default: _record_equal,
     aten.allclose.default: _record_equal,
     aten.view_as_real.default: _record_real_view,
+    aten._embedding_bag_backward.default: _refuse_sparse_bag,
+    **dict.fromkeys(
+        (
+            aten._sparse_coo_tensor_unsafe.default,
+            aten._sparse_coo_tensor_with_dims_and_tensors.default,
+            aten.sparse_coo_tensor.indices_size,
+        ),
+        _refuse_sparse,
+    ),
     aten.resize.default: _refuse_resize,
     aten.resize_.default: _refuse_resize,
     aten.resize_as.default: _refuse_resize,
@@ -543,7 +573,7 @@ def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> Join
                     recorder, values, tangents, list(leaves.values()), leave_out=failing, accumulate=manner.accumulate
                 )
             except RuntimeError as error:
-                if manner.apart or isinstance(error, (AotAutogradError, PrimTorchError)):
+                if manner.apart or isinstance(error, (AotAutogradError, PrimTorchError)) or is_refusal(error):
                     raise
                 # An output's backward raises what eager's would, which is for it to say, if it is run at all.
                 raise _TraceAgain(apart=True) from error

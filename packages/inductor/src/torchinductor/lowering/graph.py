@@ -171,7 +171,11 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     if prim.name == "device_put":
         return _device_put(ctx, args[0], meta)
     rule = RULES.get(prim.name)
-    if rule is None or _has_complex(args, meta):
+    if prim.name == "convert_element_type" and _holds(_is_float8, args, meta):
+        return _extern(ctx, torch.ops.aten._to_copy.default, args[:1], {"dtype": meta.dtype}, meta)
+    if prim.name == "bitcast" and _holds(_is_float8, args, meta):
+        return _extern(ctx, torch.ops.aten.view.dtype, (args[0], meta.dtype), {}, meta)
+    if rule is None or _holds(_is_complex, args, meta) or (prim.family != "view" and _holds(_is_float8, args, meta)):
         return _opaque(ctx, prim, args, kwargs, meta)
     try:
         result = rule(ctx, *args, **kwargs)
@@ -195,14 +199,19 @@ def _plain(arg: Any) -> Any:
     return arg
 
 
-def _has_complex(args: Any, meta: Any) -> bool:
-    found = [a for a in args if isinstance(a, TensorValue)] + [
-        b for a in args if isinstance(a, tuple) for b in a if isinstance(b, TensorValue)
-    ]
-    metas = meta if isinstance(meta, (tuple, list)) else (meta,)
-    return any(v.dtype.is_complex for v in found) or any(
-        getattr(m, "dtype", torch.float32).is_complex for m in metas if m is not None
-    )
+def _holds(kind: Callable[[torch.dtype], bool], args: Any, meta: Any) -> bool:
+    """Whether an operand or a result is of a kind of dtype."""
+    operands = [v.dtype for v in flattened(args) if isinstance(v, TensorValue)]
+    return any(map(kind, operands)) or any(kind(m.dtype) for m in flattened(meta) if hasattr(m, "dtype"))
+
+
+def _is_complex(dtype: torch.dtype) -> bool:
+    return dtype.is_complex
+
+
+def _is_float8(dtype: torch.dtype) -> bool:
+    """Kernels neither read nor write it; ATen converts it."""
+    return dtype.is_floating_point and dtype.itemsize == 1
 
 
 def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:

@@ -47,7 +47,16 @@ def _view(b: Builder, x: Value, size: Sequence[Any], *strides: Any) -> Value:
 
 @RULES(aten.view.dtype, "aten::view_copy.dtype")
 def _view_dtype(b: Builder, x: Value, dtype: torch.dtype) -> Value:
-    return x if x.dtype is dtype else b.emit(prims.bitcast, x, dtype)
+    if x.dtype is dtype:
+        return x
+    if x.dtype.itemsize == dtype.itemsize:
+        return b.emit(prims.bitcast, x, dtype)  # type: ignore[no-any-return]
+    # Elements are joined or split: a call of itself, on rows that lie in memory one after the other.
+    row_major = b.contiguous_spec(x.shape, x.dtype, x.spec.device).strides
+    dense = x if x.spec.strides == row_major else b.emit(prims.copy_strided, x, row_major)
+    shape = (*x.shape[:-1], x.shape[-1] * x.dtype.itemsize // dtype.itemsize)
+    spec = b.contiguous_spec(shape, dtype, x.spec.device)
+    return b.record(aten.view.dtype, (dense, dtype), {}, spec, "view_dtype")  # type: ignore[no-any-return]
 
 
 @RULES(aten.expand.default, "aten::expand_copy.default")

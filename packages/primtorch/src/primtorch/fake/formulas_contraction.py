@@ -49,6 +49,41 @@ def _expand_to(x: Any, shape: Sizes) -> None:
         raise RuntimeError(f"The expanded size {list(shape)} does not fit the tensor of sizes {list(x.shape)}")
 
 
+@TABLE.op("_int_mm")
+def _int_mm(a: Any, b: Any) -> TensorSpec:
+    return contiguous(_mm(a, b), (a.shape[0], b.shape[1]), torch.int32)
+
+
+@TABLE.op("_scaled_mm")
+def _scaled_mm(
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> TensorSpec:
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({list(a.shape)} and {list(b.shape)})")
+    return contiguous(a, (a.shape[0], b.shape[1]), out_dtype)
+
+
+@TABLE.op("_weight_int8pack_mm")
+def _weight_int8pack_mm(a: Any, weight: Any, scales: Any) -> TensorSpec:
+    return contiguous(a, (a.shape[0], weight.shape[0]))
+
+
+@TABLE.op(
+    "fake_quantize_per_tensor_affine_cachemask",
+    "fake_quantize_per_channel_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+)
+def _fake_quantize(x: Any, *parameters: Any, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+    return elementwise([x], x.dtype), elementwise([x], torch.bool)
+
+
 @TABLE.op("bmm")
 def _bmm(a: Any, b: Any) -> TensorSpec:
     if a.dim() != 3 or b.dim() != 3:
