@@ -172,9 +172,9 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
         return _device_put(ctx, args[0], meta)
     rule = RULES.get(prim.name)
     if prim.name == "convert_element_type" and _holds(_is_float8, args, meta):
-        return _extern(ctx, torch.ops.aten._to_copy.default, args[:1], {"dtype": meta.dtype}, meta)
+        return _extern(ctx, torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}, meta)
     if prim.name == "bitcast" and _holds(_is_float8, args, meta):
-        return _extern(ctx, torch.ops.aten.view.dtype, (args[0], meta.dtype), {}, meta)
+        return _extern(ctx, torch.ops.aten.view.dtype, args, kwargs, meta)
     if rule is None or _holds(_is_complex, args, meta) or (prim.family != "view" and _holds(_is_float8, args, meta)):
         return _opaque(ctx, prim, args, kwargs, meta)
     try:
