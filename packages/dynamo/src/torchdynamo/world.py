@@ -105,6 +105,7 @@ class Outside:
         for table in (*held, self.tensors, self._alive, self._own_classes, self._cells):
             table.clear()
         self.overlays.clear()
+        self.shape_env.release()
         self.mode.release()
         self.recorder.release()
 

@@ -90,6 +90,10 @@ class ShapeEnv:
         """p (without constant term) -> the largest known k with p >= k."""
 
     # making symbols -------------------------------------------------------------------------------------------
+    def release(self) -> None:
+        """Lets go of the program: what is asked from now on is asked by no line of it."""
+        self.user_frame = _no_frames
+
     def symbol(self, hint: int, source: str, *, min: int = 2, max: int | None = None) -> torch.SymInt:
         """A new symbol s0, s1, ... with the example's value; `min` and `max` are promises that the caller guards."""
         return self._new(SymbolInfo(self._fresh("s"), hint, source, min, max))

@@ -1,0 +1,105 @@
+"""Compiling keeps nothing of a program alive: its classes, functions, modules and tensors go when it goes."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchcompile
+import torchdynamo
+
+
+def _module(breaks: bool) -> tuple[Any, dict[str, Any]]:
+    class Local(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3)
+            self.settings = {"shift": 1}
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            y = self.linear(x)
+            if breaks:
+                torchdynamo.graph_break()
+            return y + self.settings["shift"]
+
+    model = Local()
+    return model, {"class": Local, "module": model, "parameter": model.linear.weight}
+
+
+def _closure() -> tuple[Any, dict[str, Any]]:
+    class Settings:
+        scale = 2.0
+
+        def times(self, x: torch.Tensor) -> torch.Tensor:
+            return x * self.scale
+
+    settings, shift = Settings(), torch.ones(3)
+    model, held = _module(breaks=False)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return settings.times(x) + shift + model(x) + isinstance(settings, Settings)
+
+    return function, {**held, "function": function, "settings": settings, "its class": Settings, "tensor": shift}
+
+
+def _generator() -> tuple[Any, dict[str, Any]]:
+    def function(x: torch.Tensor) -> Any:
+        def rows() -> Any:
+            for row in x:
+                yield row * 2
+                torchdynamo.graph_break()
+
+        return sum(rows())
+
+    return function, {"function": function}
+
+
+def _exception() -> tuple[Any, dict[str, Any]]:
+    class Refused(Exception):
+        pass
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        try:
+            raise Refused(x.shape)
+        except Refused:
+            return x.sin()
+
+    return function, {"function": function, "exception": Refused}
+
+
+PROGRAMS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
+    "module": lambda: _module(breaks=False),
+    "module that breaks": lambda: _module(breaks=True),
+    "closure": _closure,
+    "generator": _generator,
+    "exception": _exception,
+}
+
+
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+@pytest.mark.parametrize("reset", [False, True], ids=["dropped", "reset"])
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_nothing_of_a_program_is_kept(program: str, reset: bool, backend: str) -> None:
+    function, objects = PROGRAMS[program]()
+    alive = {name: weakref.ref(value) for name, value in objects.items()}
+    compiled = torchcompile.compile(function, backend=backend)
+    x = torch.rand(2, 3)
+    compiled(x)
+    compiled(x.requires_grad_()).sum().backward()  # another version, whose graph has a history
+    if reset:
+        torchcompile.reset()
+    del function, objects, compiled
+    gc.collect()
+    assert not [name for name, reference in alive.items() if reference() is not None]
+
+
+def test_reset_while_an_exported_graph_lives() -> None:
+    exported = torchdynamo.export(lambda x: x * 2)(torch.ones(2))
+    torchcompile.reset()
+    assert exported(torch.ones(2)).tolist() == [2.0, 2.0]
