@@ -149,6 +149,8 @@ class Calls:
             return self._builtin(fn, args, kwargs)
         if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return self._native(fn, args, kwargs)
+        if isinstance(fn, torch._ops.HigherOrderOperator):
+            raise BreakGraph("higher_order_operator", f"call of torch.ops.higher_order.{fn.__name__}")
         return MISSING
 
     # -- Python functions -------------------------------------------------------------------
@@ -217,7 +219,8 @@ class Calls:
                 return torch_calls.ANSWERS[fn]
         except TypeError:
             return MISSING
-        self._break_if_listed(fn, getattr(fn, "__module__", None) or "")
+        method = getattr(torch.Tensor, fn.__name__, fn) if isinstance(owner, torch.Tensor) else fn
+        self._break_if_listed(method, getattr(fn, "__module__", None) or "")
         if isinstance(owner, contextvars.ContextVar):
             return self._context_variable(fn, args)
         if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
@@ -256,6 +259,8 @@ class Calls:
         reason = torch_calls.BREAKS.get(fn) or torch_calls.BREAK_MODULES.get(module)
         if reason is None:
             reason = torch_calls.BREAKS_BY_NAME.get((module, getattr(fn, "__name__", "")))
+        if reason is None and torch_calls.is_higher_order(fn):
+            reason = "higher_order_operator"
         if reason is not None:
             raise BreakGraph(reason, f"call of {module}.{getattr(fn, '__qualname__', fn)}")
 

@@ -260,6 +260,8 @@ class Externals:
         if type(tensor) not in PLAIN_TENSORS:
             raise BreakGraph("tensor_subclass", f"{source.expression()} is a {type(tensor).__qualname__}")
         with torch._C.DisableTorchFunction():
+            if tensor.is_nested:
+                raise BreakGraph("unsupported_read", f"{source.expression()} is a nested tensor")
             if tensor.layout is not torch.strided:
                 raise BreakGraph("unsupported_read", f"{source.expression()} has the layout {tensor.layout}")
             lazy = tensor.is_conj() or tensor.is_neg()

@@ -35,7 +35,7 @@ _TABLE = (
     Reason(
         "data_dependent_branch",
         "a branch depends on a tensor's value",
-        "use torch.where or torch.cond, or branch outside of the compiled function",
+        "use torch.where, or branch outside of the compiled function",
     ),
     Reason(
         "data_dependent_shape",
@@ -110,6 +110,12 @@ _TABLE = (
         "function_transform",
         "torch.func runs the function on tensors of its own, which a graph cannot hold",
         "compile the function that is transformed, or transform it outside of the compiled function",
+    ),
+    Reason(
+        "higher_order_operator",
+        "an operator that takes functions (torch.cond, while_loop, flex_attention) traces them itself: a graph has no"
+        " place for it",
+        "write the choice with torch.where, or call the operator outside of the compiled function",
     ),
     Reason(
         "tensor_metadata_write",

@@ -111,6 +111,7 @@ BREAKS: dict[Any, str] = {
     torch.nn.utils.rnn.pack_padded_sequence: "data_dependent_shape",
     torch.nn.utils.rnn.pad_packed_sequence: "data_dependent_shape",
     torch.utils.swap_tensors: "tensor_metadata_write",
+    torch.Tensor.as_subclass: "tensor_subclass",
     torch.save: "c_function",
     torch.load: "c_function",
 }
@@ -118,6 +119,7 @@ BREAKS: dict[Any, str] = {
 BREAKS_BY_NAME: dict[tuple[str, str], str] = {
     ("torch._dynamo.decorators", "graph_break"): "graph_break",
     ("torch._dynamo.decorators", "skip_frame"): "graph_break",
+    ("torch.nn.attention.flex_attention", "flex_attention"): "higher_order_operator",
 }
 # Modules whose functions leave the graph.
 BREAK_MODULES: dict[str, str] = {
@@ -241,13 +243,22 @@ def transforms(function: types.FunctionType) -> bool:
     return code.co_filename in _TRANSFORM_FILES and not code.co_name.startswith("_check")  # of its arguments
 
 
+def is_higher_order(function: Any) -> bool:
+    """An operator that takes functions of the program (`torch.cond`, `while_loop`, `associative_scan`), or what calls
+    one in the program's stead."""
+    module = getattr(function, "__module__", None) or ""
+    return isinstance(function, torch._ops.HigherOrderOperator) or module.startswith("torch._higher_order_ops")
+
+
 def runs_unhooked(function: Any) -> bool:
     """Whether a call that leaves the graph runs as it is with all that it calls.
 
     What is compiled would save other tensors than a checkpoint expects, and a context of autograd or a tensor of a
     function transform means something to the eager program alone. Autograd's engine runs what compilers made, which may
-    be compiled there and then: a compiler is no part of the program.
+    be compiled there and then: a compiler is no part of the program. Higher-order operators trace what they are given.
     """
+    if is_higher_order(function):
+        return True
     if isinstance(function, types.MethodType) and function.__func__ in _UNHOOKED:
         return True
     if isinstance(function, types.BuiltinFunctionType):
