@@ -101,7 +101,7 @@ def trunc_div(a, b):
     return np.trunc(np.divide(a, b)) if np.issubdtype(a.dtype, np.floating) else np.fix(a / b)
 
 
-def convert(x, dtype):
+def convert(x, dtype, rounded=False):
     if dtype is torch.bool:
         return x != 0
     return (x.real if np.iscomplexobj(x) and not dtype.is_complex else x).astype(DTYPES[dtype])

@@ -89,6 +89,9 @@ class Recorder:
         self.phase = "forward"
         self.sequence_starts: list[int] = []  # autograd sequence number when each user node began, and its stack
         self.sequence_stacks: list[tuple[UserFrame, ...]] = []
+        self.written_cast = False  # whether the user node is a conversion of dtype
+        self.sequence_autocast: list[bool] = []  # whether conversions within the user node are autocast's
+        self.of_autocast = False  # of the forward operator whose backward runs
         self.operators = 0
         self.placeholder_names: set[str] = set()
         self.draws = Draws()
@@ -134,9 +137,11 @@ class Recorder:
             self.symbol_nodes.setdefault(str(value), node)
         return node
 
-    def user_node(self, stack: tuple[UserFrame, ...]) -> None:
+    def user_node(self, stack: tuple[UserFrame, ...], written_cast: bool = False) -> None:
         """Operators from here on belong to this line of the user's program; so will their backward."""
         self.stack = stack
+        self.written_cast = written_cast
+        self.sequence_autocast.append(torch._C._is_any_autocast_enabled() and not written_cast)
         self.sequence_starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
         self.sequence_stacks.append(stack)
 
@@ -276,8 +281,16 @@ class Recorder:
         meta["val"] = value
         meta["stack"] = self.stack
         meta[PHASE] = self.phase
+        if node.target is aten._to_copy.default and self._cast_by_autocast():
+            meta["autocast"] = True
         if self.phase == "backward" and torch.is_grad_enabled():  # of a checkpoint: derivatives run without
             meta["recomputed"] = True
+
+    def _cast_by_autocast(self) -> bool:
+        """Whether a conversion of dtype is one that autocast put into the program, or the derivative of one."""
+        if self.phase == "backward":
+            return self.of_autocast
+        return torch._C._is_any_autocast_enabled() and not self.written_cast
 
     def _as_fake(self, t: torch.Tensor) -> torch.Tensor:
         return self.fake_constants.get(id(t), t)
@@ -289,6 +302,7 @@ class Recorder:
         place = bisect_right(self.sequence_starts, node._sequence_nr()) - 1
         if place >= 0:
             self.stack = self.sequence_stacks[place]
+            self.of_autocast = self.sequence_autocast[place]
 
 
 def _record_batch_norm(
@@ -674,7 +688,7 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Sequence[Any]) 
     inputs = iter(flat)
     for node in module.graph.nodes:
         stack = node.meta.get("stack") or ()
-        recorder.user_node(stack)
+        recorder.user_node(stack, _is_cast(node))
         try:
             if node.op == "placeholder":
                 values[node] = next(inputs)
@@ -696,6 +710,15 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Sequence[Any]) 
                 error.add_note("while tracing" + user_location(stack))
             raise
     raise AotAutogradError("the graph has no output node")
+
+
+_CASTS = frozenset({"to", "type", "type_as", "half", "bfloat16", "float", "double", "copy_", "__setitem__"})
+
+
+def _is_cast(node: fx.Node) -> bool:
+    """Whether a call of the user's program is a conversion of dtype, and not an operator that autocast converts for."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op.startswith("call_") and name in _CASTS
 
 
 def _tangent_placeholders(recorder: Recorder, fakes: list[torch.Tensor]) -> list[torch.Tensor]:

@@ -71,7 +71,8 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = (
     for node in graph.nodes:
         if node.op not in ("call_function", "get_attr") or has_effect(node):
             continue
-        key = (node.op, node.target, node.meta.get(PHASE), _key(node.args), _key(node.kwargs))
+        by_autocast = "autocast" in node.meta
+        key = (node.op, node.target, node.meta.get(PHASE), by_autocast, _key(node.args), _key(node.kwargs))
         first = seen.setdefault(key, node)
         if first is node or (first in apart and node in apart) or not _same_sizes(node, first):
             continue

@@ -146,7 +146,12 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, list[Any]], Runner]:
         named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
         given = toolchain.options
-        settings = InductorOptions(cache_dir=given.cache, cxx=given.cxx, cuda_graphs=given.cuda_graphs)
+        settings = InductorOptions(
+            cache_dir=given.cache,
+            cxx=given.cxx,
+            cuda_graphs=given.cuda_graphs,
+            round_like_eager=given.precision == "eager",
+        )
 
         def build(graph: torch.fx.GraphModule, inputs: list[Any]) -> Runner:
             start = time.perf_counter()

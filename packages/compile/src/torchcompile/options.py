@@ -48,6 +48,13 @@ class CompileOptions:
     eager_random: bool = field(
         default=False, metadata={"doc": "draw eager's own random numbers, not those of the generator in the kernels"}
     )
+    precision: Literal["fused", "eager"] = field(
+        default="fused",
+        metadata={
+            "doc": "where bfloat16 and float16 are rounded: by casts that the program wrote and where values are "
+            "stored, with float32 arithmetic in between, or after each operation as in eager"
+        },
+    )
     cuda_graphs: bool = field(default=False, metadata={"doc": "replay graphs on an NVIDIA GPU as one CUDA graph"})
     recompile_limit: int = field(default=8, metadata={"doc": "graphs a function may have before it runs eagerly"})
     on_recompile: Literal["continue", "warn", "error", "eager"] = field(

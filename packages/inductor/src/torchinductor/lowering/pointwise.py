@@ -82,11 +82,12 @@ def whole_division(name: str) -> Callable[..., TensorValue]:
     return rule
 
 
-def convert_element_type(ctx: Context, t: TensorValue, dtype: torch.dtype) -> TensorValue:
+def convert_element_type(ctx: Context, t: TensorValue, dtype: torch.dtype, rounded: bool = False) -> TensorValue:
     if dtype == t.dtype:
         return t
     # A float32 value that becomes bfloat16 in the middle of a kernel keeps its digits; the store rounds.
-    keeps = dtype in REDUCED_PRECISION and t.dtype == torch.float32 and not ctx.options.round_like_eager
+    fused = not (rounded or ctx.options.round_like_eager)
+    keeps = dtype in REDUCED_PRECISION and t.dtype == torch.float32 and fused
 
     def load(index: Index, ops: OpsHandler[Any]) -> Any:
         value = t.load(index, ops)

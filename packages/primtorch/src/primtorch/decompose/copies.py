@@ -9,6 +9,7 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value
+from primtorch.decompose.promotion import COMPUTE_DTYPE
 from primtorch.decompose.table import RuleTable
 from primtorch.prims.layout import contiguous_strides, strides_in_order
 
@@ -31,6 +32,13 @@ def with_strides(b: Builder, x: Value, strides: Sequence[Any]) -> Value:
     if tuple(x.spec.strides) == tuple(strides):
         return x
     return b.emit(prims.copy_strided, x, tuple(strides))  # type: ignore[no-any-return]
+
+
+def _cast(b: Builder, x: Value, dtype: torch.dtype) -> Value:
+    """A conversion that stands in the program. One that autocast put there says so, and needs no rounding."""
+    if dtype is x.dtype or dtype not in COMPUTE_DTYPE or "autocast" in b.meta:
+        return x.to(dtype)
+    return b.emit(prims.convert_element_type, x, dtype, True)  # type: ignore[no-any-return]
 
 
 @RULES(aten.clone.default)
@@ -58,7 +66,7 @@ def _to_copy(
     if device is not None and torch.device(device) != x.device:
         x = b.emit(prims.device_put, x, torch.device(device))
     if dtype is not None:
-        x = x.to(dtype)
+        x = _cast(b, x, dtype)
     return _in_format(b, x, memory_format)
 
 
@@ -76,7 +84,7 @@ def _autocast(b: Builder, x: Value, cuda_enabled: bool, cpu_enabled: bool, *dtyp
 def _copy(b: Builder, x: Value, src: Value, non_blocking: bool = False) -> Value:
     if src.device != x.device:
         src = b.emit(prims.device_put, src, x.device)
-    return src.to(x.dtype).expand(x.shape)
+    return _cast(b, src, x.dtype).expand(x.shape)
 
 
 @RULES(aten.fill.Scalar, aten.fill.Tensor)

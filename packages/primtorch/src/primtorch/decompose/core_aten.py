@@ -205,7 +205,7 @@ def _pad(b: Builder, prim: Prim, t: Value, low: Any, high: Any, value: Any) -> C
 
 
 _SPELT: Mapping[str, Callable[..., Call]] = {
-    "convert_element_type": lambda b, p, t, dtype: (aten._to_copy.default, (t,), {"dtype": dtype}),
+    "convert_element_type": lambda b, p, t, dtype, rounded=False: (aten._to_copy.default, (t,), {"dtype": dtype}),
     "device_put": lambda b, p, t, device: (aten._to_copy.default, (t,), {"device": device}),
     "bitcast": lambda b, p, t, dtype: (aten.view.dtype, (t, dtype), {}),
     "full": lambda b, p, shape, value, dtype, device: (

@@ -10,7 +10,7 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value
-from primtorch.decompose.promotion import compute_dtype, floating, number_as, result_dtype
+from primtorch.decompose.promotion import COMPUTE_DTYPE, compute_dtype, floating, number_as, result_dtype
 from primtorch.decompose.table import Rule, RuleTable
 from primtorch.prims import Prim
 from primtorch.prims.layout import broadcast_shapes
@@ -224,10 +224,24 @@ def _is_one(alpha: Any) -> bool:
     return not isinstance(alpha, torch.SymInt) and alpha == 1
 
 
+def _terms(b: Builder, x: Any, y: Any, alpha: Any, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """The operands and alpha of a sum in the dtype that it is computed in. On the CPU eager rounds numbers too."""
+    place = (x if isinstance(x, Value) else y).device
+    if dtype in COMPUTE_DTYPE and place.type == "cpu":
+        x, y = (v.to(dtype) if isinstance(v, Value) else _as_held(v, dtype) for v in (x, y))
+        alpha = _as_held(alpha, dtype)
+    return (*promoted(b, (x, y), compute_dtype(dtype)), alpha)
+
+
+def _as_held(number: Any, dtype: torch.dtype) -> Any:
+    """The value of a number that a tensor of the dtype holds."""
+    return torch.tensor(number, dtype=dtype, device="cpu").item() if isinstance(number, (int, float)) else number
+
+
 @RULES(aten.add)
 def _add(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
     dtype = result_dtype((x, y))
-    x, y = promoted(b, (x, y), compute_dtype(dtype))
+    x, y, alpha = _terms(b, x, y, alpha, dtype)
     if not _is_one(alpha):
         y = b.binary(prims.mul, y, alpha) if isinstance(y, Value) else y * alpha
     return b.binary(prims.add, x, y).to(dtype)
@@ -236,7 +250,7 @@ def _add(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
 @RULES(aten.sub)
 def _sub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
     dtype = result_dtype((x, y))
-    x, y = promoted(b, (x, y), compute_dtype(dtype))
+    x, y, alpha = _terms(b, x, y, alpha, dtype)
     if not _is_one(alpha):
         y = b.binary(prims.mul, y, alpha) if isinstance(y, Value) else y * alpha
     return b.binary(prims.sub, x, y).to(dtype)
@@ -245,7 +259,7 @@ def _sub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
 @RULES(aten.rsub)
 def _rsub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
     dtype = result_dtype((x, y))
-    x, y = promoted(b, (x, y), compute_dtype(dtype))
+    x, y, alpha = _terms(b, x, y, alpha, dtype)
     if not _is_one(alpha):
         x = b.binary(prims.mul, x, alpha)
     return b.binary(prims.sub, y, x).to(dtype)
@@ -336,19 +350,20 @@ def _pow(b: Builder, x: Any, y: Any) -> Value:
         and not isinstance(y, (Value, torch.SymInt))
         and (compute.is_floating_point or compute.is_complex)
     ):
-        special = _power_by_number(b, x.to(compute), y)
+        rounds = dtype is torch.bfloat16 and x.device.type == "cpu"
+        special = _power_by_number(b, x.to(compute), y, dtype if rounds else compute)
         if special is not None:
             return special.to(dtype)
     x, y = promoted(b, (x, y), compute)
     return b.binary(prims.pow, x, y).to(dtype)
 
 
-def _power_by_number(b: Builder, x: Value, exponent: Any) -> Value | None:
-    """The exponents that eager computes without pow."""
+def _power_by_number(b: Builder, x: Value, exponent: Any, held: torch.dtype) -> Value | None:
+    """The exponents that eager computes without pow; `held` is the dtype that it keeps a square in."""
     if exponent == 2:
         return x * x
     if exponent == 3:
-        return x * x * x
+        return (x * x).to(held).to(x.dtype) * x
     if exponent == 0.5:
         return x.map(prims.sqrt)
     if exponent == -0.5:
@@ -356,7 +371,7 @@ def _power_by_number(b: Builder, x: Value, exponent: Any) -> Value | None:
     if exponent == -1:
         return x.map(prims.reciprocal)
     if exponent == -2:
-        return (x * x).map(prims.reciprocal)
+        return (x * x).to(held).to(x.dtype).map(prims.reciprocal)
     if exponent == 1:
         return x
     if exponent == 0:

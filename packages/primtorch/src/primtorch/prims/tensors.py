@@ -27,11 +27,11 @@ _COMPLEX_OF = {real: cplx for cplx, real in _REAL_OF.items()}
 
 
 # --- conversion ----------------------------------------------------------------------------------
-def _convert_meta(t: TensorSpec, dtype: torch.dtype) -> TensorSpec:
+def _convert_meta(t: TensorSpec, dtype: torch.dtype, rounded: bool = False) -> TensorSpec:
     return spec_like(t, t.shape, preserved_strides(t), dtype)
 
 
-def _convert(t: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _convert(t: torch.Tensor, dtype: torch.dtype, rounded: bool = False) -> torch.Tensor:
     return torch.empty_like(t, dtype=dtype).copy_(
         t.real if t.is_complex() and not dtype.is_complex and dtype is not torch.bool else t
     )
@@ -66,10 +66,11 @@ def _complex_meta(re: TensorSpec, im: TensorSpec) -> TensorSpec:
 
 convert_element_type = Prim(
     "convert_element_type",
-    "convert_element_type(t: Tensor, dtype: dtype) -> Tensor",
+    "convert_element_type(t: Tensor, dtype: dtype, rounded: bool = False) -> Tensor",
     "conversion",
     "t in another dtype, rounded to nearest even; float to integer truncates; anything to bool is t != 0; "
-    "complex to real keeps the real part.",
+    "complex to real keeps the real part. A backend that computes bfloat16 and float16 in float32 may keep the digits "
+    "until the result is stored, unless `rounded` says that the program asked for the rounding.",
     _convert_meta,
     _convert,
     frozenset({"pointwise"}),
