@@ -24,6 +24,7 @@ import sys
 import threading
 import time
 import warnings
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -195,8 +196,7 @@ def run_operator(place: int, samples: int, limit: int) -> dict[str, Any]:
             except Exception as error:
                 kind = "wrong" if isinstance(error, (AssertionError, TimeoutError)) else "refused"
                 found[kind] += 1
-                first = str(error).strip().split("\n")[0][:160]
-                failures.append((f"{kind}: {type(error).__name__}: {first}", name))
+                failures.append((f"{kind}: {first_line(error)}", name))
             finally:
                 signal.alarm(0)
     return {"name": full_name(op), "counts": counts, "failures": failures}
@@ -210,7 +210,20 @@ def too_long(*_: Any) -> None:
     raise TimeoutError("longer than the limit for one sample")
 
 
-def serve(samples: int, limit: int) -> None:
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error).strip().split(chr(10))[0][:160]}"
+
+
+def places_of(only: Sequence[str]) -> list[int]:
+    """Places of the operators whose name contains one of `only`, but not of those that leave memory unset."""
+    return [
+        place
+        for place, op in enumerate(op_db)
+        if any(part in full_name(op) for part in only) and not op.name.startswith(UNSET_MEMORY)
+    ]
+
+
+def serve(run: Callable[[int], dict[str, Any]]) -> None:
     """A worker: places in the database come in, a line of JSON for each goes out."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -218,15 +231,17 @@ def serve(samples: int, limit: int) -> None:
     answers = sys.stdout
     with contextlib.redirect_stdout(sys.stderr):
         for line in sys.stdin:
-            answers.write(json.dumps(run_operator(int(line), samples, limit)) + "\n")
+            answers.write(json.dumps(run(int(line))) + "\n")
             answers.flush()
 
 
-def work(places: queue.SimpleQueue[int], results: list[dict[str, Any]], arguments: list[str]) -> None:
-    """One worker process, replaced when an operator ends it."""
+def work(
+    places: queue.SimpleQueue[int], results: list[dict[str, Any]], arguments: list[str], script: str = __file__
+) -> None:
+    """One worker process of a tool, replaced when an operator ends it."""
 
     def start() -> subprocess.Popen[str]:
-        command = [sys.executable, __file__, "--worker", *arguments]
+        command = [sys.executable, script, "--worker", *arguments]
         pipe = subprocess.PIPE
         return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
 
@@ -299,14 +314,10 @@ def main() -> None:
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
-        serve(options.samples, options.limit)
+        serve(lambda place: run_operator(place, options.samples, options.limit))
         return
     places: queue.SimpleQueue[int] = queue.SimpleQueue()
-    chosen = [
-        i
-        for i, op in enumerate(op_db)
-        if any(part in full_name(op) for part in options.only) and not op.name.startswith(UNSET_MEMORY)
-    ]
+    chosen = places_of(options.only)
     for place in chosen:
         places.put(place)
     results: list[dict[str, Any]] = []

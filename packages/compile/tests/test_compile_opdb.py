@@ -1,0 +1,48 @@
+"""A slice of torch.testing's operator database through the default back end; `tools/compile_opdb.py` runs all of it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "compile_opdb.py"
+FEW = ("addcmul", "amax", "logcumsumexp", "slice_scatter", "floor_divide")
+MORE = (
+    "add",
+    "sub",
+    "mul",
+    "div",
+    "cum",
+    "max",
+    "min",
+    "scatter",
+    "index",
+    "stack",
+    "norm",
+    "softmax",
+    "where",
+    "view",
+)
+
+
+def run(folder: Path, samples: int, only: tuple[str, ...], dtypes: tuple[str, ...]) -> None:
+    state = folder / "state.jsonl"
+    arguments = ["--samples", str(samples), "--only", *only, "--dtypes", *dtypes, "--state", str(state)]
+    subprocess.run([sys.executable, str(TOOL), *arguments], check=True, capture_output=True, cwd=folder)
+    results = [json.loads(line) for line in state.read_text().splitlines()]
+    assert sum(found.get("right", 0) for r in results for found in r["counts"].values()) > 10
+    bad = [(r["name"], *failure) for r in results for failure in r["failures"] if failure[0].startswith("wrong")]
+    assert not bad, bad
+
+
+def test_a_few_operators(tmp_path: Path) -> None:
+    run(tmp_path, 1, FEW, ("float32",))
+
+
+@pytest.mark.slow
+def test_more_operators(tmp_path: Path) -> None:
+    run(tmp_path, 3, MORE, ())
