@@ -70,7 +70,9 @@ def check(program: Callable[..., Any], sample: Any, dynamic: bool) -> str:
         opdb.same(seen[0][1], seen[1][1], "gradients")
     except AssertionError as error:
         raise opdb.Skipped from error
-    compiled = torchcompile.compile(program, fullgraph=True, dynamic=dynamic, options={"strict": True})
+    compiled = torchcompile.compile(
+        program, fullgraph=True, dynamic=dynamic, options={"strict": True, "eager_random": True}
+    )
     args, kwargs, leaves = opdb.fresh(sample)
     outputs, gradients = opdb.observe(compiled, args, kwargs, leaves)
     try:
