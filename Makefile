@@ -17,7 +17,7 @@ SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/hatch_build.py)
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
-.PHONY: help setup demo test smoke slow check bench docs clean
+.PHONY: help setup demo test smoke slow protocols check bench docs clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -50,6 +50,9 @@ smoke: $(VENV)/.ready ## run the whole stack in short, as CI does with the oldes
 
 slow: $(VENV)/.ready ## run the tests that take long: the whole operator database
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+protocols: $(VENV)/.ready ## train every public model and 300 random nets by every protocol, beside eager
+	OMP_NUM_THREADS=1 $(BIN)/python packages/compile/tests/protocol_run.py --out protocols.jsonl
 
 check: $(VENV)/.ready ## ruff, mypy --strict, import contracts, versions, generated docs
 	$(BIN)/ruff check .

@@ -96,7 +96,7 @@ variable_list to_variables(const py::object& results, size_t count) {
 CompiledBackward::~CompiledBackward() {
   if (Py_IsInitialized()) {
     py::gil_scoped_acquire gil;
-    drop();
+    drop({});
     scalars_ = py::object();
     program_.reset();
   } else {  // the interpreter is gone, and its objects with it
@@ -107,14 +107,29 @@ CompiledBackward::~CompiledBackward() {
   }
 }
 
-void CompiledBackward::drop() {
-  saved_.release();
-  held_ = py::object();
+void CompiledBackward::drop(const std::vector<size_t>& kept) {
+  saved_.release_all_but(kept);
+  if (kept.empty()) held_ = py::object();
 }
 
+// Of the saved tensors in this run. Throws what autograd throws where another run has freed them.
+const Needs& CompiledBackward::needs() const {
+  const Needs& needs = program_->needs(missing_, earlier_);
+  TORCH_CHECK(!needs.spent, torch::autograd::ERR_BACKWARD_TWICE);
+  return needs;
+}
+
+// Autograd frees what the nodes keep through which it went: here, what the backward of the missing tangents does not read
+// elsewhere.
 void CompiledBackward::release_variables() {
   py::gil_scoped_acquire gil;
-  drop();
+  drop(missing_.empty() ? std::vector<size_t>() : program_->needs(missing_, earlier_).keeps);
+  consume_ = false;
+  for (uint32_t i = 0; i < history().tangents.size(); i++) {
+    const auto place = std::lower_bound(earlier_.begin(), earlier_.end(), i);
+    const bool came = !std::binary_search(missing_.begin(), missing_.end(), i);
+    if (came && (place == earlier_.end() || *place != i)) earlier_.insert(place, i);
+  }
 }
 
 void CompiledBackward::keep(PyObject* const* kept, size_t count, py::object held) {
@@ -146,7 +161,7 @@ py::object held_inputs(const History& history, const py::list& inputs) {
 
 py::list CompiledBackward::saved_tensors() {
   py::list tensors = new_list(saved_.size());
-  saved_.unpack(tensors.ptr(), 0, this);
+  saved_.unpack(program_->needs({}, {}).reads, tensors.ptr(), 0, this);
   return tensors;
 }
 
@@ -195,10 +210,11 @@ variable_list CompiledBackward::run_backward(variable_list tangents, const std::
     if (source.from_tangent) handed_on[source.slot] = tangents[source.slot];
   }
   const size_t scalars = scalars_ ? static_cast<size_t>(PyTuple_GET_SIZE(scalars_.ptr())) : 0;
-  size_t place = scalars + saved_.size();
+  const Needs& needs = this->needs();
+  size_t place = scalars + needs.reads.size();
   const auto taken = std::count(backward.takes.begin(), backward.takes.end(), true);
   py::list inputs = new_list(place + static_cast<size_t>(taken));
-  saved_.unpack(inputs.ptr(), scalars, this);
+  saved_.unpack(needs.reads, inputs.ptr(), scalars, this);
   for (size_t i = 0; i < scalars; i++) {
     PyObject* scalar = PyTuple_GET_ITEM(scalars_.ptr(), static_cast<Py_ssize_t>(i));
     PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(scalar));
@@ -211,14 +227,24 @@ variable_list CompiledBackward::run_backward(variable_list tangents, const std::
   }
   // Unless the graph is retained, the list is now all that holds what was saved: a compiled backward that empties it
   // frees each activation after its last use.
-  if (consume_) drop();
+  if (consume_) drop(needs.keeps);
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
   return assemble(backward.sources, call_compiled(backward.compiled, backward.boxed, std::move(inputs)), handed_on);
 }
 
 variable_list CompiledBackward::run_differentiably(variable_list tangents, const std::vector<uint32_t>& missing) {
   const History& plan = history();
-  py::list saved = saved_tensors();
+  for (const size_t i : needs().reads) {
+    TORCH_CHECK(saved_.has(i), torch::autograd::ERR_BACKWARD_TWICE);
+  }
+  py::list saved = new_list(saved_.size());
+  for (size_t i = 0; i < saved_.size(); i++) {
+    if (saved_.has(i)) {
+      saved_.unpack({i}, saved.ptr(), i, this);
+    } else {
+      PyList_SET_ITEM(saved.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(Py_None));
+    }
+  }
   py::list inputs = new_list(plan.held.size());
   size_t next = 0;
   for (size_t i = 0; i < plan.held.size(); i++) {
@@ -255,6 +281,7 @@ variable_list CompiledBackward::apply(variable_list&& gradients) {
       tangents[i] = std::move(gradients[plan.tangents[i]]);
       if (!tangents[i].defined()) missing.push_back(static_cast<uint32_t>(i));
     }
+    missing_ = missing;
     if (missing.size() == tangents.size()) return variable_list(plan.differentiable.size());
     return c10::GradMode::is_enabled() ? run_differentiably(std::move(tangents), missing)
                                        : run_backward(std::move(tangents), missing);

@@ -18,7 +18,7 @@ class CompiledBackward : public torch::autograd::Node {
   void keep(PyObject* const* kept, size_t count, py::object held);
 
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
-  void will_release_variables() override { consume_ = true; }
+  void will_release_variables() override { consume_ = true; }  // not where the graph is retained
   void release_variables() override;
   std::string name() const override { return "CompiledProgramBackward"; }
 
@@ -33,7 +33,8 @@ class CompiledBackward : public torch::autograd::Node {
   torch::autograd::variable_list assemble(const std::vector<GradientSource>& sources, py::object results,
                                           const torch::autograd::variable_list& tangents);
   bool becomes_grad(size_t edge) const;
-  void drop();
+  const Needs& needs() const;
+  void drop(const std::vector<size_t>& kept);
 
   std::shared_ptr<const Program> program_;
   SavedTensors saved_;
@@ -41,6 +42,8 @@ class CompiledBackward : public torch::autograd::Node {
   py::object held_;     // a tuple: the inputs of the forward that History::held says are held
   std::vector<uint32_t> versions_;  // of the tensors in held_, 0 for the others
   bool consume_ = false;
+  std::vector<uint32_t> missing_;  // tangents that did not come in this run: their backward may follow
+  std::vector<uint32_t> earlier_;  // those of runs that have freed what they read, in order
 };
 
 // The tuple of the inputs to hold.

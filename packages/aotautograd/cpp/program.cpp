@@ -32,6 +32,7 @@ TangentLayout read_layout(py::handle record) {
 History read_history(py::handle record) {
   History history;
   history.backward = record.attr("backward");
+  history.needs = record.attr("needs");
   history.gradients = record.attr("gradients");
   history.layouts = record.attr("layouts");
   history.differentiable = numbers<int32_t>(record, "differentiable");
@@ -78,12 +79,21 @@ std::shared_ptr<const Program> read_program(py::handle call, py::handle history)
 const Backward& Program::backward(const std::vector<uint32_t>& missing) const {
   const auto found = backwards_.find(missing);
   if (found != backwards_.end()) return found->second;
-  const py::tuple made = history->backward(py::cast(missing));
-  Backward backward{made[0], made[1].cast<bool>(), std::vector<bool>(history->tangents.size(), true),
-                    read_sources(made[3])};
+  const py::object made = history->backward(py::cast(missing));
+  Backward backward{made.attr("compiled"), made.attr("boxed").cast<bool>(),
+                    std::vector<bool>(history->tangents.size(), true), read_sources(made.attr("sources"))};
   for (const uint32_t i : missing) backward.takes[i] = false;
-  for (py::handle i : made[2]) backward.takes[i.cast<size_t>()] = true;
+  for (const size_t i : numbers<size_t>(made, "zeros")) backward.takes[i] = true;
   return backwards_.emplace(missing, std::move(backward)).first->second;
+}
+
+const Needs& Program::needs(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& earlier) const {
+  const auto key = std::make_pair(missing, earlier);
+  const auto found = needs_.find(key);
+  if (found != needs_.end()) return found->second;
+  const py::tuple made = history->needs(py::cast(missing), py::cast(earlier));
+  Needs needs{made[0].cast<std::vector<size_t>>(), made[1].cast<std::vector<size_t>>(), made[2].cast<bool>()};
+  return needs_.emplace(key, std::move(needs)).first->second;
 }
 
 py::object call_compiled(const py::object& compiled, bool boxed, py::list inputs) {

@@ -43,7 +43,8 @@ struct GradientSource {
 };
 
 struct History {
-  py::object backward;   // missing tangents -> (backward, boxed, those that it takes as zeros, sources of gradients)
+  py::object backward;   // missing tangents -> BackwardPlan
+  py::object needs;      // (missing tangents, tangents of earlier runs) -> (reads, keeps, spent): see Needs
   py::object gradients;  // (inputs, saved tensors, tangents, missing ones) -> (results with a history, sources)
   py::object layouts;                    // the kept sizes -> (sizes, strides) of each tangent
   std::vector<int32_t> differentiable;   // flat inputs that the gradients are for
@@ -63,6 +64,14 @@ struct Backward {
   std::vector<GradientSource> sources;
 };
 
+// What a backward without some tangents does with the saved tensors, behind runs that have freed theirs; both lists are
+// in order.
+struct Needs {
+  std::vector<size_t> reads;
+  std::vector<size_t> keeps;  // what the backward of missing tangents reads where neither this one nor those passed
+  bool spent;                 // whether it reads some where one of those has passed
+};
+
 struct Program {
   py::object forward;
   bool boxed;  // takes one list of inputs, which it may empty
@@ -72,9 +81,11 @@ struct Program {
   std::optional<History> history;   // none: the program is not differentiated
 
   const Backward& backward(const std::vector<uint32_t>& missing) const;
+  const Needs& needs(const std::vector<uint32_t>& missing, const std::vector<uint32_t>& earlier) const;
 
  private:
-  mutable std::map<std::vector<uint32_t>, Backward> backwards_;  // by missing tangents; the GIL protects it
+  mutable std::map<std::vector<uint32_t>, Backward> backwards_;  // by missing tangents; the GIL protects them
+  mutable std::map<std::pair<std::vector<uint32_t>, std::vector<uint32_t>>, Needs> needs_;
 };
 
 std::vector<GradientSource> read_sources(py::handle records);

@@ -23,7 +23,7 @@ bool is_made_by(const c10::TensorImpl* tensor, const Node* node) {
 
 void SavedTensors::save(PyObject* const* tensors, size_t count, Node* owner) {
   count_ = count;
-  if (count == 0) return;
+  released_.assign(count, false);
   if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
     hooked_.reserve(count);
     for (size_t i = 0; i < count; i++) {
@@ -33,7 +33,7 @@ void SavedTensors::save(PyObject* const* tensors, size_t count, Node* owner) {
     return;
   }
   versions_.reserve(count);
-  tensors_ = py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(count)));
+  tensors_.reserve(count);
   for (size_t i = 0; i < count; i++) {
     const at::Tensor& tensor = THPVariable_Unpack(tensors[i]);
     const c10::TensorImpl* impl = tensor.unsafeGetTensorImpl();
@@ -42,41 +42,44 @@ void SavedTensors::save(PyObject* const* tensors, size_t count, Node* owner) {
     versions_.push_back(impl->version_counter().current_version());
     const bool is_output = Py_REFCNT(tensors[i]) > 1 && is_made_by(impl, owner);
     PyObject* kept = is_output ? THPVariable_Wrap(tensor.tensor_data()) : Py_NewRef(tensors[i]);
-    PyTuple_SET_ITEM(tensors_.ptr(), static_cast<Py_ssize_t>(i), kept);
+    tensors_.push_back(py::reinterpret_steal<py::object>(kept));
   }
 }
 
-void SavedTensors::unpack(PyObject* list, size_t place, Node* owner) const {
-  TORCH_CHECK(!released_ || count_ == 0, torch::autograd::ERR_BACKWARD_TWICE);
-  if (!hooked_.empty()) {
-    for (const SavedVariable& saved : hooked_) {
-      PyList_SET_ITEM(list, static_cast<Py_ssize_t>(place++), THPVariable_Wrap(saved.unpack(owner->getptr())));
+void SavedTensors::unpack(const std::vector<size_t>& places, PyObject* list, size_t place, Node* owner) const {
+  for (const size_t i : places) TORCH_CHECK(has(i), torch::autograd::ERR_BACKWARD_TWICE);
+  for (const size_t i : places) {
+    PyObject* tensor;
+    if (hooked_.empty()) {
+      check_version(i);
+      tensor = Py_NewRef(tensors_[i].ptr());
+    } else {
+      tensor = THPVariable_Wrap(hooked_[i].unpack(owner->getptr()));
     }
-    return;
-  }
-  check_versions();
-  for (size_t i = 0; i < count_; i++) {
-    PyObject* tensor = PyTuple_GET_ITEM(tensors_.ptr(), static_cast<Py_ssize_t>(i));
-    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(place++), Py_NewRef(tensor));
+    PyList_SET_ITEM(list, static_cast<Py_ssize_t>(place++), tensor);
   }
 }
 
-void SavedTensors::check_versions() const {
-  for (size_t i = 0; i < count_; i++) {
-    const at::Tensor& tensor = THPVariable_Unpack(PyTuple_GET_ITEM(tensors_.ptr(), static_cast<Py_ssize_t>(i)));
-    const auto version = tensor.unsafeGetTensorImpl()->version_counter().current_version();
-    TORCH_CHECK(version == versions_[i],
-                "one of the variables needed for gradient computation has been modified by an inplace operation: [",
-                tensor.toString(), " ", tensor.sizes(), "], kept by a compiled program, is at version ", version,
-                "; expected version ", versions_[i], ". Write the new values to another tensor, or clone this one");
-  }
+void SavedTensors::check_version(size_t place) const {
+  const at::Tensor& tensor = THPVariable_Unpack(tensors_[place].ptr());
+  const auto version = tensor.unsafeGetTensorImpl()->version_counter().current_version();
+  TORCH_CHECK(version == versions_[place],
+              "one of the variables needed for gradient computation has been modified by an inplace operation: [",
+              tensor.toString(), " ", tensor.sizes(), "], kept by a compiled program, is at version ", version,
+              "; expected version ", versions_[place], ". Write the new values to another tensor, or clone this one");
 }
 
-void SavedTensors::release() {
-  released_ = true;
-  tensors_ = py::object();
-  versions_.clear();
-  hooked_.clear();
+void SavedTensors::release_all_but(const std::vector<size_t>& places) {
+  auto kept = places.begin();
+  for (size_t i = 0; i < count_; i++) {
+    if (kept != places.end() && *kept == i) {
+      ++kept;
+    } else if (has(i)) {
+      released_[i] = true;
+      if (i < tensors_.size()) tensors_[i] = py::object();
+      if (i < hooked_.size()) hooked_[i] = SavedVariable();  // a hook that raised has left fewer
+    }
+  }
 }
 
 }  // namespace aotautograd

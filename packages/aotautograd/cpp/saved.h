@@ -24,18 +24,20 @@ class SavedTensors {
   SavedTensors() = default;
   // `owner` made some of them: those must not hold it.
   void save(PyObject* const* tensors, size_t count, torch::autograd::Node* owner);
-  // The tensors as Python objects, appended to `list` from `place` on. Throws what autograd throws where one was
-  // modified, or where they were released.
-  void unpack(PyObject* list, size_t place, torch::autograd::Node* owner) const;
-  void release();
+  // The tensors at `places` as Python objects, appended to `list` from `place` on. Throws what autograd throws where one
+  // of them was modified, or was released.
+  void unpack(const std::vector<size_t>& places, PyObject* list, size_t place, torch::autograd::Node* owner) const;
+  bool has(size_t place) const { return !released_[place]; }
+  // All but those at `places`, which are in order.
+  void release_all_but(const std::vector<size_t>& places);
   size_t size() const { return count_; }
 
  private:
-  void check_versions() const;
+  void check_version(size_t place) const;
 
   size_t count_ = 0;
-  bool released_ = false;
-  py::object tensors_;  // a tuple
+  std::vector<bool> released_;
+  std::vector<py::object> tensors_;
   std::vector<uint32_t> versions_;
   std::vector<torch::autograd::SavedVariable> hooked_;
 };

@@ -374,3 +374,22 @@ def test_derivatives_by_what_the_program_computed(program: Callable[..., Any], b
     for _ in range(2):
         x = torch.randn(4, dtype=torch.float64)
         close(compiled(x.clone().requires_grad_()), program(x.clone().requires_grad_()))
+
+
+@pytest.mark.parametrize("layer", [nn.BatchNorm1d(3), nn.InstanceNorm1d(3, track_running_stats=True)])
+def test_running_statistics_of_an_unused_norm(layer: nn.Module) -> None:
+    """Nobody reads its result; its statistics move on."""
+    model = copy.deepcopy(layer).double()
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        model(x)
+        return x.sin()
+
+    x = torch.rand(4, 3, 5, dtype=torch.float64)
+    states = []
+    for run in (program, torchcompile.compile(program)):
+        model.load_state_dict(layer.state_dict())
+        run(x)
+        states.append([value.clone() for value in model.state_dict().values()])
+    torch.testing.assert_close(states[1], states[0], rtol=1e-12, atol=0)
+    assert not torch.equal(states[0][0], layer.double().state_dict()["running_mean"])

@@ -16,7 +16,7 @@ from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.errors import TooManyVariants
 from aotautograd.joint import trace_joint
 from aotautograd.lowering import lower_joint
-from aotautograd.missing_tangents import without_tangents
+from aotautograd.missing_tangents import BackwardVariants
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import (
@@ -181,10 +181,11 @@ def _compile_trace(
             if place not in missing:
                 raise RuntimeError(message)
 
+    variants = BackwardVariants(parts, joint.metadata.made_gradients)
+
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
         refuse_failing(missing)
-        made = joint.metadata.made_gradients
-        variant = without_tangents(parts.backward, parts.tangent_names, missing, made)
+        variant = variants(missing)
         if missing:
             _show(dump, "backward_without_" + "_".join(map(str, missing)), variant.module)
         compiled = compilers.backward(variant.module, example_values(variant.module))
@@ -200,7 +201,9 @@ def _compile_trace(
         refuse_failing(missing)
         return on_demand(inputs, saved, tangents, missing)
 
-    return joint, training_callable(joint.metadata, parts, forward, compile_backward, gradients, on_demand.reads)
+    return joint, training_callable(
+        joint.metadata, parts, forward, compile_backward, variants.needs, gradients, on_demand.reads
+    )
 
 
 def simplify(joint: JointGraph) -> JointGraph:

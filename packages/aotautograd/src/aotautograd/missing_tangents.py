@@ -6,7 +6,7 @@ way, so that it costs neither time nor memory; the input gradients among it are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,11 @@ from torch import fx
 
 from aotautograd.gradients import arrange
 from aotautograd.passes import eliminate_dead_code, output_node, output_values, same_layout
-from aotautograd.schemas import GradientInfo
+from aotautograd.schemas import GradientInfo, Partition
 from primtorch import prims
 from primtorch.printing import made_by
+
+aten = torch.ops.aten
 
 # What autograd adds gradients of one value with.
 _ACCUMULATES = frozenset({torch.ops.aten.add.Tensor, prims.add})
@@ -25,22 +27,73 @@ _ACCUMULATES = frozenset({torch.ops.aten.add.Tensor, prims.add})
 
 @dataclass(frozen=True, slots=True)
 class BackwardVariant:
-    """A backward without the placeholders of missing tangents, except `zeros`: it takes those as zeros."""
+    """A backward without the placeholders of missing tangents and of saved tensors that only those lead to.
+
+    It takes the missing tangents `zeros` as zeros.
+    """
 
     module: fx.GraphModule
     zeros: tuple[int, ...]
     made_gradients: tuple[GradientInfo, ...]  # of what it returns
+    reads: tuple[int, ...] = ()  # saved tensors, by their numbers
+
+
+class BackwardVariants:
+    """The variants of a partition's backward, each made when it is asked for first."""
+
+    def __init__(self, partition: Partition, made: Sequence[GradientInfo]) -> None:
+        self.partition = partition
+        self.made = tuple(made)
+        self.saved = partition.saved_placeholders
+        self.variants: dict[tuple[int, ...], BackwardVariant] = {}
+
+    def __call__(self, missing: Sequence[int]) -> BackwardVariant:
+        key, parts = tuple(missing), self.partition
+        if key not in self.variants:
+            self.variants[key] = without_tangents(parts.backward, parts.tangent_names, key, self.made, self.saved)
+        return self.variants[key]
+
+    def needs(self, missing: Sequence[int], earlier: Sequence[int]) -> tuple[Sequence[int], Sequence[int], bool]:
+        """The saved tensors that a variant reads, those to keep behind it, and whether it cannot run.
+
+        Each of autograd's nodes holds what it reads, and frees it when a backward has passed. So does the graph: what
+        the missing tangents lead to is kept where neither this backward nor `earlier` ones passed, and where one of
+        those has passed nothing can be read again.
+        """
+        graph, names = self.partition.backward.graph, self.partition.tangent_names
+        present = [i for i in range(len(names)) if i not in missing]
+        reached = [_reached_by(graph, {names[i] for i in group}) for group in (missing, present, earlier)]
+        keeps = self._saved_for(reached[0] - reached[1] - reached[2])
+        return self(missing).reads, keeps, bool(self._saved_for(reached[1] & reached[2]))
+
+    def _saved_for(self, nodes: set[fx.Node]) -> tuple[int, ...]:
+        """The saved tensors that nodes of the backward read, also where it is to compute again what they read."""
+        late = _reached_by(self.partition.backward.graph, set(self.partition.tangent_names)) - nodes
+        found: set[fx.Node] = set()
+        work = list(nodes)
+        while work:
+            node = work.pop()
+            if node not in found and node not in late:
+                found.add(node)
+                work.extend(node.all_input_nodes)
+        names = {node.name for node in found}
+        return tuple(i for i, name in enumerate(self.saved) if name in names)
 
 
 def without_tangents(
-    module: fx.GraphModule, tangents: Sequence[str], missing: Sequence[int], made: Sequence[GradientInfo]
+    module: fx.GraphModule,
+    tangents: Sequence[str],
+    missing: Sequence[int],
+    made: Sequence[GradientInfo],
+    saved: Sequence[str] = (),
 ) -> BackwardVariant:
     """The part of a backward that the other tangents lead to.
 
-    `tangents`: names of the placeholders of all; `made`: how the gradients are made of what the whole backward returns.
+    `tangents`, `saved`: names of the placeholders of all; `made`: how the gradients are made of what the whole backward
+    returns.
     """
     if not missing:
-        return BackwardVariant(module, (), tuple(made))
+        return BackwardVariant(module, (), tuple(made), tuple(range(len(saved))))
     graph = fx.Graph()
     env: dict[fx.Node, fx.Node] = {}
     output = graph.graph_copy(module.graph, env)
@@ -54,20 +107,25 @@ def without_tangents(
             node.args = (tuple(None if g in absent else g for g in gradients),)
         elif node not in absent and node.target in _ACCUMULATES and not node.kwargs and len(node.args) == 2:
             present = [a for a in node.args if a not in absent]
-            if len(present) == 1 and isinstance(present[0], fx.Node) and same_layout(present[0], node):
-                node.replace_all_uses_with(present[0])
+            if len(present) == 1 and isinstance(present[0], fx.Node):
+                laid_out = _laid_out_as(graph, node, present[0])
+                if laid_out is not None:
+                    node.replace_all_uses_with(laid_out)
     arranged = _arranged_anew(graph, {tangents[i]: i for i in range(len(tangents))}, made)
     eliminate_dead_code(graph)
-    zeros: list[int] = []
+    unread = {*names, *saved}
     for node in list(graph.nodes):
-        if node.op == "placeholder" and node.name in names:
-            if node.users:
-                zeros.append(names[node.name])
-            else:
-                graph.erase_node(node)
+        if node.op == "placeholder" and node.name in unread and not node.users:
+            graph.erase_node(node)
+    left = {node.name for node in graph.nodes if node.op == "placeholder"}
     variant = fx.GraphModule(module, graph, module.__class__.__name__)
     made_by(variant, "without_tangents", module)
-    return BackwardVariant(variant, tuple(zeros), arranged)
+    return BackwardVariant(
+        variant,
+        tuple(i for name, i in names.items() if name in left),
+        arranged,
+        tuple(i for i, name in enumerate(saved) if name in left),
+    )
 
 
 def _arranged_anew(
@@ -89,19 +147,39 @@ def _arranged_anew(
     )
 
 
+def _laid_out_as(graph: fx.Graph, total: fx.Node, part: fx.Node) -> fx.Node | None:
+    """`part` in the layout of a sum of which it is all that is left; None where that is symbolic."""
+    if same_layout(part, total):
+        return part
+    spec = total.meta["val"]
+    sizes, strides = tuple(spec.shape), tuple(spec.stride())
+    if not all(type(n) is int for n in (*sizes, *strides)) or part.meta["val"].dtype != spec.dtype:
+        return None
+    with graph.inserting_before(total):
+        if isinstance(total.target, prims.Prim):
+            copy = graph.call_function(prims.copy_strided, (part, strides))
+        else:
+            place = graph.call_function(
+                aten.empty_strided.default, (sizes, strides), {"dtype": spec.dtype, "device": spec.device}
+            )
+            place.meta.update(total.meta)
+            copy = graph.call_function(aten.copy.default, (place, part))
+    copy.meta.update(total.meta)
+    return copy
+
+
+def _reached_by(graph: fx.Graph, names: Set[str]) -> set[fx.Node]:
+    """Nodes that are computed from the placeholders of these names."""
+    reached: set[fx.Node] = set()
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            if node.name in names:
+                reached.add(node)
+        elif node.op != "output" and any(source in reached for source in node.all_input_nodes):
+            reached.add(node)
+    return reached
+
+
 def _led_to_only_by(graph: fx.Graph, tangents: frozenset[str], missing: frozenset[str]) -> set[fx.Node]:
     """Nodes that are computed from missing tangents, and from no other one."""
-    reached: set[fx.Node] = set()  # by any tangent
-    present: set[fx.Node] = set()  # by one that comes
-    for node in graph.nodes:
-        if node.op == "placeholder" and node.name in tangents:
-            reached.add(node)
-            if node.name not in missing:
-                present.add(node)
-        elif node.op != "output":
-            sources = node.all_input_nodes
-            if any(s in reached for s in sources):
-                reached.add(node)
-            if any(s in present for s in sources):
-                present.add(node)
-    return reached - present
+    return _reached_by(graph, missing) - _reached_by(graph, tangents - missing)

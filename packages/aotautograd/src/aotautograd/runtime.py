@@ -14,6 +14,7 @@ from aotautograd.replay import replay_of
 from aotautograd.schemas import (
     HELD,
     UNHELD,
+    BackwardPlan,
     CallPlan,
     Compiled,
     GradientInfo,
@@ -37,6 +38,8 @@ Gradients = Callable[
 # missing tangents -> the compiled backward without them, those that it takes as zeros nevertheless, and how the
 # gradients are made of what it returns
 CompileBackward = Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
+# (missing tangents, those of earlier runs) -> saved tensors to read, to keep, and whether they were freed
+Needs = Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
 
 
 def inference_callable(metadata: ProgramMetadata, compiled: Compiled) -> Flat:
@@ -49,17 +52,19 @@ def training_callable(
     partition: Partition,
     forward: Compiled,
     compile_backward: CompileBackward,
+    needs: Needs,
     gradients: Gradients,
     reads: frozenset[int],
 ) -> Flat:
     """Calls a forward whose results lead to the compiled backward.
 
-    `compile_backward(missing)` gives it at its first use for each set of outputs that no gradient came for.
+    `compile_backward(missing)` gives it at its first use for each set of outputs that no gradient came for;
+    `needs(missing, earlier)` says which saved tensors it then reads, and which to keep behind it.
     `gradients(inputs, saved tensors, tangents, missing)` computes them in a way that can be differentiated. It
     needs the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as
     None.
     """
-    history = _history_plan(metadata, partition, compile_backward, gradients, reads)
+    history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads)
     return _finished(metadata, wrap(_call_plan(metadata, forward), history))
 
 
@@ -89,14 +94,16 @@ class _CompiledOnce:
         self.compile_backward = compile_backward
         self.kept_symbols = kept_symbols
         self.lock = threading.Lock()
-        self.compiled: dict[tuple[int, ...], tuple[Compiled, bool, tuple[int, ...], tuple[GradientSource, ...]]] = {}
+        self.compiled: dict[tuple[int, ...], BackwardPlan] = {}
 
-    def __call__(self, missing: Sequence[int]) -> tuple[Compiled, bool, tuple[int, ...], tuple[GradientSource, ...]]:
+    def __call__(self, missing: Sequence[int]) -> BackwardPlan:
         key = tuple(missing)
         with self.lock:
             if key not in self.compiled:
                 backward, zeros, made = self.compile_backward(key)
-                self.compiled[key] = backward, is_boxed(backward), zeros, sources_of(made, self.kept_symbols)
+                self.compiled[key] = BackwardPlan(
+                    backward, is_boxed(backward), zeros, sources_of(made, self.kept_symbols)
+                )
             return self.compiled[key]
 
 
@@ -104,6 +111,7 @@ def _history_plan(
     metadata: ProgramMetadata,
     partition: Partition,
     compile_backward: CompileBackward,
+    needs: Needs,
     gradients: Gradients,
     reads: frozenset[int],
 ) -> HistoryPlan:
@@ -124,6 +132,7 @@ def _history_plan(
 
     return HistoryPlan(
         backward=_CompiledOnce(compile_backward, kept_symbols),
+        needs=needs,
         gradients=followed,
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,

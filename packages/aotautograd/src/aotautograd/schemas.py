@@ -235,6 +235,12 @@ class Partition:
         names = tuple(n.name for n in self.backward.graph.nodes if n.op == "placeholder")
         return names[self.num_saved_symbols + self.num_saved_tensors :]
 
+    @property
+    def saved_placeholders(self) -> tuple[str, ...]:
+        """Placeholders of the backward for the saved tensors."""
+        names = tuple(n.name for n in self.backward.graph.nodes if n.op == "placeholder")
+        return names[self.num_saved_symbols : self.num_saved_symbols + self.num_saved_tensors]
+
     def __iter__(self) -> Any:
         return iter((self.forward, self.backward))
 
@@ -290,12 +296,23 @@ class GradientSource:
 
 
 @dataclass(frozen=True, slots=True)
+class BackwardPlan:
+    """A compiled backward without some tangents. C++ reads it."""
+
+    compiled: Compiled
+    boxed: bool
+    zeros: tuple[int, ...]  # of the missing tangents, those that it takes as zeros
+    sources: tuple[GradientSource, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryPlan:
     """What connects a call's outputs to the compiled backward. C++ reads it."""
 
-    # missing tangents -> the compiled backward without them, whether it is boxed, which of them it takes as zeros, and
-    # how the gradients are made
-    backward: Callable[[Sequence[int]], tuple[Compiled, bool, Sequence[int], Sequence[GradientSource]]]
+    backward: Callable[[Sequence[int]], BackwardPlan]  # for missing tangents
+    # (missing tangents, tangents of earlier runs) -> the saved tensors that it reads, those to keep behind it, and
+    # whether an earlier run has freed what it reads
+    needs: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
     # (forward's inputs, saved tensors, tangents with zeros for missing ones, missing tangents) -> results, sources
     gradients: Callable[
         [Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], tuple[Sequence[Any], Sequence[GradientSource]]

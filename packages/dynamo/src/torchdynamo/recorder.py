@@ -19,7 +19,7 @@ from torch import fx
 from torch.utils._device import _device_constructors
 
 from primtorch import errors as primtorch_errors
-from primtorch.effects import has_effect, overload_of, written_tensors
+from primtorch.effects import has_effect, overload_of, unsaid_writes, written_tensors
 from primtorch.fake import FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
@@ -304,6 +304,7 @@ class Recorder:
         written = {id(tensor): tensor for tensor, version in operands if _version(tensor) != version}
         if overload is not None:  # an operator of somebody's own need not count its writes
             written |= {id(tensor): tensor for tensor in written_tensors(overload, args, kwargs)}
+        written |= {id(tensor): tensor for tensor in unsaid_writes(func, args, kwargs)}
         effect = bool(written) or is_inplace(name) or name in _EFFECTS
         effect = effect or (overload is not None and has_effect(overload))
         if not effect and isinstance(result, torch.Tensor) and id(result) in self._nodes:

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch._ops import OpOverload, OpOverloadPacket
 
 _PURE_NAMESPACES = frozenset(
@@ -48,6 +49,29 @@ def written_tensors(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
     if not op._schema.is_mutable:
         return []
     return list({id(t): t for t, written in tensor_arguments(op, args, kwargs) if written}.values())
+
+
+# Functions that write their running statistics, which no schema says, where a switch is on: the places of both.
+_RUNNING = ("running_mean", "running_var")
+_STATISTICS: dict[Any, tuple[tuple[int, int], int, str]] = {
+    F.batch_norm: ((1, 2), 5, "training"),
+    F.instance_norm: ((1, 2), 5, "use_input_stats"),
+    torch.batch_norm: ((3, 4), 5, "training"),
+    torch.native_batch_norm: ((3, 4), 5, "training"),
+    torch.instance_norm: ((3, 4), 5, "use_input_stats"),
+}
+
+
+def unsaid_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors that a call of one of torch's functions writes to without saying so in its schema."""
+    if function not in _STATISTICS:
+        return []
+    places, place, switch = _STATISTICS[function]
+    default = function is F.instance_norm
+    if not (args[place] if place < len(args) else kwargs.get(switch, default)):
+        return []
+    given = (args[i] if i < len(args) else kwargs.get(name) for i, name in zip(places, _RUNNING, strict=True))
+    return [t for t in given if isinstance(t, torch.Tensor)]
 
 
 def own_results(op: OpOverload) -> tuple[int, ...]:

@@ -1,0 +1,438 @@
+"""What training scripts do around a model, as a table: each protocol runs on a subject, eager or compiled.
+
+A protocol notes what it sees; the notes of the eager and of the compiled subject are compared. It leaves hooks and
+flags behind as it found them: parameters, gradients and modes are set back between protocols.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from protocol_programs import Program
+from shared_programs import relation
+from torch import nn
+from torch.optim import swa_utils
+from torch.utils import _pytree as pytree
+from torch.utils.data import DataLoader, Dataset
+
+from primtorch.ambient import AMBIENT
+
+
+@dataclass(frozen=True)
+class Note:
+    """One observation: numbers are compared by their values, facts exactly."""
+
+    name: str
+    numbers: tuple[torch.Tensor | None, ...] = ()
+    facts: Any = None
+
+
+@dataclass
+class Subject:
+    """A module, and what is called in its place."""
+
+    program: Program
+    module: nn.Module
+    call: Callable[..., Any]
+    notes: list[Note] = field(default_factory=list)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        return list(self.module.parameters())
+
+    def run(self, step: int, call: Callable[..., Any] | None = None) -> list[torch.Tensor]:
+        """The results of a call that are tensors."""
+        args, kwargs = self.program.batch(step)
+        torch.manual_seed(step)
+        results = (call or self.call)(*args, **kwargs)
+        return [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+
+    def loss(self, step: int, call: Callable[..., Any] | None = None) -> torch.Tensor:
+        outputs = self.run(step, call)
+        self.note(f"results of step {step}", numbers=outputs, facts=relation(outputs))
+        return total(outputs)
+
+    def note(self, name: str, numbers: Sequence[torch.Tensor | None] = (), facts: Any = None) -> None:
+        kept = tuple(None if t is None else t.detach().clone() for t in numbers)
+        self.notes.append(Note(name, kept, facts))
+
+    def note_gradients(self, name: str) -> None:
+        gradients = [p.grad for p in self.parameters]
+        self.note(name, gradients, relation([g for g in gradients if g is None or g.layout == torch.strided]))
+
+    def note_state(self, name: str) -> None:
+        self.note(name, list(self.module.state_dict().values()))
+
+    @contextmanager
+    def raising(self, name: str) -> Iterator[None]:
+        """Notes what the block raises."""
+        try:
+            yield
+        except RuntimeError as error:
+            self.note(name, facts=type(error).__name__)
+        else:
+            self.note(name, facts="nothing raised")
+
+
+def total(outputs: Sequence[torch.Tensor]) -> torch.Tensor:
+    needing = [o for o in outputs if o.requires_grad and o.is_floating_point()]
+    return torch.stack([o.square().mean() for o in needing]).sum()
+
+
+def reset(subject: Subject, state: dict[str, torch.Tensor]) -> None:
+    """The module as it was at the start."""
+    subject.notes.clear()
+    with torch.no_grad():
+        for name, value in subject.module.state_dict().items():
+            value.copy_(state[name])
+    subject.module.train()
+    for p in subject.parameters:
+        p.grad = None
+        p.requires_grad_(True)
+
+
+# -- the protocols -------------------------------------------------------------------------------------------------------
+
+
+def accumulated(s: Subject) -> None:
+    for step in range(3):
+        s.loss(step).backward()
+        s.note_gradients(f"after backward {step}")
+
+
+def clipped_by_norm(s: Subject) -> None:
+    for step in range(2):
+        s.loss(step).backward()
+        s.note("norm", [nn.utils.clip_grad_norm_(s.parameters, 0.1)])
+        s.note_gradients(f"clipped {step}")
+
+
+def clipped_by_value(s: Subject) -> None:
+    for step in range(2):
+        s.loss(step).backward()
+        nn.utils.clip_grad_value_(s.parameters, 1e-3)
+        s.note_gradients(f"clipped {step}")
+
+
+def scaled(s: Subject) -> None:
+    scaler, optimizer = torch.amp.GradScaler("cpu", init_scale=16.0), torch.optim.SGD(s.parameters, 0.01)
+    for step in range(2):
+        optimizer.zero_grad()
+        scaler.scale(s.loss(step)).backward()
+        scaler.unscale_(optimizer)
+        s.note_gradients(f"unscaled {step}")
+        scaler.step(optimizer)
+        scaler.update()
+    s.note_state("stepped")
+
+
+def zeroed(s: Subject) -> None:
+    for step, to_none in enumerate((False, True, False)):
+        s.loss(step).backward()
+        s.note_gradients(f"backward {step}")
+        s.module.zero_grad(set_to_none=to_none)
+        s.note_gradients(f"zeroed {step}")
+
+
+def retained(s: Subject) -> None:
+    loss = s.loss(0)
+    loss.backward(retain_graph=True)
+    s.note_gradients("first")
+    loss.backward()
+    s.note_gradients("second")
+    with s.raising("third"):
+        loss.backward()
+
+
+def two_losses(s: Subject) -> None:
+    """The results of a call one after the other."""
+    outputs = [o for o in s.run(0) if o.requires_grad]
+    for place, output in enumerate(outputs[:3]):
+        with s.raising(f"backward of result {place}"):
+            output.square().mean().backward()
+            s.note_gradients(f"result {place}")
+            continue
+        s.module.zero_grad()  # how far a backward came that raised depends on the order of the nodes
+
+
+def crossed(s: Subject) -> None:
+    """Two calls, then their backwards."""
+    first, second = s.loss(0), s.loss(1)
+    first.backward()
+    second.backward()
+    s.note_gradients("crossed")
+
+
+def frozen(s: Subject) -> None:
+    optimizer = torch.optim.SGD(s.parameters, 0.01)
+    for step in range(3):
+        for place, p in enumerate(s.parameters):
+            p.requires_grad_(step != 1 or place % 2 == 0)
+        optimizer.zero_grad()
+        s.loss(step).backward()
+        s.note_gradients(f"step {step}")
+        optimizer.step()
+    s.note_state("stepped")
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "sgd": lambda ps: torch.optim.SGD(ps, 0.01, momentum=0.9, foreach=False),
+    "adam_foreach": lambda ps: torch.optim.Adam(ps, 1e-3, foreach=True),
+    "adamw_fused": lambda ps: torch.optim.AdamW(ps, 1e-3, fused=True),
+    "adafactor": lambda ps: torch.optim.Adafactor(ps, 1e-3),
+}
+
+
+def optimized(s: Subject, name: str) -> None:
+    optimizer = OPTIMIZERS[name](s.parameters)
+    for step in range(2):
+        optimizer.zero_grad()
+        s.loss(step).backward()
+        optimizer.step()
+    s.note_state("stepped")
+
+
+def lbfgs(s: Subject) -> None:
+    optimizer = torch.optim.LBFGS(s.parameters, lr=1e-3, max_iter=2)
+
+    def closure() -> torch.Tensor:
+        optimizer.zero_grad()
+        loss = s.loss(0)
+        loss.backward()
+        return loss
+
+    optimizer.step(closure)
+    s.note_state("stepped")
+
+
+def evaluated(s: Subject) -> None:
+    s.loss(0).backward()
+    s.module.eval()
+    for context in (torch.no_grad, torch.inference_mode):
+        with context():
+            outputs = s.run(1)
+            s.note(f"under {context.__name__}", outputs, [(o.requires_grad, o.is_inference()) for o in outputs])
+            s.note("grad mode", facts=(torch.is_grad_enabled(), torch.is_inference_mode_enabled()))
+    s.module.train()
+    s.loss(2).backward()
+    s.note_gradients("trained again")
+
+
+def saved_and_loaded(s: Subject) -> None:
+    s.loss(0).backward()
+    file = io.BytesIO()
+    torch.save(s.module.state_dict(), file)
+    with torch.no_grad():
+        for p in s.parameters:
+            p.mul_(0.5)
+    s.loss(1).backward()
+    s.note_gradients("halved")
+    file.seek(0)
+    s.module.load_state_dict(torch.load(file))
+    s.loss(1).backward()
+    s.note_gradients("loaded")
+
+
+def copied(s: Subject) -> None:
+    s.loss(0).backward()
+    twin = copy.deepcopy(s.call)
+    with torch.no_grad():
+        for p in s.parameters:
+            p.add_(0.01)
+    s.loss(1).backward()
+    s.loss(1, twin).backward()
+    s.note_gradients("the original's")
+    s.note("the copy's", [p.grad for p in twin.parameters()])  # type: ignore[attr-defined]
+
+
+def hooked(s: Subject) -> None:
+    handles: list[Any] = []
+    called: list[str] = []
+    s.loss(0).backward()
+    child = next((m for m in s.module.modules() if isinstance(m, (nn.Linear, nn.Conv2d))), s.module)
+    handles.append(s.parameters[0].register_hook(lambda g: g * 2))
+    handles.append(s.parameters[-1].register_post_accumulate_grad_hook(lambda p: called.append("accumulated")))
+    s.loss(1).backward()
+    s.note_gradients("with hooks of parameters")
+    handles.append(child.register_forward_hook(lambda m, args, out: out * 2 if isinstance(out, torch.Tensor) else out))
+    handles.append(child.register_full_backward_hook(lambda m, gi, go: called.append("backward")))
+    s.loss(2).backward()
+    s.note_gradients("with hooks of modules")
+    for handle in handles:
+        handle.remove()
+    s.loss(3).backward()
+    s.note_gradients("without hooks")
+    s.note("calls", facts=called)
+
+
+def averaged(s: Subject) -> None:
+    average = swa_utils.AveragedModel(s.module, multi_avg_fn=swa_utils.get_ema_multi_avg_fn(0.5))
+    optimizer = torch.optim.SGD(s.parameters, 0.01)
+    for step in range(2):
+        optimizer.zero_grad()
+        s.loss(step).backward()
+        optimizer.step()
+        average.update_parameters(s.module)
+    s.note("average", list(average.module.state_dict().values()))
+    with torch.no_grad():
+        s.note("of the average", s.run(3, average.module))
+
+
+def in_another_thread(s: Subject) -> None:
+    s.loss(0).backward()
+    raised: list[BaseException] = []
+
+    def work() -> None:
+        try:
+            s.loss(1).backward()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    if raised:
+        raise raised[0]
+    s.loss(2).backward()
+    s.note_gradients("of both threads")
+
+
+class Batches(Dataset[Any]):
+    """The batches of a program, made in a worker."""
+
+    def __init__(self, batches: list[Any]) -> None:
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __getitem__(self, step: int) -> Any:
+        return self.batches[step]
+
+
+def loaded(s: Subject, start: str) -> None:
+    batches = Batches([s.program.batch(step) for step in range(2)])
+    loader = DataLoader(batches, batch_size=None, num_workers=1, multiprocessing_context=start)
+    for args, kwargs in loader:
+        torch.manual_seed(0)
+        results = s.call(*args, **kwargs)
+        total([t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]).backward()
+    s.note_gradients("of loaded batches")
+
+
+class Failed(RuntimeError):
+    pass
+
+
+def failed(s: Subject) -> None:
+    """An exception in the forward, one in the backward, and good steps behind each."""
+
+    def fail(*args: Any) -> None:
+        raise Failed
+
+    s.loss(0).backward()
+    child = next((m for m in s.module.modules() if isinstance(m, (nn.Linear, nn.Conv2d))), s.module)
+    handle = child.register_forward_pre_hook(fail)
+    with s.raising("forward"):
+        s.loss(1)
+    handle.remove()
+    s.note("grad mode", facts=torch.is_grad_enabled())
+    s.loss(1).backward()
+    s.note_gradients("behind a failed forward")
+    handle = s.parameters[0].register_hook(fail)
+    with s.raising("backward"):
+        s.loss(2).backward()
+    handle.remove()
+    s.module.zero_grad()
+    s.loss(3).backward()
+    s.note_gradients("behind a failed backward")
+
+
+@dataclass(frozen=True)
+class Protocol:
+    name: str
+    run: Callable[[Subject], None]
+
+
+def _of(name: str, function: Callable[..., None], argument: str) -> Protocol:
+    return Protocol(name, lambda s: function(s, argument))
+
+
+PROTOCOLS: tuple[Protocol, ...] = (
+    *(
+        Protocol(f.__name__, f)
+        for f in (
+            accumulated, clipped_by_norm, clipped_by_value, scaled, zeroed, retained, two_losses, crossed, frozen,
+            lbfgs, evaluated, saved_and_loaded, copied, hooked, averaged, in_another_thread, failed,
+        )
+    ),
+    *(_of(name, optimized, name) for name in OPTIMIZERS),
+    *(_of(f"loaded_by_{start}", loaded, start) for start in ("fork", "spawn")),
+)  # fmt: skip
+
+
+# -- comparison ----------------------------------------------------------------------------------------------------------
+
+TOLERANCE = 1e-6  # of all numbers of a note, relative; some models compute a part in float32 whatever they are given
+
+
+def state_of_the_process() -> dict[str, Any]:
+    return {state.name: state.read() for state in AMBIENT}
+
+
+def observed(protocol: Protocol, subject: Subject, state: dict[str, torch.Tensor]) -> list[Note]:
+    """What a protocol notes; what it raises and what it leaves of the process's state are notes too."""
+    reset(subject, state)
+    before = state_of_the_process()
+    try:
+        protocol.run(subject)
+    except Exception as error:
+        subject.note("raised", facts=f"{type(error).__name__}: {str(error)[:300]}")
+    after = state_of_the_process()
+    changed = [s.name for s in AMBIENT if not s.same(before[s.name], after[s.name])]
+    subject.note("ambient state that it left changed", facts=changed)
+    subject.note("random state", [torch.get_rng_state()])
+    return list(subject.notes)
+
+
+def differences(eager: Sequence[Note], ours: Sequence[Note]) -> list[str]:
+    """Where the two part, in words."""
+    found: list[str] = []
+    for a, b in zip(eager, ours, strict=False):
+        if a.name == "raised":  # eager cannot run this protocol on this program
+            return found
+        if a.name != b.name:
+            found.append(f"{b.name} ({b.facts}) where eager has {a.name} ({a.facts})")
+            break
+        if a.facts != b.facts:
+            found.append(f"{a.name}: {b.facts} instead of {a.facts}")
+        gap = relative_gap(a.numbers, b.numbers)
+        if not gap <= TOLERANCE:
+            found.append(f"{a.name}: differs by {gap:.1e}")
+    if len(eager) != len(ours) and not found:
+        found.append(f"{len(ours)} observations instead of {len(eager)}")
+    return found
+
+
+def relative_gap(expected: Sequence[torch.Tensor | None], found: Sequence[torch.Tensor | None]) -> float:
+    if [t is None for t in expected] != [t is None for t in found]:
+        return float("inf")
+    gap = scale = 0.0
+    for a, b in zip(expected, found, strict=True):
+        if a is None or b is None:
+            continue
+        if a.shape != b.shape or a.dtype != b.dtype or a.stride() != b.stride():
+            return float("inf")
+        x, y = a.double(), b.double()
+        if not torch.equal(x.isnan(), y.isnan()):
+            return float("inf")
+        gap += float((x - y).nan_to_num(0, 0, 0).square().sum())
+        scale += float(x.nan_to_num(0, 0, 0).square().sum())
+    return (gap / max(scale, 1e-24)) ** 0.5

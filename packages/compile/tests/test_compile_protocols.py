@@ -1,0 +1,25 @@
+"""What training scripts do around a model: a small part of `make protocols`."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from protocol_run import check
+from protocols import PROTOCOLS
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("program", ["net/drawn", "tv/resnet18"])
+def test_protocols(program: str, backend: str) -> None:
+    if program == "net/drawn":
+        program = f"net/{random.randrange(1 << 30)}"
+    elif backend == "inductor":
+        pytest.skip("takes long")
+    wrong: list[str] = []
+
+    def seen(protocol: str, found: list[str], eagerly: list[str]) -> None:
+        wrong.extend(f"{protocol}: {difference}" for difference in found)
+
+    check(program, backend, [p.name for p in PROTOCOLS], seen)
+    assert not wrong, f"{program} on {backend}\n" + "\n".join(wrong)
