@@ -261,6 +261,9 @@ class Calls:
             reason = torch_calls.BREAKS_BY_NAME.get((module, getattr(fn, "__name__", "")))
         if reason is None and torch_calls.is_higher_order(fn):
             reason = "higher_order_operator"
+        if reason is None:
+            packages = torch_calls.BREAK_PACKAGES.items()
+            reason = next((why for package, why in packages if module.startswith(package)), None)
         if reason is not None:
             raise BreakGraph(reason, f"call of {module}.{getattr(fn, '__qualname__', fn)}")
 

@@ -5,7 +5,7 @@ Optimizers make them. In the graph they are ordinary calls, one for each tensor,
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +16,8 @@ Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
 
 _PREFIX = "_foreach_"
 _SCALED = {"addcdiv": torch.Tensor.div, "addcmul": torch.Tensor.mul}
+# Whether an in-place form returns the list that it was given, or None: releases of torch differ.
+_GIVES_BACK: bool = torch._foreach_neg_([torch.zeros(())]) is not None  # type: ignore[func-returns-value]
 _FUNCTIONS: dict[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm}
 
 
@@ -23,8 +25,8 @@ def is_over_lists(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any] | None:
-    """Records the calls that `torch._foreach_...` is; None is the result of one that works in place."""
+def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
+    """Records the calls that `torch._foreach_...` is."""
     method = name.removeprefix(_PREFIX)
     plain = method.removesuffix("_")
     count = next(len(arg) for arg in args if isinstance(arg, (list, tuple)))
@@ -46,7 +48,9 @@ def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[s
             own = (*own, named.pop("scalar"))
         result = record_scaled(record, function, own, named)
         results.append(record(torch.Tensor.copy_, (own[0], result), {}) if copies else result)
-    return None if method != plain else results
+    if method != plain:
+        return args[0] if _GIVES_BACK else None
+    return results
 
 
 def _element(record: Record, argument: Any, index: int, along: bool) -> Any:

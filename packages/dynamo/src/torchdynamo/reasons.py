@@ -107,6 +107,12 @@ _TABLE = (
         "remove the hooks, or write what they do as a torch.autograd.Function",
     ),
     Reason(
+        "distributed",
+        "processes talk to each other (a collective, the forward of DistributedDataParallel): at each call,"
+        " and in the same order in all of them",
+        "call it outside of the compiled function; what DistributedDataParallel holds is compiled all the same",
+    ),
+    Reason(
         "function_transform",
         "torch.func runs the function on tensors of its own, which a graph cannot hold",
         "compile the function that is transformed, or transform it outside of the compiled function",

@@ -371,9 +371,14 @@ class Recorder:
 
     def record_leaf(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A user's function as one node: run on fakes, its inner calls unrecorded."""
+        operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
         with torch._C.DisableTorchFunction():
             result = func(*args, **kwargs)
-        self.write(func, args, kwargs, result)
+        node = self.write(func, args, kwargs, result)
+        written = [tensor for tensor, version in operands if _version(tensor) != version]
+        self.written += written
+        if written or not _has_tensor(result):  # called for what it does
+            node.meta["effect"] = True
         return result
 
     def annotate(self, node: fx.Node, value: Any) -> None:
@@ -419,6 +424,8 @@ class Recorder:
             raise BreakGraph("random_state", "a generator of the program's own is an argument of the call")
         if numpy_values.is_scalar(value):
             return numpy_values.number(value)
+        if isinstance(value, type):
+            return _DTYPES_OF_TYPES.get(value, value)
         if type(value).__module__ == "numpy":
             raise BreakGraph("numpy", f"a torch function takes a numpy.{type(value).__qualname__}")
         return value
@@ -432,6 +439,10 @@ class Recorder:
         if type(value) is dict and _has_real_tensor(tuple(value.values())):
             return {key: self._adopt_all(item) for key, item in value.items()}
         return value
+
+
+# What torch takes Python's types for, where it wants a dtype.
+_DTYPES_OF_TYPES = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}
 
 
 def _makes_leaf(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

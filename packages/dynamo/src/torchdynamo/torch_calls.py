@@ -22,7 +22,9 @@ from typing import Any
 
 import torch
 import torch.autograd.forward_ad
+import torch.distributed
 import torch.func
+import torch.nn.parallel
 import torch.nn.utils.rnn
 import torch.utils.checkpoint
 import torch.utils.hooks
@@ -59,12 +61,18 @@ ANSWERS_BY_NAME: dict[tuple[str, str], Any] = {
 AMBIENT_READS: tuple[Any, ...] = (
     torch.get_num_threads,
     torch.get_num_interop_threads,
+    torch._C._autograd._profiler_enabled,
     torch.get_float32_matmul_precision,
     torch.get_default_device,
     torch.get_deterministic_debug_mode,
     torch.is_deterministic_algorithms_warn_only_enabled,
     torch.cuda.current_device,
     torch.cuda.device_count,
+    *(
+        getattr(torch.distributed, name)
+        for name in ("is_initialized", "get_rank", "get_world_size", "get_backend")
+        if hasattr(torch.distributed, name)  # a torch without it has `is_available` alone
+    ),
 )
 
 # Blocks of C++ whose beginning or end changes the ambient state. A device is one too, of which calls know the meaning.
@@ -112,6 +120,7 @@ BREAKS: dict[Any, str] = {
     torch.nn.utils.rnn.pad_packed_sequence: "data_dependent_shape",
     torch.utils.swap_tensors: "tensor_metadata_write",
     torch.Tensor.as_subclass: "tensor_subclass",
+    torch.nn.parallel.DistributedDataParallel.forward: "distributed",
     torch.save: "c_function",
     torch.load: "c_function",
 }
@@ -121,12 +130,16 @@ BREAKS_BY_NAME: dict[tuple[str, str], str] = {
     ("torch._dynamo.decorators", "skip_frame"): "graph_break",
     ("torch.nn.attention.flex_attention", "flex_attention"): "higher_order_operator",
 }
-# Modules whose functions leave the graph.
+# Modules whose functions leave the graph. So do those of all packages in `BREAK_PACKAGES`.
 BREAK_MODULES: dict[str, str] = {
     "random": "random_state",
     "time": "c_function",
     "torch.random": "random_state",
     "torch.cuda.random": "random_state",
+}
+BREAK_PACKAGES: dict[str, str] = {
+    "torch.distributed.": "distributed",
+    "torch._C._distributed_c10d": "distributed",  # a method of a process group, `wait` of what was begun
 }
 
 # Python functions run natively: pure on classes, functions and constants, and large to interpret.

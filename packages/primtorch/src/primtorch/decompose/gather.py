@@ -248,10 +248,14 @@ def _isin(b: Builder, elements: Any, tests: Any, *, assume_unique: bool = False,
 @RULES(aten.repeat_interleave.Tensor)
 def _repeat_interleave(b: Builder, repeats: Value, *, output_size: Any = None) -> Value:
     """Each position i repeats[i] times."""
-    if output_size is None and b.val is not None:
-        output_size = b.val.shape[0]
+    whole = b.val
+    if output_size is None and whole is not None and type(whole.shape[0]) is int:
+        output_size = whole.shape[0]
     if output_size is None:
+        if whole is not None:
+            b.val = whole.shape[0]  # the number is the one that the result's size stands for
         output_size = b.emit(prims.local_scalar, repeats.to(torch.int64).sum((0,)))
+        b.val = whole
     if isinstance(repeats.shape[0], int) and repeats.shape[0] == 0:
         return b.full((0,), 0, repeats.dtype, repeats.device)
     ends = b.emit(prims.cumsum, repeats.to(torch.int64), 0)

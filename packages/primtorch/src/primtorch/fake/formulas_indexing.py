@@ -195,7 +195,7 @@ def _unique(
     def of(shape: tuple[Size, ...], dtype: torch.dtype) -> TensorSpec:
         return TensorSpec(shape, (1,) if len(shape) == 1 else contiguous_strides(shape), dtype, x.device)
 
-    inverse = of(tuple(x.shape), torch.int64) if return_inverse or return_counts else of((0,), torch.int64)
+    inverse = of(tuple(x.shape), torch.int64) if return_inverse else of((0,), torch.int64)
     return of((count,), x.dtype), inverse, of((count,) if return_counts else (0,), torch.int64)
 
 

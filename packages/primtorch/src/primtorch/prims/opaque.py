@@ -550,7 +550,7 @@ def _unique2(
     count = _count(t)
     return (
         _dense(t, (count,)),
-        _dense(t, t.shape if return_inverse or return_counts else (0,), torch.int64),
+        _dense(t, t.shape if return_inverse else (0,), torch.int64),
         _dense(t, (count,) if return_counts else (0,), torch.int64),
     )
 

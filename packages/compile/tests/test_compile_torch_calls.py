@@ -1,0 +1,88 @@
+"""Calls of torch whose result, effect or argument Python sees in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import torchcompile
+import torchdynamo
+
+
+def foreach_in_place(x: torch.Tensor) -> Any:
+    tensors = [x + 1, x + 2]
+    given = torch._foreach_add_(tensors, 1.0)
+    torch._foreach_mul_(tensors, [2.0, 3.0])
+    return given is tensors, given is None, *tensors
+
+
+PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "foreach": foreach_in_place,
+    "to_float": lambda x: (x.to(float), x.to(dtype=int), x.to(bool)),
+    "to_complex": lambda x: x.to(complex) * 2,
+    "dtype_of_python": lambda x: torch.zeros(3, dtype=int, device=x.device) + x.sum().to(int),
+    "full_of_bool": lambda x: torch.full((2,), 1, dtype=bool) & (x.sum() > 0),
+    "unique_counts": lambda x: torch.unique(x.round(), return_counts=True),
+    "unique_both": lambda x: torch.unique(x.round(), return_inverse=True, return_counts=True),
+    "unique_alone": lambda x: x.round().unique(),
+    "repeat_by_tensor": lambda x: x.repeat_interleave(torch.arange(x.shape[0]), dim=0) * 2,
+    "repeat_of_counts": lambda x: torch.repeat_interleave((x[:, 0] > 0).long() + 1) + 1,
+}
+# The back end has no kernels for what these come to.
+BY_REFERENCE = ("to_complex", "repeat_by_tensor", "repeat_of_counts")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_as_in_eager_and_in_one_graph(name: str) -> None:
+    program = PROGRAMS[name]
+    compiled = torchcompile.compile(program, fullgraph=name not in BY_REFERENCE)
+    for rows in (4, 4, 5):
+        x = torch.randn(rows, 3, dtype=torch.float64) * 2
+        expected, found = program(x), compiled(x)
+        single = isinstance(expected, torch.Tensor)
+        for a, b in zip([expected] if single else expected, [found] if single else found, strict=True):
+            if isinstance(a, torch.Tensor):
+                assert a.dtype is b.dtype and torch.equal(a, b)
+            else:
+                assert a == b
+
+
+_CALLS: list[int] = []
+
+
+@torchdynamo.allow_in_graph
+def remember(x: torch.Tensor) -> None:
+    _CALLS.append(x.dim())
+
+
+@torchdynamo.allow_in_graph
+def count_up(x: torch.Tensor) -> None:
+    x.add_(1)
+
+
+def test_an_allowed_function_without_a_result_runs_at_each_call() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        remember(x)
+        y = x * 2
+        count_up(y)
+        return y
+
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
+    for call in range(3):
+        _CALLS.clear()
+        assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 3.0))
+        assert len(_CALLS) == 1 + (call == 0)  # once on a tensor without data, where it is captured
+
+
+def test_whether_a_profiler_runs_is_guarded() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x + 1 if torch.autograd._profiler_enabled() else x - 1
+
+    compiled, x = torchcompile.compile(program), torch.zeros(2)
+    assert torch.equal(compiled(x), x - 1)
+    with torch.autograd.profiler.profile():
+        assert torch.equal(compiled(x), x + 1)
+    assert torch.equal(compiled(x), x - 1)
