@@ -205,6 +205,11 @@ PROGRAMS: dict[str, Program] = {
     "strided input": Program(lambda x: x.cumsum(0) + x.flip(1), (lambda: (torch.randn(6, 8).double().t()[::2],),)),
     "empty": Program(lambda x: (x + 1).sum(0), (draw(0, 4),)),
     "a scalar": Program(lambda x: (x * 2).reshape(1), (draw(),)),
+    "an assertion of torch": Program(
+        lambda x: (torch._assert(x.dim() == 2, "rows of columns"), x.sin())[1],
+        (draw(3, 4),),
+        settings=(("fullgraph", True),),
+    ),
     "full graph": Program(lambda x: F.gelu(x).mean(), (draw(5, 5),), settings=(("fullgraph", True),)),
 }
 

@@ -99,6 +99,7 @@ class Calls:
             (torch.device.__enter__, self._enter_device),
             (torch.device.__exit__, self._exit_device),
             *((function, self._autograd_function) for function in _PYTHON_APPLY),
+            *((function, self._asks_for_overrides) for function in _ASKS_FOR_OVERRIDES),
             (torch.utils.checkpoint.checkpoint, self._checkpoint),
             (_ProfilerRange.__init__, self._native),
             (_ProfilerRange.__enter__, self._enter_range),
@@ -304,6 +305,13 @@ class Calls:
 
     def _autograd_function(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return self.autograd_functions.apply(args[0], args[1:], kwargs)
+
+    def _asks_for_overrides(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """Whether a torch function is overridden for its arguments: without tensors, not by capture's own mode."""
+        if any(isinstance(leaf, torch.Tensor) for leaf in _leaves((args, kwargs))):
+            return MISSING
+        with self.outside.recorder.set_aside():
+            return fn(*args, **kwargs)
 
     def _checkpoint(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return call_checkpointed(self.outside, args, kwargs)
@@ -564,6 +572,11 @@ _METADATA_WRITES = frozenset({"requires_grad_", "detach_"}) | _SEEN_BY_NO_MODE
 _OPTIMIZER_STEP = optimizer._use_grad_for_differentiable(lambda self: None).__code__
 # `torch.autograd.Function.apply`: a classmethod in Python, until torch 2.14 made it one in C, which `_builtin` knows.
 _PYTHON_APPLY = tuple(filter(None, [getattr(torch.autograd.Function.apply, "__func__", None)]))
+_ASKS_FOR_OVERRIDES = (
+    torch._C._has_torch_function,
+    torch._C._has_torch_function_unary,
+    torch._C._has_torch_function_variadic,
+)
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
 
 
