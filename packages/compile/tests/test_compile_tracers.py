@@ -178,3 +178,31 @@ def test_the_written_call_is_compiled() -> None:
     x = torch.rand(3, 3)
     torch.testing.assert_close(ours.__call__(x), program(x))
     assert torchdynamo.stats().graphs == 1
+
+
+class Own(torch.Tensor):
+    pass
+
+
+UNCAPTURED: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
+    "cond": (
+        "higher_order_operator",
+        lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)),
+    ),
+    "grad within": ("function_transform", lambda x: torch.func.grad(lambda v: v.sin().sum())(x) + 1),
+    "vmap within": ("function_transform", lambda x: torch.vmap(torch.sin)(x) + 1),
+    "a subclass made": ("tensor_subclass", lambda x: (x.as_subclass(Own) + 1).as_subclass(torch.Tensor)),
+}
+
+
+@pytest.mark.parametrize("program_", UNCAPTURED)
+def test_what_nobody_captures_breaks_for_a_reason(program_: str) -> None:
+    reason, function = UNCAPTURED[program_]
+    x = torch.rand(3, 3, dtype=torch.float64)
+    compiled = torchcompile.compile(function, backend="aot_eager")
+    for _ in range(2):
+        torch.testing.assert_close(compiled(x), function(x))
+    told = {event.kind.id for event in torchdynamo.stats().events}
+    assert reason in told and "capture_fault" not in told
+    with pytest.raises(torchdynamo.Unsupported, match=reason):
+        torchcompile.compile(function, backend="aot_eager", fullgraph=True)(x)
