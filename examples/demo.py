@@ -183,6 +183,7 @@ def main() -> None:
     CONSOLE.print("generating with GPT-2, eager and compiled")
     rows = summary(eager, compiled, generate(arguments.tokens))
     report = torchcompile.report()
+    rows.append(("ran eagerly, twice or differently", "\n".join(e.short for e in report.surprises) or "nothing"))
 
     table = Table(title="ViT on digits", show_header=False)
     for row in rows:

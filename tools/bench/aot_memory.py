@@ -64,12 +64,12 @@ def measure(case: Row, send: Callable[[Row], None]) -> None:
     shared = {key: case[key] for key in SHARED}
     for backend in case["backends"]:
         row = {"model": case["model"], "backend": backend, **shared, "eager": eager}
-        before = torchcompile.report()
+        torchcompile.reset()
         try:
             row["ours"] = step(torchcompile.compile(model, backend=backend, options=settings))
             report = torchcompile.report()
-            row["graphs"] = report.captured - before.captured
-            row["fallbacks"] = [str(f) for f in report.fallbacks[len(before.fallbacks) :]][:3]
+            row["graphs"] = report.captured
+            row["fallbacks"] = [event.short for event in report.surprises if event not in report.breaks]
         except Exception as error:
             row["failure"] = told(error)
         send(row)

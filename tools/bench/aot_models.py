@@ -137,7 +137,7 @@ def measured(case: Row) -> Row:
     seconds = time.perf_counter() - began
     stats = torchdynamo.stats()
     row: Row = {"error": difference(expected, found), "seconds": seconds, "graphs": stats.graphs}
-    row["fallbacks"] = [f"{event.kind.id}: {event.what}: {event.detail}" for event in stats.fallbacks]
+    row["fallbacks"] = [event.short for event in stats.surprises]
     if row["error"] > TOLERANCE[case["precision"]]:
         truth = training.in_double()
         row["eager_error"], row["our_error"] = difference(truth, expected), difference(truth, found)

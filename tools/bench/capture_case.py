@@ -84,7 +84,7 @@ def capture_ours(program: Program, backend: Any) -> tuple[Any, Callable[[], dict
         return {
             "breaks": sum(count for count, _, _ in stats.breaks),
             "reasons": sorted({f"{reason} ({_place(where)})" for _, reason, where in stats.breaks}),
-            "fallbacks": [f"{event.kind.id}: {event.what}: {event.detail}" for event in stats.fallbacks],
+            "fallbacks": [event.short for event in stats.surprises],
             "recompiles": [f"{what}: {'; '.join(why)}" for what, why in stats.recompile_reasons],
         }
 

@@ -190,6 +190,7 @@ def main() -> None:
             rows.append(measure(name, case, rate, compilers, arguments.seconds))
             lines.append(row_text(rows[-1], list(compilers)))
             print(lines[-1], flush=True)
+    assert not torchcompile.report().surprises, torchcompile.report()
     lines.append("")
     for c in compilers:
         means = [

@@ -7,7 +7,8 @@
 Each process starts with empty caches, measures eager and one compiler in turns, and compares the loss and all
 gradients with eager in float64. Columns: median milliseconds of a step, the ratio to eager's of the same
 process (above 1: faster than eager), seconds from the call to the first result, relative errors with eager's
-own in parentheses, peak memory (CUDA).
+own in parentheses, peak memory (CUDA), and what the report counts. It exits with an error that lists whatever ran
+eagerly, twice or differently (--allow-eager: without one).
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ DEFAULT_MODELS = (
     "hf/BertForMaskedLM", "hf/GPT2ForSequenceClassification", "hf/T5Small", "hf/AlbertForMaskedLM",
     "hf/DistilBertForMaskedLM", "tv/resnet18", "tv/mobilenet_v2", "timm/lcnet_050", "timm/tinynet_a",
 )  # fmt: skip
+
+
+# What the report counts of a model.
+COUNTS = ("graphs", "breaks", "fallbacks", "mended", "reruns")
 
 
 class Bench:
@@ -142,7 +147,12 @@ def measure(case: dict[str, Any]) -> dict[str, Any]:
     row["ratio"] = row["eager_ms"] / row["ms"]
     if case["compiler"] == "torchcompile":
         report = torchcompile.report()
-        row["graphs"], row["breaks"], row["fallbacks"] = report.captured, len(report.breaks), len(report.fallbacks)
+        row["graphs"] = report.captured
+        row["breaks"], row["fallbacks"], row["mended"], row["reruns"] = (
+            sum(event.count for event in events)
+            for events in (report.breaks, report.fallbacks, report.mended, report.reruns)
+        )
+        row["eager"] = [event.short for event in report.surprises]
     return row
 
 
@@ -163,7 +173,7 @@ def table(rows: list[dict[str, Any]]) -> str:
     """The rows as a Markdown table."""
     head = (
         "| model | mode | compiler | eager ms | ms | ratio | first s | error (eager) | gradient error (eager) "
-        "| peak MB (eager) | graphs, breaks, fallbacks |"
+        "| peak MB (eager) | graphs, breaks, fallbacks, mended, reruns |"
     )
     lines = [head, "|---" * 11 + "|"]
     for row in rows:
@@ -172,7 +182,7 @@ def table(rows: list[dict[str, Any]]) -> str:
             lines.append(f"{start} failed: {row['failed']} | | | | | | | |")
             continue
         peak = f"{row['peak_mb']:.0f} ({row['eager_peak_mb']:.0f})" if row.get("peak_mb") else "-"
-        counts = f"{row['graphs']}, {row['breaks']}, {row['fallbacks']}" if "graphs" in row else "-"
+        counts = ", ".join(str(row[name]) for name in COUNTS) if "graphs" in row else "-"
         lines.append(
             f"{start} {row['eager_ms']:.2f} | {row['ms']:.2f} | {row['ratio']:.2f} | {row['first_s']:.1f} "
             f"| {row['error']:.1e} ({row['eager_error']:.1e}) "
@@ -193,6 +203,7 @@ def main() -> None:
     parser.add_argument("--length", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=1.5, help="how long each median is measured")
     parser.add_argument("--timeout", type=float, default=300)
+    parser.add_argument("--allow-eager", action="store_true", help="no error where a model is not compiled as a whole")
     parser.add_argument("--write", type=Path, help="Markdown file to write the table to")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -220,6 +231,9 @@ def main() -> None:
     print(text)
     if arguments.write:
         arguments.write.write_text(f"# {arguments.write.stem}\n\n{text}")
+    eager = [f"{row['model']} {row['mode']}: {event}" for row in rows for event in row.get("eager", ())]
+    if eager and not arguments.allow_eager:
+        raise SystemExit("\n".join(["not all of it was compiled:", *eager]))
 
 
 if __name__ == "__main__":

@@ -106,15 +106,26 @@ def transformer(name: str) -> SmallModel:
 
 
 @pytest.fixture(autouse=True)
-def fresh_stack(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Every test starts with nothing compiled; kernels are shared through one cache folder of the run."""
+def fresh_stack(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Path]:
+    """Every test starts with nothing compiled; kernels are shared through one cache folder of the run.
+
+    At its end nothing ran eagerly, twice or differently but what it says: `@pytest.mark.expected_eager(*kinds)` names
+    kinds of the ledger that may have been met, `...` stands for all.
+    """
     import torchcompile
 
     cache = tmp_path_factory.getbasetemp() / "kernel_cache"
     monkeypatch.setenv("TORCHCOMPILE_CACHE", str(cache))
     torchcompile.reset()
     yield cache
+    expected = {kind for mark in request.node.iter_markers("expected_eager") for kind in mark.args}
+    report = torchcompile.report()
     torchcompile.reset()
+    surprises = [event for event in report.surprises if event.kind.id not in expected]
+    if surprises and ... not in expected:
+        pytest.fail("\n".join(["ran eagerly, twice or differently:", *map(str, surprises)]), pytrace=False)
 
 
 @pytest.fixture

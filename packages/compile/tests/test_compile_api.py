@@ -166,6 +166,7 @@ def test_fullgraph_error_names_line_reason_and_remedy() -> None:
     assert "in chatty" in text
 
 
+@pytest.mark.expected_eager("print")
 def test_a_break_is_counted_and_the_result_is_eagers(capsys: pytest.CaptureFixture[str]) -> None:
     def chatty(x: torch.Tensor) -> torch.Tensor:
         y = x + 1

@@ -251,6 +251,7 @@ def test_autocast(backend: str, inside: bool) -> None:
             assert ours <= 2 * theirs + 1e-6
 
 
+@pytest.mark.expected_eager("transformed_call", "function_transform")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_transforms_outside_of_compiled_code_and_inside(backend: str) -> None:
     model = net()
@@ -321,6 +322,7 @@ LEAVES = (
 )  # fmt: skip
 
 
+@pytest.mark.expected_eager("leaf", "tensor_subclass", "tensor_metadata_write", "backward")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", LEAVES, ids=lambda f: f.__name__)
 def test_leaves_that_begin_in_compiled_code_get_their_gradients(program: Callable[..., Any], backend: str) -> None:
@@ -367,6 +369,7 @@ def jacobian_of_jacobian(x):
 INSIDE = (by_an_intermediate, by_several, by_backward, hessian, jacobian_of_jacobian)
 
 
+@pytest.mark.expected_eager("backward", "loop")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", INSIDE, ids=lambda f: f.__name__)
 def test_derivatives_by_what_the_program_computed(program: Callable[..., Any], backend: str) -> None:

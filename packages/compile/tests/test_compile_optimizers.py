@@ -125,6 +125,7 @@ def test_a_schedule_and_what_else_changes_between_steps() -> None:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.expected_eager("backward")
 def test_a_whole_training_step(name: str) -> None:
     """Forward, loss, a break at backward, the optimizer's step: however many steps, the graphs of the first three."""
     kind, settings = OPTIMIZERS[name]

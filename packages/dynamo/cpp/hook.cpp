@@ -210,10 +210,13 @@ void discard_frame([[maybe_unused]] PyThreadState* tstate, [[maybe_unused]] _PyI
 #endif
 }
 
-bool can_replace(PyCodeObject* code) {
-  constexpr int kSuspends = CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR;
+bool is_function(PyCodeObject* code) {
   constexpr int kFunction = CO_OPTIMIZED | CO_NEWLOCALS;
-  return (code->co_flags & kSuspends) == 0 && (code->co_flags & kFunction) == kFunction;
+  return (code->co_flags & kFunction) == kFunction;
+}
+
+bool suspends(PyCodeObject* code) {
+  return (code->co_flags & (CO_GENERATOR | CO_COROUTINE | CO_ASYNC_GENERATOR)) != 0;
 }
 
 PyObject* evaluate(PyThreadState* tstate, _PyInterpreterFrame* frame, int throwflag) {
@@ -225,7 +228,9 @@ PyObject* evaluate(PyThreadState* tstate, _PyInterpreterFrame* frame, int throwf
     return plain(tstate, frame, throwflag);
   }
   PyObject* function = frame_function(frame);
-  if (!can_replace(code) || !PyFunction_Check(function)) return plain(tstate, frame, throwflag);
+  if (!is_function(code) || !PyFunction_Check(function)) return plain(tstate, frame, throwflag);
+  // The call that makes a generator or a coroutine is told to the callback; what it made is advanced as it is.
+  if (suspends(code) && frame->owner == FRAME_OWNED_BY_GENERATOR) return plain(tstate, frame, throwflag);
 
   Ref callable;
   Decisions* decisions = decisions_of(code, false);
@@ -233,7 +238,9 @@ PyObject* evaluate(PyThreadState* tstate, _PyInterpreterFrame* frame, int throwf
   Verdict verdict = decisions != nullptr ? look_up(*decisions, as_hook(hook)->id, function, &callable) : Verdict::unknown;
   if (verdict == Verdict::unknown) verdict = decide(as_hook(hook), code, function, &callable);
   PyObject* result = nullptr;
-  if (verdict == Verdict::use) {
+  if (verdict == Verdict::use && suspends(code)) {
+    PyErr_Format(PyExc_TypeError, "the hook's callback must return None for %R, which suspends", function);
+  } else if (verdict == Verdict::use) {
     bool eager = false;
     result = dispatch(callable.get(), function, frame->localsplus, flat_size(code), &eager);
     if (eager) return plain(tstate, frame, throwflag);

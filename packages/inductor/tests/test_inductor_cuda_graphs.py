@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from primtorch.ledger import Event, Ledger
 from torchinductor.cuda_graphs import MAX_GRAPHS, GraphedProgram, refusal
+from torchinductor.events import NOT_REPLAYED, passed_by
 from torchinductor.indexing import number
 from torchinductor.program import (
     Alloc,
@@ -78,6 +81,15 @@ def test_the_third_call_replays_and_moving_inputs_are_copied() -> None:
     assert (run.runs.recorded, run.runs.replayed, dict(run.runs.plain)) == (1, 5, {"first call": 1})
     w.add_(1)  # read in place
     assert torch.equal(run([keep[2], w])[0], keep[2] * w)
+
+
+def test_calls_without_the_graph_are_told() -> None:
+    ledger = Ledger()
+    run = GraphedProgram(program(*tensors("x", "w")), scaled, Tape(), functools.partial(passed_by, ledger, "graph_0"))
+    x, w = torch.ones(4), torch.ones(4)
+    held = [run([x, w])[0] for _ in range(4)]
+    assert ledger.events == (Event(NOT_REPLAYED, "graph_0", "a result of the last replay is still held", (), 2),)
+    assert len(held) == 4
 
 
 def test_a_held_result_is_not_overwritten() -> None:

@@ -13,7 +13,7 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
-from primtorch.ledger import REFUSED, Effect, Event, event_table, of, total
+from primtorch.ledger import Effect, Event, event_tables, of, total
 from torchcompile.journal import CompiledGraphRecord
 
 
@@ -67,9 +67,14 @@ class Report:
         return of(self.events, Effect.BREAK, Effect.FALLBACK, Effect.RERUN)
 
     @property
+    def surprises(self) -> tuple[Event, ...]:
+        """All of `ran_eagerly` and `mended`: what keeps a report from being clean."""
+        return (*self.ran_eagerly, *self.mended)
+
+    @property
     def clean(self) -> bool:
         """Whether something was captured, and nothing ran eagerly, twice or differently."""
-        return self.captured > 0 and not self.ran_eagerly and not of(self.events, *REFUSED)
+        return self.captured > 0 and not self.surprises
 
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """(title, head, rows) of each part that has something to say."""
@@ -106,15 +111,14 @@ class Report:
                     ],
                 )
             )
-        for effect in Effect:
-            head, rows = event_table(of(self.events, effect))
-            if rows:
-                parts.append((effect.value.capitalize(), head, rows))
+        parts += event_tables(self.events)
         return parts
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         for title, head, rows in self.tables():
-            table = Table(*head, title=title, show_header=any(head))
+            table = Table(title=title, show_header=any(head))
+            for name in head:
+                table.add_column(name, overflow="fold")
             for row in rows:
                 table.add_row(*map(escape, row))
             yield table

@@ -5,6 +5,7 @@ interpret -> (break? again, stopping there) -> finish the graph -> guards -> bac
 
 from __future__ import annotations
 
+import inspect
 import linecache
 import logging
 import os
@@ -189,9 +190,10 @@ class Nested:
             return None
         ledger = self.arguments[-1].ledger
         if code.co_filename.startswith(_LEFT_ALONE):
-            ledger.add(of_function(LIBRARY_CODE, function))
+            if code.co_filename.startswith(_TORCH):
+                ledger.add(Event(LIBRARY_CODE, os.path.relpath(code.co_filename, os.path.dirname(_TORCH))))
             return None
-        if code.co_name in _COMPREHENSIONS:
+        if code.co_flags & _SUSPENDS or code.co_name in _COMPREHENSIONS:
             ledger.add(of_function(SUSPENDING_FRAME, function))
             return None
         mark = mark_of(function)
@@ -217,11 +219,14 @@ def _as_it_is(function: types.FunctionType) -> CompiledCallable:
     return CompiledCallable(function, lambda compiled, flat: entry)
 
 
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Their argument is an iterator, which capture may not advance; what they call is captured.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 # Files whose functions are not captured on their own: Python's library, torch, NumPy, this package, generated code.
 _LEFT_ALONE = (
-    *(path + os.sep for path in {sysconfig.get_paths()["stdlib"], os.path.dirname(torch.__file__)}),
+    sysconfig.get_paths()["stdlib"] + os.sep,
+    _TORCH,
     *numpy_values.FOLDER,
     os.path.dirname(__file__) + os.sep,
     "<",
@@ -234,7 +239,8 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
     try:
         return _convert(state, flat, opened)
     except Exception as error:
-        told = isinstance(error, TorchDynamoError) and (state.options.strict or not isinstance(error, InternalError))
+        raises = state.options.strict or state.options.fullgraph
+        told = isinstance(error, TorchDynamoError) and (raises or not isinstance(error, InternalError))
         if told or _raised_in(error, _call_backend.__code__):
             raise
         _fault(state, None, error)

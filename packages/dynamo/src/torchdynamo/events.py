@@ -69,8 +69,8 @@ UNSPLIT_FRAME = Kind(
 )
 SUSPENDING_FRAME = Kind(
     "suspending_frame",
-    "a generator, a comprehension or a coroutine that runs where the graph broke: capture may not advance its"
-    " iterator, so that its own operations run eagerly; functions that it calls are captured",
+    "a generator, a comprehension or a coroutine that is run where the graph broke: capture may not advance it, or"
+    " what it iterates over, so that its own operations run eagerly; functions that it calls are captured",
     "move its operations into a function, or remove the break around it",
     Effect.FALLBACK,
 )
@@ -82,8 +82,7 @@ DISABLED_FUNCTION = Kind(
 )
 LIBRARY_CODE = Kind(
     "library_code",
-    "Python code of torch, of NumPy or of the standard library that was called where the graph broke: it is part of the"
-    " break",
+    "Python code of torch that was called where the graph broke: it is part of the break",
     "remove the break",
     Effect.PLAIN,
 )

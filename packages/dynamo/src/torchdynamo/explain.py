@@ -16,7 +16,7 @@ from rich.table import Table
 from torch import fx
 
 from primtorch import graph_text
-from primtorch.ledger import Effect, Event, event_table, of, total
+from primtorch.ledger import Effect, Event, event_tables, of, total
 from primtorch.schemas import UserFrame
 from torchdynamo._C import CompiledCallable, Entry
 from torchdynamo.api import optimize, owner_of
@@ -85,11 +85,7 @@ class Explanation:
             ("Breaks", ["reason", "at", "where (outermost first)", "why", "what to do"], breaks),
             ("Guards", ["of", "what", "has to be", "read at"], [list(row) for row in guard_rows(self.guards)]),
             ("Recompilations", ["function", "why no version fitted"], recompiles),
-            *(
-                (effect.value.capitalize(), *event_table(of(self.events, effect)))
-                for effect in Effect
-                if effect not in (Effect.BREAK, Effect.RECOMPILE)
-            ),
+            *event_tables([e for e in self.events if e.effect not in (Effect.BREAK, Effect.RECOMPILE)]),
         ]
         return [section for section in found if section[2]]
 

@@ -80,6 +80,11 @@ class Stats:
         return of(self.events, Effect.FALLBACK)
 
     @property
+    def surprises(self) -> tuple[Event, ...]:
+        """What ran eagerly as a whole, twice or differently: all but breaks."""
+        return of(self.events, Effect.FALLBACK, Effect.RERUN, Effect.MENDED)
+
+    @property
     def recompiles(self) -> int:
         return total(of(self.events, Effect.RECOMPILE))
 

@@ -15,7 +15,7 @@ from primtorch.ledger import LEDGER, Event, Ledger
 from torchinductor.codegen.base import Built, KernelSource, codegen_for, warm_codegen
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, refusal
 from torchinductor.emit import Handle, emit
-from torchinductor.events import NO_CUDA_GRAPH, NOT_REPLAYED, OPERATOR_BY_REFERENCE, tell_mended
+from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
 from torchinductor.ir import Kernel, verify
 from torchinductor.lowering.context import ExternCall, Operation
@@ -99,7 +99,7 @@ def compile_graph(
         ledger.add(Event(NO_CUDA_GRAPH, title, refused))
     elif options.cuda_graphs:
         recorder = CudaDevice(accelerator_of(program) or torch.device("cuda"))
-        run = consume = graphed = GraphedProgram(program, run, recorder, partial(_passed_by, ledger, title))
+        run = consume = graphed = GraphedProgram(program, run, recorder, partial(passed_by, ledger, title))
         graph_runs = graphed.runs
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
@@ -107,10 +107,6 @@ def compile_graph(
         _dump(dump, lowered, operations, files, program)
     stats = _stats(gm, operations, built, clock)
     return CompiledGraph(program, stats, files, run, consume, graph_runs)
-
-
-def _passed_by(ledger: Ledger, title: str, reason: str) -> None:
-    ledger.add(Event(NOT_REPLAYED, title, reason))
 
 
 def _device_types(gm: fx.GraphModule) -> set[str]:

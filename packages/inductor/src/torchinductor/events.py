@@ -10,9 +10,10 @@ from torchinductor.program import Expect
 
 OPERATOR_BY_REFERENCE = Kind(
     "operator_by_reference",
-    "the back end has neither a lowering rule nor an ATen overload for an operator: its reference in Python is called",
-    "give the operator a lowering rule",
-    Effect.FALLBACK,
+    "an operator that has neither a lowering rule for its dtype nor an ATen overload: as PyTorch's kernels are, its"
+    " reference in Python is called from within the compiled program",
+    "use real numbers where complex ones are not needed",
+    Effect.PLAIN,
 )
 MENDED_LAYOUT = Kind(
     "mended_layout",
@@ -48,6 +49,11 @@ def tell_mended(ledger: Ledger, title: str) -> Mended:
         warnings.warn(str(event), stacklevel=2)
 
     return tell
+
+
+def passed_by(ledger: Ledger, title: str, reason: str) -> None:
+    """Tells of a call that ran without the CUDA graph there is, or could be."""
+    ledger.add(Event(NOT_REPLAYED, title, reason))
 
 
 # For a program that nobody gave a title.

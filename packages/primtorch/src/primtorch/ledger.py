@@ -8,12 +8,17 @@ that refuses (`fullgraph=True`) raises in the place of an event, before anything
 from __future__ import annotations
 
 import enum
+import os
 import threading
 import types
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
+import torch
+
 from primtorch.schemas import UserFrame
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 class Effect(enum.Enum):
@@ -24,7 +29,7 @@ class Effect(enum.Enum):
     MENDED = "ran differently"  # compiled code ran, in another way than planned
     RERUN = "ran twice"  # the program's own exception: the call ran again, eagerly, so that it is eager's
     RECOMPILE = "recompilation"  # one more version of a function
-    PLAIN = "ran as it is"  # nothing in it to compile, or part of a detour that is told of already
+    PLAIN = "ran as it is"  # nothing in it to compile, part of a break that is told of, or of a compiled program
 
 
 # What `fullgraph=True` raises for, and what a program that counts as clean has none of.
@@ -77,15 +82,28 @@ class Event:
         return self.kind.effect
 
     @property
+    def line(self) -> UserFrame | None:
+        """The innermost line outside of torch, or the innermost one."""
+        own = (frame for frame in reversed(self.frames) if not frame.file.startswith(_TORCH))
+        return next(own, self.frames[-1] if self.frames else None)
+
+    @property
     def where(self) -> str:
         """The user's line as "file:line", or "?"."""
-        return f"{self.frames[-1].file}:{self.frames[-1].line}" if self.frames else "?"
+        line = self.line
+        return f"{line.file}:{line.line}" if line is not None else "?"
+
+    @property
+    def short(self) -> str:
+        """Kind, what, detail and line on one line."""
+        detail = self.detail.partition("\n")[0]
+        return f"{': '.join(filter(None, (self.kind.id, self.what, detail)))} ({self.where})"
 
     def __str__(self) -> str:
         """What, why and where, with the remedy, as text for a person."""
-        named = f"{self.what}: " if self.what and self.effect is not Effect.BREAK else ""
+        of = self.what if self.effect is not Effect.BREAK else ""
         lines = [
-            f"{self.effect.value} [{self.kind.id}]: {named}{self.detail}",
+            f"{self.effect.value} [{self.kind.id}]: {': '.join(filter(None, (of, self.detail)))}",
             f"  why: {self.kind.explanation}",
             f"  what to do: {self.kind.remedy}",
         ]
@@ -162,21 +180,19 @@ def total(events: Sequence[Event]) -> int:
     return sum(event.count for event in events)
 
 
-def event_table(events: Iterable[Event]) -> tuple[list[str], list[list[str]]]:
-    """Head and rows of a table of events."""
-    rows = [
-        [
-            str(event.count),
-            event.kind.id,
-            event.what,
-            event.detail,
-            "\n".join(f"{f.file}:{f.line} in {f.function}" for f in event.frames),
-            event.kind.explanation,
-            event.kind.remedy,
-        ]
-        for event in events
-    ]
-    return ["count", "kind", "of", "detail", "where (outermost first)", "why", "what to do"], rows
+def event_tables(events: Sequence[Event]) -> list[tuple[str, list[str], list[list[str]]]]:
+    """(title, head, rows) of two tables for each effect that was met: the events, and what their kinds mean."""
+    tables = []
+    for effect in Effect:
+        met = of(events, effect)
+        if not met:
+            continue
+        title = effect.value.capitalize()
+        rows = [[str(event.count), event.kind.id, f"{event.what}\n{event.where}", event.detail] for event in met]
+        tables.append((title, ["count", "kind", "of, at", "detail"], rows))
+        meanings = [[kind.id, kind.explanation, kind.remedy] for kind in dict.fromkeys(event.kind for event in met)]
+        tables.append((f"{title}: what it means", ["kind", "why", "what to do"], meanings))
+    return tables
 
 
 # Of this process. No setting: nothing that runs asks what is in it.

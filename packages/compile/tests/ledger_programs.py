@@ -1,0 +1,490 @@
+"""For every kind of the ledger a program that meets it. The line that it is told for ends in `# here`."""
+
+from __future__ import annotations
+
+import dis
+import faulthandler
+import inspect
+import io
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import torchdynamo
+from torchdynamo.interpreter import operators
+from torchdynamo.interpreter.frame import HANDLERS
+
+Program = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Case:
+    """What meets a kind.
+
+    Attributes:
+        program: called with each of `calls`, compiled with `options`.
+        whole: the kind that `fullgraph=True` raises for, where it is not this one but the break that leads to it.
+        run: calls the compiled program, where a call alone is not what meets the kind.
+    """
+
+    program: Program
+    backend: str = "eager"
+    calls: tuple[tuple[Any, ...], ...] = ((torch.ones(3),),)
+    options: dict[str, Any] = field(default_factory=dict)
+    dynamic: bool | None = None
+    whole: str | None = None
+    run: Callable[[Program, tuple[Any, ...]], Any] = lambda compiled, arguments: compiled(*arguments)
+
+    def place(self) -> tuple[str, int] | None:
+        """File and line of the program's `# here`: on its `def`, of the function as a whole."""
+        lines, start = inspect.getsourcelines(self.program)
+        marked = [number for number, text in enumerate(lines) if text.rstrip().endswith("# here")]
+        if not marked:
+            return None
+        whole = lines[marked[0]].startswith("def ")
+        return self.program.__code__.co_filename, start if whole else start + marked[0]
+
+
+CASES: dict[str, Case] = {}
+
+# Met by the tests that are named.
+ELSEWHERE = {
+    "not_replayed": "packages/inductor/tests/test_inductor_cuda_graphs.py",
+    "nested_graph": "none: no program is known that gets there",
+}
+
+
+def case(kind: str, **more: Any) -> Callable[[Program], Program]:
+    def add(program: Program) -> Program:
+        assert kind not in CASES, kind
+        CASES[kind] = Case(program, **more)
+        return program
+
+    return add
+
+
+# -- breaks -----------------------------------------------------------------------------------
+
+
+@case("print")
+def prints(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    print(end="")  # here
+    return y * 2
+
+
+@case("tensor_to_number")
+def to_number(x: torch.Tensor) -> torch.Tensor:
+    n = (x + 1).numpy()  # here
+    return x * float(n[0])
+
+
+@case("tensor_repr")
+def shown(x: torch.Tensor) -> tuple[str, torch.Tensor]:
+    y = x + 1
+    text = f"{y}"  # here
+    return text, y * 2
+
+
+@case("data_dependent_branch")
+def branches(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    if y.sum() > 0:  # here
+        return y * 2
+    return y
+
+
+@case("data_dependent_shape")
+def depends_on_data(x: torch.Tensor) -> torch.Tensor:
+    y = torch.nn.utils.rnn.pack_padded_sequence(x.reshape(1, 3, 1), torch.tensor([2]), batch_first=True)  # here
+    return y.data * 2
+
+
+@case("numpy")
+def through_numpy(x: torch.Tensor) -> torch.Tensor:
+    table = np.arange(3.0)  # here
+    return x * float(table[1])
+
+
+@case("c_function")
+def calls_c(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    faulthandler.is_enabled()  # here
+    return y * 2
+
+
+@case("generator")
+def gives_a_generator(x: torch.Tensor) -> Iterator[torch.Tensor]:  # here
+    return (x + i for i in range(2))
+
+
+class Prints(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        print(end="")
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad * 2
+
+
+@case("autograd_function", calls=((torch.ones(3, requires_grad=True),),))
+def applies(x: torch.Tensor) -> torch.Tensor:
+    return Prints.apply(x + 1) * 2
+
+
+def _tells(x: torch.Tensor) -> torch.Tensor:
+    print(end="")
+    return x.sin()
+
+
+@case("checkpoint", calls=((torch.ones(3, requires_grad=True),),))
+def checkpoints(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(_tells, x + 1, use_reentrant=False) * 2
+
+
+@torchdynamo.disable
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+@case("disabled")
+def calls_disabled(x: torch.Tensor) -> torch.Tensor:
+    y = _as_it_is(x + 1)  # here
+    return y * 2
+
+
+@torchdynamo.assume_constant_result
+def _number_of(x: Any) -> int:
+    return 3
+
+
+@case("constant_result")
+def constant_of_a_tensor(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    return y * _number_of(y)  # here
+
+
+@case("graph_break")
+def asks_for_a_break(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    torchdynamo.graph_break()  # here
+    return y * 2
+
+
+@case("backward", calls=((torch.ones(3, requires_grad=True),),))
+def differentiates(x: torch.Tensor) -> torch.Tensor:
+    y = (x * 2).sum()
+    y.backward()  # here
+    return y * 2
+
+
+@case("tensor_hook", calls=((torch.ones(3, requires_grad=True),),))
+def hooks(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    y.register_hook(lambda grad: grad * 2)  # here
+    return y * 2
+
+
+def _hooked() -> nn.Module:
+    layer = nn.Linear(3, 3)
+    layer.register_full_backward_hook(lambda module, before, after: None)
+    return layer
+
+
+@case("module_hook", calls=((torch.ones(3), _hooked()),))
+def hooked_module(x: torch.Tensor, layer: nn.Module) -> torch.Tensor:
+    y = x + 1
+    y = layer(y)  # here
+    return y * 2
+
+
+def _total(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().sum()
+
+
+@case("function_transform")
+def transforms(x: torch.Tensor) -> torch.Tensor:
+    y = torch.func.grad(_total)(x)  # here
+    return y * 2
+
+
+@case("tensor_metadata_write", calls=((torch.ones(3),),))
+def writes_metadata(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    y.resize_(6)  # here
+    return y[:3] * 2
+
+
+@case("leaf")
+def makes_a_leaf(x: torch.Tensor) -> torch.Tensor:
+    y = (x + 1).detach()
+    y.requires_grad_()  # here
+    return y * 2
+
+
+@case("write_through_gaps")
+def writes_through_gaps(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros(7)
+    y.unfold(0, 1, 3).add_(1.0)  # here
+    return y * 2 + x.sum()
+
+
+class Named(torch.Tensor):
+    pass
+
+
+@case("tensor_subclass", calls=((torch.ones(3).as_subclass(Named),),))
+def takes_a_subclass(x: torch.Tensor) -> torch.Tensor:  # here
+    return x + 1
+
+
+@case("random_state")
+def seeds(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    torch.manual_seed(3)  # here
+    return y * 2
+
+
+class Text(io.StringIO):
+    """A subclass of a type of C, whose state is C's own."""
+
+
+@case("rebuild")
+def gives_a_stream(x: torch.Tensor) -> tuple[Any, torch.Tensor]:  # here
+    return Text("begun"), x + 1
+
+
+@case("external_write")
+def writes_outside(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    _PLACE.reading = 3  # here
+    return y * 2
+
+
+_PLACE = threading.local()
+
+
+@case("exception", whole="program_raised", calls=((torch.ones(3),),) * 3, run=lambda f, a: _caught(f, a))
+def raises_again_and_again(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    raise ValueError("no")  # here
+    return y
+
+
+def _caught(compiled: Program, arguments: tuple[Any, ...]) -> str:
+    try:
+        compiled(*arguments)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@case("loop", whole="print")
+def breaks_in_a_loop(x: torch.Tensor) -> torch.Tensor:
+    for i in range(9):  # here
+        x = x + i
+        print(end="")
+    return x
+
+
+@case("frame_reader")
+def executes_text(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    n = eval("1 + 1")  # here
+    return y * n
+
+
+@case("overlapping_inputs", run=lambda f, a: f(*_overlapping()))
+def writes_to_shared_memory(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # here
+    x.add_(1)
+    return x[:2] * y[:2]
+
+
+def _overlapping() -> tuple[torch.Tensor, torch.Tensor]:
+    base = torch.arange(6.0)
+    return base[:4], base[2:]
+
+
+@case("ambient_state")
+def collects_warnings(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    with warnings.catch_warnings(record=True):  # here
+        y = y * 2
+    return y
+
+
+@case("unsupported_read")
+def reads_an_identity(x: torch.Tensor) -> tuple[bool, torch.Tensor]:
+    number = id(x)  # here
+    return number > 0, x + 1
+
+
+# -- what capture is told of beside breaks -----------------------------------------------------
+
+
+@case("recompile_limit", calls=tuple((torch.ones(3), text) for text in "abc"), options={"recompile_limit": 2})
+def many_texts(x: torch.Tensor, text: str) -> torch.Tensor:  # here
+    return x + ord(text)
+
+
+@case("recompile_refused", calls=tuple((torch.ones(3), text) for text in "ab"), options={"on_recompile": "eager"})
+def two_texts(x: torch.Tensor, text: str) -> torch.Tensor:  # here
+    return x + ord(text)
+
+
+@case("recompiled", calls=tuple((torch.ones(3), text) for text in "ab"))
+def compiled_twice(x: torch.Tensor, text: str) -> torch.Tensor:  # here
+    return x + ord(text)
+
+
+@case("transformed_call", run=lambda f, a: torch.func.grad(f)(*a))
+def is_transformed(x: torch.Tensor) -> torch.Tensor:  # here
+    return x.sin().sum()
+
+
+@case("unsplit_frame", whole="generator")
+def gives_a_running_generator(x: torch.Tensor) -> Iterator[torch.Tensor]:  # here
+    return (x + i for i in range(2))
+
+
+def _rows(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    for row in x.unbind():
+        yield row * 2
+
+
+@torchdynamo.skip_frame
+def _skipped(x: torch.Tensor) -> torch.Tensor:
+    return nn.functional.softmax(x, 0) + sum(_rows(x))
+
+
+@case("suspending_frame", whole="disabled")
+def calls_a_generator(x: torch.Tensor) -> torch.Tensor:
+    return _skipped(x + 1) * 2
+
+
+@case("disabled_function", whole="disabled")
+def calls_a_skipped_function(x: torch.Tensor) -> torch.Tensor:
+    return _skipped(x + 1) * 2
+
+
+@case("library_code", whole="disabled")
+def calls_library_code(x: torch.Tensor) -> torch.Tensor:
+    return _skipped(x + 1) * 2
+
+
+@torchdynamo.skip_frame
+def _calls_back(function: Callable[[], int]) -> int:
+    return function()
+
+
+def _two() -> int:
+    return 2
+
+
+@case("nothing_to_compile", whole="disabled")
+def calls_without_tensors(x: torch.Tensor) -> torch.Tensor:
+    return x + _calls_back(_two)
+
+
+@case("program_raised", run=lambda f, a: _caught(f, a))
+def raises_once(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    if len(x) == 3:
+        raise ValueError("no")  # here
+    return y
+
+
+def _faulty(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    with mock.patch.object(operators, "binary", side_effect=KeyError("as if a rule were wrong")):
+        return compiled(*arguments)
+
+
+@case("capture_fault", run=_faulty)
+def falls_over_a_fault(x: torch.Tensor) -> torch.Tensor:
+    return x + len(x) // 2  # here
+
+
+# -- breaks that need more than a line ----------------------------------------------------------
+
+
+@torch.library.custom_op("ledger_tests::without_meta", mutates_args=())
+def without_meta(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+@case("operator_without_meta")
+def calls_without_meta(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    y = without_meta(y)  # here
+    return y * 2
+
+
+def _unknown_instruction(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    with mock.patch.dict(HANDLERS):
+        del HANDLERS[dis.opmap["BUILD_SLICE"]]
+        return compiled(*arguments)
+
+
+@case("opcode", run=_unknown_instruction)
+def slices(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    kept = slice(len(y) - 1)
+    y = y[kept.stop : len(y)]  # here
+    return y * 2
+
+
+@case(
+    "symbolic_size",
+    calls=((torch.ones(2, 1, 3), nn.LSTM(3, 4)), (torch.ones(5, 1, 3), nn.LSTM(3, 4))),
+    dynamic=True,
+    whole="operator_without_meta",
+)
+def runs_a_recurrent_layer(x: torch.Tensor, layer: nn.LSTM) -> torch.Tensor:
+    y = x + 1
+    y, _ = layer(y)  # here
+    return y * 2
+
+
+# -- the back end -------------------------------------------------------------------------------
+
+
+@case("no_compiler", backend="inductor", options={"cxx": "/nonexistent/c++"})
+def has_no_compiler(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@case("no_cuda_graph", backend="inductor", options={"cuda_graphs": True})
+def is_on_the_cpu(x: torch.Tensor) -> torch.Tensor:
+    return x + 1
+
+
+@case("operator_by_reference", backend="inductor")
+def is_complex(x: torch.Tensor) -> torch.Tensor:
+    y = torch.complex(x, x)
+    return (y + 1).abs()
+
+
+@torch.library.custom_op("ledger_tests::turned", mutates_args=())
+def turned(x: torch.Tensor) -> torch.Tensor:
+    return x.t().contiguous().t()
+
+
+@turned.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_like(x)
+
+
+@case("mended_layout", backend="inductor", calls=((torch.ones(2, 3),),))
+def gives_other_strides(x: torch.Tensor) -> torch.Tensor:
+    y = turned(x + 1)  # here
+    return y * 2
