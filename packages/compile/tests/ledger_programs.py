@@ -16,6 +16,8 @@ from unittest import mock
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd import forward_ad
+from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import torchdynamo
@@ -110,8 +112,12 @@ def depends_on_data(x: torch.Tensor) -> torch.Tensor:
 
 @case("numpy")
 def through_numpy(x: torch.Tensor) -> torch.Tensor:
-    table = np.arange(3.0)  # here
-    return x * float(table[1])
+    y = x + 1
+    table = _TABLE + 1  # here
+    return y * float(table[1])
+
+
+_TABLE = np.arange(3.0)
 
 
 @case("c_function")
@@ -349,6 +355,46 @@ def compiled_twice(x: torch.Tensor, text: str) -> torch.Tensor:  # here
 
 @case("transformed_call", run=lambda f, a: torch.func.grad(f)(*a))
 def is_transformed(x: torch.Tensor) -> torch.Tensor:  # here
+    return x.sin().sum()
+
+
+def _under_derivatives(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    with forward_ad.dual_level():
+        return compiled(forward_ad.make_dual(arguments[0], torch.ones(3)))
+
+
+@case("forward_derivatives", run=_under_derivatives)
+def is_differentiated_forward(x: torch.Tensor) -> torch.Tensor:  # here
+    return x.sin().sum()
+
+
+class Doubled(TorchFunctionMode):
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def _under_a_mode(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    with Doubled():
+        return compiled(*arguments)
+
+
+@case("function_mode", run=_under_a_mode)
+def runs_under_a_mode(x: torch.Tensor) -> torch.Tensor:  # here
+    return x.sin().sum()
+
+
+def _without_overrides(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    with torch._C.DisableTorchFunction():
+        return compiled(*arguments)
+
+
+@case("disabled_overrides", run=_without_overrides)
+def runs_without_overrides(x: torch.Tensor) -> torch.Tensor:  # here
+    return x.sin().sum()
+
+
+@case("foreign_tracer", run=lambda f, a: torch.jit.trace(f, a, check_trace=False))
+def is_traced(x: torch.Tensor) -> torch.Tensor:  # here
     return x.sin().sum()
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 import torchcompile
 
-pytestmark = pytest.mark.usefixtures("double")
+pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.expected_eager()]
 
 
 class Net(nn.Module):

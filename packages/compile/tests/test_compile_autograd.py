@@ -13,6 +13,8 @@ from torch.nn import functional as F
 
 import torchcompile
 
+pytestmark = pytest.mark.expected_eager()  # nothing, but for what tests say themselves
+
 BACKENDS = ("eager", "aot_eager", "inductor")
 Run = Callable[[Any, Any], Any]
 

@@ -13,6 +13,8 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 import torchcompile
 
+pytestmark = pytest.mark.expected_eager()  # nothing, but for what tests say themselves
+
 Make = Callable[[Any], Optimizer]
 WAYS: dict[str, dict[str, Any]] = {
     "": {"foreach": False},

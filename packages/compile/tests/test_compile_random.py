@@ -16,6 +16,8 @@ from torch.utils.checkpoint import checkpoint
 
 import torchcompile
 
+pytestmark = pytest.mark.expected_eager()  # nothing, but for what tests say themselves
+
 
 def creation(x):
     return torch.rand(3) + x, torch.randn(3), torch.randint(0, 10, (4,)), torch.randperm(5), torch.rand_like(x) * x

@@ -12,7 +12,7 @@ import torchcompile
 import torchdynamo
 from torchcompile.signature import signature
 
-pytestmark = pytest.mark.usefixtures("double")
+pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.expected_eager()]
 
 
 def signatures(function: Callable[..., Any], *calls: tuple[Any, ...], **settings: Any) -> list[Any]:
