@@ -46,13 +46,13 @@ class Case:
     run: Callable[[Program, tuple[Any, ...]], Any] = lambda compiled, arguments: compiled(*arguments)
 
     def place(self) -> tuple[str, int] | None:
-        """File and line of the program's `# here`: on its `def`, of the function as a whole."""
-        lines, start = inspect.getsourcelines(self.program)
-        marked = [number for number, text in enumerate(lines) if text.rstrip().endswith("# here")]
-        if not marked:
-            return None
-        whole = lines[marked[0]].startswith("def ")
-        return self.program.__code__.co_filename, start if whole else start + marked[0]
+        """File and line of the `# here` in the program or in `run`: on its `def`, of the function as a whole."""
+        for function in (self.program, self.run):
+            lines, start = inspect.getsourcelines(function)
+            for number, text in enumerate(lines):
+                if text.rstrip().endswith("# here"):
+                    return function.__code__.co_filename, start + number * (not text.startswith("def "))
+        return None
 
 
 CASES: dict[str, Case] = {}
@@ -353,18 +353,23 @@ def compiled_twice(x: torch.Tensor, text: str) -> torch.Tensor:  # here
     return x + ord(text)
 
 
-@case("transformed_call", run=lambda f, a: torch.func.grad(f)(*a))
-def is_transformed(x: torch.Tensor) -> torch.Tensor:  # here
+def _transformed(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    return torch.func.grad(compiled)(*arguments)  # here
+
+
+@case("transformed_call", run=_transformed)
+def is_transformed(x: torch.Tensor) -> torch.Tensor:
     return x.sin().sum()
 
 
 def _under_derivatives(compiled: Program, arguments: tuple[Any, ...]) -> Any:
     with forward_ad.dual_level():
-        return compiled(forward_ad.make_dual(arguments[0], torch.ones(3)))
+        x = forward_ad.make_dual(arguments[0], torch.ones(3))
+        return compiled(x)  # here
 
 
 @case("forward_derivatives", run=_under_derivatives)
-def is_differentiated_forward(x: torch.Tensor) -> torch.Tensor:  # here
+def is_differentiated_forward(x: torch.Tensor) -> torch.Tensor:
     return x.sin().sum()
 
 
@@ -375,26 +380,30 @@ class Doubled(TorchFunctionMode):
 
 def _under_a_mode(compiled: Program, arguments: tuple[Any, ...]) -> Any:
     with Doubled():
-        return compiled(*arguments)
+        return compiled(*arguments)  # here
 
 
 @case("function_mode", run=_under_a_mode)
-def runs_under_a_mode(x: torch.Tensor) -> torch.Tensor:  # here
+def runs_under_a_mode(x: torch.Tensor) -> torch.Tensor:
     return x.sin().sum()
 
 
 def _without_overrides(compiled: Program, arguments: tuple[Any, ...]) -> Any:
     with torch._C.DisableTorchFunction():
-        return compiled(*arguments)
+        return compiled(*arguments)  # here
 
 
 @case("disabled_overrides", run=_without_overrides)
-def runs_without_overrides(x: torch.Tensor) -> torch.Tensor:  # here
+def runs_without_overrides(x: torch.Tensor) -> torch.Tensor:
     return x.sin().sum()
 
 
-@case("foreign_tracer", run=lambda f, a: torch.jit.trace(f, a, check_trace=False))
-def is_traced(x: torch.Tensor) -> torch.Tensor:  # here
+def _traced(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    return torch.jit.trace(compiled, arguments, check_trace=False)  # here
+
+
+@case("foreign_tracer", run=_traced)
+def is_traced(x: torch.Tensor) -> torch.Tensor:
     return x.sin().sum()
 
 

@@ -25,14 +25,13 @@ from primtorch import graph_text
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event
-from primtorch.schemas import UserFrame
+from primtorch.schemas import UserFrame, calling_frames
 from torchdynamo import numpy_values
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
 from torchdynamo.break_step import Resume, continue_after, has_rule
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, as_user_frames, interpret
 from torchdynamo.codegen import Codegen, flat_size, parameter_name
-from torchdynamo.emissions import caller
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
 from torchdynamo.events import (
     CAPTURE_FAULT,
@@ -123,9 +122,8 @@ class Function:
         watched_by = watcher(flat)
         if watched_by is not None:
             if not self.found:  # else the outermost function has told it
-                place = caller(1, ())
-                where = UserFrame(place.file, place.line, place.function)
-                self.stats.ledger.add(Event(watched_by.kind, self.function.__qualname__, watched_by.detail, (where,)))
+                name = self.function.__qualname__
+                self.stats.ledger.add(Event(watched_by.kind, name, watched_by.detail, calling_frames(1)))
             return None
         if self.eager is not None:
             self.stats.ledger.add(self.eager)
