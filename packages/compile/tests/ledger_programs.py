@@ -21,6 +21,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.checkpoint import checkpoint
 
 import torchdynamo
+import torchinductor
 from torchdynamo.interpreter import operators
 from torchdynamo.interpreter.frame import HANDLERS
 
@@ -516,6 +517,21 @@ def runs_a_recurrent_layer(x: torch.Tensor, layer: nn.LSTM) -> torch.Tensor:
 @case("no_compiler", backend="inductor", options={"cxx": "/nonexistent/c++"})
 def has_no_compiler(x: torch.Tensor) -> torch.Tensor:
     return x + 1
+
+
+@case("kernels_not_built", backend="inductor", options={"cxx": "false", "cache": "/nonexistent/cache"})
+def has_a_compiler_that_fails(x: torch.Tensor) -> torch.Tensor:
+    return x * 3 + 1
+
+
+def _without_rules(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    with mock.patch.object(torchinductor, "compile_graph", side_effect=KeyError("as if a rule were wrong")):
+        return compiled(*arguments)
+
+
+@case("graph_not_compiled", backend="inductor", run=_without_rules)
+def falls_over_a_fault_of_the_back_end(x: torch.Tensor) -> torch.Tensor:
+    return x * 5 + 1
 
 
 @case("no_cuda_graph", backend="inductor", options={"cuda_graphs": True})
