@@ -129,8 +129,10 @@ def calls_c(x: torch.Tensor) -> torch.Tensor:
 
 
 @case("generator")
-def gives_a_generator(x: torch.Tensor) -> Iterator[torch.Tensor]:  # here
-    return (x + i for i in range(2))
+def gives_a_generator_that_began(x: torch.Tensor) -> tuple[Any, Any]:
+    rows = (x + i for i in range(3))
+    first = next(rows)  # here
+    return first, rows
 
 
 class Prints(torch.autograd.Function):
@@ -408,9 +410,9 @@ def is_traced(x: torch.Tensor) -> torch.Tensor:
     return x.sin().sum()
 
 
-@case("unsplit_frame", whole="generator")
-def gives_a_running_generator(x: torch.Tensor) -> Iterator[torch.Tensor]:  # here
-    return (x + i for i in range(2))
+@case("unsplit_frame", whole="rebuild")
+def gives_a_stream_again(x: torch.Tensor) -> tuple[Any, torch.Tensor]:  # here
+    return Text("begun"), x + 1
 
 
 def _rows(x: torch.Tensor) -> Iterator[torch.Tensor]:
