@@ -227,6 +227,13 @@ def transforms(x: torch.Tensor) -> torch.Tensor:
     return y * 2
 
 
+@case("higher_order_operator")
+def asks_for_a_branch(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    y = torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,))  # here
+    return y * 2
+
+
 @case("tensor_metadata_write", calls=((torch.ones(3),),))
 def writes_metadata(x: torch.Tensor) -> torch.Tensor:
     y = x + 1
