@@ -176,12 +176,16 @@ def observe(program: Callable[..., Tensors], drawn: SharedProgram, seed: int) ->
     seen["asked: aliases"] = relation([*outputs, *gradients])
     seen["asked: values"] = [None if g is None else g.clone() for g in gradients]
     for place, output in enumerate(outputs):
+        for p in parameters:  # what is added to gradients that share memory in eager alone would differ
+            p.grad = None
         outputs, _ = run()
         output = outputs[place]
         if output.requires_grad:
             tangent = torch.ones_like(output)
             output.backward(tangent)
             note(f"output {place}", [tangent, *outputs])
+    for p in parameters:
+        p.grad = None
     with torch.no_grad():
         outputs, _ = run()
         distinct = {id(o): o for o in outputs}.values()
