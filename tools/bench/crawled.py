@@ -208,7 +208,7 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
         "|---|---|",
         *(f"| {reason} | {number} |" for reason, number in reasons(rows).most_common()),
         "",
-        "Not right, or left to eager:" if rest else "None is not right; nothing is left to eager.",
+        "Not right, or left to eager:" if rest else "All are right, and nothing is left to eager.",
         "",
         *(f"- {line(row)}" for row in sorted(rest, key=lambda row: row["module"])),
     ]

@@ -162,6 +162,7 @@ def older_spellings(x: torch.Tensor, w: torch.Tensor) -> Any:
     n = x.shape[0]
     made = [torch.FloatTensor([1, 2, 3]), torch.Tensor(n, 3).zero_(), torch.LongTensor([[1], [2]]), torch.Tensor((1, 2.5)),
             torch.ByteTensor(2).fill_(1), torch.Tensor(x.size()).fill_(0.5), torch.DoubleTensor(), torch.BoolTensor([True])]  # fmt: skip
+    made.append(x.lt(0).type(torch.DoubleTensor).type(torch.LongTensor))
     return x + variable, apart, x * w + apart, Scaled.apply(x, w.expand(2, 3)), x + made[0], made
 
 
