@@ -424,6 +424,8 @@ class Recorder:
             raise BreakGraph("random_state", "a generator of the program's own is an argument of the call")
         if numpy_values.is_scalar(value):
             return numpy_values.number(value)
+        if isinstance(value, type(torch.FloatTensor)):  # the name of a tensor type is a literal, and means the same
+            return f"{value.__module__}.{value.__name__}"
         if isinstance(value, type):
             return _DTYPES_OF_TYPES.get(value, value)
         if type(value).__module__ == "numpy":
