@@ -28,8 +28,6 @@ import torch
 from ambient_state import state_of_process, take_modes_off
 from soundness_programs import disagreement, random_program
 
-import torchdynamo
-
 
 def check(seed: int) -> tuple[int, str | None]:
     """The seed, and a report when the program is wrong, or does not end."""
@@ -57,16 +55,18 @@ def _give_up(number: int, frame: Any) -> None:
     raise TimeoutError(f"not done after {_SECONDS_A_PROGRAM} s")
 
 
-def check_slice(work: tuple[int, int]) -> tuple[int, list[tuple[int, str]], Any]:
-    """Checks `count` programs from `seed` on; how many, which were wrong, and what was compiled meanwhile."""
-    seed, count = work
+def prepare() -> None:
+    """Makes a process a worker."""
     torch.set_num_threads(1)
     signal.signal(signal.SIGALRM, _give_up)
     warnings.simplefilter("ignore")  # of hooks that a change puts on modules, of limits that are reached
     logging.disable(logging.WARNING)
-    wrong = [(s, report) for s, report in map(check, range(seed, seed + count)) if report is not None]
-    stats = torchdynamo.stats()
-    return count, wrong, (stats.graphs, stats.recompiles, sum(stats.break_counts.values()), len(stats.fallbacks))
+
+
+def check_slice(work: tuple[int, int]) -> tuple[int, list[tuple[int, str]]]:
+    """Checks `count` programs from `seed` on; how many, and which were wrong."""
+    seed, count = work
+    return count, [(s, report) for s, report in map(check, range(seed, seed + count)) if report is not None]
 
 
 def shrunk(seed: int) -> tuple[list[str], list[str], str]:
@@ -113,8 +113,8 @@ def main() -> int:
     began, done, wrong = time.perf_counter(), 0, []
     print(f"programs {options.programs}, jobs {options.jobs}, first seed {first}", flush=True)
     context = multiprocessing.get_context("spawn")
-    with context.Pool(options.jobs, maxtasksperchild=20) as pool:
-        for number, (count, found, _) in enumerate(pool.imap_unordered(check_slice, work)):
+    with context.Pool(options.jobs, prepare, maxtasksperchild=20) as pool:
+        for number, (count, found) in enumerate(pool.imap_unordered(check_slice, work)):
             done += count
             wrong += found
             for seed, report in found:

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import random
 
+import soundness_run
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from soundness_programs import disagreement
@@ -22,3 +24,7 @@ COUNT = int(os.environ.get("SOUNDNESS_PROGRAMS", "2000"))
 )
 def test_state_that_changes_between_calls_is_seen(statements: list[str], changes: list[str]) -> None:
     assert disagreement(statements, changes) is None
+
+
+def test_the_runner_of_many_programs() -> None:
+    assert soundness_run.check_slice((random.randrange(1 << 40), 20)) == (20, [])
