@@ -323,9 +323,9 @@ EXPECTED = {
     "windows_with_gaps_are_written": ("write_through_gaps",),
     "data_is_assigned": ("tensor_metadata_write",),
     "a_view_is_resized": ("tensor_metadata_write",),
-    "storage_is_set": ("tensor_to_number",),
+    "storage_is_set": ("tensor_to_number", "tensor_metadata_write"),
     "number_then_arithmetic_in_place": ("tensor_to_number",),
-    "a_parameter_made_of_a_result": ("tensor_subclass", "overlapping_inputs", "unsplit_frame"),
+    "a_parameter_made_of_a_result": ("leaf", "overlapping_inputs", "unsplit_frame"),
 }
 
 
