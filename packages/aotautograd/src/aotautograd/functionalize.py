@@ -146,9 +146,9 @@ class InPlaceCalls(TorchFunctionMode):
     def _refuse_lost_history(self, written: Sequence[torch.Tensor]) -> None:
         """Autograd takes the views of a functional tensor again after a write, in the shape that they were made in."""
         for t in written:
-            if torch.is_grad_enabled() and t.requires_grad and t.untyped_storage()._cdata in self.reshaped:
+            if t.requires_grad and t.untyped_storage()._cdata in self.reshaped:
                 raise UnsupportedMutation(
-                    "a view was given another shape in place, and then its memory a value that needs a gradient; "
+                    "a view that needs a gradient was given another shape in place, and then written to; "
                     "take a view of that shape instead"
                 )
 

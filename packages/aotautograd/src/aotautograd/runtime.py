@@ -195,27 +195,22 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[
     plain = all(
         o.kind is OutputKind.VALUE and o.slot == i and o.same_as is None for i, o in enumerate(metadata.outputs)
     )
-    writes = [_write_back(metadata, info) for info in metadata.inputs if info.mutates_data]
+    writes = [_write_back(metadata, info) for info in metadata.inputs if info.mutates_data or info.version_bumps]
     restrides = [_restride(info) for info in metadata.inputs if info.mutates_metadata]
-    counted = [(info.index, info.version_bumps) for info in metadata.inputs if info.version_bumps]
-    if plain and not writes and not counted and len(metadata.outputs) == len(metadata.forward_outputs):
+    if plain and not writes and len(metadata.outputs) == len(metadata.forward_outputs):
         return None
     symbol_reads = _symbol_reads(metadata)
     makers = [_maker(o) for o in metadata.outputs]
 
     def finish(flat: tuple[Any, ...], values: Sequence[Any]) -> Sequence[Any]:
         symbols = {name: read(flat) for name, read in symbol_reads} if symbol_reads else {}
-        versions = [(flat[place], _version_of(flat[place]) + bumps) for place, bumps in counted]
         for write in writes:
             write(flat, values)
-        _set_versions(versions)  # views remember the version of their base
         outputs: list[Any] = []
         for make in makers:
             outputs.append(make(flat, values, outputs, symbols))
         for restride in restrides:  # behind the outputs, which are views of the inputs as they came
             restride(flat, symbols)
-        if restrides:
-            _set_versions(versions)
         return outputs
 
     return finish
@@ -236,27 +231,28 @@ def _version_of(t: torch.Tensor) -> int:
     return 0 if t.is_inference() else t._version
 
 
-def _set_versions(versions: Sequence[tuple[torch.Tensor, int]]) -> None:
-    for target, version in versions:
-        if not target.is_inference() and target._version != version:
-            torch._C._autograd._unsafe_set_version_counter((target,), (version,))
+def _set_version(t: torch.Tensor, version: int) -> None:
+    """What a write has added to the counter of the tensor, and of those that share it, is what eager would have."""
+    if not t.is_inference() and t._version != version:
+        torch._C._autograd._unsafe_set_version_counter((t,), (version,))
 
 
 def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., None]:
-    """Gives an input its new elements."""
-    place = info.index
-    slot = next(i for i, f in enumerate(metadata.forward_outputs) if f.input == place)
-    differentiable = info.mutation_in_grad_mode
-    bumps = info.version_bumps
+    """Gives an input its new elements, and the version that it has then: views remember that of their base."""
+    place, bumps, differentiable = info.index, info.version_bumps, info.mutation_in_grad_mode
+    slot = next((i for i, f in enumerate(metadata.forward_outputs) if f.input == place), None)
 
     def write(flat: tuple[Any, ...], values: Sequence[Any]) -> None:
         target = flat[place]
-        if differentiable:
-            target.copy_(values[slot])
-        elif bumps:
-            target.detach().copy_(values[slot])
-        else:
-            target.data.copy_(values[slot])
+        version = _version_of(target) + bumps
+        if slot is not None:
+            if differentiable:
+                target.copy_(values[slot])
+            elif bumps:
+                target.detach().copy_(values[slot])
+            else:
+                target.data.copy_(values[slot])
+        _set_version(target, version)
 
     return write
 
@@ -269,8 +265,10 @@ def _restride(info: InputInfo) -> Callable[..., None]:
     def restride(flat: tuple[Any, ...], symbols: dict[str, int]) -> None:
         target = flat[place]
         view = replay(target.detach(), symbols)
+        version = _version_of(target)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not unseen):
             target.as_strided_(view.shape, view.stride(), view.storage_offset())
+        _set_version(target, version)  # the write-back has counted this change
 
     return restride
 
