@@ -7,13 +7,14 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import pytest
 import torch
 from torch.autograd import forward_ad
-from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
+from torch.autograd.graph import get_gradient_edge, save_on_cpu, saved_tensors_hooks
+from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import checkpoint
 
 from aotautograd import AotAutogradError, aot_function, aot_module, min_cut, run_graph
@@ -257,6 +258,93 @@ def test_hooks_of_the_node() -> None:
     assert log == ["tensor", "before", "after 3 1"]
     torch.testing.assert_close(w.grad, torch.autograd.grad(net(x, w, b).sum() * 2, w)[0])
     torch.testing.assert_close(out.grad, torch.ones_like(out))
+
+
+class ByOne(torch.autograd.Function):
+    """A derivative that gives the second argument None."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * 2 + b
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None]:
+        return grad * 2, None
+
+
+def under_no_grad(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    with torch.no_grad():
+        scale = b.exp()
+    return (x @ w) * scale
+
+
+HOOKED = {
+    "all": net,
+    "one unused": lambda x, w, b: (x @ w).tanh(),
+    "two unused": lambda x, w, b: w.sin() * 2,
+    "for an index": lambda x, w, b: (x @ w).tanh()[:, b.argmax()],
+    "detached": lambda x, w, b: (x @ w) * b.detach(),
+    "under no_grad": under_no_grad,
+    "overwritten": lambda x, w, b: torch.zeros_like(x).add(b).copy_(x @ w),
+    "shared": lambda x, w, b: x.sum() + w.sum(),
+    "None of a derivative": lambda x, w, b: ByOne.apply(x @ w, b),
+    "None and a gradient": lambda x, w, b: ByOne.apply(x @ w, b) + w.sum(),
+    "recomputed": lambda x, w, b: checkpoint(lambda y: (y @ w).tanh(), x, use_reentrant=False),
+    "recomputed by reentry": lambda x, w, b: checkpoint(lambda y: (y @ w).tanh(), x, use_reentrant=True),
+    "returned as it is": lambda x, w, b: (b, (x * 2).sum()),
+}
+
+
+def calls_of_hooks(program: Callable[..., Any], inputs: Sequence[torch.Tensor], step: Any) -> list[str]:
+    """Every hook that a backward calls on the inputs or the nodes that accumulate for them, and what it is given."""
+    called: list[str] = []
+
+    def note(what: str) -> Callable[..., None]:
+        def hook(*given: Any) -> None:
+            none = [g is None for g in pytree.tree_leaves(given)] if "node" in what or "tensor" in what else ""
+            called.append(f"{what} {none}")
+
+        return hook
+
+    nodes = [get_gradient_edge(t).node for t in inputs]  # they live as long as somebody holds them
+    for name, t, node in zip("xwb", inputs, nodes, strict=True):
+        t.register_hook(note(f"tensor {name}"))
+        t.register_post_accumulate_grad_hook(note(f"accumulated {name}"))
+        node.register_hook(note(f"node {name}"))
+        node.register_prehook(note(f"before node {name}"))
+    outputs = pytree.tree_leaves(program(*inputs))
+    step(sum(o.sum() for o in outputs), inputs)
+    return sorted(called)
+
+
+STEPS: dict[str, Callable[[torch.Tensor, Sequence[torch.Tensor]], Any]] = {
+    "backward": lambda loss, inputs: loss.backward(),
+    "create_graph": lambda loss, inputs: loss.backward(create_graph=True),
+    "grad": lambda loss, inputs: torch.autograd.grad(loss, inputs, allow_unused=True),
+}
+
+
+@pytest.mark.parametrize("step", STEPS)
+@pytest.mark.parametrize("name", HOOKED)
+def test_hooks_run_where_autograd_comes_by(name: str, step: str) -> None:
+    if name == "recomputed by reentry" and step == "grad":
+        pytest.skip("eager refuses")
+    x, w, b = net_inputs()
+    twins = [t.detach().clone().requires_grad_() for t in (x, w, b)]
+    program = HOOKED[name]
+    expected = calls_of_hooks(program, twins, STEPS[step])
+    assert calls_of_hooks(aot_function(program, fw_compiler=run_graph), (x, w, b), STEPS[step]) == expected
+
+
+def test_a_history_that_leads_to_no_input() -> None:
+    def program(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return torch.zeros(4, dtype=x.dtype, requires_grad=True) * (x @ w + b).detach()
+
+    inputs = net_inputs()
+    out = aot_function(program, fw_compiler=run_graph)(*inputs)
+    assert out.requires_grad
+    out.sum().backward()
+    assert all(t.grad is None for t in inputs)
 
 
 # -- which gradients are asked for -----------------------------------------------------------------------

@@ -27,6 +27,7 @@ from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, OwnTangent, without_saved_tensor_hooks
 from aotautograd.gradients import arrange, share_memory
+from aotautograd.history import leaves_behind, recomputes_by_reentry
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
@@ -594,9 +595,11 @@ def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> Join
         if not manner.accumulate and share_memory(gradients):
             raise _TraceAgain(accumulate=True)
         numbers = {recorder.node_of[id(t)]: number for number, t in enumerate(tangents)}
-        results, made = arrange(gradients, numbers, cloned)
+        places = _reached(list(leaves.values()), gradients, values)
+        results, made = arrange([gradients[i] for i in places], numbers, [cloned[i] for i in places] if cloned else ())
         slots = tuple(slot for slot, _ in analysis.differentiable)
-        metadata = replace(metadata, tangents=slots, gradients=tuple(leaves), made_gradients=made)
+        inputs = tuple(leaves)
+        metadata = replace(metadata, tangents=slots, gradients=tuple(inputs[i] for i in places), made_gradients=made)
     recorder.graph.output((*analysis.values, *results))
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
@@ -605,6 +608,19 @@ def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> Join
         return JointGraph(module, metadata, failing=failing)
     guard = guard_graph(module, metadata.num_placeholders, assumed)
     return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing)
+
+
+def _reached(
+    leaves: Sequence[torch.Tensor], gradients: Sequence[fx.Node | None], values: Sequence[torch.Tensor]
+) -> Sequence[int]:
+    """The places of the leaves that the backward leads to: hooks of others do not run. A derivative of the user's that
+    gives None leads there as well. Where it leads to no input, but to leaves within the program, all of them stand for
+    those: what the program returns requires a gradient."""
+    everywhere = range(len(leaves))
+    if None not in gradients:
+        return everywhere
+    reached = leaves_behind(values)
+    return [i for i in everywhere if gradients[i] is not None or id(leaves[i]) in reached] or everywhere
 
 
 def _has_history(metadata: ProgramMetadata) -> bool:
@@ -731,23 +747,6 @@ def _tangent_placeholders(recorder: Recorder, fakes: list[torch.Tensor]) -> list
     return fakes
 
 
-def _recomputes_by_reentry(values: Sequence[torch.Tensor]) -> bool:
-    """Whether `torch.utils.checkpoint` with `use_reentrant=True` made a part of the values' history."""
-    work = [v.grad_fn for v in values]
-    seen: set[Any] = set(work)
-    while work:
-        node = work.pop()
-        if node is None:
-            continue
-        if node.name() == "CheckpointFunctionBackward":
-            return True
-        for source, _ in node.next_functions:
-            if source not in seen:
-                seen.add(source)
-                work.append(source)
-    return False
-
-
 def _failing_backwards(
     recorder: Recorder,
     values: Sequence[torch.Tensor],
@@ -785,7 +784,7 @@ def _trace_backward(
     values, tangents = [values[i] for i in kept], [tangents[i] for i in kept]
     if not values:
         return [None] * len(leaves), []
-    by_name = not _recomputes_by_reentry(values)  # such nodes refuse to run for named inputs
+    by_name = not recomputes_by_reentry(values)  # such nodes refuse to run for named inputs
     found: dict[int, fx.Node] = {}
 
     def note(place: int, gradient: torch.Tensor | None) -> None:

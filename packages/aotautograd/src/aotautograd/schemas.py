@@ -120,7 +120,7 @@ class ProgramMetadata:
     outputs: tuple[OutputInfo, ...]
     forward_outputs: tuple[ForwardOutput, ...]
     tangents: tuple[int, ...]  # for each tangent: the forward output it belongs to
-    gradients: tuple[int, ...]  # flat input of each gradient
+    gradients: tuple[int, ...]  # flat inputs that the backward leads to
     made_gradients: tuple[GradientInfo, ...] = ()  # how each of them is made of what the joint graph returns
     complex_inputs: tuple[int, ...] = ()  # flat inputs that may come lazily conjugated
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)

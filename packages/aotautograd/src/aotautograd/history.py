@@ -1,0 +1,30 @@
+"""What autograd recorded behind a program's values: the nodes that its engine would run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+
+
+def nodes_behind(values: Sequence[torch.Tensor]) -> Iterator[Any]:
+    """Every node of the values' history, once."""
+    work = [v.grad_fn for v in values]
+    seen: set[Any] = set()
+    while work:
+        node = work.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            work.extend([source for source, _ in node.next_functions])
+            yield node
+
+
+def recomputes_by_reentry(values: Sequence[torch.Tensor]) -> bool:
+    """Whether `torch.utils.checkpoint` with `use_reentrant=True` made a part of the values' history."""
+    return any(node.name() == "CheckpointFunctionBackward" for node in nodes_behind(values))
+
+
+def leaves_behind(values: Sequence[torch.Tensor]) -> set[int]:
+    """The ids of the leaves that a backward comes to, be it with a gradient or without: hooks on them run."""
+    return {id(node.variable) for node in nodes_behind(values) if node.name() == "torch::autograd::AccumulateGrad"}
