@@ -322,8 +322,8 @@ def executes_text(x: torch.Tensor) -> torch.Tensor:
 
 
 @case("overlapping_inputs", run=lambda f, a: f(*_overlapping()))
-def writes_to_shared_memory(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:  # here
-    x.add_(1)
+def writes_to_shared_memory(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(1)  # here
     return x[:2] * y[:2]
 
 

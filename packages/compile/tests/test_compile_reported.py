@@ -325,7 +325,7 @@ EXPECTED = {
     "a_view_is_resized": ("tensor_metadata_write",),
     "storage_is_set": ("tensor_to_number", "tensor_metadata_write"),
     "number_then_arithmetic_in_place": ("tensor_to_number",),
-    "a_parameter_made_of_a_result": ("leaf", "overlapping_inputs", "unsplit_frame"),
+    "a_parameter_made_of_a_result": ("leaf", "overlapping_inputs"),
 }
 
 

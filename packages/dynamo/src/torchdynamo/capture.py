@@ -21,6 +21,7 @@ from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import region
+from torchdynamo.memory_guards import refuse_shared_writes
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.scalars import NumberNeeded
 from torchdynamo.schemas import GraphBreak
@@ -94,6 +95,7 @@ def interpret(
 
     outside = Outside(function, policy, user_frames)
     outside.recorder.cut_at = cut_at
+    refuse_shared_writes(outside, policy.shared)
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
     interpreter.refused_raise = refused_raise

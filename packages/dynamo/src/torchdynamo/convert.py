@@ -97,6 +97,7 @@ class Function:
     changed: set[Source] = field(default_factory=set)
     fixed: set[Source] = field(default_factory=set)  # integers that are no symbols, lists that are read as a whole
     breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
+    shared: set[Source] = field(default_factory=set)  # inputs that shared memory which the program writes to
     eager: Event | None = None  # why calls run as they are from now on
     found: bool = False  # by the frame hook, in a call that runs for real
     raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
@@ -259,7 +260,11 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
     outside = captured.outside
     shared = guard_written_memory(outside)
     if shared is not None:
-        return _no_graph(state, GraphBreak("overlapping_inputs", shared, _frames(state, None)))
+        if state.shared.issuperset(shared):
+            text = " and ".join(source.expression() for source in shared)
+            return _no_graph(state, GraphBreak("overlapping_inputs", text, _frames(state, None)))
+        state.shared.update(shared)
+        return _convert(state, flat, opened)
     guard_written_objects(outside, codegen.written)
     inputs = finish_graph(outside, codegen, takes_floats(state.backend))
     guards = _guards(outside, ambient)
@@ -343,7 +348,8 @@ def _capture(
         compiled = state.compiled()
         versions = len(compiled.entries) if compiled is not None else 0
         everything = state.options.dynamic is True and not never
-        policy = DynamicPolicy(everything, changed, never, versions, state.breaks_at_data)
+        shared = frozenset(state.shared)
+        policy = DynamicPolicy(everything, changed, never, versions, state.breaks_at_data, shared)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise, refused_start, cut_at)
         opened.append(captured.outside)
         if captured.cut_at is not None:

@@ -114,7 +114,7 @@ class Emissions:
                 return None
             message, said = "%s", (self._text(message, args[1:]),)
         where = self._place(int(kwargs.get("stacklevel", 1)), _LOGGING)
-        self._make(functools.partial(start, where), (logger, level, message, said, kwargs.get("extra")))
+        self.do(functools.partial(start, where), (logger, level, message, said, kwargs.get("extra")))
         return None
 
     def _text(self, message: Any, args: Args) -> str:
@@ -145,7 +145,7 @@ class Emissions:
         question = (str(message), category, _module_name(known), known.line)
         if is_error(*question) if self._open else self.outside.ambient(is_error, question):
             raise message if isinstance(message, Warning) else category(message)
-        self._make(functools.partial(_warn_at, where), (message, category))
+        self.do(functools.partial(_warn_at, where), (message, category))
 
     def enter_filters(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
         """`with warnings.catch_warnings()`: its own object is entered at each call, another one now."""
@@ -155,7 +155,7 @@ class Emissions:
         entered = copy.copy(context)
         fn(entered)
         self._open.append((context, entered))
-        self._make(fn, (context,), filters=True)
+        self.do(fn, (context,), filters=True)
 
     def exit_filters(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
         context = args[0]
@@ -167,13 +167,13 @@ class Emissions:
                 return
         elif context._record:
             raise BreakGraph("ambient_state", "the end of warnings.catch_warnings() that collects what is said")
-        self._make(fn, (context, None, None, None), filters=True)
+        self.do(fn, (context, None, None, None), filters=True)
 
     def filter(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
         """A new filter holds from where it is made; inside of a block of the program's, during capture too."""
         if self._open:
             fn(*args, **kwargs)
-        self._make(fn, args, kwargs, filters=True)
+        self.do(fn, args, kwargs, filters=True)
 
     # -- results kept by a cache ------------------------------------------------------------
 
@@ -187,14 +187,13 @@ class Emissions:
             raise BreakGraph("c_function", f"{fn.__wrapped__.__qualname__} has a cache, and writes to the outside")
         if len(self.made) > before:
             del self.made[before:]
-            self._make(fn, args, kwargs)
+            self.do(fn, args, kwargs)
         return result
 
     # -- where and what ---------------------------------------------------------------------
 
-    def _make(
-        self, function: Callable[..., Any], args: Args, kwargs: Kwargs | None = None, filters: bool = False
-    ) -> None:
+    def do(self, function: Callable[..., Any], args: Args, kwargs: Kwargs | None = None, filters: bool = False) -> None:
+        """A call that is made behind the graph, in its turn, at each call."""
         self.made.append(Emission(function, args, dict(kwargs or {}), filters))
         self.outside.emitted = len(self.made)
 

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterable, Sequence
+
+import torch
 
 from primtorch.fake import FakeTensor
 from torchdynamo.externals import IDENTITY_TYPES, External
 from torchdynamo.guards import overlapping
+from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GuardKind, WrittenMemory
-from torchdynamo.sources import Pinned
+from torchdynamo.sources import Pinned, Source
 from torchdynamo.world import Outside
 
 
-def guard_written_memory(outside: Outside) -> str | None:
-    """Guards that what the program writes to shares no memory with its other inputs. Tells which do, if any now do."""
+def guard_written_memory(outside: Outside) -> tuple[Source, Source] | None:
+    """Guards that what the program writes to shares no memory with its other inputs. Gives two that do now, if any."""
     memories = {id(fake.memory) for fake in outside.recorder.written if isinstance(fake, FakeTensor)}
     written = [(source, tensor) for source, tensor, fake in outside.tensors if id(fake.memory) in memories]
     others = [(source, tensor) for source, tensor, fake in outside.tensors if id(fake.memory) not in memories]
@@ -23,10 +26,24 @@ def guard_written_memory(outside: Outside) -> str | None:
     if found is not None:
         first, second = sorted(found)
         sources = [source for source, _ in (*written, *others)]
-        return f"{sources[first].expression()} and {sources[second].expression()}"
+        return sources[first], sources[second]
     memory = WrittenMemory(tuple(source for source, _ in written), tuple(source for source, _ in others))
     outside.externals.guard(None, GuardKind.DISTINCT_STORAGE, memory)
     return None
+
+
+def refuse_shared_writes(outside: Outside, shared: Collection[Source]) -> None:
+    """The graph ends before a write to the memory of these inputs: it is done for real, where the others see it."""
+    if not shared:
+        return
+
+    def refuse(written: Iterable[torch.Tensor]) -> None:
+        memories = {id(tensor.memory) for tensor in written if isinstance(tensor, FakeTensor)}
+        for source, _, fake in outside.tensors:
+            if source in shared and id(fake.memory) in memories:
+                raise BreakGraph("overlapping_inputs", f"a write to {source.expression()}, whose memory another shares")
+
+    outside.recorder.on_write = refuse
 
 
 def guard_written_objects(outside: Outside, written: Sequence[External]) -> None:

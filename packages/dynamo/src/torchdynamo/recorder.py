@@ -9,7 +9,7 @@ fake tensor and leaves no trace but the guards on the inputs' metadata.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import Any
@@ -168,6 +168,7 @@ class Recorder:
         self._alive: list[torch.Tensor] = []
         self._last_placeholder: fx.Node | None = None
         self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
+        self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None  # told of them as they are written
         self._restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
@@ -200,6 +201,7 @@ class Recorder:
         self._nodes.clear()
         self._alive.clear()
         self.written.clear()
+        self.on_write = None
         self._restrided.clear()
 
     # -- inputs -----------------------------------------------------------------------------
@@ -314,8 +316,13 @@ class Recorder:
             if effect or name in _RANDOM:
                 node.meta["effect"] = True
                 if name not in RESTRIDES:
-                    self.written += written.values()
+                    self._wrote(written.values())
         return result
+
+    def _wrote(self, tensors: Iterable[torch.Tensor]) -> None:
+        if self.on_write is not None:
+            self.on_write(tensors)
+        self.written += tensors
 
     def _keep_metadata(self, tensor: torch.Tensor) -> None:
         """The node that made a tensor says what it was, before the tensor gets another shape in place."""
@@ -376,7 +383,7 @@ class Recorder:
             result = func(*args, **kwargs)
         node = self.write(func, args, kwargs, result)
         written = [tensor for tensor, version in operands if _version(tensor) != version]
-        self.written += written
+        self._wrote(written)
         if written or not _has_tensor(result):  # called for what it does
             node.meta["effect"] = True
         return result

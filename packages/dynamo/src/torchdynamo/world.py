@@ -692,7 +692,7 @@ class Outside:
 
 
 class DynamicPolicy:
-    """Which sizes become symbols.
+    """Which sizes become symbols, and what the program may not do with its inputs in a graph.
 
     Args:
         everything: all dims of at least 2 of tensors that are not parameters.
@@ -700,6 +700,7 @@ class DynamicPolicy:
         never: nothing becomes a symbol but what the user marked.
         versions: how many there are already.
         breaks_at_data: a size that depends on data breaks the graph.
+        shared: inputs that share memory with others; a write to them breaks the graph.
     """
 
     def __init__(
@@ -709,9 +710,11 @@ class DynamicPolicy:
         never: bool = False,
         versions: int = 0,
         breaks_at_data: bool = False,
+        shared: frozenset[Source] = frozenset(),
     ) -> None:
         self.versions = versions
         self.breaks_at_data = breaks_at_data
+        self.shared = shared
         self.everything = everything
         self.changed = changed
         self.never = never
