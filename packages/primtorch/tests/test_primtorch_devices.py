@@ -12,6 +12,7 @@ from torch import fx
 from primtorch import interpret, lower, verify
 from primtorch.errors import NotClosed
 from primtorch.fake import formula_of
+from primtorch.placement import resolved_device
 from primtorch.prims import add, device_put
 from primtorch.spec import TensorSpec
 
@@ -117,3 +118,13 @@ def test_a_prim_over_two_devices_is_no_closed_graph() -> None:
     graph.output((made,))
     with pytest.raises(NotClosed, match="operands are on cpu and cuda:0"):
         verify(fx.GraphModule({}, graph))
+
+
+def test_a_device_without_an_index_is_the_current_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a factory makes on "cuda" lies on one of them: kernels are launched there."""
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 1)
+    assert resolved_device("cuda") == torch.device("cuda", 1)
+    assert resolved_device(torch.device("cuda", 0)) == torch.device("cuda", 0)
+    assert resolved_device("cpu") == resolved_device(None) == torch.device("cpu")
+    with torch.device("meta"):
+        assert resolved_device(None) == torch.device("meta")

@@ -11,6 +11,7 @@ from primtorch import prims
 from primtorch.decompose.builder import Builder, Value
 from primtorch.decompose.promotion import COMPUTE_DTYPE
 from primtorch.decompose.table import RuleTable
+from primtorch.placement import resolved_device
 from primtorch.prims.layout import contiguous_strides, strides_in_order
 
 aten = torch.ops.aten
@@ -63,8 +64,8 @@ def _to_copy(
     non_blocking: bool = False,
     memory_format: torch.memory_format | None = None,
 ) -> Value:
-    if device is not None and torch.device(device) != x.device:
-        x = b.emit(prims.device_put, x, torch.device(device))
+    if device is not None and resolved_device(device) != x.device:
+        x = b.emit(prims.device_put, x, resolved_device(device))
     if dtype is not None:
         x = _cast(b, x, dtype)
     return _in_format(b, x, memory_format)

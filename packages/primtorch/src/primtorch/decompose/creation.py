@@ -12,18 +12,15 @@ from primtorch import prims
 from primtorch.decompose.builder import Builder, Value, same_size
 from primtorch.decompose.promotion import number_dtype
 from primtorch.decompose.table import RuleTable
+from primtorch.placement import resolved_device
 from primtorch.prims.layout import strides_in_order
 
 aten = torch.ops.aten
 RULES = RuleTable()
 
 
-def _place(device: Any) -> torch.device:
-    return torch.device(device) if device is not None else torch.get_default_device()
-
-
 def _made(b: Builder, size: Sequence[Any], value: Any, dtype: Any, device: Any) -> Value:
-    return b.full(size, value, dtype or torch.get_default_dtype(), _place(device))
+    return b.full(size, value, dtype or torch.get_default_dtype(), resolved_device(device))
 
 
 @RULES(aten.full.default)
@@ -85,7 +82,7 @@ def _like(value: Any) -> Any:
         pin_memory: Any = None,
         memory_format: Any = None,
     ) -> Value:
-        return b.full(x.shape, value, dtype or x.dtype, x.device if device is None else torch.device(device))
+        return b.full(x.shape, value, dtype or x.dtype, x.device if device is None else resolved_device(device))
 
     return rule
 
@@ -111,7 +108,7 @@ def _new(value: Any) -> Any:
         device: Any = None,
         pin_memory: Any = None,
     ) -> Value:
-        return b.full(size, value, dtype or x.dtype, x.device if device is None else torch.device(device))
+        return b.full(size, value, dtype or x.dtype, x.device if device is None else resolved_device(device))
 
     return rule
 
@@ -157,7 +154,7 @@ def _empty_strided(
         tuple(size),
         tuple(stride),  # type: ignore[no-any-return]
         dtype or torch.get_default_dtype(),
-        _place(device),
+        resolved_device(device),
     )
 
 
@@ -189,7 +186,7 @@ def _arange(
     start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1) if len(ends) == 2 else ends
     integral = all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step))
     dtype = dtype or (torch.int64 if integral else torch.get_default_dtype())
-    length, place = _count(start, end, step), _place(device)
+    length, place = _count(start, end, step), resolved_device(device)
     if not integral and not dtype.is_floating_point:
         start, end, step = int(start), int(end), int(step)
         integral = True
@@ -215,7 +212,7 @@ def _range(
     """start, start + step, ..., with the end."""
     count = math.floor((end - start) / step) + 1
     dtype = dtype or torch.get_default_dtype()
-    index = b.iota(count, _place(device))
+    index = b.iota(count, resolved_device(device))
     if not dtype.is_floating_point:
         return (index * int(step) + int(start)).to(dtype)
     return (index.to(torch.float64) * float(step) + float(start)).to(dtype)
@@ -237,9 +234,13 @@ def linspace(
     dtype = dtype or (torch.complex64 if complex_ends else torch.get_default_dtype())
     work = torch.complex128 if dtype.is_complex else torch.float64
     start, end = (_end(v, dtype, work) for v in (start, end))
-    index = b.iota(steps, _place(device))
+    index = b.iota(steps, resolved_device(device))
     if isinstance(steps, int) and steps == 1:
-        return start.reshape((1,)).to(dtype) if isinstance(start, Value) else b.full((1,), start, dtype, _place(device))
+        return (
+            start.reshape((1,)).to(dtype)
+            if isinstance(start, Value)
+            else b.full((1,), start, dtype, resolved_device(device))
+        )
     step = (end - start) / (steps - 1) if not (isinstance(steps, int) and steps == 0) else 0.0
     up = index.to(work) * step + start
     down = ((steps - 1) - index).to(work) * -step + end
@@ -286,7 +287,7 @@ def _eye(
     pin_memory: Any = None,
 ) -> Value:
     m = n if m is None else m
-    rows, columns = b.iota(n, _place(device)).unsqueeze(1), b.iota(m, _place(device)).unsqueeze(0)
+    rows, columns = b.iota(n, resolved_device(device)).unsqueeze(1), b.iota(m, resolved_device(device)).unsqueeze(0)
     return rows.eq(columns).to(dtype or torch.get_default_dtype())
 
 

@@ -14,6 +14,7 @@ from primtorch.decompose.builder import Builder, Value, same_size
 from primtorch.decompose.creation import linspace
 from primtorch.decompose.promotion import result_dtype
 from primtorch.decompose.table import RuleTable
+from primtorch.placement import resolved_device
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -236,7 +237,7 @@ def _triangle_indices(lower: bool) -> Callable[..., Value]:
         device: Any = None,
         pin_memory: Any = None,
     ) -> Value:
-        place = torch.device(device) if device is not None else torch.get_default_device()
+        place = resolved_device(device)
         kind = dtype or torch.int64
 
         def span(i: int) -> tuple[int, int]:
@@ -328,7 +329,7 @@ def _cosines(*terms: float) -> Callable[[Value], Value]:
 def _window(b: Builder, length: Any, periodic: bool, shape: Callable[[Value], Value], options: Any) -> Value:
     dtype = options.get("dtype") or torch.get_default_dtype()
     device = options.get("device")
-    place = torch.device(device) if device is not None else torch.get_default_device()
+    place = resolved_device(device)
     if isinstance(length, int) and length <= 1:
         return b.full((length,), 1, dtype, place)
     t = b.iota(length, place).to(torch.float64) / float(length if periodic else length - 1)
@@ -386,7 +387,7 @@ def _rfftfreq(b: Builder, n: Any, d: float = 1.0, **options: Any) -> Value:
 def _frequencies(b: Builder, n: Any, d: float, positive: Any, length: Any, options: Any) -> Value:
     dtype = options.get("dtype") or torch.get_default_dtype()
     device = options.get("device")
-    place = torch.device(device) if device is not None else torch.get_default_device()
+    place = resolved_device(device)
     k = b.iota(length, place)
     return (b.where(k < positive, k, k - n).to(dtype) * float(1.0 / (n * d))).to(dtype)
 

@@ -14,15 +14,12 @@ from primtorch.decompose.activations import chance, draw
 from primtorch.decompose.builder import Builder, Value
 from primtorch.decompose.promotion import compute_dtype
 from primtorch.decompose.table import RuleTable
+from primtorch.placement import resolved_device
 from primtorch.prims import philox
 from primtorch.prims.layout import broadcast_shapes
 
 aten = torch.ops.aten
 RULES = RuleTable()
-
-
-def _place(device: Any) -> torch.device:
-    return torch.device(device) if device is not None else torch.get_default_device()
 
 
 def _own(generator: Any) -> None:
@@ -110,7 +107,7 @@ def _rand(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Value:
-    return _fraction(b, size, _place(device), dtype or torch.get_default_dtype())
+    return _fraction(b, size, resolved_device(device), dtype or torch.get_default_dtype())
 
 
 @RULES(aten.rand_like.default)
@@ -124,7 +121,7 @@ def _rand_like(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Value:
-    return _fraction(b, x.shape, _place(device or x.device), dtype or x.dtype)
+    return _fraction(b, x.shape, resolved_device(device or x.device), dtype or x.dtype)
 
 
 @RULES(aten.randn.default)
@@ -137,7 +134,7 @@ def _randn(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Value:
-    return _normal(b, size, _place(device), dtype or torch.get_default_dtype())
+    return _normal(b, size, resolved_device(device), dtype or torch.get_default_dtype())
 
 
 @RULES(aten.randn_like.default)
@@ -151,7 +148,7 @@ def _randn_like(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Value:
-    return _normal(b, x.shape, _place(device or x.device), dtype or x.dtype)
+    return _normal(b, x.shape, resolved_device(device or x.device), dtype or x.dtype)
 
 
 _FEW, _MANY = 2**16, 2**40
@@ -197,7 +194,7 @@ def _randint(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Value:
-    return _integers(b, 0, high, size, _place(device)).to(dtype or torch.int64)
+    return _integers(b, 0, high, size, resolved_device(device)).to(dtype or torch.int64)
 
 
 @RULES(aten.randint.low)
@@ -212,7 +209,7 @@ def _randint_low(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Value:
-    return _integers(b, low, high, size, _place(device)).to(dtype or torch.int64)
+    return _integers(b, low, high, size, resolved_device(device)).to(dtype or torch.int64)
 
 
 @RULES(aten.randint_like.default)
@@ -227,7 +224,7 @@ def _randint_like(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Value:
-    return _integers(b, 0, high, x.shape, _place(device or x.device)).to(dtype or x.dtype)
+    return _integers(b, 0, high, x.shape, resolved_device(device or x.device)).to(dtype or x.dtype)
 
 
 @RULES(aten.randint_like.low_dtype)
@@ -243,7 +240,7 @@ def _randint_like_low(
     pin_memory: Any = None,
     memory_format: Any = None,
 ) -> Value:
-    return _integers(b, low, high, x.shape, _place(device or x.device)).to(dtype or x.dtype)
+    return _integers(b, low, high, x.shape, resolved_device(device or x.device)).to(dtype or x.dtype)
 
 
 @RULES(aten.uniform.default)
@@ -319,7 +316,7 @@ def _normal_numbers(
     pin_memory: Any = None,
 ) -> Value:
     _own(generator)
-    return _normal(b, size, _place(device), dtype or torch.get_default_dtype(), float(mean), float(std))
+    return _normal(b, size, resolved_device(device), dtype or torch.get_default_dtype(), float(mean), float(std))
 
 
 def _top(dtype: torch.dtype) -> int:

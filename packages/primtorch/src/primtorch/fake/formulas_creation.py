@@ -10,20 +10,10 @@ import torch
 from primtorch.fake.build import Table
 from primtorch.fake.layout import Sizes, contiguous_strides, dense_like, format_strides
 from primtorch.fake.promotion import number_dtype
+from primtorch.placement import resolved_device
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()
-_CPU = torch.device("cpu")
-
-
-def placed(device: torch.device | str | None) -> torch.device:
-    """The device with an index where the type has several; the default device for None."""
-    if device is None:
-        return torch.get_default_device() if torch.get_default_device() is not None else _CPU
-    found = torch.device(device)
-    if found.index is None and found.type == "cuda":
-        return torch.device("cuda", torch.cuda.current_device())
-    return found
 
 
 def _made(size: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: Any = None) -> TensorSpec:
@@ -31,7 +21,7 @@ def _made(size: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_f
     if any(type(s) is int and s < 0 for s in shape):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(s for s in shape)}: {list(shape)}")
     strides = contiguous_strides(shape) if memory_format is None else format_strides(shape, memory_format)
-    return TensorSpec(shape, strides, dtype or torch.get_default_dtype(), placed(device))
+    return TensorSpec(shape, strides, dtype or torch.get_default_dtype(), resolved_device(device))
 
 
 @TABLE.op("empty.memory_format", "zeros", "ones")
@@ -105,7 +95,7 @@ def _empty_strided(
     device: Any = None,
     **options: Any,
 ) -> TensorSpec:
-    return TensorSpec(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), placed(device))
+    return TensorSpec(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), resolved_device(device))
 
 
 @TABLE.op("empty_permuted")
@@ -122,7 +112,7 @@ def _empty_permuted(
     for dim in reversed(physical_layout):
         strides[dim] = step
         step = step * size[dim]
-    return TensorSpec(tuple(size), tuple(strides), dtype or torch.get_default_dtype(), placed(device))
+    return TensorSpec(tuple(size), tuple(strides), dtype or torch.get_default_dtype(), resolved_device(device))
 
 
 def like_strides(x: Any, memory_format: torch.memory_format | None) -> Sizes:
@@ -139,7 +129,10 @@ def _like(
     memory_format: torch.memory_format | None = None, generator: Any = None,
 ) -> TensorSpec:  # fmt: skip
     return TensorSpec(
-        tuple(x.shape), like_strides(x, memory_format), dtype or x.dtype, x.device if device is None else placed(device)
+        tuple(x.shape),
+        like_strides(x, memory_format),
+        dtype or x.dtype,
+        x.device if device is None else resolved_device(device),
     )
 
 
@@ -175,7 +168,9 @@ def _new_empty_strided(
     device: Any = None,
     **options: Any,
 ) -> TensorSpec:
-    return TensorSpec(tuple(size), tuple(stride), dtype or x.dtype, x.device if device is None else placed(device))
+    return TensorSpec(
+        tuple(size), tuple(stride), dtype or x.dtype, x.device if device is None else resolved_device(device)
+    )
 
 
 @TABLE.op("clone")
