@@ -747,6 +747,12 @@ def _tangent_placeholders(recorder: Recorder, fakes: list[torch.Tensor]) -> list
     return fakes
 
 
+def _last(graph: fx.Graph) -> fx.Node:
+    # Not every release's list of nodes, reversed, is an iterator itself.
+    last: fx.Node = next(iter(reversed(graph.nodes)))
+    return last
+
+
 def _failing_backwards(
     recorder: Recorder,
     values: Sequence[torch.Tensor],
@@ -755,7 +761,7 @@ def _failing_backwards(
 ) -> dict[int, str]:
     """What the backward of each value raises, for those whose does. Nothing of it stays in the graph."""
     found: dict[int, str] = {}
-    last = next(reversed(recorder.graph.nodes))
+    last = _last(recorder.graph)
     for place in range(len(values)):
         try:
             others = set(range(len(values))) - {place}
@@ -764,7 +770,7 @@ def _failing_backwards(
             if isinstance(error, (AotAutogradError, PrimTorchError)):
                 raise
             found[place] = str(error)
-        while (node := next(reversed(recorder.graph.nodes))) is not last:
+        while (node := _last(recorder.graph)) is not last:
             recorder.graph.erase_node(node)
     return found
 
