@@ -21,6 +21,7 @@ from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer
 from torchinductor.lowering import gather, pointwise, reductions, views, window
+from torchinductor.lowering.aten_calls import aten_call
 from torchinductor.lowering.context import Context, Flat, OperandLayout, Operation, ScalarRead, ViewRef, flattened
 from torchinductor.lowering.values import Lazy, Strided, TensorValue
 from torchinductor.schemas import InductorOptions
@@ -171,8 +172,6 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     if prim.name == "device_put":
         return _device_put(ctx, args[0], meta)
     rule = RULES.get(prim.name)
-    if prim.name == "convert_element_type" and _holds(_is_float8, args, meta):
-        return _extern(ctx, torch.ops.aten._to_copy.default, args[:1], {"dtype": args[1]}, meta)
     if prim.name == "bitcast" and _holds(_is_float8, args, meta):
         return _extern(ctx, torch.ops.aten.view.dtype, args, kwargs, meta)
     if rule is None or _holds(_is_complex, args, meta) or (prim.family != "view" and _holds(_is_float8, args, meta)):
@@ -215,11 +214,13 @@ def _is_float8(dtype: torch.dtype) -> bool:
 
 
 def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:
-    """Runs a prim by ATen, or by its reference when it is no overload."""
-    if prim.aten is None:
-        ctx.by_reference.append((prim.name, ctx.frames()))
+    """Runs a prim by ATen, or by its reference where no overload computes it."""
     operands = OPERANDS.get(prim.name) or OPERANDS.get(prim.family, "order")
-    return _extern(ctx, prim.aten or prim.reference, args, kwargs, meta, operands)
+    call = aten_call(prim, args, kwargs)
+    if call is not None:
+        return _extern(ctx, *call, meta, operands)
+    ctx.by_reference.append((prim.name, ctx.frames()))
+    return _extern(ctx, prim.reference, args, kwargs, meta, operands)
 
 
 def _extern(
