@@ -349,6 +349,53 @@ def test_a_reported_program(program: Callable[..., Any], make: Make) -> None:
         assert memories([*found[0], *found[1]]) == memories([*expected[0], *expected[1]])
 
 
+def none_are_left(x: Any, mask: Any) -> Any:
+    chosen = x[mask]
+    return x * 3 if chosen.shape[0] == 0 else chosen * chosen.shape[0]
+
+
+def sums_are_put_back(x: Any, mask: Any) -> Any:
+    x = x * 2
+    chosen = x[mask]
+    chosen = chosen - chosen.sum()
+    x[mask] = 0
+    x[mask] = chosen
+    return x
+
+
+# What follows a break there may not be compiled for another such size: it runs eagerly then.
+@pytest.mark.expected_eager("data_dependent_shape", "tensor_to_number", "unsplit_frame")
+@pytest.mark.parametrize("program", [none_are_left, sums_are_put_back])
+def test_the_program_asks_for_a_size_that_only_data_tells(program: Any) -> None:
+    compiled = torchcompile.compile(program, options={"strict": True})
+    for count in (3, 0, 5, 1, 0, 6):
+        mask = (torch.arange(6) < count)[torch.randperm(6)]
+        x = torch.randn(6, dtype=torch.float64, requires_grad=True)
+        y = x.detach().clone().requires_grad_()
+        expected, found = program(x, mask), compiled(y, mask)
+        assert torch.equal(expected, found)
+        expected.sum().backward()
+        found.sum().backward()
+        assert torch.equal(x.grad, y.grad)
+
+
+@pytest.mark.expected_eager("tensor_to_number", "unsplit_frame")
+def test_values_put_at_a_mask_of_another_count_are_refused() -> None:
+    def put(x: Any, mask: Any, values: Any) -> Any:
+        x = x + 1
+        x[mask] = values
+        return x
+
+    compiled = torchcompile.compile(put, dynamic=False)
+    x, mask = torch.randn(2, 5), torch.tensor([True, True, False, False, True])
+    for values, columns in ((torch.randn(3), x[0]), (torch.randn(3, 2), x.t()), (torch.randn(1, 2), x.t())):
+        assert torch.equal(compiled(columns, mask, values), put(columns, mask, values))
+    for values, columns in ((torch.randn(2), x[0]), (torch.randn(0), x[0]), (torch.randn(4, 2), x.t())):
+        for run in (put, compiled):
+            with pytest.raises((RuntimeError, IndexError)):
+                run(columns, mask, values)
+
+
 @pytest.mark.expected_eager("data_dependent_shape", "tensor_to_number")
 @pytest.mark.parametrize("counts", [(3, 1, 0, 4)])
 def test_selections_by_a_mask_of_any_count(counts: tuple[int, ...]) -> None:

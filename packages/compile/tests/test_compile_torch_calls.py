@@ -10,6 +10,7 @@ import torch
 
 import torchcompile
 import torchdynamo
+from primtorch.ledger import LEDGER
 
 
 def foreach_in_place(x: torch.Tensor) -> Any:
@@ -28,6 +29,12 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "unique_counts": lambda x: torch.unique(x.round(), return_counts=True),
     "unique_both": lambda x: torch.unique(x.round(), return_inverse=True, return_counts=True),
     "unique_alone": lambda x: x.round().unique(),
+    "new_of_a_size": lambda x: x.new(x.size()).fill_(2) * x,
+    "new_of_sizes": lambda x: x.new(x.shape[0], 2).fill_(3) + torch.Tensor.new(x, x[0].size()).fill_(1).sum(),
+    "new_of_elements": lambda x: x.new((1.0, 2.0)).sum() + x,
+    "sorted": lambda x: (*x.t().sort(dim=0, descending=True, stable=True), x.argsort(dim=1), x.sort(1).values * 2),
+    "searched": lambda x: torch.searchsorted(x.sort(1).values, x, right=True) + 1,
+    "complex_arithmetic": lambda x: (lambda z: (z * z.exp() - z / (z.abs() + z)).abs())(torch.complex(x, x)),
     "repeat_by_tensor": lambda x: x.repeat_interleave(torch.arange(x.shape[0]), dim=0) * 2,
     "repeat_of_counts": lambda x: torch.repeat_interleave((x[:, 0] > 0).long() + 1) + 1,
 }
@@ -48,6 +55,14 @@ def test_as_in_eager_and_in_one_graph(name: str) -> None:
                 assert a.dtype is b.dtype and torch.equal(a, b)
             else:
                 assert a == b
+
+
+def test_sorting_and_complex_arithmetic_call_atens_overloads() -> None:
+    """No prim of these is called by its reference in Python."""
+    for name in ("sorted", "searched", "complex_arithmetic"):
+        torchcompile.reset()
+        torchcompile.compile(PROGRAMS[name])(torch.randn(4, 3, dtype=torch.float64))
+        assert [event for event in LEDGER.events if event.kind.id == "operator_by_reference"] == []
 
 
 _CALLS: list[int] = []

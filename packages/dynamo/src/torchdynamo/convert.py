@@ -61,6 +61,7 @@ from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import MarkKind, mark_of
 from torchdynamo.memory_guards import guard_written_memory, guard_written_objects
 from torchdynamo.reasons import BreakGraph, OutlivesGraph, describe
+from torchdynamo.recorder import as_break
 from torchdynamo.regions import graph_module
 from torchdynamo.resume import Entrance, make_resume, origin_of
 from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind
@@ -283,9 +284,10 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
         asked = len(outside.shape_env.guards)
         try:
             compiled_graph = _call_backend(state, graph, inputs)
-        except DataDependent:  # it needs to know a size that only the data tells
+        except DataDependent as error:  # it needs to know a size that only the data tells
             if state.breaks_at_data:
-                raise
+                reason = as_break(error)
+                return _no_graph(state, GraphBreak(reason.reason, reason.detail, _frames(state, None)))
             state.breaks_at_data = True
             return _convert(state, flat, opened)
         guards += shape_guards(outside, asked)  # what the back end took for granted of numbers
@@ -357,6 +359,10 @@ def _capture(
             continue
         if captured.read_whole is not None:
             state.fixed.add(captured.read_whole)
+            continue
+        if isinstance(captured.error, DataDependent) and not state.breaks_at_data:
+            state.breaks_at_data = True  # the program itself asks for such a size: what follows gets it as a number
+            stop_at, reason = (), None
             continue
         if captured.error is not None:
             numbers = captured.outside.run_time_numbers()

@@ -529,6 +529,8 @@ def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, .
         return "call_function", _OPERATORS[raw], args
     if raw in _REFLECTED:
         return "call_function", _REFLECTED[raw], (args[1], args[0], *args[2:])
+    if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], torch.Size):
+        return "call_method", "new_empty", args  # FX writes sizes as a tuple, which `new` would take for the elements
     if raw and args and isinstance(args[0], torch.Tensor) and getattr(torch.Tensor, raw, None) is func:
         return "call_method", raw, args
     return "call_function", func, args
