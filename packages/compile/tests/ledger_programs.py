@@ -470,6 +470,28 @@ def raises_once(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
+@case("graph_raised", calls=((torch.ones(3), torch.tensor([7])),))
+def indexes(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:  # here
+    try:
+        return x[i] * 2
+    except IndexError:
+        return x
+
+
+@case("raised_at_entry", calls=((torch.ones(3), torch.tensor([7])),), run=lambda f, a: _out_of_bounds(f, a))
+def writes_and_indexes(x: torch.Tensor, i: torch.Tensor) -> torch.Tensor:  # here
+    x.add_(1)
+    return x[i] * 2
+
+
+def _out_of_bounds(compiled: Program, arguments: tuple[Any, ...]) -> str:
+    try:
+        compiled(*arguments)
+    except IndexError as error:
+        return str(error)
+    return ""
+
+
 def _faulty(compiled: Program, arguments: tuple[Any, ...]) -> Any:
     with mock.patch.object(operators, "binary", side_effect=KeyError("as if a rule were wrong")):
         return compiled(*arguments)

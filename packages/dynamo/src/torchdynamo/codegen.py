@@ -2,7 +2,13 @@
 
 def compiled(inputs, x, self):
     v0 = self                             # loads: external objects, before anything changes
-    (o0, o1) = graph(*inputs)             # the graph
+    failed = []
+    try:
+        (o0, o1) = graph(*inputs)         # the graph
+    except BaseException as error:
+        failed.append(error)
+    if failed:                            # it ran before all effects: the call begins anew, eagerly
+        return rerun(failed, None, inputs, (x, self))
     v1 = [o0, 3]                          # build: objects the program made
     object.__setattr__(v0, 'last', v1)    # effects
     return v1
@@ -52,7 +58,12 @@ from torchdynamo.recorder import Recorder
 from torchdynamo.sources import Item, Source, base_of
 
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
-_RESERVED = frozenset({"P", "G", "C", "sys", "inputs", "graph", "object", "list", "dict", "set", "type", "iter"})
+_RESERVED = frozenset(
+    {
+        "P", "G", "C", "sys", "inputs", "graph", "rerun", "before", "failed", "error", "BaseException",
+        "object", "list", "dict", "set", "type", "iter",
+    }
+)  # fmt: skip
 
 
 def discard_attribute(base: Any, owner: Any, name: str) -> None:
@@ -569,13 +580,23 @@ class Codegen:
 
     # -- the whole --------------------------------------------------------------------------
 
-    def source_text(self, parameters: Sequence[str], has_graph: bool, tail: Sequence[str]) -> str:
+    def source_text(self, parameters: Sequence[str], has_graph: bool, has_effects: bool, tail: Sequence[str]) -> str:
+        """The generated function.
+
+        Args:
+            has_effects: the graph may have changed something when it raises.
+        """
         lines = [f"def compiled(inputs, {', '.join(parameters)}):" if parameters else "def compiled(inputs):"]
         lines += [f"    {line}" for line in self.loads]
         if has_graph:
             outputs = "".join(f"{name}, " for name in self.outputs.values())
             call = f"graph({', '.join((*self.scalars, '*inputs'))})"
-            lines.append(f"    ({outputs}) = {call}" if outputs else f"    {call}")
+            lines += ["    before = rerun.begin(inputs)"] if has_effects else []
+            lines += ["    failed = []", "    try:"]
+            lines.append(f"        ({outputs}) = {call}" if outputs else f"        {call}")
+            lines += ["    except BaseException as error:", "        failed.append(error)", "    if failed:"]
+            given = f"({''.join(f'{parameter}, ' for parameter in parameters)})"
+            lines.append(f"        return rerun(failed, {'before' if has_effects else None}, inputs, {given})")
         lines += [f"    {line}" for line in (*self.build, *self.effects, *tail)]
         return "\n".join(lines) + "\n"
 

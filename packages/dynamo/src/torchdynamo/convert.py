@@ -59,10 +59,11 @@ from torchdynamo.guards import (
 )
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import MarkKind, mark_of
-from torchdynamo.memory_guards import guard_written_memory, guard_written_objects
+from torchdynamo.memory_guards import guard_written_memory, guard_written_objects, written_inputs
 from torchdynamo.reasons import BreakGraph, OutlivesGraph, describe
 from torchdynamo.recorder import as_break
 from torchdynamo.regions import graph_module
+from torchdynamo.rerun import Rerun, has_effects, unflatten
 from torchdynamo.resume import Entrance, make_resume, origin_of
 from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.shape_guards import add_shape_guards, shape_guards
@@ -212,7 +213,7 @@ def _as_it_is(function: types.FunctionType) -> CompiledCallable:
     """Runs the function as compiled code is run: with the hook off, for all that it calls."""
 
     def run(inputs: list[Any], *flat: Any) -> Any:
-        args, kwargs = _unflatten(function.__code__, flat)
+        args, kwargs = unflatten(function.__code__, flat)
         return function(*args, **kwargs)
 
     entry = Entry(None, run, Compiled((), None, "", None, []))
@@ -294,8 +295,10 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
         state.stats.add(graphs=1)
     if captured.stopped is not None:
         state.stats.record_break(state.function.__qualname__, captured.stopped.graph_break)
-    text = codegen.source_text(_parameters(state.function), has_graph, tail)
-    code = _load(text, state, outside, compiled_graph)
+    effects = graph is not None and has_effects(graph)
+    text = codegen.source_text(_parameters(state.function), has_graph, effects, tail)
+    rerun = Rerun(state.function, state.stats.ledger, _written(outside, inputs))
+    code = _load(text, state, outside, compiled_graph, rerun)
     if state.dump is not None:
         state.dump("compiled.py", text)
     sources = [item.source for item in inputs if item.source is not None] if has_graph else []
@@ -422,7 +425,7 @@ def _failed(state: Function, captured: Captured, error: BaseException) -> Entry 
         compiled = state.compiled()
         if compiled is not None:
             compiled.entries[:] = [other for other in compiled.entries if other is not entry]
-        args, kwargs = _unflatten(function.__code__, flat)
+        args, kwargs = unflatten(function.__code__, flat)
         try:
             result = function(*args, **kwargs)
         except BaseException as raised:
@@ -497,24 +500,11 @@ def _no_graph(state: Function, reason: GraphBreak) -> Entry | None:
     nested.leave_alone(function)
 
     def run(inputs: list[Any], *flat: Any) -> Any:
-        args, kwargs = _unflatten(function.__code__, flat)
+        args, kwargs = unflatten(function.__code__, flat)
         with hook_enabled(nested.hook):
             return function(*args, **kwargs)
 
     return Entry(None, run, Compiled((), None, "", reason, []))
-
-
-def _unflatten(code: types.CodeType, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-    """The arguments of a call that binds to these slots."""
-    named = code.co_argcount + code.co_kwonlyargcount
-    args = list(flat[: code.co_argcount])
-    kwargs = dict(zip(code.co_varnames[code.co_argcount : named], flat[code.co_argcount : named], strict=True))
-    rest = list(flat[named:])
-    if code.co_flags & 4:
-        args += rest.pop(0)
-    if code.co_flags & 8:
-        kwargs.update(rest.pop(0))
-    return args, kwargs
 
 
 def _parameters(function: types.FunctionType) -> list[str]:
@@ -611,7 +601,16 @@ def _call_backend(state: Function, graph: fx.GraphModule, inputs: list[GraphInpu
     return compiled
 
 
-def _load(text: str, state: Function, outside: Outside, graph: Callable[..., Any] | None) -> Callable[..., Any]:
+def _written(outside: Outside, inputs: Sequence[GraphInput]) -> tuple[int, ...]:
+    """Which of the inputs that the guards read the program writes to, or gives another shape."""
+    changed = {id(tensor) for _, tensor in written_inputs(outside)}
+    read = [item.example for item in inputs if item.source is not None]
+    return tuple(place for place, example in enumerate(read) if id(example) in changed)
+
+
+def _load(
+    text: str, state: Function, outside: Outside, graph: Callable[..., Any] | None, rerun: Rerun
+) -> Callable[..., Any]:
     """The generated function. Its text is found by tracebacks and debuggers."""
     file = f"<torchdynamo {state.function.__qualname__} {next(_names)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
@@ -621,6 +620,7 @@ def _load(text: str, state: Function, outside: Outside, graph: Callable[..., Any
         "C": state.function.__closure__ or (),
         "sys": sys,
         "graph": graph,
+        "rerun": rerun,
     }
     exec(compile(text, file, "exec"), namespace)
     weakref.finalize(namespace["compiled"], linecache.cache.pop, file, None)

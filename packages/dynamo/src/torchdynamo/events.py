@@ -99,6 +99,21 @@ PROGRAM_RAISED = Kind(
     "test for the condition instead of raising, where it is met often",
     Effect.RERUN,
 )
+GRAPH_RAISED = Kind(
+    "graph_raised",
+    "a compiled graph raised an exception, before anything else that the function does: the call ran again, eagerly, so"
+    " that the program's handlers and the exits of its blocks meet the exception where eager's do",
+    "test for the condition instead of raising, where it is met often",
+    Effect.RERUN,
+)
+RAISED_AT_ENTRY = Kind(
+    "raised_at_entry",
+    "a compiled graph raised an exception and the call could not run again (the graph had written to an input, or the"
+    " exception is no operator's): it is raised where the function, or its part behind a break, was entered",
+    "nothing to do, unless the program handles the exception between that place and the operator: let the graph break"
+    " before the handler",
+    Effect.PLAIN,
+)
 RECOMPILED = Kind(
     "recompiled",
     "a call did not fit the compiled versions of the function: it was compiled once more",
@@ -121,6 +136,8 @@ KINDS = kinds(
     LIBRARY_CODE,
     NOTHING_TO_COMPILE,
     PROGRAM_RAISED,
+    GRAPH_RAISED,
+    RAISED_AT_ENTRY,
     RECOMPILED,
 )
 

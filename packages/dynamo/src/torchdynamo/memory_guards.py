@@ -17,7 +17,7 @@ from torchdynamo.world import Outside
 
 def guard_written_memory(outside: Outside) -> tuple[Source, Source] | None:
     """Guards that what the program writes to shares no memory with its other inputs. Gives two that do now, if any."""
-    memories = {id(fake.memory) for fake in outside.recorder.written if isinstance(fake, FakeTensor)}
+    memories = _memories(outside.recorder.written)
     written = [(source, tensor) for source, tensor, fake in outside.tensors if id(fake.memory) in memories]
     others = [(source, tensor) for source, tensor, fake in outside.tensors if id(fake.memory) not in memories]
     if not written or len(outside.tensors) < 2:
@@ -38,12 +38,22 @@ def refuse_shared_writes(outside: Outside, shared: Collection[Source]) -> None:
         return
 
     def refuse(written: Iterable[torch.Tensor]) -> None:
-        memories = {id(tensor.memory) for tensor in written if isinstance(tensor, FakeTensor)}
+        memories = _memories(written)
         for source, _, fake in outside.tensors:
             if source in shared and id(fake.memory) in memories:
                 raise BreakGraph("overlapping_inputs", f"a write to {source.expression()}, whose memory another shares")
 
     outside.recorder.on_write = refuse
+
+
+def written_inputs(outside: Outside) -> list[tuple[Source, torch.Tensor]]:
+    """The inputs that the program writes to, or gives another shape in place."""
+    memories = _memories([*outside.recorder.written, *outside.recorder.restrided])
+    return [(source, tensor) for source, tensor, fake in outside.tensors if id(fake.memory) in memories]
+
+
+def _memories(tensors: Iterable[torch.Tensor]) -> set[int]:
+    return {id(fake.memory) for fake in tensors if isinstance(fake, FakeTensor)}
 
 
 def guard_written_objects(outside: Outside, written: Sequence[External]) -> None:

@@ -169,7 +169,7 @@ class Recorder:
         self._last_placeholder: fx.Node | None = None
         self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None  # told of them as they are written
-        self._restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
+        self.restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
@@ -202,7 +202,7 @@ class Recorder:
         self._alive.clear()
         self.written.clear()
         self.on_write = None
-        self._restrided.clear()
+        self.restrided.clear()
 
     # -- inputs -----------------------------------------------------------------------------
 
@@ -332,7 +332,7 @@ class Recorder:
         if tensor.requires_grad and not torch.is_grad_enabled():
             raise BreakGraph("tensor_metadata_write", "a change of shape that autograd is not told of")
         self._refuse_both(tensor, self.written)
-        self._restrided.append(tensor)
+        self.restrided.append(tensor)
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             before = FakeTensor(tensor.spec, self.mode, tensor.memory, tensor.requires_grad)
         for made in (node, *node.users):
@@ -352,8 +352,8 @@ class Recorder:
             return
         node = self.node_of(target)
         if "out" in kwargs or name == "__setitem__" or is_inplace(name):
-            if self._restrided and name not in RESTRIDES:
-                self._refuse_both(target, self._restrided)
+            if self.restrided and name not in RESTRIDES:
+                self._refuse_both(target, self.restrided)
             gap = gap_behind(node)
             if gap is not None:
                 raise BreakGraph("write_through_gaps", f"{name}() writes through {gap}")

@@ -1,0 +1,150 @@
+"""What happens when a compiled graph raises: the call runs again as it was written.
+
+A graph raises from the middle of generated code, outside of the program's `with` blocks and handlers. But it runs
+before anything else that the generated code does: what the program writes, breaks and returns comes behind it. So the
+call can begin anew, and eager's own run raises the exception where the program's exits, handlers and tracebacks are
+eager's. What a graph may have done until it raised is put back (random generators, grad mode, autocast); where it has
+written to an input it cannot begin anew, and where the exception is no operator's (KeyboardInterrupt) it need not come
+again. Such an exception is raised where the function was entered: a continuation leaves the blocks that were open
+across the break, and its handlers see it.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from primtorch import ambient
+from primtorch.ledger import Kind, Ledger
+from torchdynamo.codegen import flat_size
+from torchdynamo.errors import TorchDynamoError
+from torchdynamo.events import GRAPH_RAISED, RAISED_AT_ENTRY, of_function
+from torchdynamo.resume import Entrance, StackSlot, make_resume, origin_of
+from torchdynamo.resume import Entry as How
+
+# What the nodes of a graph change for those behind them, and leave changed where one of those raises.
+_STATES = tuple(
+    state for state in ambient.AMBIENT if state.name in {"grad mode", "autocast", "autocast cache", "autocast nesting"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Before:
+    """What a graph with effects may change before it raises."""
+
+    generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
+    states: tuple[Any, ...]
+    written: tuple[Any, ...]
+
+    def put_back(self) -> None:
+        for generator, state in self.generators:
+            generator.set_state(state)
+        for known, then in zip(_STATES, self.states, strict=True):
+            if known.write is not None and not known.same(then, known.read()):
+                known.write(then)
+
+
+@dataclass(frozen=True, slots=True)
+class Rerun:
+    """Takes over from the generated code of one compiled version whose graph raised.
+
+    Attributes:
+        written: which of the graph's inputs the program writes to.
+    """
+
+    function: types.FunctionType
+    ledger: Ledger
+    written: tuple[int, ...]
+
+    def begin(self, inputs: Sequence[Any]) -> Before:
+        """Called before a graph with effects runs."""
+        states = tuple(state.read() for state in _STATES)
+        return Before(_generators(), states, self._metadata(inputs))
+
+    def _metadata(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+        return tuple(map(_metadata, (inputs[place] for place in self.written)))
+
+    def __call__(self, failed: list[BaseException], before: Before | None, inputs: Sequence[Any], flat: Any) -> Any:
+        """Raises what the program raises, or returns what it returns where one of its handlers goes on.
+
+        Args:
+            failed: what the graph raised. It is taken out, so that no frame of its traceback holds it.
+            flat: the arguments of the call, one for each slot.
+        """
+        error: BaseException | None = failed.pop()
+        assert error is not None
+        try:
+            again = isinstance(error, Exception) and not isinstance(error, TorchDynamoError)
+            if before is not None:
+                before.put_back()
+                again = again and _unwritten(before.written, self._metadata(inputs))
+            if again:
+                self._tell(GRAPH_RAISED, error)
+                error = None
+                args, kwargs = unflatten(self.function.__code__, flat)
+                return self.function(*args, **kwargs)
+            self._tell(RAISED_AT_ENTRY, error)
+            return _raise_at_entry(self.function, flat, error)
+        finally:
+            error = None  # its traceback holds this frame
+
+    def _tell(self, kind: Kind, error: BaseException) -> None:
+        self.ledger.add(of_function(kind, self.function, f"{type(error).__name__}: {error}"))
+
+
+def has_effects(graph: fx.GraphModule) -> bool:
+    """Whether a captured graph may change anything before it raises: inputs, generators, states of the thread."""
+    modules = (module for module in graph.modules() if isinstance(module, fx.GraphModule))
+    return any(node.meta.get("effect") for module in modules for node in module.graph.nodes)
+
+
+def unflatten(code: types.CodeType, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments of a call that binds to these slots."""
+    named = code.co_argcount + code.co_kwonlyargcount
+    assert len(flat) == flat_size(code)
+    args = list(flat[: code.co_argcount])
+    kwargs = dict(zip(code.co_varnames[code.co_argcount : named], flat[code.co_argcount : named], strict=True))
+    rest = list(flat[named:])
+    if code.co_flags & 4:
+        args += rest.pop(0)
+    if code.co_flags & 8:
+        kwargs.update(rest.pop(0))
+    return args, kwargs
+
+
+def _generators() -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
+    """The default generators with their states. A capturing stream's belong to what it captures."""
+    found = [torch.default_generator]
+    if torch.cuda.is_initialized() and not torch.cuda.is_current_stream_capturing():
+        found += torch.cuda.default_generators
+    return tuple((generator, generator.get_state()) for generator in found)
+
+
+def _metadata(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """What a write changes; None for a tensor that does not count its writes."""
+    return None if tensor.is_inference() else (tensor._version, tensor.shape, tensor.stride())
+
+
+def _unwritten(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+    return None not in before and before == now
+
+
+def _raise_at_entry(function: types.FunctionType, flat: Sequence[Any], error: BaseException) -> Any:
+    """Raises an exception where a call begins: in a continuation, under the handlers of where it goes on."""
+    origin = origin_of(function)
+    if origin is None:
+        raise error
+    (state,), entrance = flat, origin.entrance
+    held = sum(slot is not StackSlot.NULL for slot in entrance.stack)
+    if entrance.entry is How.CALL:  # the place is in a frame inside, whose exception the others let pass
+        inner = state[held]
+        return function((*state[:held], lambda given: _raise_at_entry(inner, (given,), error), *state[held + 1 :]))
+    if entrance.entry is How.NEXT:
+        at = Entrance(0, entrance.stack, entrance.locals, How.RAISE, entrance.offset)
+        return make_resume(origin.function, at)((*state[:held], error, *state[held:]))
+    raise error
