@@ -325,3 +325,37 @@ def test_places_in_memory_are_those_of_eagers_layout(order, made, seen, data, op
 
     lowered = lower(trace(program, x), opset)
     torch.testing.assert_close(lowered(x)[0], program(x), rtol=0, atol=1e-12 if made == "matmul" else 0)
+
+
+ACTIVATIONS = (
+    "relu", "relu6", "gelu", "silu", "mish", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu", "elu", "celu", "selu",
+    "softplus", "softshrink", "hardshrink", "logsigmoid", "tanhshrink", "softsign", "sigmoid", "tanh", "glu",
+)  # fmt: skip
+ELEMENTWISE = {
+    **{name: getattr(F, name) for name in ACTIVATIONS},
+    "gelu of tanh": lambda x: F.gelu(x, approximate="tanh"),
+    "threshold": lambda x: F.threshold(x, 0.5, 1.5),
+    "binary_cross_entropy": lambda x: F.binary_cross_entropy(x.clamp(0, 1), x.flip(0).sigmoid().detach()),
+    "binary_cross_entropy_with_logits": lambda x: F.binary_cross_entropy_with_logits(x, x.flip(0).sigmoid().detach()),
+    **{
+        name: lambda x, loss=getattr(F, name): loss(x, x.flip(0).detach())
+        for name in ("smooth_l1_loss", "huber_loss", "mse_loss", "l1_loss", "soft_margin_loss", "poisson_nll_loss")
+    },
+}
+
+
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_constants_of_derivatives_are_torchs_own(name):
+    """In float64, where a constant that torch rounds to float32 shows."""
+
+    def program(x, grad):
+        with torch.enable_grad():
+            leaf = x.detach().requires_grad_()
+            out = ELEMENTWISE[name](leaf)
+        return out.detach(), torch.autograd.grad(out, leaf, grad)[0]
+
+    x = torch.cat([torch.randn(500, dtype=torch.float64) * 3, torch.linspace(-9, 9, 181, dtype=torch.float64)])[:680]
+    grad = torch.randn_like(ELEMENTWISE[name](x))
+    lowered = lower(trace(program, x, grad))
+    for found, expected in zip(lowered(x, grad), program(x, grad), strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-13)

@@ -22,6 +22,9 @@ _INV_SQRT_2PI = 1 / math.sqrt(2 * math.pi)
 _GELU_CUBIC = 0.044715
 _SELU_ALPHA = 1.6732632423543772848170429916717
 _SELU_SCALE = 1.0507009873554804934193349852946
+# Derivatives of torch's read these from float32, in float64 as well.
+_SIXTH = float.fromhex("0x1.555556p-3")  # of hardsigmoid
+_LEAST_VARIANCE = float.fromhex("0x1.197998p-40")  # 1e-12, of binary cross entropy
 
 
 def _sigmoid(x: Value) -> Value:
@@ -144,7 +147,7 @@ def _hardswish_backward(grad: Value, x: Value) -> Value:
 RULES.add(aten.hardsigmoid.default, pointwise(_hardsigmoid, 1))
 RULES.add(
     aten.hardsigmoid_backward.default,
-    pointwise(lambda grad, x: grad.b.where(_inside(x, -3.0, 3.0), grad * (1 / 6), 0.0), 2),
+    pointwise(lambda grad, x: grad.b.where(_inside(x, -3.0, 3.0), grad * _SIXTH, 0.0), 2),
 )
 RULES.add(aten.hardswish.default, pointwise(lambda x: x * (x + 3.0).maximum(0.0).minimum(6.0) / 6.0, 1))
 RULES.add(aten.hardswish_backward.default, pointwise(_hardswish_backward, 2))
@@ -390,7 +393,7 @@ def _bce_backward(
     b: Builder, grad: Value, x: Value, target: Value, weight: Value | None = None, reduction: int = _MEAN
 ) -> Value:
     t, y, g = x.compute(), target.compute(), grad.compute()
-    out = g * (t - y) / ((1.0 - t) * t).maximum(1e-12)
+    out = g * (t - y) / ((1.0 - t) * t).maximum(_LEAST_VARIANCE)
     if weight is not None:
         out = out * weight.compute()
     return (out / x.numel() if reduction == _MEAN else out).to(x.dtype)
