@@ -15,6 +15,10 @@ MODELS = (
     "hf/AlbertForMaskedLM", "hf/DistilBertForMaskedLM", "tv/resnet18", "tv/mobilenet_v2",
     "timm/lcnet_050", "timm/tinynet_a",
 )  # fmt: skip
+SMOOTH = frozenset({  # the others have ReLU or hardswish
+    "hf/BertForMaskedLM", "hf/GPT2ForSequenceClassification", "hf/AlbertForMaskedLM", "hf/DistilBertForMaskedLM",
+    "timm/tinynet_a",
+})  # fmt: skip
 
 
 def outputs(module: torch.nn.Module, inputs: dict[str, Any]) -> torch.Tensor:
@@ -33,12 +37,23 @@ def in_double(inputs: dict[str, Any]) -> dict[str, Any]:
     return {k: v.double() if v.is_floating_point() else v for k, v in inputs.items()}
 
 
+def all_in_double(module: torch.nn.Module) -> torch.nn.Module:
+    """The model in float64. T5's own norm would go on to take its variance in float32: torch's is the same function."""
+    for child in list(module.modules()):
+        for name, norm in child.named_children():
+            if type(norm).__name__ == "T5LayerNorm":
+                own = torch.nn.RMSNorm(norm.weight.shape[0], eps=norm.variance_epsilon)  # type: ignore[arg-type]
+                own.weight = norm.weight
+                setattr(child, name, own)
+    return module.double()
+
+
 def relative(found: torch.Tensor, expected: torch.Tensor) -> float:
     return float((found.double() - expected.double()).norm() / (expected.double().norm() + 1e-30))
 
 
-def joined(gradients: dict[str, torch.Tensor]) -> torch.Tensor:
-    return torch.cat([gradients[name].double().flatten() for name in sorted(gradients)])
+def joined(tensors: dict[str, torch.Tensor]) -> torch.Tensor:
+    return torch.cat([tensors[name].double().flatten() for name in sorted(tensors)])
 
 
 def assert_one_clean_graph() -> None:
@@ -48,7 +63,7 @@ def assert_one_clean_graph() -> None:
     assert not report.fallbacks, report
 
 
-DRAWS = 16  # of inputs, at most: see `test_training_is_right`
+ROUNDING = 1e-9  # more than float64 makes of rounding in these models, relative to the norm
 
 
 def bound(eager_error: float) -> float:
@@ -57,41 +72,49 @@ def bound(eager_error: float) -> float:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_training_is_right(name: str, small_model: Any) -> None:
-    """Loss, statistics and gradients against float64.
+    """Loss, statistics and gradients of the model in float64, where a difference is no rounding's.
 
-    The gradient of a net with ReLU or hardswish jumps where an activation lies within rounding of a kink, and then
-    eager in float32 is as far off as we are, or we alone, by chance (seen: half of the draws of mobilenet_v2). So
-    gradients get fresh inputs until a draw has no such activation: a fault of ours would show in every draw.
+    In float32 the gradient of a net with ReLU or hardswish jumps where an activation lies within rounding of a kink,
+    and nobody can say which side is right.
     """
     model = small_model(name)
-    module = model.module.train()
-    start = copy.deepcopy(module.state_dict())
-    compiled = torchcompile.compile(module)
-    first_seed = torch.seed() % 2**31
-    for seed in range(first_seed, first_seed + DRAWS):
-        torch.manual_seed(seed)
-        inputs = model.inputs()
-        module.load_state_dict(start)
-        judge, eager = copy.deepcopy(module).double(), copy.deepcopy(module)
-        true_value, true_gradients = train_step(judge, in_double(inputs))
-        eager_value, eager_gradients = train_step(eager, inputs)
-        value, gradients = train_step(compiled, inputs)
+    module = all_in_double(model.module).train()
+    eager, compiled = copy.deepcopy(module), torchcompile.compile(module)
+    seed = torch.seed() % 2**31
+    torch.manual_seed(seed)
+    inputs = in_double(model.inputs())
+    expected, expected_gradients = train_step(eager, inputs)
+    value, gradients = train_step(compiled, inputs)
+    assert relative(value, expected) <= ROUNDING, f"seed {seed}"
+    assert gradients.keys() == expected_gradients.keys()
+    assert relative(joined(gradients), joined(expected_gradients)) <= ROUNDING, f"seed {seed}"
+    statistics, expected_statistics = dict(compiled.named_buffers()), dict(eager.named_buffers())
+    if statistics:  # of batch norm. A mean by itself may be zero but for rounding
+        assert relative(joined(statistics), joined(expected_statistics)) <= ROUNDING, f"seed {seed}"
+    assert_one_clean_graph()
 
-        assert gradients.keys() == eager_gradients.keys() == true_gradients.keys(), f"seed {seed}"
-        assert relative(value, true_value) <= bound(relative(eager_value, true_value)), f"seed {seed}"
-        buffers = zip(compiled.named_buffers(), eager.buffers(), judge.buffers(), strict=True)
-        for (key, found), other, truth in buffers:  # batch norm's running statistics
-            allowed = 2 * float((other.double() - truth).norm()) + 2e-6 * (1 + float(truth.double().norm()))
-            assert float((found.double() - truth).norm()) <= allowed, f"{key}, seed {seed}"
+
+@pytest.mark.parametrize("name", MODELS)
+def test_training_is_as_accurate_as_eager(name: str, small_model: Any) -> None:
+    """In float32: no further from float64 than eager is. Gradients of the models without kinks alone."""
+    model = small_model(name)
+    module = model.module.train()
+    judge, eager = copy.deepcopy(module).double(), copy.deepcopy(module)
+    compiled = torchcompile.compile(module)
+    seed = torch.seed() % 2**31
+    torch.manual_seed(seed)
+    inputs = model.inputs()
+    true_value, true_gradients = train_step(judge, in_double(inputs))
+    eager_value, eager_gradients = train_step(eager, inputs)
+    value, gradients = train_step(compiled, inputs)
+    assert relative(value, true_value) <= bound(relative(eager_value, true_value)), f"seed {seed}"
+    buffers = zip(compiled.named_buffers(), eager.buffers(), judge.buffers(), strict=True)
+    for (key, found), other, truth in buffers:
+        allowed = 2 * float((other.double() - truth).norm()) + 2e-6 * (1 + float(truth.double().norm()))
+        assert float((found.double() - truth).norm()) <= allowed, f"{key}, seed {seed}"
+    if name in SMOOTH:
         error = relative(joined(gradients), joined(true_gradients))
-        eager_error = relative(joined(eager_gradients), joined(true_gradients))
-        assert error <= 5e-2, f"seed {seed}"
-        if error <= bound(eager_error):
-            break
-    else:
-        pytest.fail(
-            f"gradients off in every draw from seed {first_seed} on; last {error:.1e}, eager's {eager_error:.1e}"
-        )
+        assert error <= bound(relative(joined(eager_gradients), joined(true_gradients))), f"seed {seed}"
     assert_one_clean_graph()
 
 
@@ -113,14 +136,15 @@ def test_inference_is_right(name: str, small_model: Any) -> None:
 
 def test_five_shapes_one_compilation(small_model: Any) -> None:
     model = small_model("hf/GPT2ForSequenceClassification")
-    eager = copy.deepcopy(model.module).train()
-    compiled = torchcompile.compile(model.module.train(), dynamic=True)
+    module = model.module.double().train()
+    eager = copy.deepcopy(module)
+    compiled = torchcompile.compile(module, dynamic=True)
     for batch, length in [(2, 16), (3, 24), (4, 17), (2, 40), (5, 9)]:
         inputs = model.inputs(batch, length)
         expected, expected_gradients = train_step(eager, inputs)
         found, gradients = train_step(compiled, inputs)
-        assert relative(found, expected) < 1e-5, (batch, length)
-        assert relative(joined(gradients), joined(expected_gradients)) < 1e-4, (batch, length)
+        assert relative(found, expected) <= ROUNDING, (batch, length)
+        assert relative(joined(gradients), joined(expected_gradients)) <= ROUNDING, (batch, length)
     assert_one_clean_graph()
     # The model's first call writes `config.problem_type`, which capture guards: the second captures again, and finds
     # the graph that it already has. Sizes cost nothing.
