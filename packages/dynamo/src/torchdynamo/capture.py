@@ -95,6 +95,7 @@ def interpret(
 
     outside = Outside(function, policy, user_frames)
     outside.recorder.cut_at = cut_at
+    outside.recorder.refused = policy.refused
     refuse_shared_writes(outside, policy.shared)
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)

@@ -99,6 +99,7 @@ class Function:
     changed: set[Source] = field(default_factory=set)
     fixed: set[Source] = field(default_factory=set)  # integers that are no symbols, lists that are read as a whole
     breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
+    refused: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks of calls that it cannot do even so
     shared: set[Source] = field(default_factory=set)  # inputs that shared memory which the program writes to
     eager: Event | None = None  # why calls run as they are from now on
     found: bool = False  # by the frame hook, in a call that runs for real
@@ -286,11 +287,13 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
         try:
             compiled_graph = _call_backend(state, graph, inputs)
         except DataDependent as error:  # it needs to know a size that only the data tells
-            if state.breaks_at_data:
-                reason = as_break(error)
-                return _no_graph(state, GraphBreak(reason.reason, reason.detail, _frames(state, None)))
-            state.breaks_at_data = True
-            return _convert(state, flat, opened)
+            if _break_there(state, error):
+                return _convert(state, flat, opened)
+            if state.options.fullgraph:
+                raise
+            broke = as_break(error)
+            frames = error.frames or _frames(state, None)
+            return _no_graph(state, GraphBreak(broke.reason, broke.detail, frames))
         guards += shape_guards(outside, asked)  # what the back end took for granted of numbers
         state.stats.add(graphs=1)
     if captured.stopped is not None:
@@ -307,6 +310,17 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
         guards, graph, text, captured.stopped.graph_break if captured.stopped else None, outside.externals.pins.objects
     )
     return Entry(tree, code, info)
+
+
+def _break_there(state: Function, error: DataDependent) -> bool:
+    """Lets the graph end before a size that the back end has to know; False where it does already."""
+    if not state.breaks_at_data:
+        state.breaks_at_data = True
+        return True
+    if not error.frames or error.frames in state.refused:
+        return False
+    state.refused.add(error.frames)
+    return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -333,6 +347,9 @@ def _capture_and_generate(
         except OutlivesGraph as error:
             refused_start, depth = error.start, None
         except BreakGraph as error:
+            if error.reason == "data_dependent_shape" and not state.breaks_at_data:
+                state.breaks_at_data, depth = True, None
+                continue
             frames = captured.stopped.frames if captured.stopped is not None else []
             if len(frames) < 2:
                 return _no_graph(state, GraphBreak(error.reason, error.detail, _frames(state, None)))
@@ -353,8 +370,8 @@ def _capture(
         compiled = state.compiled()
         versions = len(compiled.entries) if compiled is not None else 0
         everything = state.options.dynamic is True and not never
-        shared = frozenset(state.shared)
-        policy = DynamicPolicy(everything, changed, never, versions, state.breaks_at_data, shared)
+        lines, shared = frozenset(state.refused), frozenset(state.shared)
+        policy = DynamicPolicy(everything, changed, never, versions, state.breaks_at_data, lines, shared)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise, refused_start, cut_at)
         opened.append(captured.outside)
         if captured.cut_at is not None:

@@ -9,7 +9,7 @@ fake tensor and leaves no trace but the guards on the inputs' metadata.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
 from typing import Any
@@ -168,6 +168,7 @@ class Recorder:
         self._alive: list[torch.Tensor] = []
         self._last_placeholder: fx.Node | None = None
         self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
+        self.refused: Collection[tuple[UserFrame, ...]] = ()  # where calls break the graph: no back end takes them
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None  # told of them as they are written
         self.restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
         self.calls = 0  # number of nodes that compute
@@ -275,6 +276,8 @@ class Recorder:
         name = function_name(func)
         if self.cut_at is not None and self.calls >= self.cut_at:
             raise BreakGraph("backward", "a derivative by what was computed last is taken later")
+        if self.refused and self.user_frames() in self.refused:
+            raise BreakGraph("data_dependent_shape", f"{name}() needs a size that only the data tells")
         if _makes_leaf(name, args, kwargs):
             raise BreakGraph("leaf", f"{name}() gives a tensor that requires a gradient")
         self._refuse_gaps(name, args, kwargs)
@@ -411,7 +414,11 @@ class Recorder:
                 raise BreakGraph("unsupported_read", "a tensor that capture did not see being made")
             return node
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
-            return materialize(self.graph, value, self.symbol_nodes)
+            try:
+                return materialize(self.graph, value, self.symbol_nodes)
+            except KeyError as error:
+                detail = f"the number {value}: it is known only when the program runs"
+                raise BreakGraph("data_dependent_shape", detail) from error
         if isinstance(value, torch.SymBool):
             return bool(value)  # guarded: graphs take symbolic numbers alone
         if isinstance(value, torch.Size):

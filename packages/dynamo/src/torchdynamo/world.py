@@ -700,6 +700,7 @@ class DynamicPolicy:
         never: nothing becomes a symbol but what the user marked.
         versions: how many there are already.
         breaks_at_data: a size that depends on data breaks the graph.
+        refused: the user's stacks where a back end asks for a number that only the data tells; calls there break, too.
         shared: inputs that share memory with others; a write to them breaks the graph.
     """
 
@@ -710,10 +711,12 @@ class DynamicPolicy:
         never: bool = False,
         versions: int = 0,
         breaks_at_data: bool = False,
+        refused: frozenset[tuple[UserFrame, ...]] = frozenset(),
         shared: frozenset[Source] = frozenset(),
     ) -> None:
         self.versions = versions
         self.breaks_at_data = breaks_at_data
+        self.refused = refused
         self.shared = shared
         self.everything = everything
         self.changed = changed

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from primtorch.errors import DataDependentValue
 from primtorch.symbolic import FloatExpr, IntExpr
 from primtorch.symbolic.expr import Program as Postfix
 from primtorch.symbolic.expr import symbol
@@ -122,6 +123,9 @@ class _Encoder:
                     steps += self._steps(operand.program())
                 steps.append((SIZE_OPS[definition.op], 0))
             elif op == "sym":
+                if str(argument) not in self.symbols:
+                    why = "an operator's result has it, and no value of the program tells it"
+                    raise DataDependentValue(f"the size {argument}", why, "Keep this part out of the compiled region.")
                 steps.append((SIZE_OPS[op], self.symbols[str(argument)]))
             elif op == "fconst":
                 steps.append((SIZE_OPS["const"], float_bits(float(argument))))

@@ -16,7 +16,7 @@ from primtorch.decompose.builder import as_spec, same_sizes
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect
-from primtorch.errors import NotClosed
+from primtorch.errors import DataDependent, NotClosed
 from primtorch.memory import memory_of
 from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
@@ -174,6 +174,8 @@ class _Lowering:
         except NotClosed:
             raise
         except Exception as error:
+            if isinstance(error, DataDependent):
+                error.frames = tuple(node.meta.get("stack", ()))
             error.add_note(
                 f"while lowering node {node.name}: {node.format_node()}"
                 + "".join(f"\n  {frame}" for frame in node.meta.get("stack", ()))
@@ -302,9 +304,17 @@ _MEMORY_READERS = frozenset({aten.as_strided.default, aten.as_strided_copy.defau
 
 def _same_strides(spec: TensorSpec, strides: Sequence[Any]) -> bool:
     return all(
-        a is b or (isinstance(size, int) and size == 1) or a == b
+        a is b or (isinstance(size, int) and size == 1) or _certainly_equal(a, b)
         for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
     )
+
+
+def _certainly_equal(a: Any, b: Any) -> bool:
+    """Whether two sizes are one. Where only the data could tell they count as two: what is laid out anew is right."""
+    same = a == b
+    if isinstance(same, torch.SymBool) and same.node.hint is None:
+        return bool(same.node.statically_known_true(__file__, 0))
+    return bool(same)
 
 
 def _is_question(target: Any) -> bool:

@@ -58,18 +58,64 @@ def _selected(b: Builder, indices: Sequence[Value | None]) -> Any:
 def _index_put(
     b: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
 ) -> Value:
-    masks = [i for i in indices if i is not None]
-    if not accumulate and len(masks) == 1 and masks[0].dtype is torch.bool and values.rank == 0:
-        mask = masks[0]
-        lead = list(indices).index(mask)
-        shape = (*(1,) * lead, *mask.shape, *(1,) * (x.rank - lead - mask.rank))
-        return b.where(mask.reshape(shape), values, x)
+    given = [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8):
+        return _masked_put(b, x, list(indices).index(given[0]), given[0], values, accumulate)
     whole = _integer_indices(b, x, indices)
     shape = indexed_shape(x.shape, whole)
     surplus = values.rank - len(shape)
     if surplus > 0:  # eager lets leading dimensions of size 1 go
         values = values.reshape(values.shape[surplus:])
     return b.emit(prims.index_put, x, whole, values.expand(shape), accumulate, True)  # type: ignore[no-any-return]
+
+
+def _masked_put(b: Builder, x: Value, lead: int, mask: Value, values: Value, accumulate: bool) -> Value:
+    """x with `values` where the mask is true, over its dims from `lead` on: no size depends on how many those are.
+
+    The k-th true element, in row-major order, takes the k-th of the values, or the only one. That there are as many is
+    checked when the program runs.
+    """
+    if mask.dtype is not torch.bool:
+        mask = mask.ne(0)
+    before, behind = x.shape[:lead], x.shape[lead + mask.rank :]
+    surplus = values.rank - (lead + 1 + len(behind))
+    if surplus > 0:  # eager lets leading dimensions of size 1 go
+        values = values.reshape(values.shape[surplus:])
+    at = values.rank - len(behind) - 1  # where the values are counted
+    count = values.shape[at] if at >= 0 else 1
+    if isinstance(count, int) and count == 1:
+        picked = values.squeeze(at) if at >= 0 else values
+        picked = picked.reshape((*picked.shape[:at], *(1,) * mask.rank, *picked.shape[at:])) if at > 0 else picked
+    else:
+        picked = _counted(b, values.expand((*before, count, *behind)), lead, mask)
+    whole = mask.reshape((*(1,) * lead, *mask.shape, *(1,) * len(behind)))
+    if accumulate:
+        picked = x | picked if x.dtype is torch.bool else x + picked
+    return b.where(whole, picked, x)
+
+
+def _counted(b: Builder, values: Value, lead: int, mask: Value) -> Value:
+    """At the k-th true element of the mask the k-th value along dim `lead`; any value elsewhere."""
+    count = values.shape[lead]
+    flat = mask.reshape((mask.numel(),)).to(torch.int64)
+    found = flat.sum((0,))
+    fits = found.eq(count)
+    if not isinstance(count, int):
+        fits = fits | b.full((), count, torch.int64, mask.device).eq(1)
+    shown = ", ".join(map(str, values.shape))
+    message = f"shape mismatch: value tensor of shape [{shown}] cannot be broadcast to what the mask selects"
+    b.emit(prims.assert_async, fits, message)
+    if not isinstance(count, int) or count == 0:  # an element to read where there is none
+        values = b.emit(prims.pad, values, (0,) * values.rank, _unit(values.rank, lead), 0)
+    place = (b.emit(prims.cumsum, flat, 0) - 1).maximum(0).minimum(count - 1 if count != 0 else 0)
+    if not isinstance(count, int):
+        place = place.maximum(0)
+    picked = b.emit(prims.index, values, (*(None,) * lead, place), False)
+    return picked.reshape((*values.shape[:lead], *mask.shape, *values.shape[lead + 1 :]))  # type: ignore[no-any-return]
+
+
+def _unit(rank: int, dim: int) -> tuple[int, ...]:
+    return tuple(int(d == dim) for d in range(rank))
 
 
 def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:

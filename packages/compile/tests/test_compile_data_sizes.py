@@ -1,0 +1,203 @@
+"""Programs with sizes that only the data tells: eager's results and gradients, a break for that reason at the most.
+
+Nothing of them raises what eager does not, nor runs a whole function eagerly; empty and full selections are among the
+calls, and a compiled function is called with data of other sizes each time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+import torchcompile
+import torchdynamo
+
+Program = Callable[..., Any]
+Make = Callable[[int], tuple[torch.Tensor, ...]]
+
+
+def _x(*shape: int) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64).requires_grad_()
+
+
+def _mask(call: int, *shape: int) -> torch.Tensor:
+    """Some, none, all, some."""
+    return torch.rand(*shape) > (0.5, 2.0, -1.0, 0.3)[call]
+
+
+def _masked(call: int) -> tuple[torch.Tensor, ...]:
+    return _x(8, 4), _mask(call, 8)
+
+
+def _rows(call: int) -> tuple[torch.Tensor, ...]:
+    x, mask = _masked(call)
+    return x, mask, _x(int(mask.sum()), 4)
+
+
+def _elements(call: int) -> tuple[torch.Tensor, ...]:
+    mask = _mask(call, 8, 4)
+    return _x(8, 4), mask, _x(int(mask.sum()))
+
+
+def _columns(call: int) -> tuple[torch.Tensor, ...]:
+    mask = _mask(call, 4)
+    return _x(8, 4), mask, _x(8, int(mask.sum()))
+
+
+def _row(call: int) -> tuple[torch.Tensor, ...]:
+    return *_masked(call), _x(*((4,), (1, 4), (1,), ())[call])
+
+
+def puts(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> Any:
+    y = x.clone()
+    y[mask] = values
+    return y
+
+
+def adds_up(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> Any:
+    return x.index_put((mask,), values, accumulate=True)
+
+
+def puts_columns(x: torch.Tensor, mask: torch.Tensor, values: torch.Tensor) -> Any:
+    y = x.sin()
+    y[:, mask] = values
+    return y * 2
+
+
+def puts_back_what_it_made(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    y = torch.zeros_like(x)
+    y[mask] = x[mask].exp()
+    return y
+
+
+def puts_by_a_mask_and_an_index(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return x.index_put((mask, torch.tensor([2])), torch.tensor([7.0], dtype=x.dtype))
+
+
+def mean_of_a_selection(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return x[mask].mean(), x[mask].sum(0)
+
+
+def softmax_of_a_selection(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return x[mask].softmax(0)
+
+
+def loss_at_a_mask(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return F.mse_loss(x[mask], x[mask].detach() * 2)
+
+
+def pairwise_ranking(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    scores, labels = x[:, 0], mask.to(x.dtype)
+    i, j = torch.triu_indices(len(scores), len(scores), 1)
+    gaps, signs = (scores[None] - scores[:, None])[i, j], torch.sign(labels[None] - labels[:, None])[i, j]
+    counted = signs != 0
+    return F.margin_ranking_loss(gaps[counted], torch.zeros_like(gaps[counted]), signs[counted], margin=0.1)
+
+
+def branches_on_a_size(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    y = x[mask]
+    if len(y) == 0:
+        return x.sum()
+    return y.sum() if y.numel() > 16 else y.mean() * 2
+
+
+def gives_a_number(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    at = mask.nonzero().squeeze(1)
+    return x[at].sum(), at.numel()
+
+
+def two_selections(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return torch.cat([x[mask], x[~mask]]) @ x.T
+
+
+def products_of_selections(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return torch.bmm(x[mask][:, :, None], x[mask][:, None])
+
+
+def differences_in_order(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return x[mask].flatten().sort()[0].diff()
+
+
+def _sequences(call: int) -> tuple[torch.Tensor, ...]:
+    return torch.randn(3, 6, 4).requires_grad_(), torch.randint(1, 7, (3,))
+
+
+_LSTM = nn.LSTM(4, 5, batch_first=True, bidirectional=True)
+
+
+def encodes_packed_sequences(x: torch.Tensor, lengths: torch.Tensor) -> Any:
+    packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+    return nn.utils.rnn.pad_packed_sequence(_LSTM(packed)[0], batch_first=True)[0] * 2
+
+
+def _labels(call: int) -> tuple[torch.Tensor, ...]:
+    return _x(12, 3, 5), torch.tensor([[1, 2, 0], [1, 0, 0], [3, 4, 1]]).roll(call, 0)
+
+
+def ctc_with_lengths_made_inside(x: torch.Tensor, labels: torch.Tensor) -> Any:
+    times = torch.full((x.shape[1],), x.shape[0], dtype=torch.long)
+    return F.ctc_loss(x.log_softmax(2), labels, times, (labels > 0).sum(1))
+
+
+CASES: list[tuple[Program, Make, bool]] = [  # the last: all of it is in graphs
+    (puts, _rows, True),
+    (puts, _elements, True),
+    (puts, _row, True),
+    (adds_up, _rows, True),
+    (adds_up, _row, True),
+    (puts_columns, _columns, True),
+    (puts_back_what_it_made, _masked, False),
+    (puts_by_a_mask_and_an_index, _masked, False),
+    (mean_of_a_selection, _masked, False),
+    (softmax_of_a_selection, _masked, False),
+    (loss_at_a_mask, _masked, False),
+    (pairwise_ranking, _masked, False),
+    (branches_on_a_size, _masked, False),
+    (gives_a_number, _masked, False),
+    (two_selections, _masked, False),
+    (products_of_selections, _masked, False),
+    (differences_in_order, _masked, False),
+    (encodes_packed_sequences, _sequences, False),
+    (ctc_with_lengths_made_inside, _labels, False),
+]
+
+
+def _run(program: Program, arguments: tuple[torch.Tensor, ...]) -> tuple[Any, list[torch.Tensor | None]]:
+    own = [a.detach().clone().requires_grad_(a.requires_grad) for a in arguments]
+    result = program(*own)
+    parts = [part for part in (result if isinstance(result, tuple) else (result,)) if isinstance(part, torch.Tensor)]
+    total = sum((part * torch.arange(1, part.numel() + 1).reshape(part.shape)).sum() for part in parts)
+    if isinstance(total, torch.Tensor) and total.requires_grad:
+        total.backward()
+    return result, [a.grad for a in own]
+
+
+@pytest.mark.expected_eager("data_dependent_shape", "tensor_to_number", "data_dependent_branch")
+@pytest.mark.parametrize("program, make, whole", CASES, ids=[f"{p.__name__}-{m.__name__[1:]}" for p, m, _ in CASES])
+def test_a_size_that_the_data_tells(program: Program, make: Make, whole: bool) -> None:
+    seed = torch.seed()
+    compiled = torchcompile.compile(program)
+    for call in range(4):
+        arguments = make(call)
+        expected, result = _run(program, arguments), _run(compiled, arguments)
+        torch.testing.assert_close(
+            result, expected, equal_nan=True, msg=lambda m, call=call: f"seed {seed}, call {call}: {m}"
+        )
+    stats = torchdynamo.stats()
+    assert not stats.fallbacks and not (whole and stats.break_details)
+
+
+@pytest.mark.parametrize("selected, given", [(5, 3), (2, 3), (0, 3), (3, 0), (1, 3)])
+def test_a_wrong_number_of_values_is_refused(selected: int, given: int) -> None:
+    x, mask, values = torch.randn(8, 4), torch.arange(8) < selected, torch.randn(given, 4)
+    compiled = torchcompile.compile(puts)
+    for program in (puts, compiled):
+        with pytest.raises(RuntimeError, match="shape mismatch: value tensor of shape"):
+            program(x, mask, values)
+    fits = torch.arange(8) < given
+    torch.testing.assert_close(compiled(x, fits, values), puts(x, fits, values), rtol=0, atol=0)
