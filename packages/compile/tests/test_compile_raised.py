@@ -324,3 +324,17 @@ def test_an_interrupt_leaves_the_blocks_that_a_break_left_open() -> None:
     with pytest.raises(KeyboardInterrupt):
         compiled(torch.ones(3), log)
     assert log == [True] * 3 and torch.is_grad_enabled()
+
+
+def test_a_back_end_that_fails_behind_a_break_leaves_the_blocks_that_are_open() -> None:
+    def backend(graph: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        if not torch.is_grad_enabled():
+            raise KeyError("cannot compile this")
+        return graph.forward
+
+    compiled = torchcompile.compile(waits, backend=backend)
+    for _ in range(3):
+        log: Log = []
+        with pytest.raises(KeyError, match="cannot compile this"):
+            compiled(torch.ones(3), log)
+        assert log == [True] and torch.is_grad_enabled()

@@ -63,7 +63,7 @@ from torchdynamo.memory_guards import guard_written_memory, guard_written_object
 from torchdynamo.reasons import BreakGraph, OutlivesGraph, describe
 from torchdynamo.recorder import as_break
 from torchdynamo.regions import graph_module
-from torchdynamo.rerun import Rerun, has_effects, unflatten
+from torchdynamo.rerun import Rerun, has_effects, raise_at_entry, unflatten
 from torchdynamo.resume import Entrance, make_resume, origin_of
 from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.shape_guards import add_shape_guards, shape_guards
@@ -138,9 +138,26 @@ class Function:
         try:
             with other_compiler_off():
                 return convert(self, flat)
+        except BaseException as error:
+            if origin_of(self.function) is None:
+                raise
+            return self._raising(error)
         finally:
             in_backend = self.stats.backend_seconds - in_backend
             self.stats.add(seconds=time.perf_counter() - began - in_backend)
+
+    def _raising(self, error: BaseException) -> Entry:
+        """What raises in a continuation that was to be compiled, under the handlers of the place where it begins."""
+        raised = [error]
+
+        def run(inputs: list[Any], *flat: Any) -> Any:
+            compiled = self.compiled()
+            if compiled is not None:
+                compiled.entries[:] = [other for other in compiled.entries if other is not entry]
+            return raise_at_entry(self.function, flat, raised.pop())
+
+        entry = Entry(None, run, Compiled((), None, "", None, []))
+        return entry
 
     def scope(self, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
         function = self.function

@@ -89,7 +89,7 @@ class Rerun:
                 args, kwargs = unflatten(self.function.__code__, flat)
                 return self.function(*args, **kwargs)
             self._tell(RAISED_AT_ENTRY, error)
-            return _raise_at_entry(self.function, flat, error)
+            return raise_at_entry(self.function, flat, error)
         finally:
             error = None  # its traceback holds this frame
 
@@ -134,7 +134,7 @@ def _unwritten(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
     return None not in before and before == now
 
 
-def _raise_at_entry(function: types.FunctionType, flat: Sequence[Any], error: BaseException) -> Any:
+def raise_at_entry(function: types.FunctionType, flat: Sequence[Any], error: BaseException) -> Any:
     """Raises an exception where a call begins: in a continuation, under the handlers of where it goes on."""
     origin = origin_of(function)
     if origin is None:
@@ -143,7 +143,7 @@ def _raise_at_entry(function: types.FunctionType, flat: Sequence[Any], error: Ba
     held = sum(slot is not StackSlot.NULL for slot in entrance.stack)
     if entrance.entry is How.CALL:  # the place is in a frame inside, whose exception the others let pass
         inner = state[held]
-        return function((*state[:held], lambda given: _raise_at_entry(inner, (given,), error), *state[held + 1 :]))
+        return function((*state[:held], lambda given: raise_at_entry(inner, (given,), error), *state[held + 1 :]))
     if entrance.entry is How.NEXT:
         at = Entrance(0, entrance.stack, entrance.locals, How.RAISE, entrance.offset)
         return make_resume(origin.function, at)((*state[:held], error, *state[held:]))
