@@ -46,6 +46,12 @@ CASES: dict[str, tuple[Callable[..., Any], tuple[Shape, ...]]] = {
     "grid_sample": (lambda x, g: F.grid_sample(x, g, align_corners=False), ((0, 3, 4, 4), (0, 2, 2, 2))),
     "reflection": (lambda x: F.pad(x, (1, 1), mode="reflect"), ((0, 3, 4),)),
     "softmax over nothing": (lambda x: x.softmax(-1), ((4, 0),)),
+    "flip": (lambda x: x.flip(0, 1, 2), ((5, 0, 10),)),
+    "bilinear": (F.bilinear, ((0, 3), (0, 4), (5, 3, 4), (5,))),
+    "sums over nothing of two shapes": (
+        lambda x, y: (x.sum(0), (x[:, :, None] * y[:, None]).sum(0)),
+        ((0, 5), (0, 64)),
+    ),
     "as_strided_scatter of one number": (lambda x, y: x.as_strided_scatter(y, (), ()), ((), ())),
     "as_strided_scatter into one number": (lambda x, y: x.as_strided_scatter(y, (1,), (1,)), ((), (1,))),
     "as_strided_scatter of nothing": (lambda x, y: x.as_strided_scatter(y, (0,), (1,)), ((4,), (0,))),

@@ -6,6 +6,9 @@ from hypothesis import strategies as st
 from prim_graphs import build
 
 from torchinductor import InductorOptions, compile_graph
+from torchinductor.indexing import as_expr
+from torchinductor.ir import Axis
+from torchinductor.scheduling.unify import unify
 
 SHAPES = [(4, 6), (6, 4), (24,), (2, 3, 4), (4, 1), (1, 6), (2, 2, 6)]
 
@@ -99,3 +102,12 @@ def test_random_graphs(steps, seed):
         for g, w in zip(got, want, strict=True):
             torch.testing.assert_close(g, w, rtol=1e-9, atol=1e-9)
             assert g.stride() == w.stride() or 1 in g.shape
+
+
+def test_spaces_without_points_are_not_one_space():
+    def space(*sizes):
+        return [Axis(f"i{k}", as_expr(n), False) for k, n in enumerate(sizes)]
+
+    assert unify(space(0, 5), space(0, 5, 3, 4)) is None
+    assert unify(space(0, 5), space(0, 5)) is not None
+    assert unify(space(6, 5), space(2, 3, 5)) is not None

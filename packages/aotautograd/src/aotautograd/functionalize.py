@@ -77,7 +77,8 @@ class OwnTangent(torch.autograd.Function):
 
 _WRITES_TO_REWRITE = (
     "clamp", "clamp_min", "clamp_max", "clip", "tril", "triu", "cumsum", "cumprod", "masked_fill", "index_fill",
-    "nan_to_num", "renorm", "xlogy", "threshold",
+    "nan_to_num", "renorm", "xlogy", "threshold", "addbmm", "addmv", "addr", "mvlgamma",
+    "sinc",
 )  # fmt: skip
 _REWRITTEN: dict[Any, Any] = {
     **{getattr(torch.Tensor, f"{n}_"): getattr(torch.Tensor, n) for n in _WRITES_TO_REWRITE if n != "threshold"},

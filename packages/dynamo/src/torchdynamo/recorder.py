@@ -310,6 +310,7 @@ class Recorder:
         if overload is not None:  # an operator of somebody's own need not count its writes
             written |= {id(tensor): tensor for tensor in written_tensors(overload, args, kwargs)}
         written |= {id(tensor): tensor for tensor in unsaid_writes(func, args, kwargs)}
+        written |= {id(tensor): tensor for tensor in _tensors_in(kwargs.get("out"))}  # in a list, no count tells
         effect = bool(written) or is_inplace(name) or name in _EFFECTS
         effect = effect or (overload is not None and has_effect(overload))
         if not effect and isinstance(result, torch.Tensor) and id(result) in self._nodes:

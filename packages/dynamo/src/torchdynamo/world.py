@@ -792,6 +792,10 @@ _DESCRIPTORS = (
 _REGISTRY_NAMES = frozenset({"_parameters", "_buffers", "_modules", "__dict__"})
 
 
+_GRAPHS_OWN = "self"
+"""The first parameter of a graph module's forward."""
+
+
 def _input_name(source: Source) -> str:
     """A placeholder's name: the path to the value, without the registries on the way."""
     parts: list[str] = []
@@ -805,4 +809,4 @@ def _input_name(source: Source) -> str:
         step = base_of(step)
     text = "_".join(reversed(parts)).lower()
     text = "".join(c if c.isalnum() else "_" for c in text).strip("_")
-    return text if text and not text[0].isdigit() else f"input_{text}"
+    return text if text and not text[0].isdigit() and text != _GRAPHS_OWN else f"input_{text}"

@@ -33,6 +33,8 @@ def unify(left: Sequence[Axis], right: Sequence[Axis], prefix: str = "i") -> Uni
         return Unified(fresh, _onto(left, fresh), _onto(right, fresh))
     if product(a.size for a in left) != product(a.size for a in right):
         return None
+    if any(a.size.as_int() == 0 for a in left):  # no points: the product says nothing of the other sizes
+        return None
     axes: list[Axis] = []
     maps: tuple[dict[Symbol, IntExpr], dict[Symbol, IntExpr]] = ({}, {})
     for lefts, rights in matching_groups([a.size for a in left], [a.size for a in right]):
