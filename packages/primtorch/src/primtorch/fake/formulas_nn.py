@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from primtorch.errors import NoFormula
 from primtorch.fake.build import Formula, Table, contiguous, elementwise, strided
 from primtorch.fake.layout import contiguous_strides, dense_like, suggested_strides
 from primtorch.fake.promotion import accumulate_dtype, result_type
@@ -252,3 +253,28 @@ def _row_major_loss_backward(grad: Any, x: Any, target: Any, *args: Any) -> Tens
 def _bce_backward(grad: Any, x: Any, target: Any, weight: Any = None, reduction: int = 1) -> TensorSpec:
     shape = tuple(x.shape)
     return strided(x, shape, dense_like(shape, x.stride()))
+
+
+@TABLE.op("mkldnn_rnn_layer")
+def _mkldnn_rnn_layer(
+    x: Any,
+    weight0: Any,
+    weight1: Any,
+    weight2: Any,
+    weight3: Any,
+    hx: Any,
+    cx: Any,
+    reverse: bool,
+    batch_sizes: Sequence[int],
+    mode: int,
+    hidden_size: Size,
+    num_layers: int,
+    has_biases: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    train: bool,
+) -> tuple[TensorSpec | None, ...]:
+    """One direction of one layer, where no gradient is needed: then there is no workspace."""
+    if train:
+        raise NoFormula("aten::mkldnn_rnn_layer", reason="oneDNN alone knows the size of a workspace for gradients")
+    return contiguous(x, (*x.shape[:-1], hidden_size)), _like(hx), _like(cx), None
