@@ -63,7 +63,7 @@ from torchdynamo.memory_guards import guard_written_memory, guard_written_object
 from torchdynamo.reasons import BreakGraph, OutlivesGraph, describe
 from torchdynamo.recorder import as_break
 from torchdynamo.regions import graph_module
-from torchdynamo.rerun import Rerun, has_effects, raise_at_entry, unflatten
+from torchdynamo.rerun import Rerun, has_casts, has_effects, raise_at_entry, unflatten
 from torchdynamo.resume import Entrance, make_resume, origin_of
 from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.shape_guards import add_shape_guards, shape_guards
@@ -317,7 +317,7 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> E
         state.stats.record_break(state.function.__qualname__, captured.stopped.graph_break)
     effects = graph is not None and has_effects(graph)
     text = codegen.source_text(_parameters(state.function), has_graph, effects, tail)
-    rerun = Rerun(state.function, state.stats.ledger, _written(outside, inputs))
+    rerun = Rerun(state.function, state.stats.ledger, _written(outside, inputs), graph is not None and has_casts(graph))
     code = _load(text, state, outside, compiled_graph, rerun)
     if state.dump is not None:
         state.dump("compiled.py", text)

@@ -12,7 +12,7 @@ across the break, and its handlers see it.
 from __future__ import annotations
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,9 +28,8 @@ from torchdynamo.resume import Entrance, StackSlot, make_resume, origin_of
 from torchdynamo.resume import Entry as How
 
 # What the nodes of a graph change for those behind them, and leave changed where one of those raises.
-_STATES = tuple(
-    state for state in ambient.AMBIENT if state.name in {"grad mode", "autocast", "autocast cache", "autocast nesting"}
-)
+_GRAD = tuple(state for state in ambient.AMBIENT if state.name == "grad mode")
+_AUTOCAST = tuple(state for state in ambient.AMBIENT if state.name.startswith("autocast"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,13 +37,13 @@ class Before:
     """What a graph with effects may change before it raises."""
 
     generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
-    states: tuple[Any, ...]
+    states: tuple[tuple[ambient.Ambient, Any], ...]
     written: tuple[Any, ...]
 
     def put_back(self) -> None:
         for generator, state in self.generators:
             generator.set_state(state)
-        for known, then in zip(_STATES, self.states, strict=True):
+        for known, then in self.states:
             if known.write is not None and not known.same(then, known.read()):
                 known.write(then)
 
@@ -55,15 +54,17 @@ class Rerun:
 
     Attributes:
         written: which of the graph's inputs the program writes to.
+        casts: whether the graph switches autocast.
     """
 
     function: types.FunctionType
     ledger: Ledger
     written: tuple[int, ...]
+    casts: bool
 
     def begin(self, inputs: Sequence[Any]) -> Before:
         """Called before a graph with effects runs."""
-        states = tuple(state.read() for state in _STATES)
+        states = tuple((state, state.read()) for state in (_GRAD + _AUTOCAST if self.casts else _GRAD))
         return Before(_generators(), states, self._metadata(inputs))
 
     def _metadata(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -99,8 +100,18 @@ class Rerun:
 
 def has_effects(graph: fx.GraphModule) -> bool:
     """Whether a captured graph may change anything before it raises: inputs, generators, states of the thread."""
-    modules = (module for module in graph.modules() if isinstance(module, fx.GraphModule))
-    return any(node.meta.get("effect") for module in modules for node in module.graph.nodes)
+    return any(node.meta.get("effect") for node in _nodes(graph))
+
+
+def has_casts(graph: fx.GraphModule) -> bool:
+    """Whether a captured graph switches autocast."""
+    return any(node.target is torch.amp.autocast_mode._enter_autocast for node in _nodes(graph))
+
+
+def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    for module in graph.modules():
+        if isinstance(module, fx.GraphModule):
+            yield from module.graph.nodes
 
 
 def unflatten(code: types.CodeType, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
