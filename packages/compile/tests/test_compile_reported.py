@@ -364,7 +364,17 @@ def sums_are_put_back(x: Any, mask: Any) -> Any:
 
 
 @pytest.mark.expected_eager("data_dependent_shape", "tensor_to_number")
-@pytest.mark.parametrize("program", [none_are_left, sums_are_put_back])
+@pytest.mark.parametrize(
+    "program",
+    [
+        none_are_left,
+        sums_are_put_back,
+        lambda x, mask: x.sum() * torch.zeros(mask.nonzero().size(0), 2, dtype=x.dtype),
+        lambda x, mask: x[mask] * torch.arange(x[mask].numel()),
+        lambda x, mask: x.sum() + torch.ones(2 * torch.where(mask)[0].shape[0] + 1).cumsum(0),
+        lambda x, mask: x * 2.0 + mask.nonzero().size(0),
+    ],
+)
 def test_the_program_asks_for_a_size_that_only_data_tells(program: Any) -> None:
     compiled = torchcompile.compile(program, options={"strict": True})
     for count in (3, 0, 5, 1, 0, 6):
