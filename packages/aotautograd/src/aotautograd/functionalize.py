@@ -5,7 +5,6 @@ about wrapped tensors, histories of non-leaves, and in-place calls that function
 from __future__ import annotations
 
 import contextlib
-import functools
 import inspect
 from collections.abc import Iterator, Sequence
 from types import FunctionType
@@ -19,6 +18,7 @@ from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.layouts import KeptLayouts, WithStrides, written_by
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
+from primtorch.effects import place_of_inplace
 from primtorch.errors import PrimTorchError
 from primtorch.functionalize import unwrap, wrap
 from primtorch.symbolic import hint_of
@@ -124,7 +124,7 @@ class InPlaceCalls(TorchFunctionMode):
         name = getattr(func, "__name__", "")
         in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in _AUGMENTED)
         if not in_place and type(func) is FunctionType:
-            place = _place_of_inplace(func)
+            place = place_of_inplace(func)
             in_place = bool(kwargs.get("inplace", args[place] if -1 < place < len(args) else False))
         if in_place and args and isinstance(args[0], torch.Tensor):
             overlaps = _item_overlaps(args) if name == "__setitem__" else _overlaps_itself(args[0])
@@ -181,14 +181,6 @@ _OVERLAP = (
     "unsupported operation: more than one element of the written-to tensor refers to a single memory location. "
     "Please clone() the tensor before performing the operation."
 )
-
-
-@functools.cache
-def _place_of_inplace(func: FunctionType) -> int:
-    """Where a function takes its flag `inplace`; -1 if it has none."""
-    code = func.__code__
-    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
-    return names.index("inplace") if "inplace" in names else -1
 
 
 def _numbers(t: torch.Tensor) -> Any:

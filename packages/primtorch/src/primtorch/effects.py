@@ -4,7 +4,9 @@ says whether the schema is the whole truth.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -64,14 +66,29 @@ _STATISTICS: dict[Any, tuple[tuple[int, int], int, str]] = {
 
 def unsaid_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors that a call of one of torch's functions writes to without saying so in its schema."""
+    if kwargs.get("out") is not None:
+        given = kwargs["out"]
+        return [t for t in (given if isinstance(given, (tuple, list)) else (given,)) if isinstance(t, torch.Tensor)]
+    if type(function) is FunctionType:
+        flag = place_of_inplace(function)
+        if flag >= 0 and kwargs.get("inplace", flag < len(args) and args[flag]):
+            return [t for t in (args[0] if args else kwargs.get("input"),) if isinstance(t, torch.Tensor)]
     if function not in _STATISTICS:
         return []
     places, place, switch = _STATISTICS[function]
     default = function is F.instance_norm
     if not (args[place] if place < len(args) else kwargs.get(switch, default)):
         return []
-    given = (args[i] if i < len(args) else kwargs.get(name) for i, name in zip(places, _RUNNING, strict=True))
-    return [t for t in given if isinstance(t, torch.Tensor)]
+    statistics = (args[i] if i < len(args) else kwargs.get(name) for i, name in zip(places, _RUNNING, strict=True))
+    return [t for t in statistics if isinstance(t, torch.Tensor)]
+
+
+@functools.cache
+def place_of_inplace(function: FunctionType) -> int:
+    """Where a function takes its flag `inplace`, with which it writes to its first argument; -1 if it has none."""
+    code = function.__code__
+    names = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    return names.index("inplace") if "inplace" in names else -1
 
 
 def own_results(op: OpOverload) -> tuple[int, ...]:

@@ -1,0 +1,68 @@
+"""Writes under inference mode, where tensors do not count them: each is in the graph, as under no_grad."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+import torchcompile
+
+FLAGGED = (
+    "relu", "relu6", "elu", "celu", "selu", "silu", "mish", "hardswish", "hardsigmoid", "hardtanh", "leaky_relu",
+    "threshold", "rrelu", "dropout", "alpha_dropout", "feature_alpha_dropout", "dropout1d", "dropout2d", "dropout3d",
+)  # fmt: skip
+MORE = {
+    "threshold": {"threshold": 0.5, "value": 2.0},
+    **{name: {"training": False} for name in FLAGGED if "drop" in name},
+}
+
+
+def flagged(name: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        getattr(F, name)(y, inplace=True, **MORE.get(name, {}))
+        return y
+
+    return program
+
+
+def statistics(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    mean, variance = torch.zeros(3, dtype=x.dtype), torch.ones(3, dtype=x.dtype)
+    return F.batch_norm(x, mean, variance, training=True), mean, variance
+
+
+def into_out(x: torch.Tensor) -> torch.Tensor:
+    y = torch.zeros_like(x)
+    torch.add(x, 1, out=y)
+    return y
+
+
+def through_a_view(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    F.relu(y[0], inplace=True)
+    y[1] = 0
+    y[2:] += 1
+    return y
+
+
+PROGRAMS = {
+    **{name: flagged(name) for name in FLAGGED},
+    "positional": lambda x: F.relu(x, True),
+    "given": lambda x: (F.hardtanh(x, -0.5, 0.5, True), x * 2),
+    "statistics": statistics, "out": into_out, "view": through_a_view,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_writes(name: str, mode: Callable[[], object]) -> None:
+    program = PROGRAMS[name]
+    with mode():  # type: ignore[attr-defined]
+        x = torch.randn(4, 3, 2, dtype=torch.float64)
+        given = x.clone()
+        expected = program(x)
+        found = torchcompile.compile(program, backend="aot_eager")(given)
+        torch.testing.assert_close((found, given), (expected, x), rtol=1e-12, atol=0)
