@@ -371,7 +371,7 @@ def jacobian_of_jacobian(x):
 INSIDE = (by_an_intermediate, by_several, by_backward, hessian, jacobian_of_jacobian)
 
 
-@pytest.mark.expected_eager("backward", "loop")
+@pytest.mark.expected_eager("backward", "loop", "leaf")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("program", INSIDE, ids=lambda f: f.__name__)
 def test_derivatives_by_what_the_program_computed(program: Callable[..., Any], backend: str) -> None:

@@ -182,6 +182,7 @@ def test_generated_code_leaves_the_line_cache_with_the_code() -> None:
     assert set(generated_files()) - before
     del compiled
     gc.collect()
+    torchcompile.reset()
     assert len(set(generated_files()) - before) == 0
 
 

@@ -110,6 +110,7 @@ def test_two_processes_fill_one_cache(tmp_path: Path) -> None:
 INTERRUPTED = """
 import copy, os, signal, sys, threading, time
 import torch, torchcompile
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whoever started this process may ignore it
 torch.manual_seed(0)
 layers = [m for _ in range(30) for m in (torch.nn.Linear(16, 16), torch.nn.GELU(), torch.nn.LayerNorm(16))]
 model = torch.nn.Sequential(*layers)

@@ -61,8 +61,10 @@ class Convolutions(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
-            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2), nn.Conv2d(8, 4, 3, stride=2)
-        )
+            # A bias would have no gradient but rounding errors, which AdamW would scale up to whole steps.
+            nn.Conv2d(3, 8, 3, padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU(), nn.MaxPool2d(2),
+            nn.Conv2d(8, 4, 3, stride=2),
+        )  # fmt: skip
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return self.layers(x).flatten(1).softmax(1).square().sum()

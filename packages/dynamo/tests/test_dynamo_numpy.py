@@ -124,7 +124,7 @@ def check_values(found: Case) -> None:
 
 UNARY: tuple[Callable[[Any], Any], ...] = (
     np.sqrt, np.exp, np.abs, np.cumsum, np.sum, np.mean, np.asarray, np.float32, np.ravel, np.transpose, np.sign,
-    lambda a: np.asarray(a).astype(np.float16), lambda a: np.asarray(a, dtype=np.int32), lambda a: a * 2 + 1,
+    lambda a: np.asarray(a).astype(np.float16), lambda a: np.asarray(a, dtype=np.int32), lambda a: np.asarray(a) * 2 + 1,
     lambda a: np.asarray(a)[..., None], lambda a: np.max(a), lambda a: np.diff(np.ravel(a), append=1),
     lambda a: np.where(np.asarray(a) > 1, a, 0), lambda a: np.clip(a, 0, 2), lambda a: np.asarray(a).tolist(),
 )  # fmt: skip

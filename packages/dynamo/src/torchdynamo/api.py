@@ -12,7 +12,7 @@ from torch import nn
 
 from primtorch.ledger import LEDGER, Event, Ledger
 from torchdynamo._C import CompiledCallable
-from torchdynamo.convert import Function, Nested
+from torchdynamo.convert import Function, Nested, forget_ended_code
 from torchdynamo.events import DISABLED_FUNCTION, frame_of, refusal
 from torchdynamo.marks import Mark, MarkKind, error_on_graph_break, graph_break, is_compiling, mark_of, put_mark
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
@@ -202,4 +202,5 @@ def reset() -> None:
                 owner.nested = Nested(*owner.nested.arguments)
     for kept in list(_LIVE):
         kept.clear()
+    forget_ended_code()
     TOTAL.clear()

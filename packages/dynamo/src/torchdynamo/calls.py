@@ -10,6 +10,7 @@ import contextvars
 import copy
 import functools
 import inspect
+import linecache
 import types
 import weakref
 from collections.abc import Callable, Iterator
@@ -94,6 +95,7 @@ class Calls:
             (str, self._text),
             (repr, self._text),
             (copy.deepcopy, self._deep_copy),
+            *((function, self._native) for function in _LINES_OF_SOURCE),
             *((function, self._ambient_read) for function in torch_calls.AMBIENT_READS),
             *((block, self._ambient) for block in torch_calls.STATE_BLOCKS),
             (torch.device.__enter__, self._enter_device),
@@ -568,6 +570,10 @@ class Calls:
         raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")
 
 
+# The text of source files, which tracebacks show, is no state of the program; each compilation adds to its cache.
+_LINES_OF_SOURCE = (
+    linecache.checkcache, linecache.getline, linecache.getlines, linecache.lazycache, linecache.updatecache,
+)  # fmt: skip
 # Methods that exchange a tensor's memory, and that torch shows to no mode where they have no argument.
 _SEEN_BY_NO_MODE = frozenset({"set_"})
 # Methods that change what autograd knows of a tensor, in place; of tensors that the program made, graphs hold them.

@@ -14,6 +14,7 @@ import sysconfig
 import time
 import types
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -252,9 +253,21 @@ _LEFT_ALONE = (
 )
 
 
+# Names of generated functions that are gone. Their text is dropped when the next capture begins: a collection of
+# garbage may come while the program walks the cache of lines.
+_ended: deque[str] = deque()
+
+
+def forget_ended_code() -> None:
+    """Drops the text of generated functions that no longer live."""
+    while _ended:
+        linecache.cache.pop(_ended.popleft(), None)
+
+
 def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
     """One capture, start to end. Afterwards it holds none of the program's objects."""
     opened: list[Outside] = []
+    forget_ended_code()
     try:
         return _convert(state, flat, opened)
     except Exception as error:
@@ -645,7 +658,7 @@ def _written(outside: Outside, inputs: Sequence[GraphInput]) -> tuple[int, ...]:
 def _load(
     text: str, state: Function, outside: Outside, graph: Callable[..., Any] | None, rerun: Rerun
 ) -> Callable[..., Any]:
-    """The generated function. Its text is found by tracebacks and debuggers."""
+    """The generated function. Its text is found by tracebacks and debuggers, as long as it lives."""
     file = f"<torchdynamo {state.function.__qualname__} {next(_names)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {
@@ -657,7 +670,7 @@ def _load(
         "rerun": rerun,
     }
     exec(compile(text, file, "exec"), namespace)
-    weakref.finalize(namespace["compiled"], linecache.cache.pop, file, None)
+    weakref.finalize(namespace["compiled"], _ended.append, file)
     return namespace["compiled"]  # type: ignore[no-any-return]
 
 
