@@ -104,3 +104,51 @@ def test_a_tangent_is_handed_on() -> None:
     tangent.zero_()
     x.grad.mul_(2)  # type: ignore[union-attr]
     assert y.grad.tolist() == [1.0, 1.0, 1.0]  # type: ignore[union-attr]
+
+
+class TwoResults(torch.autograd.Function):
+    """Its derivative adds zeros for a gradient that is missing."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> Any:
+        return x + 1, x + 2
+
+    @staticmethod
+    def backward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return a + b
+
+
+def one_and_view(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return ((x + y.view(x.shape)).view(4) + y,)
+
+
+def sum_of_all(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    z = x + y.view(x.shape)
+    return z + 1, z.view(4) * z.view(4), z * 2
+
+
+def one_added(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(TwoResults.apply(x))
+
+
+def views_added(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return tuple(TwoResults.apply(x + y.view(x.shape)))
+
+
+@pytest.mark.parametrize("compiler", sorted(COMPILERS))
+@pytest.mark.parametrize("program", [one_and_view, sum_of_all, one_added, views_added])
+def test_missing_gradients_share_nothing_else(compiler: str, program: Callable[..., tuple[torch.Tensor, ...]]) -> None:
+    """Gradients of one output lie in one memory, or in that of the output's gradient, only where eager's do."""
+    function, opset = COMPILERS[compiler]
+    compiled = aot_function(program, fw_compiler=function, decompositions=opset)
+    for place in range(len(program(leaf(2, 2), leaf(4)))):
+        related = []
+        for f in (program, compiled):
+            inputs = [leaf(2, 2), leaf(4)]
+            output = f(*inputs)[place]
+            tangent = torch.ones_like(output)
+            output.backward(tangent, retain_graph=True)
+            asked_for = torch.autograd.grad(output, inputs, tangent, allow_unused=True)
+            kept = {(i, j) for i, j, _ in relation([tangent, *(t.grad for t in inputs)])}
+            related.append((kept, {(i, j) for i, j, _ in relation([tangent, *asked_for])}))
+        assert all(ours <= eager for eager, ours in zip(*related, strict=True))

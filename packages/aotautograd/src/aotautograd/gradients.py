@@ -7,7 +7,7 @@ The backward graph returns each piece of memory once, and none that it was given
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -63,10 +63,10 @@ def arrange(
     return tuple(results), tuple(infos)
 
 
-def share_memory(gradients: Sequence[fx.Node | None]) -> bool:
-    """Whether two different tensors among the gradients lie in one memory. Which of them become `.grad` themselves then
-    depends on the order in which autograd ran."""
-    different = {g for g in gradients if g is not None}
+def share_memory(gradients: Sequence[fx.Node | None], tangents: Iterable[fx.Node]) -> bool:
+    """Whether two different tensors among the gradients lie in one memory, or one in that of a tangent. Which of them
+    become `.grad` themselves then depends on the order in which autograd ran."""
+    different = {g for g in gradients if g is not None}.union(tangents)
     return len({memory_of(g) for g in different}) < len(different)
 
 

@@ -592,9 +592,9 @@ def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> Join
                     raise
                 # An output's backward raises what eager's would, which is for it to say, if it is run at all.
                 raise _TraceAgain(apart=True) from error
-        if not manner.accumulate and share_memory(gradients):
-            raise _TraceAgain(accumulate=True)
         numbers = {recorder.node_of[id(t)]: number for number, t in enumerate(tangents)}
+        if not manner.accumulate and share_memory(gradients, numbers):
+            raise _TraceAgain(accumulate=True)
         places = _reached(list(leaves.values()), gradients, values)
         results, made = arrange([gradients[i] for i in places], numbers, [cloned[i] for i in places] if cloned else ())
         slots = tuple(slot for slot, _ in analysis.differentiable)

@@ -6,17 +6,18 @@ way, so that it costs neither time nor memory; the input gradients among it are 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
-from aotautograd.gradients import arrange
+from aotautograd.inputs import dense_spec
 from aotautograd.passes import eliminate_dead_code, output_node, output_values, same_layout
 from aotautograd.schemas import GradientInfo, Partition
 from primtorch import prims
+from primtorch.memory import memory_of
 from primtorch.printing import made_by
 
 aten = torch.ops.aten
@@ -111,7 +112,7 @@ def without_tangents(
                 laid_out = _laid_out_as(graph, node, present[0])
                 if laid_out is not None:
                     node.replace_all_uses_with(laid_out)
-    arranged = _arranged_anew(graph, {tangents[i]: i for i in range(len(tangents))}, made)
+    _own_memory(graph, set(tangents))
     eliminate_dead_code(graph)
     unread = {*names, *saved}
     for node in list(graph.nodes):
@@ -123,28 +124,40 @@ def without_tangents(
     return BackwardVariant(
         variant,
         tuple(i for name, i in names.items() if name in left),
-        arranged,
+        tuple(map(_never_kept, made)),
         tuple(i for i, name in enumerate(saved) if name in left),
     )
 
 
-def _arranged_anew(
-    graph: fx.Graph, tangents: Mapping[str, int], made: Sequence[GradientInfo]
-) -> tuple[GradientInfo, ...]:
-    """A sum of which one part is missing is the other part, which may be a tangent, or another result's memory."""
+def _own_memory(graph: fx.Graph, tangents: Set[str]) -> None:
+    """Copies each result that is a tangent's memory, or an earlier result's.
+
+    A sum of which one part is missing is the other part. Where autograd adds, it hands that part on; where a derivative
+    does, it adds zeros. So it is not known whether the gradients share memory then, and they must not where
+    autograd's do not.
+    """
     output = output_node(graph)
-    results, again = arrange(
-        output_values(graph), {n: tangents[n.name] for n in graph.nodes if n.op == "placeholder" and n.name in tangents}
-    )
-    output.args = (results,)
-    return tuple(
-        info
-        if info.source == "tangent"
-        else replace(
-            again[info.slot], steps=again[info.slot].steps + info.steps, cloned=again[info.slot].cloned or info.cloned
-        )
-        for info in made
-    )
+    owned = {n for n in graph.nodes if n.op == "placeholder" and n.name in tangents}
+    results: list[Any] = []
+    for result in output_values(graph):
+        if isinstance(result, fx.Node):
+            if memory_of(result) in owned:
+                with graph.inserting_before(output):
+                    copy = graph.call_function(aten.clone.default, (result,))
+                copy.meta.update(result.meta, val=dense_spec(result.meta["val"]))
+                result = copy
+            owned.add(memory_of(result))
+        results.append(result)
+    output.args = (tuple(results),)
+
+
+def _never_kept(info: GradientInfo) -> GradientInfo:
+    """A gradient in the memory of others, whose copy becomes `.grad`.
+
+    Which of several views autograd keeps, and which it copies, depends on the order in which it runs. That was seen for
+    all tangents, and may differ without some.
+    """
+    return replace(info, cloned=info.cloned or bool(info.steps))
 
 
 def _laid_out_as(graph: fx.Graph, total: fx.Node, part: fx.Node) -> fx.Node | None:
