@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Callable
 from typing import Any
@@ -112,6 +113,7 @@ def _worker(rank: int, port: int, program: Callable[[], None]) -> None:
         program()
     finally:
         dist.destroy_process_group()
+    os._exit(0)  # gloo's threads may still be ending, which would abort the interpreter's own end
 
 
 @pytest.mark.filterwarnings("ignore")

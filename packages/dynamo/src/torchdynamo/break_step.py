@@ -46,6 +46,7 @@ class Step:
         branches: (condition, code offset, stack, pushed) where it may go instead of to the next instruction.
         bound: variables that it sets, by the names that `lines` bind.
         executed: how many instructions it stands for; 0 when it always raises.
+        raised: the expressions of what it raises, if it can only raise.
         again: what it raises was raised in the frame before: the traceback has it.
     """
 
@@ -57,6 +58,7 @@ class Step:
     bound: dict[str, str] = field(default_factory=dict)
     executed: int = 1
     again: bool = False
+    raised: tuple[str, ...] = ()
 
 
 class Next:
@@ -71,9 +73,13 @@ class Next:
 
 def go_on(entry: Callable[[Any], Any], state: tuple[Any, ...]) -> Any:
     """Runs a program from one continuation to the next, however many, at one depth of the stack."""
-    result = entry(state)
+    waiting = [state]  # emptied by the call: a traceback through here keeps nothing that a continuation was given
+    del state
+    result = entry(waiting.pop())
     while type(result) is Next:
-        result = result.entry(result.state)
+        entry, waiting = result.entry, [result.state]
+        del result
+        result = entry(waiting.pop())
     return result
 
 
@@ -271,12 +277,13 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
     without_top = "failed.__traceback__ = failed.__traceback__.tb_next"  # the generated function's own entry
     if place.guarded():
         frames = place.codegen.pin(_raisers(place)[step.again :])
-        lines += [] if step.again else [f"    {without_top}"]
-        lines.append(f"    {place.codegen.pin(raised_in)}(failed, {frames})")
-        lines.append(f"    return {place.arrive('failed')}")
+        handed = [f"{place.codegen.pin(raised_in)}(failed, {frames})", f"return {place.arrive('failed')}"]
     else:
-        lines += [] if step.again else [f"    {without_top}"]
-        lines.append(f"    return {place.leave('failed', Entry.PASS if step.again else Entry.LEAVE)}")
+        handed = [f"return {place.leave('failed', Entry.PASS if step.again else Entry.LEAVE)}"]
+    handed = handed if step.again else [without_top, *handed]
+    named = [name for name in dict.fromkeys((*step.raised, *map(place.codegen.value, handled))) if name.isidentifier()]
+    gone = ", ".join(("failed", *named))  # their tracebacks will hold this frame
+    lines += _indented(["try:", *_indented(handed), "finally:", f"    del {gone}"])
     for condition, offset, stack, pushed in step.branches:
         lines += [f"if {condition}:", f"    return {place.enter(offset, stack, pushed)}"]
     if not step.executed:
@@ -341,7 +348,9 @@ def raised_in(error: BaseException, frames: Sequence[Callable[[Any], Any]]) -> N
         except BaseException as raised:
             below = raised.__traceback__
             error.__traceback__ = below.tb_next if below is not None else None
+            del below  # it holds this frame
     error.__context__ = context
+    del error, context  # its traceback leads to this frame
 
 
 def _hooked(lines: Lines, run: str | None) -> Lines:
@@ -532,8 +541,9 @@ def _raise(place: Place) -> Step:
     """Bare `raise` finds the handled exception, since the statement runs in its handler."""
     argument = place.instruction.arg or 0
     cause = f" from {place.pop()}" if argument == 2 else ""
-    raised = f" {place.pop()}" if argument else ""
-    return Step([f"raise{raised}{cause}"], place.stack, [], calls=False, executed=0, again=not argument)
+    raised = (place.pop(),) if argument else ()
+    line = " ".join(("raise", *raised)) + cause
+    return Step([line], place.stack, [], calls=False, executed=0, again=not argument, raised=raised)
 
 
 def _with_except_start(place: Place) -> Step:

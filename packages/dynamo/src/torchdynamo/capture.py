@@ -18,6 +18,7 @@ from torchdynamo.derivatives import CutGraph
 from torchdynamo.emissions import Emission
 from torchdynamo.growing_lists import ReadWhole
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
+from torchdynamo.interpreter.exceptions import empty_frames, strip_traceback
 from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import region
@@ -53,6 +54,7 @@ class Captured:
     """What an interpretation came to: `outside` and `value`, `stopped`, `broke`, `error`, `cut_at` or `read_whole`."""
 
     outside: Outside
+    interpreter: Interpreter
     value: Any = None
     stopped: Stopped | None = None
     broke: tuple[GraphBreak, tuple[int, ...]] | None = None  # why, and the path to the instruction
@@ -66,7 +68,18 @@ class Captured:
     close_blocks: Callable[[], list[OpenBlock]] = list
     emissions: Sequence[Emission] = ()
     where: Position | None = None  # in the root frame, of the error
-    alive: list[Any] = field(default_factory=list)
+
+    def release(self) -> None:
+        """Lets go of the program's objects. What points to this record, or to its error, keeps none of them alive."""
+        if self.error is not None and self.outside.externals.lookup(self.error) is not None:  # it is the program's
+            self.error.__traceback__ = strip_traceback(self.error.__traceback__)
+        self.outside.release()
+        self.interpreter.release()
+        empty_frames(self.error)
+        for frame in self.stopped.frames if self.stopped is not None else ():
+            for error in frame.handled.values():
+                empty_frames(error)
+        self.value = self.stopped = self.error = None
 
 
 def interpret(
@@ -101,7 +114,8 @@ def interpret(
     interpreter = Interpreter(world)
     interpreter.refused_raise = refused_raise
     interpreter.refused_start = refused_start
-    captured = Captured(outside, close_blocks=world.calls.close_blocks, emissions=world.calls.emissions.made)
+    calls = world.calls
+    captured = Captured(outside, interpreter, close_blocks=calls.close_blocks, emissions=calls.emissions.made)
     frame: InterpretedFrame | None = None
     with preserved(), interpreter.deep_stack(_DEEPEST):
         try:

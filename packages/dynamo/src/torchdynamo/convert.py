@@ -266,7 +266,7 @@ def forget_ended_code() -> None:
 
 def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
     """One capture, start to end. Afterwards it holds none of the program's objects."""
-    opened: list[Outside] = []
+    opened: list[Captured] = []
     forget_ended_code()
     try:
         return _convert(state, flat, opened)
@@ -278,11 +278,11 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
         _fault(state, None, error)
         return None
     finally:
-        for outside in opened:
-            outside.release()
+        for captured in opened:
+            captured.release()
 
 
-def _convert(state: Function, flat: tuple[Any, ...], opened: list[Outside]) -> Entry | None:
+def _convert(state: Function, flat: tuple[Any, ...], opened: list[Captured]) -> Entry | None:
     if state.dump is not None:
         state.dump("bytecode.txt", bytecode_text(state.function.__code__))
     ambient = global_state()
@@ -363,7 +363,7 @@ class Generated:
 
 
 def _capture_and_generate(
-    state: Function, flat: tuple[Any, ...], ambient: GlobalState, opened: list[Outside]
+    state: Function, flat: tuple[Any, ...], ambient: GlobalState, opened: list[Captured]
 ) -> Generated | Entry | None:
     """The deepest capture whose state generated code can hand over to what follows a break."""
     depth: int | None = None
@@ -387,7 +387,7 @@ def _capture_and_generate(
 
 
 def _capture(
-    state: Function, flat: tuple[Any, ...], depth: int | None, refused_start: int, opened: list[Outside]
+    state: Function, flat: tuple[Any, ...], depth: int | None, refused_start: int, opened: list[Captured]
 ) -> Captured | Entry | None:
     """Interprets the call; at a break, again up to the instruction that broke, in the outer `depth` frames (or any)."""
     stop_at: tuple[int, ...] = ()
@@ -403,7 +403,7 @@ def _capture(
         lines, shared = frozenset(state.refused), frozenset(state.shared)
         policy = DynamicPolicy(everything, changed, never, versions, state.breaks_at_data, lines, shared)
         captured = interpret(state.function, flat, policy, stop_at, reason, refused_raise, refused_start, cut_at)
-        opened.append(captured.outside)
+        opened.append(captured)
         if captured.cut_at is not None:
             cut_at, stop_at, reason = captured.cut_at, (), None
             continue
@@ -466,9 +466,11 @@ def _failed(state: Function, captured: Captured, error: BaseException) -> Entry 
     if _is_own_fault(error):
         _fault(state, captured.where, error)
         return None
-    function = state.function
+    function, place, where = state.function, _place_of(captured), captured.where
+    held: list[tuple[Entry, BaseException]] = []  # taken out by the run: the error's traceback leads to the arguments
 
     def run(inputs: list[Any], *flat: Any) -> Any:
+        entry, error = held.pop() if held else (None, None)
         compiled = state.compiled()
         if compiled is not None:
             compiled.entries[:] = [other for other in compiled.entries if other is not entry]
@@ -476,19 +478,22 @@ def _failed(state: Function, captured: Captured, error: BaseException) -> Entry 
         try:
             result = function(*args, **kwargs)
         except BaseException as raised:
-            if type(raised) is not type(error) and isinstance(raised, Exception):
-                _fault(state, captured.where, error)
+            if error is not None and type(raised) is not type(error) and isinstance(raised, Exception):
+                _fault(state, where, error)
             else:
-                state.raised.add(_place_of(captured))
+                state.raised.add(place)
                 what = f"{type(raised).__name__}: {raised}"
-                state.stats.ledger.add(
-                    Event(PROGRAM_RAISED, function.__qualname__, what, _frames(state, captured.where))
-                )
+                state.stats.ledger.add(Event(PROGRAM_RAISED, function.__qualname__, what, _frames(state, where)))
             raise
-        _fault(state, captured.where, error)
-        return result
+        else:
+            if error is not None:
+                _fault(state, where, error)
+            return result
+        finally:
+            del error, flat, args, kwargs  # a traceback of what the program raised holds this frame
 
     entry = Entry(None, run, Compiled((), None, "", None, []))
+    held.append((entry, error))
     return entry
 
 

@@ -14,6 +14,7 @@ from typing import Any
 from torchdynamo.interpreter.attributes import bind, is_python
 from torchdynamo.interpreter.builtins_iteration import itertools_call
 from torchdynamo.interpreter.builtins_table import BUILTINS
+from torchdynamo.interpreter.exceptions import empty_frames
 from torchdynamo.interpreter.frame import CODES, InterpretedFrame
 from torchdynamo.interpreter.protocol import MISSING, Escape, InterpreterObject, Position, World
 from torchdynamo.interpreter.state import ExceptionState
@@ -75,6 +76,18 @@ class Interpreter:
         while state is not None and state.value is None:
             state = state.previous
         return None if state is None else state.value
+
+    def release(self) -> None:
+        """Lets go of the exceptions that the program was handling or passing on where it ended."""
+        empty_frames(self.propagating)
+        state: ExceptionState | None = self.exc_state
+        while state is not None:
+            empty_frames(state.value)
+            state.value, state = None, state.previous
+        for error in self.raised_groups.values():
+            empty_frames(error)
+        self.raised_groups.clear()
+        self.propagating = self.pending_escape = None
 
     def note_raise(self, error: BaseException) -> None:
         """Counts an exception where it starts; ends capture where that is `refused_raise`."""

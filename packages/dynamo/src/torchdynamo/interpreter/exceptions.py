@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Container, Iterator
+from contextlib import suppress
 from typing import Any
 
 from torchdynamo.interpreter.protocol import MISSING, World
@@ -120,3 +121,24 @@ def strip_traceback(traceback: types.TracebackType | None) -> types.TracebackTyp
     for entry in reversed(kept):
         result = types.TracebackType(result, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
     return result
+
+
+def empty_frames(error: BaseException | None) -> None:
+    """Takes the variables out of capture's own frames in the tracebacks of an exception and of those behind it.
+
+    The frames would keep what the program has given up alive, until a garbage collection: the captured objects hold
+    the exception, too. Files and lines stay.
+    """
+    chain, seen = [error], set()
+    while chain:
+        error = chain.pop()
+        if error is None or id(error) in seen:
+            continue
+        seen.add(id(error))
+        chain += (error.__cause__, error.__context__)
+        trace = error.__traceback__
+        while trace is not None:
+            if trace.tb_frame.f_code.co_filename.startswith(_FOLDER):
+                with suppress(RuntimeError):  # it is still running
+                    trace.tb_frame.clear()
+            trace = trace.tb_next

@@ -69,7 +69,8 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
                         self.index = index + 1
                         handler, operand = program[index]
                         if handler(self, operand) is not None:
-                            return self.result
+                            result, self.result = self.result, None  # a generator's frame made the generator
+                            return result
                         executed += 1
                 except Escape as escape:
                     self._leave(escape, executed)
@@ -78,15 +79,14 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
                     raised = error
                 try:
                     interpreter.note_raise(raised)
+                    executed += 1
+                    if not self.unwind(raised):
+                        raise raised
                 except Escape as escape:
                     self._leave(escape, executed)
                     raise
-                executed += 1
-                if not self.unwind(raised):
-                    try:
-                        raise raised
-                    finally:
-                        del raised  # its traceback holds this frame
+                finally:
+                    del raised  # its traceback holds this frame
         finally:
             frames.pop()
 

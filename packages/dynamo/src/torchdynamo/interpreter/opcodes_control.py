@@ -183,7 +183,10 @@ class ControlOpcodes(FrameState):
         error = exception_to_raise(self.world, self.stack.pop(), cause)
         if isinstance(error, BaseExceptionGroup):
             self.interpreter.raised_groups[id(error)] = error
-        raise error
+        try:
+            raise error
+        finally:
+            del error  # its traceback holds this frame
 
     @opcode()
     def PUSH_EXC_INFO(self, _: int) -> None:

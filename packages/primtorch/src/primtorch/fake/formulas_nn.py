@@ -275,6 +275,6 @@ def _mkldnn_rnn_layer(
     train: bool,
 ) -> tuple[TensorSpec | None, ...]:
     """One direction of one layer, where no gradient is needed: then there is no workspace."""
-    if train:
+    if train or torch.is_grad_enabled():
         raise NoFormula("aten::mkldnn_rnn_layer", reason="oneDNN alone knows the size of a workspace for gradients")
     return contiguous(x, (*x.shape[:-1], hidden_size)), _like(hx), _like(cx), None
