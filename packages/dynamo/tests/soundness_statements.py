@@ -326,7 +326,6 @@ STATEMENTS = (
     "x.t_()",
     "x.unsqueeze_(0)\nr = x + 1",
     "x.squeeze_()",
-    "s.base.unsqueeze_(0)\nr = r + s.base.dim()\ns.base.squeeze_(0)",
     "s.other.as_strided_((2,), (1,))",
     "v = r.clone()\nv.unsqueeze_(0)\nr = v.sum(0)",
     "v = s.big[:2]\nv.swapdims_(0, 1)\nr = r + v.shape[0] + v[0].sum()",
