@@ -58,7 +58,8 @@ HookObject* as_hook(PyObject* object) { return reinterpret_cast<HookObject*>(obj
 // has its own callable. `hook` 0 stands for every hook.
 struct Decision {
   uint64_t hook;
-  Ref callable;  // weak reference, or none: the code is left alone
+  Ref callable;        // weak reference, or none: the code is left alone
+  bool below = false;  // and all that runs below it
 };
 using Decisions = std::vector<Decision>;
 
@@ -124,7 +125,7 @@ bool same_environment(PyObject* a, PyObject* b) {
   return true;
 }
 
-enum class Verdict { unknown, leave, use };
+enum class Verdict { unknown, leave, leave_below, use };
 
 // `*callable` gets a new reference when the verdict is `use`.
 Verdict look_up(Decisions& decisions, uint64_t hook, PyObject* function, Ref* callable) {
@@ -134,7 +135,7 @@ Verdict look_up(Decisions& decisions, uint64_t hook, PyObject* function, Ref* ca
       i++;
       continue;
     }
-    if (!decision.callable) return Verdict::leave;
+    if (!decision.callable) return decision.below ? Verdict::leave_below : Verdict::leave;
     PyObject* target = weak_target(decision.callable.get());
     if (target == nullptr) {
       decisions.erase(decisions.begin() + static_cast<Py_ssize_t>(i));
@@ -158,9 +159,11 @@ Verdict decide(HookObject* hook, PyCodeObject* code, PyObject* function, Ref* ca
   }
   if (!answer) return Verdict::leave;
   Decision decision{hook->id, Ref()};
-  if (answer.get() != Py_None) {
+  decision.below = answer.get() == Py_False;
+  bool alone = answer.get() == Py_None || decision.below;
+  if (!alone) {
     if (!is_callable(answer.get())) {
-      PyErr_Format(PyExc_TypeError, "the hook's callback must return a CompiledCallable or None, not %R", answer.get());
+      PyErr_Format(PyExc_TypeError, "the hook's callback must return a CompiledCallable, None or False, not %R", answer.get());
       return Verdict::leave;
     }
     decision.callable = Ref::steal(PyWeakref_NewRef(answer.get(), nullptr));
@@ -169,7 +172,7 @@ Verdict decide(HookObject* hook, PyCodeObject* code, PyObject* function, Ref* ca
   Decisions* decisions = decisions_of(code, true);
   if (decisions == nullptr) return Verdict::leave;
   decisions->push_back(std::move(decision));
-  if (answer.get() == Py_None) return Verdict::leave;
+  if (alone) return answer.get() == Py_False ? Verdict::leave_below : Verdict::leave;
   *callable = std::move(answer);
   return Verdict::use;
 }
@@ -245,6 +248,8 @@ PyObject* evaluate(PyThreadState* tstate, _PyInterpreterFrame* frame, int throwf
     result = dispatch(callable.get(), function, frame->localsplus, flat_size(code), &eager);
     if (eager) return plain(tstate, frame, throwflag);
   } else if (!PyErr_Occurred()) {
+    if (verdict == Verdict::leave) return plain(tstate, frame, throwflag);
+    HookPause pause;
     return plain(tstate, frame, throwflag);
   }
   discard_frame(tstate, frame);
@@ -291,7 +296,8 @@ PyObject* get_callback(PyObject* self, void*) { return Py_NewRef(as_hook(self)->
 PyObject* get_callables(PyObject* self, void*) { return Py_NewRef(as_hook(self)->callables); }
 
 PyGetSetDef hook_getset[] = {
-    {"callback", get_callback, nullptr, "called as callback(function) for each function not seen before", nullptr},
+    {"callback", get_callback, nullptr, "called as callback(function) for each function not seen before: a CompiledCallable runs in its place; None: it runs "
+     "as it is; False: with all that it calls", nullptr},
     {"callables", get_callables, nullptr, "the callables that the callback gave; the list owns them", nullptr},
     {nullptr, nullptr, nullptr, nullptr, nullptr}};
 

@@ -10,6 +10,7 @@ entered at the instruction itself, uncompiled.
 from __future__ import annotations
 
 import dis
+import importlib
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from torchdynamo import torch_calls
+from torchdynamo import imports, torch_calls
 from torchdynamo.capture import Stopped, StoppedFrame
 from torchdynamo.codegen import Codegen
 from torchdynamo.interpreter.protocol import NULL
@@ -386,6 +387,8 @@ def _call(place: Place) -> Step | None:
         arguments += [f"{key}={codegen.value(value)}" for key, value in zip(names, values[split:], strict=True)]
     if callee is eval or callee is exec:
         return None  # the frame that calls it has to be the program's own
+    if callee is importlib.import_module and values and type(values[0]) is str:
+        imports.guard_absent(codegen.externals, values[0])
     looks = torch_calls.looks_at_callers(callee)
     if looks:
         arguments.insert(0, codegen.pin(_lines(place)))
@@ -554,9 +557,17 @@ def _with_except_start(place: Place) -> Step:
 
 
 def _import_name(place: Place) -> Step:
-    names, level = place.pop(), place.pop()
-    own = place.codegen.pin(place.here.frame.function.__globals__)
-    return Step([f"r = __import__({place.instruction.argval!r}, {own}, None, {names}, {level})"], place.stack)
+    fromlist, level = place.stack[-1], place.stack[-2]
+    namespace, name = place.here.frame.function.__globals__, place.instruction.argval
+    imports.guard_absent(place.codegen.externals, imports.missing(name, namespace, fromlist, level))
+    names, depth = place.pop(), place.pop()
+    line = f"r = __import__({name!r}, {place.codegen.pin(namespace)}, None, {names}, {depth})"
+    return Step([line], place.stack, calls=False)
+
+
+def _import_from(place: Place) -> Step:
+    module = place.codegen.value(place.stack[-1])
+    return Step([f"r = {place.codegen.pin(imports.import_from)}({module}, {place.instruction.argval!r})"], place.stack)
 
 
 def _unpack_rest(place: Place) -> Step:
@@ -619,6 +630,7 @@ _RULES: dict[str, Callable[[Place], Step | None]] = {
     "RAISE_VARARGS": _raise,
     "WITH_EXCEPT_START": _with_except_start,
     "IMPORT_NAME": _import_name,
+    "IMPORT_FROM": _import_from,
     "GET_ITER": lambda place: Step([f"r = iter({place.pop()})"], place.stack),
     "GET_LEN": lambda place: Step([f"r = len({place.codegen.value(place.stack[-1])})"], place.stack),
     "LIST_EXTEND": _extend("extend"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextvars
 import copy
 import functools
+import importlib
 import inspect
 import linecache
 import types
@@ -26,7 +27,7 @@ from torch.optim import optimizer
 
 from primtorch import ambient
 from primtorch.fake import FakeTensor
-from torchdynamo import constants, numpy_values, scalars, torch_calls
+from torchdynamo import constants, imports, numpy_values, scalars, torch_calls
 from torchdynamo._C import CompiledCallable
 from torchdynamo.autograd_functions import AutogradFunctions
 from torchdynamo.checkpoints import call_checkpointed
@@ -89,6 +90,8 @@ class Calls:
             (type, self._type),
             (globals, self._globals),
             *((function, self._frame_reader) for function in torch_calls.FRAME_READERS),
+            (importlib.import_module, self._import_module),
+            (imports.BUILTIN, self._import),
             (isinstance, self._isinstance),
             (id, self._id),
             (dir, self._dir),
@@ -296,6 +299,28 @@ class Calls:
         if frame.function.__globals__.get("__name__") in torch_calls.MAKERS_OF_CLASSES:
             return MISSING
         raise BreakGraph("frame_reader", f"call of {fn.__name__}()")
+
+    def _import_module(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`importlib.import_module(name, package)`: of what is loaded, the module itself."""
+        given = inspect.signature(fn).bind(*args, **kwargs).arguments
+        name, package = given["name"], given.get("package")
+        level = len(name) - len(name.lstrip(".")) if isinstance(name, str) else 0
+        module = imports.absolute_name(str(name)[level:], {"__package__": package}, level)
+        if module is None or (imports.loaded(module) is None and imports.is_installed(module)):
+            raise BreakGraph("import", f"importlib.import_module({name!r})")
+        self._import(imports.BUILTIN, (module,), {})  # guards it, or raises
+        externals = self.outside.externals
+        return imports.read(externals, imports.loaded(module), str(module))  # type: ignore[arg-type]
+
+    def _import(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        given = dict(zip(("name", "globals", "locals", "fromlist", "level"), args, strict=False)) | kwargs
+        name, namespace, fromlist, level = (
+            given.get(key, default)
+            for key, default in (("name", None), ("globals", None), ("fromlist", ()), ("level", 0))
+        )
+        if type(name) is not str or type(level) is not int or not is_constant(tuple(fromlist or ())):
+            raise BreakGraph("import", f"__import__({name!r})")
+        return self.outside.externals.world.import_by(namespace or {}, name, fromlist, level)
 
     def _graph_break(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise BreakGraph("graph_break", "torchdynamo.graph_break()")

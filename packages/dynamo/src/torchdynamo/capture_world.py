@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from torchdynamo import modules, scalars, torch_calls
+from torchdynamo import imports, modules, scalars, torch_calls
 from torchdynamo.calls import Calls, Redirect
 from torchdynamo.externals import ATOMS, CONTAINER_BASES
 from torchdynamo.growing_lists import refuse_growing
@@ -330,6 +330,19 @@ class CaptureWorld(PlainWorld):
             self.tell_apart(a, b)
         result = scalars.compare(op, a, b, COMPARE[op][0])
         return super().compare(op, a, b) if result is MISSING else result
+
+    # -- imports ----------------------------------------------------------------------------
+
+    def import_name(self, fn: types.FunctionType, name: str, fromlist: Any, level: int) -> Any:
+        if fn.__builtins__.get("__import__") is not imports.BUILTIN:  # type: ignore[attr-defined]
+            raise BreakGraph("import", f"import of {name} by another __import__ than Python's")
+        return self.import_by(fn.__globals__, name, fromlist, level)
+
+    def import_by(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
+        return imports.captured(self.outside.externals, self._has, name, namespace, fromlist, level)
+
+    def _has(self, module: types.ModuleType, name: str) -> bool:
+        return self.call(getattr, (module, name, MISSING), {}) is not MISSING
 
     # -- calls ------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import fx
@@ -58,6 +58,7 @@ from torchdynamo.guards import (
     resolve,
     same_constant,
 )
+from torchdynamo.imports import is_import_machinery
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import MarkKind, mark_of
 from torchdynamo.memory_guards import guard_written_memory, guard_written_objects, written_inputs
@@ -204,10 +205,12 @@ class Nested:
     def leave_alone(self, function: types.FunctionType) -> None:
         self._plain.add(function.__code__)
 
-    def found(self, function: types.FunctionType) -> CompiledCallable | None:
+    def found(self, function: types.FunctionType) -> CompiledCallable | Literal[False] | None:
         code = function.__code__
         if code in self._plain:
             return None
+        if is_import_machinery(code):
+            return False  # a module's own code makes modules, classes and tables, once: none of it is the program
         ledger = self.arguments[-1].ledger
         if code.co_filename.startswith(_LEFT_ALONE):
             if code.co_filename.startswith(_TORCH):
@@ -693,8 +696,8 @@ def _changed_sizes(guards: Sequence[Guard], scope: Scope) -> set[Source]:
         except (LookupError, AttributeError, TypeError):
             continue
         if guard.kind is GuardKind.IDENTITY:
-            code = getattr(guard.payload, "__code__", None)
-            if type(value) is type(guard.payload) is types.FunctionType and value.__code__ is code:
+            both = type(value) is type(guard.payload) is types.FunctionType
+            if both and value.__code__ is guard.payload.__code__:
                 found.add(guard.source)  # made anew by each call
         elif guard.kind is GuardKind.LENGTH:
             if type(value) is list and len(value) != guard.payload:

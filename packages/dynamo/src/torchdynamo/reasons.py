@@ -176,6 +176,11 @@ _TABLE = (
         "text is executed as code (eval, exec), which reads and writes the variables of the function around it",
         "write the code out, or call it outside of the compiled function",
     ),
+    Reason(
+        "import",
+        "a module that is not loaded is imported: its code runs once, for real, before what follows in the program",
+        "import it outside of the compiled function; once it is loaded, an import does not break the graph",
+    ),
     Reason("opcode", "the interpreter has no handler for this instruction", "rewrite the statement"),
     Reason(
         "overlapping_inputs",

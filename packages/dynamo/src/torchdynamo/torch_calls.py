@@ -29,6 +29,8 @@ import torch.nn.utils.rnn
 import torch.utils.checkpoint
 import torch.utils.hooks
 
+from torchdynamo import imports
+
 # Answers that a compiled program gets: what these questions mean inside of capture.
 ANSWERS: dict[Any, Any] = {
     torch.compiler.is_compiling: True,
@@ -134,10 +136,15 @@ BREAKS_BY_NAME: dict[tuple[str, str], str] = {
 BREAK_MODULES: dict[str, str] = {
     "random": "random_state",
     "time": "c_function",
+    "importlib": "import",
+    "pkgutil": "import",
+    "runpy": "import",
     "torch.random": "random_state",
     "torch.cuda.random": "random_state",
 }
 BREAK_PACKAGES: dict[str, str] = {
+    "importlib.": "import",
+    "_frozen_importlib": "import",
     "torch.distributed.": "distributed",
     "torch._C._distributed_c10d": "distributed",  # a method of a process group, `wait` of what was begun
 }
@@ -268,9 +275,10 @@ def runs_unhooked(function: Any) -> bool:
 
     What is compiled would save other tensors than a checkpoint expects, and a context of autograd or a tensor of a
     function transform means something to the eager program alone. Autograd's engine runs what compilers made, which may
-    be compiled there and then: a compiler is no part of the program. Higher-order operators trace what they are given.
+    be compiled there and then: a compiler is no part of the program, nor is the code of a module that is imported.
+    Higher-order operators trace what they are given.
     """
-    if is_higher_order(function):
+    if is_higher_order(function) or imports.is_import(function):
         return True
     if isinstance(function, types.MethodType) and function.__func__ in _UNHOOKED:
         return True
