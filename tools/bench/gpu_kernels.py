@@ -56,7 +56,7 @@ def program_of(case, inputs, backend, options):
     specs = tuple(
         TensorInput(n, slots[n], t.dtype, t.device, tuple(t.shape), tuple(t.stride())) for n, t in inputs.items()
     )
-    kernels = [k for kernel in case.kernels for k in backend.legalize(kernel)]
+    kernels = [k for kernel in case.kernels for k in backend.legalize(kernel, options)]
     sources = [backend.generate(k, options) for k in kernels]
     built = backend.build(sources, options)
     instructions = []

@@ -18,7 +18,7 @@ from primtorch.symbolic.expr import symbol
 from torchinductor.codegen.triton.backend import TritonLauncher
 from torchinductor.codegen.triton.compiler import TritonCompiler
 from torchinductor.codegen.triton.expressions import Unsupported
-from torchinductor.codegen.triton.plan import plan
+from torchinductor.codegen.triton.plan import layout_of, planned
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.writer import write
 from torchinductor.errors import BuildFailed
@@ -54,7 +54,7 @@ def test_values_in_the_interpreter() -> None:
 
 
 def test_every_kernel_compiles_for_sm90(compiler: TritonCompiler) -> None:
-    sources = [write(k) for case in (*small_cases(), *large_cases()) for k in case.kernels]
+    sources = [write(planned(k)) for case in (*small_cases(), *large_cases()) for k in case.kernels]
     binaries = compiler.compile(sources)
     assert all(b.code[:4] == b"\x7fELF" and not b.record["scratch_bytes"] for b in binaries)
     again = compiler.compile(sources)
@@ -65,7 +65,7 @@ def test_every_kernel_compiles_for_sm90(compiler: TritonCompiler) -> None:
 
 
 def test_reductions_compile_for_sm80(tmp_path: Path) -> None:
-    sources = [write(k) for case in small_cases() for k in case.kernels if k.inner][:6]
+    sources = [write(planned(k)) for case in small_cases() for k in case.kernels if k.inner][:6]
     compiler = TritonCompiler(80, tmp_path, workers=1)
     assert len({b.key for b in compiler.compile(sources)}) == len({s.text for s in sources})
     compiler.close()
@@ -85,7 +85,7 @@ def symbolic_kernel(op: str = "add", dtype: torch.dtype = torch.float32) -> Kern
 
 
 def test_symbolic_sizes_are_arguments(compiler: TritonCompiler) -> None:
-    source = write(symbolic_kernel())
+    source = write(planned(symbolic_kernel()))
     assert source.symbols == ("s0", "s1") and source.signature[-2:] == (("s0", "i64"), ("s1", "i64"))
     assert source.grid[0].evaluate({"s0": 3, "s1": 1000}) == 3
     compiler.compile([source])
@@ -93,17 +93,21 @@ def test_symbolic_sizes_are_arguments(compiler: TritonCompiler) -> None:
 
 def test_what_triton_lacks_is_refused() -> None:
     with pytest.raises(Unsupported, match="digamma"):
-        write(symbolic_kernel("digamma", torch.float32))
+        write(planned(symbolic_kernel("digamma", torch.float32)))
 
 
 def test_integer_loops_compile(compiler: TritonCompiler) -> None:
     compiler.compile(
-        [write(symbolic_kernel(op, kind)) for op in ("gcd", "lcm", "pow") for kind in (torch.int64, torch.uint8)]
+        [
+            write(planned(symbolic_kernel(op, kind)))
+            for op in ("gcd", "lcm", "pow")
+            for kind in (torch.int64, torch.uint8)
+        ]
     )
 
 
 def test_a_refused_kernel_shows_its_source(compiler: TritonCompiler) -> None:
-    source = write(symbolic_kernel())
+    source = write(planned(symbolic_kernel()))
     broken = type(source)(
         **{f: getattr(source, f) for f in source.__slots__} | {"text": source.text + "    nonsense()\n"}
     )
@@ -113,8 +117,8 @@ def test_a_refused_kernel_shows_its_source(compiler: TritonCompiler) -> None:
 
 
 def layouts(cases: list[Case]) -> dict[str, tuple[str, bool]]:
-    plans = {c.name: plan(c.kernels[0]) for c in cases}
-    return {name: (p.layout, p.persistent) for name, p in plans.items()}
+    plans = {c.name: layout_of(planned(c.kernels[0])) for c in cases}
+    return {name: (p.shape, p.persistent) for name, p in plans.items()}
 
 
 def test_layouts() -> None:
@@ -124,12 +128,12 @@ def test_layouts() -> None:
     assert found["transpose_add"] == ("tiled", False)
     assert found["softmax_4096"] == ("reduction", True)
     assert found["cross_entropy"] == ("reduction", False)
-    assert plan(large_cases()[0].kernels[0]).kernel.axes[0].size.as_int() == 16384 * 4096  # merged into one axis
+    assert planned(large_cases()[0].kernels[0]).axes[0].size.as_int() == 16384 * 4096  # merged into one axis
 
 
 def test_offsets_are_wide_only_when_needed() -> None:
-    assert not plan(small_cases()[0].kernels[0]).wide
-    assert plan(symbolic_kernel()).wide
+    assert not layout_of(planned(small_cases()[0].kernels[0])).wide
+    assert layout_of(planned(symbolic_kernel())).wide
 
 
 def loops(name: str) -> list[int]:
@@ -148,7 +152,7 @@ def test_a_looped_softmax_and_a_variance_read_their_values_once() -> None:
 
 def test_dropout_uses_every_word_of_a_block() -> None:
     case = next(c for c in large_cases() if c.name == "dropout_add")
-    assert "_philox_line(t" in write(case.kernels[0]).text
+    assert "_philox_line(t" in write(planned(case.kernels[0])).text
 
 
 @pytest.mark.parametrize(
@@ -164,8 +168,8 @@ def test_threads_wait_before_they_store_over_what_others_load(
 ) -> None:
     case = next(c for c in small_cases() if c.name == name)
     (kernel,) = case.kernels
-    assert "tl.debug_barrier()" not in write(kernel).text
-    source = write(replace(kernel, in_place=(("out", before),)))
+    assert "tl.debug_barrier()" not in write(planned(kernel)).text
+    source = write(planned(replace(kernel, in_place=(("out", before),))))
     compiler.compile([source])
     text = source.text
     assert text.count("tl.debug_barrier()") == waits
@@ -188,7 +192,7 @@ def test_a_store_waits_for_loads_that_it_does_not_come_of(size: int, uses: bool,
 
     b.kernel({"i0": (size, False)}, ("outer", body))
     (kernel,) = b.kernels
-    assert write(replace(kernel, in_place=(("out", "x"),))).text.count("tl.debug_barrier()") == waits
+    assert write(planned(replace(kernel, in_place=(("out", "x"),)))).text.count("tl.debug_barrier()") == waits
 
 
 def test_a_store_of_rows_waits_for_the_threads_that_share_a_row() -> None:
@@ -206,5 +210,5 @@ def test_a_store_of_rows_waits_for_the_threads_that_share_a_row() -> None:
         ("inner", lambda r: r.reduce("sum", "s", b.load(r, "x", "i0", "i1"))),
         ("outer", add),
     )
-    lines = write(replace(b.kernels[0], in_place=(("total", "row"),))).text.splitlines()
+    lines = write(planned(replace(b.kernels[0], in_place=(("total", "row"),)))).text.splitlines()
     assert "tl.debug_barrier()" in lines[-2] and "tl.store(" in lines[-1]

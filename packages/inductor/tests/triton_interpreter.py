@@ -14,7 +14,7 @@ from triton import language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
-from torchinductor.codegen.triton.plan import plan
+from torchinductor.codegen.triton.plan import layout_of
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.writer import write
 from torchinductor.indexing import variable
@@ -69,7 +69,7 @@ TORCH_NAMES: dict[str, Callable[..., Any]] = {
 
 
 class InterpreterBackend(CodegenBackend):
-    def legalize(self, kernel: Kernel) -> list[Kernel]:
+    def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         return split_reductions(kernel)
 
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
@@ -91,4 +91,4 @@ class InterpreterBackend(CodegenBackend):
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         symbols = tuple(variable(name) for name in source.meta.symbols)
-        return TritonCall(handle, (plan(kernel).grid, 1, 1), slots, symbols, kernel.name)
+        return TritonCall(handle, (layout_of(kernel).grid, 1, 1), slots, symbols, kernel.name)

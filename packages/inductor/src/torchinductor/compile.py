@@ -77,7 +77,7 @@ def compile_graph(
     clock.lap("lower")
     operations = schedule(lowered, options)
     clock.lap("schedule")
-    operations = _legalize(lowered, operations)
+    operations = _legalize(lowered, operations, options)
     if options.reuse_buffers:
         operations = write_in_place(lowered, operations)
     for operation in operations:
@@ -128,14 +128,14 @@ class _Clock:
         self._last = now
 
 
-def _legalize(lowered: Lowered, operations: Sequence[Operation]) -> list[Operation]:
+def _legalize(lowered: Lowered, operations: Sequence[Operation], options: InductorOptions) -> list[Operation]:
     """Lets each device's back end cut kernels as the device needs; what they add becomes buffers of the graph."""
     result: list[Operation] = []
     for operation in operations:
         if not isinstance(operation, Kernel):
             result.append(operation)
             continue
-        for kernel in codegen_for(operation.device.type).legalize(operation):
+        for kernel in codegen_for(operation.device.type).legalize(operation, options):
             lowered.buffers.update((name, kernel.buffers[name]) for name in kernel.arguments)
             result.append(kernel)
     return result

@@ -63,7 +63,7 @@ class Fault(IntFlag):
     DIVISION = 2  # an integer division by zero: RuntimeError, as eager on the CPU
 
 
-ReductionKind = Literal["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin"]
+ReductionKind = Literal["sum", "prod", "amax", "amin", "any", "all", "argmax", "argmin", "sum_exp", "moments"]
 ScanKind = Literal["sum", "prod", "cummax", "cummin", "logcumsumexp"]
 StoreMode = Literal["set", "add", "prod", "amax", "amin"]
 
@@ -113,10 +113,15 @@ class OpsHandler(Generic[V]):
         """Word index mod 4 of Philox4x32-10 with key `seed` and counter (index // 4, stream), int64 in [0, 2^32)."""
         raise NotImplementedError
 
-    def reduce(self, kind: ReductionKind, key: str, value: V, position: V | None = None) -> None:
+    def reduce(
+        self, kind: ReductionKind, key: str, value: V, position: V | None = None, about: str | None = None
+    ) -> None:
         """Accumulates `value` over the inner loops into `key`, which later stages read by `carried`.
 
         `argmax` and `argmin` take the element's `position` too and carry the position (first one wins, NaN first).
+        `sum_exp` and `moments` are `about` the result of a reduction of the same values in the same loops, which they
+        need not wait for: the sum of exp(value - the maximum `about`), the sum of (value - mean)^2 where `about` is
+        the sum. Only a back end that asks `scheduling.online` for them meets them.
         """
         raise NotImplementedError
 
@@ -176,7 +181,9 @@ class CountHandler(OpsHandler[None]):
     def random_bits(self, seed: None, index: IntExpr, stream: int) -> None:
         self._count("random_bits")
 
-    def reduce(self, kind: ReductionKind, key: str, value: None, position: None = None) -> None:
+    def reduce(
+        self, kind: ReductionKind, key: str, value: None, position: None = None, about: str | None = None
+    ) -> None:
         self._count("reduce")
 
     def carried(self, key: str, dtype: torch.dtype) -> None:
@@ -234,8 +241,11 @@ class PrintHandler(OpsHandler[str]):
     def random_bits(self, seed: str, index: IntExpr, stream: int) -> str:
         return self._emit(f"random_bits({seed}, {index}, stream={stream})")
 
-    def reduce(self, kind: ReductionKind, key: str, value: str, position: str | None = None) -> None:
-        self.lines.append(f"{self.indent}{key} = reduce_{kind}({value}" + (f", {position})" if position else ")"))
+    def reduce(
+        self, kind: ReductionKind, key: str, value: str, position: str | None = None, about: str | None = None
+    ) -> None:
+        operands = [value, *([position] if position else []), *([f"about {about}"] if about else [])]
+        self.lines.append(f"{self.indent}{key} = reduce_{kind}({', '.join(operands)})")
 
     def carried(self, key: str, dtype: torch.dtype) -> str:
         return self._emit(f"carried({key})")

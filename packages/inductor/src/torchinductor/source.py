@@ -35,7 +35,8 @@ def generate_source(
     for operation in schedule(lowered, options):
         if isinstance(operation, Kernel):
             backend = codegen_for(operation.device.type)
-            sources.update((part.name, backend.generate(part, options).text) for part in backend.legalize(operation))
+            parts = backend.legalize(operation, options)
+            sources.update((part.name, backend.generate(part, options).text) for part in parts)
     return sources
 
 

@@ -40,10 +40,11 @@ class CodegenBackend(ABC):
     def warm(self, options: InductorOptions) -> None:  # noqa: B027 - most back ends have nothing to start
         """Called before a graph is lowered: what takes time to start can start in the background."""
 
-    def legalize(self, kernel: Kernel) -> list[Kernel]:
+    def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         """Kernels that together do a scheduled kernel's work on this device, in order; by default the kernel itself.
 
-        Buffers that they add (workspaces) stand in their `buffers`; the driver allocates them like any other.
+        Buffers that they add (workspaces) stand in their `buffers`; the driver allocates them like any other. What is
+        decided here of loops, tiles or threads goes into their `layout`, which nobody else looks at.
         """
         return [kernel]
 

@@ -7,10 +7,26 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
-from torchinductor.indexing import ZERO, coefficient_of
-from torchinductor.ir import Axis, Body, Kernel, Op, Recorder, Stage
-from torchinductor.ops import ELEMENTWISE
+from primtorch.symbolic.expr import IntExpr
+from torchinductor.ir import (
+    Apply,
+    Body,
+    Carried,
+    Constant,
+    Indirect,
+    Kernel,
+    Load,
+    Op,
+    Part,
+    RandomBits,
+    Recorder,
+    Reduce,
+    Scan,
+    Stage,
+    Store,
+    slice_of,
+)
+from torchinductor.scheduling.axes import merge_axes
 
 # What may be computed again in a later loop rather than stored and loaded.
 _CHEAP = 12
@@ -53,7 +69,11 @@ class _Merging(Recorder):
         known = done.get(value)
         if known is None:
             op = source.ops[value]
-            known = done[value] = self._record(op._replace(args=tuple(self._copy(source, a, done) for a in op.args)))
+            if isinstance(op, Constant):
+                known = self.constant(op.value, op.dtype)
+            else:
+                known = self.record(op.renumbered(lambda a: self._copy(source, a, done)))
+            done[value] = known
         return known
 
 
@@ -93,64 +113,55 @@ def _merge_stages(kernel: Kernel) -> Kernel:
 
 def _available(found: Stored, name: str, stage: Stage, stages: list[_Merging], reduced: Mapping[str, int]) -> int:
     """The first place of a stage that reads what was stored."""
-    loads = (op for op, buffer, _ in stage.body.accesses() if buffer == name and op.name == "load")
-    if found.cheap and all(not op.args and op.attr[1] == found.index for op in loads):
+    loads = (op for op in stage.body.of(Load) if op.buffer == name)
+    if found.cheap and all(op.mask is None and op.index == found.index for op in loads):
         return max((found.floor, *(reduced[k] + 1 for k in found.keys)))
     return found.stage if stages[found.stage].kind == stage.kind else found.stage + 1
 
 
 def _append(stages: list[_Merging], place: int, body: Body, stored: dict[str, Stored], reduced: dict[str, int]) -> None:
     target = stages[place]
-    values = body.replay(target)
-    for op, _ in zip(body.ops, values, strict=True):
-        if op.name == "reduce":
-            reduced[op.attr[1]] = place
-    for position, op in enumerate(target.ops):
-        if op.name == "store" and op.attr[2] == "set" and len(op.args) == 1 and op.attr[0] not in stored:
-            cost, keys, loaded, heavy = _slice(target, op.args[0])
+    body.replay(target)
+    for reduction in body.of(Reduce):
+        reduced[reduction.key] = place
+    for op in target.ops:
+        if isinstance(op, Store) and op.plain and op.buffer not in stored:
+            cost, keys, loaded, heavy = _computation(target, op.value)
             sources = [stored[b].stage for b in loaded if b in stored]
             floor = max((s if stages[s].kind == target.kind else s + 1 for s in sources), default=0)
-            stored[op.attr[0]] = Stored(
-                place, op.args[0], op.attr[1], cost <= _CHEAP and not heavy, keys, floor, target.kind == "outer"
+            stored[op.buffer] = Stored(
+                place, op.value, op.index, cost <= _CHEAP and not heavy, keys, floor, target.kind == "outer"
             )
-            del position
 
 
-def _slice(recorder: _Merging, value: int) -> tuple[int, frozenset[str], set[str], bool]:
-    """(operations, carried keys, loaded buffers, whether it is too heavy or not repeatable) of a value's
-    computation."""
-    seen: set[int] = set()
+def _computation(recorder: _Merging, value: int) -> tuple[int, frozenset[str], set[str], bool]:
+    """(operations, carried keys, loaded buffers, whether it is too heavy or not repeatable) of how a value is made."""
+    needed = slice_of(recorder.ops, [value])
     keys: set[str] = set()
     loaded: set[str] = set()
     heavy = False
-    pending = [value]
-    while pending:
-        at = pending.pop()
-        if at in seen:
-            continue
-        seen.add(at)
-        op = recorder.ops[at]
-        pending += op.args
-        if op.name == "carried":
-            keys.add(op.attr)
-        elif op.name == "apply":
-            # Once an outer iteration is cheap whatever it is.
-            heavy |= ELEMENTWISE[op.attr].heavy and recorder.kind == "inner"
-        elif op.name == "load":
-            loaded.add(op.attr[0])
-            heavy |= _indirect(op)
-        elif op.name in ("scan", "part", "random_bits"):
-            heavy = True
-    return len(seen), frozenset(keys), loaded, heavy
+    for op in map(recorder.ops.__getitem__, needed):
+        match op:
+            case Carried():
+                keys.add(op.key)
+            case Apply():
+                # Once an outer iteration is cheap whatever it is.
+                heavy |= op.heavy and recorder.kind == "inner"
+            case Load():
+                loaded.add(op.buffer)
+                heavy |= _indirect(op)
+            case Scan() | Part() | RandomBits():
+                heavy = True
+    return len(needed), frozenset(keys), loaded, heavy
 
 
-def _indirect(op: Op) -> bool:
-    return any(name.startswith("j") for name in op.attr[1].symbols())
+def _indirect(op: Load) -> bool:
+    return any(name.startswith("j") for name in op.index.symbols())
 
 
 def _without_dead_stores(kernel: Kernel, live: frozenset[str]) -> Kernel:
     """Drops stores that nobody reads and everything that only they needed; names the buffers only this kernel uses."""
-    loaded = {op.attr[0] for s in kernel.stages for op in s.body.ops if op.name == "load"}
+    loaded = {op.buffer for s in kernel.stages for op in s.body.of(Load)}
     needed: set[str] = set()
     stages: list[Stage] = []
     for stage in reversed(kernel.stages):
@@ -159,96 +170,29 @@ def _without_dead_stores(kernel: Kernel, live: frozenset[str]) -> Kernel:
         if body.ops:
             stages.append(Stage(stage.kind, body))
     result = replace(kernel, stages=tuple(reversed(stages)))
-    still = {op.attr[0] for s in result.stages for op in s.body.ops if op.name == "load"}
+    still = {op.buffer for s in result.stages for op in s.body.of(Load)}
     if still != loaded:
         return _without_dead_stores(result, live)
     return replace(result, local=frozenset(w for w in result.writes if w not in live))
 
 
 def _live_body(body: Body, buffers: frozenset[str] | set[str], keys: set[str]) -> Body:
+    """The operations that these buffers' stores and these keys' reductions need, by operands or by indirect indices."""
+    roots = [p for p, op in enumerate(body.ops) if _is_root(op, buffers, keys)]
+    jumps = {op.symbol: p for p, op in enumerate(body.ops) if isinstance(op, Indirect)}
     keep: set[int] = set()
-    for position in range(len(body.ops) - 1, -1, -1):
-        op = body.ops[position]
-        root = (op.name == "store" and op.attr[0] in buffers) or (op.name == "reduce" and op.attr[1] in keys)
-        if root or position in keep:
-            keep.add(position)
-            keep.update(op.args)
-    # An indirect index is used by name.
-    names = {op.attr[0]: p for p, op in enumerate(body.ops) if op.name == "indirect"}
-    if names:
-        _keep_indirect(body, names, keep)
+    while roots:
+        keep |= slice_of(body.ops, roots)
+        named = (
+            {jumps[s] for p in keep for e in body.ops[p].indices for s in e.symbols() if s in jumps} if jumps else ()
+        )
+        roots = [p for p in named if p not in keep]
     if len(keep) == len(body.ops):
         return body
     order = sorted(keep)
     number = {old: new for new, old in enumerate(order)}
-    return Body(tuple(body.ops[p]._replace(args=tuple(number[a] for a in body.ops[p].args)) for p in order))
+    return Body(tuple(body.ops[p].renumbered(number.__getitem__) for p in order))
 
 
-def _keep_indirect(body: Body, names: Mapping[str, int], keep: set[int]) -> None:
-    pending = sorted(keep, reverse=True)
-    while pending:
-        position = pending.pop()
-        op = body.ops[position]
-        exprs = [op.attr[1]] if op.name in ("load", "store") else [op.attr] if op.name == "index_expr" else []
-        wanted = list(op.args) + [names[s] for e in exprs for s in e.symbols() if s in names]
-        for other in wanted:
-            if other not in keep:
-                keep.add(other)
-                pending.append(other)
-
-
-# axes ---------------------------------------------------------------------------------------------------------
-def _indices(kernel: Kernel) -> set[IntExpr]:
-    found: set[IntExpr] = set()
-    for stage in kernel.stages:
-        for op in stage.body.ops:
-            match op.name:
-                case "load" | "store":
-                    found.add(op.attr[1])
-                case "index_expr":
-                    found.add(op.attr)
-                case "random_bits":
-                    found.add(op.attr[0])
-    return found
-
-
-def merge_axes(kernel: Kernel) -> Kernel:
-    """One axis for two that every index walks through as one; axes named i0, i1, ... in order."""
-    axes = list(kernel.axes)
-    indices = list(_indices(kernel))
-    steps = {a.name: [coefficient_of(e, a.name) for e in indices] for a in axes}
-    mapping: dict[Symbol, IntExpr] = {}
-    if not any(s.body.scans for s in kernel.stages):
-        position = 0
-        while position < len(axes):
-            slow = axes[position]
-            fast = next(
-                (f for f in axes if f is not slow and f.inner == slow.inner and _one_walk(steps, slow, f)), None
-            )
-            if fast is None:
-                position += 1
-                continue
-            axes[axes.index(fast)] = replace(fast, size=slow.size * fast.size)
-            axes.remove(slow)
-            mapping[intern_symbol(slow.name)] = ZERO
-            position = 0
-    final = [replace(a, name=f"i{k}") for k, a in enumerate(axes)]
-    for old, new in zip(axes, final, strict=True):
-        if old.name != new.name:
-            mapping[intern_symbol(old.name)] = new.var
-    if not mapping:
-        return kernel
-    ranges = {a.name: a.size for a in final}
-    stages = []
-    for stage in kernel.stages:
-        recorder = Recorder(ranges)
-        stage.body.replay(recorder, mapping)
-        stages.append(Stage(stage.kind, recorder.body()))
-    return replace(kernel, axes=tuple(final), stages=tuple(stages))
-
-
-def _one_walk(steps: Mapping[str, list[IntExpr | None]], slow: Axis, fast: Axis) -> bool:
-    for a, b in zip(steps[slow.name], steps[fast.name], strict=True):
-        if a is None or b is None or a != b * fast.size:
-            return False
-    return True
+def _is_root(op: Op, buffers: frozenset[str] | set[str], keys: set[str]) -> bool:
+    return (isinstance(op, Store) and op.buffer in buffers) or (isinstance(op, Reduce) and op.key in keys)

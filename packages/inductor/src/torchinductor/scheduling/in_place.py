@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from torchinductor.ir import Kernel, Op
+from torchinductor.ir import Kernel, Load, Store
 from torchinductor.lowering.context import Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of, owned_by_graph
@@ -57,39 +57,39 @@ def _fits(kernel: Kernel, written: str, read: str) -> bool:
     return (a.dtype, a.device) == (b.dtype, b.device) and a.span == b.span
 
 
-class _Store(NamedTuple):
+class _Place(NamedTuple):
     stage: int
     position: int  # in the stage's body
-    op: Op
+    op: Store
 
 
-def _only_store(kernel: Kernel, buffer: str) -> _Store | None:
+def _only_store(kernel: Kernel, buffer: str) -> _Place | None:
     """The store to a buffer, if there is one, and each iteration makes it to another place."""
     stores = [
-        _Store(number, position, op)
+        _Place(number, position, op)
         for number, stage in enumerate(kernel.stages)
         for position, op in enumerate(stage.body.ops)
-        if op.name == "store" and op.attr[0] == buffer
+        if isinstance(op, Store) and op.buffer == buffer
     ]
     if len(stores) != 1:
         return None
     (store,) = stores
     walked = kernel.axes if kernel.stages[store.stage].kind == "inner" else kernel.outer
-    moves = store.op.attr[1].symbols()
+    moves = store.op.index.symbols()
     apart = all(a.name in moves or a.size.as_int() == 1 for a in walked)
-    return store if store.op.attr[2] == "set" and apart else None
+    return store if store.op.mode == "set" and apart else None
 
 
-def _read_before(kernel: Kernel, read: str, store: _Store) -> bool:
+def _read_before(kernel: Kernel, read: str, store: _Place) -> bool:
     """Whether every load of `read` is from the place of the store, and earlier. Where a mask holds a store back, the
     place may be another iteration's: then it has to hold back the loads too."""
-    place, mask, own = store.op.attr[1], store.op.args[1:], (store.stage, store.position)
+    place, mask, own = store.op.index, store.op.mask, (store.stage, store.position)
     for number, stage in enumerate(kernel.stages):
         for position, op in enumerate(stage.body.ops):
-            if op.name not in ("load", "store") or op.attr[0] != read:
+            if not isinstance(op, (Load, Store)) or op.buffer != read:
                 continue
-            if op.name == "store" or op.attr[1] != place or (number, position) > own:
+            if isinstance(op, Store) or op.index != place or (number, position) > own:
                 return False
-            if mask and (number != store.stage or op.args != mask):
+            if mask is not None and (number != store.stage or op.mask != mask):
                 return False
     return True

@@ -9,7 +9,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
-from torchinductor.ir import Kernel
+from torchinductor.ir import Kernel, Load, Store
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
@@ -227,12 +227,12 @@ def _sound(kernel: Kernel, count: int, shared: set[str]) -> bool:
         return True
     stored: dict[str, set[IntExpr]] = {}
     for stage in kernel.stages[:count]:
-        for op, buffer, index in stage.body.accesses():
-            if op.name == "store" and buffer in shared:
-                stored.setdefault(buffer, set()).add(index)
+        for op in stage.body.of(Store):
+            if op.buffer in shared:
+                stored.setdefault(op.buffer, set()).add(op.index)
     for stage in kernel.stages[count:]:
-        for op, buffer, index in stage.body.accesses():
-            if op.name == "load" and buffer in shared and stored[buffer] != {index}:
+        for load in stage.body.of(Load):
+            if load.buffer in shared and stored[load.buffer] != {load.index}:
                 return False
     return True
 

@@ -31,7 +31,7 @@ from torchinductor.codegen.cpp.expressions import (
     value_type,
 )
 from torchinductor.indexing import below, coefficient_of, product, variable
-from torchinductor.ir import Axis, Kernel, Stage
+from torchinductor.ir import Apply, Axis, Indirect, Kernel, Reduce, Stage, Store
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
@@ -132,7 +132,7 @@ def _arguments(kernel: Kernel) -> list[str]:
 def _empty_checks(kernel: Kernel) -> list[str]:
     """What the kernel indexes by loaded values is not empty: there is no place that a wrong index could be moved to."""
     ops = [op for stage in kernel.stages for op in stage.body.ops]
-    sizes = dict.fromkeys(op.attr[1] for op in ops if op.name == "indirect" and not (op.attr[1].as_int() or 0) > 0)
+    sizes = dict.fromkeys(op.size for op in ops if isinstance(op, Indirect) and not (op.size.as_int() or 0) > 0)
     total = index_text(product(a.size for a in kernel.axes), {})
     return [f"if ({index_text(size, {})} <= 0 && {total} > 0) return {Fault.INDEX.value};" for size in sizes]
 
@@ -141,10 +141,10 @@ def _empty_checks(kernel: Kernel) -> list[str]:
 def ordered_scatter(kernel: Kernel) -> Kernel:
     """A scatter with the axes along which two iterations may meet as inner, sequential loops."""
     (stage,) = kernel.stages
-    stores = [op for op in stage.body.ops if op.name == "store"]
+    stores = list(stage.body.of(Store))
     axes = []
     for axis in kernel.axes:
-        free = all(_conflict_free(op.attr[1], axis, kernel) for op in stores)
+        free = all(_conflict_free(op.index, axis, kernel) for op in stores)
         axes.append(replace(axis, inner=not free))
     if not any(a.inner for a in axes):
         return replace(kernel, axes=tuple(axes), scatters=False)
@@ -171,8 +171,8 @@ def _strides(kernel: Kernel, axis: Axis) -> list[tuple[IntExpr | None, int]]:
     found = []
     for stage in kernel.stages:
         factor = 8 if stage.kind == "inner" else 1
-        for op, _, index in stage.body.accesses():
-            found.append((coefficient_of(index, axis.name), factor * (2 if op.name == "store" else 1)))
+        for op in stage.body.accesses:
+            found.append((coefficient_of(op.index, axis.name), factor * (2 if isinstance(op, Store) else 1)))
     return found
 
 
@@ -207,7 +207,7 @@ def _order(kernel: Kernel, axes: list[Axis]) -> list[Axis]:
 
 def _work(kernel: Kernel) -> int:
     """The weight of one iteration: heavy functions count more."""
-    heavy = sum(1 for s in kernel.stages for op in s.body.ops if op.name == "apply" and ELEMENTWISE[op.attr].heavy)
+    heavy = sum(op.heavy for stage in kernel.stages for op in stage.body.of(Apply))
     return max(1, len(kernel.stages)) + 4 * heavy
 
 
@@ -241,7 +241,7 @@ def make_plan(kernel: Kernel, grain: int) -> Plan:
     def full(axis: Axis) -> Loop:
         return Loop(axis.name, text(axis), axis=axis.name)
 
-    arg = any(op.name == "reduce" and op.attr[0] in ("argmax", "argmin") for s in kernel.stages for op in s.body.ops)
+    arg = any(op.position is not None for stage in kernel.stages for op in stage.body.of(Reduce))
     lanes, lane_count, chunked = None, 0, False
     inner_loops = [full(a) for a in (inner if ordered else _order(kernel, [a for a in inner if a is not vector]))]
     outer_loops: list[Loop] = []
@@ -308,8 +308,8 @@ def _crossing(kernel: Kernel, vector: Axis) -> Axis | None:
         if axis is vector or any(n is not None and n < 2 * t for n, t in zip(sizes, _TILE, strict=True)):
             continue
         for stage in kernel.stages:
-            for _, _, index in stage.body.accesses():
-                along, across = coefficient_of(index, axis.name), coefficient_of(index, vector.name)
+            for op in stage.body.accesses:
+                along, across = coefficient_of(op.index, axis.name), coefficient_of(op.index, vector.name)
                 if along is not None and along.as_int() == 1 and across is not None and across.terms:
                     return axis
     return None
@@ -540,7 +540,9 @@ class _StageWriter(OpsHandler[Value]):
     def _lane(self) -> str:
         return f"{self.plan.lanes} - {self.plan.lanes}_b"
 
-    def reduce(self, kind: ReductionKind, key: str, value: Value, position: Value | None = None) -> None:
+    def reduce(
+        self, kind: ReductionKind, key: str, value: Value, position: Value | None = None, about: str | None = None
+    ) -> None:
         name = f"r{len(self.writer.accumulators)}"
         blocks = kind == "sum" and value.dtype == torch.float32 and self.plan.chunked
         made = Accumulator(name, kind, value.dtype, f"{name}_part" if blocks else None)

@@ -17,7 +17,7 @@ from torchinductor.program import Instruction, Size, TritonCall
 from torchinductor.schemas import InductorOptions
 
 from .compiler import Binary, TritonCompiler
-from .plan import plan
+from .plan import layout_of
 from .split import split_reductions
 from .writer import TritonSource, write
 
@@ -60,8 +60,8 @@ class TritonBackend(CodegenBackend):
         """Starts the compiling process in the background; it is ready about a second later."""
         self.compiler(options).start()
 
-    def legalize(self, kernel: Kernel) -> list[Kernel]:
-        """Kernels that do the kernel's work in order; their `buffers` hold the workspaces that they added."""
+    def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
+        """Planned kernels that do the kernel's work in order; their `buffers` hold the workspaces that they added."""
         return split_reductions(kernel)
 
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
@@ -80,7 +80,7 @@ class TritonBackend(CodegenBackend):
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         meta: TritonSource = source.meta
-        grid: tuple[Size, Size, Size] = (plan(kernel).grid, 1, 1)  # kernels of equal text may differ in it
+        grid: tuple[Size, Size, Size] = (layout_of(kernel).grid, 1, 1)  # kernels of equal text may differ in it
         symbols = tuple(variable(name) for name in meta.symbols)
         return TritonCall(handle, grid, slots, symbols, f"{kernel.name}_{meta.name}")
 

@@ -10,7 +10,7 @@ import torch
 
 from primtorch.symbolic.expr import Call, IntExpr, Symbol
 from torchinductor.indexing import contiguous_strides, dot, number, product, variable
-from torchinductor.ir import Axis, compute_dtype
+from torchinductor.ir import Axis, Kernel, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 from .expressions import (
@@ -26,8 +26,7 @@ from .expressions import (
     stored_text,
     tl_type,
 )
-from .online import joined_kind
-from .plan import Plan
+from .plan import layout_of
 from .waits import waits_of
 
 NO_DIMS: frozenset[str] = frozenset()
@@ -78,20 +77,20 @@ def _call_text(call: Call) -> str:
 class TritonHandler(OpsHandler[Value]):
     """Values are names. Equal expressions share a name while both stand in one scope (the kernel, or one loop)."""
 
-    def __init__(self, plan: Plan) -> None:
-        self.plan = plan
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.layout = kernel, layout_of(kernel)
         self.lines: list[str] = []  # of the kernel's own level
         self.loop: list[str] | None = None  # of the inner loop being written
         self.after: list[str] = []  # what follows that loop
         self.dims: dict[str, frozenset[str]] = {}  # of axes and indirect indices
-        self.pointers = {name: f"p{i}" for i, name in enumerate(plan.kernel.arguments)}
+        self.pointers = {name: f"p{i}" for i, name in enumerate(kernel.arguments)}
         self.carried_values: dict[str, Value] = {}
         self.written: set[str] = set()
-        self.waits = waits_of(plan)
+        self.waits = waits_of(kernel)
         self.tiles: dict[str, Tile] = {}
         self.masks: dict[str, str] = {}  # tile dimension -> name of its bound check, where it needs one
         self._narrow: dict[str, str] = {}  # int64 values that are positions -> their 32-bit text
-        kinds = {plan.kernel.buffers[b].dtype for b in plan.kernel.writes}
+        kinds = {kernel.buffers[b].dtype for b in kernel.writes}
         self.coarse = all(k in HALF_TYPES or not k.is_floating_point for k in kinds) and bool(kinds & HALF_TYPES)
         self._shared: dict[str, Value] = {}
         self._loop_shared: dict[str, Value] = {}
@@ -158,7 +157,7 @@ class TritonHandler(OpsHandler[Value]):
     def store(
         self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
     ) -> None:
-        dtype = self.plan.kernel.buffers[buffer].dtype
+        dtype = self.kernel.buffers[buffer].dtype
         dims = self.dims_of(index) | (mask.dims if mask else NO_DIMS) | value.dims
         stored = stored_text(value, dtype)
         address = self._address(buffer, index, block=True)
@@ -214,13 +213,13 @@ class TritonHandler(OpsHandler[Value]):
                 self._narrow[value.name] = str(known)
             return value
         value = self.emit(f"({text}).to({tl_type(kind)})", kind, self.dims_of(expr))
-        if kind is torch.int64 and not self.plan.wide:
+        if kind is torch.int64 and not self.layout.wide:
             self._narrow[value.name] = f"({text})"
         return value
 
     def indirect(self, value: Value, size: IntExpr) -> IntExpr:
         name = self.name("j")
-        kind = "tl.int64" if self.plan.wide else "tl.int32"
+        kind = "tl.int64" if self.layout.wide else "tl.int32"
         line = f"{name} = {value.name}.to({kind})"
         inside = self.loop is not None and "r" in value.dims
         lines = self.loop if inside and self.loop is not None else self.lines
@@ -279,7 +278,7 @@ class TritonHandler(OpsHandler[Value]):
                 f"({index_text(rest)} + {tile.start} + tl.arange(0, {tile.block // 4}) * 4{tile.suffix}).to(tl.int64)"
             )
             across = self.dims_of(rest)
-            length = [tile.block] if not tile.suffix else [self.plan.across(dim) if across else 1, tile.block]
+            length = [tile.block] if not tile.suffix else [self.layout.across(dim) if across else 1, tile.block]
             text = f"_philox_line({seed.name}, {first}, {stream}, {length})"
             return self.emit(text, torch.int64, across | {dim} | seed.dims)
         return None
@@ -289,12 +288,13 @@ class TritonHandler(OpsHandler[Value]):
     def carried(self, key: str, dtype: torch.dtype) -> Value:
         return self.carried_values[key]
 
-    def reduce(self, kind: ReductionKind, key: str, value: Value, position: Value | None = None) -> None:
-        joined = joined_kind(kind)
-        if joined is not None and self.plan.persistent:
-            kind, value = "sum", self._centred(*joined, value)
-        elif joined is not None:
-            (self._sum_exp if joined[0] == "sum_exp" else self._moments)(joined[1], key, value)
+    def reduce(
+        self, kind: ReductionKind, key: str, value: Value, position: Value | None = None, about: str | None = None
+    ) -> None:
+        if about is not None and self.layout.persistent:
+            kind, value = "sum", self._centred(kind, about, value)
+        elif about is not None:
+            (self._sum_exp if kind == "sum_exp" else self._moments)(about, key, value)
             return
         combine = REDUCTIONS[kind]
         if kind in ("any", "all") and value.dtype is not torch.bool:
@@ -303,10 +303,10 @@ class TritonHandler(OpsHandler[Value]):
         starts = [literal(combine.identity(value.dtype), value.dtype)]
         if position is not None:
             starts.append(literal(torch.iinfo(torch.int64).max, torch.int64))
-        shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
+        shape = f"[{self.layout.x_block}, {self.layout.r_block}]"
         tiles = [f"tl.broadcast_to({v.name}, {shape})" for v in values]
         mask = f"tl.broadcast_to({self.masks['r']}, {shape})" if "r" in self.masks else ""
-        if self.plan.persistent:
+        if self.layout.persistent:
             tiles = [f"tl.where({mask}, {t}, {s})" if mask else t for t, s in zip(tiles, starts, strict=True)]
             totals = [self.emit(t, v.dtype, {"x", "r"}) for t, v in zip(tiles, values, strict=True)]
         else:
@@ -333,7 +333,7 @@ class TritonHandler(OpsHandler[Value]):
     def _lanes(self, start: str, dtype: torch.dtype) -> str:
         """A number for each element of the tile that lives across the loop's iterations."""
         name = self.name("lane")
-        shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
+        shape = f"[{self.layout.x_block}, {self.layout.r_block}]"
         self.lines.append(f"{name} = tl.full({shape}, {start}, {tl_type(dtype)})")
         return name
 
@@ -344,12 +344,12 @@ class TritonHandler(OpsHandler[Value]):
                 f"{lane} = " + (f"tl.where({self.masks['r']}, {text}, {lane})" if "r" in self.masks else text)
             )
 
-    def _centred(self, kind: str, first: str, value: Value) -> Value:
+    def _centred(self, kind: ReductionKind, first: str, value: Value) -> Value:
         """What a joined reduction adds up, where the row is in registers and the first result is there already."""
         row = self.carried_values[first]
         if kind == "sum_exp":
             return self.apply("exp", self.apply("sub", value, row))
-        size = index_text(product(a.size for a in self.plan.r))
+        size = index_text(product(a.size for a in self.layout.r))
         gap = self.emit(f"{value.name} - {row.name} / ({size})", value.dtype, value.dims | row.dims)
         return self.apply("mul", gap, gap)
 
@@ -360,7 +360,7 @@ class TritonHandler(OpsHandler[Value]):
         exp = "m.fast_expf({})" if value.dtype is torch.float32 else "m.exp({})"
         if "r" in self.masks:
             lowest = literal(-math.inf, value.dtype)
-            shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
+            shape = f"[{self.layout.x_block}, {self.layout.r_block}]"
             inside = f"tl.broadcast_to({self.masks['r']}, {shape})"
             tile = f"tl.where({inside}, tl.broadcast_to({value.name}, {shape}), {lowest})"
             value = self.emit(tile, value.dtype, {"x", "r"})
@@ -380,13 +380,13 @@ class TritonHandler(OpsHandler[Value]):
 
     def _moments(self, total: str, key: str, value: Value) -> None:
         """The sum of (value - mean)^2, by each lane's mean and squares about it."""
-        kind, block = tl_type(value.dtype), self.plan.r_block
+        kind, block = tl_type(value.dtype), self.layout.r_block
         mean, squares = self._lanes("0.0", value.dtype), self._lanes("0.0", value.dtype)
         gap, moved = self.name(), self.name()
         self.statement(f"{gap} = {value.name} - {mean}")
         self.statement(f"{moved} = {mean} + {gap} * (1 / tl.cast(r0 // {block} + 1, {kind}))")
         self._update({squares: f"{squares} + {gap} * ({value.name} - {moved})", mean: moved})
-        size = index_text(product(a.size for a in self.plan.r))
+        size = index_text(product(a.size for a in self.layout.r))
         count, off = self.name(), self.name()
         self.after.append(f"{count} = (({size} - tl.arange(0, {block})[None, :] + {block - 1}) // {block}).to({kind})")
         self.after.append(f"{off} = {mean} - {self.carried_values[total].name} / ({size})")
@@ -420,7 +420,7 @@ class TritonHandler(OpsHandler[Value]):
     def scan(self, kind: ScanKind, value: Value, position: Value | None = None) -> tuple[Value, ...]:
         combine = SCANS[kind]
         values = [value] if position is None else [value, position]
-        shape = f"[{self.plan.x_block}, {self.plan.r_block}]"
+        shape = f"[{self.layout.x_block}, {self.layout.r_block}]"
         starts = [literal(combine.identity(value.dtype), value.dtype), literal(0, torch.int64)][: len(values)]
         results = [Value(self.name("scan"), v.dtype, frozenset({"x", "r"})) for v in values]
         tiles = [f"tl.broadcast_to({v.name}, {shape})" for v in values]
@@ -430,7 +430,7 @@ class TritonHandler(OpsHandler[Value]):
         operand = tiles[0] if len(tiles) == 1 else f"({', '.join(tiles)})"
         names = ", ".join(r.name for r in results)
         self.statement(f"{names} = tl.associative_scan({operand}, 1, {combine.function})")
-        if not self.plan.persistent:
+        if not self.layout.persistent:
             self._carry_scan(combine, values, starts, operand, results)
         return tuple(results)
 
@@ -440,7 +440,7 @@ class TritonHandler(OpsHandler[Value]):
         """Joins this tile's scan to what the tiles before it came to."""
         carries = [self.name("run") for _ in values]
         for carry, start in zip(carries, starts, strict=True):
-            self.lines.append(f"{carry} = tl.broadcast_to({start}, [{self.plan.x_block}, 1])")
+            self.lines.append(f"{carry} = tl.broadcast_to({start}, [{self.layout.x_block}, 1])")
         names = [r.name for r in results]
         ends = [self.name() for _ in values]
         self.statement(f"{', '.join(ends)} = tl.reduce({operand}, 1, {combine.function})")

@@ -1,5 +1,7 @@
 """How a kernel's iteration space is laid over programs and tiles. Pure decisions on axes; no text.
 
+`planned` gives a kernel its `Layout`, once; all that writes or launches it reads it there.
+
 A tile has at most two dimensions. A pointwise kernel takes one of three shapes: `flat` (one line over all axes), `rows`
 (a tile along the last axis, the other axes fixed by the program) and `tiled` (two axes, for transposes). A reduction
 takes a tile of outer points by inner points, the inner dimension whole (`persistent`) or in a loop.
@@ -14,13 +16,14 @@ from typing import Literal
 
 import torch
 
-from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
-from torchinductor.indexing import ZERO, coefficient_of, number, product
-from torchinductor.ir import Axis, Body, Kernel, Op, Stage
+from primtorch.symbolic.expr import IntExpr
+from torchinductor.errors import InductorError
+from torchinductor.indexing import coefficient_of, number, product
+from torchinductor.ir import Axis, Kernel, Load
+from torchinductor.scheduling.axes import merge_axes
+from torchinductor.scheduling.online import join_passes
 
-from .online import join_passes
-
-Layout = Literal["flat", "rows", "tiled", "reduction"]
+Shape = Literal["flat", "rows", "tiled", "reduction"]
 
 PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
 PROGRAMS_WANTED = 132 * 4  # enough to fill a large GPU
@@ -29,11 +32,10 @@ UNKNOWN_SIZE = 1024  # what a symbolic size counts as where sizes are weighed
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
-    """The layout of a kernel whose axes are already merged."""
+class Layout:
+    """How a kernel whose axes are merged is laid out."""
 
-    layout: Layout
-    kernel: Kernel
+    shape: Shape
     x: tuple[Axis, ...]  # axes that the tile's x dimension runs over, the last one fastest
     y: tuple[Axis, ...] = ()  # the second tile dimension of `tiled`
     r: tuple[Axis, ...] = ()  # inner axes
@@ -63,67 +65,21 @@ def _ceil_div(size: IntExpr, block: int) -> IntExpr:
     return (size + number(block - 1)) // number(block)
 
 
-def plan(kernel: Kernel, join: bool = True) -> Plan:
-    """Merges axes and chooses layout, block sizes and warps. Without `join`, passes stay as they were recorded."""
+def planned(kernel: Kernel, join: bool = True) -> Kernel:
+    """The kernel with axes merged, and with its layout. Where rows are looped over, passes over them are joined."""
     kernel = merge_axes(kernel)
-    chosen = _reduction(kernel) if kernel.inner else _pointwise(kernel)
-    if kernel.inner and not chosen.persistent and join:
-        chosen = _reduction(join_passes(kernel))
-    return replace(chosen, wide=_is_wide(kernel))
+    layout = _reduction(kernel) if kernel.inner else _pointwise(kernel)
+    if kernel.inner and not layout.persistent and join:
+        kernel = join_passes(kernel)
+        layout = _reduction(kernel)
+    return replace(kernel, layout=replace(layout, wide=_is_wide(kernel)))
 
 
-# ---- merging axes ---------------------------------------------------------------------------------------------------
-
-
-def index_expressions(kernel: Kernel) -> list[IntExpr]:
-    """Every expression over the axes that a kernel evaluates."""
-    found: dict[IntExpr, None] = {}
-    for stage in kernel.stages:
-        for op in stage.body.ops:
-            match op.name:
-                case "load" | "store":
-                    found[op.attr[1]] = None
-                case "index_expr":
-                    found[op.attr] = None
-                case "random_bits":
-                    found[op.attr[0]] = None
-    return list(found)
-
-
-def merge_axes(kernel: Kernel) -> Kernel:
-    """Makes one axis of neighbours that every index walks through as one: offset = c * (i * size + j)."""
-    axes = list(kernel.axes)
-    position = 0
-    while position + 1 < len(axes):
-        a, b = axes[position], axes[position + 1]
-        if a.inner == b.inner and all(_walks_as_one(e, a, b) for e in index_expressions(kernel)):
-            axes[position : position + 2] = [Axis(b.name, a.size * b.size, a.inner)]
-            zero: dict[Symbol, IntExpr] = {intern_symbol(a.name): ZERO}
-            stages = tuple(Stage(s.kind, _substitute(s.body, zero)) for s in kernel.stages)
-            kernel = replace(kernel, axes=tuple(axes), stages=stages)
-            position = max(position - 1, 0)
-        else:
-            position += 1
-    return kernel
-
-
-def _walks_as_one(expr: IntExpr, a: Axis, b: Axis) -> bool:
-    step_a, step_b = coefficient_of(expr, a.name), coefficient_of(expr, b.name)
-    return step_a is not None and step_b is not None and step_a == step_b * b.size
-
-
-def _substitute(body: Body, mapping: dict[Symbol, IntExpr]) -> Body:
-    def change(op: Op) -> Op:
-        match op.name:
-            case "load" | "store":
-                return op._replace(attr=(op.attr[0], op.attr[1].substitute(mapping), *op.attr[2:]))
-            case "index_expr":
-                return op._replace(attr=op.attr.substitute(mapping))
-            case "random_bits":
-                return op._replace(attr=(op.attr[0].substitute(mapping), op.attr[1]))
-        return op
-
-    return Body(tuple(map(change, body.ops)))
+def layout_of(kernel: Kernel) -> Layout:
+    """The layout that `planned` gave the kernel."""
+    if not isinstance(kernel.layout, Layout):
+        raise InductorError(f"kernel {kernel.name} is written before it is planned")
+    return kernel.layout
 
 
 # ---- choices --------------------------------------------------------------------------------------------------------
@@ -150,10 +106,10 @@ def _unit_axes(kernel: Kernel) -> Counter[str]:
     votes: Counter[str] = Counter()
     sizes = {a.name: a.size.as_int() or UNKNOWN_SIZE for a in kernel.axes}
     for stage in kernel.stages:
-        for _, name, index in stage.body.accesses():
-            used = index.symbols()
+        for access in stage.body.accesses:
+            index, used = access.index, access.index.symbols()
             scattered = bool(used - sizes.keys() - set(kernel.symbols))  # by a value that is read: anywhere
-            weight = kernel.buffers[name].dtype.itemsize
+            weight = kernel.buffers[access.buffer].dtype.itemsize
             for axis, size in sizes.items():
                 weight *= size if scattered or axis in used else 1
             for axis in sizes:
@@ -164,14 +120,14 @@ def _unit_axes(kernel: Kernel) -> Counter[str]:
 
 
 def _masked_loads(kernel: Kernel) -> int:
-    return sum(op.name == "load" and bool(op.args) for stage in kernel.stages for op in stage.body.ops)
+    return sum(load.mask is not None for stage in kernel.stages for load in stage.body.of(Load))
 
 
 def _pow2(value: int) -> int:
     return 1 << max(value - 1, 0).bit_length()
 
 
-def _pointwise(kernel: Kernel) -> Plan:
+def _pointwise(kernel: Kernel) -> Layout:
     axes = kernel.outer
     votes = _unit_axes(kernel)
     last = axes[-1] if axes else None
@@ -181,23 +137,23 @@ def _pointwise(kernel: Kernel) -> Plan:
     if last is not None and others and (last.size.as_int() or 64) >= 16:
         other = max(others, key=lambda a: votes[a.name])
         fixed = tuple(a for a in axes if a not in (other, last))
-        return Plan("tiled", kernel, (last,), (other,), fixed=fixed, x_block=64, y_block=64, warps=8)
+        return Layout("tiled", (last,), (other,), fixed=fixed, x_block=64, y_block=64, warps=8)
     width = last.size.as_int() if last is not None else 1
     if len(axes) > 1 and width is not None and last is not None and width >= 16 and _masked_loads(kernel) >= 3:
         # A window: its rows' positions and checks are made once a row, its columns' once a column.
         block = min(_pow2(width), 128)
         # Two points a thread: neighbouring threads read neighbouring memory.
-        return Plan("tiled", kernel, (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
+        return Layout("tiled", (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
     if len(axes) > 1 and width is not None and last is not None:
         block = min(_pow2(width), 2048)
         if width >= 256 and -(-width // block) * block <= 1.13 * width:
-            return Plan("rows", kernel, (last,), fixed=tuple(axes[:-1]), x_block=block, warps=4 if block <= 1024 else 8)
+            return Layout("rows", (last,), fixed=tuple(axes[:-1]), x_block=block, warps=4 if block <= 1024 else 8)
     total = _static(axes)
     block = 1024 if total is None else max(128, min(1024, _pow2(-(-total // PROGRAMS_WANTED))))
-    return Plan("flat", kernel, tuple(axes), x_block=block, warps=max(1, min(4, block // 128)))
+    return Layout("flat", tuple(axes), x_block=block, warps=max(1, min(4, block // 128)))
 
 
-def _reduction(kernel: Kernel) -> Plan:
+def _reduction(kernel: Kernel) -> Layout:
     inner, outer = kernel.inner, kernel.outer
     votes = _unit_axes(kernel)
     along_inner = sum(votes[a.name] for a in inner)
@@ -213,33 +169,31 @@ def _reduction(kernel: Kernel) -> Plan:
     passes = sum(stage.kind == "inner" for stage in kernel.stages)
     # Rows that are read several times should stay in the second-level cache: few wide programs, not many narrow ones.
     warps = 32 if passes > 1 and not ordered else 8
-    return Plan("reduction", kernel, outer, r=inner, x_block=1, r_block=block * (2 if warps == 32 else 1), warps=warps)
+    return Layout("reduction", outer, r=inner, x_block=1, r_block=block * (2 if warps == 32 else 1), warps=warps)
 
 
-def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Plan:
+def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Layout:
     r_block = _pow2(length)
     rows = max(1, 1024 // r_block)
     if count is not None:
         rows = min(rows, _pow2(max(1, count // PROGRAMS_WANTED)))
     elements = rows * r_block
     warps = max(1, min(16, elements // 512))  # 16 elements a thread
-    return Plan(
-        "reduction", kernel, kernel.outer, r=kernel.inner, x_block=rows, r_block=r_block, persistent=True, warps=warps
+    return Layout(
+        "reduction", kernel.outer, r=kernel.inner, x_block=rows, r_block=r_block, persistent=True, warps=warps
     )
 
 
-def _column(kernel: Kernel, length: int | None, count: int | None) -> Plan:
+def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
     """The outer axis is the one that is contiguous: tiles that are wide in x."""
     last = kernel.outer[-1].name
-    reads = [access for stage in kernel.stages for access in stage.body.accesses() if last in access[2].symbols()]
-    widest = 512 // max((kernel.buffers[name].dtype.itemsize for _, name, _ in reads), default=4)
+    walked = [op for stage in kernel.stages for op in stage.body.accesses if last in op.index.symbols()]
+    widest = 512 // max((kernel.buffers[op.buffer].dtype.itemsize for op in walked), default=4)
     width = min(widest, 64 if count is None else _pow2(count))  # half a kilobyte of each row, for the memory's pages
     limit = 8192 // width
     r_block = min(limit, 64 if length is None else _pow2(length), 64)
     whole = length is not None and length <= r_block
-    return Plan(
-        "reduction", kernel, kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=8
-    )
+    return Layout("reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=8)
 
 
 def argument_types(kernel: Kernel) -> Sequence[torch.dtype]:

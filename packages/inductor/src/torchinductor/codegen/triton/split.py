@@ -13,42 +13,41 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr, intern_symbol
 from torchinductor.indexing import contiguous_strides, dot, number, product
-from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Stage, compute_dtype
+from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Reduce, Stage, compute_dtype
 from torchinductor.ops import ReductionKind, StoreMode
 
 from .expressions import REDUCTIONS
-from .online import joined_kind
-from .plan import PROGRAMS_WANTED, Plan, plan
+from .plan import PROGRAMS_WANTED, layout_of, planned
 
 MIN_CHUNK = 2048  # elements that a program should reduce at least
 
 
 def split_reductions(kernel: Kernel) -> list[Kernel]:
-    """The kernel itself, or several that do its work in order. Sizes must be static for a split."""
-    layout = plan(kernel)
-    parts = _parts(layout)
+    """The kernel itself, or several that do its work in order, planned. Sizes must be static for a split."""
+    whole = planned(kernel)
+    parts = _parts(whole)
     if parts is None:
-        return [kernel]
-    kinds = [k for k in map(joined_kind, _reduction_kinds(layout.kernel)) if k is not None]
-    if any(head != "moments" for head, _ in kinds) or (kinds and (parts[0].size.as_int() or 1) % parts[1]):
-        layout = plan(kernel, join=False)  # only moments over whole chunks have a rule for joining chunks
-        parts = _parts(layout) or parts
-    return _Splitter(layout.kernel, *parts).run()
+        return [whole]
+    joined = {op.kind for op in _reductions(whole) if op.about is not None}
+    if joined - {"moments"} or (joined and (parts[0].size.as_int() or 1) % parts[1]):
+        whole = planned(kernel, join=False)  # only moments over whole chunks have a rule for joining chunks
+        parts = _parts(whole) or parts
+    return [planned(part) for part in _Splitter(whole, *parts).run()]
 
 
-def _reduction_kinds(kernel: Kernel) -> list[str]:
-    return [op.attr[0] for stage in kernel.stages for op in stage.body.ops if op.name == "reduce"]
+def _reductions(kernel: Kernel) -> list[Reduce]:
+    return [op for stage in kernel.stages for op in stage.body.of(Reduce)]
 
 
-def _parts(layout: Plan) -> tuple[Axis, int] | None:
+def _parts(kernel: Kernel) -> tuple[Axis, int] | None:
     """(the inner axis to cut, how many chunks), None where a split does not pay or is not known."""
-    kernel = layout.kernel
+    layout = layout_of(kernel)
     length, count = product(a.size for a in kernel.inner).as_int(), product(a.size for a in kernel.outer).as_int()
     if not kernel.inner or layout.persistent or length is None or count is None or not length or not count:
         return None
     if any(stage.body.scans for stage in kernel.stages) or kernel.scatters:
         return None
-    if any(kind in REDUCTIONS and REDUCTIONS[kind].pair for kind in _reduction_kinds(kernel)):
+    if any(op.position is not None for op in _reductions(kernel)):
         return None
     programs = -(-count // layout.x_block)
     wanted = min(PROGRAMS_WANTED // programs, length * layout.x_block // MIN_CHUNK)
@@ -85,11 +84,13 @@ class _Rerecorder(Recorder):
     def store(self, buffer: str, index: IntExpr, value: int, mode: StoreMode = "set", mask: int | None = None) -> None:
         super().store(buffer, index, value, mode, self._inside(mask))
 
-    def reduce(self, kind: ReductionKind, key: str, value: int, position: int | None = None) -> None:
+    def reduce(
+        self, kind: ReductionKind, key: str, value: int, position: int | None = None, about: str | None = None
+    ) -> None:
         if self.inside is not None:
             dtype = self.dtype(value)
             value = self.apply("where", self.inside, value, self.constant(REDUCTIONS[kind].identity(dtype), dtype))
-        super().reduce(kind, key, value, position)
+        super().reduce(kind, key, value, position, about)
 
     def _inside(self, mask: int | None) -> int | None:
         if self.inside is None or mask is None:
@@ -158,10 +159,10 @@ class _Splitter:
     def _reduce(self, body: Body, following: list[Stage], later: list[Stage]) -> None:
         outer, inner = self.kernel.outer, self.kernel.inner
         split = Axis("split", number(self.chunks))
-        reductions = {op.attr[1]: (op.attr[0], op.dtype) for op in body.ops if op.name == "reduce"}
+        reductions = {op.key: op for op in body.of(Reduce)}
         partial = {
-            key: self._workspace(key, compute_dtype(dtype), "partial", [split.size, *(a.size for a in outer)])
-            for key, (_, dtype) in reductions.items()
+            key: self._workspace(key, compute_dtype(op.dtype), "partial", [split.size, *(a.size for a in outer)])
+            for key, op in reductions.items()
         }
         # Chunks into the workspace.
         whole = self.axis.size.as_int() or 1
@@ -179,12 +180,12 @@ class _Splitter:
         gather = _Rerecorder((*outer, replace(split, inner=True)), self)
         joins: list[Stage] = []
         for key, buffer in partial.items():
-            joined = joined_kind(reductions[key][0])
+            reduction = reductions[key]
             index = dot([split.var, *(a.var for a in outer)], buffer.strides)
-            if joined is None:
-                gather.reduce(reductions[key][0], key, gather.load(buffer.name, index, buffer.dtype))
+            if reduction.about is None:
+                gather.reduce(reduction.kind, key, gather.load(buffer.name, index, buffer.dtype))
             else:
-                joins.append(self._join_moments(key, joined[1], partial, index, split))
+                joins.append(self._join_moments(key, reduction.about, partial, index, split))
         stages = [Stage("inner", gather.body()), *joins]
         for stage in following:
             again = _Rerecorder(outer, self)
@@ -194,7 +195,7 @@ class _Splitter:
         keep = _Rerecorder(outer, self)
         fresh: dict[str, Buffer] = {}
         for key in sorted(needed):
-            dtype = compute_dtype(reductions[key][1])
+            dtype = compute_dtype(reductions[key].dtype)
             fresh[key] = self._workspace(key, dtype, "total", [a.size for a in outer])
             keep.store(fresh[key].name, self.outer_index(fresh[key]), Recorder.carried(keep, key, dtype))
         if fresh:

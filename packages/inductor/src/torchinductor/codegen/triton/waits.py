@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from torchinductor.ir import Body, Op
+from torchinductor.ir import Kernel, Load, Store, slice_of
 
-from .plan import Plan
+from .plan import Layout, layout_of
 
 
 class Waits(NamedTuple):
@@ -20,38 +20,27 @@ class Waits(NamedTuple):
     stores: frozenset[str]  # buffers before each store to which they wait
 
 
-def waits_of(plan: Plan) -> Waits:
+def waits_of(kernel: Kernel) -> Waits:
     """The waits that a kernel's `in_place` pairs ask for."""
     stages: set[int] = set()
     stores: set[str] = set()
-    for written, read in plan.kernel.in_place:
-        for number, stage in enumerate(plan.kernel.stages):
-            store = next((op for op in stage.body.ops if op.name == "store" and op.attr[0] == written), None)
+    for written, read in kernel.in_place:
+        for number, stage in enumerate(kernel.stages):
+            store = next((op for op in stage.body.of(Store) if op.buffer == written), None)
             if store is None:
                 continue
-            loads = {i for i, op in enumerate(stage.body.ops) if op.name == "load" and op.attr[0] == read}
-            if loads and not (loads <= _sources(stage.body, store) and _one_thread_each(plan, store)):
+            ops = stage.body.ops
+            loads = {i for i, op in enumerate(ops) if isinstance(op, Load) and op.buffer == read}
+            if loads and not (loads <= slice_of(ops, store.operands) and _one_thread_each(layout_of(kernel), store)):
                 stores.add(written)
-            elif any(read in earlier.body.reads for earlier in plan.kernel.stages[:number]):
+            elif any(read in earlier.body.reads for earlier in kernel.stages[:number]):
                 stages.add(number)
     return Waits(frozenset(stages), frozenset(stores))
 
 
-def _sources(body: Body, op: Op) -> set[int]:
-    """The values that an operation's operands are computed from."""
-    found: set[int] = set()
-    waiting = list(op.args)
-    while waiting:
-        value = waiting.pop()
-        if value not in found:
-            found.add(value)
-            waiting += body.ops[value].args
-    return found
-
-
-def _one_thread_each(plan: Plan, store: Op) -> bool:
+def _one_thread_each(layout: Layout, store: Store) -> bool:
     """Whether the store's tile is the program's whole tile, with an element or more for each thread."""
-    moves = store.attr[1].symbols()
-    dims = ((plan.x, plan.x_block), (plan.y, plan.y_block), (plan.r, plan.r_block))
+    moves = store.index.symbols()
+    dims = ((layout.x, layout.x_block), (layout.y, layout.y_block), (layout.r, layout.r_block))
     walked = all(block == 1 or any(a.name in moves for a in axes) for axes, block in dims)
-    return walked and plan.x_block * plan.y_block * plan.r_block >= 32 * plan.warps
+    return walked and layout.x_block * layout.y_block * layout.r_block >= 32 * layout.warps

@@ -11,7 +11,7 @@ from torchinductor.ir import Axis, Kernel, Stage
 
 from .expressions import POINTER_TYPES, PRELUDE, Unsupported
 from .handler import NO_DIMS, Tile, TritonHandler, index_text
-from .plan import Plan, plan
+from .plan import layout_of
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
 
@@ -32,17 +32,16 @@ class TritonSource:
 
 
 def write(kernel: Kernel) -> TritonSource:
-    """The source of a kernel. Raises Unsupported."""
-    layout = plan(kernel)
-    kernel = layout.kernel
+    """The source of a planned kernel. Raises Unsupported."""
+    layout = layout_of(kernel)
     for name in kernel.arguments:
         if kernel.buffers[name].dtype not in POINTER_TYPES:
             raise Unsupported(f"Triton has no type {kernel.buffers[name].dtype} (buffer {name})")
-    body = _Writer(layout).write()
+    body = _Writer(kernel).write()
     pointers = [(f"p{i}", POINTER_TYPES[kernel.buffers[b].dtype]) for i, b in enumerate(kernel.arguments)]
     integers = [(s, "i64") for s in kernel.symbols]
     parameters = ", ".join(name for name, _ in (*pointers, *integers))
-    name = f"triton_{layout.layout}"
+    name = f"triton_{layout.shape}"
     signature = ", ".join(f"{n}: {kind}" for n, kind in (*pointers, *integers))
     lines = [HEADER + PRELUDE, "", "@triton.jit", f"def {name}({parameters}):"]
     lines.append(f"    # {signature}; {layout.warps} warps")  # kernels of equal text are one kernel
@@ -62,17 +61,17 @@ def write(kernel: Kernel) -> TritonSource:
 
 
 class _Writer:
-    def __init__(self, layout: Plan) -> None:
-        self.plan = layout
-        self.handler = TritonHandler(layout)
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.layout = kernel, layout_of(kernel)
+        self.handler = TritonHandler(kernel)
 
     def write(self) -> list[str]:
-        handler, layout = self.handler, self.plan
+        handler, layout = self.handler, self.layout
         handler.lines.append("pid = tl.program_id(0)" + (".to(tl.int64)" if layout.wide else ""))
         self._tiles()
         if layout.r and layout.persistent:
             self._inner_tile("0")
-        for position, stage in enumerate(layout.kernel.stages):
+        for position, stage in enumerate(self.kernel.stages):
             # For what this program's other threads have stored, or have yet to load.
             if handler.written & stage.body.reads or position in handler.waits.stages:
                 handler.statement("tl.debug_barrier()")
@@ -86,7 +85,7 @@ class _Writer:
 
     def _tiles(self) -> None:
         """Program id -> tile positions, masks, and the outer axes' variables."""
-        layout = self.plan
+        layout = self.layout
         rest = "pid"
         for dim, axes, block in (("x", layout.x, layout.x_block), ("y", layout.y, layout.y_block)):
             if dim == "y" and not axes:
@@ -95,7 +94,7 @@ class _Writer:
             rest = self._tile(dim, axes, block, rest, last)
         self._split("rest" if layout.fixed else rest, layout.fixed, None, rest)
         shape = {"tiled": [layout.y_block, layout.x_block], "reduction": [layout.x_block, 1]}
-        self._line(f"zero = tl.zeros({shape.get(layout.layout, [layout.x_block])}, tl.int32)")
+        self._line(f"zero = tl.zeros({shape.get(layout.shape, [layout.x_block])}, tl.int32)")
 
     def _tile(self, dim: str, axes: Sequence[Axis], block: int, rest: str, last: bool) -> str:
         """Takes this dimension's share of the program id; returns the text of what is left of it."""
@@ -103,7 +102,7 @@ class _Writer:
         suffix = {"tiled": {"x": "[None, :]", "y": "[:, None]"}, "reduction": {"x": "[:, None]"}}
         count = index_text((size + number(block - 1)) // number(block))
         program = rest if last else f"({rest}) % ({count})"
-        column = suffix.get(self.plan.layout, {}).get(dim, "")
+        column = suffix.get(self.layout.shape, {}).get(dim, "")
         start = f"({program}) * {block}"
         self._line(f"{dim} = {start} + tl.arange(0, {block}){column}")
         self.handler.tiles[dim] = Tile(tuple(axes), start, block, column)
@@ -139,7 +138,7 @@ class _Writer:
     # ---- inner stages ----------------------------------------------------------------------------------------
 
     def _inner_tile(self, start: str) -> None:
-        layout = self.plan
+        layout = self.layout
         offset = "" if start == "0" else f"{start} + "
         self._line(f"r = {offset}tl.arange(0, {layout.r_block})[None, :]")
         self.handler.tiles["r"] = Tile(layout.r, start, layout.r_block, "[None, :]")
@@ -151,5 +150,5 @@ class _Writer:
         handler.begin_loop()
         self._inner_tile("r0")
         stage.body.replay(handler)
-        size = index_text(product(a.size for a in self.plan.r))
-        handler.end_loop(f"for r0 in range(0, {size}, {self.plan.r_block}):")
+        size = index_text(product(a.size for a in self.layout.r))
+        handler.end_loop(f"for r0 in range(0, {size}, {self.layout.r_block}):")

@@ -1,0 +1,66 @@
+"""Loop IR: buffers, recorded bodies, and kernels made of stages over one iteration space.
+
+A `Kernel` iterates over `axes`. Axes that are not `inner` are its outer, parallel loops; the inner ones are looped over
+inside each outer iteration (a reduction's or a scan's loops). Its `stages` run in order, each for one outer iteration:
+
+* an "outer" stage runs its body once (pointwise over the outer axes);
+* an "inner" stage runs its body for every point of the inner axes; `reduce` in it accumulates, and the result is
+  `carried` to the stages after it.
+
+So softmax is: inner(reduce amax), inner(reduce sum of exp), inner(store); layer norm the same with outer stages for
+what is stored a row. A pointwise kernel is one outer stage. Loads in a stage see the stores of the stages before it in
+the same outer iteration, and of the same stage at the same point.
+"""
+
+from torchinductor.ir.body import REDUCED_PRECISION, Body, Recorder, compute_dtype
+from torchinductor.ir.kernel import Axis, Buffer, Kernel, Stage, StageKind, space, space_index
+from torchinductor.ir.operations import (
+    Apply,
+    Bitcast,
+    Carried,
+    Constant,
+    IndexExpr,
+    Indirect,
+    Load,
+    Op,
+    Part,
+    RandomBits,
+    Reduce,
+    Require,
+    Scan,
+    Store,
+    ToDtype,
+    slice_of,
+)
+from torchinductor.ir.verify import verify
+
+__all__ = [
+    "REDUCED_PRECISION",
+    "Apply",
+    "Axis",
+    "Bitcast",
+    "Body",
+    "Buffer",
+    "Carried",
+    "Constant",
+    "IndexExpr",
+    "Indirect",
+    "Kernel",
+    "Load",
+    "Op",
+    "Part",
+    "RandomBits",
+    "Recorder",
+    "Reduce",
+    "Require",
+    "Scan",
+    "Stage",
+    "StageKind",
+    "Store",
+    "ToDtype",
+    "compute_dtype",
+    "slice_of",
+    "space",
+    "space_index",
+    "verify",
+]

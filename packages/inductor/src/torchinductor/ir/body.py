@@ -1,0 +1,224 @@
+"""Loop bodies: straight-line operations, recorded once and replayed on any handler."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TypeVar
+
+import torch
+
+from primtorch.symbolic.expr import IntExpr, Symbol
+from torchinductor.indexing import Ranges, simplify, variable
+from torchinductor.ir.operations import (
+    Apply,
+    Bitcast,
+    Carried,
+    Constant,
+    IndexExpr,
+    Indirect,
+    Load,
+    Op,
+    Operation,
+    Part,
+    RandomBits,
+    Reduce,
+    Replay,
+    Require,
+    Scan,
+    Store,
+    ToDtype,
+)
+from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
+
+V = TypeVar("V")
+Kind = TypeVar("Kind", bound=Operation)
+
+REDUCED_PRECISION = frozenset({torch.bfloat16, torch.float16})
+
+
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The type in which values of `dtype` are computed with."""
+    return torch.float32 if dtype in REDUCED_PRECISION else dtype
+
+
+@dataclass(frozen=True)
+class Body:
+    """A recorded loop body: operations in order, without repetition."""
+
+    ops: tuple[Op, ...]
+
+    def replay(self, handler: OpsHandler[V], mapping: Mapping[Symbol, IntExpr] | None = None) -> list[V | None]:
+        """Runs the operations on a handler, with variables replaced by `mapping`; returns each operation's value."""
+        run = Replay(handler, dict(mapping) if mapping else {})
+        keep = run.values.append
+        for op in self.ops:
+            keep(op.replay(run))
+        return run.values
+
+    def of(self, kind: type[Kind]) -> Iterator[Kind]:
+        """The operations of one kind, in order."""
+        return (op for op in self.ops if type(op) is kind)  # type: ignore[misc]
+
+    @cached_property
+    def accesses(self) -> tuple[Load | Store, ...]:
+        return tuple(op for op in self.ops if isinstance(op, (Load, Store)))
+
+    @cached_property
+    def reads(self) -> frozenset[str]:
+        """Buffers that the body loads from, or combines with."""
+        return frozenset(op.buffer for op in self.accesses if isinstance(op, Load) or op.mode != "set")
+
+    @cached_property
+    def writes(self) -> frozenset[str]:
+        return frozenset(op.buffer for op in self.of(Store))
+
+    @cached_property
+    def indices(self) -> tuple[IntExpr, ...]:
+        """Every expression over the axes that the body evaluates, once."""
+        return tuple(dict.fromkeys(expr for op in self.ops for expr in op.indices))
+
+    @cached_property
+    def reduces(self) -> frozenset[str]:
+        """Keys that the body accumulates."""
+        return frozenset(op.key for op in self.of(Reduce))
+
+    @cached_property
+    def carries(self) -> frozenset[str]:
+        """Keys that the body takes from earlier stages."""
+        return frozenset(op.key for op in self.of(Carried))
+
+    @cached_property
+    def faults(self) -> bool:
+        """Whether a run may meet a fault."""
+        return any(isinstance(op, (Indirect, Require)) for op in self.ops)
+
+    @cached_property
+    def scans(self) -> bool:
+        return any(True for _ in self.of(Scan))
+
+
+class Recorder(OpsHandler[int]):
+    """Records a body; values are ids. Repeated operations are shared, a load of what was just stored is that value."""
+
+    def __init__(self, ranges: Ranges, first_symbol: int = 0) -> None:
+        self.ranges = ranges
+        self.ops: list[Op] = []
+        self._seen: dict[Op, int] = {}
+        self._stored: dict[tuple[str, IntExpr], tuple[int, torch.dtype]] = {}
+        self._simplified: dict[IntExpr, IntExpr] = {}
+        self._symbols = first_symbol
+        self._constants: dict[tuple[torch.dtype, str], int] = {}
+        self._indirect: dict[tuple[int, IntExpr], IntExpr] = {}
+
+    def body(self) -> Body:
+        return Body(tuple(self.ops))
+
+    def record(self, op: Op) -> int:
+        """The position of an operation without effects: that of an equal one, where there is one."""
+        found = self._seen.get(op)
+        if found is None:
+            found = self._seen[op] = len(self.ops)
+            self.ops.append(op)
+        return found
+
+    def dtype(self, value: int) -> torch.dtype:
+        """The type that a value is computed in."""
+        return compute_dtype(self.ops[value].dtype)
+
+    def simplify(self, expr: IntExpr) -> IntExpr:
+        found = self._simplified.get(expr)
+        if found is None:
+            found = self._simplified[expr] = simplify(expr, self.ranges)
+        return found
+
+    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: int | None = None) -> int:
+        index = self.simplify(index)
+        stored = self._stored.get((buffer, index)) if mask is None else None
+        if stored is not None:
+            value, source = stored
+            return self.to_dtype(value, dtype, source)
+        return self.record(Load(dtype, buffer, index, mask))
+
+    def store(self, buffer: str, index: IntExpr, value: int, mode: StoreMode = "set", mask: int | None = None) -> None:
+        index = self.simplify(index)
+        made = Store(self.dtype(value), buffer, index, value, mode, mask)
+        self.ops.append(made)
+        if made.plain:
+            self._stored[buffer, index] = (value, made.dtype)
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> int:
+        dtype = compute_dtype(dtype)
+        number = _constant_of(value, dtype)
+        # Keyed by text, because 0.0 == -0.0 and nan != nan.
+        found = self._constants.get((dtype, repr(number)))
+        if found is None:
+            found = self._constants[dtype, repr(number)] = len(self.ops)
+            self.ops.append(Constant(dtype, number))
+        return found
+
+    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> int:
+        return self.record(IndexExpr(dtype, self.simplify(expr)))
+
+    def indirect(self, value: int, size: IntExpr) -> IntExpr:
+        known = self.ops[value]
+        if isinstance(known, IndexExpr):
+            return known.expr
+        found = self._indirect.get((value, size))
+        if found is None:
+            name = f"j{self._symbols}"
+            self._symbols += 1
+            self.ops.append(Indirect(torch.int64, value, name, size))
+            found = self._indirect[value, size] = variable(name)
+        return found
+
+    def to_dtype(self, value: int, dtype: torch.dtype, source: torch.dtype) -> int:
+        have = self.dtype(value)
+        if dtype == have:
+            return value
+        if self.ops[value].dtype == dtype:  # a bfloat16 load is a float32 value that is exact in bfloat16
+            return value
+        return self.record(ToDtype(dtype, value, have))
+
+    def require(self, value: int, condition: int, fault: Fault) -> int:
+        return self.record(Require(self.dtype(value), value, condition, fault))
+
+    def bitcast(self, value: int, dtype: torch.dtype, source: torch.dtype) -> int:
+        return self.record(Bitcast(dtype, value, source))
+
+    def apply(self, op: str, *args: int) -> int:
+        match ELEMENTWISE[op].result:
+            case "bool":
+                dtype = torch.bool
+            case "second":
+                dtype = self.dtype(args[1])
+            case "int64":
+                dtype = torch.int64
+            case _:
+                dtype = self.dtype(args[0])
+        return self.record(Apply(dtype, op, args))
+
+    def random_bits(self, seed: int, index: IntExpr, stream: int) -> int:
+        return self.record(RandomBits(torch.int64, seed, self.simplify(index), stream))
+
+    def reduce(
+        self, kind: ReductionKind, key: str, value: int, position: int | None = None, about: str | None = None
+    ) -> None:
+        dtype = self.dtype(value) if position is None else torch.int64
+        self.ops.append(Reduce(dtype, kind, key, value, position, about))
+
+    def carried(self, key: str, dtype: torch.dtype) -> int:
+        return self.record(Carried(compute_dtype(dtype), key))
+
+    def scan(self, kind: ScanKind, value: int, position: int | None = None) -> tuple[int, ...]:
+        whole = self.record(Scan(self.dtype(value), kind, value, position))
+        if position is None:
+            return (whole,)
+        return self.record(Part(self.dtype(value), whole, 0)), self.record(Part(torch.int64, whole, 1))
+
+
+def _constant_of(value: bool | int | float, dtype: torch.dtype) -> bool | int | float:
+    if dtype == torch.bool:
+        return bool(value)
+    return float(value) if dtype.is_floating_point else int(value)

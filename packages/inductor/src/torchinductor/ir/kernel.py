@@ -1,0 +1,159 @@
+"""Kernels: stages of loop bodies over one iteration space."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Literal
+
+import torch
+
+from primtorch.symbolic.expr import IntExpr
+from torchinductor.indexing import ONE, ZERO, number, variable
+from torchinductor.ir.body import Body
+from torchinductor.ir.operations import Indirect, Load, Store
+from torchinductor.ops import PrintHandler
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor's memory: name, and the layout that kernels index it by."""
+
+    name: str
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[IntExpr, ...]
+    strides: tuple[IntExpr, ...]
+
+    @property
+    def span(self) -> IntExpr:
+        """Elements from the first to the last one: more than there are where rows are padded."""
+        if any(size.as_int() == 0 for size in self.shape):
+            return ZERO
+        return sum(((size - ONE) * stride for size, stride in zip(self.shape, self.strides, strict=True)), ONE)
+
+    def __str__(self) -> str:
+        sizes, strides = ", ".join(map(str, self.shape)), ", ".join(map(str, self.strides))
+        return f"{self.name}: {str(self.dtype)[6:]}[{sizes}] strides ({strides})"
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A loop over 0 <= name < size."""
+
+    name: str
+    size: IntExpr
+    inner: bool = False
+
+    @property
+    def var(self) -> IntExpr:
+        return variable(self.name)
+
+
+StageKind = Literal["outer", "inner"]
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    """One body run for each outer iteration ("outer"), or for each point of the inner axes ("inner")."""
+
+    kind: StageKind
+    body: Body
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A fused kernel: what a code generation back end consumes."""
+
+    name: str
+    device: torch.device
+    axes: tuple[Axis, ...]
+    stages: tuple[Stage, ...]
+    buffers: Mapping[str, Buffer] = field(repr=False)
+    origins: tuple[str, ...] = ()
+    # Buffers that no other instruction reads: only this kernel writes and reads them.
+    local: frozenset[str] = frozenset()
+    # A kernel with atomic or ordered stores (scatter): never fused with what reads its result.
+    scatters: bool = False
+    # (written, read): the written buffer lies where the read one does, which nobody needs afterwards.
+    in_place: tuple[tuple[str, str], ...] = ()
+    # How the device's back end lays it over loops or threads: what its `legalize` found out, for its `generate`.
+    layout: object = field(default=None, repr=False, compare=False)
+
+    @property
+    def outer(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if not a.inner)
+
+    @property
+    def inner(self) -> tuple[Axis, ...]:
+        return tuple(a for a in self.axes if a.inner)
+
+    @cached_property
+    def ranges(self) -> dict[str, IntExpr]:
+        return {a.name: a.size for a in self.axes}
+
+    @cached_property
+    def reads(self) -> tuple[str, ...]:
+        """Buffers loaded (or combined into), in order of first use."""
+        accesses = (op for stage in self.stages for op in stage.body.accesses)
+        return tuple({op.buffer: None for op in accesses if isinstance(op, Load) or op.mode != "set"})
+
+    @cached_property
+    def writes(self) -> tuple[str, ...]:
+        """Buffers stored to, in order of first use."""
+        return tuple({op.buffer: None for stage in self.stages for op in stage.body.of(Store)})
+
+    @cached_property
+    def arguments(self) -> tuple[str, ...]:
+        """The buffers in the order in which the kernel takes their pointers: written ones first."""
+        return tuple(dict.fromkeys((*self.writes, *self.reads)))
+
+    @cached_property
+    def symbols(self) -> tuple[str, ...]:
+        """Size symbols that the kernel needs, sorted: its int64 arguments."""
+        found: set[str] = set()
+        variables = set(self.ranges)
+        for axis in self.axes:
+            found |= axis.size.symbols()
+        for stage in self.stages:
+            for expr in stage.body.indices:
+                found |= expr.symbols()
+            for op in stage.body.of(Indirect):
+                variables.add(op.symbol)
+                found |= op.size.symbols()
+        return tuple(sorted(found - variables))
+
+    def _note(self, buffer: str) -> str:
+        over = [read for written, read in self.in_place if written == buffer]
+        return "  (local)" if buffer in self.local else f"  (over {over[0]})" if over else ""
+
+    def __str__(self) -> str:
+        def loops(axes: Sequence[Axis]) -> str:
+            return ", ".join(f"{a.name} < {a.size}" for a in axes)
+
+        lines = [
+            f"kernel {self.name} on {self.device}"
+            + (f"  # {', '.join(dict.fromkeys(self.origins))}" if self.origins else "")
+        ]
+        lines += [f"  {self.buffers[b]}" + self._note(b) for b in self.arguments]
+        lines.append(f"  for {loops(self.outer)}:" if self.outer else "  once:")
+        for stage in self.stages:
+            indent = "    "
+            if stage.kind == "inner":
+                lines.append(f"    for {loops(self.inner)}:")
+                indent = "      "
+            printer = PrintHandler(indent)
+            stage.body.replay(printer)
+            lines += printer.lines
+        return "\n".join(lines)
+
+
+def space(shape: Sequence[IntExpr], inner: Sequence[int] = ()) -> tuple[Axis, ...]:
+    """Axes i0, i1, ... for a shape; those in `inner` are inner axes. Dims of size one get no axis."""
+    return tuple(Axis(f"i{d}", s, d in inner) for d, s in enumerate(shape) if s.as_int() != 1)
+
+
+def space_index(shape: Sequence[IntExpr]) -> tuple[IntExpr, ...]:
+    """The index that the axes of `space(shape)` run over."""
+    return tuple(number(0) if s.as_int() == 1 else variable(f"i{d}") for d, s in enumerate(shape))

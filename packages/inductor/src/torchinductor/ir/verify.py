@@ -1,0 +1,73 @@
+"""The rules of the loop IR, as a check of one kernel."""
+
+from __future__ import annotations
+
+from torchinductor.errors import InductorError
+from torchinductor.ir.kernel import Kernel, Stage
+from torchinductor.ir.operations import Indirect, Load, Part, Reduce, Scan
+
+
+def verify(kernel: Kernel) -> None:
+    """Raises InductorError where a kernel breaks a rule:
+
+    * axes have distinct names, and inner stages stand only in kernels with inner axes;
+    * an operation takes values of earlier operations of its stage, and of those that have one;
+    * every buffer is known, and loaded as what it is;
+    * an index is over the axes, size symbols, and indirect indices that came before it in its stage; in an outer stage,
+      over outer axes only;
+    * reductions and scans stand in inner stages, a key is reduced once, and carried by later stages only; a reduction
+      that is about another comes after it, in the same stage or a later one;
+    * a buffer lies in the place of another only where both are of one element type.
+    """
+    names = [axis.name for axis in kernel.axes]
+    if len(set(names)) != len(names):
+        _fail(kernel, "two axes of one name")
+    carried: dict[str, int] = {}
+    for number, stage in enumerate(kernel.stages):
+        _verify_stage(kernel, stage, number, carried)
+    for written, read in kernel.in_place:
+        if kernel.buffers[written].dtype != kernel.buffers[read].dtype:
+            _fail(kernel, f"{written} lies over {read}, of another type")
+
+
+def _fail(kernel: Kernel, text: str) -> None:
+    raise InductorError(f"malformed kernel: {text}\n{kernel}")
+
+
+def _verify_stage(kernel: Kernel, stage: Stage, number: int, carried: dict[str, int]) -> None:
+    body, inner = stage.body, {axis.name for axis in kernel.inner}
+    if stage.kind == "inner" and not inner:
+        _fail(kernel, "an inner stage without an inner axis")
+    if stage.kind == "outer" and (body.reduces or body.scans):
+        _fail(kernel, "a reduction in an outer stage")
+    if body.carries - carried.keys():
+        _fail(kernel, f"{sorted(body.carries - carried.keys())} carried before they are reduced")
+    jumps = {op.symbol for op in body.of(Indirect)}
+    defined: set[str] = set()
+    for position, op in enumerate(body.ops):
+        if any(a >= position for a in op.operands):
+            _fail(kernel, f"operation {position} uses a later value")
+        for expr in op.indices:
+            used = expr.symbols()
+            if stage.kind == "outer" and used & inner:
+                _fail(kernel, f"an outer stage indexes by an inner axis: {expr}")
+            if used & jumps - defined:
+                _fail(kernel, f"an index comes before what it names: {expr}")
+        match op:
+            case Indirect():
+                defined.add(op.symbol)
+            case Reduce():
+                if op.key in carried:
+                    _fail(kernel, f"{op.key} is reduced twice")
+                if (op.about is None) == (op.kind in ("sum_exp", "moments")):
+                    _fail(kernel, f"reduction {op.kind} of {op.key} about {op.about}")
+                if op.about is not None and op.about not in carried:
+                    _fail(kernel, f"{op.key} is about {op.about}, which is not reduced before it")
+                carried[op.key] = number
+            case Part() if not isinstance(body.ops[op.whole], Scan):
+                _fail(kernel, f"operation {position} takes a part of what has none")
+    for op in body.accesses:
+        if op.buffer not in kernel.buffers:
+            _fail(kernel, f"unknown buffer {op.buffer}")
+        if isinstance(op, Load) and op.dtype != kernel.buffers[op.buffer].dtype:
+            _fail(kernel, f"{op.buffer} is loaded as {op.dtype}")

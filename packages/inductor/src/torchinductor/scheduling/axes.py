@@ -1,0 +1,52 @@
+"""Axes that every index walks through as one become one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
+from torchinductor.indexing import ZERO, coefficient_of
+from torchinductor.ir import Axis, Kernel, Recorder, Stage
+
+
+def merge_axes(kernel: Kernel) -> Kernel:
+    """One axis for two that every index walks through as one; axes named i0, i1, ... in order."""
+    axes = list(kernel.axes)
+    indices = list(dict.fromkeys(expr for stage in kernel.stages for expr in stage.body.indices))
+    steps = {a.name: [coefficient_of(e, a.name) for e in indices] for a in axes}
+    mapping: dict[Symbol, IntExpr] = {}
+    if not any(s.body.scans for s in kernel.stages):
+        position = 0
+        while position < len(axes):
+            slow = axes[position]
+            fast = next(
+                (f for f in axes if f is not slow and f.inner == slow.inner and _one_walk(steps, slow, f)), None
+            )
+            if fast is None:
+                position += 1
+                continue
+            axes[axes.index(fast)] = replace(fast, size=slow.size * fast.size)
+            axes.remove(slow)
+            mapping[intern_symbol(slow.name)] = ZERO
+            position = 0
+    final = [replace(a, name=f"i{k}") for k, a in enumerate(axes)]
+    for old, new in zip(axes, final, strict=True):
+        if old.name != new.name:
+            mapping[intern_symbol(old.name)] = new.var
+    if not mapping:
+        return kernel
+    ranges = {a.name: a.size for a in final}
+    stages = []
+    for stage in kernel.stages:
+        recorder = Recorder(ranges)
+        stage.body.replay(recorder, mapping)
+        stages.append(Stage(stage.kind, recorder.body()))
+    return replace(kernel, axes=tuple(final), stages=tuple(stages))
+
+
+def _one_walk(steps: Mapping[str, list[IntExpr | None]], slow: Axis, fast: Axis) -> bool:
+    for a, b in zip(steps[slow.name], steps[fast.name], strict=True):
+        if a is None or b is None or a != b * fast.size:
+            return False
+    return True
