@@ -9,8 +9,9 @@ from concurrent.futures import ThreadPoolExecutor
 from torchinductor.cache import DiskCache
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.codegen.cpp.build import build_library, find_compiler
-from torchinductor.codegen.cpp.kernel import write_kernel
+from torchinductor.codegen.cpp.plan import planned
 from torchinductor.codegen.cpp.prelude import prelude
+from torchinductor.codegen.cpp.writer import write
 from torchinductor.indexing import variable
 from torchinductor.ir import Kernel
 from torchinductor.program import KernelCall
@@ -23,8 +24,11 @@ _UNIT = 24_000
 class CppBackend(CodegenBackend):
     """Kernels as C++ functions of one (or a few) translation units."""
 
+    def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
+        return [planned(kernel, options.parallel_grain)]
+
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
-        return KernelSource(write_kernel(kernel, options.parallel_grain), None, kernel.origins)
+        return KernelSource(write(kernel), None, kernel.origins)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         if not sources:

@@ -1,0 +1,172 @@
+"""Reductions and scans as text: the variables that they live in, and how an element changes them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from torchinductor.codegen.cpp.expressions import OPERATIONS, constant_text, value_type
+from torchinductor.codegen.cpp.stage_text import StageText, Value
+from torchinductor.ops import ScanKind
+
+
+@dataclass(slots=True)
+class Accumulator:
+    """A reduction's variables: `name` holds the result, `part` the float32 sum of the current block."""
+
+    name: str
+    kind: str
+    dtype: torch.dtype  # of the reduced value
+    part: str | None
+
+    @property
+    def arg(self) -> bool:
+        return self.kind in ("argmax", "argmin")
+
+
+_IDENTITY = {"sum": 0, "prod": 1, "any": False, "all": True}
+_COMBINE = {
+    "sum": "add",
+    "prod": "mul",
+    "amax": "maximum",
+    "amin": "minimum",
+    "any": "bitwise_or",
+    "all": "bitwise_and",
+}
+
+
+def lowest(kind: str, dtype: torch.dtype) -> str:
+    """The identity of a maximum or minimum."""
+    if dtype == torch.bool:
+        return "false" if "max" in kind else "true"
+    if dtype.is_floating_point:
+        return constant_text(float("-inf") if "max" in kind else float("inf"), dtype)
+    info = torch.iinfo(dtype)
+    return constant_text(info.min if "max" in kind else info.max, dtype)
+
+
+def accumulate(text: StageText, made: Accumulator, value: Value, position: Value | None) -> None:
+    """Adds a value to a reduction whose result is one number."""
+    kind, name, v = made.kind, made.name, value.text
+    type_ = value_type(made.dtype)
+    inside = text.inside
+    if made.arg:
+        assert position is not None
+        sign = ">" if kind == "argmax" else "<"
+        first = 0 if text.layout.ascending else -1
+        text.declared += [f"{type_} {name}_v = {lowest(kind, made.dtype)}; i64 {name} = {first};"]
+        better = _better(sign, v, f"{name}_v", position.text, None if text.layout.ascending else name, made.dtype)
+        inside.append(f"if (__builtin_expect({better}, 0)) {{ {name}_v = {v}; {name} = {position.text}; }}")
+        text.sequential = True
+    elif kind in ("amax", "amin"):
+        sign = ">" if kind == "amax" else "<"
+        text.declared.append(f"{type_} {name} = {lowest(kind, made.dtype)};")
+        inside.append(f"{name} = {v} {sign} {name} ? {v} : {name};")
+        text.reductions.append(f"reduction({kind[1:]}:{name})")
+        if made.dtype.is_floating_point:
+            text.declared.append(f"int {name}_nan = 0;")
+            inside.append(f"{name}_nan |= ({v} != {v});")
+            text.reductions.append(f"reduction(|:{name}_nan)")
+            text.finishing.append(f"if ({name}_nan) {name} = {constant_text(float('nan'), made.dtype)};")
+    elif kind in ("any", "all"):
+        text.declared.append(f"int {name} = {int(kind == 'all')};")
+        sign = "|" if kind == "any" else "&"
+        inside.append(f"{name} {sign}= (int){v};")
+        text.reductions.append(f"reduction({sign}:{name})")
+    else:
+        sign = "+" if kind == "sum" else "*"
+        target = name
+        if made.part is not None:
+            text.declared.append(f"double {name} = 0;")
+            text.opening.append(f"float {made.part} = 0;")
+            text.closing.append(f"{name} += (double){made.part};")
+            target = made.part
+        else:
+            text.declared.append(f"{type_} {name} = {_IDENTITY[kind]};")
+        inside.append(f"{target} {sign}= {v};")
+        text.reductions.append(f"reduction({sign}:{target})")
+
+
+def accumulate_lanes(text: StageText, made: Accumulator, value: Value, position: Value | None) -> None:
+    """Adds a value to its lane's number."""
+    kind, name, v, lanes = made.kind, made.name, value.text, text.layout.lane_count
+    type_, lane = value_type(made.dtype), text.lane
+    inside = text.inside
+    each = f"for (int k = 0; k < {lanes}; k++)"
+    if made.arg:
+        assert position is not None
+        sign = ">" if kind == "argmax" else "<"
+        text.declared.append(f"{type_} {name}_v[{lanes}]; i64 {name}[{lanes}];")
+        first = 0 if text.layout.ascending else -1
+        text.declared.append(f"{each} {{ {name}_v[k] = {lowest(kind, made.dtype)}; {name}[k] = {first}; }}")
+        better, at = f"{name}_better", None if text.layout.ascending else f"{name}[{lane}]"
+        test = _better(sign, v, f"{name}_v[{lane}]", position.text, at, made.dtype)
+        inside.append(f"const bool {better} = {test};")
+        inside.append(f"{name}_v[{lane}] = {better} ? {v} : {name}_v[{lane}];")
+        inside.append(f"{name}[{lane}] = {better} ? {position.text} : {name}[{lane}];")
+        return
+    identity = lowest(kind, made.dtype) if kind in ("amax", "amin") else str(int(_IDENTITY[kind]))
+    if made.part is not None:
+        text.declared.append(f"double {name}[{lanes}]; float {made.part}[{lanes}];")
+        text.declared.append(f"{each} {{ {name}[k] = 0; {made.part}[k] = 0; }}")
+        inside.append(f"{made.part}[{lane}] += {v};")
+        text.closing.append(f"{each} {{ {name}[k] += (double){made.part}[k]; {made.part}[k] = 0; }}")
+        return
+    text.declared.append(f"{type_} {name}[{lanes}];")
+    text.declared.append(f"{each} {name}[k] = {identity};")
+    combined = OPERATIONS[_COMBINE[kind]](made.dtype, f"{name}[{lane}]", v)
+    inside.append(f"{name}[{lane}] = {combined};")
+
+
+def run_along(
+    text: StageText, name: str, kind: ScanKind, value: Value, position: Value | None
+) -> tuple[tuple[str, torch.dtype], ...]:
+    """Adds a value to a scan's running state; returns the texts and types of what it comes to at this element."""
+    type_, v, lanes = value_type(value.dtype), value.text, text.layout.lanes
+    # As in eager, what is carried on from element to element keeps more digits than it is stored with.
+    wide = "double" if value.dtype == torch.float32 and not kind.startswith("cum") else type_
+    neutral = {"sum": "0", "prod": "1"}
+    start = neutral.get(kind) or lowest("min" if kind == "cummin" else "max", value.dtype)
+    _declare(text, wide, name, start)
+    slot = "" if lanes is None else f"[{text.lane}]"
+    state = f"{name}{slot}"
+    text.sequential |= lanes is None
+    if position is not None:
+        _declare(text, "i64", f"{name}_at", "0")
+        sign = ">=" if kind == "cummax" else "<="
+        nan = f" || {v} != {v}" if value.dtype.is_floating_point else ""
+        place = f"{name}_at{slot}"
+        text.inside.append(f"if ({v} {sign} {state}{nan}) {{ {state} = {v}; {place} = {position.text}; }}")
+        return (state, value.dtype), (place, torch.int64)
+    if kind == "logcumsumexp":
+        text.inside.append(f"{state} = log_add({state}, ({wide}){v});")
+    else:
+        text.inside.append(f"{state} {'+' if kind == 'sum' else '*'}= {v};")
+    return ((f"({type_}){state}", value.dtype),)
+
+
+def _declare(text: StageText, type_: str, name: str, start: str) -> None:
+    """A variable, or one for each lane, that begins with a value."""
+    if text.layout.lanes is None:
+        text.declared.append(f"{type_} {name} = {start};")
+        return
+    count = text.layout.lane_count
+    text.declared.append(f"{type_} {name}[{count}];")
+    text.declared.append(f"for (int k = 0; k < {count}; k++) {name}[k] = {start};")
+
+
+_OPPOSITE = str.maketrans("<>", "><")
+
+
+def _better(sign: str, value: str, best: str, position: str, at: str | None, dtype: torch.dtype) -> str:
+    """Whether an element takes the place of the best one. Where loops may run in any order, positions are compared."""
+    greater, equal = f"({value} {sign} {best})", f"({value} == {best})"
+    if at is None:
+        if not dtype.is_floating_point:
+            return greater
+        return f"(!({value} {sign.translate(_OPPOSITE)}= {best}) && {best} == {best})"
+    if dtype.is_floating_point:
+        greater = f"({greater} | (({value} != {value}) & ({best} == {best})))"
+        equal = f"({equal} | (({value} != {value}) & ({best} != {best})))"
+    return f"({at} < 0) | {greater} | ({equal} & ({position} < {at}))"

@@ -1,0 +1,193 @@
+"""The op protocol's C++ handler: replaying a stage's body on it writes each operation into the outermost loop that it
+does not depend on."""
+
+from __future__ import annotations
+
+import torch
+
+from primtorch.symbolic.expr import IntExpr
+from torchinductor.codegen.cpp.accumulators import Accumulator, accumulate, accumulate_lanes, run_along
+from torchinductor.codegen.cpp.expressions import (
+    OPERATIONS,
+    bitcast_text,
+    constant_text,
+    convert_text,
+    index_text,
+    load_text,
+    storage_text,
+    value_type,
+)
+from torchinductor.codegen.cpp.plan import layout_of
+from torchinductor.codegen.cpp.stage_text import StageText, Value
+from torchinductor.indexing import coefficient_of, product, variable
+from torchinductor.ir import Kernel, Stage, compute_dtype
+from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
+
+
+class Names:
+    """What a kernel's stages share: pointers by buffer, accumulators by key, and how many names were given out."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.pointer = {name: f"p{k}" for k, name in enumerate(kernel.arguments)}
+        self.accumulators: dict[str, Accumulator] = {}
+        self.count = 0
+
+
+class CppHandler(OpsHandler[Value]):
+    """Writes one stage into `text`."""
+
+    def __init__(self, kernel: Kernel, names: Names, stage: Stage) -> None:
+        self.kernel, self.names, self.stage = kernel, names, stage
+        self.text = StageText(layout_of(kernel), stage)
+        self.depths = {loop.axis: d + 1 for d, loop in enumerate(self.text.loops) if loop.axis is not None}
+        self.ranges = kernel.ranges
+
+    # emission -------------------------------------------------------------------------------------------------
+    def _emit(self, text: str, dtype: torch.dtype, depth: int) -> Value:
+        name = f"t{self.names.count}"
+        self.names.count += 1
+        self.text.lines[depth].append(f"const {value_type(dtype)} {name} = {text};")
+        return Value(name, dtype, depth)
+
+    def _depth(self, expr: IntExpr, *values: Value | None) -> int:
+        deepest = max((self.depths.get(s, 0) for s in expr.symbols()), default=0)
+        return max((deepest, *(v.depth for v in values if v is not None)))
+
+    def _index(self, expr: IntExpr) -> str:
+        return index_text(expr, self.ranges)
+
+    def _jumps(self, buffer: str, index: IntExpr) -> bool:
+        """Whether a load along the innermost loop is not contiguous, from a buffer that surely has a first element."""
+        axis = self.text.loops[-1].axis if self.text.loops else None
+        step = coefficient_of(index, axis) if axis is not None else None
+        numel = product(self.kernel.buffers[buffer].shape).as_int()
+        return bool(numel) and (step is None or step.as_int() not in (0, 1))
+
+    # protocol -------------------------------------------------------------------------------------------------
+    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: Value | None = None) -> Value:
+        pointer, place = self.names.pointer[buffer], self._index(index)
+        if mask is not None and self._jumps(buffer, index):
+            # Always reads, and so vectorises; where the mask does not hold it reads the first element.
+            text = f"keep({load_text(pointer, f'({place}) & -(i64){mask.text}', dtype, None)}, {mask.text})"
+        else:
+            text = load_text(pointer, place, dtype, mask.text if mask else None)
+        depth = self._depth(index, mask)
+        if buffer in self.stage.body.writes:
+            depth = len(self.text.loops)
+        return self._emit(text, compute_dtype(dtype), depth)
+
+    def store(
+        self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
+    ) -> None:
+        dtype = self.kernel.buffers[buffer].dtype
+        place = f"{self.names.pointer[buffer]}[{self._index(index)}]"
+        text = value.text
+        if mode != "set":
+            compute = compute_dtype(dtype)
+            old = load_text(self.names.pointer[buffer], self._index(index), dtype, None)
+            op = {"add": "add", "prod": "mul", "amax": "maximum", "amin": "minimum"}[mode]
+            text = OPERATIONS[op](compute, old, convert_text(text, compute, value.dtype))
+            line = f"{place} = {storage_text(text, dtype, compute)};"
+        else:
+            line = f"{place} = {storage_text(text, dtype, value.dtype)};"
+        depth = len(self.text.loops) if self.kernel.scatters else self._depth(index, value, mask)
+        # A store stands in the innermost loop that its place depends on, or deeper with its value.
+        self.text.lines[depth].append(f"if ({mask.text}) {line}" if mask else line)
+
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> Value:
+        return Value(constant_text(value, dtype), dtype, 0)
+
+    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Value:
+        dtype = compute_dtype(dtype)
+        text = convert_text(f"({self._index(expr)})", dtype, torch.int64)
+        return self._emit(text, dtype, self._depth(expr))
+
+    def indirect(self, value: Value, size: IntExpr) -> IntExpr:
+        name = f"j{self.names.count}"
+        self.names.count += 1
+        inside = self._emit(f"(u64){value.text} < (u64)({self._index(size)})", torch.bool, value.depth).text
+        # A wrong index is reported after the kernel; here it must only not leave the memory.
+        self._flag(inside, value.depth, Fault.INDEX)
+        self.text.lines[value.depth].append(f"const i64 {name} = {inside} ? {value.text} : 0;")
+        self.depths[name] = value.depth
+        return variable(name)
+
+    def _flag(self, condition: str, depth: int, fault: Fault) -> None:
+        flag = f"bad{self.names.count}"
+        self.names.count += 1
+        self.text.declared.append(f"int {flag} = 0;")
+        self.text.lines[depth].append(f"{flag} |= !{condition};")
+        self.text.finishing.append(f"bad |= {flag} * {fault.value};")
+        if depth == len(self.text.loops):
+            self.text.reductions.append(f"reduction(|:{flag})")
+
+    def require(self, value: Value, condition: Value, fault: Fault) -> Value:
+        self._flag(
+            condition.text, len(self.text.loops), fault
+        )  # where the loops run: nothing is required of no element
+        return value
+
+    def to_dtype(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
+        text = convert_text(value.text, dtype, value.dtype)
+        return self._emit(text, compute_dtype(dtype), value.depth)
+
+    def bitcast(self, value: Value, dtype: torch.dtype, source: torch.dtype) -> Value:
+        text = bitcast_text(value.text, dtype, source)
+        return self._emit(text, compute_dtype(dtype), value.depth)
+
+    def apply(self, op: str, *args: Value) -> Value:
+        result = ELEMENTWISE[op].result
+        operand = args[1].dtype if result == "second" else args[0].dtype
+        dtype = torch.bool if result == "bool" else operand
+        depth = max(a.depth for a in args)
+        if op == "pow" and operand.is_floating_point:
+            text = _power(operand, args[0].text, args[1].text)
+        else:
+            text = OPERATIONS[op](operand, *[a.text for a in args])
+        return self._emit(text, dtype, depth)
+
+    def random_bits(self, seed: Value, index: IntExpr, stream: int) -> Value:
+        return self._emit(
+            f"philox({seed.text}, {self._index(index)}, {stream}u)", torch.int64, self._depth(index, seed)
+        )
+
+    def carried(self, key: str, dtype: torch.dtype) -> Value:
+        made = self.names.accumulators[key]
+        have = torch.int64 if made.arg else made.dtype
+        if self.text.layout.lanes is None:
+            text, depth = made.name, 0
+        else:
+            text, depth = f"{made.name}[{self.text.lane}]", len(self.text.loops)
+        # A float32 sum is kept in a double, so that its type here is not `have`'s.
+        return self._emit(f"({value_type(have)}){text}", have, depth)
+
+    def reduce(
+        self, kind: ReductionKind, key: str, value: Value, position: Value | None = None, about: str | None = None
+    ) -> None:
+        name = f"r{len(self.names.accumulators)}"
+        blocks = kind == "sum" and value.dtype == torch.float32 and self.text.layout.chunked
+        made = Accumulator(name, kind, value.dtype, f"{name}_part" if blocks else None)
+        self.names.accumulators[key] = made
+        add = accumulate if self.text.layout.lanes is None else accumulate_lanes
+        add(self.text, made, value, position)
+
+    def scan(self, kind: ScanKind, value: Value, position: Value | None = None) -> tuple[Value, ...]:
+        name = f"r{len(self.names.accumulators)}"
+        self.names.accumulators[name] = Accumulator(name, kind, value.dtype, None)
+        results = run_along(self.text, name, kind, value, position)
+        return tuple(self._emit(text, dtype, len(self.text.loops)) for text, dtype in results)
+
+
+def _power(dtype: torch.dtype, base: str, exponent: str) -> str:
+    """pow with a literal exponent as products and roots."""
+    one = "1.0" if dtype == torch.float64 else "1.0f"
+    match exponent.strip("()").rstrip("f"):
+        case "2.0":
+            return f"({base} * {base})"
+        case "3.0":
+            return f"({base} * {base} * {base})"
+        case "1.0":
+            return base
+        case "-1.0":
+            return f"({one} / {base})"
+    return OPERATIONS["pow"](dtype, base, exponent)

@@ -1,0 +1,273 @@
+"""The loops of a kernel in C++. Pure decisions on axes; no text but bounds of loops.
+
+Loops are of three kinds. The *frame* runs over outer axes and is parallel. Inside it each stage has its own loops. The
+innermost loop of all is over the *vector axis*, the one along which most accesses are contiguous:
+
+* no inner axes: the frame, then the vector axis (`simd`);
+* the vector axis is an inner one: reductions are `simd reduction` along it;
+* the vector axis is an outer one (column sums): the frame goes over blocks of it, accumulators are arrays with a lane
+  for each element of the block, and each stage ends in a loop over lanes.
+
+float32 sums go in blocks: at most about a thousand additions into one float32, the blocks' sums into a double.
+
+`planned` gives a kernel its `Layout`, once; all that writes it reads it there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from primtorch.symbolic.expr import Call, IntExpr
+from torchinductor.codegen.cpp.expressions import index_text
+from torchinductor.errors import InductorError
+from torchinductor.indexing import below, coefficient_of, product
+from torchinductor.ir import Apply, Axis, Kernel, Reduce, Stage, Store
+
+_LANES = 64  # elements of a block of the vector axis when accumulators are arrays
+_TILE = (16, 16)  # elements of a tile along the axis that loads are contiguous in, and along the vector axis
+_BLOCK = 4096  # elements of a block of the vector axis when it is the only loop to share among threads
+_SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
+_LANE_SUM_BLOCK = 32  # the same where each accumulator takes every addition
+
+
+@dataclass(frozen=True, slots=True)
+class Loop:
+    """`for (i64 var = start; var < stop; var += step)`; `axis` is None for a loop over blocks."""
+
+    var: str
+    stop: str
+    start: str = "0"
+    step: int = 1
+    axis: str | None = None
+
+    @property
+    def head(self) -> str:
+        increment = f"{self.var}++" if self.step == 1 else f"{self.var} += {self.step}"
+        return f"for (i64 {self.var} = {self.start}; {self.var} < {self.stop}; {increment})"
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The loops of a kernel."""
+
+    frame: tuple[Loop, ...]
+    inner: tuple[Loop, ...]  # loops of an inner stage
+    outer: tuple[Loop, ...] = ()  # loops of an outer stage
+    lanes: str | None = None  # the vector axis when accumulators have lanes
+    lane_count: int = 0
+    simd: bool = True  # whether the innermost loop may be vectorised
+    parallel: str | None = None  # the condition under which the frame runs in parallel, None for never
+    chunked: bool = False  # whether float32 sums go in blocks
+    ascending: bool = True  # whether there is one inner axis, so that positions along it only grow
+
+
+def planned(kernel: Kernel, grain: int) -> Kernel:
+    """The kernel with its layout; a scatter's loops along which iterations may meet become inner ones.
+
+    `grain`: elements of a cheap pointwise kernel from which on it is worth running in parallel.
+    """
+    kernel = _ordered_scatter(kernel) if kernel.scatters else kernel
+    layout = _loops(kernel, _vector_axis(kernel))
+    parallel = _parallel(kernel, layout.frame, grain)
+    return replace(kernel, layout=replace(layout, parallel=parallel, ascending=len(kernel.inner) <= 1))
+
+
+def layout_of(kernel: Kernel) -> Layout:
+    """The layout that `planned` gave the kernel."""
+    if not isinstance(kernel.layout, Layout):
+        raise InductorError(f"kernel {kernel.name} is written before it is planned")
+    return kernel.layout
+
+
+def _ordered_scatter(kernel: Kernel) -> Kernel:
+    """A scatter with the axes along which two iterations may meet as inner, sequential loops."""
+    (stage,) = kernel.stages
+    stores = list(stage.body.of(Store))
+    axes = []
+    for axis in kernel.axes:
+        free = all(_conflict_free(op.index, axis, kernel) for op in stores)
+        axes.append(replace(axis, inner=not free))
+    if not any(a.inner for a in axes):
+        return replace(kernel, axes=tuple(axes), scatters=False)
+    return replace(kernel, axes=tuple(axes), stages=(Stage("inner", stage.body),))
+
+
+def _conflict_free(index: IntExpr, axis: Axis, kernel: Kernel) -> bool:
+    """Whether different values of the axis surely store to different elements."""
+    step = coefficient_of(index, axis.name)
+    if step is None or not step.terms:
+        return False
+    rest = index - step * axis.var
+    whole = step * axis.size
+    remainder = rest % whole
+    if isinstance(remainder, IntExpr) and len(remainder.terms) == 1:
+        (monomial,) = remainder.terms
+        if len(monomial) == 1 and isinstance(monomial[0], Call) and monomial[0].op == "mod":
+            remainder = monomial[0].left
+    return below(remainder, step, kernel.ranges)
+
+
+def _strides(kernel: Kernel, axis: Axis) -> list[tuple[IntExpr | None, int]]:
+    """(stride, weight) of the axis in each access; a store counts twice, an inner stage eight times."""
+    found = []
+    for stage in kernel.stages:
+        factor = 8 if stage.kind == "inner" else 1
+        for op in stage.body.accesses:
+            found.append((coefficient_of(op.index, axis.name), factor * (2 if isinstance(op, Store) else 1)))
+    return found
+
+
+def _score(kernel: Kernel, axis: Axis) -> int:
+    """How well the axis does as the vector axis."""
+    total = 0
+    for stride, weight in _strides(kernel, axis):
+        if stride is None:
+            total -= 2 * weight
+        elif stride.as_int() == 1:
+            total += 4 * weight
+        elif stride.terms:
+            total -= 2 * weight
+    size = axis.size.as_int()
+    return total if size is None or size >= 8 else total // 2 - 4
+
+
+def _extent(kernel: Kernel, axis: Axis) -> float:
+    """The largest stride of the axis, for the order of loops: a symbolic stride counts as large."""
+    result = 0.0
+    for stride, _ in _strides(kernel, axis):
+        if stride is not None:
+            known = stride.as_int()
+            result = max(result, abs(known) if known is not None else 1e12)
+    return result
+
+
+def _order(kernel: Kernel, axes: list[Axis]) -> list[Axis]:
+    """Outermost first: by decreasing stride, then as they stand."""
+    return sorted(axes, key=lambda a: -_extent(kernel, a))
+
+
+def _work(kernel: Kernel) -> int:
+    """The weight of one iteration: heavy functions count more."""
+    heavy = sum(op.heavy for stage in kernel.stages for op in stage.body.of(Apply))
+    return max(1, len(kernel.stages)) + 4 * heavy
+
+
+def _parallel(kernel: Kernel, frame: tuple[Loop, ...], grain: int) -> str | None:
+    if not frame:
+        return None
+    total = product(a.size for a in kernel.axes)
+    limit = max(1, grain // _work(kernel))
+    known = total.as_int()
+    if known is not None:
+        return "" if known >= limit else None
+    return f"{index_text(total, {})} >= {limit}"
+
+
+# The innermost loop, and those around it -----------------------------------------------------------------------
+
+
+def _ordered(kernel: Kernel) -> bool:
+    """Whether the inner axes are walked in order, one after the other."""
+    return kernel.scatters or any(stage.body.scans for stage in kernel.stages)
+
+
+def _vector_axis(kernel: Kernel) -> Axis | None:
+    ordered = _ordered(kernel)
+    candidates = [axis for axis in kernel.axes if not (ordered and axis.inner)]
+    vector = max(candidates, key=lambda axis: (_score(kernel, axis), kernel.axes.index(axis)), default=None)
+    if vector is not None and (ordered or (kernel.inner and not vector.inner)) and _score(kernel, vector) <= 0:
+        return None
+    return vector
+
+
+def _loops(kernel: Kernel, vector: Axis | None) -> Layout:
+    inner = kernel.inner
+    if not _ordered(kernel):
+        inner = tuple(_order(kernel, [axis for axis in inner if axis is not vector]))
+    frame = tuple(map(_full, _order(kernel, [axis for axis in kernel.outer if axis is not vector])))
+    around = tuple(map(_full, inner))
+    if vector is None:
+        return Layout(frame, around, simd=False)
+    if vector.inner:
+        return _along_inner(kernel, vector, frame, around)
+    if kernel.inner:
+        return _over_lanes(kernel, vector, frame, around)
+    cross = _crossing(kernel, vector)
+    if cross is not None:
+        return _in_tiles(cross, vector, frame)
+    return _pointwise(kernel, vector, frame)
+
+
+def _along_inner(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: tuple[Loop, ...]) -> Layout:
+    reduced, last = product(axis.size for axis in kernel.inner).as_int(), vector.size.as_int()
+    long = last is None or last > _SUM_BLOCK
+    loops = _split(_full(vector), _SUM_BLOCK, vector.size) if long else (_full(vector),)
+    positions = any(op.position is not None for stage in kernel.stages for op in stage.body.of(Reduce))
+    return Layout(frame, (*around, *loops), simd=not positions, chunked=reduced is None or reduced > _SUM_BLOCK)
+
+
+def _over_lanes(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...], around: tuple[Loop, ...]) -> Layout:
+    known = vector.size.as_int()
+    count = _LANES if known is None else max(min(known, _LANES), 1)
+    blocks, lane = _blocks(vector, count)
+    reduced = product(axis.size for axis in kernel.inner).as_int()
+    chunked = not _ordered(kernel) and (reduced is None or reduced > 2 * _LANE_SUM_BLOCK) and bool(around)
+    if chunked:
+        around = (*around[:-1], *_split(around[-1], _LANE_SUM_BLOCK, kernel.ranges[around[-1].var]))
+    return Layout((*frame, blocks), (*around, lane), (lane,), vector.name, count, chunked=chunked)
+
+
+def _in_tiles(cross: Axis, vector: Axis, frame: tuple[Loop, ...]) -> Layout:
+    frame = tuple(loop for loop in frame if loop.axis != cross.name)
+    rows, columns = (_split(_full(axis), tile, axis.size) for axis, tile in zip((cross, vector), _TILE, strict=True))
+    return Layout((*frame, rows[0], columns[0]), (), (rows[1], columns[1]))
+
+
+def _pointwise(kernel: Kernel, vector: Axis, frame: tuple[Loop, ...]) -> Layout:
+    known = vector.size.as_int()
+    lone = not frame or _known_small([axis for axis in kernel.outer if axis is not vector])
+    if lone and (known is None or known > _BLOCK):
+        blocks, lane = _blocks(vector, _BLOCK)
+        return Layout((*frame, blocks), (lane,), (lane,))
+    return Layout(frame, (_full(vector),), (_full(vector),))
+
+
+def _full(axis: Axis) -> Loop:
+    return Loop(axis.name, index_text(axis.size, {}), axis=axis.name)
+
+
+def _blocks(axis: Axis, count: int) -> tuple[Loop, Loop]:
+    """The loop over blocks of an axis, and the one within a block."""
+    name, size, known = f"{axis.name}_b", index_text(axis.size, {}), axis.size.as_int()
+    whole = known is not None and known % count == 0
+    stop = f"{name} + {count}" if whole else f"imin<i64>({name} + {count}, {size})"
+    return Loop(name, size, step=count), Loop(axis.name, stop, name, axis=axis.name)
+
+
+def _crossing(kernel: Kernel, vector: Axis) -> Axis | None:
+    """The axis along which some loads are contiguous that jump along the vector axis: a transposition, done in tiles
+    so that every cache line that is fetched is used up while it is near."""
+    for axis in kernel.axes:
+        sizes = (axis.size.as_int(), vector.size.as_int())
+        if axis is vector or any(n is not None and n < 2 * t for n, t in zip(sizes, _TILE, strict=True)):
+            continue
+        for stage in kernel.stages:
+            for op in stage.body.accesses:
+                along, across = coefficient_of(op.index, axis.name), coefficient_of(op.index, vector.name)
+                if along is not None and along.as_int() == 1 and across is not None and across.terms:
+                    return axis
+    return None
+
+
+def _known_small(axes: list[Axis]) -> bool:
+    known = product(a.size for a in axes).as_int()
+    return known is not None and known < 8
+
+
+def _split(loop: Loop, count: int, size: IntExpr) -> tuple[Loop, Loop]:
+    """A loop over blocks of `count`, and the loop within a block."""
+    block, known = f"{loop.var}_c", size.as_int()
+    stop = f"{block} + {count}"
+    if known is None or known % count:
+        stop = f"imin<i64>({stop}, {loop.stop})"
+    return Loop(block, loop.stop, step=count), Loop(loop.var, stop, block, axis=loop.axis)

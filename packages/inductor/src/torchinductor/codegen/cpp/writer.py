@@ -1,0 +1,67 @@
+"""Writes a planned kernel as a C++ function: its arguments, its frame of parallel loops, its stages."""
+
+from __future__ import annotations
+
+from torchinductor.codegen.cpp.expressions import STORAGE, index_text
+from torchinductor.codegen.cpp.handler import CppHandler, Names
+from torchinductor.codegen.cpp.plan import layout_of
+from torchinductor.indexing import product
+from torchinductor.ir import Indirect, Kernel
+from torchinductor.ops import Fault
+
+
+def write(kernel: Kernel) -> str:
+    """The text of a planned kernel: a function named KERNEL with the C ABI of kernels."""
+    layout, names = layout_of(kernel), Names(kernel)
+    checks = any(stage.body.faults for stage in kernel.stages)
+    lines = [
+        'extern "C" int KERNEL(void* const* buffers, const i64* symbols) {',
+        *(f"  {line}" for line in _arguments(kernel)),
+        *(["  int bad = 0;"] if checks else []),
+        *(f"  {line}" for line in _empty_checks(kernel)),
+    ]
+    depth = 1
+    if layout.frame and layout.parallel is not None:
+        clause = f" if ({layout.parallel})" if layout.parallel else ""
+        clause += " reduction(|:bad)" if checks else ""
+        collapse = f" collapse({len(layout.frame)})" if len(layout.frame) > 1 else ""
+        lines.append(f"  #pragma omp parallel for schedule(static){collapse}{clause}")
+    for loop in layout.frame:
+        lines.append("  " * depth + loop.head)
+        depth += 1
+    if layout.frame:
+        depth -= 1
+    body: list[str] = []
+    for stage in kernel.stages:
+        handler = CppHandler(kernel, names, stage)
+        stage.body.replay(handler)
+        body += handler.text.write()
+    indent = "  " * depth
+    lines.append(f"{indent}{{")
+    lines += [f"{indent}  {line}" for line in body]
+    lines.append(f"{indent}}}")
+    lines.append(f"  return {'bad' if checks else '0'};")
+    lines.append("}")
+    return "\n".join(lines) + "\n"
+
+
+def _arguments(kernel: Kernel) -> list[str]:
+    lines = []
+    written = set(kernel.writes)
+    shared = {name for pair in kernel.in_place for name in pair}
+    for position, name in enumerate(kernel.arguments):
+        kind = STORAGE[kernel.buffers[name].dtype]
+        const = "" if name in written else "const "
+        alone = "" if name in shared else " __restrict"
+        lines.append(f"{const}{kind}*{alone} p{position} = ({const}{kind}*)buffers[{position}];")
+    for position, symbol in enumerate(kernel.symbols):
+        lines.append(f"const i64 {symbol} = symbols[{position}];")
+    return lines
+
+
+def _empty_checks(kernel: Kernel) -> list[str]:
+    """What the kernel indexes by loaded values is not empty: there is no place that a wrong index could be moved to."""
+    ops = [op for stage in kernel.stages for op in stage.body.ops]
+    sizes = dict.fromkeys(op.size for op in ops if isinstance(op, Indirect) and not (op.size.as_int() or 0) > 0)
+    total = index_text(product(a.size for a in kernel.axes), {})
+    return [f"if ({index_text(size, {})} <= 0 && {total} > 0) return {Fault.INDEX.value};" for size in sizes]
