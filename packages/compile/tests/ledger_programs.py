@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import colorsys
 import dis
 import faulthandler
+import importlib
 import inspect
 import io
 import threading
@@ -312,6 +314,13 @@ def breaks_in_a_loop(x: torch.Tensor) -> torch.Tensor:
         x = x + i
         print(end="")
     return x
+
+
+@case("import")
+def loads_a_module_again(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    importlib.reload(colorsys)  # here
+    return y * 2
 
 
 @case("frame_reader")
