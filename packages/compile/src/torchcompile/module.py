@@ -57,10 +57,9 @@ def compiled_module(model: ModuleT, transform: Transform) -> ModuleT:
 
 def _call_of(self: torch.nn.Module) -> Callable[..., Any]:
     """What a call of the compiled object runs, whichever object that is: the model's own call."""
-    original_call = type(self).__call__
 
     def call(view: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
-        return original_call(self, *args, **kwargs)
+        return self(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = f"{type(self).__name__}.__call__"
     return call

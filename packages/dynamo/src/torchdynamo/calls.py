@@ -82,55 +82,9 @@ class Calls:
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
         self.open_blocks: list[OpenBlock] = []  # the innermost last
         self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
-            id(function): rule for function, rule in self._table()
+            **{id(function): functools.partial(rule, self) for function, rule in _RULES},
+            **{id(function): rule for function, rule in self.emissions.rules()},
         }
-
-    def _table(self) -> tuple[tuple[Any, Callable[[Any, Args, Kwargs], Any]], ...]:
-        return (
-            (type, self._type),
-            (globals, self._globals),
-            *((function, self._frame_reader) for function in torch_calls.FRAME_READERS),
-            (importlib.import_module, self._import_module),
-            (imports.BUILTIN, self._import),
-            (isinstance, self._isinstance),
-            (id, self._id),
-            (dir, self._dir),
-            (str, self._text),
-            (repr, self._text),
-            (copy.deepcopy, self._deep_copy),
-            *((function, self._native) for function in _LINES_OF_SOURCE),
-            *((function, self._ambient_read) for function in torch_calls.AMBIENT_READS),
-            *((block, self._ambient) for block in torch_calls.STATE_BLOCKS),
-            (torch.device.__enter__, self._enter_device),
-            (torch.device.__exit__, self._exit_device),
-            *((function, self._autograd_function) for function in _PYTHON_APPLY),
-            *((function, self._asks_for_overrides) for function in _ASKS_FOR_OVERRIDES),
-            (torch.utils.checkpoint.checkpoint, self._checkpoint),
-            (_ProfilerRange.__init__, self._native),
-            (_ProfilerRange.__enter__, self._enter_range),
-            (_ProfilerRange.__exit__, self._exit_range),
-            (optimizer._get_value, self._step_count),
-            (torch.autograd.grad, self._derivative),
-            (torch.autograd.backward, self._derivative),
-            *((fused, self._unfused) for fused in LOOPS),
-            (graph_break, self._graph_break),
-            (region, self._region),
-            (is_compiling, lambda fn, args, kwargs: True),
-            (nn.Module.__call__, self._module),
-            (nn.Module._wrapped_call_impl, self._module),
-            (nn.Module._call_impl, self._module),
-            (torch.autocast, self._native),
-            (torch.autocast.__enter__, self._enter_autocast),
-            (torch.autocast.__exit__, self._exit_autocast),
-            (torch._C._set_grad_enabled, self._native),
-            (torch.tensor, self._tensor),
-            *((function, self._tensor_of_array) for function in numpy_values.MAKERS),
-            *((kind, self._tensor_of_type) for kind in torch_calls.TENSOR_TYPES),
-            (torch.autograd.Variable, self._variable),
-            (torch.Tensor._make_subclass, self._make_subclass),
-            *((function, self._number) for function in scalars.NUMBER_FUNCTIONS),
-            *self.emissions.rules(),
-        )
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         rule = self._rules.get(id(fn))
@@ -193,7 +147,10 @@ class Calls:
             if fn.__name__ in BREAKS_BY_NAME:
                 raise BreakGraph(BREAKS_BY_NAME[fn.__name__], f"{fn.__name__}() of a tensor")
             return self._native(fn, args, kwargs)
-        if torch_calls.is_leaf(fn) or fn in torch_calls.NATIVE_FUNCTIONS:
+        if torch_calls.is_leaf(fn):
+            self.outside.torch_names.of_leaf(fn)
+            return self._native(fn, args, kwargs)
+        if fn in torch_calls.NATIVE_FUNCTIONS:
             return self._native(fn, args, kwargs)
         self.outside.inline(fn)
         return MISSING
@@ -321,6 +278,9 @@ class Calls:
         if type(name) is not str or type(level) is not int or not is_constant(tuple(fromlist or ())):
             raise BreakGraph("import", f"__import__({name!r})")
         return self.outside.externals.world.import_by(namespace or {}, name, fromlist, level)
+
+    def _is_compiling(self, fn: Any, args: Args, kwargs: Kwargs) -> bool:
+        return True
 
     def _graph_break(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         raise BreakGraph("graph_break", "torchdynamo.graph_break()")
@@ -512,17 +472,17 @@ class Calls:
             return Redirect(self.outside.forward_of(module), args[1:], kwargs)
         if self.outside.has_backward_hooks(module):
             raise BreakGraph("module_hook", f"call of a {type(module).__qualname__} with backward hooks")
-        if fn is nn.Module._call_impl:
+        if fn is _CALL_IMPL:
             return MISSING
         # Interpreted in place of `_wrapped_call_impl`, which looks whether another compiler has the module.
         interpreter = self.outside.externals.world.interpreter
-        return interpreter.call_function(nn.Module._call_impl, args, kwargs)
+        return interpreter.call_function(_CALL_IMPL, args, kwargs)
 
     def _module_object(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         mark = mark_of(module)
         if mark is not None:
             return self._marked(mark, module, args, kwargs)
-        if self.outside.class_get(type(module), "__call__")[0] is not nn.Module.__call__:
+        if self.outside.class_get(type(module), "__call__")[0] is not _MODULE_CALL:
             return MISSING
         return self._module(None, (module, *args), kwargs)
 
@@ -625,6 +585,53 @@ def _leaves(value: Any) -> Iterator[Any]:
         yield value
 
 
+# Functions as torch and Python have them: what a program puts in the place of one is a function like any other.
+_RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
+    (type, Calls._type),
+    (globals, Calls._globals),
+    *((function, Calls._frame_reader) for function in torch_calls.FRAME_READERS),
+    (importlib.import_module, Calls._import_module),
+    (imports.BUILTIN, Calls._import),
+    (isinstance, Calls._isinstance),
+    (id, Calls._id),
+    (dir, Calls._dir),
+    (str, Calls._text),
+    (repr, Calls._text),
+    (copy.deepcopy, Calls._deep_copy),
+    *((function, Calls._native) for function in _LINES_OF_SOURCE),
+    *((function, Calls._ambient_read) for function in torch_calls.AMBIENT_READS),
+    *((block, Calls._ambient) for block in torch_calls.STATE_BLOCKS),
+    (torch.device.__enter__, Calls._enter_device),
+    (torch.device.__exit__, Calls._exit_device),
+    *((function, Calls._autograd_function) for function in _PYTHON_APPLY),
+    *((function, Calls._asks_for_overrides) for function in _ASKS_FOR_OVERRIDES),
+    (torch.utils.checkpoint.checkpoint, Calls._checkpoint),
+    (_ProfilerRange.__init__, Calls._native),
+    (_ProfilerRange.__enter__, Calls._enter_range),
+    (_ProfilerRange.__exit__, Calls._exit_range),
+    (optimizer._get_value, Calls._step_count),
+    (torch.autograd.grad, Calls._derivative),
+    (torch.autograd.backward, Calls._derivative),
+    *((fused, Calls._unfused) for fused in LOOPS),
+    (graph_break, Calls._graph_break),
+    (region, Calls._region),
+    (is_compiling, Calls._is_compiling),
+    (nn.Module.__call__, Calls._module),
+    (nn.Module._wrapped_call_impl, Calls._module),
+    (nn.Module._call_impl, Calls._module),
+    (torch.autocast, Calls._native),
+    (torch.autocast.__enter__, Calls._enter_autocast),
+    (torch.autocast.__exit__, Calls._exit_autocast),
+    (torch._C._set_grad_enabled, Calls._native),
+    (torch.tensor, Calls._tensor),
+    *((function, Calls._tensor_of_array) for function in numpy_values.MAKERS),
+    *((kind, Calls._tensor_of_type) for kind in torch_calls.TENSOR_TYPES),
+    (torch.autograd.Variable, Calls._variable),
+    (torch.Tensor._make_subclass, Calls._make_subclass),
+    *((function, Calls._number) for function in scalars.NUMBER_FUNCTIONS),
+)
+_MODULE_CALL: Any = nn.Module.__call__
+_CALL_IMPL: Any = nn.Module._call_impl
 _BUILTINS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,

@@ -79,6 +79,10 @@ class CaptureWorld(PlainWorld):
     def know_methods(self, obj: Any, *names: str) -> None:
         """The program asks for these special methods of `obj`: that its class has them, or not, is guarded."""
         kind = type(obj)
+        if isinstance(obj, torch.Tensor):
+            for name in names:
+                self.outside.torch_names.of_tensor(self.outside.type_of(obj), name)
+            return
         if not may_change(kind) or isinstance(obj, _NOT_OF_THE_PROGRAM) or self.outside.made_class(kind):
             return
         for name in names:
@@ -125,7 +129,7 @@ class CaptureWorld(PlainWorld):
     def _writes_plainly(self, module: nn.Module, name: str, value: Any) -> bool:
         """Whether `nn.Module.__setattr__` would end in a plain write to the instance."""
         kind = type(module)
-        if kind.__setattr__ is not nn.Module.__setattr__ or isinstance(value, (torch.Tensor, nn.Module)):
+        if kind.__setattr__ is not modules.PLAIN_SETATTR or isinstance(value, (torch.Tensor, nn.Module)):
             return False
         if isinstance(getattr(kind, name, None), property) or self.outside.externals.lookup(module) is None:
             return False
@@ -438,8 +442,8 @@ def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return args if any(fn is one for one in _SEARCHING_FUNCTIONS) else ()
 
 
-# Objects whose methods are torch's and capture's own.
-_NOT_OF_THE_PROGRAM = (torch.Tensor, InterpreterObject, *SYMBOLIC)
+# Objects whose methods are capture's own.
+_NOT_OF_THE_PROGRAM = (InterpreterObject, *SYMBOLIC)
 # What built-in functions ask of their argument, by the function's identity.
 _ASKED_METHODS: dict[int, tuple[str, ...]] = {
     id(function): names

@@ -99,12 +99,15 @@ _RECORDS_OF_THE_SYSTEM: frozenset[type] = frozenset(map(type, _FACTS))
 # Containers that are shadowed, by built-in base.
 CONTAINER_BASES: tuple[type, ...] = (dict, list, set, collections.deque, tuple, frozenset)
 
-# Functions, classes and modules of these packages are taken as fixed: replacing torch's own functions
-# after compilation is outside of what guards watch. Their mutable data is guarded like any other.
-TRUSTED_PACKAGES = frozenset(
-    {"torch", "builtins", "typing", "collections", "functools", "abc", "enum", "contextlib", "inspect", "operator",
+# Functions, classes and modules of these packages are taken as fixed: what stands for a name of theirs is not guarded.
+# Their mutable data is guarded like any other.
+_FIXED_PACKAGES = frozenset(
+    {"builtins", "typing", "collections", "functools", "abc", "enum", "contextlib", "inspect", "operator",
      "math", "itertools", "types", "copy", "dataclasses", "warnings", "logging", "re", "os", "sys", "_weakrefset"}
 )  # fmt: skip
+# The code of these packages' functions is taken as fixed. A name of torch's may come to stand for another function:
+# libraries replace `F.linear`, `nn.Linear.forward` or `torch.Tensor.relu` to log, to quantize, to patch.
+TRUSTED_PACKAGES = _FIXED_PACKAGES | {"torch"}
 
 
 class TensorInputs(Protocol):
@@ -240,6 +243,9 @@ class Externals:
             if known is not None and _is_known_by_identity(type(known.original)):
                 self.hashed[id(known.original)] = known
 
+    def class_source(self, kind: type) -> Pinned:
+        return self.pins.source(kind, f"{kind.__module__}.{kind.__qualname__}")
+
     def know_class(self, kind: type) -> None:
         """Something depends on the classes that `kind` inherits from: they have to be the same."""
         if kind not in self._classes:
@@ -307,7 +313,7 @@ class Externals:
             self.guard(source, GuardKind.SAME_OBJECT, known.source)
 
     def _guard_identity(self, value: Any, source: Source) -> None:
-        if isinstance(source, Pinned) or _is_trusted(value, source):
+        if isinstance(source, Pinned) or _is_fixed(value, source):
             return
         self.guard(source, GuardKind.IDENTITY, value)
 
@@ -501,13 +507,17 @@ def is_trusted_module(module: str) -> bool:
     return module.partition(".")[0] in TRUSTED_PACKAGES
 
 
-def _is_trusted(value: Any, source: Source) -> bool:
-    """A function, class or module that lives in a package whose functions are taken as fixed."""
+def is_fixed_module(module: str) -> bool:
+    return module.partition(".")[0] in _FIXED_PACKAGES
+
+
+def _is_fixed(value: Any, source: Source) -> bool:
+    """A function, class or module that is read from a package whose names are taken as fixed."""
     if not isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)):
         return False
     base = base_of(source)
     owner = source.module if isinstance(source, Global) else base.label if isinstance(base, Pinned) else None
-    return owner is not None and is_trusted_module(owner)
+    return owner is not None and is_fixed_module(owner)
 
 
 def _bound_method(externals: Externals, value: types.MethodType, source: Source) -> types.MethodType:

@@ -11,8 +11,10 @@ from torchdynamo.externals import External, Externals
 from torchdynamo.guards import instance_dict
 from torchdynamo.overlays import MISSING, Overlays
 from torchdynamo.schemas import GuardKind
-from torchdynamo.sources import Global, InstanceAttribute, Item
+from torchdynamo.sources import InstanceAttribute, Item
 
+# Torch's own, whatever a program puts in their place.
+_PLAIN_GETATTR, PLAIN_SETATTR = nn.Module.__getattr__, nn.Module.__setattr__
 _REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_pre_hooks", "_forward_hooks")
 _GLOBAL_HOOKS = (
@@ -21,7 +23,6 @@ _GLOBAL_HOOKS = (
     "_global_forward_pre_hooks",
     "_global_forward_hooks",
 )
-_MODULE = "torch.nn.modules.module"
 
 
 def registered(externals: Externals, module: External, name: str) -> Any:
@@ -68,7 +69,8 @@ def has_plain_call(externals: Externals, overlays: Overlays, module: External) -
     for name in _HOOKS:
         externals.guard(InstanceAttribute(module.source, name), GuardKind.LENGTH, 0)
     for name in _GLOBAL_HOOKS:
-        externals.guard(Global(name, _MODULE), GuardKind.LENGTH, 0)
+        source = externals.pins.source(torch.nn.modules.module, torch.nn.modules.module.__name__)
+        externals.guard(InstanceAttribute(source, name), GuardKind.LENGTH, 0)
     return True
 
 
@@ -88,6 +90,6 @@ def has_no_hooks(module: nn.Module) -> bool:
 
 def uses_plain_getattr(kind: type) -> bool:
     return (
-        getattr(kind, "__getattr__", None) is nn.Module.__getattr__
+        getattr(kind, "__getattr__", None) is _PLAIN_GETATTR
         and vars(object)["__getattribute__"] is kind.__getattribute__
     )

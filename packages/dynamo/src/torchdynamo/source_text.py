@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from torchdynamo.sources import Argument, ClosureCell, Global, InstanceAttribute, Item, Source
+from torchdynamo.sources import Argument, ClosureCell, Global, InstanceAttribute, Item, Pinned, Source
 
 _MEMBERS = frozenset({"_modules", "_parameters", "_buffers"})
 
@@ -19,6 +19,8 @@ def source_text(source: Source) -> str:
             return f"global {name}" if module is None else f"{module}.{name}"
         case ClosureCell(name=name):
             return f"nonlocal {name}"
+        case Pinned(label=label):
+            return label
         case Item(base=InstanceAttribute(base=owner, name=kind), key=str(key)) if kind in _MEMBERS:
             return f"{source_text(owner)}.{key}"
         case InstanceAttribute(base=owner, name=name):

@@ -15,7 +15,14 @@ from primtorch.fake.build import refuse_fresh
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from torchdynamo import modules, numpy_values
-from torchdynamo.externals import External, Externals, is_constant, is_trusted_module, tensor_guard
+from torchdynamo.externals import (
+    External,
+    Externals,
+    is_constant,
+    is_fixed_module,
+    is_trusted_module,
+    tensor_guard,
+)
 from torchdynamo.growing_lists import GrowingList
 from torchdynamo.guards import instance_dict
 from torchdynamo.interpreter.attributes import missing_attribute
@@ -47,6 +54,7 @@ from torchdynamo.sources import (
     is_beneath,
 )
 from torchdynamo.symbol_nodes import SymbolNodes
+from torchdynamo.torch_names import TorchNames
 
 # Integers that become symbols lie within these bounds, so that sums of two stay in 64 bits.
 INTEGER_BOUND = 1 << 62
@@ -83,6 +91,7 @@ class Outside:
         code = function.__code__
         entry = (UserFrame(code.co_filename, code.co_firstlineno, function.__name__),)
         self.externals = Externals(self, lambda: user_frames() or entry)
+        self.torch_names = TorchNames(self.externals)
         self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
         self.symbol_sources: dict[str, Source] = {}
         self.promised: dict[str, SizeMark] = {}  # what the user said of symbols
@@ -254,6 +263,8 @@ class Outside:
         module = namespace.get("__name__")
         owner = sys.modules.get(module) if isinstance(module, str) else None
         if owner is not None and owner.__dict__ is namespace:
+            if is_trusted_module(str(module)):  # nobody puts another torch in its place
+                return InstanceAttribute(self.externals.pins.source(owner, module), name)
             return Global(name, module)
         return Item(self.externals.pins.source(namespace, "globals"), name)
 
@@ -411,19 +422,18 @@ class Outside:
             table = _CLASS_DICT(klass)
             if name in table:
                 return self._class_attribute(klass, name, table[name]), klass
-            if may_change(klass) and not is_trusted_module(klass.__module__):
-                label = f"{klass.__module__}.{klass.__qualname__}"
-                self.externals.guard(self.externals.pins.source(klass, label), GuardKind.INSTANCE_LACKS, name)
+            if may_change(klass) and not is_fixed_module(klass.__module__):
+                self.externals.guard(self.externals.class_source(klass), GuardKind.INSTANCE_LACKS, name)
         return MISSING
 
     def _class_attribute(self, klass: type, name: str, value: Any) -> Any:
         if not may_change(klass) or klass in self._own_classes:
             return value
-        source = InstanceAttribute(self.externals.pins.source(klass, f"{klass.__module__}.{klass.__qualname__}"), name)
+        source = InstanceAttribute(self.externals.class_source(klass), name)
         if isinstance(value, _DESCRIPTORS) or (
             hasattr(type(value), "__get__") and not isinstance(value, types.FunctionType)
         ):
-            if not is_trusted_module(klass.__module__):
+            if not is_fixed_module(klass.__module__):
                 self._know_descriptor(value, source)
             return value
         return self.externals.wrap(value, source)
@@ -624,6 +634,7 @@ class Outside:
         known = self.externals.lookup(tensor)
         if name == "__class__":
             return self.type_of(tensor)
+        self.torch_names.of_tensor(self.type_of(tensor), name)
         written = self.overlays.read(tensor, name)
         if written is not MISSING and written is not DELETED:
             return written
