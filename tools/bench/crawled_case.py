@@ -19,7 +19,7 @@ import tempfile
 import threading
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -28,13 +28,18 @@ import numpy
 import torch
 from crawled_files import load
 from pool import Row, told
+from torch.utils._python_dispatch import TorchDispatchMode
 
 CALLS = 2
 ULPS = 4
 # Of a value's largest element, in float64: what a compiled sum or contraction may differ from eager's.
 IN_DOUBLE = 1e-9
+# Of an error in float32, what is left of it in float64 where it is rounding: units in the last place differ by 2^29,
+# and rounding is as chance has it. What is computed wrongly is as wrong in either.
+SHRINKS_TO = 2.0**-29 * 64
 DEPTH = 6
-NUDGES = 3
+# Runs of eager whose rounding errors are drawn anew, at most: until they reach as far as each difference in hand.
+DRAWS = 12
 
 
 @dataclass
@@ -155,21 +160,6 @@ class Program:
         self.module.double()
         self.args, self.kwargs = mapped(self.args, to_double), mapped(self.kwargs, to_double)
 
-    def nudge(self) -> None:
-        """Changes the last digits of parameters and inputs at random."""
-        generator = torch.Generator().manual_seed(self.seed)
-
-        def nudged(t: torch.Tensor) -> torch.Tensor:
-            if not t.is_floating_point():
-                return t
-            off = (torch.rand(t.shape, generator=generator) * 2 - 1) * torch.finfo(t.dtype).eps
-            return (t.detach() * (1 + off.to(t.dtype))).to(t.dtype)
-
-        with torch.no_grad():
-            for tensor in [*self.module.parameters(), *self.module.buffers()]:
-                tensor.copy_(nudged(tensor))
-        self.args, self.kwargs = mapped(self.args, nudged), mapped(self.kwargs, nudged)
-
     def ask_gradients(self) -> None:
         mapped((self.args, self.kwargs), lambda t: t.requires_grad_() if t.is_floating_point() and t.is_leaf else t)
 
@@ -245,6 +235,44 @@ def to_double(value: torch.Tensor) -> torch.Tensor:
     return value.detach().double() if value.is_floating_point() else value
 
 
+class DrawnRounding(TorchDispatchMode):
+    """Gives each operator's results another rounding error, of at most a unit in the last place, drawn at random.
+
+    So what eager computes varies as much as its rounding matters (Monte Carlo arithmetic: Parker, 1997): by a little
+    where a program is well conditioned, by all of a value that is nothing but rounding, and in jumps where a comparison
+    or a maximum hangs on a last digit.
+    """
+
+    EXACT = frozenset(
+        {
+            "_to_copy", "arange", "cat", "ceil", "clone", "constant_pad_nd", "copy_", "fill_", "flip", "floor", "full",
+            "full_like", "gather", "index", "index_select", "masked_fill", "masked_fill_", "neg", "new_full",
+            "new_ones", "new_zeros", "one_hot", "ones", "ones_like", "relu", "relu_", "repeat", "roll", "round",
+            "scalar_tensor", "scatter", "scatter_", "sign", "stack", "threshold_backward", "tril", "triu", "trunc",
+            "where", "zero_", "zeros", "zeros_like",
+        }
+    )  # fmt: skip
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = func(*args, **(kwargs or {}))
+        returned = func._schema.returns
+        rounds = func._schema.name.split("::")[-1] not in self.EXACT
+        for value, spec in zip(out if isinstance(out, tuple) else (out,), returned, strict=False):
+            view = spec.alias_info is not None and not spec.alias_info.is_write
+            if rounds and not view and isinstance(value, torch.Tensor) and value.is_floating_point():
+                self.vary(value)
+        return out
+
+    def vary(self, value: torch.Tensor) -> None:
+        if value.layout is torch.strided and value.numel():
+            off = (torch.rand(value.shape, generator=self.generator) * 2 - 1) * torch.finfo(value.dtype).eps
+            value.mul_(1 + off.to(value.dtype))
+
+
 def seed_all(seed: int) -> None:
     torch.manual_seed(seed)
     random.seed(seed)
@@ -294,7 +322,7 @@ def alone(module: torch.nn.Module, run: Run) -> tuple[Callable[..., Any], Callab
     return module, lambda: None
 
 
-Change = Literal["", "double", "nudged"]
+Change = Literal["", "double", "rounding"]
 COMPILERS = {"eager": alone, "ours": ours, "peer": peer}
 
 
@@ -332,15 +360,12 @@ def _run(program: Program, compiler: str, change: Change, case: Row, path: str) 
     try:
         if change == "double":
             program.to_double()
-        elif change == "nudged":
-            program.seed, drawn = case["seed"], program.seed
-            program.nudge()
-            program.seed = drawn
         if case["gradients"]:
             program.ask_gradients()
         candidate, close = COMPILERS[compiler](program.module, run)
         began = time.perf_counter()
-        program.execute(candidate, run)
+        with DrawnRounding(case["draw"]) if change == "rounding" else contextlib.nullcontext():
+            program.execute(candidate, run)
         run.seconds = time.perf_counter() - began
         close()
     except Exception as error:
@@ -366,9 +391,8 @@ def stages(run: Run, gradients: bool) -> list[tuple[str, Any]]:
     return found + run.after
 
 
-def distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """The largest difference of an element, of the largest element; infinite where shapes, dtypes or non-finites are
-    not the same."""
+def deviation(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference of an element; infinite where shapes, dtypes or non-finites are not the same."""
     if a.shape != b.shape or a.dtype != b.dtype:
         return float("inf")
     if torch.equal(a, b) or not a.numel():
@@ -382,52 +406,53 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
         return float("inf")
     if not torch.equal(torch.nan_to_num(a[~finite]), torch.nan_to_num(b[~finite])):
         return float("inf")
-    a, b = a[finite], b[finite]
-    return float((a - b).abs().max() / a.abs().max().clamp_min(1e-300)) if a.numel() else 0.0
+    return float((a[finite] - b[finite]).abs().max()) if finite.any() else 0.0
 
 
-def differences(eager: Run, found: Run, bound: float) -> list[tuple[str, str]]:
-    """(place, what differs) by more than the bound, relative."""
+def largest(value: torch.Tensor) -> float:
+    """The largest finite element, by its absolute value."""
+    finite = value[value.isfinite()] if value.is_floating_point() or value.is_complex() else value[:0]
+    return float(finite.abs().max()) if finite.numel() else 0.0
+
+
+def distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """The largest difference of an element, of the largest element."""
+    apart = deviation(a, b)
+    return apart / max(largest(a), 1e-300) if apart else 0.0
+
+
+def differing(eager: Run, found: Run, bound: float) -> list[tuple[str, Any, Any]]:
+    """(place, eager's value, the other) of what differs by more than the bound, relative; "nothing" for no value."""
     backward = not eager.backward_errors
     if backward and found.backward_errors:
-        return [("backward", f"raises {found.backward_errors[0]}")]
+        return [("backward", "nothing", f"raises {found.backward_errors[0]}")]
     expected, given = stages(eager, backward), dict(stages(found, backward))
     out = []
     for place, value in expected:
         other = given.pop(place, "nothing")
         if isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor):
-            error = distance(value, other)
-            if not error <= bound:
-                what = f"error {error:.1e} of {str(value.dtype)[6:]} {list(value.shape)}"
-                out.append((place, what + ("" if value.shape == other.shape else f", here {list(other.shape)}")))
-        elif isinstance(value, torch.Tensor) or isinstance(other, torch.Tensor) or value != other:
-            out.append((place, f"{describe(other)} for {describe(value)}"))
-    return out + [(place, f"{describe(value)} for nothing") for place, value in given.items()]
+            same = distance(value, other) <= bound
+        else:
+            same = type(value) is type(other) and value == other
+        if not same:
+            out.append((place, value, other))
+    return out + [(place, "nothing", value) for place, value in given.items()]
+
+
+def differences(eager: Run, found: Run, bound: float) -> list[str]:
+    """What differs by more than the bound, in words."""
+    return [f"{place}: {difference(value, other)}" for place, value, other in differing(eager, found, bound)]
+
+
+def difference(value: Any, other: Any) -> str:
+    if not (isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return f"{describe(other)} for {describe(value)}"
+    shape = "" if value.shape == other.shape else f", here {list(other.shape)}"
+    return f"error {distance(value, other):.1e} of {str(value.dtype)[6:]} {list(value.shape)}{shape}"
 
 
 def describe(value: Any) -> str:
     return f"tensor {list(value.shape)}" if isinstance(value, torch.Tensor) else str(value)[:160]
-
-
-def nearer_than_twice(eager: Run, found: Run, truth: Run) -> bool:
-    """Each value of `found` is at most twice as far from the float64 run as eager's (and a few ulps)."""
-    exact = dict(stages(truth, True))
-    given = dict(stages(found, True))
-    for place, value in stages(eager, not eager.backward_errors):
-        other = given.get(place)
-        if not (isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)):
-            if value != other:
-                return False
-            continue
-        right = exact.get(place)
-        if torch.equal(value, other) or (value.is_floating_point() and distance(value, other) <= ulps(value)):
-            continue
-        if not isinstance(right, torch.Tensor) or right.shape != value.shape or not value.is_floating_point():
-            return False
-        theirs, mine = distance(right, value.to(right.dtype)), distance(right, other.to(right.dtype))
-        if not mine <= 2 * theirs + ulps(value):
-            return False
-    return True
 
 
 def ulps(value: torch.Tensor) -> float:
@@ -450,65 +475,127 @@ def judge(program: Program, case: Row, eager: Run, found: Run) -> tuple[str, str
     return ("ambient", "; ".join(other)) if other and verdict == "right" else (verdict, detail)
 
 
+Difference = tuple[str, Any, Any]  # place, eager's value, the other
+
+
 def judge_rounding(program: Program, case: Row, eager: Run, found: Run) -> tuple[str, str]:
-    """Whether what differs in float32 is as near to float64 as eager is, or nothing where all is float64."""
-    left = differences(eager, found, ULPS * torch.finfo(torch.float32).eps)
-    truth = in_child(program, "eager", case, "double")
-    if truth.failure is None:
-        if nearer_than_twice(eager, found, truth):
-            return "right", "at most twice eager's error"
-        ours_in_double = in_child(program, "ours", case, "double")
-        if ours_in_double.failure:
-            return kind_of(ours_in_double.failure), f"in float64: {ours_in_double.failure}"
-        if not differences(truth, ours_in_double, IN_DOUBLE):
-            return "right", "as eager in float64"
-    elif kind_of(truth.failure) == "slow":
-        return "slow", f"eager in float64: {truth.failure}"
-    # Not float64 throughout, for its own casts: eager's error is what the last digits of its inputs do to its values.
-    nudged = [in_child(program, "eager", {**case, "seed": case["seed"] + i}, "nudged") for i in range(NUDGES)]
-    if all(run.failure is None for run in nudged) and steadier_than(eager, found, nudged):
-        return "right", "at most twice what rounding the inputs does to eager"
+    """Whether each value that differs in float32 differs by rounding alone: it is as near to float64 as eager is; or no
+    farther from eager than eager with other rounding errors; or the difference goes where there are more digits."""
+    left = differing(eager, found, ULPS * torch.finfo(torch.float32).eps)
+    detail = f"{left[0][0]}: {difference(*left[0][1:])}"
+    if all(is_rounded(value, other) for _, value, other in left):
+        truth = in_child(program, "eager", case, "double")
+        if truth.failure is None:
+            left = farther_than_twice(left, truth)
+            if not left:
+                return "right", "at most twice eager's error"
+        left = beyond_other_rounding(left, program, case)
+        if not left:
+            return "right", "at most twice what other rounding does to eager"
+        if truth.failure is None:
+            in_double = in_child(program, "ours", case, "double")
+            if in_double.failure:
+                return kind_of(in_double.failure), f"in float64: {in_double.failure}"
+            left = different_in_double(left, truth, in_double)
+            if not left:
+                return "right", "as eager in float64"
+        detail = f"{left[0][0]}: {difference(*left[0][1:])}"
     again = differences(eager, in_child(program, "eager", case), 0.0)
-    return ("unsteady", str(again[0])) if again else ("wrong", f"{left[0][0]}: {left[0][1]}")
+    return ("unsteady", again[0]) if again else ("wrong", detail)
 
 
-def steadier_than(eager: Run, found: Run, nudged: list[Run]) -> bool:
-    """Each value differs from eager's by at most twice what it differs by among eager's own runs on nudged inputs."""
-    given, others = dict(stages(found, True)), [dict(stages(run, True)) for run in nudged]
-    for place, value in stages(eager, not eager.backward_errors):
-        other = given.get(place)
-        if not (isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)):
-            if value != other:
-                return False
-            continue
-        known = [run[place] for run in others if isinstance(run.get(place), torch.Tensor)]
-        if not distance(value, other) <= 2 * max((distance(value, t) for t in known), default=0.0) + ulps(value):
+def is_rounded(value: Any, other: Any) -> bool:
+    """Whether two values are tensors of one kind, whose elements are rounded numbers."""
+    if not (isinstance(value, torch.Tensor) and isinstance(other, torch.Tensor)):
+        return False
+    return value.shape == other.shape and value.dtype is other.dtype and value.is_floating_point()
+
+
+def farther_than_twice(left: list[Difference], truth: Run) -> list[Difference]:
+    """What is more than twice as far from the float64 run as eager's value is (and a few ulps)."""
+    exact = dict(stages(truth, True))
+
+    def near(place: str, value: torch.Tensor, other: torch.Tensor) -> bool:
+        right = exact.get(place)
+        if not isinstance(right, torch.Tensor) or right.shape != value.shape:
             return False
-    return True
+        theirs, mine = (distance(right, t.to(right.dtype)) for t in (value, other))
+        return mine <= 2 * theirs + ulps(value)
+
+    return [one for one in left if not near(*one)]
+
+
+def beyond_other_rounding(left: list[Difference], program: Program, case: Row) -> list[Difference]:
+    """What is more than twice as far from eager's value as those of eager's runs with drawn rounding errors are."""
+    spread: dict[str, float] = {}
+    for draw in range(DRAWS):
+        run = in_child(program, "eager", {**case, "draw": case["seed"] + draw}, "rounding")
+        given = {} if run.failure else dict(stages(run, True))
+        for place, value, _ in left:
+            if is_rounded(value, given.get(place)):
+                spread[place] = max(spread.get(place, 0.0), distance(value, given[place]))
+        left = [
+            (place, value, other)
+            for place, value, other in left
+            if not distance(value, other) <= 2 * spread.get(place, 0.0) + ulps(value)
+        ]
+        if run.failure or not left:
+            break
+    return left
+
+
+def different_in_double(left: list[Difference], truth: Run, in_double: Run) -> list[Difference]:
+    """What float64 does not make equal but for rounding errors of float64. Those are judged by the value's largest
+    element or, where terms cancel to next to nothing, by the errors in float32."""
+    exact, compiled = dict(stages(truth, True)), dict(stages(in_double, True))
+
+    def same(place: str, value: torch.Tensor, other: torch.Tensor) -> bool:
+        right, found = exact.get(place), compiled.get(place)
+        if not is_rounded(right, found) or right.shape != value.shape:
+            return False
+        in_single = max(deviation(right, t.to(right.dtype)) for t in (value, other))
+        return distance(right, found) <= IN_DOUBLE or deviation(right, found) <= SHRINKS_TO * in_single
+
+    return [one for one in left if not same(*one)]
 
 
 def measure(case: Row, send: Callable[[Row], None]) -> None:
-    """Sends one row: whether eager runs the module, what this stack makes of it, what torch.compile captures."""
+    """Sends one row: whether eager runs the module, what this stack makes of it, what torch.compile captures, and how
+    many seconds each of these took."""
     torch.set_num_threads(1)
+    took: dict[str, float] = {}
+
+    @contextlib.contextmanager
+    def timed(what: str) -> Iterator[None]:
+        began = time.perf_counter()
+        try:
+            yield
+        finally:
+            took[what] = round(took.get(what, 0.0) + time.perf_counter() - began, 3)
+
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)
         try:
-            program = Program(Path(case["folder"]), case)
+            with timed("made"):
+                program = Program(Path(case["folder"]), case)
         except BaseException as error:
-            return send({"eager": f"not made: {told(error)}"})
-        case["gradients"] = True
-        eager = in_child(program, "eager", case)
-        if eager.failure:
-            case["gradients"] = False
-            eager = in_child(program, "eager", case)
-        if eager.failure:
-            return send({"eager": f"raises: {eager.failure}"})
-        found = in_child(program, "ours", case)
-        verdict, detail = judge(program, case, eager, found)
-        row = {"eager": "runs", "verdict": verdict, "detail": detail[:600], **found.facts}
-        row |= {"seconds": round(found.seconds, 2), "backward": (eager.backward_errors or [""])[0]}
+            return send({"eager": f"not made: {told(error)}", "took": took})
+        for case["gradients"] in (True, False):
+            with timed("eager"):
+                eager = in_child(program, "eager", case)
+            if not eager.failure:
+                break
+        else:
+            return send({"eager": f"raises: {eager.failure}", "took": took})
+        with timed("compiled"):
+            found = in_child(program, "ours", case)
+        with timed("judged"):
+            verdict, detail = judge(program, case, eager, found)
+        row = {"eager": "runs", "verdict": verdict, "detail": detail[:600], **found.facts, "took": took}
+        row |= {"backward": (eager.backward_errors or [""])[0]}
         if case["peer"]:
-            run = in_child(program, "peer", case)
+            with timed("peer"):
+                run = in_child(program, "peer", case)
             row["peer"] = {"failure": run.failure, **run.facts}
         send(row)
         os.chdir("/")
