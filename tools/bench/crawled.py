@@ -8,15 +8,19 @@
 FOLDER holds files `test_*.py` as the TorchDynamo paper's benchmark generates them (see crawled_files.py). Modules are
 drawn with the seed until so many have been judged; those that eager itself does not run here (a missing library, a
 wrong guess of their arguments) are passed over. Values, gradients, the inputs and the module afterwards, and the
-process's state are compared with eager's, over two calls; float64 is the judge where float32 differs. `--peer` counts
-what torch.compile captures of the same modules. `--out` keeps a JSON line a module: what is in it is not run again, so
-that a sweep can be cut into slices of `--seconds`.
+process's state are compared with eager's, over two calls; float64 and other rounding judge where float32
+differs. `--peer` counts what torch.compile captures of the same modules (`--peer N`: of the first N drawn). `--out`
+keeps a JSON line a module: what is in it is not run again, so that a sweep can be cut into slices of `--seconds`: the
+same command until it says that so many have been judged.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import gc
 import itertools
+import multiprocessing
 import os
 import platform
 import random
@@ -26,12 +30,13 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Iterator
+from multiprocessing import connection
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
 import crawled_files
-from pool import Row, append_row, read_rows, run_cases
+from pool import Row, append_row, read_rows, run_cases, silence
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
@@ -79,6 +84,38 @@ def import_all(peer: bool) -> None:
             if module in wanted[:3]:
                 raise
             print(f"{module} is not here: {error}")
+    for compiler in ("ours", "peer") if peer else ("ours",):
+        for module in imported_late(compiler):
+            with contextlib.suppress(ImportError):
+                __import__(module)
+    gc.collect()
+    gc.freeze()  # collections in a worker leave alone what is here, and the pages stay shared
+
+
+def imported_late(compiler: str) -> list[str]:
+    """The modules that a first compilation imports, found by one in another process: this one stays as it was."""
+    context = multiprocessing.get_context("fork")
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_compile_and_tell, args=(compiler, sender))
+    process.start()
+    sender.close()
+    try:
+        return receiver.recv()  # type: ignore[no-any-return]
+    except EOFError:
+        return []  # it says in the rows why it cannot compile
+    finally:
+        process.join()
+
+
+def _compile_and_tell(compiler: str, pipe: connection.Connection) -> None:
+    import crawled_case
+    import torch
+
+    silence()
+    before = set(sys.modules)
+    module, _ = crawled_case.COMPILERS[compiler](torch.nn.Linear(3, 3), crawled_case.Run())
+    module(torch.ones(2, 3)).sum().backward()
+    pipe.send([name for name in sys.modules if name not in before])
 
 
 def measure(case: Row, send: Any) -> None:
@@ -98,13 +135,13 @@ def sample(options: argparse.Namespace, rows: dict[str, Row]) -> Iterator[Row]:
             del rows[name]
     else:
         chosen = crawled_files.shuffled(names, options.seed)
-    for name in chosen:
+    for place, name in enumerate(chosen):
         if not (options.only or options.again) and len(judged(list(rows.values()))) >= options.modules:
             return
         if name not in rows:
             yield {
                 "module": name, "folder": str(Path(options.folder).resolve()), "seed": options.seed,
-                "train": options.train, "peer": options.peer, "memory": options.memory,
+                "train": options.train, "peer": place < options.peer, "memory": options.memory,
                 "run_seconds": options.run_seconds,
             }  # fmt: skip
 
@@ -225,7 +262,10 @@ def main() -> None:
     parser.add_argument("--seed", type=int, help="of the draw, of parameters and of inputs; else a fresh one")
     parser.add_argument("--only", nargs="*", help="the modules whose names contain one of these")
     parser.add_argument("--train", action="store_true", help="modules in training mode; else in inference mode")
-    parser.add_argument("--peer", action="store_true", help="torch.compile's capture beside ours")
+    parser.add_argument(
+        "--peer", nargs="?", type=int, const=sys.maxsize, default=0, metavar="N",
+        help="torch.compile's capture beside ours, of the first N of the draw; else of all",
+    )  # fmt: skip
     parser.add_argument("--jobs", type=int, default=1, help="modules at once")
     parser.add_argument("--seconds", type=float, default=3600, help="for all of it; what is left stays open")
     parser.add_argument("--run-seconds", type=float, default=100, help="for one run of one module")
@@ -247,7 +287,7 @@ def main() -> None:
     cases = sample(options, rows)
     first = next(cases, None)
     if first is not None:
-        import_all(options.peer)
+        import_all(options.peer > 0)
         drawn = itertools.chain([first], cases)
         ready = run_cases(measure, drawn, jobs=options.jobs, case_seconds=8 * options.run_seconds, until=until)
         with Progress(*columns, console=console, auto_refresh=False) as progress:
