@@ -217,6 +217,32 @@ def test_compiled_code_is_a_citizen_of_autograd(program: Run, backend: str) -> N
     assert not torchcompile.report().fallbacks
 
 
+# (scale, w, x) to (loss, what the caller overwrites before the backward): no node of eager's autograd keeps it.
+OVERWRITTEN: dict[str, Callable[[Any, Any, Any], tuple[Any, Any]]] = {
+    "a copied input": lambda scale, w, x: ((x * w) @ scale.clone().detach(), scale),
+    "an input copied into another": lambda scale, w, x: ((x * w) @ torch.empty_like(scale).copy_(scale), scale),
+    "an input of a result that is kept": lambda scale, w, x: (torch.sigmoid(x) * w @ torch.exp(scale), scale),
+    "an input under a cast": lambda scale, w, x: ((x * w).float() @ scale.float(), scale),
+    "an argument of a kept result": lambda scale, w, x: (x.exp() * w, x),
+    "a copied result": lambda scale, w, x: ((y := x + w).clone().square(), y),
+    "a result that was kept as another": lambda scale, w, x: (torch.sigmoid(y := w * 2.0), y),
+}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("name", OVERWRITTEN)
+def test_what_autograd_does_not_keep_may_be_overwritten(name: str, backend: str) -> None:
+    def run(program: Callable[[Any, Any, Any], tuple[Any, Any]]) -> tuple[Any, Any]:
+        w = batch()[0, :, :4].requires_grad_()
+        loss, written = program(batch(1)[0, :, :3].contiguous(), w, batch(2)[0, :, :4].contiguous())
+        with torch.no_grad():
+            written.zero_()
+        loss.sum().backward()
+        return loss.detach(), w.grad
+
+    close(run(torchcompile.compile(OVERWRITTEN[name], backend=backend)), run(OVERWRITTEN[name]))
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("inside", [False, True])
 def test_autocast(backend: str, inside: bool) -> None:

@@ -68,8 +68,16 @@ def a_draw_waits_for_a_kernel(x):
     return (x * 3).exp() * noise + heads, torch.sigmoid(x * 3) * 2, tails
 
 
+def over_another(x):
+    held, rows = torch.ones(2, 3), torch.ones(3, 2)
+    torch.randn(2, 3, out=held)
+    torch.randn((2, 3), out=rows.t())
+    torch.empty(size=(3,), out=held[0]).mul_(2)
+    return torch.rand(3, out=held[1]) * x, held, torch.normal(0.0, 1.0, (3, 2), out=rows)
+
+
 PROGRAMS: tuple[Callable[[Any], Any], ...] = (
-    creation, unused, dropouts, in_place, distributions, attention, under_a_checkpoint,
+    over_another, creation, unused, dropouts, in_place, distributions, attention, under_a_checkpoint,
     order_of_use_is_not_that_of_drawing, a_draw_waits_for_a_kernel,
 )  # fmt: skip
 

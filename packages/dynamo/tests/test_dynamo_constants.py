@@ -35,7 +35,14 @@ def written(x: torch.Tensor) -> Any:
     return x + n, n
 
 
-PROGRAMS: list[Callable[..., Any]] = [halves, conditions, written]
+def shaped(x: torch.Tensor) -> Any:
+    """The tensor itself is no size."""
+    n = torch.tensor(4)
+    made = n.view(1, -1), n.reshape(1), n.expand(2), torch.reshape(n, (1, 1)), n[None], n.repeat(2), n.new_zeros(2)
+    return x * n.view(1, 1), made, torch.ones(n, n), torch.full((n,), 2.0)
+
+
+PROGRAMS: list[Callable[..., Any]] = [halves, conditions, written, shaped]
 
 
 @pytest.mark.parametrize("program", PROGRAMS)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -159,6 +159,9 @@ class InPlaceCalls(TorchFunctionMode):
         rule = SYMBOLIC_RULES.get(func) if self.rewritten else None
         if rule is not None and any(map(is_symbolic, (*args, *kwargs.values()))):
             return rule(*args, **kwargs)
+        fill = _FILLS.get(func) if "out" in kwargs else None
+        if fill is not None and _sizes(args, kwargs) == tuple(kwargs["out"].shape):
+            return fill(kwargs["out"], kwargs)
         functional = self.rewritten.get(func)
         if functional is not None:
             return args[0].copy_(functional(args[0].clone(), *args[1:], **kwargs))
@@ -170,6 +173,19 @@ class InPlaceCalls(TorchFunctionMode):
                 target = call.args[0]
                 return target.copy_(func(target.clone(), *call.args[1:], **call.kwargs))
         return func(*args, **kwargs)
+
+
+# Factories that resize out= before they fill it: what they do to one that has its size.
+_FILLS: dict[Any, Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]] = {
+    torch.randn: lambda out, kwargs: out.normal_(generator=kwargs.get("generator")),
+    torch.empty: lambda out, kwargs: out,
+}
+
+
+def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """The sizes that a factory was given: one by one, as a sequence, or by name."""
+    given = (kwargs["size"],) if "size" in kwargs else args
+    return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
 
 
 _RESHAPES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})

@@ -30,7 +30,7 @@ from aotautograd.gradients import arrange, share_memory
 from aotautograd.history import leaves_behind, recomputes_by_reentry
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
-from aotautograd.schemas import PHASE, JointGraph, ProgramMetadata
+from aotautograd.schemas import PHASE, JointGraph, KeptMemory, ProgramMetadata
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent, DataDependentValue, PrimTorchError
 from primtorch.fake import FakeMode, FakeTensor, propagate
@@ -600,6 +600,7 @@ def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> Join
         slots = tuple(slot for slot, _ in analysis.differentiable)
         inputs = tuple(leaves)
         metadata = replace(metadata, tangents=slots, gradients=tuple(inputs[i] for i in places), made_gradients=made)
+        metadata = replace(metadata, kept=_kept_memory(recorder.graph, metadata, analysis.values))
     recorder.graph.output((*analysis.values, *results))
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run
     made_by(module, "trace_joint")
@@ -621,6 +622,23 @@ def _reached(
         return everywhere
     reached = leaves_behind(values)
     return [i for i in everywhere if gradients[i] is not None or id(leaves[i]) in reached] or everywhere
+
+
+def _kept_memory(graph: fx.Graph, metadata: ProgramMetadata, outputs: Sequence[Any]) -> KeptMemory:
+    """What autograd kept is what operators of the backward read. It is to be asked before a pass changes the graph: a
+    copy of an input that the program made stands for itself here."""
+    read = {
+        memory_of(source)
+        for node in graph.nodes
+        if node.op == "call_function" and node.meta.get(PHASE) == "backward"
+        for source in node.all_input_nodes
+    }
+    placeholders = (n for n in graph.nodes if n.op == "placeholder")
+    inputs = {
+        i for i, node in zip(metadata.placeholders, placeholders, strict=False) if node in read and type(i) is int
+    }
+    values = {i for i, v in enumerate(outputs) if isinstance(v, fx.Node) and memory_of(v) in read}
+    return KeptMemory(frozenset(inputs), frozenset(values))
 
 
 def _has_history(metadata: ProgramMetadata) -> bool:

@@ -15,6 +15,7 @@ from aotautograd.gradients import symbols_of
 from aotautograd.inputs import sizes_of
 from aotautograd.passes import eliminate_dead_code, has_effect, is_effect, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
+from primtorch.memory import memory_of
 from primtorch.symbolic import expr_of, hint_of
 
 aten = torch.ops.aten
@@ -107,8 +108,8 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
             raise InvalidJoint(f"{node.format_node()} would run again in the backward", node.meta.get("stack", ()))
     tensors = [n for n in kept if is_tensor(n)]
     scalars = symbols + [n for n in kept if not is_tensor(n) and n not in symbols]
-    written = {joint.metadata.placeholders[i]: n for i, n in enumerate(primals)}
-    copies = {written[info.index] for info in joint.metadata.inputs if info.mutates_data and info.index in written}
+    changeable = {*unsafe_inputs(joint), *_returned_for_writing(joint, forward_values)}
+    copies = {n for n in tensors if memory_of(n) in changeable}
     effects = [n for n in graph.nodes if n.op == "call_function" and not is_backward(n) and has_effect(n)]
     forward = extract(joint.module, primals, (*forward_values, *tensors, *scalars), "Forward", effects, copies, count)
     backward = extract(joint.module, (*scalars, *tensors, *tangents), gradients, "Backward", late_effects)
@@ -121,6 +122,37 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     return Partition(
         forward, backward, len(tensors), len(scalars), report, tuple(n.name for n in tensors), joint.metadata
     )
+
+
+def unsafe_inputs(joint: JointGraph) -> set[fx.Node]:
+    """Placeholders that may hold other values when the backward runs: the program writes to them, or the caller may,
+    as eager's autograd does not keep them. What is saved of them is a copy.
+
+    Leaves that need a gradient are taken to be parameters. Optimizers write to them, after the backward: they are kept
+    to compute again what is cheap, and a write before it makes the backward raise.
+    """
+    metadata = joint.metadata
+    written = {info.index for info in metadata.inputs if info.mutates_data}
+    parameters = {info.index for info in metadata.inputs if info.requires_grad and info.is_leaf}
+    nodes = (n for n in joint.module.graph.nodes if n.op == "placeholder")
+    placeholders = list(zip(nodes, metadata.placeholders, strict=False))
+    unsafe = {node for node, index in placeholders if index in written}
+    if metadata.kept is not None:
+        safe = metadata.kept.inputs | parameters
+        unsafe |= {node for node, index in placeholders if index not in safe and is_tensor(node)}
+    return unsafe
+
+
+def _returned_for_writing(joint: JointGraph, outputs: Sequence[Any]) -> set[fx.Node]:
+    """The memory of results that eager's autograd does not keep: the caller may write to it before the backward."""
+    kept = joint.metadata.kept
+    if kept is None:
+        return set()
+    returned = zip(outputs, joint.metadata.forward_outputs, strict=True)
+    memory = {i: memory_of(v) for i, (v, info) in enumerate(returned) if info.kind == "value"}
+    return {node for i, node in memory.items() if i not in kept.outputs} - {
+        memory[i] for i in kept.outputs & memory.keys()
+    }
 
 
 def _recompute_late(backward: fx.GraphModule) -> None:

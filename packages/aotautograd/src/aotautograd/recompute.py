@@ -11,7 +11,7 @@ from torch import fx
 
 from aotautograd.analysis import is_view
 from aotautograd.max_flow import INFINITE, FlowNetwork
-from aotautograd.partitioners import is_backward, is_symbol, is_tensor, mark_phases, nbytes, split
+from aotautograd.partitioners import is_backward, is_symbol, is_tensor, mark_phases, nbytes, split, unsafe_inputs
 from aotautograd.passes import has_effect, output_values
 from aotautograd.schemas import JointGraph, Partition, Partitioner
 
@@ -101,12 +101,9 @@ def _cut(joint: JointGraph, values: Sequence[fx.Node], costly: set[fx.Node]) -> 
     place = {n: 2 * i for i, n in enumerate(values)}
     network = FlowNetwork(2 * len(values) + 2)
     gradients = {n for n in output_values(joint.module.graph)[joint.num_forward_outputs :] if isinstance(n, fx.Node)}
-    written = {i.index for i in joint.metadata.inputs if i.mutates_data}
-    origin = dict(
-        zip((n for n in joint.module.graph.nodes if n.op == "placeholder"), joint.metadata.placeholders, strict=False)
-    )
+    unsafe = unsafe_inputs(joint)
     for node, v in place.items():
-        if node.op == "placeholder" and origin.get(node) not in written:
+        if node.op == "placeholder" and node not in unsafe:
             size = 1  # alive anyway
         elif is_tensor(node) and not is_view(node):
             size = 2 * nbytes(node) + 1

@@ -111,6 +111,15 @@ class Assumption:
 
 
 @dataclass(frozen=True, slots=True)
+class KeptMemory:
+    """The caller's memory that eager's autograd keeps for the backward, so that a write to it makes the backward raise.
+    Any other the caller may overwrite before the backward."""
+
+    inputs: frozenset[int]  # flat inputs of the program
+    outputs: frozenset[int]  # places among the forward outputs
+
+
+@dataclass(frozen=True, slots=True)
 class ProgramMetadata:
     """The readable table of a program's mutations, aliases and gradients."""
 
@@ -126,6 +135,7 @@ class ProgramMetadata:
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
     assumptions: tuple[Assumption, ...] = ()
     enables_grad: bool = False  # called without grad mode, it turns it on itself for some of what it returns
+    kept: KeptMemory | None = None  # None: of no backward
 
     @property
     def num_placeholders(self) -> int:

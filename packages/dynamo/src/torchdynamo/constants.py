@@ -50,6 +50,9 @@ TAKES_SIZES: frozenset[str] = frozenset(
 )  # fmt: skip
 
 
+# Those of them that begin with a size.
+FACTORIES: frozenset[str] = frozenset({"zeros", "ones", "empty", "full", "arange"})
+
 # What `x <op> bound` is for each x in [0, 1), when the answer is the same for all of them.
 UNIFORM_COMPARISONS: dict[str, Callable[[float], bool | None]] = {
     "lt": lambda bound: False if bound <= 0 else True if bound >= 1 else None,
@@ -83,9 +86,10 @@ def answer(name: str, args: tuple[Any, ...]) -> tuple[Any] | None:
 
 def sizes_as_numbers(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     """The arguments of a function that takes sizes, with known whole numbers in place of the tensors that hold them."""
-    if name not in TAKES_SIZES or not any(map(_holds_size, args)):
+    first = 0 if name in FACTORIES else 1  # the tensor itself is no size, though it may hold one
+    if name not in TAKES_SIZES or not any(map(_holds_size, args[first:])):
         return args
-    return tuple(map(_as_number, args))
+    return (*args[:first], *map(_as_number, args[first:]))
 
 
 def _holds_size(value: Any) -> bool:
