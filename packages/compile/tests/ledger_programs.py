@@ -528,7 +528,7 @@ def calls_without_meta(x: torch.Tensor) -> torch.Tensor:
 
 def _unknown_instruction(compiled: Program, arguments: tuple[Any, ...]) -> Any:
     with mock.patch.dict(HANDLERS):
-        del HANDLERS[dis.opmap["BUILD_SLICE"]]
+        del HANDLERS[dis.opmap.get("BINARY_SLICE", dis.opmap["BUILD_SLICE"])]  # from Python 3.12 on
         return compiled(*arguments)
 
 
