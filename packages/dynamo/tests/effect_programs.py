@@ -220,7 +220,7 @@ KEYS = ("'a'", "'b'", "'c'", "'z'", "'new'")
 HANDLERS = ("Refused as error", "KeyError", "(KeyError, IndexError)", "Exception", "Exception as error", "RuntimeError")
 LOOPS = (
     "for i in range({k})", "for i, v in enumerate(queue[:{k}])", "for i, v in zip(range({k}), queue[:3])",
-    "for key, v in list(table.items())[:{k}]", "for i in values(s, {k})",
+    "for key, v in list(table.items())[:{k}]", "for i in values(s, {k})", "for i in breaking_values(s, {k})",
     "for i in map(num, queue[:{k}])", "for i in (m for m in range({k}))", "for i in reversed(range({k}))",
     "while (turns := turns + 1) <= {k}",
 )  # fmt: skip

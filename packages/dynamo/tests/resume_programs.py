@@ -159,7 +159,7 @@ class Breaker:
                 values.append(value)
         names = [(n, v) for n, v in zip(slot_names(self.function.__code__), slots, strict=False) if v is not Unset]
         function = make_resume(self.function, Entrance(offset, tuple(kinds), tuple(n for n, _ in names)))
-        state = (*values, *(v for _, v in names))
+        state = [*values, *(v for _, v in names)]
         sys.settrace(None)
 
         def run() -> None:
@@ -422,7 +422,7 @@ def check_entries() -> int:
         assert origin.function.__code__ is code and origin.offset(origin.shift + following) == following
         assert origin.at(origin.shift - 2) == at
         try:
-            return function((*values, 5, log)), log
+            return function([*values, 5, log]), log
         except Exception as error:
             lines = [e.lineno for e in traceback.extract_tb(error.__traceback__) if e.name == "caller"]
             return (type(error), lines, error.__context__), log

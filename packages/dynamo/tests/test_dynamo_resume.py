@@ -49,4 +49,4 @@ def test_long_code_needs_extended_arguments() -> None:
     function = scope["f"]
     total = next(i.offset for i in dis.get_instructions(function) if i.opname == "LOAD_GLOBAL")
     resumed = make_resume(function, Entrance(total, (), tuple(names)))
-    assert resumed(tuple(range(300))) == sum(range(300))
+    assert resumed(list(range(300))) == sum(range(300))

@@ -84,3 +84,36 @@ def test_a_range_of_the_profiler_around_a_break_breaks_once() -> None:
     assert [event.count for event in profile.key_averages() if event.key == "work"] == [2]
     stats = torchdynamo.stats()
     assert (stats.graphs, len(stats.break_details)) == (2, 1)
+
+
+def unsqueezes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.unsqueeze_(0)
+    return b + b.dim()
+
+
+def transposes(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    c = b * 2
+    a.t_()
+    return c.sum(0) + b.shape[0]
+
+
+def there_and_back(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    a.unsqueeze_(0)
+    b.unsqueeze_(0)
+    c = a * b.dim()
+    b.squeeze_(0)
+    return c + a.dim()
+
+
+@pytest.mark.parametrize("program", [unsqueezes, transposes, there_and_back])
+def test_a_tensor_of_another_shape_has_it_under_each_of_its_names(
+    program: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+) -> None:
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
+    for same in (False, True, False):
+        results = []
+        for function in (program, compiled):
+            given = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+            other = given if same else given.clone()
+            results.append((function(given, other).tolist(), given.shape, other.shape))
+        assert results[1] == results[0], same

@@ -10,22 +10,27 @@ entered at the instruction itself, uncompiled.
 from __future__ import annotations
 
 import dis
+import functools
 import importlib
 import sys
 import types
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
 from torchdynamo import imports, torch_calls
+from torchdynamo._C import Hook, hook_enabled
 from torchdynamo.capture import Stopped, StoppedFrame
-from torchdynamo.codegen import Codegen
+from torchdynamo.codegen import GENERATED, Codegen
+from torchdynamo.interpreter.decode import ExceptionEntry
 from torchdynamo.interpreter.protocol import NULL
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.liveness import live_slots
 from torchdynamo.marks import MarkKind, mark_of
 from torchdynamo.resume import Entrance, Entry, StackSlot, origin_of
+from torchdynamo.suspended import closes
 
 # (function, entrance, compiled, frames inside) -> what enters the function there. What goes on inside of it is named so
 # that each chain of frames has a compiled continuation of its own, not a version of one.
@@ -49,6 +54,7 @@ class Step:
         executed: how many instructions it stands for; 0 when it always raises.
         raised: the expressions of what it raises, if it can only raise.
         again: what it raises was raised in the frame before: the traceback has it.
+        returns: it leaves its frame, and what it pushes is the result of the call.
     """
 
     lines: Lines
@@ -60,44 +66,53 @@ class Step:
     executed: int = 1
     again: bool = False
     raised: tuple[str, ...] = ()
+    returns: bool = False
 
 
 class Next:
-    """What a compiled continuation returns when the program goes on in another one."""
+    """What generated code returns when the program goes on in a continuation.
 
-    __slots__ = ("entry", "state")
+    The frame of the generated code is gone by then: whatever only its variables held is given up before the program
+    goes on.
 
-    def __init__(self, entry: Callable[[Any], Any], state: tuple[Any, ...]) -> None:
+    Attributes:
+        state: emptied by the continuation.
+        error: what the breaking instruction has raised.
+    """
+
+    __slots__ = ("entry", "error", "state")
+
+    def __init__(self, entry: Callable[[Any], Any], state: list[Any], error: BaseException | None = None) -> None:
         self.entry = entry
         self.state = state
+        self.error = error
 
 
-def go_on(entry: Callable[[Any], Any], state: tuple[Any, ...]) -> Any:
-    """Runs a program from one continuation to the next, however many, at one depth of the stack."""
-    waiting = [state]  # emptied by the call: a traceback through here keeps nothing that a continuation was given
-    del state
-    result = entry(waiting.pop())
-    while type(result) is Next:
-        entry, waiting = result.entry, [result.state]
-        del result
-        result = entry(waiting.pop())
-    return result
+def started(compiled: Callable[..., Any]) -> Callable[..., Any]:
+    """Runs a program from its beginning through its continuations, however many, at one depth of the stack."""
+
+    def run(inputs: list[Any], *flat: Any) -> Any:
+        result = compiled(inputs, *flat)
+        while type(result) is Next:
+            if result.error is not None:
+                empty_callers(result.error)
+                result.error = None
+            result = result.entry(result.state)
+        return result
+
+    return run
 
 
 @dataclass(slots=True)
 class Place:
-    """The instruction that breaks, its operands on the stack, and who writes the code.
-
-    `hand_over` is an expression of what is called with a continuation and its argument: `go_on`, or in the code of a
-    continuation itself `Next`.
-    """
+    """The instruction that breaks, its operands on the stack, and who writes the code."""
 
     codegen: Codegen
     stopped: Stopped
     resume: Resume
-    hand_over: str
     instruction: dis.Instruction
     stack: list[Any]
+    around: Callable[[Callable[[Any], Any]], Callable[[Any], Any]] = lambda entry: entry  # what enters a continuation
 
     @property
     def here(self) -> StoppedFrame:
@@ -117,17 +132,24 @@ class Place:
         """The call that goes on at `offset` of the innermost frame's code, and behind it in the frames outside."""
         return self._chain(offset, Entry.NEXT, stack, pushed, compiled, bound)
 
+    def back(self, pushed: list[Any]) -> str:
+        """The call that goes on behind the innermost frame's own."""
+        *frames, _ = self.stopped.frames
+        caller = frames[-1]
+        following = _start(caller, caller.index + 1)
+        return self._chain(following, Entry.NEXT, caller.stack, pushed, True, {}, frames)
+
     def arrive(self, name: str) -> str:
         """The call that goes on in the handler of the exception `name`, in the innermost frame that has one."""
         frames = self.stopped.frames
-        while not _handles(frames[-1]):
+        while (handler := _handler(frames[-1])) is None:
             frames = frames[:-1]
         stack = self.stack if frames[-1] is self.here else frames[-1].stack
-        return self._chain(0, Entry.RAISE, stack, [name], True, {}, frames)
+        return self._chain(0, Entry.RAISE, stack[: handler.depth], [name], True, {}, frames, name)
 
     def leave(self, name: str, entry: Entry) -> str:
         """The call that raises the exception `name` where the instruction stands, and passes all the frames."""
-        return self._chain(0, entry, [], [name], False, {})
+        return self._chain(0, entry, [], [name], False, {}, error=name)
 
     def _chain(
         self,
@@ -138,6 +160,7 @@ class Place:
         compiled: bool,
         bound: Mapping[str, str],
         frames: Sequence[StoppedFrame] | None = None,
+        error: str | None = None,
     ) -> str:
         *outer, inner = frames or self.stopped.frames
         function, state = self._state(inner, offset, entry, stack, pushed, compiled and not outer, bound, ())
@@ -150,7 +173,8 @@ class Place:
             function, state = self._state(
                 caller, following, Entry.CALL, caller.stack, inside, compiled and not depth, {}, within
             )
-        return f"{self.hand_over}({self.codegen.pin(function)}, {state})"
+        raised = f", {error}" if error is not None else ""
+        return f"{self.codegen.pin(Next)}({self.codegen.pin(self.around(function))}, {state}{raised})"
 
     def _state(
         self,
@@ -178,14 +202,14 @@ class Place:
         if entry is Entry.NEXT:
             at = 0
         entrance = Entrance(offset if entry in (Entry.NEXT, Entry.CALL) else 0, slots, names, entry, at)
-        return self.resume(function, entrance, compiled, within), f"({''.join(f'{value}, ' for value in values)})"
+        return self.resume(function, entrance, compiled, within), f"[{', '.join(values)}]"
 
     def _stack_value(self, frame: StoppedFrame, place: int) -> str:
         return self.codegen.value(frame.handled.get(place, frame.stack[place]))
 
     def guarded(self) -> bool:
         """Whether any of the frames has a handler for what the instruction raises."""
-        return any(map(_handles, self.stopped.frames))
+        return any(_handler(frame) is not None for frame in self.stopped.frames)
 
 
 def _start(frame: StoppedFrame, index: int) -> int:
@@ -196,10 +220,10 @@ def _start(frame: StoppedFrame, index: int) -> int:
     return offset
 
 
-def _handles(frame: StoppedFrame) -> bool:
-    """Whether the frame has a handler for what its instruction raises."""
+def _handler(frame: StoppedFrame) -> ExceptionEntry | None:
+    """The frame's handler for what its instruction raises."""
     decoded = frame.frame.decoded
-    return decoded.handler(decoded.offsets[frame.index]) is not None
+    return decoded.handler(decoded.offsets[frame.index])
 
 
 def _kind_of_slot(value: Any) -> StackSlot:
@@ -209,17 +233,19 @@ def _kind_of_slot(value: Any) -> StackSlot:
 
 
 def _carried(frame: StoppedFrame, offset: int, entry: Entry, bound: Mapping[str, str]) -> tuple[str, ...]:
-    """The variables that the code at `offset`, or the handler of an exception before it, may still use."""
+    """The variables that the code at `offset`, or the handler of an exception before it, may still use; and those that
+    end only where the frame does, with what that means."""
     decoded, code = frame.frame.decoded, frame.frame.function.__code__
     live: frozenset[int] = frozenset()
+    kept = {name for name, value in frame.locals.items() if name not in bound and closes(value)}
     if entry in (Entry.LEAVE, Entry.PASS):
-        return ()
+        return tuple(name for name in decoded.local_names if name in kept)
     if entry is not Entry.RAISE:
         live = live_slots(decoded, decoded.index_of[offset], code.co_names)
-    handler = decoded.handler(decoded.offsets[frame.index]) if entry is not Entry.NEXT else None
+    handler = _handler(frame) if entry is not Entry.NEXT else None
     if handler is not None:
         live |= live_slots(decoded, handler.target, code.co_names)
-    kept = {name for slot, name in enumerate(decoded.local_names) if slot in live}
+    kept |= {name for slot, name in enumerate(decoded.local_names) if slot in live}
     kept |= {name for name, value in frame.locals.items() if isinstance(value, types.CellType)}
     return tuple(name for name in decoded.local_names if name in kept and (name in frame.locals or name in bound))
 
@@ -230,31 +256,40 @@ def has_rule(stopped: Stopped) -> bool:
     return dis.opname[here.frame.decoded.opcodes[here.index]] in _RULES
 
 
-def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, run: str | None, continues: bool) -> Lines:
-    """Statements that end the generated function.
+def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, hook: Hook | None) -> Lines:
+    """Statements that end the generated function, which is to be `started`.
 
     Args:
-        continues: the generated function is itself a continuation.
         resume: gives the callable that enters a function's code, compiled or plain.
-        run: expression of a context in which the user's own functions are called, or None.
+        hook: finds the user's own functions that are called by what breaks.
     """
     codegen.keep_iterators = True
     here = stopped.frames[-1]
     decoded = here.frame.decoded
     name = dis.opname[decoded.opcodes[here.index]]
-    hand_over = codegen.pin(Next if continues else go_on)
-    place = Place(codegen, stopped, resume, hand_over, _instruction(here, name), list(here.stack))
+    place = Place(codegen, stopped, resume, _instruction(here, name), list(here.stack))
     rule = _RULES.get(name)
     if rule is not None:
         step = rule(place)
         if step is not None:
+            run = None if hook is None else f"{codegen.pin(hook_enabled)}({codegen.pin(hook)})"
             return _compiled_rest(place, step, run)
     index = here.index
     while dis.opname[decoded.opcodes[index]] in ("CALL", "PRECALL") and here.frame.keyword_names:
         index -= 1  # the names of keyword arguments are no stack entry: enter where they are pushed
-    place.hand_over = codegen.pin(go_on)  # the hook is on until it returns
-    rest = f"return {place.enter(_start(here, index), here.stack, [], compiled=False)}"
-    return _hooked([rest], run)
+    if hook is not None:
+        place.around = functools.partial(_with_hook, hook)
+    return [f"return {place.enter(_start(here, index), here.stack, [], compiled=False)}"]
+
+
+def _with_hook(hook: Hook, entry: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Enters a continuation that runs as it is, for the functions that it calls."""
+
+    def entered(state: list[Any]) -> Any:
+        with hook_enabled(hook):
+            return entry(state)
+
+    return entered
 
 
 def _instruction(here: StoppedFrame, name: str) -> dis.Instruction:
@@ -265,6 +300,11 @@ def _instruction(here: StoppedFrame, name: str) -> dis.Instruction:
 
 def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
     """The step, guarded; what goes on after an exception; what goes on after each outcome."""
+    if step.returns:
+        return [f"return {place.back(step.pushed)}"]
+    following = _start(place.here, place.here.index + step.executed) if step.executed else 0
+    if not step.lines:
+        return [f"return {place.enter(following, step.stack, step.pushed)}"]
     lines = _hooked(step.lines, run) if step.calls else step.lines
     handled = [error for frame in reversed(place.stopped.frames) for error in frame.handled.values()]
     for error in handled:  # innermost first; as the program would find it with sys.exc_info()
@@ -277,8 +317,8 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
     lines += ["if failed is not None:"]
     without_top = "failed.__traceback__ = failed.__traceback__.tb_next"  # the generated function's own entry
     if place.guarded():
-        frames = place.codegen.pin(_raisers(place)[step.again :])
-        handed = [f"{place.codegen.pin(raised_in)}(failed, {frames})", f"return {place.arrive('failed')}"]
+        frames = "".join(f"{raiser}, " for raiser in _raisers(place)[step.again :])
+        handed = [f"{place.codegen.pin(raised_in)}(failed, ({frames}))", f"return {place.arrive('failed')}"]
     else:
         handed = [f"return {place.leave('failed', Entry.PASS if step.again else Entry.LEAVE)}"]
     handed = handed if step.again else [without_top, *handed]
@@ -289,12 +329,14 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
         lines += [f"if {condition}:", f"    return {place.enter(offset, stack, pushed)}"]
     if not step.executed:
         return lines
-    following = _start(place.here, place.here.index + step.executed)
     return [*lines, f"return {place.enter(following, step.stack, step.pushed, bound=step.bound)}"]
 
 
-def _raisers(place: Place) -> tuple[Any, ...]:
-    """Plain functions that raise at the user's line in the frames that an exception passes, innermost first."""
+def _raisers(place: Place) -> list[str]:
+    """Plain functions that raise at the user's line in the frames that an exception passes, innermost first.
+
+    Each with the values of its variables: where these end with the frame, that is when nobody holds the traceback.
+    """
     found = []
     for frame in reversed(place.stopped.frames):
         decoded, function = frame.frame.decoded, frame.frame.function
@@ -304,10 +346,14 @@ def _raisers(place: Place) -> tuple[Any, ...]:
             function, where = origin.function, origin.at(at)
         else:
             where = at
-        found.append(place.resume(function, Entrance(0, (), (), Entry.LEAVE, where), False, ()))
-        if decoded.handler(at) is not None:
+        handles = decoded.handler(at) is not None
+        names = () if handles else _carried(frame, 0, Entry.LEAVE, {})
+        raiser = place.resume(function, Entrance(0, (), names, Entry.LEAVE, where), False, ())
+        values = place.codegen.items(frame.locals[name] for name in names)
+        found.append(f"({place.codegen.pin(raiser)}, [{values}])")
+        if handles:
             break
-    return tuple(found)
+    return found
 
 
 def _lines(place: Place) -> tuple[types.FunctionType, ...]:
@@ -340,18 +386,34 @@ def call_from(lines: Sequence[types.FunctionType], function: Any, *args: Any, **
     return lines[0](function, args, kwargs)
 
 
-def raised_in(error: BaseException, frames: Sequence[Callable[[Any], Any]]) -> None:
-    """Makes the traceback of `error` what it is where the program's frames let it pass."""
+def raised_in(error: BaseException, frames: Sequence[tuple[Callable[[Any], Any], list[Any]]]) -> None:
+    """Makes the traceback of `error` what it is where the program's frames, with these variables, let it pass."""
     context = error.__context__
-    for frame in frames:
+    for frame, held in frames:
         try:
-            frame((error,))
+            frame([error, *held])
         except BaseException as raised:
             below = raised.__traceback__
             error.__traceback__ = below.tb_next if below is not None else None
             del below  # it holds this frame
     error.__context__ = context
     del error, context  # its traceback leads to this frame
+
+
+def empty_callers(error: BaseException) -> None:
+    """Takes the variables out of generated code's own frames that called the frames in an exception's traceback.
+
+    These frames are over, and are held by the ones that they called: they would keep what the program gives up alive.
+    """
+    trace = error.__traceback__
+    while trace is not None:
+        caller = trace.tb_frame.f_back
+        while caller is not None and caller.f_code.co_filename.startswith((GENERATED, __file__)):
+            with suppress(RuntimeError):  # it is still running
+                caller.clear()
+            caller = caller.f_back
+        trace = trace.tb_next
+    del error, trace  # they lead to this frame's callers
 
 
 def _hooked(lines: Lines, run: str | None) -> Lines:
@@ -549,6 +611,14 @@ def _raise(place: Place) -> Step:
     return Step([line], place.stack, [], calls=False, executed=0, again=not argument, raised=raised)
 
 
+def _reraise(place: Place) -> Step:
+    """What a `finally` block or a handler passes on. Its traceback has the frame already."""
+    error = place.pop()
+    without_top = f"{error}.__traceback__ = {error}.__traceback__.tb_next"
+    lines = ["try:", f"    raise {error}", "except BaseException:", f"    {without_top}", "    raise"]
+    return Step(lines, place.stack, [], calls=False, executed=0, again=True, raised=(error,))
+
+
 def _with_except_start(place: Place) -> Step:
     """The `__exit__` of a `with` block that an exception leaves: it lies below the exception and its slot."""
     error = place.codegen.value(place.stack[-1])
@@ -597,15 +667,53 @@ def _delete_subscript(place: Place) -> Step:
     return Step([f"del {container}[{key}]"], place.stack, [])
 
 
+def _pop_top(place: Place) -> Step:
+    """Where it ends what it pops. Here and below: the generated function's own variable is the last to hold that."""
+    place.pop()
+    return Step([], place.stack, [])
+
+
+def _exchange_locals(place: Place) -> Step:
+    """Stores to and deletions of variables that end what the variables held."""
+    name, argument, held = place.instruction.opname, place.instruction.arg or 0, place.here.locals
+    names = place.here.frame.decoded.local_names
+    first, second = (names[argument >> 4], names[argument & 15]) if name.count("FAST") > 1 else (names[argument], "")
+    place.codegen.items(held[slot] for slot in (first, second) if slot in held)
+    pushed = []
+    if name == "DELETE_FAST":
+        del held[first]
+    else:
+        held[first] = place.stack.pop()
+    if name == "STORE_FAST_STORE_FAST":
+        held[second] = place.stack.pop()
+    elif name == "STORE_FAST_LOAD_FAST":
+        pushed.append(place.codegen.value(held[second]))
+    return Step([], place.stack, pushed)
+
+
+def _return(place: Place) -> Step | None:
+    """Out of a frame whose variables end with it; the outermost one's end with the generated function."""
+    if len(place.stopped.frames) == 1:
+        return None
+    value = place.pop() if place.instruction.opname == "RETURN_VALUE" else place.codegen.value(place.instruction.argval)
+    place.codegen.items(value for value in place.here.locals.values() if closes(value))
+    return Step([], [], [value], returns=True)
+
+
 _BRANCHES = (
     "POP_JUMP_IF_TRUE", "POP_JUMP_IF_FALSE", "POP_JUMP_FORWARD_IF_TRUE", "POP_JUMP_FORWARD_IF_FALSE",
     "POP_JUMP_BACKWARD_IF_TRUE", "POP_JUMP_BACKWARD_IF_FALSE", "JUMP_IF_TRUE_OR_POP", "JUMP_IF_FALSE_OR_POP",
 )  # fmt: skip
 
+_STORES = ("STORE_FAST", "DELETE_FAST", "STORE_FAST_LOAD_FAST", "STORE_FAST_STORE_FAST")
+
 _RULES: dict[str, Callable[[Place], Step | None]] = {
     **dict.fromkeys(("CALL", "CALL_KW", "CALL_FUNCTION_EX"), _call),
     **dict.fromkeys(_BRANCHES, _branch),
     "FOR_ITER": _for_iter,
+    "POP_TOP": _pop_top,
+    **dict.fromkeys(_STORES, _exchange_locals),
+    **dict.fromkeys(("RETURN_VALUE", "RETURN_CONST"), _return),
     "BEFORE_WITH": _before_with,
     "BINARY_OP": _binary,
     "COMPARE_OP": _compare,
@@ -628,6 +736,7 @@ _RULES: dict[str, Callable[[Place], Step | None]] = {
     "UNPACK_SEQUENCE": _unpack,
     "UNPACK_EX": _unpack_rest,
     "RAISE_VARARGS": _raise,
+    "RERAISE": _reraise,
     "WITH_EXCEPT_START": _with_except_start,
     "IMPORT_NAME": _import_name,
     "IMPORT_FROM": _import_from,

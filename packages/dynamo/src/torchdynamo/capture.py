@@ -23,7 +23,7 @@ from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import region
 from torchdynamo.memory_guards import refuse_shared_writes
-from torchdynamo.reasons import BreakGraph
+from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.scalars import NumberNeeded
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
@@ -62,6 +62,7 @@ class Captured:
     cut_at: int | None = None  # number of recorded calls behind which the graph has to end
     read_whole: Source | None = None  # a list that has to be captured with all that is in it
     breaks_are_errors: bool = False  # where it broke
+    refused_raise: int = -1  # of an exception that has to be raised for real
     raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
     passes: dict[int, int] = field(default_factory=dict)  # of what was raised again and left a frame, in the same way
     grad_enabled: bool = True
@@ -132,6 +133,8 @@ def interpret(
         except BreakGraph as error:
             where = as_user_frames(error.positions)
             captured.broke = (GraphBreak(error.reason, error.detail, where), error.path)
+            if isinstance(error, GivesUp):
+                captured.refused_raise = error.ordinal
             errors = outside.overlays.read(region(), "errors")
             captured.breaks_are_errors = bool(region().errors if errors is MISSING else errors)
         except CutGraph as error:
@@ -162,7 +165,9 @@ def _stopped(frames: list[InterpretedFrame], handled: BaseException | None) -> l
         state = StoppedFrame(frame, index, list(frame.stack), bound, {})
         for place in range(len(state.stack) - 1, -1, -1):
             slot = state.stack[place]
-            if isinstance(slot, HandlerSlot) and handled is not None:
+            if isinstance(slot, HandlerSlot) and slot.ended:
+                state.stack[place] = slot.previous
+            elif isinstance(slot, HandlerSlot) and handled is not None:
                 state.handled[place] = handled
                 handled = slot.previous
         found.append(state)

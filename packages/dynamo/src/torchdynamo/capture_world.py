@@ -8,6 +8,7 @@ import copy
 import operator
 import re
 import types
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -22,10 +23,12 @@ from torchdynamo.interpreter.classes import is_python_class, may_change, native_
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
 from torchdynamo.overlays import DELETED
-from torchdynamo.reasons import BreakGraph
+from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.recorder import FAKE_ERRORS, as_break
+from torchdynamo.resume import origin_of
 from torchdynamo.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.sources import Attribute
+from torchdynamo.suspended import given_up
 from torchdynamo.world import Outside, getattr_static_dict
 
 
@@ -368,6 +371,18 @@ class CaptureWorld(PlainWorld):
             interpreter.tail_call = tail
             return self.call(result.function, result.args, result.kwargs)
         return result
+
+    def let_go(self, values: Sequence[Any], error: BaseException | None) -> None:
+        """Ends the graph where that closes a generator which an earlier part of the program has started for real."""
+        if origin_of(self.outside.function) is None:
+            return
+        generator = given_up(values, self.interpreter.frames, self.outside.externals)
+        if generator is None:
+            return
+        detail = f"{generator.__qualname__}() is given up where it is suspended"
+        if error is not None:
+            raise GivesUp(f"{detail}, by a {type(error).__name__}", self.interpreter.raises.get(id(error), -1))
+        raise BreakGraph("generator", detail)
 
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """C code. What is not known to be pure breaks the graph."""

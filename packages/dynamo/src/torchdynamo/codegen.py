@@ -57,6 +57,7 @@ from torchdynamo.reasons import BreakGraph, OutlivesGraph
 from torchdynamo.recorder import Recorder
 from torchdynamo.sources import Item, Source, base_of
 
+GENERATED = "<torchdynamo "  # how the file names of generated functions begin
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
 _RESERVED = frozenset(
     {
@@ -98,6 +99,7 @@ class Codegen:
         self.loads: list[str] = []
         self.build: list[str] = []
         self.effects: list[str] = []
+        self.emptied: list[str] = []  # the last effects: what such lists held may end with them
         self.written: list[External] = []  # objects of the outside that the effects change
         self.outputs: dict[fx.Node, str] = {}
         self._names: dict[int, str] = {}
@@ -492,9 +494,9 @@ class Codegen:
     def side_effects(self) -> None:
         """Writes of the program to objects of the outside world, in the order of the first write to each."""
         for known in self.externals.shadows:
-            before = len(self.effects)
+            before = len(self.effects) + len(self.emptied)
             self._write_back(known)
-            if len(self.effects) > before:
+            if len(self.effects) + len(self.emptied) > before:
                 self.written.append(known)
         for slot, value in self.overlays.writes():
             self._write(slot, value)
@@ -540,12 +542,12 @@ class Codegen:
                 return
             target = self.load(known.source)
             kept = len(before)
-            if len(now) >= kept and _same_items(now[:kept], before):
-                self.effects.append(f"{base}.extend({target}, [{self.items(now[kept:])}])")
-            else:
-                values = self.items(now)
-                self.effects.append(f"{base}.clear({target})")
-                self.effects.append(f"{base}.extend({target}, [{values}])")
+            added = now[kept:]
+            if len(now) < kept or not _same_items(now[:kept], before):
+                added = now
+                (self.effects if added else self.emptied).append(f"{base}.clear({target})")
+            if added:
+                self.effects.append(f"{base}.extend({target}, [{self.items(added)}])")
         elif isinstance(shadow, set) and shadow != before:
             target = self.load(known.source)
             for method, items in (("update", shadow - before), ("difference_update", before - shadow)):
@@ -597,7 +599,7 @@ class Codegen:
             lines += ["    except BaseException as error:", "        failed.append(error)", "    if failed:"]
             given = f"({''.join(f'{parameter}, ' for parameter in parameters)})"
             lines.append(f"        return rerun(failed, {'before' if has_effects else None}, inputs, {given})")
-        lines += [f"    {line}" for line in (*self.build, *self.effects, *tail)]
+        lines += [f"    {line}" for line in (*self.build, *self.effects, *self.emptied, *tail)]
         return "\n".join(lines) + "\n"
 
 

@@ -29,10 +29,10 @@ from primtorch.ledger import Event
 from primtorch.schemas import UserFrame, calling_frames
 from torchdynamo import numpy_values
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
-from torchdynamo.break_step import Resume, continue_after, has_rule
+from torchdynamo.break_step import Resume, continue_after, has_rule, started
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, as_user_frames, interpret
-from torchdynamo.codegen import Codegen, flat_size, parameter_name
+from torchdynamo.codegen import GENERATED, Codegen, flat_size, parameter_name
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
 from torchdynamo.events import (
     CAPTURE_FAULT,
@@ -335,6 +335,8 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Captured]) -> 
     text = codegen.source_text(_parameters(state.function), has_graph, effects, tail)
     rerun = Rerun(state.function, state.stats.ledger, _written(outside, inputs), graph is not None and has_casts(graph))
     code = _load(text, state, outside, compiled_graph, rerun)
+    if captured.stopped is not None and origin_of(state.function) is None:
+        code = started(code)
     if state.dump is not None:
         state.dump("compiled.py", text)
     sources = [item.source for item in inputs if item.source is not None] if has_graph else []
@@ -427,6 +429,9 @@ def _capture(
             if state.options.fullgraph or refused_raise < 0 or not settled:
                 return _failed(state, captured, captured.error)
             continue  # eager raised it there, too: the graph ends before it
+        if captured.refused_raise >= 0:
+            refused_raise, stop_at, reason = captured.refused_raise, (), None
+            continue
         if captured.broke is not None:
             reason, stop_at = captured.broke[0], captured.broke[1][:depth]
             if not reason.user_frames:  # it broke before the first instruction, or behind the last
@@ -577,11 +582,8 @@ def _generate(state: Function, captured: Captured, ambient: GlobalState) -> tupl
             tail.append(f"return {codegen.value(captured.value)}")
             codegen.side_effects()
         else:
-            hooked = None
-            if state.nested is not None:
-                hooked = f"{codegen.pin(hook_enabled)}({codegen.pin(state.nested.hook)})"
-            continues = origin_of(state.function) is not None
-            tail = continue_after(codegen, captured.stopped, _resume_factory(state), hooked, continues)
+            hook = None if state.nested is None else state.nested.hook
+            tail = continue_after(codegen, captured.stopped, _resume_factory(state), hook)
             codegen.side_effects()
         for said in captured.emissions:
             codegen.call_at_each_call(said.function, said.args, said.kwargs)
@@ -667,7 +669,7 @@ def _load(
     text: str, state: Function, outside: Outside, graph: Callable[..., Any] | None, rerun: Rerun
 ) -> Callable[..., Any]:
     """The generated function. Its text is found by tracebacks and debuggers, as long as it lives."""
-    file = f"<torchdynamo {state.function.__qualname__} {next(_names)}>"
+    file = f"{GENERATED}{state.function.__qualname__} {next(_names)}>"
     linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
     namespace: dict[str, Any] = {
         "P": outside.externals.pins.objects,

@@ -59,10 +59,12 @@ def _memories(tensors: Iterable[torch.Tensor]) -> set[int]:
 def guard_written_objects(outside: Outside, written: Sequence[External]) -> None:
     """Guards that an object which the program writes to is none of the others of its type.
 
-    What it wrote would be read under the other name, too. Names that meant one object are guarded where they are read.
+    What it wrote would be read under the other name, too: an attribute, an item, a tensor's shape. Names that meant one
+    object are guarded where they are read.
     """
     externals = outside.externals
-    for kind in dict.fromkeys(type(known.original) for known in written):
+    reshaped = [known for known in map(externals.lookup, outside.recorder.restrided) if known is not None]
+    for kind in dict.fromkeys(type(known.original) for known in (*written, *reshaped)):
         if issubclass(kind, IDENTITY_TYPES):
             continue
         sources = [known.source for known in externals.by_original.values() if type(known.original) is kind]

@@ -220,6 +220,18 @@ class OutlivesGraph(BreakGraph):
         self.start = start
 
 
+class GivesUp(BreakGraph):
+    """An exception leaves what it closes: it has to be raised for real.
+
+    Attributes:
+        ordinal: that of its raise, or -1 where it was raised before capture began.
+    """
+
+    def __init__(self, detail: str, ordinal: int) -> None:
+        super().__init__("exception", detail)
+        self.ordinal = ordinal
+
+
 def describe(graph_break: GraphBreak) -> str:
     """The reason, its detail, where it happened and the remedy, as text for a person."""
     return str(Event(REASONS[graph_break.reason], "", graph_break.detail, graph_break.user_frames))

@@ -150,12 +150,16 @@ def raise_at_entry(function: types.FunctionType, flat: Sequence[Any], error: Bas
     origin = origin_of(function)
     if origin is None:
         raise error
-    (state,), entrance = flat, origin.entrance
+    (waiting,), entrance = flat, origin.entrance
+    state = list(waiting)
+    waiting.clear()
     held = sum(slot is not StackSlot.NULL for slot in entrance.stack)
     if entrance.entry is How.CALL:  # the place is in a frame inside, whose exception the others let pass
         inner = state[held]
-        return function((*state[:held], lambda given: raise_at_entry(inner, (given,), error), *state[held + 1 :]))
+        state[held] = lambda given: raise_at_entry(inner, (given,), error)
+        return function(state)
     if entrance.entry is How.NEXT:
         at = Entrance(0, entrance.stack, entrance.locals, How.RAISE, entrance.offset)
-        return make_resume(origin.function, at)((*state[:held], error, *state[held:]))
+        state.insert(held, error)
+        return make_resume(origin.function, at)(state)
     raise error

@@ -2,14 +2,15 @@
 
 Calling convention
 ------------------
-`make_resume(function, entrance)` returns a function of ONE argument, a tuple:
+`make_resume(function, entrance)` returns a function of ONE argument, a list, which it empties:
 
-    resume((*stack values, *entry values, *local values))
+    resume([*stack values, *entry values, *local values])
 
+* Whoever calls it keeps nothing alive so: what the code gives up is gone where it would be gone in the function itself.
 * Stack values: one for each `stack` slot that is not NULL, from the bottom of the value stack to its top.
   Iterators, bound `__exit__` methods of `with` blocks that are open, half-built lists: all are ordinary values.
 * `StackSlot.HANDLER` is the slot that `PUSH_EXC_INFO` puts *below* the exception when a handler is entered. Its
-  value in the tuple is the exception which that handler is handling, even where the exception itself is no longer on
+  value in the list is the exception which that handler is handling, even where the exception itself is no longer on
   the stack; bare `raise`, `sys.exc_info()` and implicit chaining then see it, and leaving the handler restores what
   was handled where the resume function is called.
 * Entry values: none for `Entry.NEXT`. For `Entry.CALL` a callable and the one argument that it is called with, in the
@@ -20,7 +21,7 @@ Calling convention
 * Local values: the raw contents of the local slots named in `locals`, in that order. For a cell or free variable
   this is the cell object, which stays shared with every other closure that has it. A slot not named is unset.
 
-How it works: the bytecode is kept verbatim, and a prologue in front of it unpacks the tuple into the very slots and
+How it works: the bytecode is kept verbatim, and a prologue in front of it unpacks the list into the very slots and
 stack positions that the original used, then jumps. Jumps are relative from Python 3.11 on, so none changes; the
 exception and line tables are moved by the prologue's length. Names, lines and columns in tracebacks are the user's.
 Local slots keep their numbers: the one argument arrives in slot 0 and is replaced by slot 0's own value at the end.
@@ -112,7 +113,7 @@ def make_resume(function: FunctionType, entrance: Entrance) -> FunctionType:
     `instruction_starts`, or when a name in `locals` is not a variable of the code.
     """
     code = make_resume_code(function.__code__, entrance)
-    # The real cells arrive in the tuple; these only satisfy the function's constructor.
+    # The real cells arrive in the list; these only satisfy the function's constructor.
     closure = tuple(CellType() for _ in code.co_freevars) or None
     resumed = FunctionType(code, function.__globals__, function.__name__, None, closure)
     resumed.__qualname__ = function.__qualname__
@@ -150,8 +151,8 @@ def make_resume_code(code: CodeType, entrance: Entrance) -> CodeType:
     count = sum(slot is not StackSlot.NULL for slot in entrance.stack) + _VALUES[entrance.entry] + len(places)
     return shell.replace(
         co_code=unpack + entry + jump + code.co_code,
-        co_consts=(*code.co_consts, *range(count)),
-        co_stacksize=max(code.co_stacksize, len(entrance.stack) + 6),
+        co_consts=(*code.co_consts, *range(count), None),
+        co_stacksize=max(code.co_stacksize, len(entrance.stack) + 8),
         co_linetable=_prologue_lines(code, entrance, units) + code.co_linetable,
         co_exceptiontable=_exception_table(code, entrance, units),
     )
@@ -217,10 +218,12 @@ def _cache_units(name: str) -> int:
 
 
 def _unpack(entrance: Entrance, places: Sequence[int], first_index: int) -> bytes:
-    """Unpacks the tuple in slot 0: the stack from its bottom, what the entry takes, the locals, slot 0 itself last."""
+    """Unpacks the list in slot 0, and empties it: the stack from its bottom, what the entry takes, the locals."""
     out = bytearray(_instruction("RESUME"))
     values = _VALUES[entrance.entry]
-    following = iter(range(first_index, first_index + len(entrance.stack) + values + len(places)))
+    held = sum(slot is not StackSlot.NULL for slot in entrance.stack)
+    count = held + values + len(places)
+    following = iter(range(first_index, first_index + count))
 
     def load(index: int) -> bytes:
         return _instruction("LOAD_FAST", 0) + _instruction("LOAD_CONST", index) + _instruction("BINARY_SUBSCR")
@@ -236,15 +239,18 @@ def _unpack(entrance: Entrance, places: Sequence[int], first_index: int) -> byte
     if entrance.entry is Entry.CALL:  # the empty slot lies above the callee from 3.13 on, below it before
         operands.insert(1 if sys.version_info >= (3, 13) else 0, _instruction("PUSH_NULL"))
     out += b"".join(operands)
-    indices = list(zip(places, following, strict=False))
-    for place, index in sorted(indices, key=lambda pair: pair[0] == 0):
-        out += load(index) + _instruction("STORE_FAST", place)
-    if 0 not in places:
-        out += _instruction("DELETE_FAST", 0)
+    indices = dict(zip(places, following, strict=False))
+    for place, index in indices.items():
+        if place:
+            out += load(index) + _instruction("STORE_FAST", place)
+    out += load(indices[0]) if 0 in indices else b""
+    out += _instruction("LOAD_FAST", 0) + _instruction("LOAD_CONST", first_index + count) * 2
+    out += _instruction("BUILD_SLICE", 2) + _instruction("DELETE_SUBSCR")
+    out += _instruction("STORE_FAST" if 0 in indices else "DELETE_FAST", 0)
     return bytes(out)
 
 
-# How many values of the tuple each entry takes, and what it executes on them.
+# How many values of the list each entry takes, and what it executes on them.
 _VALUES = {Entry.NEXT: 0, Entry.CALL: 2, Entry.RAISE: 1, Entry.LEAVE: 1, Entry.PASS: 1}
 _ENTRIES = {
     Entry.NEXT: b"",

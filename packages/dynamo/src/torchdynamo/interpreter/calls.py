@@ -89,6 +89,12 @@ class Interpreter:
         self.raised_groups.clear()
         self.propagating = self.pending_escape = None
 
+    def raise_pending(self) -> None:
+        """Raises what a destructor had to raise and could not."""
+        pending, self.pending_escape = self.pending_escape, None
+        if pending is not None:
+            raise pending
+
     def note_raise(self, error: BaseException) -> None:
         """Counts an exception where it starts; ends capture where that is `refused_raise`."""
         if self.propagating is not error:

@@ -70,7 +70,10 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
                         handler, operand = program[index]
                         if handler(self, operand) is not None:
                             result, self.result = self.result, None  # a generator's frame made the generator
+                            interpreter.raise_pending()
                             return result
+                        if interpreter.pending_escape is not None:
+                            interpreter.raise_pending()
                         executed += 1
                 except Escape as escape:
                     self._leave(escape, executed)
@@ -79,6 +82,7 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
                     raised = error
                 try:
                     interpreter.note_raise(raised)
+                    self._let_go_by(raised)
                     executed += 1
                     if not self.unwind(raised):
                         raise raised
@@ -96,6 +100,14 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
         escape.path = (executed, *escape.path)
         if not self.tail and len(self.interpreter.frames) > 1:
             escape.path = ()  # who called does more with the result than to push it
+
+    def _let_go_by(self, error: BaseException) -> None:
+        """An exception takes values off the stack, and out of the variables where it leaves the frame."""
+        entry = self.decoded.handler(self.decoded.offsets[self.index - 1])
+        if entry is not None:
+            self.let_go(self.stack[entry.depth :], error)
+        elif self.interpreter.frames[0] is not self:  # else the compiled code itself does
+            self.let_go([*self.stack, *self.fast], error)
 
     def throw(self, error: BaseException) -> Any:
         """Raise `error` at the instruction where the frame is suspended, and run on."""

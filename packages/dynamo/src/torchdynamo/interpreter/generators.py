@@ -188,7 +188,7 @@ class InterpretedGenerator(InterpreterObject):
             return
         try:
             self.close()
-        except Escape as escape:  # a destructor cannot raise: the next call of the program does
+        except Escape as escape:  # a destructor cannot raise: the end of the instruction does
             frame.interpreter.pending_escape = escape
 
     def __repr__(self) -> str:

@@ -95,15 +95,22 @@ class ControlOpcodes(FrameState):
 
     @opcode()
     def RETURN_VALUE(self, _: int) -> bool:
+        self._let_go_of_locals()
         self.result = self.stack.pop()
         self.fast.clear()  # what only the locals held is finalised while the frame is still there
         return LEAVE
 
     @opcode(since=(3, 12))
     def RETURN_CONST(self, value: Any) -> bool:
+        self._let_go_of_locals()
         self.result = value
         self.fast.clear()
         return LEAVE
+
+    def _let_go_of_locals(self) -> None:
+        """What the outermost frame holds is given up by the compiled code itself, when it returns."""
+        if self.interpreter.frames[0] is not self:
+            self.let_go(self.fast)
 
     @opcode()
     def RETURN_GENERATOR(self, _: int) -> bool:
@@ -199,7 +206,9 @@ class ControlOpcodes(FrameState):
 
     @opcode()
     def POP_EXCEPT(self, _: int) -> None:
-        self.interpreter.exc_state.value = self.stack.pop().previous
+        slot = self.stack.pop()
+        self.interpreter.exc_state.value = slot.previous
+        slot.ended = True
 
     @opcode()
     def CHECK_EXC_MATCH(self, _: int) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 from torchdynamo.interpreter.attributes import super_attribute
 from torchdynamo.interpreter.protocol import MISSING, NULL
-from torchdynamo.interpreter.state import FrameState, opcode
+from torchdynamo.interpreter.state import CLOSED, FrameState, opcode
 
 
 class LoadStoreOpcodes(FrameState):
@@ -37,6 +37,8 @@ class LoadStoreOpcodes(FrameState):
 
     @opcode()
     def STORE_FAST(self, slot: int) -> None:
+        if type(self.fast[slot]) in CLOSED:
+            self.let_go((self.fast[slot],))
         self.fast[slot] = self.stack.pop()
 
     @opcode(since=(3, 12))
@@ -47,6 +49,7 @@ class LoadStoreOpcodes(FrameState):
     def DELETE_FAST(self, slot: int) -> None:
         if self.fast[slot] is NULL:
             raise self.unbound_local(slot)
+        self.let_go((self.fast[slot],))
         self.fast[slot] = NULL
 
     @opcode(since=(3, 13))
@@ -58,11 +61,13 @@ class LoadStoreOpcodes(FrameState):
 
     @opcode(since=(3, 13))
     def STORE_FAST_LOAD_FAST(self, slots: int) -> None:
+        self.let_go((self.fast[slots >> 4],))
         self.fast[slots >> 4] = self.stack[-1]
         self.stack[-1] = self.fast[slots & 15]
 
     @opcode(since=(3, 13))
     def STORE_FAST_STORE_FAST(self, slots: int) -> None:
+        self.let_go((self.fast[slots >> 4], self.fast[slots & 15]))
         self.fast[slots >> 4] = self.stack.pop()
         self.fast[slots & 15] = self.stack.pop()
 
@@ -265,6 +270,8 @@ class LoadStoreOpcodes(FrameState):
 
     @opcode()
     def POP_TOP(self, _: int) -> None:
+        if type(self.stack[-1]) in CLOSED:
+            self.let_go((self.stack[-1],))
         self.stack.pop()
 
     @opcode()

@@ -9,6 +9,7 @@ from __future__ import annotations
 import builtins
 import collections
 import types
+from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from torchdynamo.interpreter import attributes, operators
@@ -227,6 +228,9 @@ class PlainWorld:
 
     def note_raise(self, error: BaseException) -> None:
         """Every exception is the program's."""
+
+    def let_go(self, values: Sequence[Any], error: BaseException | None) -> None:
+        """Whatever ends with its last reference does so by itself."""
 
     def format_value(self, value: Any, spec: str) -> str:
         kind = type(value)

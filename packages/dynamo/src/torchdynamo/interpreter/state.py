@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final, TypeVar
 
 from torchdynamo.interpreter.decode import DecodedCode
+from torchdynamo.interpreter.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from torchdynamo.interpreter.protocol import MISSING, NULL, InterpreterApi, World
 
 H = TypeVar("H", bound=Callable[..., object])
@@ -16,6 +17,10 @@ Version = tuple[int, int]
 LEAVE: Final = True  # a handler returns it to leave the run loop; the frame's `result` holds the value
 FIRST: Version = (3, 11)
 LAST: Version = (3, 13)
+
+
+# Types of what may be closed when its last reference goes, and whose methods do not see to that themselves.
+CLOSED: frozenset[type] = frozenset({types.GeneratorType, EnumerateIterator, FilterIterator, MapIterator, ZipIterator})
 
 
 class HandlerBounds:
@@ -58,12 +63,16 @@ class ExceptionState:
 
 
 class HandlerSlot:
-    """The stack entry below a handled exception: the exception that was handled before it."""
+    """The stack entry below a handled exception: the exception that was handled before it.
 
-    __slots__ = ("previous",)
+    `ended`: the handler has been left, and a copy of the entry is still on the stack.
+    """
+
+    __slots__ = ("ended", "previous")
 
     def __init__(self, previous: BaseException | None) -> None:
         self.previous = previous
+        self.ended = False
 
 
 class FrameState:
@@ -102,6 +111,11 @@ class FrameState:
         values = stack[-count:]
         del stack[-count:]
         return values
+
+    def let_go(self, values: Sequence[Any], error: BaseException | None = None) -> None:
+        """Called before an instruction, or an exception, gives up values: generators among them may close."""
+        if not CLOSED.isdisjoint(map(type, values)):
+            self.world.let_go(values, error)
 
     def local_values(self) -> dict[str, Any]:
         """What `locals()` returns: bound variables by name, cells opened."""
