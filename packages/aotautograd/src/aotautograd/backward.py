@@ -1,0 +1,120 @@
+"""Runs PyTorch's autograd engine over a traced forward, for the recorder to see what the backward does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Collection, Sequence
+
+import torch
+from torch import fx
+
+from aotautograd.errors import AotAutogradError
+from aotautograd.functionalize import OwnTangent
+from aotautograd.history import leaves_behind, recomputes_by_reentry
+from aotautograd.recorder import Recorder
+from primtorch.errors import PrimTorchError
+from primtorch.functionalize import unwrap, wrap
+from primtorch.memory import memory_of
+
+
+def tangent_placeholders(recorder: Recorder, fakes: list[torch.Tensor]) -> list[torch.Tensor]:
+    recorder.phase = "backward"
+    recorder.stack = ()
+    body = next((n for n in recorder.graph.nodes if n.op != "placeholder"), recorder.graph._root)
+    with recorder.graph.inserting_before(body):
+        for number, fake in enumerate(fakes):
+            recorder.placeholder(f"tangents_{number}", fake)
+    return fakes
+
+
+def _last(graph: fx.Graph) -> fx.Node:
+    # Not every release's list of nodes, reversed, is an iterator itself.
+    last: fx.Node = next(iter(reversed(graph.nodes)))
+    return last
+
+
+def failing_backwards(
+    recorder: Recorder,
+    values: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+) -> dict[int, str]:
+    """What the backward of each value raises, for those whose does. Nothing of it stays in the graph."""
+    found: dict[int, str] = {}
+    last = _last(recorder.graph)
+    for place in range(len(values)):
+        try:
+            others = set(range(len(values))) - {place}
+            trace_backward(recorder, values, tangents, leaves, leave_out=others, keep_graph=True)
+        except RuntimeError as error:
+            if isinstance(error, (AotAutogradError, PrimTorchError)):
+                raise
+            found[place] = str(error)
+        while (node := _last(recorder.graph)) is not last:
+            recorder.graph.erase_node(node)
+    return found
+
+
+def trace_backward(
+    recorder: Recorder,
+    values: Sequence[torch.Tensor],
+    tangents: Sequence[torch.Tensor],
+    leaves: Sequence[torch.Tensor],
+    leave_out: Collection[int] = (),
+    keep_graph: bool = False,
+    accumulate: bool = False,
+) -> tuple[list[fx.Node | None], list[bool]]:
+    """A node (or None) for the gradient of each leaf, without what the values at the places `leave_out` give. With
+    `accumulate`, also whether autograd keeps a copy of it as `.grad`."""
+    kept = [i for i in range(len(values)) if i not in leave_out]
+    values, tangents = [values[i] for i in kept], [tangents[i] for i in kept]
+    if not values:
+        return [None] * len(leaves), []
+    by_name = not recomputes_by_reentry(values)  # such nodes refuse to run for named inputs
+    found: dict[int, fx.Node] = {}
+
+    def note(place: int, gradient: torch.Tensor | None) -> None:
+        if gradient is not None:
+            found[place] = recorder.node_of[id(unwrap(gradient))]
+
+    for place, leaf in enumerate(leaves):
+        leaf.grad = None
+        if accumulate:
+            leaf.register_hook(functools.partial(note, place))
+    with torch.enable_grad():
+        values = [OwnTangent.apply(value) for value in values]
+    with torch._C._DisableAutocast(), torch.autograd.set_multithreading_enabled(False), torch.no_grad():
+        # The engine itself: `torch.autograd.grad` would import sympy first (half a second) to compare shapes.
+        given: Sequence[torch.Tensor | None] = torch.autograd.Variable._execution_engine.run_backward(
+            tuple(values),
+            tuple(wrap(t) for t in tangents),
+            keep_graph=keep_graph,
+            create_graph=False,
+            inputs=tuple(leaves) if by_name else (),
+            allow_unreachable=True,
+            accumulate_grad=accumulate or not by_name,
+        )
+    if not (accumulate and by_name):  # a hook would see one part after the other of what is computed by reentry
+        given = given if by_name else [leaf.grad for leaf in leaves]
+        return [None if g is None else recorder.node_of[id(unwrap(g))] for g in given], []
+    gradients = [found.get(place) for place in range(len(leaves))]
+    cloned = [
+        node is not None
+        and leaf.grad is not None
+        and memory_of(recorder.node_of[id(unwrap(leaf.grad))]) is not memory_of(node)
+        for node, leaf in zip(gradients, leaves, strict=True)
+    ]
+    return gradients, cloned
+
+
+def reached(
+    leaves: Sequence[torch.Tensor], gradients: Sequence[fx.Node | None], values: Sequence[torch.Tensor]
+) -> Sequence[int]:
+    """The places of the leaves that the backward leads to: hooks of others do not run. A derivative of the user's that
+    gives None leads there as well. Where it leads to no input, but to leaves within the program, all of them stand for
+    those: what the program returns requires a gradient."""
+    everywhere = range(len(leaves))
+    if None not in gradients:
+        return everywhere
+    reached = leaves_behind(values)
+    return [i for i in everywhere if gradients[i] is not None or id(leaves[i]) in reached] or everywhere

@@ -1,0 +1,335 @@
+"""Records the operators that arrive at the bottom of the dispatcher as nodes of a graph."""
+
+from __future__ import annotations
+
+import operator
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.fx.graph import _Namespace
+from torch.utils import _pytree as pytree
+
+from aotautograd.assumptions import ExampleValues
+from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
+from aotautograd.errors import AotAutogradError, UnsupportedMutation
+from aotautograd.schemas import PHASE
+from primtorch.errors import DataDependentValue
+from primtorch.fake import FakeMode, FakeTensor, propagate
+from primtorch.schemas import UserFrame
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import expr_of, materialize
+
+aten = torch.ops.aten
+
+_set_arguments: Any = vars(fx.Node)["args"].__set__  # past a Python function that looks at each assignment
+
+_ATOMS = frozenset(
+    {int, float, bool, type(None), str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format}
+)
+
+Rule: TypeAlias = Callable[..., Any]
+"""rule(recorder, overload, arguments as nodes, keyword arguments as nodes, arguments, keyword arguments): the result of
+an operator that is not recorded as it comes, or NotImplemented, which means that this call is."""
+
+R = TypeVar("R", bound=Rule)
+
+_RULES: dict[Any, Rule] = {}
+
+
+def special(*overloads: Any) -> Callable[[R], R]:
+    """Makes a function the rule of overloads. To be called before any of them is recorded."""
+
+    def register(rule: R) -> R:
+        _RULES.update(dict.fromkeys(overloads, rule))
+        return rule
+
+    return register
+
+
+class _Names(_Namespace):
+    """Names of nodes as fx numbers them. What was a base of names before needs no second look at its characters."""
+
+    def create_name(self, candidate: str, obj: object | None) -> str:
+        number = self._base_count.get(candidate)
+        if number is None or obj is not None:
+            return super().create_name(candidate, obj)
+        name = candidate
+        while name in self._used_names:
+            number += 1
+            name = f"{candidate}_{number}"
+        self._used_names.add(name)
+        self._base_count[candidate] = number
+        return name
+
+
+class Recorder:
+    """A dispatch mode (a plain class: see `__enter__`) that records operators on tensors that have a node.
+
+    `written` holds the inner tensors that an operator changed without saying so in its schema.
+    """
+
+    def __init__(self, fake_mode: FakeMode, fix_sizes: bool = False) -> None:
+        self.values: ExampleValues | None = None  # what Python numbers are read from
+        self.fix_sizes = fix_sizes  # whether sizes and integers that depend on data become numbers too
+        self.graph = fx.Graph()
+        self.graph._graph_namespace = _Names()
+        self.fake_mode = fake_mode
+        self.node_of: dict[int, fx.Node] = {}
+        self.alive: list[torch.Tensor] = []  # ids in node_of stay valid while their tensors live
+        self.symbol_nodes: dict[str, fx.Node] = {}
+        self.constants: dict[str, torch.Tensor] = {}
+        self.fake_constants: dict[int, torch.Tensor] = {}
+        self.symbols = fake_mode.shape_env.symbols if fake_mode.shape_env is not None else {}
+        self.written: set[int] = set()
+        self.stack: tuple[UserFrame, ...] = ()
+        self.phase = "forward"
+        self.sequence_starts: list[int] = []  # autograd sequence number when each user node began, and its stack
+        self.sequence_stacks: list[tuple[UserFrame, ...]] = []
+        self.written_cast = False  # whether the user node is a conversion of dtype
+        self.sequence_autocast: list[bool] = []  # whether conversions within the user node are autocast's
+        self.of_autocast = False  # of the forward operator whose backward runs
+        self.operators = 0
+        self.placeholder_names: set[str] = set()
+        self.draws = Draws()
+
+    # The dispatcher asks a mode for these two. A subclass of TorchDispatchMode would answer them as well, but its first
+    # dispatch imports a whole other compiler.
+    @classmethod
+    def is_infra_mode(cls) -> bool:
+        return False
+
+    @classmethod
+    def ignore_compile_internals(cls) -> bool:
+        return False
+
+    def __enter__(self) -> Recorder:
+        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        torch._C._pop_torch_dispatch_stack(None)  # type: ignore[arg-type]
+
+    def track(self, t: torch.Tensor, node: fx.Node) -> None:
+        self.node_of[id(t)] = node
+        self.alive.append(t)
+
+    def with_strides(self, value: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+        """Another fake tensor for the value of `value`'s node."""
+        fake = self.fake_mode.from_spec(TensorSpec(tuple(value.shape), tuple(strides), value.dtype, value.device))
+        self.track(fake, self.node_of[id(value)])
+        return fake
+
+    def placeholder(self, name: str, value: Any) -> fx.Node:
+        while name in self.placeholder_names:  # a program that is itself a gradient has tangents among its inputs
+            name += "_"
+        self.placeholder_names.add(name)
+        node = self.graph.placeholder(name)
+        node.meta["val"] = value
+        node.meta["stack"] = ()
+        node.meta[PHASE] = self.phase
+        if isinstance(value, torch.Tensor):
+            self.track(value, node)
+        elif isinstance(value, (torch.SymInt, torch.SymFloat)):
+            self.symbol_nodes.setdefault(str(value), node)
+        return node
+
+    def user_node(self, stack: tuple[UserFrame, ...], written_cast: bool = False) -> None:
+        """Operators from here on belong to this line of the user's program; so will their backward."""
+        self.stack = stack
+        self.written_cast = written_cast
+        self.sequence_autocast.append(torch._C._is_any_autocast_enabled() and not written_cast)
+        self.sequence_starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
+        self.sequence_stacks.append(stack)
+
+    def lift(self, a: Any) -> Any:
+        """An argument of an operator as an argument of a node."""
+        kind = type(a)
+        if kind in _ATOMS:
+            return a
+        if isinstance(a, torch.Tensor):
+            node = self.node_of.get(id(a))
+            return node if node is not None else self.constant(a)
+        if kind is list or kind is fx.immutable_collections.immutable_list:
+            return [self.lift(x) for x in a]
+        if kind is tuple or kind is torch.Size:
+            return tuple([self.lift(x) for x in a])
+        if kind is torch.SymInt or kind is torch.SymFloat:
+            return self.size(a)
+        return a
+
+    def size(self, size: Any) -> Any:
+        """A symbolic int or float as a node, or the number that it is known to be."""
+        try:
+            return materialize(self.graph, size, self.symbol_nodes)
+        except KeyError as error:
+            remedy = "Keep this part out of the compiled region."
+            raise DataDependentValue(
+                f"the size {size}", "it is known only when the program runs", remedy, self.stack
+            ) from error
+
+    def constant(self, t: torch.Tensor) -> fx.Node:
+        """A real tensor that the program closes over becomes an attribute of the graph."""
+        if isinstance(t, FakeTensor):
+            raise AotAutogradError(
+                f"a fake tensor of shape {tuple(t.shape)} from outside of the program was used in it; "
+                "pass it as an input",
+                self.stack,
+            )
+        name = f"_constant{len(self.constants)}"
+        self.constants[name] = t
+        node = self.graph.create_node("get_attr", name)
+        fake = self.fake_mode.from_tensor(t)
+        node.meta["val"] = fake
+        node.meta["stack"] = self.stack
+        node.meta[PHASE] = self.phase
+        self.fake_constants[id(t)] = fake
+        self.track(t, node)
+        self.track(fake, node)
+        return node
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.operators += 1
+        called = _operator_of(func)
+        nodes = self.node_of
+        node_args = tuple([(nodes.get(id(a)) if type(a) is FakeTensor else None) or self.lift(a) for a in args])
+        node_kwargs = {k: self.lift(v) for k, v in kwargs.items()} if kwargs else {}
+        if self.fake_constants:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
+        if self.phase == "backward":
+            self._find_forward_stack()
+        if called.rule is not None:
+            out: Any = called.rule(self, func, node_args, node_kwargs, args, kwargs or {})
+            if out is not NotImplemented:
+                return out
+        random = draws_numbers(called.probability, args, kwargs)
+        if random and self.phase == "backward":
+            drawn = self.draws.repeated(func)
+            if drawn is not None:
+                return drawn
+        known_symbols = len(self.symbols)
+        out = propagate(self.fake_mode, func, args, kwargs or {})  # what a call of `func` would come to
+        if random and self.phase == "forward":
+            self.draws.drew(func, out)
+        if called.writes:
+            raise UnsupportedMutation(f"{func} writes to its arguments and has no functional form", self.stack)
+        node = self._node(func, node_args, node_kwargs)
+        if len(self.symbols) != known_symbols and self.fix_sizes and self.values is not None:
+            return self._fix(node, self.values)
+        self._attach(node, out)
+        if len(self.symbols) != known_symbols:
+            self._name_sizes(node)
+        return out
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> fx.Node:
+        node = self._node(func, args, kwargs)
+        self._attach(node, out)
+        return node
+
+    def _node(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+        node = self.graph.create_node("call_function", target, (), {}, _operator_of(target).name)
+        # Given to create_node, they would be walked once more in search of symbolic sizes, which `lift` has replaced.
+        _set_arguments(node, args)
+        if kwargs:
+            node.kwargs = kwargs
+        return node
+
+    def _attach(self, node: fx.Node, out: Any) -> None:
+        """Says what a new node gives, and that these tensors come from it."""
+        self._describe(node, out)
+        if isinstance(out, torch.Tensor):
+            self.track(out, node)
+        elif isinstance(out, (tuple, list)):
+            for i, o in enumerate(out):
+                if isinstance(o, (torch.Tensor, tuple, list)):
+                    self._attach(self._node(operator.getitem, (node, i), {}), o)
+        elif isinstance(out, torch.SymInt):
+            self.symbol_nodes.setdefault(str(expr_of(out)), node)
+
+    def _name_sizes(self, node: fx.Node) -> None:
+        """Nodes for the new symbols in an operator's sizes, which depend on data."""
+        for item in (node, *node.users):
+            value = item.meta["val"]
+            if not isinstance(value, torch.Tensor):
+                continue
+            for dim, size in enumerate(value.shape):
+                name = str(size)
+                if isinstance(size, torch.SymInt) and name in self.symbols and name not in self.symbol_nodes:
+                    read = self._node(aten.sym_size.int, (item, dim), {})
+                    self._describe(read, size)
+                    self.symbol_nodes[name] = read
+
+    def _fix(self, node: fx.Node, values: ExampleValues) -> Any:
+        """The result of an operator whose sizes depend on data, with the sizes that the example inputs give."""
+        node.meta["stack"] = self.stack
+        real = values(node)
+        describe = lambda t: self.fake_mode.from_spec(TensorSpec.of(t))
+        out = describe(real) if isinstance(real, torch.Tensor) else type(real)(map(describe, real))
+        self._attach(node, out)
+        for item in (node, *node.users):
+            if isinstance(item.meta["val"], torch.Tensor):
+                values.assume(item, "shape")
+        return out
+
+    def _describe(self, node: fx.Node, value: Any) -> None:
+        meta = node.meta
+        meta["val"] = value
+        meta["stack"] = self.stack
+        meta[PHASE] = self.phase
+        if node.target is aten._to_copy.default and self._cast_by_autocast():
+            meta["autocast"] = True
+        if self.phase == "backward" and torch.is_grad_enabled():  # of a checkpoint: derivatives run without
+            meta["recomputed"] = True
+
+    def _cast_by_autocast(self) -> bool:
+        """Whether a conversion of dtype is one that autocast put into the program, or the derivative of one."""
+        if self.phase == "backward":
+            return self.of_autocast
+        return torch._C._is_any_autocast_enabled() and not self.written_cast
+
+    def _as_fake(self, t: torch.Tensor) -> torch.Tensor:
+        return self.fake_constants.get(id(t), t)
+
+    def _find_forward_stack(self) -> None:
+        node = torch._C._current_autograd_node()
+        if node is None or not self.sequence_starts:
+            return
+        place = bisect_right(self.sequence_starts, node._sequence_nr()) - 1
+        if place >= 0:
+            self.stack = self.sequence_stacks[place]
+            self.of_autocast = self.sequence_autocast[place]
+
+
+@dataclass(frozen=True, slots=True)
+class _Operator:
+    """What a recorder asks about an overload at each call."""
+
+    target: Any
+    name: str  # of its nodes
+    rule: Callable[..., Any] | None
+    probability: int
+    writes: bool
+
+
+def _operator_of(target: Any) -> _Operator:
+    # By identity, for an overload's hash is a function in Python. The record keeps it alive.
+    known = _OPERATORS.get(id(target))
+    if known is None:
+        overload = isinstance(target, OpOverload)
+        known = _OPERATORS[id(target)] = _Operator(
+            target,
+            fx.Graph()._target_to_str(target).replace(".", "_"),  # as fx would write it
+            _RULES.get(target),
+            place_of_probability(target) if overload else NEVER,
+            overload and target._schema.is_mutable,
+        )
+    return known
+
+
+_OPERATORS: dict[int, _Operator] = {}
