@@ -66,3 +66,45 @@ def test_writes(name: str, mode: Callable[[], object]) -> None:
         expected = program(x)
         found = torchcompile.compile(program, backend="aot_eager")(given)
         torch.testing.assert_close((found, given), (expected, x), rtol=1e-12, atol=0)
+
+
+def _written(x: torch.Tensor) -> torch.Tensor:
+    x[0] = 5.0
+    return x + 1
+
+
+def _handled(x: torch.Tensor) -> torch.Tensor:
+    try:
+        x.mul_(2)
+    except RuntimeError:
+        return x + 1
+    return x
+
+
+REFUSED: dict[str, Callable[[torch.Tensor], object]] = {
+    "method": lambda x: x.add_(1),
+    "behind another operator": lambda x: ((x * 2).sin(), x.mul_(2)),
+    "view": lambda x: x.view(-1).add_(1),
+    "item": _written,
+    "slot": lambda x: x.__setitem__(0, 5.0),
+    "out": lambda x: torch.add(x, 1, out=x),
+    "in place by a flag": lambda x: F.relu(x, inplace=True),
+    "handled": _handled,
+}
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_write_to_an_inference_tensor_outside_of_the_mode(name: str, backend: str) -> None:
+    """Eager refuses it, once it has written."""
+
+    def outcome(program: Callable[[torch.Tensor], object]) -> tuple[object, list[float]]:
+        with torch.inference_mode():
+            x = torch.tensor([1.0, -2.0, 3.0])
+        try:
+            result = program(x)
+        except RuntimeError as error:
+            result = str(error)
+        return (result.tolist() if isinstance(result, torch.Tensor) else result), x.tolist()
+
+    assert outcome(torchcompile.compile(REFUSED[name], backend=backend)) == outcome(REFUSED[name])

@@ -32,6 +32,12 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "new_of_a_size": lambda x: x.new(x.size()).fill_(2) * x,
     "new_of_sizes": lambda x: x.new(x.shape[0], 2).fill_(3) + torch.Tensor.new(x, x[0].size()).fill_(1).sum(),
     "new_of_elements": lambda x: x.new((1.0, 2.0)).sum() + x,
+    "init": lambda x: (
+        torch.nn.init.constant_(x * 2, 3.0) + torch.nn.init.zeros_(x * 2) + torch.nn.init.eye_(x[:2] * 2).sum()
+    ),
+    "init_without_grad": torch.no_grad()(
+        lambda x: torch.nn.init.ones_(x * 2) + torch.nn.init.dirac_(x[:, :, None] * 2).sum()
+    ),
     "sorted": lambda x: (*x.t().sort(dim=0, descending=True, stable=True), x.argsort(dim=1), x.sort(1).values * 2),
     "searched": lambda x: torch.searchsorted(x.sort(1).values, x, right=True) + 1,
     "complex_arithmetic": lambda x: (lambda z: (z * z.exp() - z / (z.abs() + z)).abs())(torch.complex(x, x)),

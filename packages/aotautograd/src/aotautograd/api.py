@@ -29,6 +29,7 @@ from aotautograd.passes import (
 from aotautograd.runtime import inference_callable, training_callable
 from aotautograd.schemas import Compiled, Compiler, Dump, GradientInfo, JointGraph, Opset, Partition, Partitioner
 from primtorch import graph_text
+from primtorch.ambient import unset
 from primtorch.printing import made_by
 
 MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
@@ -173,8 +174,12 @@ def _compile_trace(
         if dump is not None:
             dump(f"gradients_{name}", text)
 
+    # What follows is compiled when autograd's engine asks for it, whatever the program has set by then.
+    default_dtype = torch.get_default_dtype()
+
     def compile_program(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
-        return _compile(module, inputs, replace(compilers, dump=show_gradients if dump is not None else None))[1]
+        with unset(default_dtype):
+            return _compile(module, inputs, replace(compilers, dump=show_gradients if dump is not None else None))[1]
 
     def refuse_failing(missing: Sequence[int]) -> None:
         for place, message in joint.failing.items():
@@ -188,7 +193,8 @@ def _compile_trace(
         variant = variants(missing)
         if missing:
             _show(dump, "backward_without_" + "_".join(map(str, missing)), variant.module)
-        compiled = compilers.backward(variant.module, example_values(variant.module))
+        with unset(default_dtype):
+            compiled = compilers.backward(variant.module, example_values(variant.module))
         return compiled, variant.zeros, variant.made_gradients
 
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import fx
 from torch.fx.graph import _BoxedCodeGen
 
@@ -25,9 +26,20 @@ class BoxedGraph:
         accumulate_in_place(graph)
         graph.set_codegen(_BoxedCodeGen())
         self.run = fx.GraphModule(module, graph, module.__class__.__name__).forward
+        self.default_dtype = torch.get_default_dtype()
 
     def __call__(self, inputs: list[Any]) -> Sequence[Any]:
-        results: Sequence[Any] = self.run(inputs)
+        """Casts are nodes of the graph, and its operators take no other dtype than where it was traced: a backward may
+        run under any."""
+        dtype = torch.get_default_dtype()
+        if dtype is not self.default_dtype:
+            torch.set_default_dtype(self.default_dtype)
+        try:
+            with torch._C._DisableAutocast():
+                results: Sequence[Any] = self.run(inputs)
+        finally:
+            if dtype is not self.default_dtype:
+                torch.set_default_dtype(dtype)
         return results
 
 

@@ -294,9 +294,7 @@ class Calls:
         return self.autograd_functions.apply(args[0], args[1:], kwargs)
 
     def _asks_for_overrides(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        """Whether a torch function is overridden for its arguments: without tensors, not by capture's own mode."""
-        if any(isinstance(leaf, torch.Tensor) for leaf in _leaves((args, kwargs))):
-            return MISSING
+        """Whether a torch function is overridden for its arguments: not by capture's own mode."""
         with self.outside.recorder.set_aside():
             return fn(*args, **kwargs)
 

@@ -22,7 +22,7 @@ from torchdynamo.interpreter.exceptions import empty_frames, strip_traceback
 from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import region
-from torchdynamo.memory_guards import refuse_shared_writes
+from torchdynamo.memory_guards import refuse_writes
 from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.scalars import NumberNeeded
 from torchdynamo.schemas import GraphBreak
@@ -110,7 +110,7 @@ def interpret(
     outside = Outside(function, policy, user_frames)
     outside.recorder.cut_at = cut_at
     outside.recorder.refused = policy.refused
-    refuse_shared_writes(outside, policy.shared)
+    refuse_writes(outside, policy.shared)
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
     interpreter.refused_raise = refused_raise

@@ -312,7 +312,7 @@ class Codegen:
             return self._name(obj, f"{self.value(obj.__self__)}.{obj.__func__.__name__}")
         return self._name(obj, f"{self.pin(types.MethodType)}({self.value(obj.__func__)}, {self.value(obj.__self__)})")
 
-    def _builtin(self, obj: types.BuiltinFunctionType) -> str:
+    def _builtin(self, obj: types.BuiltinFunctionType | types.MethodWrapperType[..., Any]) -> str:
         owner = obj.__self__
         if owner is None or isinstance(owner, (types.ModuleType, type)) or not hasattr(type(owner), obj.__name__):
             return self.pin(obj)  # a function of a module, which keeps a private record of it
@@ -651,7 +651,7 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (ATOMS, Codegen._atom),
     (BaseException, Codegen._exception),
     (types.MethodType, Codegen._bound),
-    (types.BuiltinFunctionType, Codegen._builtin),
+    ((types.BuiltinFunctionType, types.MethodWrapperType), Codegen._builtin),
     (functools.partial, Codegen._partial),
     ((operator.itemgetter, operator.attrgetter, operator.methodcaller), Codegen._reduced),
     (re.Match, Codegen._match),

@@ -32,16 +32,20 @@ def guard_written_memory(outside: Outside) -> tuple[Source, Source] | None:
     return None
 
 
-def refuse_shared_writes(outside: Outside, shared: Collection[Source]) -> None:
-    """The graph ends before a write to the memory of these inputs: it is done for real, where the others see it."""
-    if not shared:
-        return
+def refuse_writes(outside: Outside, shared: Collection[Source]) -> None:
+    """The graph ends before a write that is to be done for real: to the memory of the inputs `shared`, where the others
+    see it, and to an inference tensor outside of inference mode, which eager refuses, there and then."""
 
     def refuse(written: Iterable[torch.Tensor]) -> None:
         memories = _memories(written)
-        for source, _, fake in outside.tensors:
-            if source in shared and id(fake.memory) in memories:
+        inference = torch.is_inference_mode_enabled()
+        for source, tensor, fake in outside.tensors:
+            if id(fake.memory) not in memories:
+                continue
+            if source in shared:
                 raise BreakGraph("overlapping_inputs", f"a write to {source.expression()}, whose memory another shares")
+            if not inference and tensor.is_inference():
+                raise BreakGraph("exception", f"a write to the inference tensor {source.expression()}")
 
     outside.recorder.on_write = refuse
 

@@ -119,6 +119,11 @@ def _set_default_device(device: torch.device | None) -> None:
     default_device.CURRENT_DEVICE = device
 
 
+def _own_dispatch_modes() -> Sequence[Any]:
+    modes = dispatch_modes()
+    return modes[: len(modes) - len(_of_programs(modes))]
+
+
 def _set_fill(fill: bool) -> None:
     _deterministic.fill_uninitialized_memory = fill
 
@@ -229,3 +234,26 @@ def preserved() -> Iterator[None]:
         yield
     finally:
         restore(before)
+
+
+# What a compiler finds where nothing is set: each by its name in `AMBIENT`, with what gives the value.
+_UNSET: dict[str, Callable[[], Any]] = {
+    "anomaly mode": lambda: (False, True),
+    "function modes": tuple,
+    "dispatch modes": _own_dispatch_modes,
+    "torch functions": lambda: _C._TorchFunctionState.ENABLED,
+    "default device": lambda: None,
+    "autocast": lambda: tuple((device, False, dtype) for device, _, dtype in _autocast()),
+}
+
+
+@contextmanager
+def unset(default_dtype: torch.dtype) -> Iterator[None]:
+    """A block for a compiler that is called in the middle of a program: the program's modes see nothing of what it
+    runs, and its defaults mean nothing there, but for the `default_dtype` of what is compiled."""
+    with preserved():
+        torch.set_default_dtype(default_dtype)
+        for state in AMBIENT:
+            if state.name in _UNSET and state.write is not None:
+                state.write(_UNSET[state.name]())
+        yield
