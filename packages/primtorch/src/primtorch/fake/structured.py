@@ -42,6 +42,8 @@ def meta_formula(op: OpOverload, symbolic: Formula | None = None) -> Formula:
     """
 
     def formula(*args: Any, **kwargs: Any) -> Any:
+        if kwargs.get("layout") not in (None, torch.strided):
+            raise NoFormula(op.name(), reason="its result is not strided")
         leaves, tree = pytree.tree_flatten((args, kwargs))
         if symbolic is not None and any(map(_has_symbols, leaves)):
             return symbolic(*args, **kwargs)
