@@ -149,7 +149,8 @@ def sample(options: argparse.Namespace, rows: dict[str, Row]) -> Iterator[Row]:
 def line(row: Row) -> str:
     if "verdict" not in row:
         return f"{row['module']}: eager: {row['eager'][:120]}"
-    parts = [f"{row['module']}: {row['verdict']} {row['detail']}".strip()]
+    detail = row["detail"] and (f" ({row['detail']})" if row["verdict"] == "right" else f": {row['detail']}")
+    parts = [f"{row['module']}: {row['verdict']}{detail}"]
     parts += [
         f"{row.get('graphs')} graphs",
         *(f"{n} {reason} ({where})" for n, reason, where, _ in row.get("breaks", ())),
@@ -217,25 +218,42 @@ def show(rows: list[Row]) -> None:
             console.print(line(row), markup=False, soft_wrap=True)
 
 
+def seconds(rows: list[Row]) -> str:
+    """What a drawn module takes of a processor, by what is done with it."""
+    spent: Counter[str] = Counter()
+    for row in rows:
+        spent.update(row.get("took", {}))
+    each = {what: spent[what] / max(sum(what in row.get("took", {}) for row in rows), 1) for what in spent}
+    return ", ".join(f"{what} {taken:.1f} s" for what, taken in each.items())
+
+
+def machine() -> str:
+    cpus = Path("/proc/cpuinfo")
+    names = [text.split(":", 1)[1].strip() for text in cpus.read_text().splitlines() if text.startswith("model name")]
+    return names[0] if names else platform.machine()
+
+
 def page(rows: list[Row], options: argparse.Namespace) -> str:
     import torch
 
     rest = [row for row in judged(rows) if row["verdict"] != "right" or row.get("fallbacks")]
+    peer = f" --peer {options.peer}" if 0 < options.peer < sys.maxsize else " --peer" * (options.peer > 0)
     lines = [
         "# Modules crawled from public repositories",
         "",
         "Forward and backward on the default back end, two calls each, with eager's random numbers; on CPU, in "
         f"{'training' if options.train else 'inference'} mode. Compared with eager: results (values, dtypes, strides, "
-        "shared memory), gradients, inputs and the module afterwards, the process's state. Where float32 differs by "
-        "more than four units in the last place of the largest element, float64 judges: at most twice eager's error, "
-        "or the same module compiled in float64 as eager in float64. The modules are those of the benchmark of the "
-        "TorchDynamo paper; those that eager does not run here are passed over. torch.compile: with its back end "
-        '"eager", so that capture alone is compared.',
+        "shared memory), gradients, inputs and the module afterwards, the process's state. A value that differs in "
+        "float32 by more than four units in the last place of its largest element is right in three cases: it is at "
+        "most twice as far from float64 as eager's; it differs by at most twice what other rounding errors, drawn at "
+        "random for each operator, do to eager; the module compiled in float64 gives what eager does in float64. The "
+        "modules are those of the benchmark of the TorchDynamo paper; those that eager does not run here are passed "
+        'over. torch.compile: with its back end "eager", so that capture alone is compared.',
         "",
-        f"Python {platform.python_version()}, torch {torch.__version__}; {os.cpu_count()} processors, {options.jobs} "
-        "modules at once, one thread each.",
+        f"Python {platform.python_version()}, torch {torch.__version__}; {os.cpu_count()} processors ({machine()}), "
+        f"{options.jobs} modules at once, one thread each. Processor time of a module: {seconds(rows)}.",
         f"`python tools/bench/crawled.py FOLDER --modules {options.modules} --seed {options.seed} --jobs {options.jobs}"
-        f"{' --train' if options.train else ''} --peer --out rows.jsonl`",
+        f"{' --train' if options.train else ''}{peer} --out rows.jsonl`",
         "",
         "| | modules |",
         "|---|---|",

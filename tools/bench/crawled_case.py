@@ -561,17 +561,17 @@ def different_in_double(left: list[Difference], truth: Run, in_double: Run) -> l
 
 def measure(case: Row, send: Callable[[Row], None]) -> None:
     """Sends one row: whether eager runs the module, what this stack makes of it, what torch.compile captures, and how
-    many seconds each of these took."""
+    many seconds of a processor each of these took."""
     torch.set_num_threads(1)
     took: dict[str, float] = {}
 
     @contextlib.contextmanager
     def timed(what: str) -> Iterator[None]:
-        began = time.perf_counter()
+        began = sum(os.times()[:4])  # of this process and of those that it has waited for
         try:
             yield
         finally:
-            took[what] = round(took.get(what, 0.0) + time.perf_counter() - began, 3)
+            took[what] = round(took.get(what, 0.0) + sum(os.times()[:4]) - began, 3)
 
     with tempfile.TemporaryDirectory() as folder:
         os.chdir(folder)

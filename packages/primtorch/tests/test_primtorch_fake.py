@@ -132,6 +132,22 @@ def test_errors_are_eagers() -> None:
         real[0].add_(1)
 
 
+SPARSE = {
+    "sparse_coo_tensor": lambda t: torch.sparse_coo_tensor(torch.tensor([[0, 1], [1, 2]]), t, (3, 3)),
+    "sparse_csr_tensor": lambda t: torch.sparse_csr_tensor(torch.tensor([0, 1, 2]), torch.tensor([1, 2]), t, (2, 3)),
+    "to_sparse": lambda t: t.to_sparse(),
+    "to_sparse_csr": lambda t: t.expand(2, 2).to_sparse_csr(),
+}
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_tensors_that_are_not_strided_have_no_formula(name: str) -> None:
+    mode = FakeMode()
+    t = mode.from_tensor(torch.ones(2))
+    with mode, pytest.raises(NoFormula, match="sparse"):
+        SPARSE[name](t)
+
+
 def test_register_formula_for_a_new_operator() -> None:
     with torch.library._scoped_library("primtorch_fake_test", "DEF") as library:
         library.define("twice(Tensor x) -> Tensor")
