@@ -284,7 +284,7 @@ def out_of_place(graph: Any) -> Any:
         homes = {copies[id(t)].untyped_storage().data_ptr(): t for t in tensors if t.numel()}
         for t in tensors:
             made = copies[id(t)]
-            if made._version != versions[id(t)]:
+            if made._version != versions[id(t)] or not torch.equal(_memory(made), _memory(t)):
                 if (made.shape, made.stride()) != (t.shape, t.stride()):
                     t.as_strided_(made.shape, made.stride(), made.storage_offset())
                 t.copy_(made)
@@ -305,6 +305,11 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
     with torch.no_grad():
         storage = tensor.untyped_storage().clone()
         return made.set_(storage, tensor.storage_offset(), tensor.size(), tensor.stride())  # type: ignore[call-overload]
+
+
+def _memory(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes behind a tensor: in the kernel of an operator no version counts what is written."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload]
 
 
 def _at_home(result: Any, copies: dict[int, Any], tensors: list[Any], homes: dict[int, Any]) -> Any:
