@@ -34,6 +34,10 @@ BAD: dict[str, tuple[Callable[[], torch.Tensor], Program]] = {
     "out= to a leaf": (leaf, lambda x: torch.add(x.detach(), 1, out=x)),
     "write to an expanded tensor": (plain, lambda x: x[:, :1].expand(2, 3).add_(1)),
     "write to an expanded input": (lambda: plain()[:1].expand(4, 3), lambda x: x.mul_(2)),
+    "overload's write to an expanded tensor": (
+        plain,
+        lambda x: torch.ops.aten.add_.Tensor(x[:, :1].expand(2, 3), 1),
+    ),
     "item of an expanded tensor": (plain, lambda x: x[0].expand(4, 3).__setitem__(slice(0, 2), 0.0)),
     "write to an item of unbind": (leaf, lambda x: (x * 1).unbind(0)[0].add_(1)),
     "write to a part of chunk": (leaf, lambda x: (x * 1).chunk(2)[0].sin_()),

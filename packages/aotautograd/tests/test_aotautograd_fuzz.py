@@ -317,6 +317,24 @@ def test_a_view_written_through_another_one_is_no_leaf() -> None:
     assert torch.equal(x.grad, x2.grad)
 
 
+def test_a_view_of_another_shape_is_not_lost_where_an_operator_of_its_own_writes() -> None:
+    """Autograd would take the view again in its first shape, and the backward raise."""
+    program = RandomProgram(
+        inputs=(("inner part", "unsqueezed", 0),),
+        instructions=(
+            Instruction("view", "diagonal", 0, 0),
+            Instruction("metadata", "swapped", 1, 0),
+            Instruction("no_grad write", "bumped", 0, 0),
+            Instruction("view", "every_second", 1, 0),
+            Instruction("value", "total", 2, 0),
+        ),
+        outputs=(3,),
+    )
+    seen: Counter[str] = Counter()
+    judge(program, True, seen)
+    assert seen.total() == 1
+
+
 def test_random_programs(request: pytest.FixtureRequest) -> None:
     count = request.config.getoption("--programs", default=None) or 2000
     seen: Counter[str] = Counter()

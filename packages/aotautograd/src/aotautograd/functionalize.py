@@ -18,7 +18,7 @@ from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.layouts import KeptLayouts, WithStrides, written_by
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
-from primtorch.effects import place_of_inplace
+from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_tensors
 from primtorch.errors import PrimTorchError
 from primtorch.functionalize import unwrap, wrap
 from primtorch.symbolic import hint_of
@@ -121,9 +121,12 @@ class InPlaceCalls(TorchFunctionMode):
             raise better from None
 
     def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        name = getattr(func, "__name__", "")
+        overload = overload_of(func, args, kwargs)
+        name = getattr(func, "__name__", "").partition(".")[0]  # an overload's has the overload in it
         in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in _AUGMENTED)
-        if not in_place and type(func) is FunctionType:
+        if overload is not None and is_foreign(overload):
+            in_place = False  # its schema says what it writes, its body what may not be written
+        elif not in_place and type(func) is FunctionType:
             place = place_of_inplace(func)
             in_place = bool(kwargs.get("inplace", args[place] if -1 < place < len(args) else False))
         if in_place and args and isinstance(args[0], torch.Tensor):
@@ -131,12 +134,14 @@ class InPlaceCalls(TorchFunctionMode):
             if overlaps:
                 raise RuntimeError(_OVERLAP)
             _update_history(args[0])
-        if not in_place and "out" not in kwargs:
+        written = written_by(args, kwargs, in_place)
+        if overload is not None and name not in _NO_WRITE:
+            written = written_tensors(overload, args, kwargs)
+        if not written:
             result = self._run(func, name, args, kwargs)
             if name in _RESHAPES and isinstance(args[0], torch.Tensor) and args[0]._is_view():
                 self.reshaped.add(args[0].untyped_storage()._cdata)
             return result
-        written = written_by(args, kwargs, in_place)
         kept = self.layouts.before(written)
         result = self._run(func, name, args, kwargs)
         self.layouts.after(kept)
