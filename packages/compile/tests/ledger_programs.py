@@ -138,6 +138,20 @@ def gives_a_generator_that_began(x: torch.Tensor) -> tuple[Any, Any]:
     return first, rows
 
 
+async def _doubled(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@case("coroutine")
+def runs_a_coroutine(x: torch.Tensor) -> torch.Tensor:
+    running = _doubled(x + 1)  # here
+    try:
+        running.send(None)
+    except StopIteration as end:
+        x = end.value
+    return x + 1
+
+
 class Prints(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
@@ -445,6 +459,11 @@ def _skipped(x: torch.Tensor) -> torch.Tensor:
 @case("suspending_frame", whole="disabled")
 def calls_a_generator(x: torch.Tensor) -> torch.Tensor:
     return _skipped(x + 1) * 2
+
+
+@case("unstarted_generator")
+def gives_a_generator(x: torch.Tensor) -> Iterator[torch.Tensor]:
+    return _rows(x + 1)
 
 
 @case("disabled_function", whole="disabled")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import sys
 import traceback
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -284,3 +285,27 @@ def test_arguments_are_left_as_eager_leaves_them() -> None:
             with pytest.raises(Refused, match="1: 2"):
                 run(values)
         assert same(eager, own), copy.copy(own)
+
+
+@pytest.mark.parametrize("policy", ["error", "continue"])
+def test_a_limit_that_a_continuation_meets_leaves_the_open_blocks(policy: Any) -> None:
+    log: list[str] = []
+
+    def program(x: torch.Tensor, named: types.SimpleNamespace) -> torch.Tensor:
+        try:
+            with torch.no_grad():
+                print(end="")
+                return x + len(named.text)
+        finally:
+            log.append(f"left with {torch.is_grad_enabled()}")
+
+    options = torchdynamo.CaptureOptions(recompile_limit=1, on_recompile=policy)
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=options)(program)
+    for text in ("a", "bb", "ccc"):
+        try:
+            assert compiled(torch.zeros(2), types.SimpleNamespace(text=text)).tolist() == [len(text)] * 2
+        except torchdynamo.errors.RecompileLimitExceeded:
+            assert policy == "error" and text != "a"
+        else:
+            assert policy == "continue" or text == "a"
+        assert log.pop() == "left with True" and not log and torch.is_grad_enabled()

@@ -28,7 +28,7 @@ from torchdynamo.recorder import FAKE_ERRORS, as_break
 from torchdynamo.resume import origin_of
 from torchdynamo.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.sources import Attribute
-from torchdynamo.suspended import given_up
+from torchdynamo.suspended import given_up, refuse_coroutines
 from torchdynamo.world import Outside, getattr_static_dict
 
 
@@ -386,6 +386,7 @@ class CaptureWorld(PlainWorld):
 
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """C code. What is not known to be pure breaks the graph."""
+        refuse_coroutines(fn)
         if not _only_keeps(fn):
             self.outside.refuse_opaque(*args, *kwargs.values())
         self.tell_apart(*_compared(fn, args))

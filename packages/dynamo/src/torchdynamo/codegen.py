@@ -99,6 +99,7 @@ class Codegen:
         self.loads: list[str] = []
         self.build: list[str] = []
         self.effects: list[str] = []
+        self.unstarted: list[types.FunctionType] = []  # of generators that leave the program before they start
         self.emptied: list[str] = []  # the last effects: what such lists held may end with them
         self.written: list[External] = []  # objects of the outside that the effects change
         self.outputs: dict[fx.Node, str] = {}
@@ -457,6 +458,8 @@ class Codegen:
         if frame is None:
             raise OutlivesGraph(f"{obj!r} outlives the graph", obj.start)
         code, function = frame.function.__code__, frame.function
+        if not self.keep_iterators:
+            self.unstarted.append(function)
         given = [_contents(slot) for slot in frame.fast[: flat_size(code)]]
         named = code.co_argcount + code.co_kwonlyargcount
         parts = [self.value(value) for value in given[: code.co_argcount]]

@@ -45,6 +45,7 @@ from torchdynamo.events import (
     RECOMPILED,
     SUSPENDING_FRAME,
     UNSPLIT_FRAME,
+    UNSTARTED_GENERATOR,
     frame_of,
     of_function,
 )
@@ -134,10 +135,10 @@ class Function:
         if self.eager is not None:
             self.stats.ledger.add(self.eager)
             return None
-        if compiled.entries and not self._recompile(compiled, flat):
-            return None
         began, in_backend = time.perf_counter(), self.stats.backend_seconds
         try:
+            if compiled.entries and not self._recompile(compiled, flat):
+                return None
             with other_compiler_off():
                 return convert(self, flat)
         except BaseException as error:
@@ -293,6 +294,8 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Captured]) -> 
     if not isinstance(found, Generated):
         return found
     captured, codegen, tail = found.captured, found.codegen, found.tail
+    for function in codegen.unstarted:
+        state.stats.ledger.add(of_function(UNSTARTED_GENERATOR, function))
     outside = captured.outside
     shared = guard_written_memory(outside)
     if shared is not None:

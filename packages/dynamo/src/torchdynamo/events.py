@@ -74,6 +74,13 @@ SUSPENDING_FRAME = Kind(
     "move its operations into a function, or remove the break around it",
     Effect.FALLBACK,
 )
+UNSTARTED_GENERATOR = Kind(
+    "unstarted_generator",
+    "a generator or coroutine leaves the compiled function before it starts: its body runs eagerly, where it is"
+    " advanced",
+    "return a list, or compile the functions that the body calls",
+    Effect.FALLBACK,
+)
 DISABLED_FUNCTION = Kind(
     "disabled_function",
     "the function is marked to run as it is",
@@ -132,6 +139,7 @@ KINDS = kinds(
     FOREIGN_TRACER,
     UNSPLIT_FRAME,
     SUSPENDING_FRAME,
+    UNSTARTED_GENERATOR,
     DISABLED_FUNCTION,
     LIBRARY_CODE,
     NOTHING_TO_COMPILE,

@@ -65,8 +65,14 @@ _TABLE = (
     ),
     Reason(
         "generator",
-        "the frame is a generator or coroutine that is still running where its state would be needed",
+        "a generator is still running where its state would be needed, or is given up there",
         "exhaust the generator inside of the compiled function, or return a list",
+    ),
+    Reason(
+        "coroutine",
+        "a coroutine or an asynchronous generator (`async def`) is made, run or awaited: it runs outside of the graph,"
+        " as it was written, since an event loop may go on with something else wherever it waits",
+        "compile the functions that it calls, and leave `async def` around them",
     ),
     Reason(
         "autograd_function",

@@ -6,6 +6,7 @@ only has to be kept, and where the program gives up one that an earlier part of 
 
 from __future__ import annotations
 
+import inspect
 import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -14,7 +15,21 @@ from torchdynamo.externals import Externals
 from torchdynamo.interpreter.generators import InterpretedGenerator
 from torchdynamo.interpreter.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from torchdynamo.interpreter.state import CLOSED, FrameState
+from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Argument, Attribute, Item, Source, base_of
+
+
+def refuse_coroutines(fn: Any) -> None:
+    """Breaks at a call that makes what `async def` makes, or is a method of it."""
+    if isinstance(fn, types.FunctionType) and fn.__code__.co_flags & (
+        inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+    ):
+        raise BreakGraph("coroutine", f"{fn.__qualname__}() is an async def")
+    if isinstance(getattr(fn, "__self__", None), _COROUTINES):
+        raise BreakGraph("coroutine", f"{fn.__name__}() of {fn.__self__.__qualname__}()")
+
+
+_COROUTINES = (types.CoroutineType, types.AsyncGeneratorType)
 
 
 def closes(value: Any) -> bool:

@@ -144,6 +144,7 @@ BREAK_MODULES: dict[str, str] = {
 }
 BREAK_PACKAGES: dict[str, str] = {
     "importlib.": "import",
+    "asyncio.": "coroutine",
     "_frozen_importlib": "import",
     "torch.distributed.": "distributed",
     "torch._C._distributed_c10d": "distributed",  # a method of a process group, `wait` of what was begun
