@@ -330,6 +330,13 @@ def breaks_in_a_loop(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+@case("compiler")
+def compiles(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    twice = torchdynamo.optimize(lambda graph, inputs: graph.forward)(lambda z: z * 2)  # here
+    return twice(y)
+
+
 @case("import")
 def loads_a_module_again(x: torch.Tensor) -> torch.Tensor:
     y = x + 1

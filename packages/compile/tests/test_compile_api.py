@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -270,3 +271,18 @@ def test_in_place_takes_modules_alone() -> None:
     with pytest.raises(torchcompile.NotCompilable, match=r"compile_in_place takes nn\.Module objects"):
         torchcompile.compile_in_place(model, torch.sin)
     assert model._compiled_call_impl is None
+
+
+COMPILING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "compile": lambda x: torchcompile.compile(lambda y: y * 3, backend="aot_eager")(x + 1) + 1,
+    "report": lambda x: x * 2 + (torchcompile.report() is None),
+    "torch.compile": lambda x: torch.compile(lambda y: y * 3, backend="eager")(x + 1) + 1,
+}
+
+
+@pytest.mark.expected_eager("compiler")
+@pytest.mark.parametrize("name", COMPILING)
+def test_a_compiler_that_the_program_calls_is_no_part_of_it(name: str) -> None:
+    program, x = COMPILING[name], torch.randn(3)
+    torch.testing.assert_close(torchcompile.compile(program, backend="aot_eager")(x), program(x))
+    assert {event.kind.id for event in torchcompile.report().events} == {"compiler"}

@@ -313,7 +313,7 @@ class Codegen:
             return self._name(obj, f"{self.value(obj.__self__)}.{obj.__func__.__name__}")
         return self._name(obj, f"{self.pin(types.MethodType)}({self.value(obj.__func__)}, {self.value(obj.__self__)})")
 
-    def _builtin(self, obj: types.BuiltinFunctionType | types.MethodWrapperType[..., Any]) -> str:
+    def _builtin(self, obj: types.BuiltinFunctionType | types.MethodWrapperType) -> str:
         owner = obj.__self__
         if owner is None or isinstance(owner, (types.ModuleType, type)) or not hasattr(type(owner), obj.__name__):
             return self.pin(obj)  # a function of a module, which keeps a private record of it

@@ -187,6 +187,11 @@ _TABLE = (
         "a module that is not loaded is imported: its code runs once, for real, before what follows in the program",
         "import it outside of the compiled function; once it is loaded, an import does not break the graph",
     ),
+    Reason(
+        "compiler",
+        "the program calls a compiler (compile, optimize, report), which is no part of it",
+        "compile outside of the compiled function",
+    ),
     Reason("opcode", "the interpreter has no handler for this instruction", "rewrite the statement"),
     Reason(
         "overlapping_inputs",

@@ -123,6 +123,7 @@ BREAKS: dict[Any, str] = {
     torch.utils.swap_tensors: "tensor_metadata_write",
     torch.Tensor.as_subclass: "tensor_subclass",
     torch.nn.parallel.DistributedDataParallel.forward: "distributed",
+    torch.compile: "compiler",
     torch.save: "c_function",
     torch.load: "c_function",
 }
@@ -131,11 +132,13 @@ BREAKS_BY_NAME: dict[tuple[str, str], str] = {
     ("torch._dynamo.decorators", "graph_break"): "graph_break",
     ("torch._dynamo.decorators", "skip_frame"): "graph_break",
     ("torch.nn.attention.flex_attention", "flex_attention"): "higher_order_operator",
+    **{("torchdynamo.api", name): "compiler" for name in ("optimize", "decorate", "new_ledger", "reset", "stats")},
 }
 # Modules whose functions leave the graph. So do those of all packages in `BREAK_PACKAGES`.
 BREAK_MODULES: dict[str, str] = {
     "random": "random_state",
     "time": "c_function",
+    "torchcompile.api": "compiler",
     "importlib": "import",
     "pkgutil": "import",
     "runpy": "import",
@@ -286,9 +289,14 @@ def runs_unhooked(function: Any) -> bool:
     if isinstance(function, types.BuiltinFunctionType):
         return True
     if isinstance(function, types.FunctionType):
-        return function in _UNHOOKED or transforms(function)
+        return function in _UNHOOKED or transforms(function) or _is_compiler(function)
     owner = getattr(function, "__self__", None)
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
+
+
+def _is_compiler(function: types.FunctionType) -> bool:
+    named = BREAKS_BY_NAME.get((function.__module__ or "", function.__name__))
+    return "compiler" in (named, BREAKS.get(function), BREAK_MODULES.get(function.__module__ or ""))
 
 
 _UNHOOKED: frozenset[Any] = frozenset(

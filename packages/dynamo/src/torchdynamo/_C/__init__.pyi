@@ -1,6 +1,6 @@
 from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, TracebackType
-from typing import Any
+from typing import Any, Literal
 
 from torchdynamo.schemas import Guard
 from torchdynamo.sources import Source
@@ -66,9 +66,9 @@ def kernel_switches() -> tuple[tuple[str, int], ...]:
 class Hook:
     """A callback for frames, and the callables that it gave out (this object owns them)."""
 
-    callback: Callable[[FunctionType], CompiledCallable | None]
+    callback: Callable[[FunctionType], CompiledCallable | Literal[False] | None]
     callables: list[CompiledCallable]
-    def __new__(cls, callback: Callable[[FunctionType], CompiledCallable | None]) -> Hook: ...
+    def __new__(cls, callback: Callable[[FunctionType], CompiledCallable | Literal[False] | None]) -> Hook: ...
 
 class hook_enabled:
     """`with hook_enabled(hook):` this thread's frames go through the hook; None switches it off."""
