@@ -111,8 +111,8 @@ def fresh_stack(
 ) -> Iterator[Path]:
     """Every test starts with nothing compiled; kernels are shared through one cache folder of the run.
 
-    At the end of one that is marked `expected_eager(*kinds)`, itself or by its module, nothing ran eagerly, twice or
-    differently but for those kinds of the ledger; `...` stands for all.
+    At its end nothing may have run eagerly, twice or differently but for the kinds of the ledger that the test, or its
+    module, is marked to expect: `expected_eager(*kinds)`, where `...` stands for all.
     """
     import torchcompile
 
@@ -120,8 +120,7 @@ def fresh_stack(
     monkeypatch.setenv("TORCHCOMPILE_CACHE", str(cache))
     torchcompile.reset()
     yield cache
-    marks = list(request.node.iter_markers("expected_eager"))
-    expected = {kind for mark in marks for kind in mark.args} if marks else {...}
+    expected = {kind for mark in request.node.iter_markers("expected_eager") for kind in mark.args}
     report = torchcompile.report()
     torchcompile.reset()
     surprises = [event for event in report.surprises if event.kind.id not in expected]

@@ -9,18 +9,18 @@ from __future__ import annotations
 import copy
 import io
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+from protocol_batches import loader
 from protocol_programs import Program
 from shared_programs import relation
 from torch import nn
 from torch.optim import swa_utils
 from torch.utils import _pytree as pytree
-from torch.utils.data import DataLoader, Dataset
 
 from primtorch.ambient import AMBIENT
 
@@ -42,6 +42,7 @@ class Subject:
     module: nn.Module
     call: Callable[..., Any]
     notes: list[Note] = field(default_factory=list)
+    loaders: dict[str, Iterable[Any]] = field(default_factory=dict)  # those of other processes may be shared
 
     @property
     def parameters(self) -> list[nn.Parameter]:
@@ -53,6 +54,13 @@ class Subject:
         torch.manual_seed(step)
         results = (call or self.call)(*args, **kwargs)
         return [leaf for leaf in pytree.tree_leaves(results) if isinstance(leaf, torch.Tensor)]
+
+    def batches(self, start: str) -> Iterable[Any]:
+        """Two batches, loaded by a process that is started in this way; by none for the eager subject."""
+        if start not in self.loaders:
+            made = [self.program.batch(step) for step in range(2)]
+            self.loaders[start] = loader(made, None if self.call is self.module else start)
+        return self.loaders[start]
 
     def loss(self, step: int, call: Callable[..., Any] | None = None) -> torch.Tensor:
         outputs = self.run(step, call)
@@ -304,23 +312,9 @@ def in_another_thread(s: Subject) -> None:
     s.note_gradients("of both threads")
 
 
-class Batches(Dataset[Any]):
-    """The batches of a program, made in a worker."""
-
-    def __init__(self, batches: list[Any]) -> None:
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __getitem__(self, step: int) -> Any:
-        return self.batches[step]
-
-
 def loaded(s: Subject, start: str) -> None:
-    batches = Batches([s.program.batch(step) for step in range(2)])
-    loader = DataLoader(batches, batch_size=None, num_workers=1, multiprocessing_context=start)
-    for args, kwargs in loader:
+    """By a process that begins when there is compiled code already; eager's batches are made in this one."""
+    for args, kwargs in s.batches(start):
         torch.manual_seed(0)
         results = s.call(*args, **kwargs)
         total([t for t in pytree.tree_leaves(results) if isinstance(t, torch.Tensor)]).backward()

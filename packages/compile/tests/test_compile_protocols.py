@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from typing import Any
 
 import pytest
 from protocol_run import check
@@ -18,8 +19,8 @@ def test_protocols(program: str, backend: str) -> None:
         pytest.skip("takes long")
     wrong: list[str] = []
 
-    def seen(protocol: str, found: list[str], eagerly: list[str]) -> None:
-        wrong.extend(f"{protocol}: {difference}" for difference in found)
+    def seen(protocol: str, backend: str, found: dict[str, Any]) -> None:
+        wrong.extend(f"{protocol}: {difference}" for difference in found["differences"])
 
-    check(program, backend, [p.name for p in PROTOCOLS], seen)
+    check(program, [(p.name, backend) for p in PROTOCOLS], seen)
     assert not wrong, f"{program} on {backend}\n" + "\n".join(wrong)

@@ -216,6 +216,7 @@ PROGRAMS: dict[str, Program] = {
 }
 
 
+@pytest.mark.expected_eager("graph_break")  # as many as the program says
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str) -> None:
     program = PROGRAMS[name]

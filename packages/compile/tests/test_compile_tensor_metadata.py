@@ -124,6 +124,7 @@ def test_every_operator_of_the_kind_has_a_sample() -> None:
     assert names <= SAMPLES.keys()
 
 
+@pytest.mark.expected_eager("exception", "leaf", "program_raised", "tensor_metadata_write", "write_through_gaps")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["inductor", "eager"])
 @pytest.mark.parametrize(("name", "number"), CHANGES)

@@ -90,6 +90,7 @@ class Counting(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.expected_eager("function_mode")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_function_mode_sees_each_call_once(backend: str) -> None:
     compiled = torchcompile.compile(program, backend=backend)
@@ -123,6 +124,7 @@ TRANSFORMS: dict[str, tuple[str, Callable[[Callable[..., Any], torch.Tensor], An
 }
 
 
+@pytest.mark.expected_eager("transformed_call", "forward_derivatives", "function_mode")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_what_a_graph_cannot_hold_runs_eagerly_and_is_told(transform: str, backend: str) -> None:
