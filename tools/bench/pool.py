@@ -46,34 +46,47 @@ def run_cases(
     With `start` "fork" workers inherit what this process has imported: no thread may run in it.
     """
     context: Any = multiprocessing.get_context(start)
-    waiting, running = iter(cases), []
-    while True:
-        while len(running) < jobs and time.monotonic() < until:
-            case = next(waiting, None)
-            if case is None:
-                break
-            receiver, sender = context.Pipe(duplex=False)
-            process = context.Process(target=_work, args=(measure, case, sender))
-            process.start()
-            sender.close()
-            running.append(Worker(process, receiver, case, time.monotonic() + case_seconds))
-        if not running:
-            return
-        soonest = min(until, *(worker.deadline for worker in running))
-        ready = connection.wait([w.pipe for w in running], timeout=max(soonest - time.monotonic(), 0.05))
-        for worker in list(running):
-            if worker.pipe in ready and not _receive(worker):
-                running.remove(worker)
-                _end(worker, patience=5)
-                if worker.process.exitcode:
-                    worker.failure = worker.failure or f"the process ended with status {worker.process.exitcode}"
+    waiting, running = iter(cases), list[Worker]()
+    try:
+        while True:
+            while len(running) < jobs and time.monotonic() < until:
+                case = next(waiting, None)
+                if case is None:
+                    break
+                running.append(_start(context, measure, case, time.monotonic() + case_seconds))
+            if not running:
+                return
+            yield from _ended(running, case_seconds, until)
+    finally:  # also where the sweep itself is ended
+        for worker in running:
+            _end(worker, patience=0)
+
+
+def _start(context: Any, measure: Measure, case: Row, deadline: float) -> Worker:
+    receiver, sender = context.Pipe(duplex=False)
+    process = context.Process(target=_work, args=(measure, case, sender))
+    process.start()
+    sender.close()
+    return Worker(process, receiver, case, deadline)
+
+
+def _ended(running: list[Worker], case_seconds: float, until: float) -> Iterator[Worker]:
+    """Waits for something to happen, and takes those that have ended out of `running`."""
+    soonest = min(until, *(worker.deadline for worker in running))
+    ready = connection.wait([w.pipe for w in running], timeout=max(soonest - time.monotonic(), 0.05))
+    for worker in list(running):
+        if worker.pipe in ready and not _receive(worker):
+            running.remove(worker)
+            _end(worker, patience=5)
+            if worker.process.exitcode:
+                worker.failure = worker.failure or f"the process ended with status {worker.process.exitcode}"
+            yield worker
+        elif time.monotonic() >= min(worker.deadline, until):
+            running.remove(worker)
+            _end(worker, patience=0)
+            if time.monotonic() < until:
+                worker.failure = f"longer than {case_seconds:.0f} s"
                 yield worker
-            elif time.monotonic() >= min(worker.deadline, until):
-                running.remove(worker)
-                _end(worker, patience=0)
-                if time.monotonic() < until:
-                    worker.failure = f"longer than {case_seconds:.0f} s"
-                    yield worker
 
 
 def told(error: BaseException, length: int = 400) -> str:

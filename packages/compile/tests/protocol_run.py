@@ -17,6 +17,7 @@ import importlib
 import os
 import platform
 import random
+import signal
 import sys
 import time
 import types
@@ -39,7 +40,7 @@ for folder in (
 import torch  # noqa: E402
 from pool import Row, Worker, append_row, read_rows, run_cases, told  # noqa: E402
 from protocol_programs import Program, build, public_names  # noqa: E402
-from protocols import PROTOCOLS, Subject, differences, observed  # noqa: E402
+from protocols import PROTOCOLS, Precision, Subject, computes_in_single, differences, observed  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 from torchvision_import import import_torchvision  # noqa: E402
@@ -61,6 +62,7 @@ def check(program: str, pairs: Sequence[Pair], seen: Seen) -> None:
     ours = build(program)
     eager = Subject(ours, ours.module, ours.module)
     state = {name: value.clone() for name, value in ours.module.state_dict().items()}
+    single = computes_in_single(eager)
     torchcompile.reset()
     subjects = {backend: compiled(ours, backend) for _, backend in pairs}
     loaders: dict[str, Any] = {}
@@ -68,12 +70,17 @@ def check(program: str, pairs: Sequence[Pair], seen: Seen) -> None:
     captured = dict.fromkeys(subjects, 0)
     for protocol in PROTOCOLS:
         backends = [backend for name, backend in pairs if name == protocol.name]
-        expected = observed(protocol, eager, state) if backends else []
+        if not backends:
+            continue
+        expected, exact = observed(protocol, eager, state), None
+        if single:
+            with Precision(widened=True):
+                exact = observed(protocol, eager, state)
         for backend in backends:
             subject = subjects[backend]
             subject.loaders = loaders
             began, before = time.process_time(), torchcompile.report().captured
-            found = differences(expected, observed(protocol, subject, state))
+            found = differences(expected, observed(protocol, subject, state), exact)
             report = torchcompile.report()
             captured[backend] += report.captured - before
             if captured[backend] == 0:
@@ -91,6 +98,7 @@ def compiled(program: Program, backend: str) -> Subject:
 
 
 def measure(case: Row, send: Callable[[Row], None]) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
     sys.modules["__main__"] = types.ModuleType("__main__")  # processes that a loader spawns do not import this file
 
     def seen(protocol: str, backend: str, found: Row) -> None:
@@ -240,6 +248,7 @@ def main() -> int:
     parser.add_argument("--hours", type=float, default=24.0, help="for all of it; what is left stays open")
     parser.add_argument("--write", type=Path, help="write the page of all rows here as Markdown")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # the workers end with it
     console = Console()
     done = read_rows(options.out)
     if options.seed is None:
