@@ -82,6 +82,7 @@ PROGRAMS: dict[str, Callable[[], tuple[Any, dict[str, Any]]]] = {
 }
 
 
+@pytest.mark.expected_eager("graph_break")
 @pytest.mark.parametrize("backend", ["eager", "inductor"])
 @pytest.mark.parametrize("reset", [False, True], ids=["dropped", "reset"])
 @pytest.mark.parametrize("program", PROGRAMS)
