@@ -92,17 +92,17 @@ def _steps(module: types.ModuleType | None, path: tuple[str, ...]) -> Iterator[t
 
 
 @functools.cache
-def _paths(code: types.CodeType) -> frozenset[tuple[str, ...]]:
-    """Global names of the code, each with the attributes that are read of it at once."""
-    paths: set[tuple[str, ...]] = set()
+def _paths(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
+    """Global names of the code in its order, each with the attributes that are read of it at once."""
+    paths: dict[tuple[str, ...], None] = {}
     path: tuple[str, ...] = ()
     for instruction in dis.get_instructions(code):
         if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            paths.add(path)
+            paths[path] = None
             path = (instruction.argval,)
         elif path and instruction.opname in _ATTRIBUTES:
             path = (*path, instruction.argval)
         else:
-            paths.add(path)
+            paths[path] = None
             path = ()
-    return frozenset(paths - {()})
+    return tuple(path for path in paths if path)
