@@ -5,13 +5,12 @@ about wrapped tensors, histories of non-leaves, and in-place calls that function
 from __future__ import annotations
 
 import contextlib
-import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
 import torch
-from torch.nn import functional as F
+from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 from aotautograd.eager_errors import USER_ERRORS, eager_error
@@ -39,6 +38,16 @@ def without_saved_tensor_hooks() -> Iterator[None]:
     finally:
         for pack, unpack in reversed(taken):
             autograd._push_saved_tensors_default_hooks(pack, unpack)
+
+
+def has_size(t: torch.Tensor, wanted: torch.Tensor | Sequence[Any] | int) -> bool:
+    """Whether a tensor has the size that it would be given, or that of the other tensor; decided without a guard."""
+    sizes = wanted.shape if isinstance(wanted, torch.Tensor) else (wanted,) if isinstance(wanted, int) else wanted
+    return len(sizes) == t.dim() and all(map(_one_size, t.shape, sizes))
+
+
+def _one_size(a: Any, b: Any) -> bool:
+    return bool(a == b) if type(a) is int and type(b) is int else str(a) == str(b)
 
 
 def is_wrapped(t: object) -> bool:
@@ -75,38 +84,14 @@ class OwnTangent(torch.autograd.Function):
         return wrap(unwrap(grads[0]))
 
 
-_WRITES_TO_REWRITE = (
-    "clamp", "clamp_min", "clamp_max", "clip", "tril", "triu", "cumsum", "cumprod", "masked_fill", "index_fill",
-    "nan_to_num", "renorm", "xlogy", "threshold", "addbmm", "addmv", "addr", "mvlgamma",
-    "sinc",
-)  # fmt: skip
-_REWRITTEN: dict[Any, Any] = {
-    **{getattr(torch.Tensor, f"{n}_"): getattr(torch.Tensor, n) for n in _WRITES_TO_REWRITE if n != "threshold"},
-    **{getattr(torch, f"{n}_"): getattr(torch, n) for n in _WRITES_TO_REWRITE if hasattr(torch, f"{n}_")},
-    torch._C._nn.hardtanh_: torch._C._nn.hardtanh,
-    torch._C._nn.hardswish_: torch._C._nn.hardswish,
-    torch._C._nn.hardsigmoid_: torch._C._nn.hardsigmoid,
-    torch._C._nn.relu6_: torch._C._nn.relu6,
-    torch.Tensor.exponential_: torch.ops.aten.exponential.default,
-}
-# Functions that hand a torch-function mode themselves, not the operator in them.
-_WITH_INPLACE_FLAG = {f: inspect.signature(f) for f in (F.hardtanh, F.hardswish, F.hardsigmoid, F.relu6, F._threshold)}  # type: ignore[attr-defined]
-
-
 class InPlaceCalls(TorchFunctionMode):
-    """Raises what eager raises for writes to a tensor that overlaps itself, and rewrites some in-place calls.
-
-    C++ functionalization turns a write to an expanded tensor into arithmetic on its base, without an error. And it
-    first runs an in-place operator on meta tensors, to find shape errors: with symbolic sizes the meta kernels of the
-    operators above do not work, so that `x.f_(...)` becomes `x.copy_(x.clone().f(...))`. What the backward saves is
-    the clone, because x itself is written.
-    """
+    """Raises what eager raises for writes to a tensor that overlaps itself, which C++ functionalization turns into
+    arithmetic on its base without an error, and makes sure that out= tensors are written."""
 
     def __init__(self, inputs: Sequence[Any], with_strides: WithStrides, symbolic: bool) -> None:
         self.layouts = KeptLayouts(inputs, with_strides)
         self.reshaped: set[int] = set()  # memories of which a view was given another shape in place
-        self.rewritten = _REWRITTEN if symbolic else {}
-        self.with_inplace_flag = _WITH_INPLACE_FLAG if symbolic else {}
+        self.symbolic = symbolic
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         try:
@@ -143,7 +128,10 @@ class InPlaceCalls(TorchFunctionMode):
                 self.reshaped.add(args[0].untyped_storage()._cdata)
             return result
         kept = self.layouts.before(written)
+        given = [(t, unwrap(t)) for t in written_by((), kwargs, False) if is_wrapped(t)]
         result = self._run(func, name, args, kwargs)
+        if given:
+            _land(func, args, kwargs, given)
         self.layouts.after(kept)
         if self.reshaped:
             self._refuse_lost_history(written)
@@ -161,22 +149,14 @@ class InPlaceCalls(TorchFunctionMode):
     def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if name == "tensor_split" and isinstance(args[1] if len(args) > 1 else None, torch.Tensor):
             return func(args[0], _numbers(args[1]), *args[2:], **kwargs)
-        rule = SYMBOLIC_RULES.get(func) if self.rewritten else None
+        if name in ("resize_", "resize_as_") and len(args) == 2 and has_size(*args):
+            return args[0]
+        rule = SYMBOLIC_RULES.get(func) if self.symbolic else None
         if rule is not None and any(map(is_symbolic, (*args, *kwargs.values()))):
             return rule(*args, **kwargs)
         fill = _FILLS.get(func) if "out" in kwargs else None
         if fill is not None and _sizes(args, kwargs) == tuple(kwargs["out"].shape):
             return fill(kwargs["out"], kwargs)
-        functional = self.rewritten.get(func)
-        if functional is not None:
-            return args[0].copy_(functional(args[0].clone(), *args[1:], **kwargs))
-        signature = self.with_inplace_flag.get(func)
-        if signature is not None:
-            call = signature.bind(*args, **kwargs)
-            if call.arguments.get("inplace", False):
-                call.arguments["inplace"] = False
-                target = call.args[0]
-                return target.copy_(func(target.clone(), *call.args[1:], **call.kwargs))
         return func(*args, **kwargs)
 
 
@@ -191,6 +171,23 @@ def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The sizes that a factory was given: one by one, as a sequence, or by name."""
     given = (kwargs["size"],) if "size" in kwargs else args
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
+
+
+def _land(func: Any, args: Any, kwargs: dict[str, Any], given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
+    """Writes what a call with out= left unwritten: where a mode is active, some of torch's programs of operators
+    compute a new tensor in the place of their out= argument, and drop it.
+
+    Args:
+        given: the out= tensors, each with its value before the call.
+    """
+    if func is torch.empty or all(unwrap(outer) is not value for outer, value in given):
+        return
+    function = func.overloadpacket if isinstance(func, OpOverload) else func
+    results = function(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+    flat = (results,) if isinstance(results, torch.Tensor) else results
+    for (outer, value), result in zip(given, flat, strict=True):
+        if unwrap(outer) is value:
+            outer.copy_(result)
 
 
 _RESHAPES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})

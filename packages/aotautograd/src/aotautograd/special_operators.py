@@ -9,6 +9,7 @@ from torch import fx
 
 from aotautograd.analysis import returns_alias
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
+from aotautograd.functionalize import has_size
 from aotautograd.recorder import Recorder, special
 from primtorch.fake import FakeTensor
 
@@ -170,7 +171,13 @@ _BAG_IS_SPARSE = [a.name for a in aten._embedding_bag_backward.default._schema.a
 
 
 @special(aten.resize.default, aten.resize_.default, aten.resize_as.default)
-def _refuse_resize(recorder: Recorder, func: Any, *rest: Any) -> Any:
+def _record_resize(
+    recorder: Recorder, func: Any, node_args: tuple[Any, ...], node_kwargs: Any, args: tuple[Any, ...], kwargs: Any
+) -> Any:
+    """To the size that a tensor has: nothing. Programs of operators ask for it of the tensor that out= gives them."""
+    tensor, wanted = args[:2]
+    if id(tensor) in recorder.node_of and has_size(tensor, wanted):
+        return recorder.with_strides(tensor, tensor.stride())
     raise UnsupportedMutation(
         "a tensor is resized in the graph, and a functional graph has no memory to resize; "
         "make a new tensor of that size, or keep the call out of the compiled region",

@@ -21,6 +21,12 @@ WRITTEN_INPUTS = "written_inputs"
 """Key of a graph module's meta: positions of the inputs whose new values follow the outputs."""
 
 
+# The one operator that writes in place for which torch's functionalization has no kernel, because its functional form
+# takes the arguments in another order.
+_polygamma = torch.library.Library("aten", "IMPL")
+_polygamma.impl("polygamma_", lambda x, n: x.copy_(torch.polygamma(n, x)), "Functionalize")
+
+
 @contextlib.contextmanager
 def functional_region() -> Iterator[None]:
     """Inside, operators on wrapped tensors reach a dispatch mode below without writes; views stay views."""

@@ -21,7 +21,7 @@ from primtorch.memory import memory_of
 from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
 from primtorch.spec import TensorSpec
-from primtorch.symbolic import SCALAR_FUNCTIONS
+from primtorch.symbolic import SCALAR_FUNCTIONS, expr_of
 
 aten = torch.ops.aten
 SIZE_FUNCTIONS = frozenset(
@@ -84,6 +84,23 @@ def lower(
     return lowered
 
 
+def _settled(spec: TensorSpec) -> TensorSpec:
+    """With numbers for the symbols that the traced program has fixed: rules ask of an int whether it is 1."""
+    sizes = (*spec.shape, *spec.strides, spec.offset)
+    if all(type(size) is int for size in sizes):
+        return spec
+    rank = len(spec.shape)
+    known = tuple(map(_number, sizes))
+    return TensorSpec(known[:rank], known[rank:-1], spec.dtype, spec.device, known[-1])
+
+
+def _number(size: Any) -> Any:
+    if type(size) is not torch.SymInt:
+        return size
+    number = expr_of(size).as_int()
+    return size if number is None else number
+
+
 class _Lowering:
     def __init__(
         self,
@@ -132,7 +149,7 @@ class _Lowering:
         if val is None or (isinstance(val, (bool, int, float, str)) and not isinstance(val, torch.SymInt)):
             return val if val is not None else made
         if not isinstance(val, (torch.SymInt, torch.SymFloat)):
-            made.meta["val"] = val = as_spec(val)
+            made.meta["val"] = val = _settled(as_spec(val))
         return self.b.result(made, val)
 
     def get_attr(self, node: fx.Node) -> Any:
@@ -144,7 +161,7 @@ class _Lowering:
             self.one_device = False  # it was not counted
         if not isinstance(val, (torch.Tensor, TensorSpec)):
             return made
-        made.meta["val"] = as_spec(val)
+        made.meta["val"] = _settled(as_spec(val))
         return self.b.result(made, made.meta["val"])
 
     def call_function(self, node: fx.Node) -> Any:
@@ -211,7 +228,7 @@ class _Lowering:
         if val is None or isinstance(val, torch.SymBool):
             args = fx.map_arg(node.args, self.env.__getitem__)
             return node.target(*[a.spec if isinstance(a, Value) else a for a in args])  # type: ignore[operator]
-        return val
+        return _number(val)
 
     def keep(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
         """An operator that stays a call of itself: preserved, a member of the opset, or one without a rule."""

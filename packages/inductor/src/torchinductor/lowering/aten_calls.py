@@ -59,7 +59,7 @@ _RULES: Mapping[str, Callable[..., Call | None]] = {
     "sort": _sort,
     "searchsorted": _searchsorted,
     "full": _full,
-    "convert_element_type": lambda t, dtype: (aten._to_copy.default, (t,), {"dtype": dtype}),
+    "convert_element_type": lambda t, dtype, rounded=False: (aten._to_copy.default, (t,), {"dtype": dtype}),
     "complex": lambda re, im: (aten.complex.default, (re, im), {}),
     **{name: _binary(getattr(aten, name)) for name in ("add", "sub", "mul", "div", "eq", "ne")},
     **{

@@ -300,7 +300,7 @@ def _histogram_by_count(
 ) -> tuple[Value, Value]:
     if range is not None:
         low, high = (b.full((), float(v), x.dtype, x.device) for v in range)
-    elif isinstance(x.numel(), int) and x.numel() == 0:
+    elif any(isinstance(size, int) and size == 0 for size in x.shape):
         low, high = b.full((), 0.0, x.dtype, x.device), b.full((), 1.0, x.dtype, x.device)
     else:
         flat = x.reshape((x.numel(),))

@@ -17,6 +17,7 @@ from typing import Any, Final
 import torch
 
 from primtorch.fake.layout import broadcast
+from primtorch.fake.symbolic_writes import symbolic_writes
 from primtorch.spec import Size
 
 _FIRST_OVER_SYMBOLS: Final = (2, 13)  # the version of torch whose own program reads no numbers
@@ -26,13 +27,14 @@ _libraries: list[torch.library.Library] = []  # a library takes back what it reg
 
 @functools.cache
 def symbolic_keys() -> Any:
-    """The dispatch keys that a fake over symbols bears beside those of its device, or None where it needs none."""
-    if torch.__version__ >= _FIRST_OVER_SYMBOLS:  # type: ignore[operator]  # a TorchVersion compares with tuples
-        return None
+    """The dispatch keys that a fake over symbols bears beside those of its device."""
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     every.fallback(torch.library.fallthrough_kernel, _KEY)
-    aten.impl("matmul", matmul, _KEY)
-    aten.impl("cross_entropy_loss", _cross_entropy, _KEY)
+    if torch.__version__ < _FIRST_OVER_SYMBOLS:  # type: ignore[operator]  # a TorchVersion compares with tuples
+        aten.impl("matmul", matmul, _KEY)
+        aten.impl("cross_entropy_loss", _cross_entropy, _KEY)
+    for name, program in symbolic_writes(lambda: torch._C._ExcludeDispatchKeyGuard(symbolic_keys())):
+        aten.impl(name.removeprefix("aten::"), program, _KEY)
     _libraries.extend((every, aten))
     return torch._C.DispatchKeySet(torch._C._dispatch_key_parse(_KEY))
 

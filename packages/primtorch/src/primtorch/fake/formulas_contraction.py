@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from primtorch.errors import NoFormula
 from primtorch.fake.build import Table, contiguous, elementwise, strided
 from primtorch.fake.layout import (
     Sizes,
@@ -108,6 +109,13 @@ def _baddbmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Tensor
 @TABLE.op("addbmm")
 def _addbmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
     return contiguous(a, (a.shape[1], b.shape[2]))
+
+
+@TABLE.op("addbmm_")
+def _addbmm_in_place(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    if tuple(c.shape) != (a.shape[1], b.shape[2]):
+        raise NoFormula("aten::addbmm_", reason="it gives the tensor that it writes to another shape")
+    return c
 
 
 @TABLE.op("mv")

@@ -80,7 +80,7 @@ def _masked(x: Any, mask: Any, value: Any) -> TensorSpec:
     return contiguous(x, broadcast(tuple(x.shape), tuple(mask.shape)))
 
 
-@TABLE.op("_embedding_bag_backward", "_embedding_bag_dense_backward")
+@TABLE.op("_embedding_bag_backward")
 def _embedding_bag_backward(
     grad: Any,
     indices: Any,
@@ -90,6 +90,13 @@ def _embedding_bag_backward(
     maximum_indices: Any,
     num_weights: Size,
     *args: Any,
+) -> TensorSpec:
+    return contiguous(grad, (num_weights, grad.shape[1]))
+
+
+@TABLE.op("_embedding_bag_dense_backward")
+def _embedding_bag_dense_backward(
+    grad: Any, indices: Any, offset2bag: Any, bag_size: Any, maximum_indices: Any, num_weights: Size, *args: Any
 ) -> TensorSpec:
     return contiguous(grad, (num_weights, grad.shape[1]))
 

@@ -75,6 +75,40 @@ def _lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool 
     return column_major(b, shape) if left else contiguous(b, shape)
 
 
+@TABLE.op("linalg_solve_triangular")
+def _solve_triangular(a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> TensorSpec:
+    """The solver works on a copy by columns, of the transposed system where the solution stands on the left."""
+    for x in (a, b):
+        if x.dim() < 2:
+            raise RuntimeError("linalg.solve_triangular: the inputs must have at least 2 dimensions")
+    lead = broadcast(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
+    return column_major(b, (*lead, *b.shape[-2:]))
+
+
+@TABLE.op("linalg_lstsq")
+def _lstsq(a: Any, b: Any, rcond: float | None = None, *, driver: str | None = None) -> tuple[TensorSpec, ...]:
+    """The solver leaves the solution in the memory of a right side, which is as high as the matrix where that is more
+    than its width."""
+    *lead, rows, columns = a.shape
+    vector = b.dim() == a.dim() - 1
+    width = 1 if vector else b.shape[-1]
+    height = rows if rows is columns else torch.sym_max(rows, columns)
+    if vector:
+        solution = strided(a, (*lead, columns), contiguous_strides((*lead, height)))
+    else:
+        strides = contiguous_strides((*lead, width, height))
+        solution = strided(a, (*lead, columns, width), (*strides[:-2], strides[-1], strides[-2]))
+    driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
+    residuals = (*lead, width) if driver != "gelsy" and rows > columns else (0,)
+    values = (*lead, _smaller(rows, columns)) if driver in ("gelsd", "gelss") else (0,)
+    return (
+        solution,
+        contiguous(a, residuals, real_of(a.dtype)),
+        contiguous(a, lead if driver != "gels" else (0,), torch.int64),
+        contiguous(a, values, real_of(a.dtype)),
+    )
+
+
 @TABLE.op("linalg_ldl_solve")
 def _ldl_solve(ld: Any, pivots: Any, b: Any, *, hermitian: bool = False) -> TensorSpec:
     lead = broadcast(tuple(ld.shape[:-2]), tuple(b.shape[:-2]))

@@ -152,6 +152,13 @@ def _polygamma(n: int, x: Any) -> TensorSpec:
     return elementwise((x,), float_of(x.dtype))
 
 
+@TABLE.op("polygamma_")
+def _polygamma_in_place(x: Any, n: int) -> Any:
+    if not x.dtype.is_floating_point:
+        raise RuntimeError(f"result type Float can't be cast to the desired output type {x.dtype}")
+    return x
+
+
 @TABLE.op("angle")
 def _angle(x: Any) -> TensorSpec:
     return elementwise((x,), real_of(x.dtype) if x.dtype.is_complex else float_of(x.dtype))

@@ -11,8 +11,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from primtorch.fake.table import formula_of
 from primtorch.prims.elementwise import _COMPLEX_TO_REAL, _operands
-from primtorch.prims.layout import broadcast_shapes, contiguous_strides, preserved_strides
+from primtorch.prims.layout import contiguous_strides, preserved_strides
 from primtorch.prims.record import Prim, spec_like
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
@@ -22,8 +23,15 @@ _TO_COMPLEX = {real: cplx for cplx, real in _COMPLEX_TO_REAL.items()}
 
 
 def _opaque(
-    overload: OpOverload, family: str, doc: str, meta: Callable[..., Any], *tags: str, name: str | None = None
+    overload: OpOverload,
+    family: str,
+    doc: str,
+    meta: Callable[..., Any] | None = None,
+    *tags: str,
+    name: str | None = None,
 ) -> Prim:
+    """Without `meta`, shapes and strides are those of the overload's formula."""
+    meta = meta or formula_of(overload)
     short = name or overload._schema.name.split("::")[1].lstrip("_")
     arguments = str(overload._schema).split("(", 1)[1]
     return Prim(short, f"{short}({arguments}", family, doc, meta, overload, frozenset({"opaque", *tags}), overload)
@@ -41,10 +49,6 @@ def _column_major(t: TensorSpec, shape: Sequence[Any], dtype: torch.dtype | None
     return spec_like(t, shape, (*swapped[:-2], swapped[-1], swapped[-2]), dtype)
 
 
-def _real_of(t: TensorSpec) -> torch.dtype:
-    return _COMPLEX_TO_REAL.get(t.dtype, t.dtype)
-
-
 def _complex_of(t: TensorSpec) -> torch.dtype:
     return _TO_COMPLEX.get(t.dtype, t.dtype)
 
@@ -58,79 +62,10 @@ def _preserved(t: TensorSpec, *rest: Any, **options: Any) -> TensorSpec:
 
 
 # --- linear algebra ------------------------------------------------------------------------------
-def _det(a: TensorSpec) -> tuple[Any, ...]:
-    return _dense(a, a.shape[:-2]), _column_major(a, a.shape), _dense(a, a.shape[:-1], torch.int32)
-
-
-def _slogdet(a: TensorSpec) -> tuple[Any, ...]:
-    sign, lu, pivots = _det(a)
-    return sign, _dense(a, a.shape[:-2], _real_of(a)), lu, pivots
 
 
 def _rank_min(a: TensorSpec) -> Any:
     return torch.sym_min(a.shape[-2], a.shape[-1])
-
-
-def _lu_factor_ex(a: TensorSpec, *, pivot: bool = True, check_errors: bool = False) -> tuple[Any, ...]:
-    pivots = _dense(a, (*a.shape[:-2], _rank_min(a)), torch.int32)
-    return _column_major(a, a.shape), pivots, _dense(a, a.shape[:-2], torch.int32)
-
-
-def _lu(a: TensorSpec, *, pivot: bool = True) -> tuple[Any, ...]:
-    k, batch = _rank_min(a), a.shape[:-2]
-    p = (*batch, a.shape[-2], a.shape[-2]) if pivot else (0,)
-    return (_dense(a, p), _column_major(a, (*batch, a.shape[-2], k)), _column_major(a, (*batch, k, a.shape[-1])))
-
-
-def _lu_unpack(
-    lu: TensorSpec, pivots: TensorSpec, unpack_data: bool = True, unpack_pivots: bool = True
-) -> tuple[Any, ...]:
-    k, batch = _rank_min(lu), lu.shape[:-2]
-    p = (*batch, lu.shape[-2], lu.shape[-2]) if unpack_pivots else (0,)
-    lower = (*batch, lu.shape[-2], k) if unpack_data else (0,)
-    upper = (*batch, k, lu.shape[-1]) if unpack_data else (0,)
-    return _dense(lu, p), _column_major(lu, lower), _column_major(lu, upper)
-
-
-def _lu_solve(
-    lu: TensorSpec, pivots: TensorSpec, b: TensorSpec, *, left: bool = True, adjoint: bool = False
-) -> TensorSpec:
-    return _column_major(b, b.shape)
-
-
-def _cholesky_ex(a: TensorSpec, *, upper: bool = False, check_errors: bool = False) -> tuple[Any, ...]:
-    return _column_major(a, a.shape), _dense(a, a.shape[:-2], torch.int32)
-
-
-def _inv_ex(a: TensorSpec, *, check_errors: bool = False) -> tuple[Any, ...]:
-    return _column_major(a, a.shape), _dense(a, a.shape[:-2], torch.int32)
-
-
-def _eigh(a: TensorSpec, uplo: str = "L", compute_v: bool = True) -> tuple[Any, ...]:
-    return _dense(a, a.shape[:-1], _real_of(a)), _column_major(a, a.shape if compute_v else (0,))
-
-
-def _eig(a: TensorSpec) -> tuple[Any, ...]:
-    return _dense(a, a.shape[:-1], _complex_of(a)), _column_major(a, a.shape, _complex_of(a))
-
-
-def _svd(
-    a: TensorSpec, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
-) -> tuple[Any, ...]:
-    rows, columns, k, batch = a.shape[-2], a.shape[-1], _rank_min(a), a.shape[:-2]
-    values = _dense(a, (*batch, k), _real_of(a))
-    if not compute_uv:
-        return _dense(a, (0,)), values, _dense(a, (0,))
-    left = (*batch, rows, rows if full_matrices else k)
-    right = (*batch, columns if full_matrices else k, columns)
-    return _column_major(a, left), values, _column_major(a, right)
-
-
-def _qr(a: TensorSpec, mode: str = "reduced") -> tuple[Any, ...]:
-    rows, columns, k, batch = a.shape[-2], a.shape[-1], _rank_min(a), a.shape[:-2]
-    inner = rows if mode == "complete" else k
-    q = _dense(a, (0,)) if mode == "r" else _column_major(a, (*batch, rows, inner))
-    return q, _column_major(a, (*batch, inner, columns))
 
 
 def _solve_ex(a: TensorSpec, b: TensorSpec, *, left: bool = True, check_errors: bool = False) -> tuple[Any, ...]:
@@ -142,33 +77,11 @@ def _solve_ex(a: TensorSpec, b: TensorSpec, *, left: bool = True, check_errors: 
     return x, _column_major(a, a.shape), pivots, info
 
 
-def _solve_triangular(
-    a: TensorSpec, b: TensorSpec, *, upper: bool, left: bool = True, unitriangular: bool = False
-) -> TensorSpec:
-    batch = a.shape[:-2] if len(a.shape) >= len(b.shape) else b.shape[:-2]
-    return _column_major(b, (*batch, *b.shape[-2:]))
-
-
 def _triangular_solve(
     b: TensorSpec, a: TensorSpec, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Any, ...]:
     batch = a.shape[:-2] if len(a.shape) >= len(b.shape) else b.shape[:-2]
     return _column_major(b, (*batch, *b.shape[-2:])), _column_major(a, (*batch, *a.shape[-2:]))
-
-
-def _lstsq(a: TensorSpec, b: TensorSpec, rcond: float | None = None, *, driver: str | None = None) -> tuple[Any, ...]:
-    rows, columns, batch = a.shape[-2], a.shape[-1], a.shape[:-2]
-    vector = len(b.shape) == len(a.shape) - 1
-    solution = (*batch, columns) if vector else (*batch, columns, b.shape[-1])
-    residuals = (*batch, *(() if vector else b.shape[-1:])) if rows > columns and driver != "gelsy" else (0,)
-    rank = batch if driver != "gels" else (0,)
-    values = (*batch, _rank_min(a)) if driver in ("gelsd", "gelss") else (0,)
-    return (
-        _column_major(a, solution) if not vector else _dense(a, solution),
-        _dense(a, residuals, _real_of(a)),
-        _dense(a, rank, torch.int64),
-        _dense(a, values, _real_of(a)),
-    )
 
 
 def _geqrf(a: TensorSpec) -> tuple[Any, ...]:
@@ -179,24 +92,19 @@ def _ldl_factor_ex(a: TensorSpec, *, hermitian: bool = False, check_errors: bool
     return (_column_major(a, a.shape), _dense(a, a.shape[:-1], torch.int32), _dense(a, a.shape[:-2], torch.int32))
 
 
-def _cdist(x1: TensorSpec, x2: TensorSpec, p: float, mode: int | None) -> TensorSpec:
-    lead = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    return _dense(x1, (*lead, x1.shape[-2], x2.shape[-2]))
-
-
 def _pdist(t: TensorSpec, p: float = 2) -> TensorSpec:
     n = t.shape[0]
     return _dense(t, ((n * (n - 1)) // 2,))
 
 
 _LINALG = "linear algebra"
-linalg_det = _opaque(aten._linalg_det.default, _LINALG, "Determinant, with its LU factors and pivots.", _det)
-linalg_slogdet = _opaque(aten._linalg_slogdet.default, _LINALG, "Sign and log |det|, LU factors, pivots.", _slogdet)
-linalg_lu_factor_ex = _opaque(aten.linalg_lu_factor_ex.default, _LINALG, "Packed LU, pivots, info.", _lu_factor_ex)
-linalg_lu = _opaque(aten.linalg_lu.default, _LINALG, "A = P L U.", _lu)
-lu_unpack = _opaque(aten.lu_unpack.default, _LINALG, "P, L, U of a packed factorisation.", _lu_unpack)
-linalg_lu_solve = _opaque(aten.linalg_lu_solve.default, _LINALG, "Solve with LU factors.", _lu_solve)
-linalg_cholesky_ex = _opaque(aten.linalg_cholesky_ex.default, _LINALG, "A = L L^H, info.", _cholesky_ex)
+linalg_det = _opaque(aten._linalg_det.default, _LINALG, "Determinant, with its LU factors and pivots.")
+linalg_slogdet = _opaque(aten._linalg_slogdet.default, _LINALG, "Sign and log |det|, LU factors, pivots.")
+linalg_lu_factor_ex = _opaque(aten.linalg_lu_factor_ex.default, _LINALG, "Packed LU, pivots, info.")
+linalg_lu = _opaque(aten.linalg_lu.default, _LINALG, "A = P L U.")
+lu_unpack = _opaque(aten.lu_unpack.default, _LINALG, "P, L, U of a packed factorisation.")
+linalg_lu_solve = _opaque(aten.linalg_lu_solve.default, _LINALG, "Solve with LU factors.")
+linalg_cholesky_ex = _opaque(aten.linalg_cholesky_ex.default, _LINALG, "A = L L^H, info.")
 cholesky_solve = _opaque(
     aten.cholesky_solve.default,
     _LINALG,
@@ -209,17 +117,17 @@ cholesky_inverse = _opaque(
     "Inverse from a Cholesky factor.",
     lambda a, upper=False: _column_major(a, a.shape),
 )
-linalg_inv_ex = _opaque(aten.linalg_inv_ex.default, _LINALG, "Inverse, info.", _inv_ex)
-linalg_eigh = _opaque(aten._linalg_eigh.default, _LINALG, "Eigenvalues and vectors of a Hermitian matrix.", _eigh)
-linalg_eig = _opaque(aten.linalg_eig.default, _LINALG, "Eigenvalues and vectors of a square matrix.", _eig)
+linalg_inv_ex = _opaque(aten.linalg_inv_ex.default, _LINALG, "Inverse, info.")
+linalg_eigh = _opaque(aten._linalg_eigh.default, _LINALG, "Eigenvalues and vectors of a Hermitian matrix.")
+linalg_eig = _opaque(aten.linalg_eig.default, _LINALG, "Eigenvalues and vectors of a square matrix.")
 linalg_eigvals = _opaque(
     aten.linalg_eigvals.default,
     _LINALG,
     "Eigenvalues of a square matrix.",
     lambda a: _dense(a, a.shape[:-1], _complex_of(a)),
 )
-linalg_svd = _opaque(aten._linalg_svd.default, _LINALG, "A = U diag(S) V^H.", _svd)
-linalg_qr = _opaque(aten.linalg_qr.default, _LINALG, "A = Q R.", _qr)
+linalg_svd = _opaque(aten._linalg_svd.default, _LINALG, "A = U diag(S) V^H.")
+linalg_qr = _opaque(aten.linalg_qr.default, _LINALG, "A = Q R.")
 linalg_householder_product = _opaque(
     aten.linalg_householder_product.default,
     _LINALG,
@@ -234,29 +142,23 @@ ormqr = _opaque(
 )
 geqrf = _opaque(aten.geqrf.default, _LINALG, "QR as Householder reflections.", _geqrf)
 linalg_solve_ex = _opaque(aten._linalg_solve_ex.default, _LINALG, "Solve A X = B.", _solve_ex)
-linalg_solve_triangular = _opaque(
-    aten.linalg_solve_triangular.default, _LINALG, "Solve with a triangular matrix.", _solve_triangular
-)
+linalg_solve_triangular = _opaque(aten.linalg_solve_triangular.default, _LINALG, "Solve with a triangular matrix.")
 triangular_solve = _opaque(
     aten.triangular_solve.default, _LINALG, "Solve with a triangular matrix; also a copy of it.", _triangular_solve
 )
-linalg_lstsq = _opaque(aten.linalg_lstsq.default, _LINALG, "Least squares.", _lstsq)
+linalg_lstsq = _opaque(aten.linalg_lstsq.default, _LINALG, "Least squares.")
 linalg_ldl_factor_ex = _opaque(aten.linalg_ldl_factor_ex.default, _LINALG, "A = L D L^H, packed.", _ldl_factor_ex)
 linalg_ldl_solve = _opaque(
     aten.linalg_ldl_solve.default,
     _LINALG,
     "Solve with LDL factors.",
-    lambda ld, pivots, b, *, hermitian=False: _column_major(
-        b, (*broadcast_shapes(ld.shape[:-2], b.shape[:-2]), *b.shape[-2:])
-    ),
 )
-linalg_matrix_exp = _opaque(aten.linalg_matrix_exp.default, _LINALG, "e^A.", _like)
-cdist_forward = _opaque(aten._cdist_forward.default, _LINALG, "p-norm distances between rows.", _cdist)
+linalg_matrix_exp = _opaque(aten.linalg_matrix_exp.default, _LINALG, "e^A.")
+cdist_forward = _opaque(aten._cdist_forward.default, _LINALG, "p-norm distances between rows.")
 cdist_backward = _opaque(
     aten._cdist_backward.default,
     _LINALG,
     "Gradient of cdist for its first operand.",
-    lambda grad, x1, x2, p, cdist: _like(x1),
 )
 pdist_forward = _opaque(aten._pdist_forward.default, _LINALG, "p-norm distances between pairs of rows.", _pdist)
 pdist_backward = _opaque(
@@ -265,27 +167,15 @@ pdist_backward = _opaque(
 
 
 # --- Fourier transforms --------------------------------------------------------------------------
-def _r2c(t: TensorSpec, dim: Sequence[int], normalization: int, onesided: bool) -> TensorSpec:
-    shape = list(t.shape)
-    if onesided:
-        shape[dim[-1]] = shape[dim[-1]] // 2 + 1
-    return _dense(t, shape, _complex_of(t))
-
-
-def _c2r(t: TensorSpec, dim: Sequence[int], normalization: int, last_dim_size: Any) -> TensorSpec:
-    shape = list(t.shape)
-    shape[dim[-1]] = last_dim_size
-    return _dense(t, shape, _real_of(t))
 
 
 _FFT = "fft"
-fft_r2c = _opaque(aten._fft_r2c.default, _FFT, "Discrete Fourier transform of real data.", _r2c)
-fft_c2r = _opaque(aten._fft_c2r.default, _FFT, "Inverse transform to real data.", _c2r)
+fft_r2c = _opaque(aten._fft_r2c.default, _FFT, "Discrete Fourier transform of real data.")
+fft_c2r = _opaque(aten._fft_c2r.default, _FFT, "Inverse transform to real data.")
 fft_c2c = _opaque(
     aten._fft_c2c.default,
     _FFT,
     "Discrete Fourier transform of complex data.",
-    lambda t, dim, normalization, forward: _like(t),
 )
 
 
@@ -334,8 +224,6 @@ polygamma = _opaque(
 
 
 # --- samplers, grids, losses with loops over data ------------------------------------------------
-def _grid_sampler(t: TensorSpec, grid: TensorSpec, *rest: Any) -> TensorSpec:
-    return _dense(t, (*t.shape[:2], *grid.shape[1:-1]))
 
 
 def _grid_sampler_backward(
@@ -384,10 +272,8 @@ def _multinomial(t: TensorSpec, num_samples: Any, replacement: bool = False, *, 
 
 
 _MISC = "whole"
-grid_sampler_2d = _opaque(aten.grid_sampler_2d.default, _MISC, "Images sampled at the points of a grid.", _grid_sampler)
-grid_sampler_3d = _opaque(
-    aten.grid_sampler_3d.default, _MISC, "Volumes sampled at the points of a grid.", _grid_sampler
-)
+grid_sampler_2d = _opaque(aten.grid_sampler_2d.default, _MISC, "Images sampled at the points of a grid.")
+grid_sampler_3d = _opaque(aten.grid_sampler_3d.default, _MISC, "Volumes sampled at the points of a grid.")
 grid_sampler_2d_backward = _opaque(
     aten.grid_sampler_2d_backward.default, _MISC, "Gradients of grid_sampler_2d.", _grid_sampler_backward
 )
@@ -399,9 +285,6 @@ embedding_bag_dense_backward = _opaque(
     aten._embedding_bag_dense_backward.default,
     _MISC,
     "Gradient of embedding_bag for the table.",
-    lambda grad, indices, offset2bag, bag_size, maximum_indices, num_weights, *rest: _dense(
-        grad, (num_weights, grad.shape[1])
-    ),
 )
 embedding_bag_per_sample_weights_backward = _opaque(
     aten._embedding_bag_per_sample_weights_backward.default,
@@ -409,10 +292,8 @@ embedding_bag_per_sample_weights_backward = _opaque(
     "Gradient of embedding_bag for the sample weights.",
     lambda grad, weight, indices, *rest: _dense(grad, (indices.shape[0],)),
 )
-ctc_loss = _opaque(aten._ctc_loss.default, _MISC, "Connectionist temporal classification loss.", _ctc_loss)
-ctc_loss_backward = _opaque(
-    aten._ctc_loss_backward.default, _MISC, "Gradient of ctc_loss.", lambda grad, log_probs, *rest: _like(log_probs)
-)
+ctc_loss = _opaque(aten._ctc_loss.default, _MISC, "Connectionist temporal classification loss.")
+ctc_loss_backward = _opaque(aten._ctc_loss_backward.default, _MISC, "Gradient of ctc_loss.")
 histc = _opaque(
     aten.histc.default,
     _MISC,
@@ -423,7 +304,6 @@ mode = _opaque(
     aten.mode.default,
     _MISC,
     "The most frequent value along a dimension and its position.",
-    lambda t, dim=-1, keepdim=False: _mode(t, dim, keepdim),
 )
 multinomial = _opaque(
     aten.multinomial.default, _MISC, "Row indices drawn with the given weights.", _multinomial, "effect"
@@ -445,55 +325,25 @@ randperm = _opaque(
 )
 
 
-def _fractional(rank: int) -> Callable[..., Any]:
-    def meta(t: TensorSpec, kernel: Any, output_size: Sequence[Any], samples: TensorSpec) -> tuple[Any, ...]:
-        shape = (*t.shape[: len(t.shape) - rank], *output_size)
-        return _dense(t, shape), _dense(t, shape, torch.int64)
-
-    return meta
-
-
 fractional_max_pool2d = _opaque(
     aten.fractional_max_pool2d.default,
     _MISC,
     "Maxima over windows whose places are drawn (Graham 2014), with their flat positions; the draws are an argument.",
-    _fractional(2),
 )
 fractional_max_pool3d = _opaque(
     aten.fractional_max_pool3d.default,
     _MISC,
     "Maxima over drawn windows of volumes, with their flat positions.",
-    _fractional(3),
 )
 
 
-def _segments(
-    t: TensorSpec,
-    reduce: str,
-    *,
-    lengths: TensorSpec | None = None,
-    indices: TensorSpec | None = None,
-    offsets: TensorSpec | None = None,
-    axis: int = 0,
-    unsafe: bool = False,
-    initial: Any = None,
-) -> TensorSpec:
-    if lengths is not None:
-        shape = tuple(lengths.shape)
-    else:
-        assert offsets is not None, "segment_reduce: lengths or offsets"
-        shape = (*offsets.shape[:-1], offsets.shape[-1] - 1)
-    return _dense(t, (*shape, *t.shape[axis + 1 :]))
-
-
 segment_reduce = _opaque(
-    aten.segment_reduce.default, _MISC, "Reduction over consecutive segments of given lengths or offsets.", _segments
+    aten.segment_reduce.default, _MISC, "Reduction over consecutive segments of given lengths or offsets."
 )
 segment_reduce_backward = _opaque(
     aten._segment_reduce_backward.default,
     _MISC,
     "Gradient of segment_reduce.",
-    lambda grad, output, t, *rest, **options: _like(t),
 )
 
 
@@ -515,16 +365,6 @@ cholesky_solve_helper = _opaque(
 embedding_bag_forward_only = _opaque(
     aten._embedding_bag_forward_only.default, _MISC, "embedding_bag where no gradient is needed.", _embedding_bag
 )
-
-
-def _mode(t: TensorSpec, dim: int, keepdim: bool) -> tuple[Any, ...]:
-    shape = list(t.shape)
-    if shape:
-        if keepdim:
-            shape[dim] = 1
-        else:
-            del shape[dim]
-    return _dense(t, shape), _dense(t, shape, torch.int64)
 
 
 # --- sizes that depend on data, values that leave the graph ---------------------------------------
