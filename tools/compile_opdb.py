@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import faulthandler
 import json
 import platform
 import queue
@@ -145,6 +146,7 @@ def run_operator(place: int, samples: int, limit: int, dtypes: list[str]) -> dic
 def judged(program: Callable[..., Any], sample: Any, dynamic: bool, limit: int) -> tuple[str, str]:
     """(column, reason) of one run."""
     signal.alarm(limit)
+    faulthandler.dump_traceback_later(2 * limit, exit=True)  # where no Python runs that would see the signal
     try:
         return check(program, sample, dynamic), ""
     except opdb.Skipped:
@@ -156,6 +158,7 @@ def judged(program: Callable[..., Any], sample: Any, dynamic: bool, limit: int) 
     except Exception as error:
         return "refused", opdb.first_line(error)
     finally:
+        faulthandler.cancel_dump_traceback_later()
         signal.alarm(0)
 
 
@@ -198,7 +201,9 @@ def main() -> None:
     parser.add_argument(
         "--dtypes", nargs="*", default=[], help="float32 and the like; all of the tool's when not given"
     )
-    parser.add_argument("--limit", type=int, default=60, help="seconds for one run")
+    parser.add_argument(
+        "--limit", type=int, default=60, help="seconds for one run; after twice as many the process ends"
+    )
     parser.add_argument("--state", type=Path, help="a line for each operator that is done; these are not run again")
     parser.add_argument("--out", type=Path, help="write the page here")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
