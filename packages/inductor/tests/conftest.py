@@ -8,8 +8,13 @@ from pathlib import Path
 import pytest
 
 from primtorch.testing import double_precision
+from torchinductor.schemas import InductorOptions
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+
+*_others, _verify = InductorOptions.__init__.__defaults__ or ()
+assert _verify is False  # the last field: in tests, kernels are held to their rules after every pass
+InductorOptions.__init__.__defaults__ = (*_others, True)
 
 if os.environ.get("TRITON_INTERPRET") == "1":
     from triton_interpreter import InterpreterBackend

@@ -15,6 +15,7 @@ from primtorch import graph_text
 from primtorch.decompose import decompositions
 from primtorch.lower import lower
 from primtorch.printing import made_by
+from primtorch.verify import verify
 
 
 def lower_joint(
@@ -37,6 +38,7 @@ def lower_joint(
     gradients = len(output_values(joint.module.graph)) - joint.num_forward_outputs
     fresh = [*(returned.kind == "value" for returned in joint.metadata.forward_outputs), *[True] * gradients]
     lowered = lower(joint.module, opset, preserve, fresh=fresh)
+    verify(lowered, opset, preserve)
     made_by(lowered, f"lower to {opset}", joint.module)
     if dump is not None:
         dump(f"{opset}.py", graph_text(lowered, opset))

@@ -19,7 +19,7 @@ from torchcompile.errors import InvalidArgument, unknown
 
 # Environment variable -> option that it sets when the call does not.
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
-    {"TORCHCOMPILE_DUMP": "dump", "TORCHCOMPILE_CACHE": "cache", "CXX": "cxx"}
+    {"TORCHCOMPILE_DUMP": "dump", "TORCHCOMPILE_CACHE": "cache", "TORCHCOMPILE_VERIFY": "verify", "CXX": "cxx"}
 )
 
 
@@ -71,6 +71,10 @@ class CompileOptions:
         default=False,
         metadata={"doc": "an error of capture or of a named back end raises; else what it is about runs eagerly"},
     )
+    verify: bool = field(
+        default=False,
+        metadata={"doc": "check kernels after every pass, not only after the last one (TORCHCOMPILE_VERIFY=1)"},
+    )
 
 
 # A mode is a named set of options.
@@ -87,9 +91,12 @@ def resolve(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptio
         raise InvalidArgument(f"options is a mapping of names to values, not {type(options).__name__}")
     home = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     values: dict[str, Any] = {"cache": os.path.join(home, "torchcompile")}
-    values |= {name: os.environ[variable] for variable, name in ENVIRONMENT.items() if os.environ.get(variable)}
-    values.update(MODES[mode or "default"])
     hints = typing.get_type_hints(CompileOptions)
+    for variable, name in ENVIRONMENT.items():
+        text = os.environ.get(variable)
+        if text:
+            values[name] = text != "0" if hints[name] is bool else text
+    values.update(MODES[mode or "default"])
     for name, value in (options or {}).items():
         if name not in hints:
             raise unknown("option", name, hints)

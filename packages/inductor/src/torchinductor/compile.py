@@ -17,7 +17,7 @@ from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, ref
 from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
-from torchinductor.ir import Kernel, verify
+from torchinductor.ir import Kernel, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
@@ -80,9 +80,7 @@ def compile_graph(
     operations = _legalize(lowered, operations, options)
     if options.reuse_buffers:
         operations = write_in_place(lowered, operations)
-    for operation in operations:
-        if isinstance(operation, Kernel):
-            verify(operation)
+    verify_kernels(operations)
     sources = _generate(operations, options)
     clock.lap("generate")
     built = {device: codegen_for(device).build(unique, options) for device, (unique, _) in sources.items()}

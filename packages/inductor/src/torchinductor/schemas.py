@@ -28,6 +28,8 @@ class InductorOptions:
     native_executor: bool = True
     # Replay programs for an NVIDIA GPU as CUDA graphs (`cuda_graphs.py` says when and how).
     cuda_graphs: bool = False
+    # Check every kernel after every pass, not only after the last one.
+    verify: bool = False
 
 
 @dataclass(frozen=True, slots=True)

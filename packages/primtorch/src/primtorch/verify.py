@@ -9,7 +9,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from primtorch.decompose import Opset, decompositions
+from primtorch.decompose import WHOLE_IN_PART, Opset, decompositions
 from primtorch.decompose.core_aten import SPELLINGS
 from primtorch.decompose.devices import devices_of
 from primtorch.errors import NotClosed
@@ -50,7 +50,7 @@ def _reason(node: fx.Node, opset: Opset, preserve: Sequence[OpOverload]) -> str 
         return "writes to its arguments, and the graph is to be functional"
     if opset == "core_aten" and (torch.Tag.core in target.tags or target in SPELLINGS):
         return None
-    if target not in decompositions(opset):
+    if target in WHOLE_IN_PART or target not in decompositions(opset):
         return None  # a call of itself
     return "is not core ATen" if opset == "core_aten" else f"is not in the opset {opset!r}"
 

@@ -32,7 +32,7 @@ from torchinductor.ir.operations import (
     ToDtype,
     slice_of,
 )
-from torchinductor.ir.verify import verify
+from torchinductor.ir.verify import verify, verify_kernels
 
 __all__ = [
     "REDUCED_PRECISION",
@@ -63,4 +63,5 @@ __all__ = [
     "space",
     "space_index",
     "verify",
+    "verify_kernels",
 ]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from torchinductor.errors import InductorError
 from torchinductor.ir.kernel import Kernel, Stage
 from torchinductor.ir.operations import Indirect, Load, Part, Reduce, Scan
+
+
+def verify_kernels(operations: Iterable[object]) -> None:
+    """Raises InductorError where one of the kernels among the operations breaks a rule of `verify`."""
+    for operation in operations:
+        if isinstance(operation, Kernel):
+            verify(operation)
 
 
 def verify(kernel: Kernel) -> None:

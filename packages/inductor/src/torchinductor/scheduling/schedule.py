@@ -9,7 +9,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
-from torchinductor.ir import Kernel, Load, Store
+from torchinductor.ir import Kernel, Load, Store, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
@@ -57,10 +57,18 @@ def writes_of(operation: Operation) -> frozenset[str]:
 def schedule(lowered: Lowered, options: InductorOptions) -> list[Operation]:
     """Live operations, fused, in an order in which everything is written before it is read."""
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
+    check = verify_kernels if options.verify else _unchecked
+    check(lowered.operations)
     operations = _results_early(_live(lowered.operations, outputs), outputs)
-    groups = _Fusion(options).run(operations)
-    ordered = _topological(groups)
-    return _finished(ordered, outputs)
+    groups = _topological(_Fusion(options).run(operations))
+    check(group.operation for group in groups)
+    finished = _finished(groups, outputs)
+    check(finished)
+    return finished
+
+
+def _unchecked(operations: Iterable[Operation]) -> None:
+    pass
 
 
 def _live(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]:

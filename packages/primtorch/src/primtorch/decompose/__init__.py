@@ -62,6 +62,10 @@ def _all_rules() -> Mapping[OpOverload, Rule]:
     return MappingProxyType(rules)
 
 
+# Overloads whose rule leaves some of their calls as they are: a bitcast between widths.
+WHOLE_IN_PART = frozenset({torch.ops.aten.view.dtype})
+
+
 def decompositions(opset: Opset = "prims", preserve: Sequence[OpOverload] = ()) -> Mapping[OpOverload, Rule]:
     """The rules into `opset`: rule(builder, *args, **kwargs) computes on `Value`s.
 
