@@ -195,9 +195,11 @@ variable_list CompiledBackward::assemble(const std::vector<GradientSource>& sour
       const py::object view = source.views(base, scalars_ ? scalars_ : py::tuple());
       gradients[i] = THPVariable_Unpack(view.ptr());
     }
-    if (source.cloned && becomes_grad(i)) {
+    if ((source.cloned || source.views) && becomes_grad(i)) {
       const auto& variable = static_cast<torch::autograd::AccumulateGrad*>(next_edge(i).function.get())->variable;
-      gradients[i] = torch::autograd::utils::clone_obey_contract(gradients[i], variable);
+      // A view holds its base, which is somebody's gradient as well and would be copied for having two owners.
+      gradients[i] = source.cloned ? torch::autograd::utils::clone_obey_contract(gradients[i], variable)
+                                   : gradients[i].detach();
     }
   }
   return gradients;

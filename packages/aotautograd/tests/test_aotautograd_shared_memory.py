@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from shared_programs import differences, draw, observe, relation
+from shared_programs import Kept, differences, draw, observe, relation
 
 from aotautograd import aot_function, run_graph
 from aotautograd.schemas import Opset
@@ -69,6 +69,15 @@ def given_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return x + y.view(x.shape)
 
 
+def handed_on(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Autograd takes the view first, and then the gradient itself, which nobody else holds any more."""
+    return (Kept.apply(x) + y.view(x.shape)) * 2
+
+
+def handed_on_last(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return (y.view(x.shape) + Kept.apply(x)) * 2
+
+
 @pytest.mark.parametrize("compiler", sorted(COMPILERS))
 @pytest.mark.parametrize(
     ("program", "shapes", "after_backward", "asked_for"),
@@ -78,6 +87,8 @@ def given_gradient(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         (plain_sum, ((4,), (4,)), None, "same object"),
         (equal_work, ((4,), (4,)), None, None),
         (given_gradient, ((2, 2), (4,)), None, "meet"),
+        (handed_on, ((2, 2), (4,)), "meet", "meet"),
+        (handed_on_last, ((2, 2), (4,)), None, "meet"),
     ],
 )
 def test_gradients(
@@ -135,8 +146,13 @@ def views_added(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
     return tuple(TwoResults.apply(x + y.view(x.shape)))
 
 
+def views_of_sum(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    z = x + y.view(x.shape) + y.view(x.shape)
+    return z.view_as(z), z.view_as(z)
+
+
 @pytest.mark.parametrize("compiler", sorted(COMPILERS))
-@pytest.mark.parametrize("program", [one_and_view, sum_of_all, one_added, views_added])
+@pytest.mark.parametrize("program", [one_and_view, sum_of_all, one_added, views_added, views_of_sum])
 def test_missing_gradients_share_nothing_else(compiler: str, program: Callable[..., tuple[torch.Tensor, ...]]) -> None:
     """Gradients of one output lie in one memory, or in that of the output's gradient, only where eager's do."""
     function, opset = COMPILERS[compiler]

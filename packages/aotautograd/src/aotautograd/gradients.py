@@ -6,7 +6,7 @@ The backward graph returns each piece of memory once, and none that it was given
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Literal
@@ -63,11 +63,13 @@ def arrange(
     return tuple(results), tuple(infos)
 
 
-def share_memory(gradients: Sequence[fx.Node | None], tangents: Iterable[fx.Node]) -> bool:
-    """Whether two different tensors among the gradients lie in one memory, or one in that of a tangent. Which of them
-    become `.grad` themselves then depends on the order in which autograd ran."""
-    different = {g for g in gradients if g is not None}.union(tangents)
-    return len({memory_of(g) for g in different}) < len(different)
+def share_memory(gradients: Sequence[fx.Node | None], tangents: Iterable[fx.Node], is_leaf: Iterable[bool]) -> bool:
+    """Whether a leaf's gradient lies in the memory of another tensor among the gradients, or is or views a tangent.
+    Which of them become `.grad` themselves then depends on the order in which autograd ran."""
+    different = {g for g in gradients if g is not None}
+    owners = Counter([*map(memory_of, different), *tangents])
+    leaves = zip(gradients, is_leaf, strict=True)
+    return any(g is not None and at_leaf and owners[memory_of(g)] > 1 for g, at_leaf in leaves)
 
 
 def _common_depth(paths: Sequence[Sequence[fx.Node]]) -> int:

@@ -121,7 +121,8 @@ def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> Join
                 # An output's backward raises what eager's would, which is for it to say, if it is run at all.
                 raise _TraceAgain(apart=True) from error
         numbers = {recorder.node_of[id(t)]: number for number, t in enumerate(tangents)}
-        if not manner.accumulate and share_memory(gradients, numbers):
+        at_leaves = [bound.is_leaf[place] for place in leaves]
+        if not manner.accumulate and share_memory(gradients, numbers, at_leaves):
             raise _TraceAgain(accumulate=True)
         places = reached(list(leaves.values()), gradients, values)
         results, made = arrange([gradients[i] for i in places], numbers, [cloned[i] for i in places] if cloned else ())
