@@ -309,7 +309,7 @@ def _copied(tensor: torch.Tensor) -> torch.Tensor:
 
 def _memory(tensor: torch.Tensor) -> torch.Tensor:
     """The bytes behind a tensor: in the kernel of an operator no version counts what is written."""
-    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())  # type: ignore[call-overload]
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())  # type: ignore[call-overload]
 
 
 def _at_home(result: Any, copies: dict[int, Any], tensors: list[Any], homes: dict[int, Any]) -> Any:
