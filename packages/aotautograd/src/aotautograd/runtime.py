@@ -146,16 +146,18 @@ def _history_plan(
 
 def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]) -> tuple[int, ...]:
     """Where a derivative of the backward finds each input: see `HistoryPlan.held`."""
-    saved = {name: k for k, name in enumerate(partition.saved_names)}
+    kept = zip(partition.saved_names, partition.saved_values, strict=False)
+    saved = {name: (k, value) for k, (name, value) in enumerate(kept)}
     # A written input leads back to the node, so the node must not hold it.
     written = {i.index for i in metadata.inputs if i.mutates_data}
+    derived = {i.index for i in metadata.inputs if i.requires_grad}
     placeholders = [n for n in partition.forward.graph.nodes if n.op == "placeholder"]
     places: list[int] = []
     for i, (p, node) in enumerate(zip(metadata.placeholders, placeholders, strict=True)):
         if p in written:
             places.append(UNHELD)
-        elif node.name in saved:
-            places.append(saved[node.name])
+        elif node.name in saved and (saved[node.name][1] is node or p not in derived):
+            places.append(saved[node.name][0])  # or a copy of it, which has no history
         else:
             is_symbol = isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat))
             places.append(HELD if i in reads or is_symbol else UNHELD)

@@ -251,6 +251,14 @@ class Partition:
         names = tuple(n.name for n in self.backward.graph.nodes if n.op == "placeholder")
         return names[self.num_saved_symbols : self.num_saved_symbols + self.num_saved_tensors]
 
+    @property
+    def saved_values(self) -> tuple[torch.fx.Node, ...]:
+        """What the forward returns for the saved tensors: a placeholder where that is an input itself, and no copy."""
+        output = next(iter(reversed(self.forward.graph.nodes)))
+        returned: Any = output.args[0]
+        first = len(returned) - self.num_saved_tensors - self.num_saved_symbols
+        return tuple(returned[first : first + self.num_saved_tensors])
+
     def __iter__(self) -> Any:
         return iter((self.forward, self.backward))
 
@@ -332,5 +340,6 @@ class HistoryPlan:
     outputs: tuple[str, ...]  # "symbol", "constant" or "differentiable" for each value that is not kept
     tangents: tuple[int, ...]  # for each tangent, its place among the differentiable outputs
     expected: tuple[TangentLayout, ...]  # for each tangent
-    held: tuple[int, ...]  # for each input of the forward: UNHELD, HELD, or the number of the saved tensor that it is
+    # for each input of the forward: UNHELD, HELD, or the number of the saved tensor that it is, or whose value it has
+    held: tuple[int, ...]
     saved: int  # tensors that are kept; sizes come behind them
