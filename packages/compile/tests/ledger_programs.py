@@ -20,6 +20,7 @@ import torch
 from torch import nn
 from torch.autograd import forward_ad
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import torchdynamo
@@ -445,6 +446,25 @@ def _traced(compiled: Program, arguments: tuple[Any, ...]) -> Any:
 
 @case("foreign_tracer", run=_traced)
 def is_traced(x: torch.Tensor) -> torch.Tensor:
+    return x.sin().sum()
+
+
+class _Answering(TorchDispatchMode):
+    def __init__(self, function: Program) -> None:
+        super().__init__()
+        self.function = function
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.function(*args)  # here
+
+
+def _within_an_operator(compiled: Program, arguments: tuple[Any, ...]) -> Any:
+    with _Answering(compiled):
+        return arguments[0].neg()
+
+
+@case("within_operator", run=_within_an_operator)
+def implements_an_operator(x: torch.Tensor) -> torch.Tensor:
     return x.sin().sum()
 
 

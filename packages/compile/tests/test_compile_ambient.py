@@ -22,7 +22,8 @@ BACKENDS = ("eager", "aot_eager", "inductor")
 pytestmark = pytest.mark.expected_eager(
     "ambient_state", "c_function", "disabled", "disabled_function", "disabled_overrides", "exception",
     "forward_derivatives", "function_mode", "function_transform", "generator", "graph_break", "graph_raised", "loop",
-    "program_raised", "random_state", "rebuild", "tensor_to_number", "unsplit_frame", "unsupported_read",
+    "program_raised", "random_state", "rebuild", "tensor_to_number", "unsplit_frame", "unstarted_generator",
+    "unsupported_read",
 )  # fmt: skip
 
 

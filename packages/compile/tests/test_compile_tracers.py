@@ -12,6 +12,7 @@ from torch import nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import torchcompile
@@ -114,6 +115,22 @@ def _counted(f: Callable[..., Any], x: torch.Tensor) -> Any:
         return f(x)
 
 
+class Answering(TorchDispatchMode):
+    """Has a function of the program's own in the place of an operator."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__()
+        self.function = function
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return self.function(*args) if func is torch.ops.aten.neg.default else func(*args, **(kwargs or {}))
+
+
+def _implements(f: Callable[..., Any], x: torch.Tensor) -> Any:
+    with Answering(f):
+        return x.neg() * 2
+
+
 TRANSFORMS: dict[str, tuple[str, Callable[[Callable[..., Any], torch.Tensor], Any]]] = {
     "grad": ("transformed_call", lambda f, x: torch.func.grad(lambda v: f(v).sum())(x)),
     "vmap": ("transformed_call", lambda f, x: torch.vmap(f)(torch.stack([x, x + 1]))),
@@ -121,10 +138,11 @@ TRANSFORMS: dict[str, tuple[str, Callable[[Callable[..., Any], torch.Tensor], An
     "jacrev": ("transformed_call", lambda f, x: torch.func.jacrev(f)(x)),
     "dual level": ("forward_derivatives", _dual),
     "function mode": ("function_mode", _counted),
+    "operator": ("within_operator", _implements),
 }
 
 
-@pytest.mark.expected_eager("transformed_call", "forward_derivatives", "function_mode")
+@pytest.mark.expected_eager("transformed_call", "forward_derivatives", "function_mode", "within_operator")
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("transform", TRANSFORMS)
 def test_what_a_graph_cannot_hold_runs_eagerly_and_is_told(transform: str, backend: str) -> None:
@@ -141,6 +159,7 @@ def test_what_a_graph_cannot_hold_runs_eagerly_and_is_told(transform: str, backe
         whole(x)
 
 
+@pytest.mark.expected_eager("compiler")
 @pytest.mark.parametrize("theirs", ["eager", "aot_eager"])
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_with_another_compiler(backend: str, theirs: str) -> None:
@@ -197,6 +216,7 @@ UNCAPTURED: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
 }
 
 
+@pytest.mark.expected_eager("higher_order_operator", "function_transform", "tensor_subclass", "unsplit_frame")
 @pytest.mark.parametrize("program_", UNCAPTURED)
 def test_what_nobody_captures_breaks_for_a_reason(program_: str) -> None:
     reason, function = UNCAPTURED[program_]
@@ -208,3 +228,14 @@ def test_what_nobody_captures_breaks_for_a_reason(program_: str) -> None:
     assert reason in told and "capture_fault" not in told
     with pytest.raises(torchdynamo.Unsupported, match=reason):
         torchcompile.compile(function, backend="aot_eager", fullgraph=True)(x)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_below_autograd_compiled_code_has_no_history(backend: str) -> None:
+    """As where an operator is implemented: neither grad mode nor the tensors say that autograd sees no call."""
+    compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+    x = torch.rand(3, 3, requires_grad=True)
+    for _ in range(2):
+        assert compiled(x).requires_grad
+        with torch._C._AutoDispatchBelowAutograd():
+            assert torch.is_grad_enabled() and not program(x).requires_grad and not compiled(x).requires_grad

@@ -167,8 +167,12 @@ const c10::DispatchKeySet kWatchers({
     c10::DispatchKey::FuncTorchDynamicLayerFrontMode, c10::DispatchKey::FuncTorchDynamicLayerBackMode,
     c10::DispatchKey::FuncTorchVmapMode, c10::DispatchKey::Tracer});
 
+// What a graph is traced with: a thread that implements an operator in Python has them off for its calls.
+const c10::DispatchKeySet kTracing({c10::DispatchKey::Python, c10::DispatchKey::Functionalize});
+
 bool is_watched() {
-  if (!(c10::impl::tls_local_dispatch_key_set().included_ & kWatchers).empty()) return true;
+  const c10::impl::LocalDispatchKeySet keys = c10::impl::tls_local_dispatch_key_set();
+  if (!(keys.included_ & kWatchers).empty() || !(keys.excluded_ & kTracing).empty()) return true;
   if (at::impl::PythonTorchFunctionTLS::get_disabled_state() == at::impl::TorchFunctionDisabledState::ALL_DISABLED) {
     return true;
   }
@@ -187,6 +191,18 @@ int64_t order_of_attentions() {
   return digits;
 }
 
+// The thread's dispatch keys, but for those by which inference mode and autocast work, which are compared themselves.
+int64_t keys_added() {
+  return static_cast<int64_t>(
+      c10::impl::tls_local_dispatch_key_set().included_.remove(c10::DispatchKey::ADInplaceOrView).raw_repr());
+}
+
+int64_t keys_taken() {
+  c10::DispatchKeySet keys = c10::impl::tls_local_dispatch_key_set().excluded_ - c10::autocast_dispatch_keyset;
+  if (c10::InferenceMode::is_enabled()) keys = keys - c10::autograd_dispatch_keyset;
+  return static_cast<int64_t>(keys.raw_repr());
+}
+
 constexpr KernelSwitch kSwitches[] = {
     {"flash attention", [] { return static_cast<int64_t>(at::globalContext().userEnabledFlashSDP()); }},
     {"memory-efficient attention", [] { return static_cast<int64_t>(at::globalContext().userEnabledMemEfficientSDP()); }},
@@ -196,6 +212,8 @@ constexpr KernelSwitch kSwitches[] = {
     {"order of attentions", order_of_attentions},
     {"cuDNN", [] { return static_cast<int64_t>(at::globalContext().userEnabledCuDNN()); }},
     {"oneDNN", [] { return static_cast<int64_t>(at::globalContext().userEnabledMkldnn()); }},
+    {"dispatch keys added", keys_added},
+    {"dispatch keys taken", keys_taken},
     {"torch functions", [] { return static_cast<int64_t>(at::impl::PythonTorchFunctionTLS::get_disabled_state()); }},
 };
 constexpr size_t kSwitchCount = sizeof(kSwitches) / sizeof(kSwitches[0]);

@@ -13,6 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from primtorch import ambient
+from primtorch.functionalize import functional_region, outside_functionalization
 
 
 class Passing(TorchFunctionMode):
@@ -40,6 +41,7 @@ OTHERS: dict[str, Any] = {
     "quantized engine": 0,
     "preferred linear algebra": torch._C._LinalgBackend.Cusolver,
     "order of attentions": [2, 1, 0, 3, 4],
+    "dispatch keys": (frozenset(), frozenset({"AutogradFunctionality", "Functionalize"})),
     "threads": 3,
     "TF32 in oneDNN": True,
 }
@@ -89,6 +91,27 @@ def test_modes_of_the_program_stay_those_that_they_were() -> None:
         assert all(a is b for a, b in zip(ambient.function_modes(), modes, strict=True)) and len(modes) == 2
         assert torch.ones(2).device.type == "meta"
     assert torch.ones(2).device.type == "cpu"
+
+
+@pytest.mark.parametrize("fails", [False, True], ids=["ends", "raises"])
+@pytest.mark.parametrize("block", [functional_region, outside_functionalization])
+@pytest.mark.parametrize("taken", [False, True], ids=["", "taken"])
+@pytest.mark.parametrize("views", [None, False, True], ids=["off", "copies", "views"])
+def test_functionalization_is_left_as_it_was_found(views: bool | None, taken: bool, block: Any, fails: bool) -> None:
+    """Also by a block within the other: a trace asks eager for an error, which may trace in its turn."""
+    ambient.set_functionalization(views)
+    torch._C._dispatch_tls_set_dispatch_key_excluded("Functionalize", taken)
+    before = ambient.snapshot()
+    with ExitStack() as stack:
+        if fails:
+            stack.enter_context(pytest.raises(ZeroDivisionError))
+        for each in (block, outside_functionalization, functional_region, block):
+            stack.enter_context(each())
+            assert ambient.functionalization() is (None if each is outside_functionalization else True)
+            assert not torch._C._dispatch_tls_is_dispatch_key_excluded("Functionalize")
+        if fails:
+            raise ZeroDivisionError
+    assert not ambient.changed(before)
 
 
 # Functions of torch._C that set something else than what an operator, autograd or torch's Python code reads.

@@ -14,6 +14,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from primtorch.effects import is_foreign, overload_of
+from primtorch.functionalize import outside_functionalization
 from primtorch.symbolic import hint_of
 
 USER_ERRORS = (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError)
@@ -58,12 +59,9 @@ def _eager() -> Iterator[None]:
         torch._C._DisableTorchDispatch(),
         torch._C.DisableTorchFunction(),  # type: ignore[attr-defined]
         torch.random.fork_rng(devices=[]),
+        outside_functionalization(),
     ):
-        torch._disable_functionalization()
-        try:
-            yield
-        finally:
-            torch._enable_functionalization(reapply_views=True)
+        yield
 
 
 def _stand_in(value: Any, leaves: set[int], made: dict[int, torch.Tensor]) -> Any:

@@ -60,6 +60,13 @@ FOREIGN_TRACER = Kind(
     "nothing to do: compiled code is used again when it has ended",
     Effect.PLAIN,
 )
+WITHIN_OPERATOR = Kind(
+    "within_operator",
+    "a function that implements operators (__torch_dispatch__) calls it: what the operators of a graph are made of is"
+    " switched off there for this thread, so that no graph can be traced",
+    "compile what calls the operators",
+    Effect.FALLBACK,
+)
 UNSPLIT_FRAME = Kind(
     "unsplit_frame",
     "the graph broke where the function cannot be left and entered again: it runs eagerly as a whole, and what it"
@@ -137,6 +144,7 @@ KINDS = kinds(
     FUNCTION_MODE,
     DISABLED_OVERRIDES,
     FOREIGN_TRACER,
+    WITHIN_OPERATOR,
     UNSPLIT_FRAME,
     SUSPENDING_FRAME,
     UNSTARTED_GENERATOR,

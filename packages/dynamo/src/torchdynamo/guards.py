@@ -337,9 +337,16 @@ def _differences(before: GlobalState, now: GlobalState) -> Iterator[str]:
     for name in GlobalState.__slots__:
         new, old = getattr(now, name), getattr(before, name)
         if name == "switches":
-            yield from (f"{n} is {a}, was {b}" for (n, a), (_, b) in zip(new, old, strict=True) if a != b)
+            for (switch, after), (_, earlier) in zip(new, old, strict=True):
+                if after != earlier:
+                    yield f"{switch} is {_shown(switch, after)}, was {_shown(switch, earlier)}"
         elif new != old:
             yield f"{name} is {new}, was {old}"
+
+
+def _shown(switch: str, value: int) -> str:
+    keys: Any = torch._C.DispatchKeySet
+    return str(keys.from_raw_repr(value)) if switch.startswith("dispatch keys") else str(value)
 
 
 def _explain_memory(memory: WrittenMemory, scope: Scope) -> str | None:

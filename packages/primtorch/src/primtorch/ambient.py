@@ -7,6 +7,7 @@ is looked after, each state with its reader and its writer.
 
 from __future__ import annotations
 
+import functools
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -141,6 +142,54 @@ def _disable_saved_tensors_hooks(state: tuple[str | None, Any]) -> None:
         _C._autograd._saved_tensors_hooks_disable(message)
 
 
+def functionalization() -> bool | None:
+    """None where it is off, else whether views stay views in it."""
+    on = _C._dispatch_tls_is_dispatch_key_included("Functionalize")
+    return bool(_C._functionalization_reapply_views_tls()) if on else None
+
+
+def set_functionalization(views: bool | None) -> None:
+    torch._disable_functionalization()
+    if views is not None:
+        torch._enable_functionalization(reapply_views=views)
+
+
+def _bit(name: str) -> int:
+    bits: int = _C.DispatchKeySet(getattr(_C.DispatchKey, name)).raw_repr()
+    return bits if bits.bit_count() == 1 else 0  # else of one device: the thread has keys for all of them
+
+
+# Those that calls go by in every thread, and what modes, transforms and functionalization add.
+_KNOWN_KEYS = (
+    "BackendSelect", "ADInplaceOrView", "Python", "PythonTLSSnapshot", "Functionalize",
+    "FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode",
+)  # fmt: skip
+_NO_KEYS = ("Autocast", "StartOf", "EndOf")  # other states stand for the first, the others are bounds
+_KEYS = {name: bit for name in _C.DispatchKey.__members__ if (bit := _bit(name)) and not name.startswith(_NO_KEYS)}
+_TAKEN = functools.reduce(operator.or_, _KEYS.values())
+_ADDED = functools.reduce(operator.or_, (bit for name, bit in _KEYS.items() if name not in _KNOWN_KEYS))
+_AUTOGRAD = _KEYS["AutogradFunctionality"] | _KEYS["AutogradOther"] | _KEYS["AutogradNestedTensor"]
+
+
+def _names(bits: int) -> frozenset[str]:
+    return frozenset(name for name, bit in _KEYS.items() if bits & bit) if bits else frozenset()
+
+
+def _dispatch_keys() -> tuple[frozenset[str], frozenset[str]]:
+    """What the thread adds to the dispatch keys of each call and what it takes from them, but for what other states of
+    the table say. An operator that is implemented in Python runs without the keys of all that came ahead of it."""
+    taken = _TAKEN & ~_AUTOGRAD if torch.is_inference_mode_enabled() else _TAKEN
+    included, excluded = _C._dispatch_tls_local_include_set(), _C._dispatch_tls_local_exclude_set()
+    return _names(included.raw_repr() & _ADDED), _names(excluded.raw_repr() & taken)
+
+
+def _set_dispatch_keys(wanted: tuple[frozenset[str], frozenset[str]]) -> None:
+    setters = (_C._dispatch_tls_set_dispatch_key_included, _C._dispatch_tls_set_dispatch_key_excluded)
+    for now, then, turn in zip(_dispatch_keys(), wanted, setters, strict=True):
+        for name in now ^ then:
+            turn(name, name in then)
+
+
 AMBIENT: tuple[Ambient, ...] = (
     # how autograd records
     Ambient("grad mode", torch.is_grad_enabled, _C._set_grad_enabled),
@@ -165,6 +214,8 @@ AMBIENT: tuple[Ambient, ...] = (
     Ambient("autocast", _autocast, _set_autocast),
     Ambient("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     Ambient("autocast nesting", _autocast_nesting, _set_autocast_nesting),
+    Ambient("functionalization", functionalization, set_functionalization),
+    Ambient("dispatch keys", _dispatch_keys, _set_dispatch_keys),
     # which kernel an operator takes
     Ambient(
         "deterministic algorithms",
@@ -242,6 +293,8 @@ _UNSET: dict[str, Callable[[], Any]] = {
     "function modes": tuple,
     "dispatch modes": _own_dispatch_modes,
     "torch functions": lambda: _C._TorchFunctionState.ENABLED,
+    "functionalization": lambda: None,
+    "dispatch keys": lambda: (frozenset(), frozenset()),
     "default device": lambda: None,
     "autocast": lambda: tuple((device, False, dtype) for device, _, dtype in _autocast()),
 }

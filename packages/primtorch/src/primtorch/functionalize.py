@@ -11,6 +11,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from primtorch.ambient import functionalization, set_functionalization
 from primtorch.effects import has_effect
 from primtorch.errors import TraceError
 from primtorch.schemas import UserFrame
@@ -30,11 +31,32 @@ _polygamma.impl("polygamma_", lambda x, n: x.copy_(torch.polygamma(n, x)), "Func
 @contextlib.contextmanager
 def functional_region() -> Iterator[None]:
     """Inside, operators on wrapped tensors reach a dispatch mode below without writes; views stay views."""
-    torch._enable_functionalization(reapply_views=True)
+    with _functionalization(True):
+        yield
+
+
+@contextlib.contextmanager
+def outside_functionalization() -> Iterator[None]:
+    """Inside, operators on wrapped tensors are what they are elsewhere."""
+    with _functionalization(None):
+        yield
+
+
+@contextlib.contextmanager
+def _functionalization(views: bool | None) -> Iterator[None]:
+    """Functionalization as `set_functionalization` takes it. The thread may have had it on, or have taken it from its
+    calls, as it does where an operator is implemented in Python; behind the block it has it as before."""
+    before, taken = functionalization(), torch._C._dispatch_tls_is_dispatch_key_excluded(_KEY)
     try:
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, False)
+        set_functionalization(views)
         yield
     finally:
-        torch._disable_functionalization()
+        set_functionalization(before)
+        torch._C._dispatch_tls_set_dispatch_key_excluded(_KEY, taken)
+
+
+_KEY = "Functionalize"
 
 
 def wrap(inner: torch.Tensor) -> torch.Tensor:
