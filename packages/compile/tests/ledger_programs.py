@@ -273,6 +273,26 @@ def writes_through_gaps(x: torch.Tensor) -> torch.Tensor:
     return y * 2 + x.sum()
 
 
+@case("sparse_gradient", calls=((torch.ones(3, 2, requires_grad=True),),))
+def looks_up_with_a_sparse_gradient(x: torch.Tensor) -> torch.Tensor:
+    places = torch.tensor([0, 2])
+    y = nn.functional.embedding(places, x, sparse=True)  # here
+    return y * 2
+
+
+_operators = torch.library.Library("ledger_programs", "FRAGMENT")
+_operators.define("head(Tensor(a) x) -> Tensor(a)")
+_operators.impl("head", lambda x: x[:2], "CompositeExplicitAutograd")
+torch.library.register_fake("ledger_programs::head", lambda x: x[:2], lib=_operators)
+
+
+@case("operator_view")
+def calls_an_operator_that_views(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    y = torch.ops.ledger_programs.head(y)  # here
+    return y * 2
+
+
 class Named(torch.Tensor):
     pass
 

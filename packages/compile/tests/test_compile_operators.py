@@ -161,23 +161,68 @@ def test_operators_without_a_rule(name: str, backend: str) -> None:
     assert_one_graph()
 
 
-@pytest.mark.expected_eager("graph_not_compiled")
-@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
-@pytest.mark.parametrize("function", [torch.nn.functional.embedding, torch.nn.functional.embedding_bag])
-def test_sparse_gradients_are_sparse_and_the_graph_that_has_them_is_told(function: Any, backend: str) -> None:
-    places = torch.tensor([[0, 2], [1, 1]])
-    mode = {"mode": "sum"} if function is torch.nn.functional.embedding_bag else {}
+def _weight() -> torch.Tensor:
+    return torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
 
+
+PLACES = torch.tensor([[0, 2], [1, 1]])
+SPARSE: dict[str, Any] = {
+    "embedding": lambda w: torch.nn.functional.embedding(PLACES, w, sparse=True),
+    "embedding_bag": lambda w: torch.nn.functional.embedding_bag(PLACES, w, mode="sum", sparse=True),
+    "torch.embedding": lambda w: torch.embedding(w, PLACES, -1, False, True),
+    "overload": lambda w: torch.ops.aten.embedding(w, PLACES, sparse=True),
+    "gather": lambda w: w.gather(1, PLACES, sparse_grad=True),
+    "torch.gather": lambda w: torch.gather(w, 1, PLACES, sparse_grad=True),
+}
+
+
+@pytest.mark.expected_eager("sparse_gradient")
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("name", SPARSE)
+def test_sparse_gradients_break_the_graph_at_their_operator(name: str, backend: str) -> None:
     def program(w: torch.Tensor) -> torch.Tensor:
-        return function(places, w, sparse=True, **mode).sin()
+        return SPARSE[name](w).sin() * 2
 
     def gradient(run: Any) -> torch.Tensor:
-        w = torch.linspace(-1, 1, 12, dtype=torch.float64).reshape(3, 4).requires_grad_()
+        w = _weight()
         run(w).sum().backward()
         return w.grad
 
-    with pytest.warns(UserWarning, match="sparse tensor"):
-        got = gradient(torchcompile.compile(program, backend=backend))
-    assert got.layout is torch.sparse_coo
-    torch.testing.assert_close(got.to_dense(), gradient(program).to_dense())
-    assert [event.kind.id for event in torchcompile.report().fallbacks] == ["graph_not_compiled"]
+    got, wanted = gradient(torchcompile.compile(program, backend=backend)), gradient(program)
+    assert got.layout is wanted.layout
+    torch.testing.assert_close(got.to_dense(), wanted.to_dense())
+    report = torchcompile.report()
+    assert {event.kind.id for event in report.breaks} == {"sparse_gradient"} and not report.fallbacks
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_without_a_gradient_nothing_is_sparse(name: str) -> None:
+    compiled = torchcompile.compile(lambda w: SPARSE[name](w).sin(), fullgraph=True)
+    for w in (_weight().detach(), _weight()):
+        with torch.set_grad_enabled(not w.requires_grad):
+            torch.testing.assert_close(compiled(w), SPARSE[name](w).sin())
+
+
+_library = torch.library.Library("test_operators", "FRAGMENT")
+for _name, _kind in (("rows", "CompositeExplicitAutograd"), ("made_of_others", "CompositeImplicitAutograd")):
+    _library.define(f"{_name}(Tensor(a) x) -> Tensor(a)")
+    _library.impl(_name, lambda x: x[1:], _kind)
+torch.library.register_fake("test_operators::rows", lambda x: x[1:], lib=_library)
+
+
+@pytest.mark.expected_eager("operator_view", "overlapping_inputs")
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize(
+    ("name", "breaks"), [("rows", ["operator_view", "overlapping_inputs"]), ("made_of_others", [])]
+)
+def test_views_by_operators_of_ones_own(name: str, breaks: list[str], backend: str) -> None:
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x * 2
+        view = getattr(torch.ops.test_operators, name)(y)
+        view.add_(1)
+        return view.sin(), y
+
+    compiled = torchcompile.compile(program, backend=backend)
+    torch.testing.assert_close(compiled(torch.ones(3, 2)), program(torch.ones(3, 2)))
+    report = torchcompile.report()
+    assert [event.kind.id for event in report.breaks] == breaks and not report.fallbacks

@@ -147,6 +147,16 @@ _TABLE = (
         "write to the base by slices or an index, or clone first",
     ),
     Reason(
+        "sparse_gradient",
+        "the gradient of the operator is a sparse tensor (sparse=True), and the values of a graph are dense",
+        "leave out sparse=True where a dense gradient will do; under no_grad the call stays in the graph",
+    ),
+    Reason(
+        "operator_view",
+        "an operator of somebody's own gives back memory of its argument: how that lies no graph knows",
+        "return a new tensor from the operator, or make it of torch's own views (CompositeImplicitAutograd)",
+    ),
+    Reason(
         "tensor_subclass",
         "a tensor subclass with its own behaviour enters the graph",
         "pass plain tensors, or unwrap the subclass outside of the compiled function",

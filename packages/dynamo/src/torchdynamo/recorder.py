@@ -23,7 +23,7 @@ from primtorch.effects import has_effect, overload_of, unsaid_writes, written_te
 from primtorch.fake import FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
-from torchdynamo import constants, numpy_values
+from torchdynamo import constants, dense_values, numpy_values
 from torchdynamo.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.reasons import BreakGraph
@@ -306,6 +306,7 @@ class Recorder:
         constants.fold_uniform(name, args, result)
         constants.remember_uniform(name, result)
         overload = overload_of(func, args, kwargs)
+        dense_values.refuse(name, func, overload, args, kwargs)
         written = {id(tensor): tensor for tensor, version in operands if _version(tensor) != version}
         if overload is not None:  # an operator of somebody's own need not count its writes
             written |= {id(tensor): tensor for tensor in written_tensors(overload, args, kwargs)}

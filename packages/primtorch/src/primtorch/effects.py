@@ -96,6 +96,15 @@ def own_results(op: OpOverload) -> tuple[int, ...]:
     return tuple(i for i, r in enumerate(op._schema.returns) if r.alias_info is None or not r.alias_info.is_write)
 
 
+def returns_memory(op: OpOverload) -> bool:
+    """Whether an operator of somebody's own gives back memory of an argument that it does not write to: a view, for
+    which functionalization has no rule, unless the operator is made of others or brings one."""
+    if not is_foreign(op) or all(r.alias_info is None or r.alias_info.is_write for r in op._schema.returns):
+        return False
+    keys = ("CompositeImplicitAutograd", "Functionalize")
+    return not any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
+
+
 def argument_returned(op: OpOverload, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     """The argument that a call writes to and gives back as its result number `place`."""
     memory = op._schema.returns[place].alias_info.before_set  # type: ignore[union-attr]
