@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from aotautograd import aot_function
-from aotautograd.errors import UnsupportedAlias
+from aotautograd import aot_function, aot_module
+from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
 
 Program = Callable[..., Any]
 
@@ -349,3 +349,153 @@ def test_a_written_tensor_keeps_its_layout(write: str, layout: str, read: str) -
         return [x if layout == "value" else LAID_OUT[layout](x)]
 
     check(program, make)
+
+
+def view_before_the_change(x, y):
+    z = x.sin()
+    z.unsqueeze_(0)
+    part = z.view_as(z)
+    z.transpose_(0, -1)
+    return part, z * 1
+
+
+def flat_before_the_change(x, y):
+    part = x.view(-1)
+    x.t_()
+    return part.view(-1) * y.view(-1), part
+
+
+def kept_in_its_new_shape(x, y):
+    x.unsqueeze_(0).transpose_(0, -1)
+    return x.sin() * y
+
+
+def kept_beside_its_old_shape(x, y):
+    x.t_()
+    z = x * x
+    z.t_()
+    z.unsqueeze_(0)
+    return z, x.t() * y
+
+
+def kept_unchanged(x, y):
+    x.squeeze_()
+    return x * x * y
+
+
+def written_in_its_new_shape(x, y):
+    z = x * 2
+    row = z[0]
+    z.t_()
+    z.mul_(y)
+    row.add_(1)
+    return z, row, z.t_()
+
+
+def part_written_in_its_new_shape(x, y):
+    z = x * y
+    part = z[1:]
+    part.t_()
+    part.mul_(2)
+    part[0] = y.sum()
+    return z, part, part.t()
+
+
+def strided_in_place(x, y):
+    z = x * y
+    row = z[0]
+    z.as_strided_((2, 3), (1, 2))
+    z.mul_(2)
+    return z, row, torch.stack([z, z * 1])
+
+
+def detached_in_its_new_shape(x, y):
+    z = x * y
+    z.t_()
+    z.detach_()
+    return z.add_(1), z * y
+
+
+def changed_back(x, y):
+    x.t_()
+    z = x.sin()
+    x.t_()
+    return z, x
+
+
+CHANGED_SHAPES = [
+    view_before_the_change, flat_before_the_change, kept_in_its_new_shape, kept_beside_its_old_shape, kept_unchanged,
+    written_in_its_new_shape, part_written_in_its_new_shape, strided_in_place, detached_in_its_new_shape,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("program", CHANGED_SHAPES)
+def test_shapes_that_change_in_place(program: Program) -> None:
+    check(program, lambda: leaves((4, 4), (4, 4)), non_leaf=True)
+    check(program, lambda: leaves((4, 4), (4, 4), grad=False))
+
+
+def test_a_derivative_that_reads_an_input_of_another_shape_raises_as_in_eager() -> None:
+    for function in (changed_back, aot_function(changed_back, fw_compiler=identity)):
+        z, _ = function(*(x * 1 for x in leaves((4, 4), (4, 4))))
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            z.sum().backward()
+
+
+@pytest.mark.parametrize("name", ["leaf", "view of a leaf", "one of several views", "view under no_grad"])
+def test_a_shape_that_autograd_does_not_let_change(name: str) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with torch.set_grad_enabled(name != "view under no_grad"):
+            z = {"leaf": x, "view of a leaf": x[:2]}.get(name)
+            if z is None:
+                z = (x.unbind(0) if name == "one of several views" else (x.view(-1),))[0]
+        return z.unsqueeze_(0)
+
+    def make() -> torch.Tensor:
+        (x,) = leaves((4, 4))
+        return x if "leaf" in name else x * 1
+
+    for function in (program, aot_function(program, fw_compiler=identity)):
+        with pytest.raises(RuntimeError, match="leaf Variable|modified inplace"):
+            function(make())
+
+
+def test_another_storage_behind_another_shape_is_refused() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.t_()
+        x.data = torch.ones(2, dtype=x.dtype)
+        return x * 2
+
+    with pytest.raises(UnsupportedMutation, match="another storage"):
+        aot_function(program, fw_compiler=identity)(*leaves((4, 4), grad=False))
+
+
+class Doubled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0] * 2
+
+
+def doubled(x: torch.Tensor) -> Any:
+    return Doubled.apply(x)
+
+
+def test_a_function_of_the_users_takes_a_tensor_in_its_new_shape() -> None:
+    graph = torch.fx.Graph()
+    value = graph.call_method("sin", (graph.placeholder("x"),))
+    graph.call_method("t_", (value,))
+    graph.output((graph.call_function(doubled, (value,)), value))
+    module = torch.fx.GraphModule({}, graph)
+    runs = []
+    for function in (module, aot_module(module, leaves((3, 3)), fw_compiler=identity)):
+        torch.manual_seed(0)
+        (x,) = leaves((3, 3))
+        twice, value = function(x)
+        (twice * torch.arange(9.0).view(3, 3)).sum().backward()
+        runs.append((twice, value, x.grad))
+    for a, b in zip(*runs, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)

@@ -95,6 +95,7 @@ def analyse(
         return slot
 
     for place, start in starts.items():
+        _refuse_other_storage(place, bound.storages[place], (flat[place], given[place]))
         info = _input_info(place, bound, start, flat[place], written)
         node = node_of[id(unwrap(flat[place]))]
         if given[place] is not flat[place]:
@@ -141,11 +142,14 @@ def analyse(
     return Analysis(metadata, result, differentiable)
 
 
+def _refuse_other_storage(place: int, storage: int, tensors: Sequence[torch.Tensor]) -> None:
+    if any(storage_was_replaced(t) or t.untyped_storage()._cdata != storage for t in tensors):
+        raise UnsupportedMutation(f"input {place} was given another storage (set_ or .data assignment) in the graph")
+
+
 def _input_info(
     place: int, bound: ProgramInputs, start: torch.Tensor, outer: torch.Tensor, written: set[int]
 ) -> InputInfo:
-    if storage_was_replaced(outer) or outer.untyped_storage()._cdata != bound.storages[place]:
-        raise UnsupportedMutation(f"input {place} was given another storage (set_ or .data assignment) in the graph")
     inner = unwrap(outer)
     hidden = id(inner) in written
     data = hidden or (bool(torch._functionalize_has_data_mutation(outer)) and inner is not start)  # type: ignore[attr-defined]

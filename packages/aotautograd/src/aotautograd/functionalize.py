@@ -16,6 +16,7 @@ from torch.overrides import TorchFunctionMode
 from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.layouts import KeptLayouts, WithStrides, written_by
+from aotautograd.present_views import CHANGES, PresentViews, may_change
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_tensors
 from primtorch.errors import PrimTorchError
@@ -90,16 +91,18 @@ class InPlaceCalls(TorchFunctionMode):
 
     def __init__(self, inputs: Sequence[Any], with_strides: WithStrides, symbolic: bool) -> None:
         self.layouts = KeptLayouts(inputs, with_strides)
-        self.reshaped: set[int] = set()  # memories of which a view was given another shape in place
+        self.present = PresentViews()
+        self.reshaped: set[int] = set()  # memories of which a view was given another shape without autograd's knowledge
         self.symbolic = symbolic
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = self.present.of((args, kwargs or {}))
         try:
-            return self._call(func, args, kwargs or {})
+            return self.present.behind(self._call(func, args, kwargs))
         except USER_ERRORS as error:
             if isinstance(error, (AotAutogradError, PrimTorchError)) or hasattr(error, WORDED):
                 raise
-            better = eager_error(func, args, kwargs or {})
+            better = eager_error(func, args, kwargs)
             if better is None:
                 raise
             setattr(better, WORDED, True)  # a function that calls another has it for its own error
@@ -123,10 +126,7 @@ class InPlaceCalls(TorchFunctionMode):
         if overload is not None and name not in _NO_WRITE:
             written = written_tensors(overload, args, kwargs)
         if not written:
-            result = self._run(func, name, args, kwargs)
-            if name in _RESHAPES and isinstance(args[0], torch.Tensor) and args[0]._is_view():
-                self.reshaped.add(args[0].untyped_storage()._cdata)
-            return result
+            return self._reshape(func, name, args, kwargs) if name in _SHAPES else self._run(func, name, args, kwargs)
         kept = self.layouts.before(written)
         given = [(t, unwrap(t)) for t in written_by((), kwargs, False) if is_wrapped(t)]
         result = self._run(func, name, args, kwargs)
@@ -135,6 +135,22 @@ class InPlaceCalls(TorchFunctionMode):
         self.layouts.after(kept)
         if self.reshaped:
             self._refuse_lost_history(written)
+        return result
+
+    def _reshape(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call that changes what a tensor is, and not its elements. Without grad mode autograd is not told."""
+        target: Any = args[0] if args else None
+        if not is_wrapped(target):
+            return self._run(func, name, args, kwargs)
+        if name == "detach_":
+            known = self.present.behind(target) is not target and not self.present.is_view(target)
+            return self.present.detach(target) if known else self._run(func, name, args, kwargs)
+        if torch.is_grad_enabled():
+            _update_history(target)
+            return self.present.change(name, args, kwargs) if may_change(target) else func(*args, **kwargs)
+        result = self._run(func, name, args, kwargs)
+        if target._is_view():
+            self.reshaped.add(target.untyped_storage()._cdata)
         return result
 
     def _refuse_lost_history(self, written: Sequence[torch.Tensor]) -> None:
@@ -190,9 +206,9 @@ def _land(func: Any, args: Any, kwargs: dict[str, Any], given: Sequence[tuple[to
             outer.copy_(result)
 
 
-_RESHAPES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})
-_NO_WRITE = _RESHAPES | {"requires_grad_", "detach_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_",
-                         "rename_", "__get__", "__set__"}  # fmt: skip
+_SHAPES = CHANGES | {"detach_"}
+_NO_WRITE = _SHAPES | {"requires_grad_", "resize_", "resize_as_", "set_", "retain_grad", "share_memory_", "rename_",
+                       "__get__", "__set__"}  # fmt: skip
 _AUGMENTED = frozenset({"__setitem__", "__iadd__", "__isub__", "__imul__", "__itruediv__", "__ifloordiv__", "__imod__",
                         "__ipow__", "__iand__", "__ior__", "__ixor__", "__ilshift__", "__irshift__"})  # fmt: skip
 _OVERLAP = (

@@ -25,6 +25,7 @@ from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tenso
 from aotautograd.gradients import arrange, share_memory
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
+from aotautograd.present_views import PresentViews
 from aotautograd.recorder import Recorder
 from aotautograd.schemas import PHASE, JointGraph, KeptMemory, ProgramMetadata
 from primtorch.ambient import preserved
@@ -75,7 +76,7 @@ class _Manner:
     fix_sizes: bool = False  # sizes that depend on data are those of the examples
     apart: bool = False  # the backward of some output raises: each is tried alone, and those that raise are left out
     accumulate: bool = False  # autograd writes `.grad` too, which tells who gets the memory that gradients share
-    restrided: frozenset[int] = frozenset()  # inputs that are given other sizes or strides: the program gets aliases
+    restrided: frozenset[int] = frozenset()  # inputs given another shape under no_grad: the program gets aliases
 
 
 class _TraceAgain(Exception):
@@ -95,8 +96,10 @@ def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> Join
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
         given = _aliased(flat, manner.restrided)
-        with InPlaceCalls(given, recorder.with_strides, symbolic=bool(recorder.symbol_nodes)):
-            outputs = _run_program(recorder, program, given)
+        calls = InPlaceCalls(given, recorder.with_strides, symbolic=bool(recorder.symbol_nodes))
+        with calls:
+            outputs = _run_program(recorder, program, given, calls.present)
+        given, outputs = calls.present.of((given, outputs))
         restrided = manner.restrided | {p for p in starts if torch._functionalize_has_metadata_mutation(flat[p])}  # type: ignore[attr-defined]
         if restrided != manner.restrided:
             raise _TraceAgain(restrided=restrided)
@@ -221,18 +224,19 @@ def _aliased(flat: Sequence[Any], places: frozenset[int]) -> list[Any]:
         return [aten.alias.default(value) if place in places else value for place, value in enumerate(flat)]
 
 
-def _run_program(recorder: Recorder, program: Any, flat: Sequence[Any]) -> list[Any]:
+def _run_program(recorder: Recorder, program: Any, flat: Sequence[Any], present: PresentViews) -> list[Any]:
     if isinstance(program, Rebased):
         inputs = program.inputs_of(flat)
-        return program.outputs_of(flat, inputs, _run_program(recorder, program.program, inputs))
+        outputs = _run_program(recorder, program.program, inputs, present)
+        return program.outputs_of(inputs, present.of(inputs), present.of(outputs))
     if isinstance(program, fx.GraphModule):
-        return _interpret(recorder, program, flat)
+        return _interpret(recorder, program, flat, present)
     recorder.user_node(())
     outputs = program(*flat)
     return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
 
-def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Sequence[Any]) -> list[Any]:
+def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Sequence[Any], present: PresentViews) -> list[Any]:
     """Runs the graph node by node, so that each operator knows the user's line."""
     values: dict[fx.Node, Any] = {}
     inputs = iter(flat)
@@ -248,13 +252,15 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Sequence[Any]) 
             elif node.op == "get_attr":
                 values[node] = operator.attrgetter(node.target)(module)
             else:
-                args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+                # Not every call comes by the mode that would see to it.
+                args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: present.of(values[n]))
                 if node.op == "call_function":
                     values[node] = node.target(*args, **kwargs)
                 elif node.op == "call_method":
                     values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
                 else:
                     values[node] = module.get_submodule(node.target)(*args, **kwargs)
+                values[node] = present.behind(values[node])
         except Exception as error:
             if stack and not isinstance(error, AotAutogradError):
                 error.add_note("while tracing" + user_location(stack))

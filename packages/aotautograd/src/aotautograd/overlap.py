@@ -60,12 +60,14 @@ class Rebased:
             inputs[place] = value
         return inputs
 
-    def outputs_of(self, flat: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
-        """Replaces outputs that are rebased inputs themselves by None, and notes them."""
+    def outputs_of(self, given: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """Replaces outputs that are rebased inputs themselves by None, and notes them. `given` is what `inputs_of`
+        gave, `inputs` what stands for these behind the program."""
         for view in self.views:
             if view.detached and inputs[view.place].requires_grad:
                 raise HistoryOfAlias(view.place)
-            if torch._functionalize_has_metadata_mutation(inputs[view.place]):  # type: ignore[attr-defined]
+            now = inputs[view.place]
+            if now is not given[view.place] or torch._functionalize_has_metadata_mutation(now):  # type: ignore[attr-defined]
                 raise UnsupportedMutation(
                     f"input {view.place} shares memory with another input, the program writes to that memory, and gives"
                     " the input another shape in place; pass a copy of it"

@@ -65,13 +65,44 @@ def training_callable(
     None.
     """
     history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads)
-    return _finished(metadata, wrap(_call_plan(metadata, forward), history))
+    call: Flat = wrap(_call_plan(metadata, forward), history)
+    restrided = [info.index for info in metadata.inputs if info.mutates_metadata]
+    return _finished(metadata, _on_aliases(call, restrided) if restrided else call)
 
 
 def _finished(metadata: ProgramMetadata, call: Flat) -> Flat:
     finish = _epilogue(metadata)
     finished: Flat = call if finish is None else lambda *flat: finish(flat, call(*flat))
+    # A change of shapes alone leaves what autograd keeps of the input as it is. Where it does make a derivative raise,
+    # because it came later than what that reads, the trace has found out.
+    counted = [(info.index, info.version_bumps) for info in metadata.inputs if not info.mutates_data]
+    if any(bumps for _, bumps in counted):
+        finished = _counting_first(finished, [(place, bumps) for place, bumps in counted if bumps])
     return torch.enable_grad()(finished) if metadata.enables_grad else finished
+
+
+def _on_aliases(call: Flat, places: Sequence[int]) -> Flat:
+    """Calls with aliases of some inputs: what is kept of an input for the backward has the shape that it came in."""
+
+    def aliasing(*flat: Any) -> Sequence[Any]:
+        given = list(flat)
+        with torch.enable_grad():
+            for place in places:
+                given[place] = torch.ops.aten.alias.default(given[place])
+        return call(*given)
+
+    return aliasing
+
+
+def _counting_first(call: Flat, counted: Sequence[tuple[int, int]]) -> Flat:
+    """Counts the changes of inputs before the call, which keeps them in the version that they have then."""
+
+    def counting(*flat: Any) -> Sequence[Any]:
+        for place, bumps in counted:
+            _set_version(flat[place], _version_of(flat[place]) + bumps)
+        return call(*flat)
+
+    return counting
 
 
 def is_boxed(compiled: Compiled) -> bool:
@@ -197,9 +228,9 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[
     plain = all(
         o.kind is OutputKind.VALUE and o.slot == i and o.same_as is None for i, o in enumerate(metadata.outputs)
     )
-    writes = [_write_back(metadata, info) for info in metadata.inputs if info.mutates_data or info.version_bumps]
+    writes = [_write_back(metadata, info) for info in metadata.inputs if info.mutates_data]
     restrides = [_restride(info) for info in metadata.inputs if info.mutates_metadata]
-    if plain and not writes and len(metadata.outputs) == len(metadata.forward_outputs):
+    if plain and not writes and not restrides and len(metadata.outputs) == len(metadata.forward_outputs):
         return None
     symbol_reads = _symbol_reads(metadata)
     makers = [_maker(o) for o in metadata.outputs]
@@ -242,18 +273,17 @@ def _set_version(t: torch.Tensor, version: int) -> None:
 def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., None]:
     """Gives an input its new elements, and the version that it has then: views remember that of their base."""
     place, bumps, differentiable = info.index, info.version_bumps, info.mutation_in_grad_mode
-    slot = next((i for i, f in enumerate(metadata.forward_outputs) if f.input == place), None)
+    slot = next(i for i, f in enumerate(metadata.forward_outputs) if f.input == place)
 
     def write(flat: tuple[Any, ...], values: Sequence[Any]) -> None:
         target = flat[place]
         version = _version_of(target) + bumps
-        if slot is not None:
-            if differentiable:
-                target.copy_(values[slot])
-            elif bumps:
-                target.detach().copy_(values[slot])
-            else:
-                target.data.copy_(values[slot])
+        if differentiable:
+            target.copy_(values[slot])
+        elif bumps:
+            target.detach().copy_(values[slot])
+        else:
+            target.data.copy_(values[slot])
         _set_version(target, version)
 
     return write
@@ -270,7 +300,7 @@ def _restride(info: InputInfo) -> Callable[..., None]:
         version = _version_of(target)
         with torch.set_grad_enabled(torch.is_grad_enabled() and not unseen):
             target.as_strided_(view.shape, view.stride(), view.storage_offset())
-        _set_version(target, version)  # the write-back has counted this change
+        _set_version(target, version)  # it has been counted
 
     return restride
 
