@@ -64,6 +64,21 @@ class Dispatching(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+class Computing(TorchDispatchMode):
+    """Implements an operator by others of its own."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.mul.Tensor:
+            return _product(*args)
+        return func(*args, **(kwargs or {}))
+
+
+def _product(a: Any, b: Any) -> Any:
+    made = a * b
+    made.view(-1).mul_(2)
+    return made / 2
+
+
 def _same(value: Any) -> Any:
     return value
 
@@ -83,6 +98,11 @@ BLOCKS: dict[str, Make] = {
     "torch.ExcludeDispatchKeyGuard": lambda: torch._C._ExcludeDispatchKeyGuard(
         torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastCPU)
     ),
+    "below autograd": torch._C._AutoDispatchBelowAutograd,
+    "without functionalization": lambda: torch._C._ExcludeDispatchKeyGuard(
+        torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize)
+    ),
+    "without dispatch to Python": torch._C._DisableTorchDispatch,
     "torch.cpu.StreamContext": lambda: torch.cpu.StreamContext(None),
     "torch.autograd.detect_anomaly": torch.autograd.detect_anomaly,
     "torch.autograd.set_detect_anomaly": lambda: torch.autograd.set_detect_anomaly(True),
@@ -107,6 +127,7 @@ BLOCKS: dict[str, Make] = {
     "torch.nn.utils.parametrize.cached": parametrize.cached,
     "torch.overrides.TorchFunctionMode": Passing,
     "torch.utils._python_dispatch.TorchDispatchMode": Dispatching,
+    "a mode that computes": Computing,
     "torch.random.fork_rng": torch.random.fork_rng,
     "torch.serialization.safe_globals": lambda: torch.serialization.safe_globals([]),
     "torch.serialization.skip_data": torch.serialization.skip_data,

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.expected_eager(
     "ambient_state", "c_function", "disabled", "disabled_function", "disabled_overrides", "exception",
     "forward_derivatives", "function_mode", "function_transform", "generator", "graph_break", "graph_raised", "loop",
     "program_raised", "random_state", "rebuild", "tensor_to_number", "unsplit_frame", "unstarted_generator",
-    "unsupported_read",
+    "unsupported_read", "within_operator",
 )  # fmt: skip
 
 

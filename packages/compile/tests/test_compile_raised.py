@@ -240,9 +240,7 @@ def _compare(program: Callable[..., Any], op: Operator, backend: str, mode: str)
         _compare_with({"eager_random": True}, program, op, backend, mode)
 
 
-def _compare_with(
-    options: dict[str, Any], program: Callable[..., Any], op: Operator, backend: str, mode: str
-) -> None:
+def _compare_with(options: dict[str, Any], program: Callable[..., Any], op: Operator, backend: str, mode: str) -> None:
     compiled = torchcompile.compile(program, backend=backend, options=options or None)
     for last in (2, 7, 7, 1):
         wanted, found = _outcome(program, op, last, mode), _outcome(compiled, op, last, mode)

@@ -62,8 +62,8 @@ FOREIGN_TRACER = Kind(
 )
 WITHIN_OPERATOR = Kind(
     "within_operator",
-    "a function that implements operators (__torch_dispatch__) calls it: what the operators of a graph are made of is"
-    " switched off there for this thread, so that no graph can be traced",
+    "the calls of this thread go past what graphs are traced with, as they do in a function that implements operators"
+    " (__torch_dispatch__): the compiled function runs eagerly there",
     "compile what calls the operators",
     Effect.FALLBACK,
 )

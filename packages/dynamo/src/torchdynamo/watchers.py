@@ -72,8 +72,9 @@ def _watchers(flat: Sequence[Any]) -> Iterator[Watcher]:
         yield Watcher(FOREIGN_TRACER, f"the dispatch mode {type(mode).__qualname__}")
     if torch._C._dispatch_tls_is_dispatch_key_included("Functionalize"):
         yield Watcher(FOREIGN_TRACER, "functionalization")
-    if any(map(torch._C._dispatch_tls_is_dispatch_key_excluded, ("Functionalize", "Python"))):
-        yield Watcher(WITHIN_OPERATOR, "a call within __torch_dispatch__")
+    for key in ("Functionalize", "Python"):  # what graphs are traced with
+        if torch._C._dispatch_tls_is_dispatch_key_excluded(key):
+            yield Watcher(WITHIN_OPERATOR, f"the dispatch key {key} is excluded")
     if torch._C._are_functorch_transforms_active():
         yield Watcher(TRANSFORMED_CALL, "a call under a transform")
     if forward_ad._current_level >= 0:
