@@ -280,6 +280,13 @@ def looks_up_with_a_sparse_gradient(x: torch.Tensor) -> torch.Tensor:
     return y * 2
 
 
+@case("special_tensor", calls=((torch.ones(3), torch.eye(3).to_sparse()),))
+def uses_a_sparse_tensor(x: torch.Tensor, sparse: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    y = sparse @ y  # here
+    return y * 2
+
+
 _operators = torch.library.Library("ledger_programs", "FRAGMENT")
 _operators.define("head(Tensor(a) x) -> Tensor(a)")
 _operators.impl("head", lambda x: x[:2], "CompositeExplicitAutograd")

@@ -125,7 +125,6 @@ def test_every_operator_of_the_kind_has_a_sample() -> None:
 
 
 @pytest.mark.expected_eager(
-    "capture_fault",  # behind a break, an input whose history eager cannot make either: asking whether it is a leaf raises
     "exception", "leaf", "program_raised", "tensor_metadata_write", "write_through_gaps",
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")

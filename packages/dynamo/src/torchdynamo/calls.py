@@ -213,7 +213,7 @@ class Calls:
     def _is_inference(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """Of an input: as it was made, which its dispatch keys tell; its fake was made under the mode of the call."""
         known = self.outside.externals.lookup(args[0] if args else fn.__self__)
-        if known is None or kwargs:
+        if known is None or known.value is known.original or kwargs:
             return MISSING
         with torch._C.DisableTorchFunction():
             return known.original.is_inference()

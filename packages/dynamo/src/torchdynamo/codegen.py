@@ -183,12 +183,12 @@ class Codegen:
         return self._instance(obj)
 
     def _tensor(self, tensor: torch.Tensor) -> str:
-        if not isinstance(tensor, FakeTensor):
-            return self.pin(tensor)
-        node = self.recorder.node_of(tensor)
         known = self.externals.lookup(tensor)
         if known is not None:
             return self.load(known.source)
+        if not isinstance(tensor, FakeTensor):
+            return self.pin(tensor)
+        node = self.recorder.node_of(tensor)
         if node is None:
             raise BreakGraph("rebuild", "a tensor that the graph does not make")
         if getattr(tensor, "_is_param", False) and not tensor.requires_grad:

@@ -265,16 +265,18 @@ class Externals:
             return tensor
         if type(tensor) not in PLAIN_TENSORS:
             raise BreakGraph("tensor_subclass", f"{source.expression()} is a {type(tensor).__qualname__}")
-        with torch._C.DisableTorchFunction():
-            if tensor.is_nested:
-                raise BreakGraph("unsupported_read", f"{source.expression()} is a nested tensor")
-            if tensor.layout is not torch.strided:
-                raise BreakGraph("unsupported_read", f"{source.expression()} has the layout {tensor.layout}")
-            lazy = tensor.is_conj() or tensor.is_neg()
-        if lazy:
-            raise BreakGraph("unsupported_read", f"{source.expression()} is conjugated or negated where it is read")
+        if stays_outside(tensor):  # an object like any other, until the program uses it as a tensor
+            self.guard(source, GuardKind.PREDICATE, stays_outside)
+            return self._register(tensor, source, tensor).value
         fake = self.inputs.tensor_input(tensor, source)
         return self._register(tensor, source, fake).value
+
+    def refuse(self, tensor: torch.Tensor) -> None:
+        """The program uses a tensor of the outside. Raises BreakGraph for one that stays there."""
+        if not isinstance(tensor, FakeTensor):
+            known = self.lookup(tensor)
+            name = "a tensor" if known is None else known.source.expression()
+            raise BreakGraph("special_tensor", f"{name} {outside_graphs(tensor)}")
 
     def _identity(self, value: Any, source: Source) -> Any:
         self._guard_identity(value, source)
@@ -455,6 +457,27 @@ def is_constant(value: Any) -> bool:
     if type(value) in (tuple, frozenset):
         return all(map(is_constant, value))
     return (type(value) in CONSTANT_TYPES and type(value) is not int) or type(value) is int
+
+
+def outside_graphs(tensor: torch.Tensor) -> str | None:
+    """Why a plain tensor can be no input of a graph, to follow its name."""
+    with torch._C.DisableTorchFunction():
+        if tensor.is_nested:
+            return "is a nested tensor"
+        if tensor.layout is not torch.strided:
+            return f"has the layout {tensor.layout}"
+        if tensor.is_conj() or tensor.is_neg():
+            return "is conjugated or negated where it is read"
+        try:
+            tensor.is_leaf  # noqa: B018 - of a view that a write left behind, autograd makes the history only now
+        except RuntimeError:
+            return "has a history that autograd refuses to make"
+    return None
+
+
+def stays_outside(tensor: Any) -> bool:
+    """Whether a value is a plain tensor that can be no input of a graph."""
+    return type(tensor) in PLAIN_TENSORS and outside_graphs(tensor) is not None
 
 
 def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuard:

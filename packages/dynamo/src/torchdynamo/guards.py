@@ -388,6 +388,8 @@ def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | 
         return None
     if _CHECKS[guard.kind](value, guard.payload):
         return None
+    if guard.kind is GuardKind.PREDICATE:
+        return f"{guard.payload.__name__}({where}) is no longer true"
     if guard.kind in _PRESENCE:
         return f"{where} {_PRESENCE[guard.kind]} {guard.payload!r}"
     wanted, found = guard.payload, _COMPARED.get(guard.kind, lambda value: value)(value)

@@ -162,6 +162,12 @@ _TABLE = (
         "pass plain tensors, or unwrap the subclass outside of the compiled function",
     ),
     Reason(
+        "special_tensor",
+        "a tensor is used that can be no input of a graph: it is sparse, nested, conjugated or negated where it is"
+        " read, or a view whose history autograd refuses to make; what only hands it on stays in the graph",
+        "make a dense tensor of it (to_dense, to_padded_tensor, resolve_conj) outside of the compiled function",
+    ),
+    Reason(
         "random_state",
         "the program reads or writes a random generator's state",
         "seed outside of the compiled function",

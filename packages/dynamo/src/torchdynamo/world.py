@@ -21,6 +21,7 @@ from torchdynamo.externals import (
     is_constant,
     is_fixed_module,
     is_trusted_module,
+    stays_outside,
     tensor_guard,
 )
 from torchdynamo.growing_lists import GrowingList
@@ -230,6 +231,8 @@ class Outside:
 
     def adopt(self, tensor: torch.Tensor) -> torch.Tensor:
         """A real tensor that C code handed to a torch call: an input that the compiled code holds."""
+        if stays_outside(tensor):
+            self.externals.refuse(tensor)
         wrapped = self.externals.wrap(tensor, self.externals.pins.source(tensor, "tensor"))
         assert isinstance(wrapped, torch.Tensor)
         return wrapped
@@ -635,6 +638,8 @@ class Outside:
         if name == "__class__":
             return self.type_of(tensor)
         self.torch_names.of_tensor(self.type_of(tensor), name)
+        if not isinstance(getattr(torch.Tensor, name, None), _METHODS):  # one breaks the graph where it is called
+            self.externals.refuse(tensor)
         written = self.overlays.read(tensor, name)
         if written is not MISSING and written is not DELETED:
             return written
@@ -649,6 +654,7 @@ class Outside:
         return getattr(tensor, name)
 
     def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        self.externals.refuse(tensor)
         member = getattr(torch.Tensor, name, None)
         if (
             name == "grad"
@@ -800,6 +806,7 @@ _DESCRIPTORS = (
 )
 
 
+_METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
 _REGISTRY_NAMES = frozenset({"_parameters", "_buffers", "_modules", "__dict__"})
 
 
