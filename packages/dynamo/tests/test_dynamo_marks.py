@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -91,6 +91,29 @@ def test_a_disabled_function_behind_a_function_that_runs_for_real() -> None:
     torch.testing.assert_close(compiled.run(X), sorted([X, X + 1], key=called_by_sorted)[0], rtol=0, atol=0)
     assert all(node.target is not torch.cos for graph in compiled.graphs for node in graph.graph.nodes)
     assert "cos" not in "".join(graph.code for graph in compiled.graphs)
+
+
+@pytest.mark.parametrize("disable", [torchdynamo.disable, torch.compiler.disable], ids=["ours", "another's"])
+def test_a_disabled_function_that_code_which_runs_for_real_calls(disable: Callable[..., Any]) -> None:
+    @disable
+    def apart(x: torch.Tensor) -> torch.Tensor:
+        return helper(x)
+
+    def rows(x: torch.Tensor) -> Iterator[torch.Tensor]:
+        for row in x.unbind():
+            yield apart(row)
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for row in rows(x):
+            torchdynamo.graph_break()
+            x = x + row
+        return x
+
+    compiled = Compiled(program)
+    torch.testing.assert_close(compiled.run(X), program(X), rtol=0, atol=0)
+    assert "cos" not in "".join(graph.code for graph in compiled.graphs)
+    told = [e for e in owner_of(compiled.run).stats.ledger.events if e.kind.id == "disabled_function"]
+    assert [event.frames[0].file for event in told] == [__file__]
 
 
 def test_a_disabled_module_and_what_cannot_be_marked() -> None:

@@ -61,7 +61,7 @@ from torchdynamo.guards import (
 )
 from torchdynamo.imports import is_import_machinery
 from torchdynamo.interpreter.protocol import Position
-from torchdynamo.marks import MarkKind, mark_of
+from torchdynamo.marks import Mark, MarkKind, mark_of
 from torchdynamo.memory_guards import guard_written_memory, guard_written_objects, written_inputs
 from torchdynamo.reasons import BreakGraph, OutlivesGraph, describe
 from torchdynamo.recorder import as_break
@@ -213,6 +213,11 @@ class Nested:
         if is_import_machinery(code):
             return False  # a module's own code makes modules, classes and tables, once: none of it is the program
         ledger = self.arguments[-1].ledger
+        mark, marked = _users_mark(function)
+        if mark is not None:
+            if mark.kind in (MarkKind.DISABLED, MarkKind.SKIPPED):
+                ledger.add(of_function(DISABLED_FUNCTION, marked, mark.reason or ""))
+            return _as_it_is(function) if mark.kind is MarkKind.DISABLED else None
         if code.co_filename.startswith(_LEFT_ALONE):
             if code.co_filename.startswith(_TORCH):
                 ledger.add(Event(LIBRARY_CODE, os.path.relpath(code.co_filename, os.path.dirname(_TORCH))))
@@ -220,16 +225,24 @@ class Nested:
         if code.co_flags & _SUSPENDS or code.co_name in _COMPREHENSIONS:
             ledger.add(of_function(SUSPENDING_FRAME, function))
             return None
-        mark = mark_of(function)
-        if mark is not None:
-            if mark.kind in (MarkKind.DISABLED, MarkKind.SKIPPED):
-                ledger.add(of_function(DISABLED_FUNCTION, function, mark.reason or ""))
-            return _as_it_is(function) if mark.kind is MarkKind.DISABLED else None
         part = Function(function, *self.arguments)
         part.nested = self
         part.found = True
         self.parts.append(part)
         return part.callable()
+
+
+def _users_mark(function: types.FunctionType) -> tuple[Mark | None, types.FunctionType]:
+    """The mark of a function, and the program's own function where another compiler's decorator has wrapped that. By
+    the same decorator torch keeps that compiler from functions of its own; it says nothing of them here."""
+    mark = mark_of(function)
+    if mark is None or not function.__code__.co_filename.startswith(_TORCH):
+        return mark, function
+    wrapped = function.__dict__.get("__wrapped__")
+    wrapped = getattr(wrapped, "__func__", wrapped)
+    if isinstance(wrapped, types.FunctionType) and not wrapped.__code__.co_filename.startswith(_TORCH):
+        return mark, wrapped
+    return None, function
 
 
 def _as_it_is(function: types.FunctionType) -> CompiledCallable:
