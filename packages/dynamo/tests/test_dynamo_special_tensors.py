@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -103,3 +104,15 @@ def test_a_dense_tensor_in_its_place_is_compiled_anew(kind: str) -> None:
     for given in (KINDS[kind](), dense, KINDS[kind](), dense):
         assert described(compiled(x, given, Holder())) == described(uses(x, given, Holder()))
     assert len(made) == 3  # one with the dense tensor within
+
+
+@pytest.mark.parametrize("kind", ["conjugated", "negated"])
+def test_a_copy_is_of_the_same_kind(kind: str) -> None:
+    """What `copy` makes a tensor of sets the bits that say how its memory is read."""
+
+    def copies(x: torch.Tensor, t: torch.Tensor) -> Any:
+        return x.sin() + 1, copy.copy(t), copy.deepcopy(t)
+
+    x, given = torch.rand(2), KINDS[kind]()
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(copies)
+    assert described(compiled(x, given)) == described(copies(x, given))

@@ -228,7 +228,10 @@ class Calls:
             packages = torch_calls.BREAK_PACKAGES.items()
             reason = next((why for package, why in packages if module.startswith(package)), None)
         if reason is not None:
-            raise BreakGraph(reason, f"call of {module}.{getattr(fn, '__qualname__', fn)}")
+            name = getattr(fn, "__qualname__", str(fn))
+            if name.startswith("pybind11_"):  # which puts a record of its own there
+                name = fn.__name__
+            raise BreakGraph(reason, f"call of {module}.{name}")
 
     def _native(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return fn(*args, **kwargs)

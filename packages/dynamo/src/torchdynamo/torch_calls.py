@@ -121,6 +121,9 @@ BREAKS: dict[Any, str] = {
     torch.nn.utils.rnn.pack_padded_sequence: "data_dependent_shape",
     torch.nn.utils.rnn.pad_packed_sequence: "data_dependent_shape",
     torch.utils.swap_tensors: "tensor_metadata_write",
+    torch._C._set_conj: "tensor_metadata_write",
+    torch._C._set_neg: "tensor_metadata_write",
+    torch._C._set_tensor_metadata: "tensor_metadata_write",  # type: ignore[attr-defined]
     torch.Tensor.as_subclass: "tensor_subclass",
     torch.nn.parallel.DistributedDataParallel.forward: "distributed",
     torch.compile: "compiler",
