@@ -162,10 +162,74 @@ def traceback_read(x: torch.Tensor, box: Box) -> torch.Tensor:
     return x.sin()
 
 
+def chained_through_finally(x: torch.Tensor, box: Box) -> torch.Tensor:
+    try:
+        return bad_shapes(x, box)
+    except RuntimeError:
+        try:
+            raised_from(x, box)
+        finally:
+            print(end="")
+            box.items.append(x.sin())
+    return x
+
+
+def chained_through_frames(x: torch.Tensor, box: Box) -> torch.Tensor:
+    try:
+        chained_through_finally(x, box)
+    except Refused:
+        try:
+            deep(x, box)
+        except RuntimeError:
+            missing_key(x, box)
+    return x
+
+
+def leaves_a_loop_within_blocks(x: torch.Tensor, box: Box) -> torch.Tensor:
+    for step in (item for item in range(3)):
+        with torch.enable_grad():
+            box.count += step
+            loses_a_key(x, box)
+    return x
+
+
+def loses_a_key(x: torch.Tensor, box: Box) -> None:
+    with torch.no_grad():
+        del box.table["absent"]
+
+
+def passes_a_loop(x: torch.Tensor, box: Box) -> torch.Tensor:
+    return leaves_a_loop_within_blocks(x, box) + 1
+
+
+def raises_nothing(x: torch.Tensor, box: Box) -> torch.Tensor:
+    raise
+
+
+def raises_nothing_further_in(x: torch.Tensor, box: Box) -> torch.Tensor:
+    box.count += 1
+    return raises_nothing(x, box) + 1
+
+
+def raises_what_it_kept(x: torch.Tensor, box: Box) -> torch.Tensor:
+    try:
+        missing_key(x, box)
+    except KeyError as error:
+        kept = error
+    print(end="")
+    raise kept
+
+
 PROGRAMS = [
     effects_before, bad_shapes, deep, missing_key, raised_from, raised_again, swallowed, passed_through,
-    break_in_finally, caught_outside, assertion, traceback_read,
+    break_in_finally, caught_outside, assertion, traceback_read, chained_through_finally, chained_through_frames,
+    leaves_a_loop_within_blocks, passes_a_loop, raises_nothing, raises_nothing_further_in, raises_what_it_kept,
 ]  # fmt: skip
+
+
+def chain(error: BaseException | None) -> Any:
+    """An exception with those behind it."""
+    return error and (type(error), str(error), vars(error), chain(error.__cause__), chain(error.__context__))
 
 
 def outcome(program: Callable[..., Any], x: torch.Tensor, box: Box) -> tuple[Any, ...]:
@@ -176,9 +240,8 @@ def outcome(program: Callable[..., Any], x: torch.Tensor, box: Box) -> tuple[Any
     try:
         result: Any = ("returned", program(x, box))
     except Exception as error:
-        chain = [(type(e), str(e), vars(e)) for e in (error, error.__cause__, error.__context__) if e is not None]
         lines = [f.lineno for f in traceback.extract_tb(error.__traceback__) if f.filename == __file__][1:]
-        result = ("raised", chain, lines)
+        result = ("raised", chain(error), lines)
     return (result, box.items, box.table, box.count, TOTAL, dict(COUNTERS))
 
 

@@ -29,7 +29,7 @@ from torchdynamo.interpreter.protocol import NULL
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.liveness import live_slots
 from torchdynamo.marks import MarkKind, mark_of
-from torchdynamo.resume import Entrance, Entry, StackSlot, origin_of
+from torchdynamo.resume import Entrance, Entry, StackSlot, make_resume, origin_of
 from torchdynamo.suspended import closes
 
 # (function, entrance, compiled, frames inside) -> what enters the function there. What goes on inside of it is named so
@@ -309,9 +309,9 @@ def _compiled_rest(place: Place, step: Step, run: str | None) -> Lines:
     handled = [error for frame in reversed(place.stopped.frames) for error in frame.handled.values()]
     for error in handled:  # innermost first; as the program would find it with sys.exc_info()
         raised = place.codegen.value(error)
-        parts = f"{raised}.__traceback__, {raised}.__context__"
-        handling = _indented([f"{parts} = kept", *lines])
-        lines = [f"kept = {parts}", "try:", f"    raise {raised}", "except BaseException:", *handling]
+        handling = _indented([f"{raised}.__traceback__ = kept", *lines])
+        lines = [f"kept = {raised}.__traceback__", "try:", f"    {_passing(place, raised)}"]
+        lines += ["except BaseException:", *handling]
     place.stack = step.stack
     lines = ["failed = None", "try:", *_indented(lines), "except BaseException as error:", "    failed = error"]
     lines += ["if failed is not None:"]
@@ -354,6 +354,14 @@ def _raisers(place: Place) -> list[str]:
         if handles:
             break
     return found
+
+
+def _passing(place: Place, error: str) -> str:
+    """A statement that raises an exception as it is: `raise` would set its context anew."""
+    return f"{place.codegen.pin(_pass_on)}([{error}])"
+
+
+_pass_on = make_resume(lambda: None, Entrance(0, entry=Entry.PASS))
 
 
 def _lines(place: Place) -> tuple[types.FunctionType, ...]:
@@ -602,9 +610,11 @@ def _unpack(place: Place) -> Step:
     return Step([f"({left}) = {place.pop()}" if names else f"() = {place.pop()}"], place.stack, list(reversed(names)))
 
 
-def _raise(place: Place) -> Step:
+def _raise(place: Place) -> Step | None:
     """Bare `raise` finds the handled exception, since the statement runs in its handler."""
     argument = place.instruction.arg or 0
+    if not argument and not any(frame.handled for frame in place.stopped.frames):
+        return None  # what a caller of the compiled function handles, or a new exception: only the run tells
     cause = f" from {place.pop()}" if argument == 2 else ""
     raised = (place.pop(),) if argument else ()
     line = " ".join(("raise", *raised)) + cause
@@ -615,7 +625,7 @@ def _reraise(place: Place) -> Step:
     """What a `finally` block or a handler passes on. Its traceback has the frame already."""
     error = place.pop()
     without_top = f"{error}.__traceback__ = {error}.__traceback__.tb_next"
-    lines = ["try:", f"    raise {error}", "except BaseException:", f"    {without_top}", "    raise"]
+    lines = ["try:", f"    {_passing(place, error)}", "except BaseException:", f"    {without_top}", "    raise"]
     return Step(lines, place.stack, [], calls=False, executed=0, again=True, raised=(error,))
 
 

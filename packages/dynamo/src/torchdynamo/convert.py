@@ -474,14 +474,19 @@ def _capture(
 
 
 def _raise_to_refuse(captured: Captured) -> int:
-    """The raise of an exception that the program is handling where it stopped, if the graph cannot hold it, or -1.
+    """The raise of an exception that the program has at hand where it stopped, if the graph cannot hold it, or -1.
 
     Generated code could make an exception, or hand on that of an earlier part, but not the traceback that it has got
     on its way: it is raised for real instead.
     """
     assert captured.stopped is not None
-    handled = [error for frame in captured.stopped.frames for error in frame.handled.values()]
-    ordinals = [captured.raises.get(id(error), captured.passes.get(id(error), -1)) for error in handled]
+    held = [
+        value
+        for frame in captured.stopped.frames
+        for value in (*frame.handled.values(), *frame.stack, *frame.locals.values())
+        if isinstance(value, BaseException)
+    ]
+    ordinals = [captured.raises.get(id(error), captured.passes.get(id(error), -1)) for error in held]
     return min((ordinal for ordinal in ordinals if ordinal >= 0), default=-1)
 
 
