@@ -510,10 +510,9 @@ class Codegen:
     def _write(self, slot: Slot, value: Any) -> None:
         owner = self.value(slot.owner)
         if slot.kind == "cell":
-            text = f"del {owner}.cell_contents" if value is DELETED else f"{owner}.cell_contents = {self.value(value)}"
+            discard, target = f"del {owner}.cell_contents", f"{owner}.cell_contents = "
         elif slot.kind == "global":
-            absent = f"{owner}.pop({slot.name!r}, None)"
-            text = absent if value is DELETED else f"{owner}[{slot.name!r}] = {self.value(value)}"
+            discard, target = f"{owner}.pop({slot.name!r}, None)", f"{owner}[{slot.name!r}] = "
         else:
             base = "type" if isinstance(slot.owner, type) else "object"
             if isinstance(slot.owner, (types.FunctionType, types.ModuleType, torch.Tensor)):
@@ -521,11 +520,12 @@ class Codegen:
                 base = self.pin(torch.Tensor if known is None else type(known.original))
             elif isinstance(slot.owner, threading.local):
                 base = self.pin(threading.local)
-            if value is DELETED:
-                text = f"{self.pin(discard_attribute)}({base}, {owner}, {slot.name!r})"
-            else:
-                text = f"{base}.__setattr__({owner}, {slot.name!r}, {self.value(value)})"
-        self.effects.append(text)
+            discard = f"{self.pin(discard_attribute)}({base}, {owner}, {slot.name!r})" if slot.deleted else ""
+            target = f"{base}.__setattr__({owner}, {slot.name!r}, "
+        if value is DELETED or (slot.deleted and slot.kind != "cell"):
+            self.effects.append(discard)
+        if value is not DELETED:
+            self.effects.append(f"{target}{self.value(value)}{')' if slot.kind == 'attribute' else ''}")
 
     def _write_back(self, known: External) -> None:
         shadow, before = known.value, known.snapshot

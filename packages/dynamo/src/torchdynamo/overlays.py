@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from torchdynamo.interpreter.protocol import MISSING, Marker
@@ -15,15 +15,19 @@ DELETED: Final = Marker("DELETED")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Slot:
-    """A place in the outside world: an attribute of an object, a global of a module, a cell's contents."""
+    """A place in the outside world: an attribute of an object, a global of a module, a cell's contents.
+
+    Where the program has deleted what was there, a value that it has written since comes last in its namespace.
+    """
 
     owner: Any
     name: str
     kind: str  # "attribute", "global" or "cell"
+    deleted: bool = False
 
 
 class Overlays:
-    """The last value written to each slot, in the order of the first write."""
+    """The last value written to each slot, in the order of the first write since it was deleted, or at all."""
 
     def __init__(self) -> None:
         self._slots: dict[tuple[int, str, str], tuple[Slot, Any]] = {}
@@ -37,8 +41,12 @@ class Overlays:
     def write(self, owner: Any, name: str, value: Any, kind: str = "attribute") -> None:
         self.count += 1
         key = (id(owner), name, kind)
-        entry = self._slots.get(key)
-        self._slots[key] = (Slot(owner, name, kind) if entry is None else entry[0], value)
+        slot, before = self._slots.get(key, (Slot(owner, name, kind), MISSING))
+        if before is DELETED:
+            del self._slots[key]
+        elif value is DELETED:
+            slot = replace(slot, deleted=True)
+        self._slots[key] = (slot, value)
 
     def names(self, owner: Any) -> dict[str, Any]:
         """What was written to the attributes of `owner`."""
@@ -48,12 +56,19 @@ class Overlays:
             if key == id(owner) and kind == "attribute"
         }
 
-    def take(self, owner: Any) -> dict[str, Any]:
-        """The attribute writes to `owner`, removed from here."""
-        found = self.names(owner)
-        for name in found:
+    def put(self, owner: Any, table: dict[str, Any]) -> None:
+        """Makes a table of the attributes of `owner` what the writes have made of it."""
+        for name, value in self.names(owner).items():
+            if self._slots[id(owner), name, "attribute"][0].deleted:
+                table.pop(name, None)
+            if value is not DELETED:
+                table[name] = value
+
+    def move(self, owner: Any, table: dict[str, Any]) -> None:
+        """The same, into a table that stands for the attributes from now on."""
+        self.put(owner, table)
+        for name in self.names(owner):
             del self._slots[id(owner), name, "attribute"]
-        return found
 
     def writes(self) -> Iterator[tuple[Slot, Any]]:
         return iter(list(self._slots.values()))

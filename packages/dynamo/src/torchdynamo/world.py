@@ -387,11 +387,7 @@ class Outside:
         first = id(attributes) not in self.externals.by_original
         shadow: dict[str, Any] = self.externals.wrap(attributes, InstanceDict(known.source))
         if first:  # earlier writes move from the overlay into the shadow, which answers from now on
-            for name, value in self.overlays.take(obj).items():
-                if value is DELETED:
-                    shadow.pop(name, None)
-                else:
-                    shadow[name] = value
+            self.overlays.move(obj, shadow)
         return shadow
 
     def slot_get(self, obj: Any, member: types.MemberDescriptorType) -> Any:
@@ -587,11 +583,7 @@ class Outside:
             return table  # type: ignore[no-any-return]
         self.ambient(_class_names, (kind,))
         found = {name: self._class_attribute(kind, name, value) for name, value in table.items()}
-        for name, value in self.overlays.names(kind).items():
-            if value is DELETED:
-                del found[name]
-            else:
-                found[name] = value
+        self.overlays.put(kind, found)
         return types.MappingProxyType(found)
 
     def made_class(self, kind: type) -> bool:
