@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 import types
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -96,6 +97,8 @@ def test_integer_arguments(program: Callable[..., Any], most: int) -> None:
         lambda x, n: x + divmod(n, 2)[0] + (n & 1) + (n << 1),
         lambda x, n: x + float(n) + int(n) + bool(n) + n / 2 + n**2,
         lambda x, n: x + sum(range(n)) + [1, 2, 3, 4, 5, 6][n],
+        lambda x, n: x + ((n + 1) is [3][0]) + 2 * (n is not types.SimpleNamespace(a=2).a),
+        lambda x, n: x + ((n > 2) is True) + 2 * ((n + 300) is (n + 299)) + 4 * (n is None),
     ],
 )
 def test_integers_that_are_needed_as_values(program: Callable[..., Any]) -> None:
@@ -103,6 +106,48 @@ def test_integers_that_are_needed_as_values(program: Callable[..., Any]) -> None
     x = torch.randn(3)
     for sweep in ([1, 2, 3, 4, 5], [5, 1, 0, 3, 1]):
         versions(program, [(x, n) for n in sweep], program)
+
+
+Pair = collections.namedtuple("Pair", "first second")  # noqa: PYI024  (its `__repr__` is Python code)
+
+
+class Items(list):  # type: ignore[type-arg]
+    pass
+
+
+HOLDERS: dict[str, Callable[[int], Any]] = {
+    "number": lambda n: n,
+    "float": lambda n: n * 0.5,
+    "bool": lambda n: n > 4,
+    "nested": lambda n: [{"a": (n,)}],
+    "named tuple": lambda n: [Pair(n, 1)],
+    "subclass": lambda n: Items([n]),
+    "deque": lambda n: collections.deque([n]),
+    "ordered": lambda n: collections.OrderedDict(a=n),
+    "values": lambda n: {"a": n}.values(),
+    "proxy": lambda n: types.MappingProxyType({"a": n}),
+    "namespace": lambda n: types.SimpleNamespace(a=n),
+    "slice": lambda n: slice(n),
+    "shape": lambda n: torch.ones(n, 2).shape,
+    "exception": lambda n: KeyError(n),
+    "exceptions": lambda n: [ExceptionGroup("a", [ValueError(n, [n])])],
+    "system": lambda n: OSError(n, "text"),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS.values(), ids=HOLDERS)
+def test_texts_show_numbers(holder: Callable[[int], Any]) -> None:
+    """No name of a symbol is in any text that a program makes of what holds a number."""
+
+    def program(x: torch.Tensor, n: int) -> tuple[Any, ...]:
+        value = holder(n)
+        texts = (str(value), repr(value), ascii(value), f"{value} {value!r}", format(value), "%s %r" % (value, value))  # noqa: UP031
+        return (x + n, *texts, "{} {!r}".format(value, value), "{a}".format_map({"a": value}), value.__str__())  # noqa: UP032
+
+    options = torchdynamo.CaptureOptions(strict=True)
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=options)(program)
+    for n in (3, 4, 5, 4):
+        assert repr(compiled(torch.zeros(2), n)) == repr(program(torch.zeros(2), n))
 
 
 def test_integers_beyond_64_bits() -> None:

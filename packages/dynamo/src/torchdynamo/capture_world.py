@@ -8,7 +8,8 @@ import copy
 import operator
 import re
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NoReturn
 
 import torch
@@ -231,7 +232,18 @@ class CaptureWorld(PlainWorld):
         if isinstance(value, BaseException) and not spec:
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
-        return super().format_value(concrete(value), spec)
+        with self._numbers_shown():
+            return super().format_value(concrete(value), spec)
+
+    @contextmanager
+    def _numbers_shown(self) -> Iterator[None]:
+        """In any text that C code makes meanwhile of what holds symbols, these are numbers."""
+        env = self.outside.shape_env
+        before, env.shows_numbers = env.shows_numbers, True
+        try:
+            yield
+        finally:
+            env.shows_numbers = before
 
     # -- iteration --------------------------------------------------------------------------
 
@@ -290,6 +302,8 @@ class CaptureWorld(PlainWorld):
 
     def is_same(self, a: Any, b: Any) -> bool:
         if a is not b:
+            if scalars.both_of_a_kind(a, b):  # small ints and bools are one object each
+                return concrete(a) is concrete(b)
             self.outside.guard_distinct(a, b)
         return a is b
 
@@ -392,14 +406,14 @@ class CaptureWorld(PlainWorld):
         self.tell_apart(*_compared(fn, args))
         for argument in args:
             self.outside.refuse_iterator(argument)
-        if any(fn is one for one in _SHOW_VALUES):
+        if any(fn is one for one in _NEED_NUMBERS):
             args = concrete(args)
         if isinstance(fn, types.BuiltinFunctionType) and not isinstance(fn.__self__, (types.ModuleType, type)):
             owner = fn.__self__
             self.outside.refuse_opaque(owner)
             if owner is not None and not self._may_call_method_of(owner):
                 raise BreakGraph("c_function", f"method {fn.__name__} of a {type(owner).__qualname__}")
-            return super().call_leaf(fn, args, kwargs)
+            return self._call_c(fn, args, kwargs)
         module = getattr(fn, "__module__", None) or type(fn).__module__
         if isinstance(fn, types.MethodDescriptorType | types.WrapperDescriptorType | types.MethodWrapperType):
             module = fn.__objclass__.__module__
@@ -414,7 +428,15 @@ class CaptureWorld(PlainWorld):
             module = "builtins"
         if module not in torch_calls.PURE_C_MODULES and package not in ("torch", "builtins"):
             raise BreakGraph("c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}")
-        return super().call_leaf(fn, args, kwargs)
+        if package == "torch" and getattr(fn, "__name__", "") != "__repr__":
+            return super().call_leaf(fn, args, kwargs)
+        return self._call_c(fn, args, kwargs)
+
+    def _call_c(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        if not self.outside.shape_env.symbols:
+            return super().call_leaf(fn, args, kwargs)
+        with self._numbers_shown():
+            return super().call_leaf(fn, args, kwargs)
 
     def _may_call_method_of(self, owner: Any) -> bool:
         if self.outside.externals.lookup(owner) is None:
@@ -484,7 +506,8 @@ _SEARCHING_FUNCTIONS: list[Any] = [
     collections._count_elements,  # type: ignore[attr-defined]  # of Counter
 ]  # fmt: skip
 _QUESTIONS_OF_TYPE: list[Any] = [isinstance, issubclass, callable, id]
-_SHOW_VALUES: list[Any] = [str, repr, ascii, format, hash]  # a list: the functions asked for may not be hashable
+# A list: the functions asked for may not be hashable. The class of an OSError depends on the number.
+_NEED_NUMBERS: list[Any] = [str, repr, ascii, format, hash, OSError]
 
 
 def _module_of_frame(world: CaptureWorld) -> Any:

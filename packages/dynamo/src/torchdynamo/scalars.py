@@ -40,6 +40,15 @@ def _both_numbers(a: Any, b: Any) -> bool:
     return (is_symbolic(a) or is_symbolic(b)) and type(a) in _NUMBERS and type(b) in _NUMBERS
 
 
+def both_of_a_kind(a: Any, b: Any) -> bool:
+    """Whether both are numbers of one type, and one is symbolic."""
+    return (isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC)) and _type(a) is _type(b)
+
+
+def _type(number: Any) -> Any:
+    return number.node.pytype if isinstance(number, SYMBOLIC) else type(number)
+
+
 def binary(op: str, a: Any, b: Any, native: Callable[[Any, Any], Any]) -> Any:
     """`a op b` of two numbers; MISSING when no operand is symbolic, or one is no number."""
     if not _both_numbers(a, b):

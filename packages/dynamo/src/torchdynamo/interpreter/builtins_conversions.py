@@ -184,7 +184,7 @@ def call_str_mod(world: World, args: Args, kwargs: Kwargs) -> Any:
     if len(args) != 2 or kwargs:
         return str.__mod__(*args, **kwargs)
     text, values = args
-    if type(values) is tuple:
+    if isinstance(values, tuple):
         values = tuple(_shown_argument(world, value) for value in values)
     elif type(values) is dict:
         values = {name: _shown_argument(world, value) for name, value in values.items()}

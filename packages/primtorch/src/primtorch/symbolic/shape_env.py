@@ -71,6 +71,8 @@ class ShapeEnv:
     def __init__(self, user_frame: Callable[[], tuple[UserFrame, ...]] | None = None) -> None:
         self.user_frame = user_frame or _no_frames
         self.symbols: dict[str, SymbolInfo] = {}
+        self.shows_numbers = False
+        """Whether the text of a symbolic number is its value, guarded from then on, as it is where a program asks."""
         self.guards: list[ShapeGuard] = []
         self.assumptions: list[ShapeGuard] = []
         """What the program asserts of data-dependent sizes: to be checked at run time, not before the call."""

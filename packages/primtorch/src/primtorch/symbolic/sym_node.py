@@ -93,7 +93,11 @@ class SymNode:
 
     __str__ = str
     __repr__ = str
-    _graph_repr = str
+
+    def _graph_repr(self) -> Text:
+        if not self.env.shows_numbers:
+            return self.str()
+        return repr(self.int_() if self.is_int() else self.guard_float("", 0) if self.is_float() else self.bool_())
 
     def clone(self) -> SymNode:
         return self
