@@ -435,6 +435,28 @@ def test_shapes_that_change_in_place(program: Program) -> None:
     check(program, lambda: leaves((4, 4), (4, 4), grad=False))
 
 
+def change_and_write(x, y):
+    x.t_().mul_(y)
+    return x
+
+
+@pytest.mark.parametrize("program", [*(p for p in CHANGED_SHAPES if p is not flat_before_the_change), change_and_write])
+def test_shapes_that_change_in_place_without_histories(program: Program) -> None:
+    with torch.no_grad():
+        check(program, lambda: leaves((4, 4), (4, 4)), non_leaf=True)
+        check(program, lambda: leaves((4, 4), (4, 4)))
+
+
+def test_a_shape_of_which_autograd_does_not_know_is_refused_with_grad_mode_on() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        x.t_()
+        with torch.enable_grad():
+            return x * 2
+
+    with torch.no_grad(), pytest.raises(UnsupportedMutation, match="another shape in place under no_grad"):
+        aot_function(program, fw_compiler=identity)(*leaves((4, 4)))
+
+
 def test_a_derivative_that_reads_an_input_of_another_shape_raises_as_in_eager() -> None:
     for function in (changed_back, aot_function(changed_back, fw_compiler=identity)):
         z, _ = function(*(x * 1 for x in leaves((4, 4), (4, 4))))

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
@@ -55,6 +56,13 @@ def is_wrapped(t: object) -> bool:
     return isinstance(t, torch.Tensor) and torch._is_functional_tensor(t)
 
 
+def has_history(t: torch.Tensor) -> bool:
+    """Whether a gradient for the tensor leads somewhere. Asking that of some views raises: they have none."""
+    with contextlib.suppress(RuntimeError):
+        return t.grad_fn is not None
+    return False
+
+
 def storage_was_replaced(outer: torch.Tensor) -> bool:
     """True after `set_` or a `.data` assignment."""
     return bool(torch._functionalize_was_storage_changed(outer))
@@ -93,6 +101,8 @@ class InPlaceCalls(TorchFunctionMode):
         self.layouts = KeptLayouts(inputs, with_strides)
         self.present = PresentViews()
         self.reshaped: set[int] = set()  # memories of which a view was given another shape without autograd's knowledge
+        self.with_histories = torch.is_grad_enabled()
+        self.unknown: set[int] = set()  # where they are not asked for: memories of what was given another shape
         self.symbolic = symbolic
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -122,6 +132,8 @@ class InPlaceCalls(TorchFunctionMode):
             if overlaps:
                 raise RuntimeError(_OVERLAP)
             _update_history(args[0])
+        if self.unknown and torch.is_grad_enabled() and name != "__get__":
+            self._refuse_unknown_history((args, kwargs))
         written = written_by(args, kwargs, in_place)
         if overload is not None and name not in _NO_WRITE:
             written = written_tensors(overload, args, kwargs)
@@ -148,10 +160,25 @@ class InPlaceCalls(TorchFunctionMode):
         if torch.is_grad_enabled():
             _update_history(target)
             return self.present.change(name, args, kwargs) if may_change(target) else func(*args, **kwargs)
+        if not self.with_histories:
+            self.unknown.add(target.untyped_storage()._cdata)
+            if target.requires_grad and target._is_view() and not has_history(target):
+                return self.present.change_without_history(name, args, kwargs)
+            with torch.enable_grad():
+                return self.present.change(name, args, kwargs)
         result = self._run(func, name, args, kwargs)
         if target._is_view():
             self.reshaped.add(target.untyped_storage()._cdata)
         return result
+
+    def _refuse_unknown_history(self, values: Any) -> None:
+        """In eager the gradient would come in the shape that the tensor was given under no_grad."""
+        for t in pytree.tree_leaves(values):
+            if is_wrapped(t) and t.requires_grad and t.untyped_storage()._cdata in self.unknown:
+                raise UnsupportedMutation(
+                    "a tensor that needs a gradient was given another shape in place under no_grad, and is used with "
+                    "grad mode on; take a view of that shape instead"
+                )
 
     def _refuse_lost_history(self, written: Sequence[torch.Tensor]) -> None:
         """Autograd takes the views of a functional tensor again after a write, in the shape that they were made in."""

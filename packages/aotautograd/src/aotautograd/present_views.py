@@ -51,6 +51,15 @@ class PresentViews:
         self._replace(tensor, view)
         return view
 
+    def change_without_history(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+        """The same for a view that was taken under no_grad of what needs a gradient. After the change autograd raises
+        when it is asked for the view's history: it remembers the version that was before."""
+        with torch.no_grad():
+            view: torch.Tensor = getattr(torch.Tensor, name[:-1])(*args, **kwargs)
+        torch.autograd.graph.increment_version(view)
+        self._replace(self.behind(args[0]), view)
+        return view
+
     def detach(self, old: torch.Tensor) -> torch.Tensor:
         """`detach_`: the tensor may be none that autograd took for a view."""
         tensor, view = self.behind(old), old.detach()
