@@ -101,6 +101,7 @@ class KnowsItself(nn.Module):
         return x * 3 if self == _SEEN[0] and self is _SEEN[0] and id(self) == id(_SEEN[0]) else x
 
 
+@pytest.mark.expected_eager("graph_break")
 def test_a_compiled_module_is_itself_in_its_own_call() -> None:
     model = KnowsItself().double()
     compiled = torchcompile.compile(model)
@@ -164,7 +165,10 @@ def test_a_compiled_class() -> None:
         torch.testing.assert_close(copy.deepcopy(block)(x), block.forward(x))
     assert torchcompile.report().captured
     assert torch.equal(Scale(2.0)(torch.ones(3)), torch.full((3,), 2.0))
-    torch.testing.assert_close(torchcompile.compile(nn.Sequential(Block(4)))(torch.ones(4)).shape, torch.Size([4]))
+    whole = torchcompile.compile(nn.Sequential(Block(4), Wider(4), torchcompile.compile(nn.ReLU())), fullgraph=True)
+    assert whole(torch.ones(4)).shape == torch.Size([4])  # those within are part of its one graph
+    scaled = torchcompile.compile(lambda x: Scale(2.0)(x) + 1, fullgraph=True)
+    assert torch.equal(scaled(torch.ones(3)), torch.full((3,), 3.0))
     for kind in (nn.Linear, int):
         with pytest.raises(torchcompile.NotCompilable):
             torchcompile.compile(kind)

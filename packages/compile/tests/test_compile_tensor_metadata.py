@@ -125,7 +125,7 @@ def test_every_operator_of_the_kind_has_a_sample() -> None:
 
 
 @pytest.mark.expected_eager(
-    "exception", "leaf", "program_raised", "tensor_metadata_write", "write_through_gaps",
+    "exception", "leaf", "overlapping_inputs", "program_raised", "tensor_metadata_write", "write_through_gaps",
 )  # fmt: skip
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("backend", ["inductor", "eager"])

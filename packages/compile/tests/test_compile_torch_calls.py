@@ -32,6 +32,8 @@ PROGRAMS: dict[str, Callable[[torch.Tensor], Any]] = {
     "new_of_a_size": lambda x: x.new(x.size()).fill_(2) * x,
     "new_of_sizes": lambda x: x.new(x.shape[0], 2).fill_(3) + torch.Tensor.new(x, x[0].size()).fill_(1).sum(),
     "new_of_elements": lambda x: x.new((1.0, 2.0)).sum() + x,
+    "new_tensor": lambda x: x.new_tensor([1.0, 2.0]).sum() + x * torch.Tensor.new_tensor(x, x[0].detach()),
+    "new_tensor_of_another_type": lambda x: x.new_tensor([[1, 2, 3]], dtype=torch.long) + x,
     "init": lambda x: (
         torch.nn.init.constant_(x * 2, 3.0) + torch.nn.init.zeros_(x * 2) + torch.nn.init.eye_(x[:2] * 2).sum()
     ),

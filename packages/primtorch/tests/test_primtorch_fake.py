@@ -100,6 +100,17 @@ def test_copies() -> None:
     assert repr(x) == "FakeTensor(float32[6, 4](1, 6) cpu)"
 
 
+def test_constructors_of_a_tensors_kind_take_symbolic_sizes() -> None:
+    env = ShapeEnv()
+    mode = FakeMode(env)
+    x = mode.from_tensor(torch.ones(3, 2, dtype=torch.float64), dynamic={0: env.symbol(3, "x.size(0)")})
+    with mode:
+        made = (x.new(4), x.new(x.size()), x.new([1.0]), x.new_tensor([1.0, 2.0]), x.new_tensor(x[0]))
+    shapes = [(4,), tuple(x.shape), (1,), (2,), (2,)]
+    assert [tuple(m.shape) for m in made] == shapes and all(m.dtype is torch.float64 for m in made)
+    assert not env.guards
+
+
 def test_restriding_in_place() -> None:
     x = FakeMode().from_tensor(torch.randn(4, 6))
     x.t_()

@@ -197,11 +197,17 @@ class InPlaceCalls(TorchFunctionMode):
         rule = SYMBOLIC_RULES.get(func) if self.symbolic else None
         if rule is not None and any(map(is_symbolic, (*args, *kwargs.values()))):
             return rule(*args, **kwargs)
+        if func in _OF_A_KIND and args:
+            args = (torch.empty((), dtype=args[0].dtype, device=args[0].device), *args[1:])
         fill = _FILLS.get(func) if "out" in kwargs else None
         if fill is not None and _sizes(args, kwargs) == tuple(kwargs["out"].shape):
             return fill(kwargs["out"], kwargs)
         return func(*args, **kwargs)
 
+
+# They read no more of their tensor than its type and device, which they take from its dispatch keys. A tensor with
+# symbolic sizes bears another key.
+_OF_A_KIND: frozenset[Any] = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})  # type: ignore[attr-defined]
 
 # Factories that resize out= before they fill it: what they do to one that has its size.
 _FILLS: dict[Any, Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]] = {

@@ -39,7 +39,7 @@ from torchdynamo.optimizers import LOOPS, loop_for
 from torchdynamo.overlays import MISSING
 from torchdynamo.patches import behind_patch
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.recorder import BREAKS_BY_NAME
+from torchdynamo.recorder import BREAKS_BY_NAME, METHODS_OF_FAKES
 from torchdynamo.scalars import SYMBOLIC
 from torchdynamo.world import Outside, getattr_static_dict
 
@@ -99,6 +99,8 @@ class Calls:
             return self.emissions.cached(fn, args, kwargs)
         if kind.__name__ == "ScriptFunction" and hasattr(fn, "_torchdynamo_inline"):
             return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
+        if isinstance(kind.__call__, CompiledCallable):  # an object of a compiled class, or a compiled module
+            return Redirect(self.outside.class_get(kind, "__call__")[0].function, (fn, *args), kwargs)
         if isinstance(fn, nn.Module):
             return self._module_object(fn, args, kwargs)
         if kind is weakref.ReferenceType and not args and not kwargs:
@@ -235,6 +237,9 @@ class Calls:
 
     def _native(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return fn(*args, **kwargs)
+
+    def _method_of_tensors(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        return getattr(torch.Tensor, fn.__name__)(*args, **kwargs)  # the recorder runs the fake's in its place
 
     def _watched(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """A function of torch's C modules that is no operator. What it does to the ambient state is done for real."""
@@ -599,6 +604,7 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (str, Calls._text),
     (repr, Calls._text),
     (copy.deepcopy, Calls._deep_copy),
+    *((method, Calls._method_of_tensors) for method in METHODS_OF_FAKES.values()),
     *((function, Calls._native) for function in _LINES_OF_SOURCE),
     *((function, Calls._ambient_read) for function in torch_calls.AMBIENT_READS),
     *((block, Calls._ambient) for block in torch_calls.STATE_BLOCKS),

@@ -31,6 +31,12 @@ from torchdynamo.regions import Regions
 from torchdynamo.sources import Computed, Source
 from torchdynamo.view_writes import gap_behind, memory_of, reads_memory_of
 
+# Methods that torch's own code does not do for every fake.
+METHODS_OF_FAKES: dict[Any, Callable[..., Any]] = {
+    torch.Tensor.new: FakeTensor.new,  # type: ignore[attr-defined]
+    torch.Tensor.new_tensor: FakeTensor.new_tensor,
+}
+
 # Operator methods of tensors and the function that a reader of the graph knows them by.
 _OPERATORS: dict[str, Callable[..., Any]] = {
     f"__{name}__": function
@@ -293,7 +299,7 @@ class Recorder:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number
                 func, args, kwargs = torch.tensor, (constants.number(known),), {"dtype": known.dtype}
-            result = func(*args, **kwargs) if known is None else known
+            result = METHODS_OF_FAKES.get(func, func)(*args, **kwargs) if known is None else known
         except FAKE_ERRORS as error:
             raise as_break(error) from error
         except RuntimeError as error:

@@ -136,6 +136,18 @@ class FakeTensor(torch.Tensor):
             raise FakeTensorError(f"{self!r} has symbolic sizes and cannot be pickled: they belong to a live ShapeEnv")
         return _unpickle, (spec, self.requires_grad)
 
+    def new(self, *args: Any, **kwargs: Any) -> torch.Tensor:  # type: ignore[override]
+        return torch.Tensor.new(self._without_sizes(), *args, **kwargs)  # type: ignore[attr-defined,no-any-return]
+
+    def new_tensor(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return torch.Tensor.new_tensor(self._without_sizes(), *args, **kwargs)
+
+    def _without_sizes(self) -> FakeTensor:
+        """Of this type and device that bears no dispatch key beside theirs: by its keys torch knows what to make."""
+        if not self.symbolic:
+            return self
+        return FakeTensor(TensorSpec((), (), self.spec.dtype, self.spec.device), self.fake_mode)
+
     def tolist(self) -> Any:
         raise DataDependentValue(
             "Tensor.tolist()",
