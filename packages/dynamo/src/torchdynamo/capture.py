@@ -15,6 +15,7 @@ from torchdynamo.calls import OpenBlock
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.codegen import parameter_name
 from torchdynamo.derivatives import CutGraph
+from torchdynamo.dynamic_policy import DynamicPolicy
 from torchdynamo.emissions import Emission
 from torchdynamo.growing_lists import ReadWhole
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
@@ -27,7 +28,7 @@ from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.scalars import NumberNeeded
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
-from torchdynamo.world import DynamicPolicy, Outside
+from torchdynamo.world import Outside
 
 
 @dataclass(slots=True)

@@ -33,6 +33,7 @@ from torchdynamo.break_step import Resume, continue_after, has_rule, started
 from torchdynamo.bytecode_text import bytecode_text
 from torchdynamo.capture import Captured, as_user_frames, interpret
 from torchdynamo.codegen import GENERATED, Codegen, flat_size, parameter_name
+from torchdynamo.dynamic_policy import DynamicPolicy
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
 from torchdynamo.events import (
     CAPTURE_FAULT,
@@ -73,7 +74,7 @@ from torchdynamo.shape_guards import add_shape_guards, shape_guards
 from torchdynamo.sources import Attribute, Source, TensorSize
 from torchdynamo.stats import Stats
 from torchdynamo.watchers import other_compiler_off, watcher
-from torchdynamo.world import DynamicPolicy, Outside
+from torchdynamo.world import Outside
 
 _log = logging.getLogger("torchdynamo")
 _names = iter(range(1 << 60))

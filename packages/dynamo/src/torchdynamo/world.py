@@ -15,6 +15,7 @@ from primtorch.fake.build import refuse_fresh
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from torchdynamo import modules, numpy_values
+from torchdynamo.dynamic_policy import INTEGER_BOUND, DynamicPolicy
 from torchdynamo.externals import (
     External,
     Externals,
@@ -56,9 +57,6 @@ from torchdynamo.sources import (
 )
 from torchdynamo.symbol_nodes import SymbolNodes
 from torchdynamo.torch_names import TorchNames
-
-# Integers that become symbols lie within these bounds, so that sums of two stay in 64 bits.
-INTEGER_BOUND = 1 << 62
 
 
 class KnownSizes(FakeMode):
@@ -698,55 +696,6 @@ class Outside:
     def has_backward_hooks(self, module: nn.Module) -> bool:
         known = self.externals.lookup(module)
         return modules.has_backward_hooks(module if known is None else known.original)
-
-
-class DynamicPolicy:
-    """Which sizes become symbols, and what the program may not do with its inputs in a graph.
-
-    Args:
-        everything: all dims of at least 2 of tensors that are not parameters.
-        changed: sizes that differed between calls: (tensor's source, dim), or an integer's source.
-        never: nothing becomes a symbol but what the user marked.
-        versions: how many there are already.
-        breaks_at_data: a size that depends on data breaks the graph.
-        refused: the user's stacks where a back end asks for a number that only the data tells; calls there break, too.
-        shared: inputs that share memory with others; a write to them breaks the graph.
-    """
-
-    def __init__(
-        self,
-        everything: bool,
-        changed: frozenset[Source],
-        never: bool = False,
-        versions: int = 0,
-        breaks_at_data: bool = False,
-        refused: frozenset[tuple[UserFrame, ...]] = frozenset(),
-        shared: frozenset[Source] = frozenset(),
-    ) -> None:
-        self.versions = versions
-        self.breaks_at_data = breaks_at_data
-        self.refused = refused
-        self.shared = shared
-        self.everything = everything
-        self.changed = changed
-        self.never = never
-
-    def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
-        marks = size_marks(tensor)
-        parameter = isinstance(tensor, nn.Parameter)
-        found = []
-        for dim, size in enumerate(tensor.shape):
-            kind = marks[dim].kind if dim in marks else None
-            if size < 2 or kind is SizeKind.STATIC or (self.never and kind is not SizeKind.DYNAMIC):
-                continue
-            chosen = kind is not None or (self.everything and not parameter)
-            if chosen or TensorSize(source, dim) in self.changed:
-                found.append(dim)
-        return tuple(found)
-
-    def number(self, value: int | float, source: Source) -> bool:
-        fits = isinstance(value, float) or abs(value) <= INTEGER_BOUND
-        return source in self.changed and not self.never and fits
 
 
 # Rounds of a loop with breaks that get code of their own, with whatever follows in the same graph.

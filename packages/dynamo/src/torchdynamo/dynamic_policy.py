@@ -1,0 +1,62 @@
+"""Which sizes and numbers become symbols, and what the program may not do with its inputs in a graph."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from primtorch.schemas import UserFrame
+from torchdynamo.size_marks import SizeKind, size_marks
+from torchdynamo.sources import Source, TensorSize
+
+# Integers that become symbols lie within these bounds, so that sums of two stay in 64 bits.
+INTEGER_BOUND = 1 << 62
+
+
+class DynamicPolicy:
+    """Which sizes become symbols, and what the program may not do with its inputs in a graph.
+
+    Args:
+        everything: all dims of at least 2 of tensors that are not parameters.
+        changed: sizes that differed between calls: (tensor's source, dim), or an integer's source.
+        never: nothing becomes a symbol but what the user marked.
+        versions: how many there are already.
+        breaks_at_data: a size that depends on data breaks the graph.
+        refused: the user's stacks where a back end asks for a number that only the data tells; calls there break, too.
+        shared: inputs that share memory with others; a write to them breaks the graph.
+    """
+
+    def __init__(
+        self,
+        everything: bool,
+        changed: frozenset[Source],
+        never: bool = False,
+        versions: int = 0,
+        breaks_at_data: bool = False,
+        refused: frozenset[tuple[UserFrame, ...]] = frozenset(),
+        shared: frozenset[Source] = frozenset(),
+    ) -> None:
+        self.versions = versions
+        self.breaks_at_data = breaks_at_data
+        self.refused = refused
+        self.shared = shared
+        self.everything = everything
+        self.changed = changed
+        self.never = never
+
+    def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
+        marks = size_marks(tensor)
+        parameter = isinstance(tensor, nn.Parameter)
+        found = []
+        for dim, size in enumerate(tensor.shape):
+            kind = marks[dim].kind if dim in marks else None
+            if size < 2 or kind is SizeKind.STATIC or (self.never and kind is not SizeKind.DYNAMIC):
+                continue
+            chosen = kind is not None or (self.everything and not parameter)
+            if chosen or TensorSize(source, dim) in self.changed:
+                found.append(dim)
+        return tuple(found)
+
+    def number(self, value: int | float, source: Source) -> bool:
+        fits = isinstance(value, float) or abs(value) <= INTEGER_BOUND
+        return source in self.changed and not self.never and fits
