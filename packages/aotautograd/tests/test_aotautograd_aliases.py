@@ -521,3 +521,15 @@ def test_a_function_of_the_users_takes_a_tensor_in_its_new_shape() -> None:
         runs.append((twice, value, x.grad))
     for a, b in zip(*runs, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-12, atol=1e-12)
+
+
+def test_a_function_of_the_users_in_a_callable_is_not_called_with_the_old_shape() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        z = x * 1
+        z.t_()
+        with torch.no_grad():
+            z.sin()
+        return doubled(z)
+
+    with pytest.raises(UnsupportedMutation, match=r"autograd\.Function takes"):
+        aot_function(program, fw_compiler=identity)(*leaves((3, 3)))

@@ -101,12 +101,16 @@ class InPlaceCalls(TorchFunctionMode):
         self.layouts = KeptLayouts(inputs, with_strides)
         self.present = PresentViews()
         self.reshaped: set[int] = set()  # memories of which a view was given another shape without autograd's knowledge
-        self.with_histories = torch.is_grad_enabled()
+        self.grad_mode = self.with_histories = torch.is_grad_enabled()
         self.unknown: set[int] = set()  # where they are not asked for: memories of what was given another shape
         self.symbolic = symbolic
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if self.grad_mode != torch.is_grad_enabled() and self.present.stand_for((args, kwargs)):
+            self._refuse_function()
         args, kwargs = self.present.of((args, kwargs or {}))
+        if func is torch._C._set_grad_enabled:
+            self.grad_mode = args[0]
         try:
             return self.present.behind(self._call(func, args, kwargs))
         except USER_ERRORS as error:
@@ -170,6 +174,14 @@ class InPlaceCalls(TorchFunctionMode):
         if target._is_view():
             self.reshaped.add(target.untyped_storage()._cdata)
         return result
+
+    def _refuse_function(self) -> None:
+        """Nothing but the body of an autograd.Function runs without grad mode where the program did not turn it off.
+        The function's history begins at the tensors that it was called with, past this mode."""
+        raise UnsupportedMutation(
+            "an autograd.Function takes a tensor that was given another shape in place; "
+            "take a view of that shape instead"
+        )
 
     def _refuse_unknown_history(self, values: Any) -> None:
         """In eager the gradient would come in the shape that the tensor was given under no_grad."""

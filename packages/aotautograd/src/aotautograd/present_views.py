@@ -29,6 +29,10 @@ class PresentViews:
     def __bool__(self) -> bool:
         return bool(self._views)
 
+    def stand_for(self, values: Any) -> bool:
+        """Whether a view stands for a tensor among the values."""
+        return bool(self) and any(id(t) in self._views for t in pytree.tree_leaves(values))
+
     def of(self, values: Any) -> Any:
         """The same values with views in the place of the tensors for which they stand."""
         return _mapped(values, lambda t: self._views[id(t)][1] if id(t) in self._views else t) if self else values
