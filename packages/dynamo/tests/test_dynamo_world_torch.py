@@ -135,6 +135,27 @@ class Scaled(torch.autograd.Function):
         return g * w, g * x
 
 
+@case(lambda: torch.ones(3, requires_grad=True))
+def autograd_functions_made_in_the_program(x: torch.Tensor, w: torch.Tensor) -> Any:
+    def scale(a: torch.Tensor) -> torch.Tensor:
+        return a * 3
+
+    class Inner(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, a: torch.Tensor, factor: float) -> Any:
+            ctx.factor = factor
+            return scale(a)
+
+        @staticmethod
+        def backward(ctx: Any, g: torch.Tensor) -> Any:  # type: ignore[override]
+            return scale(g) * ctx.factor, None
+
+    class Further(Inner):
+        pass
+
+    return Inner.apply(x * w, 2.0), Further.apply(w, 0.5), Further.__mro__[1] is Inner
+
+
 @case(lambda: {"table": torch.ones(3)})
 def parameters_without_gradient(x: torch.Tensor, s: dict[str, Any]) -> Any:
     p = torch.nn.Parameter(s["table"], requires_grad=False)

@@ -28,6 +28,7 @@ import torch.nn.parallel
 import torch.nn.utils.rnn
 import torch.utils.checkpoint
 import torch.utils.hooks
+from torch.autograd.function import FunctionMeta
 
 from torchdynamo import imports
 
@@ -164,6 +165,7 @@ NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
         dataclasses.fields, dataclasses.is_dataclass, typing.get_origin, typing.get_args, typing.get_type_hints,
         typing.cast, copy.Error, warnings.catch_warnings.__init__,
         torch.finfo, torch.iinfo,
+        FunctionMeta.__init__,  # a class made here takes the next of torch's numbers for them, here as it would there
         *(m for kind in (torch.SymInt, torch.SymFloat, torch.SymBool) for m in vars(kind).values() if callable(m)),
     }
 )  # fmt: skip
