@@ -128,7 +128,8 @@ def in_double(op: Any, sample: Any) -> tuple[list[Any], list[Any]]:
 
 def judge(eager: list[Any], ours: list[Any], exact: list[Any], what: str) -> None:
     """Raises AssertionError unless every tensor is as near to the exact one as eager's, twice its error allowed, and
-    a unit in the last place of the largest value."""
+    a unit in the last place of the largest value. Where eager is far off, nothing but a much smaller error will do:
+    what cancels to nothing in double precision tells of no rounding, and what is no rounding is off for both."""
     for x, y, z in zip(eager, ours, exact, strict=True):
         if not isinstance(x, torch.Tensor) or not x.numel():
             continue
@@ -138,7 +139,8 @@ def judge(eager: list[Any], ours: list[Any], exact: list[Any], what: str) -> Non
             continue
         largest = z.abs().max().item()
         errors = [(t.to(z.dtype) - z).abs().max().item() for t in (x, y)]
-        if not (errors[0] <= 0.1 * largest and errors[1] <= 2 * errors[0] + torch.finfo(x.dtype).eps * largest):
+        rounds = errors[0] <= 0.1 * largest and errors[1] <= 2 * errors[0] + torch.finfo(x.dtype).eps * largest
+        if not rounds and not errors[1] <= 0.01 * errors[0]:
             raise AssertionError(f"{what}: error {errors[1]:.3g} against float64, eager's {errors[0]:.3g}")
 
 

@@ -13,6 +13,15 @@ TOOL = Path(__file__).resolve().parents[3] / "tools" / "compile_opdb.py"
 FEW = ("addcmul", "amax", "logcumsumexp", "slice_scatter", "floor_divide")
 OF_WRITES_AND_LAYOUTS = ("linalg.matrix_rank", "polygamma_n_1", "logit", "chalf", "householder_product", "lu_unpack")
 OF_LISTS_AND_SYMBOLS = ("split_with_sizes_copy", "unbind_copy", "expand_as", "sinc", "addmv", "addr")
+OF_EMPTY_INDICES_AND_FIXED_SYMBOLS = (
+    "gather",
+    "_upsample_bilinear2d_aa",
+    "trace",
+    "lu",
+    "masked.sum",
+    "ihfftn",
+    "norm_legit",
+)
 MORE = (
     "add",
     "sub",
@@ -51,6 +60,10 @@ def test_lists_of_results_and_writes_with_symbols(tmp_path: Path) -> None:
 
 def test_writes_and_the_layout_of_library_results(tmp_path: Path) -> None:
     run(tmp_path, 1, OF_WRITES_AND_LAYOUTS, ("float32",), "wrong", "refused", "listed")
+
+
+def test_empty_indices_and_symbols_that_guards_fix(tmp_path: Path) -> None:
+    run(tmp_path, 3, OF_EMPTY_INDICES_AND_FIXED_SYMBOLS, ("float32",), "wrong", "refused", "listed")
 
 
 @pytest.mark.slow

@@ -196,6 +196,43 @@ def test_traces_of_programs_that_write_are_functional():
         torch.testing.assert_close(got, want)
 
 
+OUT_PROGRAMS = {
+    "by its program of operators": lambda x, out: torch.linalg.matrix_rank(x, out=out),
+    "by the operator": lambda x, out: torch.argmax(x, out=out),
+    "in a result": lambda x, out: torch.linalg.matrix_rank(x, out=out) + 1,
+}
+
+
+@pytest.mark.parametrize("name", OUT_PROGRAMS)
+def test_out_is_written_in_a_trace(name):
+    x, out = torch.randn(4, 3, dtype=torch.float64), torch.zeros((), dtype=torch.int64)
+    graph = trace(OUT_PROGRAMS[name], x, out.clone())
+    assert graph.meta["written_inputs"] == (1,)
+    got = interpret(lower(graph))(x, out)
+    assert torch.equal(got[0], OUT_PROGRAMS[name](x, out))
+    assert torch.equal(got[1], out)
+
+
+NOTHING = torch.zeros(2, 0, dtype=torch.int64)
+EMPTY_INDICES = {
+    "gather": lambda x: x.gather(0, NOTHING),
+    "scatter": lambda x: x.scatter(0, NOTHING, x),
+    "scatter: a number": lambda x: x.scatter(0, NOTHING, 2.0),
+    "scatter: a number, reduce": lambda x: x.scatter(0, NOTHING, 2.0, reduce="add"),
+    "scatter_add": lambda x: x.scatter_add(0, NOTHING, torch.zeros(2, 0)),
+    "scatter_reduce": lambda x: x.scatter_reduce(0, NOTHING, torch.zeros(2, 0), "prod", include_self=False),
+}
+
+
+@pytest.mark.parametrize("shape", [(5,), ()])
+@pytest.mark.parametrize("name", EMPTY_INDICES)
+def test_an_empty_index_has_any_rank(name, shape):
+    x = torch.randn(shape)
+    lowered = lower(trace(EMPTY_INDICES[name], x))
+    verify(lowered)
+    assert torch.equal(interpret(lowered)(x)[0], EMPTY_INDICES[name](x))
+
+
 def test_running_statistics_are_written_inputs():
     def program(x, mean, var):
         return F.batch_norm(x, mean, var, training=True)

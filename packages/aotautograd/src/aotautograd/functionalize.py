@@ -10,7 +10,6 @@ from types import FunctionType
 from typing import Any
 
 import torch
-from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
@@ -22,6 +21,7 @@ from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_tensors
 from primtorch.errors import PrimTorchError
 from primtorch.functionalize import unwrap, wrap
+from primtorch.out_arguments import land, outs_of
 from primtorch.symbolic import hint_of
 
 WORDED = "_worded_by_eager"
@@ -144,10 +144,10 @@ class InPlaceCalls(TorchFunctionMode):
         if not written:
             return self._reshape(func, name, args, kwargs) if name in _SHAPES else self._run(func, name, args, kwargs)
         kept = self.layouts.before(written)
-        given = [(t, unwrap(t)) for t in written_by((), kwargs, False) if is_wrapped(t)]
+        before = {id(t): unwrap(t) for t in outs_of(kwargs) if is_wrapped(t)}
         result = self._run(func, name, args, kwargs)
-        if given:
-            _land(func, args, kwargs, given)
+        if len(before) == len(outs_of(kwargs)):
+            land(func, args, kwargs, outs_of(kwargs), lambda t: unwrap(t) is before[id(t)])
         self.layouts.after(kept)
         if self.reshaped:
             self._refuse_lost_history(written)
@@ -232,23 +232,6 @@ def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """The sizes that a factory was given: one by one, as a sequence, or by name."""
     given = (kwargs["size"],) if "size" in kwargs else args
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
-
-
-def _land(func: Any, args: Any, kwargs: dict[str, Any], given: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> None:
-    """Writes what a call with out= left unwritten: where a mode is active, some of torch's programs of operators
-    compute a new tensor in the place of their out= argument, and drop it.
-
-    Args:
-        given: the out= tensors, each with its value before the call.
-    """
-    if func is torch.empty or all(unwrap(outer) is not value for outer, value in given):
-        return
-    function = func.overloadpacket if isinstance(func, OpOverload) else func
-    results = function(*args, **{name: value for name, value in kwargs.items() if name != "out"})
-    flat = (results,) if isinstance(results, torch.Tensor) else results
-    for (outer, value), result in zip(given, flat, strict=True):
-        if unwrap(outer) is value:
-            outer.copy_(result)
 
 
 _SHAPES = CHANGES | {"detach_"}

@@ -13,6 +13,7 @@ from torch.utils import _pytree as pytree
 from primtorch.errors import TraceError
 from primtorch.functional_forms import adopting
 from primtorch.functionalize import functionalize, writes
+from primtorch.out_arguments import LandingOut
 from primtorch.schemas import UserFrame
 from primtorch.tracing import RecordingMode
 
@@ -53,7 +54,7 @@ def trace(fn: Callable[..., Any], *examples: Any) -> fx.GraphModule:
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             mode.placeholder(leaf, f"input_{i}")
-    with mode:
+    with LandingOut(), mode:
         outputs = fn(*examples)
     flat, _ = pytree.tree_flatten(outputs)
     for out in flat:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -15,7 +15,7 @@ from primtorch.effects import is_foreign
 from primtorch.memory import memory_of
 from primtorch.prims import Prim
 from primtorch.schemas import UserFrame
-from primtorch.symbolic import Definition, FloatExpr, float_expr_of, shape_env_of
+from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, shape_env_of
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
@@ -94,8 +94,15 @@ def _definitions(gm: fx.GraphModule, given: set[str | None]) -> Mapping[str, Def
         value = node.meta.get("val")
         env = shape_env_of(value) if isinstance(value, (torch.SymInt, torch.SymFloat)) else None
         if env is not None:
-            return {name: definition for name, definition in env.definitions.items() if name not in given}
+            found = {name: definition for name, definition in env.definitions.items() if name not in given}
+            return {name: _simplified(definition, env) for name, definition in found.items()}
     return {}
+
+
+def _simplified(definition: Definition, env: ShapeEnv) -> Definition:
+    """Without the symbols that guards have fixed since it was made: no input gives these."""
+    args = tuple(env.simplify(arg) if isinstance(arg, IntExpr) else arg for arg in definition.args)
+    return replace(definition, args=args)
 
 
 def _placeholder(ctx: Context, node: fx.Node, inputs: list[GraphInput]) -> Any:

@@ -161,8 +161,19 @@ def _index_fill(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Val
     return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, value), False, True)  # type: ignore[no-any-return]
 
 
+def _is_empty(index: Value) -> bool:
+    """Whether there is nothing to follow; the rank of such an index is anything."""
+    return any(type(size) is int and size == 0 for size in index.shape)
+
+
 def _full_rank(x: Value, index: Value) -> Value:
     return index.to(torch.int64).reshape((1,) * x.rank) if index.rank != x.rank else index.to(torch.int64)
+
+
+def _for_each(b: Builder, x: Value, index: Value, value: Any) -> Value:
+    """A number as the `src` of a scatter."""
+    shape = index.shape if index.rank == x.rank or _is_empty(index) else (1,) * max(x.rank, 1)
+    return b.full((), value, x.dtype, x.device).expand(shape)  # type: ignore[no-any-return]
 
 
 @RULES(aten.gather.default)
@@ -171,7 +182,7 @@ def _gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool =
         return x.expand(index.shape)
     if index.rank == 0:  # of a 1-d tensor
         return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64).reshape((1,))).reshape(())  # type: ignore[no-any-return]
-    if isinstance(index.numel(), int) and index.numel() == 0 and index.rank != x.rank:
+    if index.rank != x.rank and _is_empty(index):
         return b.full(index.shape, 0, x.dtype, x.device)
     return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64))  # type: ignore[no-any-return]
 
@@ -180,6 +191,8 @@ def _scattering(
     b: Builder, prim: Any, x: Value, dim: int, index: Value, src: Value, *rest: Any, **options: Any
 ) -> Value:
     """Scatter prims take equal ranks and a src of the index's shape; a 0-d tensor is one of a single element."""
+    if index.rank != x.rank and _is_empty(index):
+        return x
     shape = x.shape
     if x.rank == 0:
         x = x.reshape((1,))
@@ -198,7 +211,7 @@ def _scatter(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
 
 @RULES(aten.scatter.value)
 def _scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Value:
-    src = b.full((), value, x.dtype, x.device).expand(_full_rank(x, index).shape if x.rank else (1,))
+    src = _for_each(b, x, index, value)
     return _scattering(b, prims.scatter, x, dim, index, src)
 
 
@@ -209,7 +222,7 @@ def _scatter_with_reduce(b: Builder, x: Value, dim: int, index: Value, src: Valu
 
 @RULES(aten.scatter.value_reduce)
 def _scatter_value_with_reduce(b: Builder, x: Value, dim: int, index: Value, value: Any, *, reduce: str) -> Value:
-    src = b.full((), value, x.dtype, x.device).expand(_full_rank(x, index).shape if x.rank else (1,))
+    src = _for_each(b, x, index, value)
     return _scatter_by(b, x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
 
 

@@ -2,9 +2,9 @@
 
 `aten.matmul`, and what calls it in C++ (`linear` without a bias, the plain form of attention), ends as products of
 matrices before anything of ours is asked. Up to torch 2.12 it reads sizes as numbers on its way: each symbol would be
-fixed. So does `cross_entropy` with probabilities as targets. Fakes with symbols bear a dispatch key of their own there,
-and for that key the operators are the programs below. The key lies above autocast and autograd, which see the operators
-that a program is made of.
+fixed. So do `cross_entropy` with probabilities as targets and the derivative of `trace`. Fakes with symbols bear a
+dispatch key of their own there, and for that key the operators are the programs below. The key lies above autocast and
+autograd, which see the operators that a program is made of.
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ def symbolic_keys() -> Any:
     if torch.__version__ < _FIRST_OVER_SYMBOLS:  # type: ignore[operator]  # a TorchVersion compares with tuples
         aten.impl("matmul", matmul, _KEY)
         aten.impl("cross_entropy_loss", _cross_entropy, _KEY)
+        aten.impl("trace", _trace, _KEY)
     for name, program in symbolic_writes(lambda: torch._C._ExcludeDispatchKeyGuard(symbolic_keys())):
         aten.impl(name.removeprefix("aten::"), program, _KEY)
     _libraries.extend((every, aten))
@@ -116,6 +117,14 @@ def cross_entropy_of_probabilities(
         return total
     mean: torch.Tensor = torch.ops.aten.div.Scalar(total, _count(scores.shape) // classes)
     return mean
+
+
+def _trace(x: torch.Tensor) -> torch.Tensor:
+    """By operators whose derivatives ask for no number of elements."""
+    if x.dim() == 2:
+        return x.diagonal().sum()
+    with torch._C._ExcludeDispatchKeyGuard(symbolic_keys()):
+        return x.trace()  # the error
 
 
 def _autocast(x: torch.Tensor) -> torch.Tensor:

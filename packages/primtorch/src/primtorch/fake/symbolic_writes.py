@@ -43,6 +43,8 @@ def symbolic_writes(passing: Callable[[], Any]) -> Iterator[tuple[str, Callable[
             functional = _functional_of(op)
             if functional is not None and op not in _KEPT and not is_composite(op):
                 yield op.name(), _program(op, functional, passing)
+    for op in (aten.resize_.default, aten.resize_as_.default):
+        yield op.name(), _resizing(op, passing)
 
 
 def _program(op: OpOverload, functional: OpOverload, passing: Callable[[], Any]) -> Callable[..., torch.Tensor]:
@@ -57,6 +59,20 @@ def _program(op: OpOverload, functional: OpOverload, passing: Callable[[], Any])
             return target.copy_(functional(target.clone(), *args, **kwargs))
 
     return write
+
+
+def _resizing(op: OpOverload, passing: Callable[[], Any]) -> Callable[..., torch.Tensor]:
+    """Nothing happens where the tensor has the size that it would be given, which is decided without a guard."""
+
+    def resize(target: torch.Tensor, wanted: Any, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:
+        sizes = wanted.shape if isinstance(wanted, torch.Tensor) else wanted
+        if memory_format is None and [str(n) for n in target.shape] == [str(n) for n in sizes]:
+            return target
+        with passing():
+            op(target, wanted, memory_format=memory_format)
+        return target
+
+    return resize
 
 
 def _functional_of(op: OpOverload) -> OpOverload | None:

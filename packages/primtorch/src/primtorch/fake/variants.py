@@ -126,7 +126,7 @@ def _functional_of_out(op: OpOverload, outs: Sequence[str], find: Find) -> Formu
     for other in op.overloadpacket.overloads():
         candidate = getattr(op.overloadpacket, other)
         arguments = candidate._schema.arguments
-        if not candidate._schema.is_mutable and [(a.name, str(a.type)) for a in arguments][: len(wanted)] == wanted:
+        if not out_names(candidate) and [(a.name, str(a.type)) for a in arguments][: len(wanted)] == wanted:
             try:
                 return find(candidate)
             except NoFormula:

@@ -109,6 +109,8 @@ class _Materializer:
     def call(self, fn: Callable[..., Any], *args: _Operand, value: Any = None) -> Any:
         if value is None and all(isinstance(a, int) for a in args):
             return int(fn(*args))
+        if all(isinstance(a, (int, float)) for a in args):  # of symbols that a guard has fixed since
+            return fn(*args)
         key = (fn, *(repr(a) if isinstance(a, float) else a for a in args))
         found = self.cache.get(key)
         if found is not None and not found._erased:

@@ -1,0 +1,48 @@
+"""Writes to out= that torch's own programs of operators lose while a mode is active."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch._ops import OpOverload
+from torch.overrides import TorchFunctionMode
+
+
+def outs_of(kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+    """The tensors that a call is given as `out`."""
+    out = kwargs.get("out")
+    return tuple(t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, torch.Tensor))
+
+
+def land(
+    func: Any,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+    outs: Sequence[torch.Tensor],
+    is_as_it_was: Callable[[torch.Tensor], bool],
+) -> None:
+    """Writes what a call with out= left unwritten: where a mode is active, some of torch's programs of operators
+    compute a new tensor in the place of their out= argument, and drop it."""
+    if func is torch.empty or not any(map(is_as_it_was, outs)):
+        return
+    function = func.overloadpacket if isinstance(func, OpOverload) else func
+    results = function(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+    flat = (results,) if isinstance(results, torch.Tensor) else results
+    for out, result in zip(outs, flat, strict=True):
+        if is_as_it_was(out):
+            out.copy_(result)
+
+
+class LandingOut(TorchFunctionMode):
+    """Lands what calls on tensors that count their writes leave unwritten."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        outs = tuple(t for t in outs_of(kwargs) if not t.is_inference())
+        before = {id(t): t._version for t in outs}
+        result = func(*args, **kwargs)
+        if len(outs) == len(outs_of(kwargs)):
+            land(func, args, kwargs, outs, lambda t: t._version == before[id(t)])
+        return result
