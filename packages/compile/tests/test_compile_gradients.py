@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -62,3 +63,28 @@ def test_equal_gradients_of_two_parameters(backend: str) -> None:
         norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         results.append([norm, *(g.clone() for g in gradients if g is not None)])
     torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=0)
+
+
+HOLOMORPHIC: tuple[Callable[[torch.Tensor], torch.Tensor], ...] = (
+    *(getattr(torch, name) for name in "sigmoid tanh exp log sqrt rsqrt reciprocal sin cos tan asin atan sinh".split()),
+    *(getattr(torch, name) for name in "cosh asinh acosh atanh log1p expm1 exp2 log2 log10 sinc square sgn".split()),
+    torch.nn.functional.tanhshrink,
+    torch.nn.functional.softsign,
+    lambda x: x**3,
+    lambda x: 2**x,
+    lambda x: x.prod(),
+    lambda x: x.cumprod(0),
+)
+
+
+@pytest.mark.parametrize("function", HOLOMORPHIC, ids=lambda f: f.__name__)
+def test_gradients_of_complex_functions(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    start = torch.randn(7, dtype=torch.complex128) * 0.7
+
+    def gradient(run: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        x = start.clone().requires_grad_()
+        torch.view_as_real(run(x)).sum().backward()
+        assert x.grad is not None
+        return x.grad
+
+    torch.testing.assert_close(gradient(torchcompile.compile(function, fullgraph=True)), gradient(function))

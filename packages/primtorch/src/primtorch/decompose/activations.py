@@ -80,8 +80,15 @@ def _silu_backward(grad: Value, x: Value) -> Value:
 
 
 RULES.add(aten.silu_backward.default, pointwise(_silu_backward, 2))
-RULES.add(aten.sigmoid_backward.default, pointwise(lambda grad, y: grad * (1 - y) * y, 2))
-RULES.add(aten.tanh_backward.default, pointwise(lambda grad, y: grad * (1 - y * y), 2))
+
+
+def _conj(derivative: Value) -> Value:
+    """A holomorphic function's gradient is multiplied by the conjugate of its derivative."""
+    return derivative.map(prims.conj) if derivative.dtype.is_complex else derivative
+
+
+RULES.add(aten.sigmoid_backward.default, pointwise(lambda grad, y: grad * _conj(1 - y) * _conj(y), 2))
+RULES.add(aten.tanh_backward.default, pointwise(lambda grad, y: grad * _conj(1 - y * y), 2))
 
 
 def _softplus(x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
