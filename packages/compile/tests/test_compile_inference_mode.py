@@ -109,3 +109,29 @@ def test_a_write_to_an_inference_tensor_outside_of_the_mode(name: str, backend: 
         return (result.tolist() if isinstance(result, torch.Tensor) else result), x.tolist()
 
     assert outcome(torchcompile.compile(REFUSED[name], backend=backend)) == outcome(REFUSED[name])
+
+
+RESTRIDES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "t_": lambda v: v.t_(),
+    "transpose_": lambda v: v.transpose_(0, 1),
+    "swapaxes_": lambda v: v.swapaxes_(0, 1),
+    "swapdims_": lambda v: v.swapdims_(0, 1),
+    "squeeze_": lambda v: v.squeeze_(0),
+    "unsqueeze_": lambda v: v.unsqueeze_(0),
+    "as_strided_": lambda v: v.as_strided_((3, 2), (1, 3)),
+}
+
+
+@pytest.mark.parametrize("name", RESTRIDES)
+def test_another_shape_in_place(name: str) -> None:
+    """Under the mode operators that are programs of others arrive as they are."""
+
+    def program(x: torch.Tensor, base: torch.Tensor) -> torch.Tensor:
+        view = base[:2]
+        RESTRIDES[name](view)
+        return x + view.shape[0] + view[0].sum()
+
+    x, base = torch.ones(3), torch.arange(12.0).reshape(4, 3)
+    compiled = torchcompile.compile(program, fullgraph=True)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x, base), program(x, base))

@@ -19,6 +19,8 @@ RESTRIDING = frozenset(
     [
         "t_",
         "transpose_",
+        "swapaxes_",
+        "swapdims_",
         "squeeze_",
         "squeeze_.dim",
         "squeeze_.dims",
@@ -32,7 +34,7 @@ RESTRIDING = frozenset(
     ]
 )
 """In-place operators that change their argument's own shape."""
-_RESTRIDED_AS = {"transpose_": "transpose.int"}
+_RESTRIDED_AS = dict.fromkeys(("transpose_", "swapaxes_", "swapdims_"), "transpose.int")
 
 _CONVERTING = frozenset(
     [
