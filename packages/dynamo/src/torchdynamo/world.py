@@ -146,7 +146,7 @@ class Outside:
         return symbol
 
     def _add_symbol(self, symbol: torch.SymInt | torch.SymFloat, source: Source) -> None:
-        name = str(symbol)
+        name = symbol.node.str()  # its name also where texts show numbers
         self.symbol_sources[name] = source
         self.recorder.symbol_nodes[name] = self.recorder.add_input(symbol, source, name)
 
