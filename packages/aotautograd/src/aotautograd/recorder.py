@@ -6,7 +6,7 @@ import operator
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import fx
@@ -32,9 +32,20 @@ _ATOMS = frozenset(
     {int, float, bool, type(None), str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
+
+class Call(NamedTuple):
+    """A call of an overload: its arguments as they are in the graph, and as they are."""
+
+    func: Any
+    node_args: tuple[Any, ...]
+    node_kwargs: dict[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
 Rule: TypeAlias = Callable[..., Any]
-"""rule(recorder, overload, arguments as nodes, keyword arguments as nodes, arguments, keyword arguments): the result of
-an operator that is not recorded as it comes, or NotImplemented, which means that this call is."""
+"""rule(recorder, call): the result of an operator that is not recorded as it comes, or NotImplemented, which means that
+this call is."""
 
 R = TypeVar("R", bound=Rule)
 
@@ -205,7 +216,7 @@ class Recorder:
         if self.phase == "backward":
             self._find_forward_stack()
         if called.rule is not None:
-            out: Any = called.rule(self, func, node_args, node_kwargs, args, kwargs or {})
+            out: Any = called.rule(self, Call(func, node_args, node_kwargs, args, kwargs or {}))
             if out is not NotImplemented:
                 return out
         random = draws_numbers(called.probability, args, kwargs)

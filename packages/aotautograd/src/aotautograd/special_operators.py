@@ -10,28 +10,21 @@ from torch import fx
 from aotautograd.analysis import returns_alias
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import has_size
-from aotautograd.recorder import Recorder, special
+from aotautograd.recorder import Call, Recorder, special
 from primtorch.fake import FakeTensor
 
 aten = torch.ops.aten
 
 
 @special(aten.native_batch_norm.default)
-def _record_batch_norm(
-    recorder: Recorder,
-    func: Any,
-    node_args: tuple[Any, ...],
-    node_kwargs: dict[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+def _record_batch_norm(recorder: Recorder, call: Call) -> Any:
     """native_batch_norm in training mode writes its running statistics, which its schema does not say."""
-    x, weight, bias, mean, var, training, momentum, eps = args
+    x, weight, bias, mean, var, training, momentum, eps = call.args
     if not training or mean is None:
         return NotImplemented
     functional = aten._native_batch_norm_legit_functional.default
     results = functional(x, weight, bias, mean, var, training, momentum, eps)
-    recorder.record(functional, node_args, node_kwargs, results)
+    recorder.record(functional, call.node_args, call.node_kwargs, results)
     for statistic, value in ((mean, results[3]), (var, results[4])):
         old = recorder.node_of[id(statistic)]
         if old.op == "call_function" and returns_alias(old.target):
@@ -45,9 +38,9 @@ def _record_batch_norm(
 
 
 @special(aten._conj.default, aten._conj_physical.default)
-def _record_conjugate(recorder: Recorder, func: Any, *rest: Any) -> Any:
+def _record_conjugate(recorder: Recorder, call: Call) -> Any:
     """A derivative may conjugate a number that the program multiplied by: it is no tensor of the graph yet."""
-    number = rest[0][0]
+    number = call.node_args[0]
     if not isinstance(number, (int, float, complex)):
         return NotImplemented
     args, kwargs = (complex(number).conjugate(),), {"dtype": torch.complex128}
@@ -57,36 +50,29 @@ def _record_conjugate(recorder: Recorder, func: Any, *rest: Any) -> Any:
 
 
 @special(aten._local_scalar_dense.default)
-def _record_item(recorder: Recorder, func: Any, node_args: tuple[Any, ...], *rest: Any) -> Any:
+def _record_item(recorder: Recorder, call: Call) -> Any:
     """A number or a truth value taken out of a tensor. A whole number stays a symbol, unless a branch asks for it."""
-    tensor, values = rest[1][0], recorder.values
+    tensor, values = call.args[0], recorder.values
     whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
     if whole and not recorder.fix_sizes:
         return NotImplemented
     if isinstance(tensor, FakeTensor) and tensor.memory.constant is not None:
         return NotImplemented
     if recorder.phase == "backward":
-        return _check_truth(recorder, tensor, node_args[0])
-    return NotImplemented if values is None else values.assume(node_args[0], "value")
+        return _check_truth(recorder, tensor, call.node_args[0])
+    return NotImplemented if values is None else values.assume(call.node_args[0], "value")
 
 
 @special(aten.equal.default, aten.allclose.default)
-def _record_equal(
-    recorder: Recorder,
-    func: Any,
-    node_args: tuple[Any, ...],
-    node_kwargs: dict[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+def _record_equal(recorder: Recorder, call: Call) -> Any:
     """Whether two tensors are equal, or close: a comparison in the graph, and its value."""
-    x, y = args[:2]
+    x, y = call.args[:2]
     if x.dtype != y.dtype or (recorder.values is None and recorder.phase == "forward"):
         return NotImplemented
-    if func is aten.equal.default and x.shape != y.shape:
+    if call.func is aten.equal.default and x.shape != y.shape:
         return False
     with recorder:
-        alike = aten.eq.Tensor(x, y) if func is aten.equal.default else torch.isclose(*args, **kwargs)
+        alike = aten.eq.Tensor(x, y) if call.func is aten.equal.default else torch.isclose(*call.args, **call.kwargs)
         every = alike.all()
     node = recorder.node_of[id(every)]
     if recorder.phase == "backward":
@@ -95,16 +81,9 @@ def _record_equal(
 
 
 @special(aten.index.Tensor)
-def _record_index(
-    recorder: Recorder,
-    func: Any,
-    node_args: tuple[Any, ...],
-    node_kwargs: dict[str, Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> Any:
+def _record_index(recorder: Recorder, call: Call) -> Any:
     """Where sizes are those of the example, a mask's is known without the tensor that it indexes: that of `nonzero`."""
-    tensor, indices = args
+    tensor, indices = call.args
     if not recorder.fix_sizes or not any(i is not None and i.dtype is torch.bool for i in indices):
         return NotImplemented
     with recorder:
@@ -113,7 +92,7 @@ def _record_index(
             for i in indices
             for column in (i.nonzero().unbind(1) if i is not None and i.dtype is torch.bool else (i,))
         ]
-        return func(tensor, columns)
+        return call.func(tensor, columns)
 
 
 def _check_truth(recorder: Recorder, tensor: torch.Tensor, node: fx.Node) -> Any:
@@ -128,18 +107,17 @@ def _check_truth(recorder: Recorder, tensor: torch.Tensor, node: fx.Node) -> Any
 
 
 @special(aten.view_as_real.default)
-def _record_real_view(
-    recorder: Recorder, func: Any, node_args: tuple[Any, ...], kwargs: dict[str, Any], args: tuple[Any, ...], *rest: Any
-) -> Any:
+def _record_real_view(recorder: Recorder, call: Call) -> Any:
     """A graph conjugates lazily where the program did, and such a tensor has no view as real numbers."""
-    node = node_args[0]
+    node = call.node_args[0]
     while node.target is not aten._conj.default:
         if not (isinstance(node, fx.Node) and node.op == "call_function" and returns_alias(node.target)):
             return NotImplemented
         node = node.args[0]
-    plain = aten.resolve_conj.default(args[0])
-    out = func(plain)
-    recorder.record(func, (recorder.record(aten.resolve_conj.default, node_args, {}, plain),), {}, out)
+    plain = aten.resolve_conj.default(call.args[0])
+    out = call.func(plain)
+    resolved = recorder.record(aten.resolve_conj.default, call.node_args, {}, plain)
+    recorder.record(call.func, (resolved,), {}, out)
     return out
 
 
@@ -148,34 +126,25 @@ def _record_real_view(
     aten._sparse_coo_tensor_with_dims_and_tensors.default,
     aten.sparse_coo_tensor.indices_size,
 )
-def _refuse_sparse(recorder: Recorder, func: Any, *rest: Any) -> Any:
+def _refuse_sparse(recorder: Recorder, call: Call) -> Any:
     raise AotAutogradError(
-        f"{func} makes a sparse tensor, and values of a graph are dense; without sparse=True the gradient is, too",
+        f"{call.func} makes a sparse tensor, and values of a graph are dense; without sparse=True the gradient is, too",
         recorder.stack,
     )
 
 
 @special(aten._embedding_bag_backward.default)
-def _refuse_sparse_bag(
-    recorder: Recorder,
-    func: Any,
-    node_args: tuple[Any, ...],
-    node_kwargs: dict[str, Any],
-    args: tuple[Any, ...],
-    *rest: Any,
-) -> Any:
-    return _refuse_sparse(recorder, func) if args[_BAG_IS_SPARSE] else NotImplemented
+def _refuse_sparse_bag(recorder: Recorder, call: Call) -> Any:
+    return _refuse_sparse(recorder, call) if call.args[_BAG_IS_SPARSE] else NotImplemented
 
 
 _BAG_IS_SPARSE = [a.name for a in aten._embedding_bag_backward.default._schema.arguments].index("sparse")
 
 
 @special(aten.resize.default, aten.resize_.default, aten.resize_as.default)
-def _record_resize(
-    recorder: Recorder, func: Any, node_args: tuple[Any, ...], node_kwargs: Any, args: tuple[Any, ...], kwargs: Any
-) -> Any:
+def _record_resize(recorder: Recorder, call: Call) -> Any:
     """To the size that a tensor has: nothing. Programs of operators ask for it of the tensor that out= gives them."""
-    tensor, wanted = args[:2]
+    tensor, wanted = call.args[:2]
     if id(tensor) in recorder.node_of and has_size(tensor, wanted):
         return recorder.with_strides(tensor, tensor.stride())
     raise UnsupportedMutation(
