@@ -5,6 +5,7 @@ interpret -> (break? again, stopping there) -> finish the graph -> guards -> bac
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import linecache
 import logging
@@ -278,8 +279,9 @@ _ended: deque[str] = deque()
 
 def forget_ended_code() -> None:
     """Drops the text of generated functions that no longer live."""
-    while _ended:
-        linecache.cache.pop(_ended.popleft(), None)
+    with contextlib.suppress(IndexError):  # of an empty deque, which another thread may have emptied
+        while True:
+            linecache.cache.pop(_ended.popleft(), None)
 
 
 def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:

@@ -10,6 +10,8 @@ import tempfile
 from functools import lru_cache
 from pathlib import Path
 
+from primtorch.once import once
+
 _log = logging.getLogger(__name__)
 
 
@@ -44,7 +46,7 @@ def _warn_once(folder: str, error: str) -> None:
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 
 
-@lru_cache(maxsize=1)
+@once
 def _scratch() -> tempfile.TemporaryDirectory[str]:
     """A folder that lives as long as the process, for kernels that are not cached."""
     return tempfile.TemporaryDirectory(prefix="torchinductor-")

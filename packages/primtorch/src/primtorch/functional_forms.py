@@ -9,6 +9,7 @@ its own; `adopt` gives it this one.
 from __future__ import annotations
 
 import re
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -31,6 +32,7 @@ _forms: dict[int, OpOverload] = {}  # by the identity of the operator
 _defined: list[OpOverload] = []  # they stay, so that their identities do
 _adopted: list[torch.library.Library] = []  # a library takes back what it registered when it goes
 _known: set[str] = set()  # names of operators that were looked at
+_registering = threading.RLock()  # one thread at a time defines what torch then knows by its name
 
 
 def functional_form(op: OpOverload) -> OpOverload:
@@ -41,12 +43,13 @@ def functional_form(op: OpOverload) -> OpOverload:
     for each tensor among the arguments, in the order of the schema, the number of the copy that stands for it, or -1
     where it is passed on as it is.
     """
-    form = _forms.get(id(op))
-    if form is None:
-        form = _define(op)
-        _forms[id(op)] = form
-        _defined.append(op)
-    return form
+    with _registering:
+        form = _forms.get(id(op))
+        if form is None:
+            form = _define(op)
+            _forms[id(op)] = form
+            _defined.append(op)
+        return form
 
 
 def _define(op: OpOverload) -> OpOverload:
@@ -144,10 +147,14 @@ def adopting(functionalize: Callable[[], T]) -> T:
     """Runs a functionalization. Where it meets an operator that writes and for which torch's has no rule, it is given
     one, and begins again."""
     while True:
+        given = len(_adopted)
         try:
             return functionalize()
         except RuntimeError as error:
-            if not is_refusal(error) or not adopt():
+            if not is_refusal(error):
+                raise
+            adopt()
+            if len(_adopted) == given:  # neither this thread nor another gave it a rule in the meantime
                 raise
 
 
@@ -156,27 +163,24 @@ def is_refusal(error: BaseException) -> bool:
     return "custom (non-ATen) operator whose output has alias annotations" in str(error)  # its own words
 
 
-def adopt() -> bool:
-    """Gives functionalization a rule for each operator that writes and has none: those that are not torch's own.
+def adopt() -> None:
+    """Gives functionalization a rule for each operator that writes and has none: those that are not torch's own."""
+    with _registering:
+        new = [name for name in torch._C._dispatch_get_all_op_names() if name not in _known]
+        _known.update(new)
+        for name in filter(_has_no_rule, new):
+            library = torch.library.Library(name.partition("::")[0], "IMPL")
+            library.impl(name, _rule(name), "Functionalize")
+            _adopted.append(library)
 
-    Returns whether there were any that had not been looked at.
-    """
-    new = [name for name in torch._C._dispatch_get_all_op_names() if name not in _known]
-    _known.update(new)
-    found = False
-    for name in new:
-        packet, _, overload = name.partition(".")
-        if name.startswith(("aten::", "prims::", NAMESPACE)) or not _writes(packet, overload):
-            continue
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "Functionalize"):
-            continue
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd"):
-            continue
-        library = torch.library.Library(packet.partition("::")[0], "IMPL")
-        library.impl(name, _rule(packet, overload or "default"), "Functionalize")
-        _adopted.append(library)
-        found = True
-    return found
+
+def _has_no_rule(name: str) -> bool:
+    """Whether an operator that is not torch's own writes, and functionalization cannot run it."""
+    packet, _, overload = name.partition(".")
+    if name.startswith(("aten::", "prims::", NAMESPACE)) or not _writes(packet, overload):
+        return False
+    has_kernel = torch._C._dispatch_has_kernel_for_dispatch_key
+    return not (has_kernel(name, "Functionalize") or has_kernel(name, "CompositeImplicitAutograd"))
 
 
 def _writes(packet: str, overload: str) -> bool:
@@ -184,12 +188,13 @@ def _writes(packet: str, overload: str) -> bool:
     return any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
 
 
-def _rule(packet: str, overload: str) -> Any:
-    namespace, _, name = packet.partition("::")
+def _rule(operator: str) -> Any:
+    namespace, _, rest = operator.partition("::")
+    name, _, overload = rest.partition(".")
 
     def functionalized(*args: Any, **kwargs: Any) -> Any:
         # Looked up at each call: an operator may be taken back, and another defined under its name.
-        op = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
         return _call_functional(op, args, kwargs)
 
     return functionalized

@@ -9,7 +9,6 @@ autograd, which see the operators that a program is made of.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Sequence
 from typing import Any, Final
@@ -18,6 +17,7 @@ import torch
 
 from primtorch.fake.layout import broadcast
 from primtorch.fake.symbolic_writes import symbolic_writes
+from primtorch.once import once
 from primtorch.spec import Size
 
 _FIRST_OVER_SYMBOLS: Final = (2, 13)  # the version of torch whose own program reads no numbers
@@ -25,7 +25,7 @@ _KEY: Final = "TESTING_ONLY_GenericWrapper"  # a key that torch has and register
 _libraries: list[torch.library.Library] = []  # a library takes back what it registered when it goes
 
 
-@functools.cache
+@once
 def symbolic_keys() -> Any:
     """The dispatch keys that a fake over symbols bears beside those of its device."""
     every, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from primtorch.fake.build import Formula, Table, elementwise
+from primtorch.fake.build import Formula, Table, contiguous, elementwise
 from primtorch.fake.layout import broadcast, contiguous_strides, dense_like, iterator_strides
 from primtorch.fake.promotion import (
     TENSORS,
@@ -161,7 +161,9 @@ def _polygamma_in_place(x: Any, n: int) -> Any:
 
 @TABLE.op("angle")
 def _angle(x: Any) -> TensorSpec:
-    return elementwise((x,), real_of(x.dtype) if x.dtype.is_complex else float_of(x.dtype))
+    if x.dtype.is_complex:  # computed as complex numbers, whose real parts are then copied into a tensor of their own
+        return contiguous(x, x.shape, real_of(x.dtype))
+    return elementwise((x,), float_of(x.dtype))
 
 
 @TABLE.op("complex")
