@@ -254,12 +254,19 @@ PyObject* run_entry(EntryObject* entry, PyObject* inputs, PyObject* function, Py
                              nullptr);
 }
 
-PyObject* fresh_guard_failed(PyObject* function, EntryObject* entry, Py_ssize_t failed) {
+PyObject* guard_at(EntryObject* entry, Py_ssize_t place) {
   PyObject* guards = tree_guards(entry->tree);
-  PyObject* what = failed < PyTuple_GET_SIZE(guards) ? PyTuple_GET_ITEM(guards, failed) : Py_None;
-  return PyErr_Format(PyExc_RuntimeError,
-                      "the guards just made for %R do not hold for the very call that they were made for: guard %zd, %R",
-                      function, failed, what);
+  return place < PyTuple_GET_SIZE(guards) ? PyTuple_GET_ITEM(guards, place) : Py_None;
+}
+
+// Asks for a version for a call: miss(callable, flat), or miss(callable, flat, guard) where a guard of the version that
+// it has just given for the very call does not hold.
+Ref ask(CallableObject* self, PyObject* flat, PyObject* guard) {
+  HookPause pause;
+  PyObject* args[] = {nullptr, reinterpret_cast<PyObject*>(self), flat, guard};
+  Ref miss = Ref::share(self->miss);
+  size_t count = guard != nullptr ? 3 : 2;
+  return Ref::steal(PyObject_Vectorcall(miss.get(), args + 1, count | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
 }
 
 PyObject* capture(CallableObject* self, PyObject* function, const Scope& scope, bool* eager) {
@@ -270,28 +277,28 @@ PyObject* capture(CallableObject* self, PyObject* function, const Scope& scope, 
   Ref flat = Ref::steal(PyTuple_New(scope.count));
   if (!flat) return nullptr;
   for (Py_ssize_t i = 0; i < scope.count; i++) PyTuple_SET_ITEM(flat.get(), i, Py_NewRef(scope.flat[i]));
-  Ref entry;
-  {
-    HookPause pause;
-    PyObject* args[] = {nullptr, reinterpret_cast<PyObject*>(self), flat.get()};
-    Ref miss = Ref::share(self->miss);
-    entry = Ref::steal(PyObject_Vectorcall(miss.get(), args + 1, 2 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
+  Ref unheld;
+  while (true) {
+    Ref entry = ask(self, flat.get(), unheld.get());
+    if (!entry) return nullptr;
+    if (entry.get() == Py_None) {
+      *eager = true;
+      return nullptr;
+    }
+    if (Py_TYPE(entry.get()) != entry_type) {
+      return PyErr_Format(PyExc_TypeError, "miss must return an Entry or None, not %R", entry.get());
+    }
+    EntryObject* record = as_entry(entry.get());
+    Py_ssize_t failed = 0;
+    Ref inputs = Ref::steal(record->tree == Py_None ? PyList_New(0) : check_unhooked(record->tree, scope, &failed));
+    if (inputs) {
+      int listed = PySequence_Contains(self->entries, entry.get());
+      if (listed < 0 || (listed == 0 && PyList_Insert(self->entries, 0, entry.get()) < 0)) return nullptr;
+      return run_entry(record, inputs.get(), function, scope.flat, scope.count);
+    }
+    if (PyErr_Occurred()) return nullptr;
+    unheld = Ref::share(guard_at(record, failed));
   }
-  if (!entry) return nullptr;
-  if (entry.get() == Py_None) {
-    *eager = true;
-    return nullptr;
-  }
-  if (Py_TYPE(entry.get()) != entry_type) {
-    return PyErr_Format(PyExc_TypeError, "miss must return an Entry or None, not %R", entry.get());
-  }
-  EntryObject* record = as_entry(entry.get());
-  Py_ssize_t failed = 0;
-  Ref inputs = Ref::steal(record->tree == Py_None ? PyList_New(0) : check_unhooked(record->tree, scope, &failed));
-  if (!inputs) return PyErr_Occurred() ? nullptr : fresh_guard_failed(function, record, failed);
-  int listed = PySequence_Contains(self->entries, entry.get());
-  if (listed < 0 || (listed == 0 && PyList_Insert(self->entries, 0, entry.get()) < 0)) return nullptr;
-  return run_entry(record, inputs.get(), function, scope.flat, scope.count);
 }
 
 PyObject* call(PyObject* object, PyObject* const* args, size_t nargsf, PyObject* names) {
@@ -393,7 +400,7 @@ PyObject* callable_reduce(PyObject* self, PyObject*) {
 
 PyMemberDef callable_members[] = {
     {"function", T_OBJECT, offsetof(CallableObject, function), READONLY, "the function as the user wrote it"},
-    {"miss", T_OBJECT, offsetof(CallableObject, miss), 0, "called as miss(callable, flat) when no entry fits"},
+    {"miss", T_OBJECT, offsetof(CallableObject, miss), 0, "called as miss(callable, flat[, guard that did not hold]) when no entry fits"},
     {"entries", T_OBJECT, offsetof(CallableObject, entries), READONLY, "the entries, most recently used first"},
     {"__dictoffset__", T_PYSSIZET, offsetof(CallableObject, dict), READONLY, nullptr},
     {"__weaklistoffset__", T_PYSSIZET, offsetof(CallableObject, weakrefs), READONLY, nullptr},

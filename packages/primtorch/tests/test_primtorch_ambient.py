@@ -145,3 +145,24 @@ def test_the_table_knows_every_setter() -> None:
     legacy = {name for name in setters if re.match(r"set_autocast_(cpu|gpu|ipu|xla)_", name)}
     unknown = {name for name in setters - NO_STATE - legacy if not re.search(rf"\b{name}\b", source)}
     assert not unknown
+
+
+def test_a_switch_held_off_by_two_threads_at_once_is_then_what_the_program_has_set() -> None:
+    """Tracers come and go in any order; a snapshot between them, and one that is restored, know nothing of them."""
+    is_on = [True]
+    switch = ambient._Withheld(lambda: is_on[0], lambda on: is_on.__setitem__(0, on))
+    with ExitStack() as first, ExitStack() as second:
+        first.enter_context(switch.off())
+        second.enter_context(switch.off())
+        assert switch.read() and not is_on[0]
+        first.close()
+        assert switch.read() and not is_on[0]
+    assert is_on[0]
+    with switch.off():
+        switch.write(False)
+        assert not switch.read()
+    assert not is_on[0]
+    with switch.off():
+        switch.write(True)
+        assert not is_on[0]
+    assert is_on[0]

@@ -28,7 +28,7 @@ from aotautograd.overlap import Rebased
 from aotautograd.present_views import PresentViews
 from aotautograd.recorder import Recorder
 from aotautograd.schemas import PHASE, JointGraph, KeptMemory, ProgramMetadata
-from primtorch.ambient import preserved
+from primtorch.ambient import preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
 from primtorch.fake import FakeMode
 from primtorch.functional_forms import adopting, is_refusal
@@ -175,7 +175,7 @@ def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
     anomaly = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
     with (
         torch.autograd.set_detect_anomaly(True, check_nan=False) if anomaly else contextlib.nullcontext(),
-        torch.backends.cudnn.flags(enabled=False),
+        without_cudnn(),
         without_saved_tensor_hooks(),
         recorder.draws,
         fake_mode,

@@ -12,6 +12,7 @@ import logging
 import os
 import sys
 import sysconfig
+import threading
 import time
 import types
 import weakref
@@ -53,6 +54,7 @@ from torchdynamo.events import (
 )
 from torchdynamo.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.guards import (
+    Failure,
     Scope,
     first_failure,
     function_modes,
@@ -79,6 +81,14 @@ from torchdynamo.world import Outside
 
 _log = logging.getLogger("torchdynamo")
 _names = iter(range(1 << 60))
+
+
+_capturing = threading.RLock()  # one thread captures at a time: those that come meanwhile find what it has made
+
+
+# The thread that was capturing is not there in a forked process.
+os.register_at_fork(after_in_child=_capturing._at_fork_reinit)  # type: ignore[attr-defined]
+_CAPTURES_OF_A_CALL = 4  # as often as another thread may get in between before it is taken for a fault of capture
 
 
 @dataclass(slots=True)
@@ -110,6 +120,7 @@ class Function:
     found: bool = False  # by the frame hook, in a call that runs for real
     raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
     nested: Nested | None = None
+    unheld: int = 0  # captures in a row of one call whose guards did not hold: other threads change what it reads
     made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
 
     def callable(self) -> CompiledCallable:
@@ -126,20 +137,39 @@ class Function:
         callables = [part.compiled() for part in (self, *parts)]
         return [entry for compiled in callables if compiled is not None for entry in compiled.entries]
 
-    def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...]) -> Entry | None:
-        """A version for this call, or None to run the function as it is."""
+    def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...], *unheld: Guard | None) -> Entry | None:
+        """A version for this call, or None to run the function as it is.
+
+        unheld: what does not hold of the version that was just made for this call, if one was: a guard, or None where
+            an input is missing.
+        """
         watched_by = watcher(flat)
         if watched_by is not None:
             if not self.found:  # else the outermost function has told it
                 name = self.function.__qualname__
                 self.stats.ledger.add(Event(watched_by.kind, name, watched_by.detail, calling_frames(1)))
             return None
+        self.unheld = self.unheld + 1 if unheld else 0
+        if self.unheld == _CAPTURES_OF_A_CALL and self.eager is None:
+            text = print_guards(guard for guard in unheld if guard is not None)
+            _fault(self, None, InternalError(f"guards just made do not hold for the call they were made for: {text}"))
+            return None
         if self.eager is not None:
             self.stats.ledger.add(self.eager)
             return None
+        with _capturing:
+            return self._version(compiled, flat, again=bool(unheld))
+
+    def _version(self, compiled: CompiledCallable, flat: tuple[Any, ...], again: bool) -> Entry | None:
         began, in_backend = time.perf_counter(), self.stats.backend_seconds
         try:
-            if compiled.entries and not self._recompile(compiled, flat):
+            why: list[str] = []
+            for entry in compiled.entries:
+                failure = self._failure(entry, flat)
+                if failure is None and entry.tree is not None and not again:
+                    return entry  # another thread has made it, or changed back what it reads
+                why.append(str(failure or "a guard that holds now failed before"))
+            if why and not self._may_recompile(why):
                 return None
             with other_compiler_off():
                 return convert(self, flat)
@@ -168,15 +198,18 @@ class Function:
         function = self.function
         return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
 
-    def _recompile(self, compiled: CompiledCallable, flat: Sequence[Any]) -> bool:
-        """Notes why the versions do not fit; False when no more may be made."""
-        why = []
-        for entry in compiled.entries:
-            info: Compiled = entry.info
-            scope = self.scope(flat, info.pinned)
-            why.append(str(first_failure(info.guards, scope) or "a guard that holds now failed before"))
+    def _failure(self, entry: Entry, flat: Sequence[Any]) -> Failure | None:
+        """Why a version does not fit a call. Notes what has changed."""
+        info: Compiled = entry.info
+        scope = self.scope(flat, info.pinned)
+        failure = first_failure(info.guards, scope)
+        if failure is not None:
             self.changed.update(_changed_sizes(info.guards, scope))
-        policy, full = self.options.on_recompile, len(compiled.entries) >= self.options.recompile_limit
+        return failure
+
+    def _may_recompile(self, why: Sequence[str]) -> bool:
+        """Notes why the versions do not fit, each of them; False when no more may be made."""
+        policy, full = self.options.on_recompile, len(why) >= self.options.recompile_limit
         if not full and policy in ("continue", "warn"):
             event = of_function(RECOMPILED, self.function, "\n".join(why))
             self.stats.ledger.add(event)
@@ -184,7 +217,7 @@ class Function:
                 _log.warning("%s", event)
             return True
         table = "\n".join(f"  {index}: {reason}" for index, reason in enumerate(why))
-        text = f"it has {len(compiled.entries)} compiled versions, and none fits this call:\n{table}"
+        text = f"it has {len(why)} compiled versions, and none fits this call:\n{table}"
         event = of_function(RECOMPILE_LIMIT if full else RECOMPILE_REFUSED, self.function, text)
         if policy == "error":
             raise RecompileLimitExceeded(str(event))

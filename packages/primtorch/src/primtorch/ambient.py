@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import functools
 import operator
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,6 +38,51 @@ def _switch(name: str, getter: str, setter: str) -> tuple[Ambient, ...]:
     """A state that torch._C has a reader and a writer of; none where this build of torch lacks them."""
     read, write = getattr(_C, getter, None), getattr(_C, setter, None)
     return () if read is None or write is None else (Ambient(name, read, write),)
+
+
+class _Withheld:
+    """A switch of the process that tracing holds off for a while, in several threads at once maybe.
+
+    What the program has set is what it reads as, and what it is again when the last of them has ended.
+    """
+
+    def __init__(self, getter: Callable[[], bool], setter: Callable[[bool], None]) -> None:
+        self._get, self._set, self._lock = getter, setter, threading.RLock()
+        self._blocks, self._wanted = 0, False
+
+    def read(self) -> bool:
+        with self._lock:
+            return self._wanted if self._blocks else self._get()
+
+    def write(self, on: bool) -> None:
+        with self._lock:
+            if self._blocks:
+                self._wanted = on
+            else:
+                self._set(on)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        with self._lock:
+            if self._blocks == 0:
+                self._wanted = self._get()
+                self._set(False)
+            self._blocks += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._blocks -= 1
+                if self._blocks == 0:
+                    self._set(self._wanted)
+
+
+_cudnn = _Withheld(_C._get_cudnn_enabled, _C._set_cudnn_enabled)
+
+
+def without_cudnn() -> AbstractContextManager[None]:
+    """A block in which operators take no kernels of cuDNN, in all threads. Nothing is done where torch has none."""
+    return _cudnn.off() if torch.backends.cudnn.is_available() else nullcontext()
 
 
 def _autocast_nesting() -> int:
@@ -233,7 +279,7 @@ AMBIENT: tuple[Ambient, ...] = (
         "_get_cpu_allow_fp16_reduced_precision_reduction",
         "_set_cpu_allow_fp16_reduced_precision_reduction",
     ),
-    *_switch("cuDNN", "_get_cudnn_enabled", "_set_cudnn_enabled"),
+    Ambient("cuDNN", _cudnn.read, _cudnn.write),
     *_switch("cuDNN benchmark", "_get_cudnn_benchmark", "_set_cudnn_benchmark"),
     *_switch("cuDNN deterministic", "_get_cudnn_deterministic", "_set_cudnn_deterministic"),
     *_switch("MIOpen immediate", "_get_miopen_immediate", "_set_miopen_immediate"),
