@@ -1,4 +1,5 @@
-"""Import contracts of packages/: who may import whom, what nobody may, no cycles, none of ours inside a function.
+"""Import contracts of packages/: who may import whom, what nobody may, no cycles, none of ours inside a function, and
+the order of a package's rooms.
 
 python tools/check/contracts.py       (exit status 1 and one line a finding when a contract is broken)
 """
@@ -23,6 +24,28 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "torchinductor": frozenset({"primtorch"}),
     "torchdistributed": frozenset({"torchdynamo", "aotautograd"}),
     "torchcompile": frozenset({"primtorch", "aotautograd", "torchdynamo", "torchinductor", "torchdistributed"}),
+}
+
+# package -> its rooms (folders, and files at the top) in layers: a room imports from the layers above its own, and from
+# other files of itself. "" is the package's own `__init__`.
+ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "torchdynamo": (
+        ("errors", "marks", "size_marks", "sources"),
+        ("schemas", "events"),
+        ("interpreter", "watchers"),
+        ("reasons",),
+        ("stats", "graph"),
+        ("outside",),
+        ("calls", "guards"),
+        ("emit",),
+        ("after_break",),
+        ("capture_world",),
+        ("capture",),
+        ("convert",),
+        ("api",),
+        ("explain",),
+        ("",),
+    ),
 }
 
 # The incumbent's compiler: modules that nothing under packages/ imports or calls.
@@ -101,6 +124,16 @@ def dotted_uses(tree: ast.AST) -> Iterator[tuple[str, int]]:
                 yield ".".join([base.id, *reversed(parts)]), node.lineno
 
 
+def out_of_order(package: str, module: str, imported: str) -> Iterator[str]:
+    """What is wrong with the place of an import in the order of the package's rooms."""
+    layers = {room: place for place, layer in enumerate(ROOMS[package]) for room in layer}
+    here, there = (f"{name}.".split(".")[1] for name in (module, imported))
+    if here not in layers:
+        yield f"{package}.{here} has no place in ROOMS"
+    elif here != there and not there.startswith("_") and layers.get(there, -1) >= layers[here]:
+        yield f"{here or package} may not import {package}.{there}: it comes later in ROOMS"
+
+
 def is_forbidden(name: str) -> bool:
     return any(name == banned or name.startswith(banned + ".") for banned in FORBIDDEN)
 
@@ -123,6 +156,8 @@ def findings(root: Path) -> Iterator[str]:
                     yield f"{where}:{found.line}: {package} may not import {first}"
                 if found.in_function and not found.typing_only:
                     yield f"{where}:{found.line}: first-party import inside a function: {found.name}"
+            if first == package in ROOMS:
+                yield from (f"{where}:{found.line}: {fault}" for fault in out_of_order(package, module, found.name))
             compiled = any(found.name == name or found.name.startswith(name + ".") for name in extensions)
             if first == package and not found.typing_only and not compiled:
                 target = found.name if found.name in modules else found.name.rpartition(".")[0]

@@ -20,8 +20,8 @@ from typing import Any
 
 
 def load_resume() -> Any:
-    """`torchdynamo.resume` by its path: it needs nothing else, and this interpreter may have no torch."""
-    path = Path(__file__).parents[1] / "src" / "torchdynamo" / "resume.py"
+    """`torchdynamo.after_break.resume` by its path: it needs nothing else, and this interpreter may have no torch."""
+    path = Path(__file__).parents[1] / "src" / "torchdynamo" / "after_break" / "resume.py"
     spec = importlib.util.spec_from_file_location("resume_alone", path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -12,13 +12,15 @@ import torch
 from torch import nn
 
 from torchdynamo import _C
-from torchdynamo.guards import Scope, explain_failure, global_state
+from torchdynamo.guards.failure import explain_failure
+from torchdynamo.guards.global_state import global_state
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram, TensorGuard, WrittenMemory
 from torchdynamo.sources import (
     Argument,
     Attribute,
     InstanceAttribute,
     Item,
+    Scope,
     Source,
     TensorOffset,
     TensorSize,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from torchdynamo.resume import Entrance, make_resume
+from torchdynamo.after_break.resume import Entrance, make_resume
 
 HERE = Path(__file__).parent
 

@@ -10,7 +10,7 @@ from torch import fx
 
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
-from torchdynamo.guards import function_modes, global_state
+from torchdynamo.guards.global_state import function_modes, global_state
 
 # Arguments whose text says all of them. Any other object may be another one with the same text.
 _PLAIN = (

@@ -14,11 +14,11 @@ from primtorch.ledger import LEDGER, Event, Ledger
 from torchdynamo._C import CompiledCallable
 from torchdynamo.convert import Function, Nested, forget_ended_code
 from torchdynamo.events import DISABLED_FUNCTION, frame_of, refusal
+from torchdynamo.graph.torch_functions import is_leaf
 from torchdynamo.marks import Mark, MarkKind, error_on_graph_break, graph_break, is_compiling, mark_of, put_mark
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
 from torchdynamo.size_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 from torchdynamo.stats import TOTAL, Stats
-from torchdynamo.torch_calls import is_leaf
 
 __all__ = [
     "allow_in_graph",

@@ -11,43 +11,25 @@ import torch
 
 from primtorch.ambient import preserved
 from primtorch.schemas import UserFrame
-from torchdynamo.calls import OpenBlock
+from torchdynamo.after_break.stopped import Stopped, StoppedFrame
+from torchdynamo.calls.calls import OpenBlock
+from torchdynamo.calls.emissions import Emission
 from torchdynamo.capture_world import CaptureWorld
-from torchdynamo.codegen import parameter_name
-from torchdynamo.derivatives import CutGraph
-from torchdynamo.dynamic_policy import DynamicPolicy
-from torchdynamo.emissions import Emission
-from torchdynamo.growing_lists import ReadWhole
+from torchdynamo.emit.codegen import parameter_name
+from torchdynamo.graph.derivatives import CutGraph
+from torchdynamo.graph.scalars import NumberNeeded
+from torchdynamo.guards.memory_guards import refuse_writes
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.exceptions import empty_frames, strip_traceback
 from torchdynamo.interpreter.protocol import MISSING, NULL, Position, Stop
 from torchdynamo.interpreter.state import HandlerSlot
 from torchdynamo.marks import region
-from torchdynamo.memory_guards import refuse_writes
+from torchdynamo.outside.dynamic_policy import DynamicPolicy
+from torchdynamo.outside.growing_lists import ReadWhole
+from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph, GivesUp
-from torchdynamo.scalars import NumberNeeded
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
-from torchdynamo.world import Outside
-
-
-@dataclass(slots=True)
-class StoppedFrame:
-    """A frame at the instruction that breaks the graph, or within the call that leads there."""
-
-    frame: InterpretedFrame
-    index: int  # of the instruction in the decoded code
-    stack: list[Any]  # NULL for empty slots, `HandlerSlot` below a handled exception; a call's operands are gone
-    locals: dict[str, Any]
-    handled: dict[int, BaseException]  # by the place of a `HandlerSlot` on the stack: what is handled there
-
-
-@dataclass(slots=True)
-class Stopped:
-    """The program just before the instruction that breaks the graph: its frames, outermost first."""
-
-    frames: list[StoppedFrame]
-    graph_break: GraphBreak
 
 
 @dataclass(slots=True)

@@ -15,22 +15,24 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
-from torchdynamo import imports, modules, scalars, torch_calls
-from torchdynamo.calls import Calls, Redirect
-from torchdynamo.externals import ATOMS, CONTAINER_BASES
-from torchdynamo.growing_lists import refuse_growing
+from torchdynamo.after_break.resume import origin_of
+from torchdynamo.after_break.suspended import given_up, refuse_coroutines
+from torchdynamo.calls import torch_calls
+from torchdynamo.calls.calls import Calls, Redirect
+from torchdynamo.graph import scalars
+from torchdynamo.graph.recorder import FAKE_ERRORS, as_break
+from torchdynamo.graph.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, may_change, native_base
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
-from torchdynamo.overlays import DELETED
+from torchdynamo.outside import imports, modules
+from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES
+from torchdynamo.outside.growing_lists import refuse_growing
+from torchdynamo.outside.outside import Outside, getattr_static_dict
+from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
-from torchdynamo.recorder import FAKE_ERRORS, as_break
-from torchdynamo.resume import origin_of
-from torchdynamo.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.sources import Attribute
-from torchdynamo.suspended import given_up, refuse_coroutines
-from torchdynamo.world import Outside, getattr_static_dict
 
 
 class CaptureWorld(PlainWorld):

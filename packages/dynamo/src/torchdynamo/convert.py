@@ -29,13 +29,13 @@ from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event
 from primtorch.schemas import UserFrame, calling_frames
-from torchdynamo import numpy_values
 from torchdynamo._C import CompiledCallable, Entry, GuardTree, Hook, hook_enabled
-from torchdynamo.break_step import Resume, continue_after, has_rule, started
-from torchdynamo.bytecode_text import bytecode_text
+from torchdynamo.after_break.break_step import Resume, continue_after, has_rule, started
+from torchdynamo.after_break.rerun import Rerun, has_casts, has_effects, raise_at_entry, unflatten
+from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
 from torchdynamo.capture import Captured, as_user_frames, interpret
-from torchdynamo.codegen import GENERATED, Codegen, flat_size, parameter_name
-from torchdynamo.dynamic_policy import DynamicPolicy
+from torchdynamo.emit.codegen import GENERATED, Codegen, flat_size, parameter_name
+from torchdynamo.emit.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.errors import InternalError, RecompileLimitExceeded, TorchDynamoError, Unsupported
 from torchdynamo.events import (
     CAPTURE_FAULT,
@@ -52,32 +52,26 @@ from torchdynamo.events import (
     frame_of,
     of_function,
 )
-from torchdynamo.graph_inputs import GraphInput, finish_graph, takes_floats
-from torchdynamo.guards import (
-    Failure,
-    Scope,
-    first_failure,
-    function_modes,
-    global_state,
-    print_guards,
-    resolve,
-    same_constant,
-)
-from torchdynamo.imports import is_import_machinery
+from torchdynamo.graph import numpy_values
+from torchdynamo.graph.recorder import as_break
+from torchdynamo.graph.regions import graph_module
+from torchdynamo.guards.failure import Failure, first_failure
+from torchdynamo.guards.global_state import function_modes, global_state
+from torchdynamo.guards.guard_table import print_guards
+from torchdynamo.guards.memory_guards import guard_written_memory, guard_written_objects, written_inputs
+from torchdynamo.guards.shape_guards import add_shape_guards, shape_guards
+from torchdynamo.guards.shape_program import same_constant
+from torchdynamo.interpreter.bytecode_text import bytecode_text
 from torchdynamo.interpreter.protocol import Position
 from torchdynamo.marks import Mark, MarkKind, mark_of
-from torchdynamo.memory_guards import guard_written_memory, guard_written_objects, written_inputs
+from torchdynamo.outside.dynamic_policy import DynamicPolicy
+from torchdynamo.outside.imports import is_import_machinery
+from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph, OutlivesGraph, describe
-from torchdynamo.recorder import as_break
-from torchdynamo.regions import graph_module
-from torchdynamo.rerun import Rerun, has_casts, has_effects, raise_at_entry, unflatten
-from torchdynamo.resume import Entrance, make_resume, origin_of
 from torchdynamo.schemas import AmbientRead, Backend, CaptureOptions, Dump, GlobalState, GraphBreak, Guard, GuardKind
-from torchdynamo.shape_guards import add_shape_guards, shape_guards
-from torchdynamo.sources import Attribute, Source, TensorSize
+from torchdynamo.sources import Attribute, Scope, Source, TensorSize, resolve
 from torchdynamo.stats import Stats
 from torchdynamo.watchers import other_compiler_off, watcher
-from torchdynamo.world import Outside
 
 _log = logging.getLogger("torchdynamo")
 _names = iter(range(1 << 60))
@@ -599,11 +593,12 @@ def _is_own_fault(error: BaseException) -> bool:
     if isinstance(error, InternalError) or trace is None:
         return isinstance(error, InternalError)
     file = trace.tb_frame.f_code.co_filename
-    return os.path.dirname(file) == os.path.dirname(__file__) and os.path.basename(file) not in _RUN_THE_PROGRAM
+    own = file.startswith(os.path.dirname(__file__)) and os.path.basename(os.path.dirname(file)) != "interpreter"
+    return own and os.path.basename(file) not in _RUN_THE_PROGRAM
 
 
 # Modules of this package from which the program's own C code is called.
-_RUN_THE_PROGRAM = frozenset({"recorder.py", "calls.py", "emissions.py", "capture_world.py", "world.py"})
+_RUN_THE_PROGRAM = frozenset({"recorder.py", "calls.py", "emissions.py", "capture_world.py", "outside.py"})
 
 
 def _no_graph(state: Function, reason: GraphBreak) -> Entry | None:

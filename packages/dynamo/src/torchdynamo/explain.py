@@ -22,11 +22,12 @@ from torchdynamo._C import CompiledCallable, Entry
 from torchdynamo.api import optimize, owner_of
 from torchdynamo.convert import Compiled
 from torchdynamo.errors import TorchDynamoError
-from torchdynamo.guards import Failure, Scope, first_failure, guard_rows, print_guards
+from torchdynamo.guards.failure import Failure, first_failure
+from torchdynamo.guards.guard_table import guard_rows, print_guards
 from torchdynamo.interpreter.frame import CODES
 from torchdynamo.reasons import REASONS
 from torchdynamo.schemas import CaptureOptions, GraphBreak, Guard
-from torchdynamo.sources import Source
+from torchdynamo.sources import Scope, Source
 
 Section = tuple[str, list[str], list[list[str]]]  # title, head, rows
 

@@ -7,8 +7,10 @@ guard tree walks the same records, so that guards and generated code read the sa
 
 from __future__ import annotations
 
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Union
+from typing import Any, Union
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,3 +240,68 @@ def root_of(source: Source) -> Source:
     while (base := base_of(source)) is not None:
         source = base
     return source
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What sources are resolved against: one call of the captured function."""
+
+    flat: Sequence[Any]
+    globals: Mapping[str, Any]
+    closure: tuple[Any, ...]
+    pinned: Sequence[Any]
+    modules: Mapping[str, Any]
+
+
+def resolve(source: Source, scope: Scope) -> Any:
+    """The object at `source` in `scope`. Raises what the failing step raises."""
+    match source:
+        case Argument(index=index):
+            return scope.flat[index]
+        case Global(name=name, module=None):
+            return scope.globals[name]
+        case Global(name=name, module=module):
+            return scope.modules[str(module)].__dict__[name]
+        case ClosureCell(index=index):
+            return scope.closure[index].cell_contents
+        case Pinned(key=key):
+            return scope.pinned[key]
+        case Attribute(base=base, name=name):
+            return getattr(resolve(base, scope), name)
+        case InstanceAttribute(base=base, name=name):
+            return instance_dict(resolve(base, scope))[name]
+        case CellContents(base=base):
+            return resolve(base, scope).cell_contents
+        case InstanceDict(base=base):
+            return instance_dict(resolve(base, scope))
+        case Item(base=base, key=key):
+            return base_item(resolve(base, scope), key)
+        case DictKeyAt(base=base, index=index):
+            return own_keys(resolve(base, scope))[index]
+        case TypeOf(base=base):
+            return type(resolve(base, scope))
+        case Referent(base=base):
+            return resolve(base, scope)()
+        case TensorSize(base=base, dim=dim):
+            return resolve(base, scope).shape[dim]
+        case TensorStride(base=base, dim=dim):
+            return resolve(base, scope).stride(dim)
+        case TensorOffset(base=base):
+            return resolve(base, scope).storage_offset()
+    raise TypeError(f"not a source: {source!r}")
+
+
+def instance_dict(obj: Any) -> Mapping[str, Any]:
+    """`obj.__dict__` by the type's own slot, whatever the class says about `__getattribute__`."""
+    return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
+
+
+def own_keys(container: dict[Any, Any]) -> tuple[Any, ...]:
+    """The keys in their order, by the built-in class: an OrderedDict keeps an order of its own."""
+    return tuple((OrderedDict if isinstance(container, OrderedDict) else dict).keys(container))
+
+
+def base_item(container: Any, key: Any) -> Any:
+    """An item by the lookup of the built-in base class."""
+    lookup: Any = next((base.__getitem__ for base in (dict, list, tuple) if isinstance(container, base)), None)
+    return container[key] if lookup is None else lookup(container, key)

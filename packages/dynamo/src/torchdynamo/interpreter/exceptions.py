@@ -10,7 +10,7 @@ from typing import Any
 
 from torchdynamo.interpreter.protocol import MISSING, World
 
-_FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of all of capture
+FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of all of capture
 
 
 def exception_to_raise(world: World, raised: Any, cause: Any = MISSING) -> BaseException:
@@ -114,7 +114,7 @@ def strip_traceback(traceback: types.TracebackType | None) -> types.TracebackTyp
     """The traceback without capture's own frames."""
     kept = []
     while traceback is not None:
-        if not traceback.tb_frame.f_code.co_filename.startswith(_FOLDER):
+        if not traceback.tb_frame.f_code.co_filename.startswith(FOLDER):
             kept.append(traceback)
         traceback = traceback.tb_next
     result = None
@@ -138,7 +138,7 @@ def empty_frames(error: BaseException | None) -> None:
         chain += (error.__cause__, error.__context__)
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename.startswith(_FOLDER):
+            if trace.tb_frame.f_code.co_filename.startswith(FOLDER):
                 with suppress(RuntimeError):  # it is still running
                     trace.tb_frame.clear()
             trace = trace.tb_next

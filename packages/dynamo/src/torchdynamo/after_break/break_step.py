@@ -20,17 +20,18 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
-from torchdynamo import imports, torch_calls
 from torchdynamo._C import Hook, hook_enabled
-from torchdynamo.capture import Stopped, StoppedFrame
-from torchdynamo.codegen import GENERATED, Codegen
+from torchdynamo.after_break.liveness import live_slots
+from torchdynamo.after_break.resume import Entrance, Entry, StackSlot, make_resume, origin_of
+from torchdynamo.after_break.stopped import Stopped, StoppedFrame
+from torchdynamo.after_break.suspended import closes
+from torchdynamo.calls import torch_calls
+from torchdynamo.emit.codegen import GENERATED, Codegen
 from torchdynamo.interpreter.decode import ExceptionEntry
 from torchdynamo.interpreter.protocol import NULL
 from torchdynamo.interpreter.state import HandlerSlot
-from torchdynamo.liveness import live_slots
 from torchdynamo.marks import MarkKind, mark_of
-from torchdynamo.resume import Entrance, Entry, StackSlot, make_resume, origin_of
-from torchdynamo.suspended import closes
+from torchdynamo.outside import imports
 
 # (function, entrance, compiled, frames inside) -> what enters the function there. What goes on inside of it is named so
 # that each chain of frames has a compiled continuation of its own, not a version of one.

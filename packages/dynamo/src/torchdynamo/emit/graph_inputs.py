@@ -17,10 +17,10 @@ from torch import fx
 from primtorch.fake import FakeTensor
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of
-from torchdynamo.codegen import Codegen
-from torchdynamo.regions import erase_dead_nodes
+from torchdynamo.emit.codegen import Codegen
+from torchdynamo.graph.regions import erase_dead_nodes
+from torchdynamo.outside.outside import Outside
 from torchdynamo.sources import Source
-from torchdynamo.world import Outside
 
 
 @dataclass(frozen=True, slots=True)

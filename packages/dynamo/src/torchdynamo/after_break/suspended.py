@@ -11,10 +11,10 @@ import types
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from torchdynamo.externals import Externals
 from torchdynamo.interpreter.generators import InterpretedGenerator
 from torchdynamo.interpreter.iterators import EnumerateIterator, FilterIterator, MapIterator, ZipIterator
 from torchdynamo.interpreter.state import CLOSED, FrameState
+from torchdynamo.outside.externals import Externals
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Argument, Attribute, Item, Source, base_of
 

@@ -7,12 +7,11 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from primtorch.fake import FakeTensor
-from torchdynamo.externals import IDENTITY_TYPES, External
-from torchdynamo.guards import overlapping
+from torchdynamo.outside.externals import IDENTITY_TYPES, External
+from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GuardKind, WrittenMemory
 from torchdynamo.sources import Pinned, Source
-from torchdynamo.world import Outside
 
 
 def guard_written_memory(outside: Outside) -> tuple[Source, Source] | None:
@@ -74,3 +73,30 @@ def guard_written_objects(outside: Outside, written: Sequence[External]) -> None
         sources = [known.source for known in externals.by_original.values() if type(known.original) is kind]
         if len(sources) > 1 and not all(isinstance(source, Pinned) for source in sources):
             externals.guards.add(sources[0], GuardKind.ALL_DISTINCT, tuple(sources[1:]), ())
+
+
+def overlapping(written: Sequence[torch.Tensor], others: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """Places in `(*written, *others)` of two tensors, one of them written, whose address ranges touch.
+
+    That is an upper bound of true overlap. The ranges are met in the order in which they begin.
+    """
+    ranges = sorted(
+        (str(tensor.device), *_address_range(tensor), place)
+        for place, tensor in enumerate((*written, *others))
+        if tensor.numel() and tensor.data_ptr()
+    )
+    furthest = furthest_written = ("", 0, -1)  # device, end, place of the ranges so far
+    for device, begin, end, place in ranges:
+        ahead = furthest if place < len(written) else furthest_written
+        if ahead[0] == device and begin < ahead[1]:
+            return ahead[2], place
+        if (device, end) > furthest[:2]:
+            furthest = (device, end, place)
+        if place < len(written) and (device, end) > furthest_written[:2]:
+            furthest_written = (device, end, place)
+    return None
+
+
+def _address_range(tensor: torch.Tensor) -> tuple[int, int]:
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

@@ -27,21 +27,24 @@ from torch.optim import optimizer
 
 from primtorch import ambient
 from primtorch.fake import FakeTensor
-from torchdynamo import constants, imports, numpy_values, scalars, torch_calls
 from torchdynamo._C import CompiledCallable
-from torchdynamo.autograd_functions import AutogradFunctions
-from torchdynamo.checkpoints import call_checkpointed
-from torchdynamo.emissions import Emissions
-from torchdynamo.externals import is_constant
+from torchdynamo.calls import torch_calls
+from torchdynamo.calls.autograd_functions import AutogradFunctions
+from torchdynamo.calls.checkpoints import call_checkpointed
+from torchdynamo.calls.emissions import Emissions
+from torchdynamo.calls.optimizers import LOOPS, loop_for
+from torchdynamo.calls.patches import behind_patch
+from torchdynamo.graph import known_tensors as constants
+from torchdynamo.graph import numpy_values, scalars, torch_functions
+from torchdynamo.graph.recorder import BREAKS_BY_NAME, METHODS_OF_FAKES
+from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of, region
-from torchdynamo.optimizers import LOOPS, loop_for
-from torchdynamo.overlays import MISSING
-from torchdynamo.patches import behind_patch
+from torchdynamo.outside import imports
+from torchdynamo.outside.externals import is_constant
+from torchdynamo.outside.outside import Outside, getattr_static_dict
+from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.recorder import BREAKS_BY_NAME, METHODS_OF_FAKES
-from torchdynamo.scalars import SYMBOLIC
-from torchdynamo.world import Outside, getattr_static_dict
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -149,7 +152,7 @@ class Calls:
             if fn.__name__ in BREAKS_BY_NAME:
                 raise BreakGraph(BREAKS_BY_NAME[fn.__name__], f"{fn.__name__}() of a tensor")
             return self._native(fn, args, kwargs)
-        if torch_calls.is_leaf(fn):
+        if torch_functions.is_leaf(fn):
             self.outside.torch_names.of_leaf(fn)
             return self._native(fn, args, kwargs)
         if fn in torch_calls.NATIVE_FUNCTIONS:
@@ -190,8 +193,8 @@ class Calls:
             return self._context_variable(fn, args)
         if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return self.autograd_functions.apply(owner, args, kwargs)
-        if torch_calls.is_leaf(fn):
-            operator = fn in torch_calls.OVERRIDABLE or not isinstance(owner, types.ModuleType)
+        if torch_functions.is_leaf(fn):
+            operator = fn in torch_functions.OVERRIDABLE or not isinstance(owner, types.ModuleType)
             return (self._native if operator else self._watched)(fn, args, kwargs)
         return MISSING
 
@@ -315,7 +318,7 @@ class Calls:
 
     def _tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """`torch.tensor`, which would fix the numbers that it is given. A tensor of one int alone has its number fixed:
-        such tensors stand for sizes, whose value the program asks for (`constants.py`)."""
+        such tensors stand for sizes, whose value the program asks for (`known_tensors.py`)."""
         if args and numpy_values.holds(args[0]):
             return self._tensor_of_array(fn, args, kwargs)
         made_of_symbols = len(args) == 1 and scalars.holds_symbol(args[0]) and scalars.only_numbers(args[0])

@@ -8,14 +8,14 @@ from typing import Any
 import torch
 
 from primtorch.symbolic import SCALAR_OPS, Definition, FloatExpr, IntExpr, ShapeEnv, ShapeGuard, expr_of
-from torchdynamo.dynamic_policy import INTEGER_BOUND
 from torchdynamo.errors import SizeNotDynamic
-from torchdynamo.guards import run_program
+from torchdynamo.guards.shape_program import run_program
+from torchdynamo.guards.source_text import source_text
+from torchdynamo.outside.dynamic_policy import INTEGER_BOUND
+from torchdynamo.outside.outside import Outside
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram
 from torchdynamo.size_marks import SizeMark
-from torchdynamo.source_text import source_text
 from torchdynamo.sources import Source, TensorSize, TensorStride
-from torchdynamo.world import Outside
 
 Steps = tuple[tuple[str, Any], ...]
 

@@ -14,7 +14,7 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from torchdynamo.externals import Externals
+from torchdynamo.outside.externals import Externals
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GuardKind
 from torchdynamo.sources import Item

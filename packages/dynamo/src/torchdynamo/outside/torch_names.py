@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from torchdynamo.externals import Externals
+from torchdynamo.graph.torch_functions import is_leaf
+from torchdynamo.outside.externals import Externals
 from torchdynamo.schemas import GuardKind
 from torchdynamo.sources import InstanceAttribute
-from torchdynamo.torch_calls import is_leaf
 
 # Replaced in a module these may be another function tomorrow; what else stands for a name there is data.
 _FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType)

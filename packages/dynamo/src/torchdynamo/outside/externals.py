@@ -27,9 +27,7 @@ import torch
 
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
-from torchdynamo import numpy_values
-from torchdynamo.growing_lists import GrowingList
-from torchdynamo.guards import GuardSet, own_keys
+from torchdynamo.graph import numpy_values
 from torchdynamo.interpreter.classes import may_change, native_base
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
@@ -41,9 +39,11 @@ from torchdynamo.interpreter.iterators import (
     SequenceIterator,
     ZipIterator,
 )
+from torchdynamo.outside.growing_lists import GrowingList
+from torchdynamo.outside.guard_set import GuardSet
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GuardKind, TensorGuard
-from torchdynamo.sources import Attribute, DictKeyAt, Global, Item, Pinned, Source, base_of
+from torchdynamo.sources import Attribute, DictKeyAt, Global, Item, Pinned, Source, base_of, own_keys
 
 # Values compared by equality and type: immutable, without parts that could change.
 CONSTANT_TYPES: frozenset[type] = frozenset(

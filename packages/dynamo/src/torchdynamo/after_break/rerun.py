@@ -21,11 +21,11 @@ from torch import fx
 
 from primtorch import ambient
 from primtorch.ledger import Kind, Ledger
-from torchdynamo.codegen import flat_size
+from torchdynamo.after_break.resume import Entrance, StackSlot, make_resume, origin_of
+from torchdynamo.after_break.resume import Entry as How
+from torchdynamo.emit.codegen import flat_size
 from torchdynamo.errors import TorchDynamoError
 from torchdynamo.events import GRAPH_RAISED, RAISED_AT_ENTRY, of_function
-from torchdynamo.resume import Entrance, StackSlot, make_resume, origin_of
-from torchdynamo.resume import Entry as How
 
 # What the nodes of a graph change for those behind them, and leave changed where one of those raises.
 _GRAD = tuple(state for state in ambient.AMBIENT if state.name == "grad mode")

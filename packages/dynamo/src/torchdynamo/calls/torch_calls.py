@@ -1,7 +1,4 @@
-"""How capture treats functions of torch and of the standard library: tables, no logic of a call.
-
-`leaf` functions run as CPython runs them, under the recorder's mode, which writes their nodes.
-"""
+"""How capture treats functions of torch and of the standard library: tables, no logic of a call."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ import torch.utils.checkpoint
 import torch.utils.hooks
 from torch.autograd.function import FunctionMeta
 
-from torchdynamo import imports
+from torchdynamo.outside import imports
 
 # Answers that a compiled program gets: what these questions mean inside of capture.
 ANSWERS: dict[Any, Any] = {
@@ -222,49 +219,6 @@ MAKERS_OF_CLASSES: frozenset[str] = frozenset({"dataclasses", "collections", "at
 # Modules whose `__repr__` wrappers ask for the thread's number, to notice an object that contains itself.
 REPR_MODULES: frozenset[str] = frozenset({"dataclasses", "reprlib"})
 
-# Python modules of torch whose functions are thin layers over operators: run natively under the recorder.
-LEAF_MODULES = frozenset(
-    {
-        "torch.nn.functional",
-        "torch.functional",
-        "torch._tensor",
-        "torch._ops",
-        "torch._VF",
-        "torch.linalg",
-        "torch.fft",
-        "torch.special",
-    }
-)
-
-
-def _overridable() -> frozenset[Any]:
-    """Torch's functions that ask the function mode first."""
-    found = set()
-    for functions in torch.overrides.get_overridable_functions().values():
-        for function in functions:
-            try:
-                found.add(function)
-            except TypeError:  # an unhashable descriptor is never called by name
-                continue
-    return frozenset(found)
-
-
-OVERRIDABLE = _overridable()
-
-
-def is_leaf(function: Any) -> bool:
-    """A function of torch that runs as it is, under the recorder."""
-    kind = type(function)
-    if kind is types.FunctionType:
-        return function.__module__ in LEAF_MODULES or function in OVERRIDABLE
-    if kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
-        return True
-    if kind is types.BuiltinFunctionType:
-        owner = function.__self__
-        module = function.__module__ or ""
-        return module.startswith("torch") or owner is _VARIABLE_FUNCTIONS or _owner_name(owner).startswith("torch")
-    return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
-
 
 def transforms(function: types.FunctionType) -> bool:
     """Whether a function of torch runs the program it is given on tensors of its own (`torch.func`)."""
@@ -312,9 +266,3 @@ _TRANSFORM_FILES = frozenset(
     os.path.join(os.path.dirname(torch.func.vjp.__code__.co_filename), name)
     for name in ("eager_transforms.py", "vmap.py", "pyfunctorch.py")
 )
-_VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)
-_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
-
-
-def _owner_name(owner: Any) -> str:
-    return str(getattr(owner, "__module__", None) or getattr(owner, "__name__", None) or "")

@@ -7,11 +7,10 @@ from typing import Any
 import torch
 from torch import nn
 
-from torchdynamo.externals import External, Externals
-from torchdynamo.guards import instance_dict
-from torchdynamo.overlays import MISSING, Overlays
+from torchdynamo.outside.externals import External, Externals
+from torchdynamo.outside.overlays import MISSING, Overlays
 from torchdynamo.schemas import GuardKind
-from torchdynamo.sources import InstanceAttribute, Item
+from torchdynamo.sources import InstanceAttribute, Item, instance_dict
 
 # Torch's own, whatever a program puts in their place.
 _PLAIN_GETATTR, PLAIN_SETATTR = nn.Module.__getattr__, nn.Module.__setattr__

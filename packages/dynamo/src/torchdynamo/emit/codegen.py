@@ -36,8 +36,8 @@ from torch import fx
 
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, ShapeEnv, expr_of, float_expr_of
-from torchdynamo import numpy_values
-from torchdynamo.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
+from torchdynamo.graph import numpy_values
+from torchdynamo.graph.recorder import Recorder
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
 from torchdynamo.interpreter.generators import InterpretedGenerator
@@ -52,9 +52,9 @@ from torchdynamo.interpreter.iterators import (
     ZipIterator,
 )
 from torchdynamo.interpreter.protocol import InterpreterObject, Marker
-from torchdynamo.overlays import DELETED, Overlays, Slot
+from torchdynamo.outside.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
+from torchdynamo.outside.overlays import DELETED, Overlays, Slot
 from torchdynamo.reasons import BreakGraph, OutlivesGraph
-from torchdynamo.recorder import Recorder
 from torchdynamo.sources import Item, Source, base_of
 
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin

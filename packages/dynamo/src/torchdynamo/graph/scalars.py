@@ -8,8 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.symbolic import numbers
-from torchdynamo.interpreter.protocol import Escape
-from torchdynamo.overlays import MISSING
+from torchdynamo.interpreter.protocol import MISSING, Escape
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NUMBERS = (int, float, bool, *SYMBOLIC)

@@ -14,8 +14,8 @@ import torch
 from torch import fx, nn
 from torch.utils import checkpoint as eager
 
+from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.world import Outside
 
 # Arguments of `checkpoint` that are its own; all others are the function's.
 _OWN = {

@@ -17,12 +17,12 @@ from torch import fx, nn
 from torch.autograd.function import once_differentiable
 
 from primtorch.spec import TensorSpec
-from torchdynamo.externals import External
+from torchdynamo.graph.regions import Region
 from torchdynamo.interpreter.iterators import LocalIterator
 from torchdynamo.interpreter.protocol import MISSING
+from torchdynamo.outside.externals import External
+from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.regions import Region
-from torchdynamo.world import Outside
 
 _ONCE = once_differentiable(lambda ctx: None).__code__
 _NO_SETUP = torch.autograd.function._SingleLevelFunction.setup_context

@@ -11,7 +11,6 @@ from __future__ import annotations
 import copy
 import functools
 import logging
-import os
 import sys
 import types
 import warnings
@@ -19,13 +18,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torchdynamo import torch_calls
-from torchdynamo.autograd_functions import effects_so_far
-from torchdynamo.externals import CONSTANT_TYPES, IDENTITY_TYPES, is_trusted_module
+from torchdynamo.calls import torch_calls
+from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.graph.scalars import SYMBOLIC
+from torchdynamo.interpreter.exceptions import FOLDER
 from torchdynamo.interpreter.protocol import MISSING, InterpreterApi
+from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES, is_trusted_module
+from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.scalars import SYMBOLIC
-from torchdynamo.world import Outside
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
@@ -243,7 +243,7 @@ def caller(level: int, passed: tuple[str, ...]) -> Place:
     return Place("<sys>" if sys.version_info >= (3, 13) else "sys", 0, "", sys.__dict__)
 
 
-_OWN_FILES = (os.path.dirname(__file__) + os.sep, "<torchdynamo ")
+_OWN_FILES = (FOLDER, "<torchdynamo ")
 
 
 def _log_at(where: Place | int, logger: logging.Logger, level: int, message: Any, args: Args, extra: Any) -> None:

@@ -14,9 +14,17 @@ from primtorch.fake import FakeMode, FakeTensor
 from primtorch.fake.build import refuse_fresh
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
-from torchdynamo import modules, numpy_values
-from torchdynamo.dynamic_policy import INTEGER_BOUND, DynamicPolicy
-from torchdynamo.externals import (
+from torchdynamo.graph import numpy_values
+from torchdynamo.graph.recorder import Recorder
+from torchdynamo.graph.scalars import SYMBOLIC
+from torchdynamo.graph.symbol_nodes import SymbolNodes
+from torchdynamo.interpreter.attributes import missing_attribute
+from torchdynamo.interpreter.classes import may_change
+from torchdynamo.interpreter.iterators import LocalIterator, native_type
+from torchdynamo.interpreter.protocol import InterpreterObject
+from torchdynamo.outside import modules
+from torchdynamo.outside.dynamic_policy import INTEGER_BOUND, DynamicPolicy
+from torchdynamo.outside.externals import (
     External,
     Externals,
     is_constant,
@@ -25,16 +33,10 @@ from torchdynamo.externals import (
     stays_outside,
     tensor_guard,
 )
-from torchdynamo.growing_lists import GrowingList
-from torchdynamo.guards import instance_dict
-from torchdynamo.interpreter.attributes import missing_attribute
-from torchdynamo.interpreter.classes import may_change
-from torchdynamo.interpreter.iterators import LocalIterator, native_type
-from torchdynamo.interpreter.protocol import InterpreterObject
-from torchdynamo.overlays import DELETED, MISSING, Overlays
+from torchdynamo.outside.growing_lists import GrowingList
+from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
+from torchdynamo.outside.torch_names import TorchNames
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.recorder import Recorder
-from torchdynamo.scalars import SYMBOLIC
 from torchdynamo.schemas import AmbientRead, GuardKind
 from torchdynamo.size_marks import SizeKind, SizeMark, size_marks
 from torchdynamo.sources import (
@@ -53,10 +55,9 @@ from torchdynamo.sources import (
     TensorOffset,
     TensorSize,
     base_of,
+    instance_dict,
     is_beneath,
 )
-from torchdynamo.symbol_nodes import SymbolNodes
-from torchdynamo.torch_names import TorchNames
 
 
 class KnownSizes(FakeMode):

@@ -23,13 +23,14 @@ from primtorch.effects import has_effect, overload_of, unsaid_writes, written_te
 from primtorch.fake import FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import materialize
-from torchdynamo import constants, dense_values, numpy_values
-from torchdynamo.derivatives import CALL, cut_for, tensors_of
-from torchdynamo.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
+from torchdynamo.graph import dense_values, numpy_values
+from torchdynamo.graph import known_tensors as constants
+from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
+from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
+from torchdynamo.graph.regions import Regions
+from torchdynamo.graph.view_writes import gap_behind, memory_of, reads_memory_of
 from torchdynamo.reasons import BreakGraph
-from torchdynamo.regions import Regions
 from torchdynamo.sources import Computed, Source
-from torchdynamo.view_writes import gap_behind, memory_of, reads_memory_of
 
 # Methods that torch's own code does not do for every fake.
 METHODS_OF_FAKES: dict[Any, Callable[..., Any]] = {

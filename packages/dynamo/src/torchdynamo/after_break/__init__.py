@@ -1,0 +1,1 @@
+"""Where a program leaves the graph: the step that breaks it, and how the program goes on."""

@@ -1,0 +1,28 @@
+"""Where a program stops: its frames before the instruction that breaks the graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torchdynamo.interpreter import InterpretedFrame
+from torchdynamo.schemas import GraphBreak
+
+
+@dataclass(slots=True)
+class StoppedFrame:
+    """A frame at the instruction that breaks the graph, or within the call that leads there."""
+
+    frame: InterpretedFrame
+    index: int  # of the instruction in the decoded code
+    stack: list[Any]  # NULL for empty slots, `HandlerSlot` below a handled exception; a call's operands are gone
+    locals: dict[str, Any]
+    handled: dict[int, BaseException]  # by the place of a `HandlerSlot` on the stack: what is handled there
+
+
+@dataclass(slots=True)
+class Stopped:
+    """The program just before the instruction that breaks the graph: its frames, outermost first."""
+
+    frames: list[StoppedFrame]
+    graph_break: GraphBreak

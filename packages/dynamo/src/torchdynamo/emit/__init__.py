@@ -1,0 +1,1 @@
+"""Generated Python source of the compiled function."""

@@ -1,0 +1,1 @@
+"""The graph under construction: what the recorder writes, and what is known of the values in it."""

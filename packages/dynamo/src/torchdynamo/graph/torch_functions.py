@@ -1,0 +1,60 @@
+"""Functions of torch that run as CPython runs them, under the recorder, which writes their nodes."""
+
+from __future__ import annotations
+
+import types
+from typing import Any
+
+import torch
+import torch.overrides
+
+# Python modules of torch whose functions are thin layers over operators: run natively under the recorder.
+LEAF_MODULES = frozenset(
+    {
+        "torch.nn.functional",
+        "torch.functional",
+        "torch._tensor",
+        "torch._ops",
+        "torch._VF",
+        "torch.linalg",
+        "torch.fft",
+        "torch.special",
+    }
+)
+
+
+def _overridable() -> frozenset[Any]:
+    """Torch's functions that ask the function mode first."""
+    found = set()
+    for functions in torch.overrides.get_overridable_functions().values():
+        for function in functions:
+            try:
+                found.add(function)
+            except TypeError:  # an unhashable descriptor is never called by name
+                continue
+    return frozenset(found)
+
+
+OVERRIDABLE = _overridable()
+
+
+def is_leaf(function: Any) -> bool:
+    """A function of torch that runs as it is, under the recorder."""
+    kind = type(function)
+    if kind is types.FunctionType:
+        return function.__module__ in LEAF_MODULES or function in OVERRIDABLE
+    if kind in (torch._ops.OpOverload, torch._ops.OpOverloadPacket):
+        return True
+    if kind is types.BuiltinFunctionType:
+        owner = function.__self__
+        module = function.__module__ or ""
+        return module.startswith("torch") or owner is _VARIABLE_FUNCTIONS or _owner_name(owner).startswith("torch")
+    return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
+
+
+_VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)
+_METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
+
+
+def _owner_name(owner: Any) -> str:
+    return str(getattr(owner, "__module__", None) or getattr(owner, "__name__", None) or "")

@@ -1,0 +1,1 @@
+"""What has to hold for compiled code to be used again, and which of it does not."""
