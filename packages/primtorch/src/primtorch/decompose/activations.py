@@ -10,8 +10,8 @@ import torch
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value
 from primtorch.decompose.pointwise import pointwise
-from primtorch.decompose.promotion import compute_dtype, floating, result_dtype
 from primtorch.decompose.table import RuleTable
+from primtorch.promotion import compute_dtype, float_of, result_type
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -283,7 +283,7 @@ def _native_dropout(b: Builder, x: Value, p: float, train: bool | None) -> tuple
 
 @RULES(aten.native_dropout_backward.default)
 def _native_dropout_backward(b: Builder, grad: Value, mask: Value, scale: float) -> Value:
-    dtype = floating(grad.dtype)
+    dtype = float_of(grad.dtype)
     return b.where(mask.ne(0) if mask.dtype is not torch.bool else mask, grad.to(compute_dtype(dtype)) * scale, 0.0).to(
         dtype
     )
@@ -330,7 +330,7 @@ def reduced(loss: Value, reduction: int, dtype: torch.dtype) -> Value:
 
 def _loss(body: Any, *names: Any) -> None:
     def rule(b: Builder, x: Value, target: Value, reduction: int = _MEAN, *rest: Any, **options: Any) -> Value:
-        dtype = result_dtype((x, target))
+        dtype = result_type((x, target))
         t, y = x.to(compute_dtype(dtype)), target.to(compute_dtype(dtype))
         return reduced(body(t, y, *rest, **options), reduction, dtype)
 
@@ -342,7 +342,7 @@ def _loss_backward(slope: Any, *names: Any) -> None:
     """slope(x, target, *rest): the derivative of one term for x."""
 
     def rule(b: Builder, grad: Value, x: Value, target: Value, reduction: int, *rest: Any, **options: Any) -> Value:
-        dtype = result_dtype((x, target))
+        dtype = result_type((x, target))
         compute = compute_dtype(dtype)
         t, y, g = x.to(compute), target.to(compute), grad.to(compute)
         out = slope(t, y, *rest, **options)

@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from primtorch import prims
-from primtorch.decompose.promotion import COMPUTE_DTYPE, number_as
+from primtorch.layout import broadcast_shapes, contiguous_strides, product, wrap_dim
 from primtorch.prims import Prim
-from primtorch.prims.layout import broadcast_shapes, contiguous_strides, numel
+from primtorch.promotion import COMPUTE_DTYPE, number_as
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of, materialize
 
@@ -47,7 +47,7 @@ class Value:
         return len(self.spec.shape)
 
     def numel(self) -> Any:
-        return numel(self.spec.shape)
+        return product(self.spec.shape)
 
     def dim(self, dim: int, rank: int | None = None) -> int:
         """A dimension as a non-negative int. Raises IndexError as eager does."""
@@ -183,7 +183,7 @@ class Value:
         return self.b.emit(prim, self, tuple(dims), keepdim)  # type: ignore[no-any-return]
 
     def mean(self, dims: Sequence[int], keepdim: bool = False) -> Value:
-        count = numel([self.spec.shape[d] for d in dims])
+        count = product([self.spec.shape[d] for d in dims])
         return self.sum(dims, keepdim) / count  # type: ignore[no-any-return]
 
 
@@ -193,27 +193,6 @@ def same_size(a: Any, b: Any) -> bool:
 
 def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
-
-
-def wrap_dim(dim: int, rank: int) -> int:
-    """A dimension counted from the front. Raises IndexError with eager's words."""
-    limit = max(rank, 1)
-    if not -limit <= dim < limit:
-        raise IndexError(f"Dimension out of range (expected to be in range of [{-limit}, {limit - 1}], but got {dim})")
-    return dim + limit if dim < 0 else dim
-
-
-def wrap_dims(dims: Sequence[int] | int | None, rank: int, *, empty_is_all: bool = True) -> tuple[int, ...]:
-    """Dimensions of a reduction: None, and () where eager says so, mean all of them."""
-    if dims is None or (empty_is_all and not isinstance(dims, int) and len(dims) == 0):
-        return tuple(range(rank))
-    if isinstance(dims, int):
-        dims = (dims,)
-    wrapped = tuple(wrap_dim(d, rank) for d in dims)
-    if len(set(wrapped)) != len(wrapped):
-        repeated = next(d for d in wrapped if wrapped.count(d) > 1)
-        raise RuntimeError(f"dim {repeated} appears multiple times in the list of dims")
-    return () if rank == 0 else wrapped
 
 
 def _frozen(argument: Any) -> Any:

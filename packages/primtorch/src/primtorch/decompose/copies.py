@@ -9,10 +9,10 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value
-from primtorch.decompose.promotion import COMPUTE_DTYPE
 from primtorch.decompose.table import RuleTable
+from primtorch.layout import channels_last_strides, contiguous_strides
 from primtorch.placement import resolved_device
-from primtorch.prims.layout import contiguous_strides, strides_in_order
+from primtorch.promotion import COMPUTE_DTYPE
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -21,8 +21,7 @@ RULES = RuleTable()
 def _in_format(b: Builder, x: Value, memory_format: torch.memory_format | None) -> Value:
     """Ask for a layout where the program does; else the layout is nobody's business inside the graph."""
     if memory_format is torch.channels_last or memory_format is torch.channels_last_3d:
-        order = (0, *range(2, x.rank), 1)
-        return with_strides(b, x, strides_in_order(x.shape, order))
+        return with_strides(b, x, channels_last_strides(x.shape))
     if memory_format is torch.contiguous_format:
         return with_strides(b, x, contiguous_strides(x.shape))
     return x

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from primtorch.decompose.builder import Builder, Value
+from primtorch.layout import view_strides
 from primtorch.prims import PRIMS, Prim
-from primtorch.prims.layout import view_strides
 
 aten = torch.ops.aten
 Call = tuple[Any, tuple[Any, ...], dict[str, Any]]

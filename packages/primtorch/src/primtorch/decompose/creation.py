@@ -10,10 +10,10 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value, same_size
-from primtorch.decompose.promotion import number_dtype
 from primtorch.decompose.table import RuleTable
+from primtorch.layout import strides_in_order
 from primtorch.placement import resolved_device
-from primtorch.prims.layout import strides_in_order
+from primtorch.promotion import number_dtype
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -169,7 +169,7 @@ def _empty_permuted(
     device: Any = None,
     pin_memory: Any = None,
 ) -> Value:
-    strides = strides_in_order(size, physical_layout)
+    strides = strides_in_order(tuple(size), physical_layout[::-1])
     return _empty_strided(b, size, strides, dtype=dtype, device=device)  # type: ignore[no-any-return]
 
 

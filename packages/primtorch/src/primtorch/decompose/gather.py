@@ -9,11 +9,11 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value, same_sizes
-from primtorch.decompose.promotion import compute_dtype, result_dtype
 from primtorch.decompose.reductions import vector_norm
 from primtorch.decompose.table import RuleTable
+from primtorch.layout import broadcast_shapes
 from primtorch.prims.indexing import indexed_shape
-from primtorch.prims.layout import broadcast_shapes
+from primtorch.promotion import compute_dtype, result_type
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -297,7 +297,7 @@ def _clamped(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, .
 @RULES(aten.isin.Tensor_Tensor, aten.isin.Tensor_Scalar, aten.isin.Scalar_Tensor)
 def _isin(b: Builder, elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> Value:
     device = (elements if isinstance(elements, Value) else tests).device
-    dtype = result_dtype((elements, tests))
+    dtype = result_type((elements, tests))
     elements, tests = (v.to(dtype) if isinstance(v, Value) else b.full((), v, dtype, device) for v in (elements, tests))
     hits = elements.unsqueeze(elements.rank).eq(tests.reshape((tests.numel(),)))
     found = hits.reduce(prims.any, (elements.rank,))

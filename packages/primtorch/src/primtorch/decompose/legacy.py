@@ -12,9 +12,9 @@ from primtorch import prims
 from primtorch.decompose.activations import chance
 from primtorch.decompose.builder import Builder, Value, same_size
 from primtorch.decompose.creation import linspace
-from primtorch.decompose.promotion import result_dtype
 from primtorch.decompose.table import RuleTable
 from primtorch.placement import resolved_device
+from primtorch.promotion import result_type
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -23,7 +23,7 @@ RULES = RuleTable()
 # --- fused ---------------------------------------------------------------------------------------
 @RULES(aten._add_relu.Tensor, aten._add_relu.Scalar)
 def _add_relu(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
-    dtype = result_dtype((x, y))
+    dtype = result_type((x, y))
     wide = x.to(dtype).compute()
     other = y.to(wide.dtype) if isinstance(y, Value) else y
     other = other if alpha == 1 else other * alpha
@@ -62,7 +62,7 @@ def _masked_softmax(b: Builder, x: Value, mask: Value, dim: int | None = None, m
 
 @RULES(aten._stack.default)
 def _stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    dtype = result_dtype(tensors)
+    dtype = result_type(tensors)
     dim = dim + tensors[0].rank + 1 if dim < 0 else dim
     return b.cat([t.to(dtype).unsqueeze(dim) for t in tensors], dim)
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from primtorch import prims
-from primtorch.decompose.builder import Builder, Value, wrap_dim
+from primtorch.decompose.builder import Builder, Value
 from primtorch.decompose.pointwise import promoted
-from primtorch.decompose.promotion import compute_dtype, result_dtype
 from primtorch.decompose.reductions import vector_norm
 from primtorch.decompose.table import RuleTable
-from primtorch.prims.layout import broadcast_shapes, numel
+from primtorch.layout import broadcast_shapes, product, wrap_dim
+from primtorch.promotion import compute_dtype, result_type
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -32,7 +32,7 @@ def _check_errors(b: Builder, info: Value, api_name: str, *, is_matrix: bool) ->
 
 @RULES(aten.linalg_cross.default)
 def _cross(b: Builder, x: Value, y: Value, *, dim: int = -1) -> Value:
-    dtype = result_dtype((x, y))
+    dtype = result_type((x, y))
     x, y = promoted(b, (x, y), compute_dtype(dtype))
     dim = x.dim(dim)
 
@@ -45,7 +45,7 @@ def _cross(b: Builder, x: Value, y: Value, *, dim: int = -1) -> Value:
 def _matmul(b: Builder, x: Value, y: Value) -> Value:
     """Batches of matrices of one dtype; batch dims broadcast."""
     batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
-    n = numel(batch)
+    n = product(batch)
     left = x.expand((*batch, *x.shape[-2:])).reshape((n, *x.shape[-2:]))
     right = y.expand((*batch, *y.shape[-2:])).reshape((n, *y.shape[-2:]))
     return b.emit(prims.bmm, left, right).reshape((*batch, x.shape[-2], y.shape[-1]))  # type: ignore[no-any-return]
@@ -127,7 +127,7 @@ def _cholesky(b: Builder, x: Value, upper: bool = False) -> Value:
 def _linear_backward(
     b: Builder, x: Value, grad: Value, weight: Value, output_mask: Sequence[bool]
 ) -> tuple[Value | None, ...]:
-    rows = numel(x.shape[:-1])
+    rows = product(x.shape[:-1])
     g, flat = grad.reshape((rows, grad.shape[-1])), x.reshape((rows, x.shape[-1]))
     return (
         b.emit(prims.mm, g, weight).reshape(x.shape) if output_mask[0] else None,
@@ -202,7 +202,7 @@ def _weight_norm_backward(b: Builder, grad: Value, v: Value, g: Value, norms: Va
 # --- joins of matrices -----------------------------------------------------------------------------
 @RULES(aten.block_diag.default)
 def _block_diag(b: Builder, tensors: Sequence[Value]) -> Value:
-    dtype = result_dtype(tensors)
+    dtype = result_type(tensors)
     blocks = [t.to(dtype).reshape((*(1,) * (2 - t.rank), *t.shape)) for t in tensors]
     width: Any = 0
     for t in blocks:

@@ -11,9 +11,9 @@ import torch
 from primtorch import prims
 from primtorch.decompose.activations import _MEAN, _NONE
 from primtorch.decompose.builder import Builder, Value
-from primtorch.decompose.promotion import compute_dtype
 from primtorch.decompose.table import RuleTable
-from primtorch.prims.layout import numel
+from primtorch.layout import product
+from primtorch.promotion import compute_dtype
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -69,7 +69,7 @@ def _layer_norm_backward(
     grad_x = grad_weight = grad_bias = None
     if output_mask[0]:
         inner = g if weight is None else g * weight.to(compute)
-        n = numel([x.shape[d] for d in dims])
+        n = product([x.shape[d] for d in dims])
         sum_g, sum_gx = inner.sum(dims, True), (inner * x_hat).sum(dims, True)
         grad_x = (rstd * (inner - sum_g / n - x_hat * (sum_gx / n))).to(x.dtype)
     if output_mask[1] and weight is not None:
@@ -143,7 +143,7 @@ def _batch_norm_parts(
     new_mean, new_var = running_mean, running_var
     if training:
         var, mean = b.emit(prims.var_mean, wide, dims, 0.0, False)
-        count = numel([x.shape[d] for d in dims])
+        count = product([x.shape[d] for d in dims])
         if running_mean is not None:
             old = running_mean.to(wide.dtype)
             new_mean = (mean * momentum + old * (1.0 - momentum)).to(running_mean.dtype)
@@ -343,7 +343,7 @@ def _gradient_dtype(x: Value, dims: Sequence[int]) -> torch.dtype:
     """Where a channel has few elements the gradient is a small difference of large terms (of two elements, all but
     eps / (var + eps) cancels). Eager computes it in double on the CPU; so do we, where it matters and costs little."""
     compute = compute_dtype(x.dtype)
-    count = numel([x.shape[d] for d in dims])
+    count = product([x.shape[d] for d in dims])
     few = isinstance(count, int) and count <= _FEW
     return torch.float64 if few and compute is torch.float32 and x.device.type == "cpu" else compute
 
@@ -368,7 +368,7 @@ def _batch_norm_grads(
     if output_mask[0]:
         scale = rstd if weight is None else rstd * weight.to(compute)
         if train:
-            n = numel([x.shape[d] for d in dims])
+            n = product([x.shape[d] for d in dims])
             slope = dot / n * rstd * rstd
             grad_x = (g - _per_channel(sum_g / n, rank) - centred * _per_channel(slope, rank)) * _per_channel(
                 scale, rank

@@ -10,10 +10,10 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value
-from primtorch.decompose.promotion import COMPUTE_DTYPE, compute_dtype, floating, number_as, result_dtype
 from primtorch.decompose.table import Rule, RuleTable
+from primtorch.layout import broadcast_shapes
 from primtorch.prims import Prim
-from primtorch.prims.layout import broadcast_shapes
+from primtorch.promotion import COMPUTE_DTYPE, compute_dtype, float_of, number_as, result_type
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -51,9 +51,9 @@ def pointwise(body: Body, arity: int, *, to_float: bool = False, exact: bool = F
 
     def rule(b: Builder, *args: Any, **kwargs: Any) -> Value:
         operands, rest = args[:arity], args[arity:]
-        dtype = result_dtype(operands)
+        dtype = result_type(operands)
         if to_float:
-            dtype = floating(dtype)
+            dtype = float_of(dtype)
         values = promoted(b, operands, dtype if exact or to_bool else compute_dtype(dtype))
         out = body(*values, *rest, **kwargs)
         return out if to_bool else out.to(dtype)
@@ -166,7 +166,7 @@ def _sgn(b: Builder, x: Value) -> Value:
 def _angle(b: Builder, x: Value) -> Value:
     if x.dtype.is_complex:
         return b.binary(prims.atan2, x.map(prims.imag), x.map(prims.real))
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     x = x.to(dtype)
     out = b.where(x < 0.0, b.full_like(x, math.pi), 0.0)
     return b.where(x.map(prims.isnan), x, out)
@@ -209,13 +209,13 @@ def _view_as_complex(b: Builder, x: Value) -> Value:
 
 @RULES(aten.complex.default)
 def _complex(b: Builder, re: Value, im: Value) -> Value:
-    re, im = promoted(b, (re, im), result_dtype((re, im)))
+    re, im = promoted(b, (re, im), result_type((re, im)))
     return b.emit(prims.complex, re, im)  # type: ignore[no-any-return]
 
 
 @RULES(aten.polar.default)
 def _polar(b: Builder, size: Value, angle: Value) -> Value:
-    size, angle = promoted(b, (size, angle), result_dtype((size, angle)))
+    size, angle = promoted(b, (size, angle), result_type((size, angle)))
     return b.emit(prims.complex, size * angle.map(prims.cos), size * angle.map(prims.sin))  # type: ignore[no-any-return]
 
 
@@ -240,7 +240,7 @@ def _as_held(number: Any, dtype: torch.dtype) -> Any:
 
 @RULES(aten.add)
 def _add(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
-    dtype = result_dtype((x, y))
+    dtype = result_type((x, y))
     x, y, alpha = _terms(b, x, y, alpha, dtype)
     if not _is_one(alpha):
         y = b.binary(prims.mul, y, alpha) if isinstance(y, Value) else y * alpha
@@ -249,7 +249,7 @@ def _add(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
 
 @RULES(aten.sub)
 def _sub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
-    dtype = result_dtype((x, y))
+    dtype = result_type((x, y))
     x, y, alpha = _terms(b, x, y, alpha, dtype)
     if not _is_one(alpha):
         y = b.binary(prims.mul, y, alpha) if isinstance(y, Value) else y * alpha
@@ -258,7 +258,7 @@ def _sub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
 
 @RULES(aten.rsub)
 def _rsub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
-    dtype = result_dtype((x, y))
+    dtype = result_type((x, y))
     x, y, alpha = _terms(b, x, y, alpha, dtype)
     if not _is_one(alpha):
         x = b.binary(prims.mul, x, alpha)
@@ -326,9 +326,9 @@ for _name in (
 
 @RULES(aten.div)
 def _div(b: Builder, x: Value, y: Any, *, rounding_mode: str | None = None) -> Value:
-    dtype = result_dtype((x, y))
+    dtype = result_type((x, y))
     if rounding_mode is None:
-        dtype = floating(dtype)
+        dtype = float_of(dtype)
     x, y = promoted(b, (x, y), compute_dtype(dtype))
     prim = {None: prims.div, "floor": prims.floor_div, "trunc": prims.trunc_div}[rounding_mode]
     return b.binary(prim, x, y).to(dtype)
@@ -341,7 +341,7 @@ def _floor_divide(b: Builder, x: Value, y: Any) -> Value:
 
 @RULES(aten.pow)
 def _pow(b: Builder, x: Any, y: Any) -> Value:
-    dtype = result_dtype((x, y))
+    dtype = result_type((x, y))
     if dtype is torch.bool:
         dtype = torch.int64 if not isinstance(y, Value) or not isinstance(x, Value) else torch.bool
     compute = compute_dtype(dtype)
@@ -444,7 +444,7 @@ def _signbit(b: Builder, x: Value) -> Value:
 # --- selection -----------------------------------------------------------------------------------
 @RULES(aten.where.self, aten.where.ScalarOther, aten.where.ScalarSelf, aten.where.Scalar)
 def _where(b: Builder, cond: Value, x: Any, y: Any) -> Value:
-    dtype = result_dtype((x, y))
+    dtype = result_type((x, y))
     x = x.to(dtype) if isinstance(x, Value) else b.full((), x, dtype, cond.device)
     y = y.to(dtype) if isinstance(y, Value) else y
     return b.where(truth(cond), x, y)
@@ -459,7 +459,7 @@ def _masked_fill(b: Builder, x: Value, mask: Value, value: Any) -> Value:
 
 @RULES(aten.clamp.default, aten.clamp.Tensor)
 def _clamp(b: Builder, x: Value, min: Any = None, max: Any = None) -> Value:
-    dtype = result_dtype((x, min, max))
+    dtype = result_type((x, min, max))
     x, min, max = promoted(b, (x, min, max), dtype)
     if min is not None:
         x = x.maximum(min)
@@ -478,7 +478,7 @@ def _clamp_max(b: Builder, x: Value, max: Any) -> Value:
 
 @RULES(aten.heaviside.default)
 def _heaviside(b: Builder, x: Value, values: Value) -> Value:
-    x, values = promoted(b, (x, values), result_dtype((x, values)))
+    x, values = promoted(b, (x, values), result_type((x, values)))
     step = (x > 0).to(values.dtype)
     out = b.where(x.eq(0), values, step)
     return b.where(x.map(prims.isnan), 0, out) if x.dtype.is_floating_point else out
@@ -499,7 +499,7 @@ def _nan_to_num(
 # --- compounds -----------------------------------------------------------------------------------
 @RULES(aten.addcmul.default)
 def _addcmul(b: Builder, x: Value, u: Value, v: Value, *, value: Any = 1) -> Value:
-    dtype = result_dtype((x, u, v))
+    dtype = result_type((x, u, v))
     x, u, v = promoted(b, (x, u, v), compute_dtype(dtype))
     product = u * v if _is_one(value) else u * value * v
     return (x + product).to(dtype)
@@ -507,14 +507,14 @@ def _addcmul(b: Builder, x: Value, u: Value, v: Value, *, value: Any = 1) -> Val
 
 @RULES(aten.addcdiv.default)
 def _addcdiv(b: Builder, x: Value, u: Value, v: Value, *, value: Any = 1) -> Value:
-    dtype = result_dtype((x, u, v))
+    dtype = result_type((x, u, v))
     x, u, v = promoted(b, (x, u, v), compute_dtype(dtype))
     return (x + (u if _is_one(value) else u * value) / v).to(dtype)
 
 
 @RULES(aten.lerp.Scalar, aten.lerp.Tensor)
 def _lerp(b: Builder, start: Value, end: Value, weight: Any) -> Value:
-    dtype = result_dtype((start, end))
+    dtype = result_type((start, end))
     if isinstance(weight, Value):
         start, end, weight = promoted(b, (start, end, weight), compute_dtype(dtype))
         near = start + weight * (end - start)
@@ -530,7 +530,7 @@ def _xlogy(b: Builder, x: Any, y: Any) -> Value:
 
 
 def _x_log(b: Builder, x: Any, y: Any, prim: Prim) -> Value:
-    dtype = floating(result_dtype((x, y)))
+    dtype = float_of(result_type((x, y)))
     compute = compute_dtype(dtype)
     x, y = promoted(b, (x, y), compute)
     like = x if isinstance(x, Value) else y
@@ -545,7 +545,7 @@ for _overload in (aten.special_xlog1py.default, aten.special_xlog1py.other_scala
 
 @RULES(aten.special_entr.default)
 def _entr(b: Builder, x: Value) -> Value:
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     x = x.to(compute_dtype(dtype))
     out = b.where(x > 0.0, -x * x.map(prims.log), b.where(x.eq(0.0), 0.0, b.full_like(x, -math.inf)))
     return b.where(x.map(prims.isnan), x, out).to(dtype)
@@ -588,7 +588,7 @@ def _logaddexp_complex(b: Builder, x: Value, y: Value) -> Value:
 
 @RULES(aten.logaddexp.default)
 def _logaddexp(b: Builder, x: Value, y: Value) -> Value:
-    dtype = floating(result_dtype((x, y)))
+    dtype = float_of(result_type((x, y)))
     x, y = promoted(b, (x, y), compute_dtype(dtype))
     if x.dtype.is_complex:
         return _logaddexp_complex(b, x, y).to(dtype)
@@ -599,7 +599,7 @@ def _logaddexp(b: Builder, x: Value, y: Value) -> Value:
 
 @RULES(aten.logaddexp2.default)
 def _logaddexp2(b: Builder, x: Value, y: Value) -> Value:
-    dtype = floating(result_dtype((x, y)))
+    dtype = float_of(result_type((x, y)))
     x, y = promoted(b, (x, y), compute_dtype(dtype))
     top, low = x.maximum(y), x.minimum(y)
     same_inf = x.map(prims.isinf) & x.eq(y)
@@ -608,14 +608,14 @@ def _logaddexp2(b: Builder, x: Value, y: Value) -> Value:
 
 @RULES(aten.sinc.default)
 def _sinc(b: Builder, x: Value) -> Value:
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     angle = x.to(compute_dtype(dtype)) * math.pi
     return b.where(angle.eq(0), 1, angle.map(prims.sin) / angle).to(dtype)
 
 
 @RULES(aten.logit.default)
 def _logit(b: Builder, x: Value, eps: float | None = None) -> Value:
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     p = x.to(compute_dtype(dtype))
     if eps is not None:
         p = p.maximum(eps).minimum(1.0 - eps)
@@ -624,7 +624,7 @@ def _logit(b: Builder, x: Value, eps: float | None = None) -> Value:
 
 @RULES(aten.logit_backward.default)
 def _logit_backward(b: Builder, grad: Value, x: Value, eps: float | None = None) -> Value:
-    dtype = result_dtype((grad, x))
+    dtype = result_type((grad, x))
     g, p = promoted(b, (grad, x), compute_dtype(dtype))
     low, high = (0.0, 1.0) if eps is None else (eps, 1.0 - eps)
     inside = (p >= low) & (p <= high)
@@ -633,13 +633,13 @@ def _logit_backward(b: Builder, grad: Value, x: Value, eps: float | None = None)
 
 @RULES(aten.deg2rad.default)
 def _deg2rad(b: Builder, x: Value) -> Value:
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     return (x.to(compute_dtype(dtype)) * (math.pi / 180)).to(dtype)
 
 
 @RULES(aten.rad2deg.default)
 def _rad2deg(b: Builder, x: Value) -> Value:
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     return (x.to(compute_dtype(dtype)) * (180 / math.pi)).to(dtype)
 
 
@@ -655,7 +655,7 @@ def _square(b: Builder, x: Value) -> Value:
 
 @RULES(aten.mvlgamma.default)
 def _mvlgamma(b: Builder, x: Value, p: int) -> Value:
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     wide = x.to(compute_dtype(dtype))
     out = b.full_like(wide, p * (p - 1) / 4 * math.log(math.pi))
     for i in range(p):
@@ -665,12 +665,12 @@ def _mvlgamma(b: Builder, x: Value, p: int) -> Value:
 
 @RULES(aten.polygamma.default)
 def _polygamma(b: Builder, n: int, x: Value) -> Value:
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     return b.emit(prims.polygamma, n, x.to(compute_dtype(dtype))).to(dtype)  # type: ignore[no-any-return]
 
 
 @RULES(aten.ldexp.Tensor)
 def _ldexp(b: Builder, x: Value, exponent: Value) -> Value:
-    dtype = floating(result_dtype((x, exponent)))
+    dtype = float_of(result_type((x, exponent)))
     x, exponent = promoted(b, (x, exponent), compute_dtype(dtype))
     return (x * exponent.map(prims.exp2)).to(dtype)

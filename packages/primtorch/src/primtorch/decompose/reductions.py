@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from primtorch import prims
-from primtorch.decompose.builder import Builder, Value, same_size, wrap_dim, wrap_dims
+from primtorch.decompose.builder import Builder, Value, same_size
 from primtorch.decompose.pointwise import truth
-from primtorch.decompose.promotion import compute_dtype, floating
 from primtorch.decompose.table import RuleTable
+from primtorch.layout import product, reduced_dims, wrap_dim
 from primtorch.prims import Prim
-from primtorch.prims.layout import numel
+from primtorch.promotion import compute_dtype, float_of
 from primtorch.symbolic import hint_of
 
 aten = torch.ops.aten
@@ -29,7 +29,7 @@ def _accumulated(x: Value, dtype: torch.dtype | None) -> Value:
 
 @RULES(aten.sum.default, aten.sum.dim_IntList)
 def _sum(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
-    return _accumulated(x, dtype).sum(wrap_dims(dim, x.rank), keepdim)
+    return _accumulated(x, dtype).sum(reduced_dims(dim, x.rank), keepdim)
 
 
 @RULES(aten.nansum.default)
@@ -47,19 +47,19 @@ def _mean(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype
             "mean(): could not infer output dtype. Input dtype must be either a floating point or "
             f"complex dtype. Got: {out_dtype}"
         )
-    dims = wrap_dims(dim, x.rank)
+    dims = reduced_dims(dim, x.rank)
     return _mean_of(x.to(compute_dtype(out_dtype)), dims, keepdim).to(out_dtype)
 
 
 def _mean_of(x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
-    count = numel([x.shape[d] for d in dims])
+    count = product([x.shape[d] for d in dims])
     total = x.sum(dims, keepdim)
     return total / (math.nan if isinstance(count, int) and count == 0 else count)
 
 
 @RULES(aten.prod.default, aten.prod.dim_int)
 def _prod(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
-    return _accumulated(x, dtype).reduce(prims.prod, wrap_dims(dim, x.rank), keepdim)
+    return _accumulated(x, dtype).reduce(prims.prod, reduced_dims(dim, x.rank), keepdim)
 
 
 def _is_known(size: Any) -> bool:
@@ -69,7 +69,7 @@ def _is_known(size: Any) -> bool:
 
 def _want_some(b: Builder, x: Value, dims: tuple[int, ...]) -> None:
     """Nothing has no largest element. Sizes that are known were looked at when the program was traced."""
-    count = numel([x.shape[d] for d in dims])
+    count = product([x.shape[d] for d in dims])
     if not _is_known(count):
         message = "Expected reduction dim to have non-zero size: the largest or smallest of no elements was asked for"
         b.emit(prims.assert_async, b.full((), count, torch.int64, x.device).ne(0), message)
@@ -77,7 +77,7 @@ def _want_some(b: Builder, x: Value, dims: tuple[int, ...]) -> None:
 
 def _extremum(prim: Prim) -> Any:
     def rule(b: Builder, x: Value, dim: Any = (), keepdim: bool = False) -> Value:
-        dims = wrap_dims(dim, x.rank)
+        dims = reduced_dims(dim, x.rank)
         _want_some(b, x, dims)
         return x.reduce(prim, dims, keepdim)
 
@@ -92,7 +92,7 @@ RULES.add(aten.min.default, _extremum(prims.amin))
 
 @RULES(aten.aminmax.default)
 def _aminmax(b: Builder, x: Value, *, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
-    dims = wrap_dims(dim, x.rank)
+    dims = reduced_dims(dim, x.rank)
     _want_some(b, x, dims)
     return x.reduce(prims.amin, dims, keepdim), x.reduce(prims.amax, dims, keepdim)
 
@@ -117,7 +117,7 @@ def _arg(prim: Prim) -> Any:
     def rule(b: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if x.rank == 0:
             return b.full((), 0, torch.int64, x.device)
-        _want_some(b, x, wrap_dims(dim, x.rank))
+        _want_some(b, x, reduced_dims(dim, x.rank))
         keys = x.to(torch.uint8) if x.dtype is torch.bool else x
         return b.emit(prim, keys, () if dim is None else (x.dim(dim),), keepdim)  # type: ignore[no-any-return]
 
@@ -130,7 +130,7 @@ RULES.add(aten.argmin.default, _arg(prims.argmin))
 
 def _logical(prim: Prim) -> Any:
     def rule(b: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
-        out = truth(x).reduce(prim, wrap_dims(dim, x.rank), keepdim)
+        out = truth(x).reduce(prim, reduced_dims(dim, x.rank), keepdim)
         return out.to(torch.uint8) if x.dtype is torch.uint8 else out
 
     return rule
@@ -143,12 +143,12 @@ for _packet, _prim in ((aten.any, prims.any), (aten.all, prims.all)):
 
 @RULES(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
 def _count_nonzero(b: Builder, x: Value, dim: Any = None) -> Value:
-    return truth(x).to(torch.int64).sum(wrap_dims(dim, x.rank))
+    return truth(x).to(torch.int64).sum(reduced_dims(dim, x.rank))
 
 
 # --- variance ------------------------------------------------------------------------------------
 def _var_mean_wide(b: Builder, x: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Value, Value]:
-    dims = wrap_dims(dim, x.rank)
+    dims = reduced_dims(dim, x.rank)
     if not x.dtype.is_complex:
         return b.emit(prims.var_mean, x.compute(), dims, float(correction), keepdim)  # type: ignore[no-any-return]
     re = b.emit(prims.var_mean, x.compute().map(prims.real), dims, float(correction), keepdim)
@@ -232,7 +232,7 @@ def _linalg_vector_norm(
 ) -> Value:
     out_dtype = dtype or x.dtype
     wide = x.to(compute_dtype(out_dtype))
-    out = vector_norm(b, wide, float(order), wrap_dims(dim, x.rank), keepdim)
+    out = vector_norm(b, wide, float(order), reduced_dims(dim, x.rank), keepdim)
     return out.to(_real_dtype(out_dtype))
 
 
@@ -258,9 +258,9 @@ def _dist(b: Builder, x: Value, y: Value, p: Any = 2) -> Value:
 
 @RULES(aten.logsumexp.default)
 def _logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Value:
-    dtype = floating(x.dtype)
+    dtype = float_of(x.dtype)
     wide = x.to(compute_dtype(dtype))
-    dims = wrap_dims(dim, x.rank)
+    dims = reduced_dims(dim, x.rank)
     if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims):
         return wide.map(prims.exp).sum(dims, keepdim).map(prims.log).to(dtype)
     top = (

@@ -12,11 +12,11 @@ import torch
 from primtorch import prims
 from primtorch.decompose.activations import chance, draw
 from primtorch.decompose.builder import Builder, Value
-from primtorch.decompose.promotion import compute_dtype
 from primtorch.decompose.table import RuleTable
+from primtorch.layout import broadcast_shapes
 from primtorch.placement import resolved_device
 from primtorch.prims import philox
-from primtorch.prims.layout import broadcast_shapes
+from primtorch.promotion import compute_dtype
 
 aten = torch.ops.aten
 RULES = RuleTable()

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from primtorch import prims
-from primtorch.decompose.builder import Builder, Value, same_size, wrap_dim, wrap_dims
-from primtorch.decompose.promotion import result_dtype
+from primtorch.decompose.builder import Builder, Value, same_size
 from primtorch.decompose.table import RuleTable
-from primtorch.prims.layout import numel
+from primtorch.layout import product, reduced_dims, wrap_dim
+from primtorch.promotion import result_type
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -22,7 +22,7 @@ def resolved_shape(shape: Sequence[Any], count: Any) -> tuple[Any, ...]:
     """A target shape with its -1 worked out from the number of elements."""
     for place, size in enumerate(shape):
         if isinstance(size, int) and size == -1:
-            rest = numel([s for i, s in enumerate(shape) if i != place])
+            rest = product([s for i, s in enumerate(shape) if i != place])
             if isinstance(rest, int) and rest == 0:
                 raise RuntimeError(
                     f"cannot reshape tensor of 0 elements into shape {list(shape)} because the "
@@ -95,7 +95,7 @@ def _unsqueeze(b: Builder, x: Value, dim: int) -> Value:
     "aten::squeeze_copy.dims",
 )
 def _squeeze(b: Builder, x: Value, dims: Any = None) -> Value:
-    wanted = range(x.rank) if dims is None else wrap_dims(dims, x.rank, empty_is_all=False)
+    wanted = range(x.rank) if dims is None else reduced_dims(dims, x.rank, empty_is_all=False)
     return x.squeeze(*(d for d in wanted if same_size(x.shape[d], 1)))
 
 
@@ -223,7 +223,7 @@ def _as_strided(b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any]
 
 @RULES(aten.flip.default)
 def _flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
-    dims = wrap_dims(dims, x.rank, empty_is_all=False)
+    dims = reduced_dims(dims, x.rank, empty_is_all=False)
     return b.emit(prims.flip, x, dims) if dims else x
 
 
@@ -268,7 +268,7 @@ def _repeat(b: Builder, x: Value, repeats: Sequence[Any]) -> Value:
 # --- joins ---------------------------------------------------------------------------------------
 @RULES(aten.cat.default, aten.concat.default)
 def _cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    dtype = result_dtype(tensors)
+    dtype = result_type(tensors)
     # Eager skips 1-d empty tensors, whatever the others' rank.
     kept = [t for t in tensors if not (t.rank == 1 and isinstance(t.shape[0], int) and t.shape[0] == 0)]
     if not kept:
@@ -278,7 +278,7 @@ def _cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 @RULES(aten.stack.default)
 def _stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    dtype = result_dtype(tensors)
+    dtype = result_type(tensors)
     dim = wrap_dim(dim, tensors[0].rank + 1)
     return b.cat([t.to(dtype).unsqueeze(dim) for t in tensors], dim)
 

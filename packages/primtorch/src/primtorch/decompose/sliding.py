@@ -9,9 +9,9 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value
-from primtorch.decompose.promotion import compute_dtype
 from primtorch.decompose.table import RuleTable
-from primtorch.prims.layout import numel
+from primtorch.layout import product
+from primtorch.promotion import compute_dtype
 
 aten = torch.ops.aten
 RULES = RuleTable()
@@ -53,7 +53,7 @@ def _adaptive_max_pool(rank: int) -> Any:
         assert flat is not None
         taken = b.emit(prims.index, x, (*(None,) * len(lead), *indices), False)
         order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
-        count = numel(windows)
+        count = product(windows)
         taken = taken.permute([*range(len(lead)), *(len(lead) + d for d in order)]).reshape((*lead, *out, count))
         where = flat.permute(order).reshape((*out, count)).expand((*lead, *out, count))
         last = len(lead) + rank
@@ -69,7 +69,7 @@ def _adaptive_max_pool(rank: int) -> Any:
 def scatter_by_position(b: Builder, grad: Value, x: Value, indices: Value, rank: int) -> Value:
     """Add each element of `grad` to the element of x's spatial dims whose flat position `indices` gives."""
     lead = x.shape[: x.rank - rank]
-    count, windows = numel(x.shape[x.rank - rank :]), numel(grad.shape[grad.rank - rank :])
+    count, windows = product(x.shape[x.rank - rank :]), product(grad.shape[grad.rank - rank :])
     compute = compute_dtype(grad.dtype)
     zeros = b.full((*lead, count), 0, compute, grad.device)
     out = b.emit(
@@ -102,8 +102,8 @@ for _rank in (2, 3):
 def _max_unpool(rank: int) -> Any:
     def rule(b: Builder, x: Value, indices: Value, output_size: Sequence[Any], *geometry: Any) -> Value:
         lead = x.shape[: x.rank - rank]
-        windows = numel(x.shape[x.rank - rank :])
-        zeros = b.full((*lead, numel(output_size)), 0, x.dtype, x.device)
+        windows = product(x.shape[x.rank - rank :])
+        zeros = b.full((*lead, product(output_size)), 0, x.dtype, x.device)
         out = b.emit(prims.scatter, zeros, len(lead), indices.reshape((*lead, windows)), x.reshape((*lead, windows)))
         return out.reshape((*lead, *output_size))  # type: ignore[no-any-return]
 

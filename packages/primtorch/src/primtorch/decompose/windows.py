@@ -9,9 +9,9 @@ import torch
 
 from primtorch import prims
 from primtorch.decompose.builder import Builder, Value, same_size
-from primtorch.decompose.promotion import compute_dtype
 from primtorch.decompose.table import RuleTable
 from primtorch.prims import Prim
+from primtorch.promotion import compute_dtype
 
 aten = torch.ops.aten
 RULES = RuleTable()

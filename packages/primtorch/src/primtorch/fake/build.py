@@ -8,8 +8,8 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 import torch
 
 from primtorch.errors import DataDependentShape
-from primtorch.fake.layout import Sizes, TensorLike, broadcast, contiguous_strides, iterator_strides
-from primtorch.fake.promotion import TENSORS
+from primtorch.layout import Sizes, TensorLike, broadcast, contiguous_strides, iterator_strides
+from primtorch.promotion import TENSORS
 from primtorch.spec import Size, TensorSpec
 
 Formula: TypeAlias = Callable[..., Any]

@@ -18,9 +18,9 @@ import torch
 from primtorch.fake import checks_random
 from primtorch.fake.build import Formula
 from primtorch.fake.check_table import WHOLE, Check, CheckTable, refuse
-from primtorch.fake.layout import broadcast, wrap_dim, wrap_dims
 from primtorch.fake.number_ranges import refuse_overflow
-from primtorch.fake.promotion import TENSORS, promote_number
+from primtorch.layout import broadcast, wrap_dim, wrap_dims
+from primtorch.promotion import TENSORS, promote_number
 
 CHECKS = CheckTable(checks_random.CHECKS)
 

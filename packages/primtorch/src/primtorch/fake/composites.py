@@ -15,8 +15,8 @@ from typing import Any, Final
 
 import torch
 
-from primtorch.fake.layout import broadcast
 from primtorch.fake.symbolic_writes import symbolic_writes
+from primtorch.layout import broadcast
 from primtorch.once import once
 from primtorch.spec import Size
 

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Table, contiguous, strided
-from primtorch.fake.layout import Sizes, dense_like, strides_in_order
-from primtorch.fake.promotion import accumulate_dtype
+from primtorch.layout import Sizes, dense_like, strides_in_order
+from primtorch.promotion import compute_dtype
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()
@@ -44,7 +44,7 @@ def _flash_cpu(
     shape = (n, heads, length, value.shape[3])
     out = strided(query, shape, dense_like(shape, query.stride()))  # in the order of the query's memory
     statistics = (n, heads, length)
-    return out, strided(query, statistics, strides_in_order(statistics, (1, 2, 0)), accumulate_dtype(query.dtype))
+    return out, strided(query, statistics, strides_in_order(statistics, (1, 2, 0)), compute_dtype(query.dtype))
 
 
 @TABLE.op("_scaled_dot_product_flash_attention_for_cpu_backward")

@@ -9,7 +9,7 @@ import torch
 
 from primtorch.errors import NoFormula
 from primtorch.fake.build import Table, contiguous, elementwise, strided
-from primtorch.fake.layout import (
+from primtorch.layout import (
     Sizes,
     broadcast,
     channels_last_strides,

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Table
-from primtorch.fake.layout import Sizes, contiguous_strides, dense_like, format_strides
-from primtorch.fake.promotion import number_dtype
+from primtorch.layout import Sizes, contiguous_strides, dense_like, format_strides
 from primtorch.placement import resolved_device
+from primtorch.promotion import number_dtype
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Table, contiguous, strided
-from primtorch.fake.layout import Sizes, strides_in_order, wrap_dims
-from primtorch.fake.promotion import complex_of, real_of
+from primtorch.layout import Sizes, strides_in_order, wrap_dims
+from primtorch.promotion import complex_of, real_of
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()

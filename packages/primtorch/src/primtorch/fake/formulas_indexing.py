@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Fresh, Table, contiguous, refuse_fresh, strided
-from primtorch.fake.layout import (
+from primtorch.layout import (
     Sizes,
     broadcast,
     contiguous_strides,

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Table, common_device, contiguous, elementwise, strided
-from primtorch.fake.layout import broadcast, contiguous_strides, wrap_dim
-from primtorch.fake.promotion import complex_of, real_of, result_type
+from primtorch.layout import broadcast, contiguous_strides, wrap_dim
+from primtorch.promotion import complex_of, real_of, result_type
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()

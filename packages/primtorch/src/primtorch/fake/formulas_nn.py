@@ -9,8 +9,8 @@ import torch
 
 from primtorch.errors import NoFormula
 from primtorch.fake.build import Formula, Table, contiguous, elementwise, strided
-from primtorch.fake.layout import contiguous_strides, dense_like, suggested_strides
-from primtorch.fake.promotion import accumulate_dtype, result_type
+from primtorch.layout import contiguous_strides, dense_like, suggested_strides
+from primtorch.promotion import compute_dtype, result_type
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()
@@ -23,7 +23,7 @@ def _like(x: Any, dtype: torch.dtype | None = None) -> TensorSpec:
 def _statistics_dtype(x: Any, weight: Any) -> torch.dtype:
     """CPU keeps statistics in the input's dtype, except for mixed dtypes; CUDA in the accumulator's."""
     if x.device.type != "cpu":
-        return accumulate_dtype(x.dtype)
+        return compute_dtype(x.dtype)
     dtype: torch.dtype = x.dtype if weight is None else weight.dtype
     return dtype
 
@@ -183,7 +183,7 @@ def _rms_norm(
 ) -> tuple[TensorSpec, TensorSpec]:
     lead = x.dim() - len(normalized_shape)
     dtype = x.dtype if weight is None else result_type((x, weight))
-    statistics = contiguous(x, (*x.shape[:lead], *(1 for _ in normalized_shape)), accumulate_dtype(x.dtype))
+    statistics = contiguous(x, (*x.shape[:lead], *(1 for _ in normalized_shape)), compute_dtype(x.dtype))
     return contiguous(x, x.shape, dtype), statistics
 
 

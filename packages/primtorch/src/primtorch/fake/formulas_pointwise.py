@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Formula, Table, contiguous, elementwise
-from primtorch.fake.layout import broadcast, contiguous_strides, dense_like, iterator_strides
-from primtorch.fake.promotion import (
+from primtorch.layout import broadcast, contiguous_strides, dense_like, iterator_strides
+from primtorch.promotion import (
     TENSORS,
     complex_of,
     float_of,

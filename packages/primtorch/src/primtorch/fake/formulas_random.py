@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Table, contiguous, elementwise
-from primtorch.fake.layout import contiguous_strides, dense_like
-from primtorch.fake.promotion import TENSORS
+from primtorch.layout import contiguous_strides, dense_like
+from primtorch.promotion import TENSORS
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()

@@ -8,18 +8,11 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Formula, Table, contiguous
-from primtorch.fake.layout import wrap_dim, wrap_dims
-from primtorch.fake.promotion import float_of, integer_sum_dtype, real_of
+from primtorch.layout import reduced_dims, wrap_dim
+from primtorch.promotion import float_of, integer_sum_dtype, real_of
 from primtorch.spec import TensorSpec
 
 TABLE = Table()
-
-
-def reduced_dims(x: Any, dim: int | Sequence[int] | None) -> tuple[int, ...]:
-    """The dims that a reduction removes; none given means all."""
-    if dim is None or (not isinstance(dim, int) and len(dim) == 0):
-        return tuple(range(x.dim()))
-    return wrap_dims((dim,) if isinstance(dim, int) else dim, x.dim())
 
 
 def reduced(x: Any, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> TensorSpec:
@@ -46,12 +39,12 @@ TABLE.each("any all", _full(lambda d: torch.uint8 if d is torch.uint8 else torch
 def _sum(
     x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, dtype or integer_sum_dtype(x.dtype))
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, dtype or integer_sum_dtype(x.dtype))
 
 
 @TABLE.op("prod.dim_int")
 def _prod(x: Any, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, dtype or integer_sum_dtype(x.dtype))
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, dtype or integer_sum_dtype(x.dtype))
 
 
 @TABLE.op("mean")
@@ -69,33 +62,33 @@ def _mean_dim(
             "mean(): could not infer output dtype. Input dtype must be either a floating point or complex "
             f"dtype. Got: {x.dtype}"
         )
-    return reduced(x, reduced_dims(x, dim), keepdim, out)
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, out)
 
 
 @TABLE.op("amax", "amin")
 def _amax(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, x.dtype)
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, x.dtype)
 
 
 @TABLE.op("any.dim", "all.dim", "any.dims", "all.dims")
 def _any(x: Any, dim: Any = None, keepdim: bool = False) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
 
 
 @TABLE.op("argmax", "argmin")
 def _argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, torch.int64)
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.int64)
 
 
 @TABLE.op("max.dim", "min.dim")
 def _max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
-    dims = reduced_dims(x, dim)
+    dims = reduced_dims(dim, x.dim())
     return reduced(x, dims, keepdim, x.dtype), reduced(x, dims, keepdim, torch.int64)
 
 
 @TABLE.op("logsumexp")
 def _logsumexp(x: Any, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, float_of(x.dtype))
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, float_of(x.dtype))
 
 
 @TABLE.op("var", "std")
@@ -107,14 +100,14 @@ def _var_all(x: Any, unbiased: bool = True) -> TensorSpec:
 def _var(
     x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None
 ) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, real_of(x.dtype))
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(x.dtype))
 
 
 @TABLE.op("var_mean.correction", "std_mean.correction")
 def _var_mean(
     x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[TensorSpec, TensorSpec]:
-    dims = reduced_dims(x, dim)
+    dims = reduced_dims(dim, x.dim())
     return reduced(x, dims, keepdim, real_of(x.dtype)), reduced(x, dims, keepdim, x.dtype)
 
 
@@ -122,7 +115,7 @@ def _var_mean(
 def _vector_norm(
     x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, real_of(dtype or x.dtype))
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(dtype or x.dtype))
 
 
 @TABLE.op("cumsum", "cumprod")
@@ -183,17 +176,17 @@ def _median(x: Any, dim: int, keepdim: bool = False) -> tuple[TensorSpec, Tensor
 
 @TABLE.op("aminmax")
 def _aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
-    out = reduced(x, reduced_dims(x, dim), keepdim, x.dtype)
+    out = reduced(x, reduced_dims(dim, x.dim()), keepdim, x.dtype)
     return out, out
 
 
 @TABLE.op("count_nonzero", "count_nonzero.dim_IntList")
 def _count_nonzero(x: Any, dim: Any = None) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), False, torch.int64)
+    return reduced(x, reduced_dims(dim, x.dim()), False, torch.int64)
 
 
 @TABLE.op("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")
 def _norm(
     x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorSpec:
-    return reduced(x, reduced_dims(x, dim), keepdim, real_of(dtype or x.dtype))
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(dtype or x.dtype))

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Fresh, Table, common_device, contiguous, refuse_fresh, strided
-from primtorch.fake.layout import (
+from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
     dense_like,

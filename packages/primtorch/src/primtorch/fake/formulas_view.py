@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Table, view
-from primtorch.fake.layout import Sizes, alike, depends_on_data, product, wrap_dim, wrap_dims
-from primtorch.fake.promotion import real_of
+from primtorch.layout import Sizes, alike, depends_on_data, product, view_strides, wrap_dim, wrap_dims
+from primtorch.promotion import real_of
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()
@@ -49,46 +49,6 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Sizes:
     filled = list(shape)
     filled[unknown] = numel // known
     return tuple(filled)
-
-
-def view_strides(shape: Sizes, strides: Sizes, target: Sizes) -> Sizes | None:
-    """Strides with which the same memory has shape `target`, or None.
-
-    Old dims are grouped into runs that are contiguous among themselves; each run must be covered by whole new dims.
-    """
-    if any(size == 0 for size in shape):
-        return strides if tuple(shape) == target else _row_major(target)
-    if not shape:
-        return (1,) * len(target)
-    out: list[Size] = [0] * len(target)
-    new_dim = len(target) - 1
-    base = strides[-1]
-    run: Size = 1
-    covered: Size = 1
-    for old_dim in range(len(shape) - 1, -1, -1):
-        run = run * shape[old_dim]
-        ends = old_dim == 0 or (shape[old_dim - 1] != 1 and strides[old_dim - 1] != run * base)
-        if not ends:
-            continue
-        while new_dim >= 0 and (target[new_dim] == 1 or covered < run):
-            out[new_dim] = covered * base
-            covered = covered * target[new_dim]
-            new_dim -= 1
-        if covered != run:
-            return None
-        if old_dim > 0:
-            base = strides[old_dim - 1]
-            run = covered = 1
-    return tuple(out) if new_dim == -1 else None
-
-
-def _row_major(shape: Sizes) -> Sizes:
-    out: list[Size] = []
-    step: Size = 1
-    for size in reversed(shape):
-        out.append(step)
-        step = step * (size if size != 0 else 1)
-    return tuple(reversed(out))
 
 
 @TABLE.op("view", "_unsafe_view")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Table, strided
-from primtorch.fake.layout import Sizes, channels_last_strides, contiguous_strides, suggests_channels_last
+from primtorch.layout import Sizes, channels_last_strides, contiguous_strides, suggests_channels_last
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()

@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.fake import formulas_pointwise
-from primtorch.fake.layout import is_dense
+from primtorch.layout import is_dense
 
 OverlapCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]
 

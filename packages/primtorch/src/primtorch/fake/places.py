@@ -11,7 +11,7 @@ from torch._ops import OpOverload
 
 from primtorch.fake import formulas_pointwise
 from primtorch.fake.build import Formula
-from primtorch.fake.promotion import TENSORS
+from primtorch.promotion import TENSORS
 
 ANYWHERE = frozenset(
     {

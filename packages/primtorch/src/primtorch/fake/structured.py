@@ -10,7 +10,7 @@ from torch.utils import _pytree as pytree
 
 from primtorch.errors import NoFormula
 from primtorch.fake.build import Formula
-from primtorch.fake.promotion import TENSORS
+from primtorch.promotion import TENSORS
 from primtorch.spec import TensorSpec
 
 

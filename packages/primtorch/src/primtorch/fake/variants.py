@@ -11,8 +11,8 @@ from torch._ops import OpOverload
 from primtorch.errors import NoFormula
 from primtorch.fake import formulas_indexing, formulas_pointwise, formulas_view
 from primtorch.fake.build import Formula, contiguous
-from primtorch.fake.layout import broadcast, contiguous_strides
-from primtorch.fake.promotion import TENSORS, category
+from primtorch.layout import broadcast, contiguous_strides
+from primtorch.promotion import TENSORS, category
 from primtorch.spec import TensorSpec
 
 RESTRIDING = frozenset(

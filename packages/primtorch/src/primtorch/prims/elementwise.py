@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from primtorch.prims.layout import elementwise_strides, preserved_strides
+from primtorch.layout import dense_like, elementwise_strides
 from primtorch.prims.record import Prim, require, same_shape
 from primtorch.spec import TensorSpec
 
@@ -52,7 +52,7 @@ def _operands(name: str, *args: Any) -> TensorSpec:
                     lambda: f"the number {arg!r} does not fit dtype {first.dtype}",
                 )
     if len(specs) == 1:
-        return TensorSpec(first.shape, preserved_strides(first), first.dtype, first.device)
+        return TensorSpec(first.shape, dense_like(first.shape, first.strides), first.dtype, first.device)
     strides = elementwise_strides(tuple(first.shape), [tuple(s.strides) for s in specs])
     return TensorSpec(first.shape, strides, first.dtype, first.device)
 
@@ -69,7 +69,7 @@ def _unary(
 
     def meta(t: TensorSpec) -> TensorSpec:
         require(_dtype_rank(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
-        return TensorSpec(t.shape, preserved_strides(t), t.dtype, t.device)
+        return TensorSpec(t.shape, dense_like(t.shape, t.strides), t.dtype, t.device)
 
     return Prim(
         name,
@@ -85,7 +85,7 @@ def _unary(
 
 def _predicate(name: str, reference: Callable[..., Any], doc: str) -> Prim:
     def meta(t: TensorSpec) -> TensorSpec:
-        return TensorSpec(t.shape, preserved_strides(t), torch.bool, t.device)
+        return TensorSpec(t.shape, dense_like(t.shape, t.strides), torch.bool, t.device)
 
     return Prim(name, f"{name}(t: Tensor) -> Tensor", "predicate", doc, meta, reference, frozenset({"pointwise"}))
 
@@ -153,7 +153,7 @@ def _real_result(name: str, reference: Callable[..., Any], doc: str, kinds: str)
 
     def meta(t: TensorSpec) -> TensorSpec:
         require(_dtype_rank(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
-        return TensorSpec(t.shape, preserved_strides(t), _COMPLEX_TO_REAL.get(t.dtype, t.dtype), t.device)
+        return TensorSpec(t.shape, dense_like(t.shape, t.strides), _COMPLEX_TO_REAL.get(t.dtype, t.dtype), t.device)
 
     return Prim(
         name, f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference, frozenset({"pointwise"})

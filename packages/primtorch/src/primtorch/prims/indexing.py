@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from primtorch.prims.layout import broadcast_shapes, contiguous_strides, preserved_strides
+from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
 from primtorch.prims.record import Prim, require, require_dim, same_shape, spec_like
 from primtorch.spec import TensorSpec
 
@@ -20,7 +20,7 @@ def _contiguous(t: TensorSpec, shape: Sequence[Any], dtype: torch.dtype | None =
 
 
 def _preserved(t: TensorSpec) -> TensorSpec:
-    return spec_like(t, t.shape, preserved_strides(t))
+    return spec_like(t, t.shape, dense_like(t.shape, t.strides))
 
 
 def indexed_shape(shape: Sequence[Any], indices: Sequence[Any]) -> tuple[Any, ...]:
@@ -178,7 +178,7 @@ scatter_reduce = Prim(
 # --- sort and search -----------------------------------------------------------------------------
 def _sort_meta(t: TensorSpec, dim: int, descending: bool, stable: bool) -> tuple[TensorSpec, TensorSpec]:
     require_dim("sort", dim, len(t.shape))
-    return _preserved(t), spec_like(t, t.shape, preserved_strides(t), torch.int64)
+    return _preserved(t), spec_like(t, t.shape, dense_like(t.shape, t.strides), torch.int64)
 
 
 def _topk_meta(t: TensorSpec, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[TensorSpec, TensorSpec]:

@@ -12,8 +12,8 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.fake.table import formula_of
+from primtorch.layout import contiguous_strides, dense_like
 from primtorch.prims.elementwise import _COMPLEX_TO_REAL, _operands
-from primtorch.prims.layout import contiguous_strides, preserved_strides
 from primtorch.prims.record import Prim, spec_like
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
@@ -58,7 +58,7 @@ def _like(t: TensorSpec, *rest: Any, **options: Any) -> TensorSpec:
 
 
 def _preserved(t: TensorSpec, *rest: Any, **options: Any) -> TensorSpec:
-    return spec_like(t, t.shape, preserved_strides(t))
+    return spec_like(t, t.shape, dense_like(t.shape, t.strides))
 
 
 # --- linear algebra ------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from primtorch.prims.layout import contiguous_strides
+from primtorch.layout import contiguous_strides
 from primtorch.prims.record import Prim, require, require_dim, require_dims, spec_like
 from primtorch.spec import TensorSpec
 

@@ -8,15 +8,15 @@ from typing import Any
 
 import torch
 
-from primtorch.prims import philox
-from primtorch.prims.layout import (
+from primtorch.layout import (
     contiguous_strides,
+    dense_like,
     elementwise_strides,
     is_contiguous,
-    numel,
-    preserved_strides,
+    product,
     view_strides,
 )
+from primtorch.prims import philox
 from primtorch.prims.record import Prim, require, require_dim, require_dims, same_shape, spec_like
 from primtorch.spec import TensorSpec
 
@@ -28,7 +28,7 @@ _COMPLEX_OF = {real: cplx for cplx, real in _REAL_OF.items()}
 
 # --- conversion ----------------------------------------------------------------------------------
 def _convert_meta(t: TensorSpec, dtype: torch.dtype, rounded: bool = False) -> TensorSpec:
-    return spec_like(t, t.shape, preserved_strides(t), dtype)
+    return spec_like(t, t.shape, dense_like(t.shape, t.strides), dtype)
 
 
 def _convert(t: torch.Tensor, dtype: torch.dtype, rounded: bool = False) -> torch.Tensor:
@@ -43,7 +43,7 @@ def _bitcast_meta(t: TensorSpec, dtype: torch.dtype) -> TensorSpec:
 
 
 def _device_put_meta(t: TensorSpec, device: torch.device) -> TensorSpec:
-    return TensorSpec(t.shape, preserved_strides(t), t.dtype, torch.device(device))
+    return TensorSpec(t.shape, dense_like(t.shape, t.strides), t.dtype, torch.device(device))
 
 
 def _view_as_real_meta(t: TensorSpec) -> TensorSpec:
@@ -254,7 +254,7 @@ def _permute_meta(t: TensorSpec, dims: Sequence[int]) -> TensorSpec:
 
 def _reshape_meta(t: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
     require(
-        numel(t.shape) == numel(shape),
+        product(t.shape) == product(shape),
         "reshape",
         lambda: f"shape {tuple(shape)} does not hold the elements of {tuple(t.shape)}",
     )
@@ -306,7 +306,7 @@ def _slice(t: torch.Tensor, dim: int, start: int, stop: int, step: int) -> torch
 
 def _flip_meta(t: TensorSpec, dims: Sequence[int]) -> TensorSpec:
     require_dims("flip", dims, len(t.shape))
-    return spec_like(t, t.shape, preserved_strides(t))
+    return spec_like(t, t.shape, dense_like(t.shape, t.strides))
 
 
 def _diagonal_meta(t: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSpec:
@@ -470,7 +470,7 @@ def _pad_meta(t: TensorSpec, low: Sequence[Any], high: Sequence[Any], value: Any
     shape = [size + a + b for size, a, b in zip(t.shape, low, high, strict=True)]
     for size in shape:
         require(not isinstance(size, int) or size >= 0, "pad", lambda: f"the result would have shape {tuple(shape)}")
-    return spec_like(t, shape, elementwise_strides(tuple(shape), (tuple(preserved_strides(t)),)))
+    return spec_like(t, shape, elementwise_strides(tuple(shape), (tuple(dense_like(t.shape, t.strides)),)))
 
 
 def _pad(t: torch.Tensor, low: Sequence[int], high: Sequence[int], value: Any) -> torch.Tensor:
@@ -492,7 +492,7 @@ def _slice_scatter_meta(t: TensorSpec, src: TensorSpec, dim: int, start: Any, st
         "slice_scatter",
         lambda: f"src has shape {tuple(src.shape)}, the slice {tuple(part.shape)}",
     )
-    return spec_like(t, t.shape, preserved_strides(t))
+    return spec_like(t, t.shape, dense_like(t.shape, t.strides))
 
 
 def _copied(t: torch.Tensor) -> torch.Tensor:
@@ -552,7 +552,7 @@ as_strided_scatter = Prim(
     "as_strided_scatter(t: Tensor, src: Tensor, shape: Sizes, strides: Sizes, offset: Size) -> Tensor",
     "shape",
     "t with as_strided(t, shape, strides, offset) replaced by src.",
-    lambda t, src, shape, strides, offset: spec_like(t, t.shape, preserved_strides(t)),
+    lambda t, src, shape, strides, offset: spec_like(t, t.shape, dense_like(t.shape, t.strides)),
     _as_strided_scatter,
     frozenset(),
 )

@@ -9,12 +9,11 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.fake import formula_of
-from primtorch.prims.layout import (
+from primtorch.layout import (
+    channels_last_strides,
     contiguous_strides,
-    is_channels_last,
-    is_contiguous,
-    strides_in_order,
     suggested_strides,
+    suggests_channels_last,
 )
 from primtorch.prims.record import Prim, require, spec_like
 from primtorch.spec import TensorSpec
@@ -69,7 +68,7 @@ def _max_pool_meta(
     ceil_mode: bool,
 ) -> tuple[TensorSpec, TensorSpec]:
     shape = _pooled("max_pool", t, kernel, stride, padding, dilation, ceil_mode)
-    strides = suggested_strides(shape, t)
+    strides = suggested_strides(t, shape)
     return spec_like(t, shape, strides), spec_like(t, shape, strides, torch.int64)
 
 
@@ -98,7 +97,7 @@ def _avg_pool_meta(
     divisor: int | None,
 ) -> TensorSpec:
     shape = _pooled("avg_pool", t, kernel, stride, padding, [1] * len(kernel), ceil_mode)
-    return spec_like(t, shape, suggested_strides(shape, t))
+    return spec_like(t, shape, suggested_strides(t, shape))
 
 
 def _avg_pool(
@@ -216,14 +215,9 @@ def _convolution_meta(
 
 def _convolution_strides(shape: Sequence[Any], t: TensorSpec, weight: TensorSpec) -> tuple[Any, ...]:
     """Channels-last when the image or the filter is, as eager's convolutions have it."""
-    for operand in (t, weight):
-        if (
-            len(shape) in (4, 5)
-            and len(operand.shape) == len(shape)
-            and is_channels_last(operand.shape, operand.strides)
-            and not is_contiguous(operand.shape, operand.strides)
-        ):
-            return strides_in_order(shape, (0, *range(2, len(shape)), 1))
+    shape = tuple(shape)
+    if any(suggests_channels_last(operand.shape, operand.strides) for operand in (t, weight)):
+        return channels_last_strides(shape)
     return contiguous_strides(shape)
 
 

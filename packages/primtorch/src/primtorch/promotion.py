@@ -17,6 +17,11 @@ from primtorch.spec import TensorSpec
 Number: TypeAlias = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
 TENSORS = (TensorSpec, torch.Tensor)
 
+COMPUTE_DTYPE: dict[torch.dtype, torch.dtype] = {
+    torch.bfloat16: torch.float32,
+    torch.float16: torch.float32,
+    torch.complex32: torch.complex64,
+}
 _COMPLEX_OF = {
     torch.float16: torch.complex32,
     torch.bfloat16: torch.complex64,
@@ -92,14 +97,14 @@ def promote_number(dtype: torch.dtype, number: Number) -> torch.dtype:
 
 
 def result_type(operands: Iterable[Any]) -> torch.dtype:
-    """The dtype of tensors and Python numbers together; None among the operands is skipped."""
+    """The dtype of tensors (whatever has a shape and a dtype) and Python numbers; None is skipped."""
     dims: torch.dtype | None = None
     zero: torch.dtype | None = None
     numbers: torch.dtype | None = None
     for operand in operands:
         if operand is None:
             continue
-        if isinstance(operand, TENSORS):
+        if type(operand) not in _NUMBER_TYPES:
             dtype = operand.dtype
             if operand.shape:
                 dims = dtype if dims is None or dims is dtype else torch.promote_types(dims, dtype)
@@ -124,8 +129,19 @@ def integer_sum_dtype(dtype: torch.dtype) -> torch.dtype:
     return dtype if dtype.is_floating_point or dtype.is_complex else torch.int64
 
 
-def accumulate_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The accumulator of a reduced-precision float: float32 (complex64)."""
-    if dtype in (torch.float16, torch.bfloat16):
-        return torch.float32
-    return torch.complex64 if dtype is torch.complex32 else dtype
+def compute_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which arithmetic on `dtype` is done: float32 (complex64) for the reduced-precision floats."""
+    return COMPUTE_DTYPE.get(dtype, dtype)
+
+
+def number_as(value: Any, dtype: torch.dtype) -> Any:
+    """A Python number in the kind of `dtype`, so that a prim takes it."""
+    if isinstance(value, (torch.SymInt, torch.SymFloat)):
+        return value
+    if dtype.is_complex:
+        return complex(value)
+    if dtype.is_floating_point:
+        return float(value)
+    if dtype is torch.bool:
+        return bool(value)
+    return int(value)

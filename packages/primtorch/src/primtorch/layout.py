@@ -6,7 +6,7 @@ Everything works on ints and SymInts. With ints alone the rules are memoised: a 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import Protocol, TypeAlias, TypeVar, cast
 
 import torch
@@ -280,6 +280,20 @@ def _broadcast(left: Sizes, right: Sizes) -> Sizes:
     return tuple(out)
 
 
+def broadcast_shapes(*shapes: Sequence[Size]) -> Sizes:
+    """The common shape of any number of shapes.
+
+    Raises:
+        RuntimeError: there is none.
+    """
+    return reduce(broadcast, map(tuple, shapes), ())
+
+
+def elementwise_strides(shape: Sizes, operands: Iterable[Sizes]) -> Sizes:
+    """`iterator_strides` for operands that all have the result's shape."""
+    return iterator_strides(shape, tuple([(shape, strides) for strides in operands]))
+
+
 @_memoised
 def iterator_strides(shape: Sizes, operands: tuple[tuple[Sizes, Sizes], ...]) -> Sizes:
     """Strides that TensorIterator gives to a new output of broadcast `shape`.
@@ -358,6 +372,42 @@ def iterator_like(shape: Sizes, strides: Sizes) -> Sizes:
     return _permuted_strides(shape, ((shape, strides),))
 
 
+def view_strides(shape: Sizes, strides: Sizes, target: Sizes) -> Sizes | None:
+    """Strides with which the same memory has shape `target`, or None.
+
+    Old dims are grouped into runs that are contiguous among themselves; each run must be covered by whole new dims.
+    """
+    if any(not depends_on_data(size) and size == 0 for size in (*shape, *target)):
+        return strides if tuple(shape) == tuple(target) else contiguous_strides(tuple(target))
+    if not shape:
+        return (1,) * len(target)
+    out: list[Size] = [0] * len(target)
+    new_dim = len(target) - 1
+    base = strides[-1]
+    run: Size = 1
+    covered: Size = 1
+    for old_dim in range(len(shape) - 1, -1, -1):
+        run = run * shape[old_dim]
+        ends = old_dim == 0 or (not _is_one(shape[old_dim - 1]) and strides[old_dim - 1] != run * base)
+        if not ends:
+            continue
+        while new_dim >= 0 and (_is_one(target[new_dim]) or covered < run):
+            out[new_dim] = covered * base
+            covered = covered * target[new_dim]
+            new_dim -= 1
+        if covered is not run and covered != run:
+            return None
+        if old_dim > 0:
+            base = strides[old_dim - 1]
+            run = covered = 1
+    return tuple(out) if new_dim == -1 else None
+
+
+def _is_one(size: Size) -> bool:
+    """Whether the size is 1; one that depends on data is not."""
+    return size == 1 if type(size) is int else not depends_on_data(size) and bool(size == 1)
+
+
 def wrap_dim(dim: int, ndim: int) -> int:
     """A dim in [0, ndim); a 0-d tensor counts as 1-d.
 
@@ -368,6 +418,14 @@ def wrap_dim(dim: int, ndim: int) -> int:
     if not -span <= dim < span:
         raise IndexError(f"Dimension out of range (expected to be in range of [{-span}, {span - 1}], but got {dim})")
     return dim % span
+
+
+def reduced_dims(dims: Sequence[int] | int | None, ndim: int, *, empty_is_all: bool = True) -> tuple[int, ...]:
+    """The dims that a reduction removes: None, and () where eager says so, mean all of them."""
+    if dims is None or (empty_is_all and not isinstance(dims, int) and len(dims) == 0):
+        return tuple(range(ndim))
+    wrapped = wrap_dims((dims,) if isinstance(dims, int) else dims, ndim)
+    return wrapped if ndim else ()
 
 
 def wrap_dims(dims: Iterable[int], ndim: int) -> tuple[int, ...]:
