@@ -1,7 +1,7 @@
 """Checks every operator that a program runs: its formula on descriptors of the arguments against the real result.
 
 As a script, goes over torch.testing's op database and prints pass rates:
-    python formula_check.py [--names add,mul] [--dtypes float32,int64] [--limit 20] [--list]
+    python formula_check.py [--names add,mul] [--dtypes float32,int64] [--limit 20] [--layout channels_last] [--list]
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import argparse
 import collections
 import time
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,10 +18,31 @@ from torch.utils import _pytree as pytree
 
 from primtorch.errors import DataDependent, NoFormula
 from primtorch.fake import formula_of
+from primtorch.fake.table import RULES
 from primtorch.spec import TensorSpec
 
-UNDEFINED_STRIDES = {
-    # Results whose contents and layout eager leaves open.
+
+def _in_order(x: torch.Tensor, order: list[int]) -> torch.Tensor:
+    """The same values, dense, with the dims of `order` from the slowest to the fastest in memory."""
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return x.permute(order).contiguous().permute(back)
+
+
+def _channels_last(x: torch.Tensor) -> torch.Tensor:
+    return _in_order(x, [0, *range(2, x.dim()), 1]) if x.dim() in (4, 5) else x
+
+
+def _spaced(x: torch.Tensor) -> torch.Tensor:
+    return torch.empty_strided(x.shape, [2 * stride for stride in x.stride()], dtype=x.dtype).copy_(x)
+
+
+# How a sample's tensors lie in memory.
+LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "contiguous": lambda x: x,
+    "channels_last": _channels_last,
+    "channels_last, spaced": lambda x: _spaced(_channels_last(x)),
+    "reversed": lambda x: _in_order(x, list(range(x.dim()))[::-1]),
+    "spaced": _spaced,
 }
 
 
@@ -56,7 +78,7 @@ class FormulaCheck:
         )
         spec_args, spec_kwargs = pytree.tree_map(spec, (args, kwargs))
         out = func(*args, **kwargs)
-        if not strided or name == "aten._local_scalar_dense.default":
+        if not strided or name == "aten._local_scalar_dense.default" or RULES.of(func).registered:
             return out
         try:
             predicted = formula_of(func)(*spec_args, **spec_kwargs)
@@ -97,7 +119,18 @@ class FormulaCheck:
         return "" if a == b else f"real {a}, formula {b}"
 
 
-def samples(names: list[str], dtypes: list[torch.dtype], limit: int) -> Any:
+def laid_out(part: Any, layout: str) -> Any:
+    """The tensors of a sample, new ones where the layout is not theirs, as leaves where they were."""
+
+    def one(x: Any) -> Any:
+        if not isinstance(x, torch.Tensor) or x.layout is not torch.strided or layout == "contiguous":
+            return x
+        return LAYOUTS[layout](x.detach()).detach().requires_grad_(x.requires_grad)
+
+    return pytree.tree_map(one, part)
+
+
+def samples(names: list[str], dtypes: list[torch.dtype], limit: int, layout: str) -> Any:
     from torch.testing._internal.common_methods_invocations import op_db
 
     for op in op_db:
@@ -112,20 +145,20 @@ def samples(names: list[str], dtypes: list[torch.dtype], limit: int) -> Any:
             except Exception:
                 continue
             for sample in made:
-                yield op, dtype, grad, sample
+                yield op, grad, *(laid_out(part, layout) for part in (sample.input, sample.args, sample.kwargs))
 
 
 def run(
-    names: list[str], dtypes: list[torch.dtype], limit: int
+    names: list[str], dtypes: list[torch.dtype], limit: int, layout: str = "contiguous"
 ) -> tuple[FormulaCheck, int, int, collections.Counter[str]]:
     check = FormulaCheck()
     total = good = 0
     bad: collections.Counter[str] = collections.Counter()
-    for op, _dtype, grad, sample in samples(names, dtypes, limit):
+    for op, grad, first, args, kwargs in samples(names, dtypes, limit, layout):
         before = (sum(map(len, check.failed.values())), sum(check.missing.values()))
         try:
             with check:
-                out = op(sample.input, *sample.args, **sample.kwargs)
+                out = op(first, *args, **kwargs)
             if grad:
                 leaves = [x for x in pytree.tree_leaves(out) if isinstance(x, torch.Tensor) and x.requires_grad]
                 if leaves:
@@ -146,13 +179,15 @@ def main() -> None:
     parser.add_argument("--names", default="")
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--limit", type=int, default=6)
+    parser.add_argument("--layout", default="contiguous", choices=LAYOUTS)
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
     start = time.time()
     names = [n for n in options.names.split(",") if n]
-    check, total, good, bad = run(names, [getattr(torch, d) for d in options.dtypes.split(",")], options.limit)
+    check, total, good, bad = run(names, [getattr(torch, d) for d in options.dtypes.split(",")],
+                                   options.limit, options.layout)  # fmt: skip
     print(f"{good}/{total} samples, {time.time() - start:.0f} s; {sum(check.checked.values())} calls checked of "
           f"{len(check.checked)} overloads; data dependent {sum(check.data_dependent.values())}")  # fmt: skip
     print(f"no formula: {dict(check.missing.most_common())}")

@@ -185,12 +185,16 @@ def _convolution(
     out = tuple(shape)
     if any(size <= 0 for size in out[2:]):
         raise RuntimeError(f"Calculated output size: {list(out)}. Output size is too small")
-    return strided(x, out, _conv_strides(x, weight, out))
+    return strided(x, out, _conv_strides(x, weight, out, transposed))
 
 
-def _conv_strides(x: Any, weight: Any, shape: Sizes) -> Sizes:
-    """channels_last when the input or the weight suggests it, as ATen's convolution back ends choose."""
-    if any(suggests_channels_last(tuple(t.shape), t.stride()) for t in (x, weight)):
+def _conv_strides(x: Any, weight: Any, shape: Sizes, transposed: bool) -> Sizes:
+    """channels_last when the input or the weight suggests it, as ATen's convolution back ends choose.
+
+    The CPU's own transposed convolution of volumes is by rows.
+    """
+    by_rows = transposed and len(shape) == 5 and x.device.type == "cpu"
+    if not by_rows and any(suggests_channels_last(tuple(t.shape), t.stride()) for t in (x, weight)):
         return channels_last_strides(shape)
     return contiguous_strides(shape)
 
@@ -202,7 +206,7 @@ def _convolution_backward(
 ) -> tuple[TensorSpec | None, ...]:  # fmt: skip
     def laid_out(like: Any) -> TensorSpec:
         shape = tuple(like.shape)
-        return strided(like, shape, _conv_strides(x, weight, shape))
+        return strided(like, shape, _conv_strides(x, weight, shape, transposed))
 
     return (
         laid_out(x) if output_mask[0] else None,

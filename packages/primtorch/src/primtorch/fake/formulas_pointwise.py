@@ -112,7 +112,7 @@ TABLE.each(
     "__rshift__.Scalar bitwise_left_shift.Tensor bitwise_left_shift.Tensor_Scalar bitwise_left_shift.Scalar_Tensor "
     "bitwise_right_shift.Tensor bitwise_right_shift.Tensor_Scalar bitwise_right_shift.Scalar_Tensor gcd lcm "
     "hypot nextafter "
-    "heaviside pow.Tensor_Tensor pow.Tensor_Scalar pow.Scalar logaddexp logaddexp2",
+    "heaviside pow.Tensor_Tensor pow.Tensor_Scalar logaddexp logaddexp2",
     _binary(_same),
 )
 TABLE.each(
@@ -132,6 +132,12 @@ TABLE.each(
     "logical_and logical_or logical_xor",
     _binary(_bool),
 )
+
+
+@TABLE.op("pow.Scalar")
+def _power_of_number(base: Any, exponent: Any) -> TensorSpec:
+    """By rows, whatever the exponent's layout."""
+    return contiguous(exponent, exponent.shape, promote_number(exponent.dtype, base))
 
 
 @TABLE.op("div.Tensor_mode", "div.Scalar_mode")

@@ -8,16 +8,24 @@ from typing import Any
 import torch
 
 from primtorch.fake.build import Fresh, Table, common_device, contiguous, refuse_fresh, strided
+from primtorch.fake.formulas_view import infer_size
 from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
     dense_like,
+    product,
     suggests_channels_last,
     wrap_dim,
 )
 from primtorch.spec import Size, TensorSpec
 
 TABLE = Table()
+
+
+@TABLE.op("view_copy")
+def _view_copy(x: Any, size: Sequence[Size]) -> TensorSpec:
+    """Also where no view fits the strides."""
+    return contiguous(x, infer_size(size, product(tuple(x.shape))))
 
 
 @TABLE.op("cat", "concat", "concatenate")

@@ -32,6 +32,10 @@ def _laid_out(x: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorS
     return strided(x, shape, channels_last_strides(shape) if keeps else contiguous_strides(shape), dtype)
 
 
+def _by_rows(x: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+    return strided(x, shape, contiguous_strides(shape), dtype)
+
+
 def _pooled_shape(
     x: Any, spatial: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
 ) -> Sizes:
@@ -61,7 +65,13 @@ TABLE.op("max_pool2d_with_indices")(_max_pool(2))
 TABLE.op("max_pool3d_with_indices")(_max_pool(3))
 
 
+# Of the pools over volumes, those that average and those that adapt forget channels_last.
+_LAID_OUT = {1: _laid_out, 2: _laid_out, 3: _by_rows}
+
+
 def _avg_pool(spatial: int) -> Any:
+    kept = _LAID_OUT[spatial]
+
     def formula(
         x: Any,
         kernel_size: Any,
@@ -71,7 +81,7 @@ def _avg_pool(spatial: int) -> Any:
         count_include_pad: bool = True,
         divisor_override: int | None = None,
     ) -> TensorSpec:
-        return _laid_out(x, _pooled_shape(x, spatial, kernel_size, stride, padding, (1,), ceil_mode))
+        return kept(x, _pooled_shape(x, spatial, kernel_size, stride, padding, (1,), ceil_mode))
 
     return formula
 
@@ -85,27 +95,30 @@ TABLE.op("avg_pool3d")(_avg_pool(3))
     "max_pool2d_with_indices_backward",
     "max_pool3d_with_indices_backward",
     "avg_pool2d_backward",
-    "avg_pool3d_backward",
     "_adaptive_avg_pool2d_backward",
-    "_adaptive_avg_pool3d_backward",
     "adaptive_max_pool2d_backward",
-    "adaptive_max_pool3d_backward",
 )
 def _pool_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     return _laid_out(x, tuple(x.shape))
 
 
+@TABLE.op("avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward")
+def _pool_backward_by_rows(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return _by_rows(x, tuple(x.shape))
+
+
 @TABLE.op("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
 def _adaptive_avg_pool(x: Any, output_size: Sequence[Size]) -> TensorSpec:
     lead = x.dim() - len(output_size)
-    return _laid_out(x, (*x.shape[:lead], *output_size))
+    return _LAID_OUT[len(output_size)](x, (*x.shape[:lead], *output_size))
 
 
 @TABLE.op("adaptive_max_pool2d", "adaptive_max_pool3d")
 def _adaptive_max_pool(x: Any, output_size: Sequence[Size]) -> tuple[TensorSpec, TensorSpec]:
     lead = x.dim() - len(output_size)
     shape = (*x.shape[:lead], *output_size)
-    return _laid_out(x, shape), _laid_out(x, shape, torch.int64)
+    kept = _LAID_OUT[len(output_size)]
+    return kept(x, shape), kept(x, shape, torch.int64)
 
 
 @TABLE.op(
@@ -125,31 +138,36 @@ def _adaptive_max_pool(x: Any, output_size: Sequence[Size]) -> tuple[TensorSpec,
 def _upsample(x: Any, output_size: Sequence[Size], *args: Any, **kwargs: Any) -> TensorSpec:
     shape = (*x.shape[:2], *output_size)
     if len(output_size) == 1:
-        return strided(x, shape, contiguous_strides(shape))
+        return _by_rows(x, shape)
     return _laid_out(x, shape)
 
 
 @TABLE.op(
-    "upsample_nearest1d_backward",
     "upsample_nearest2d_backward",
-    "upsample_nearest3d_backward",
-    "_upsample_nearest_exact1d_backward",
     "_upsample_nearest_exact2d_backward",
-    "_upsample_nearest_exact3d_backward",
-    "upsample_linear1d_backward",
     "upsample_bilinear2d_backward",
-    "upsample_bicubic2d_backward",
     "upsample_trilinear3d_backward",
     "_upsample_bilinear2d_aa_backward",
-    "_upsample_bicubic2d_aa_backward",
 )
 def _upsample_backward(
     grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any
 ) -> TensorSpec:
-    shape = tuple(input_size)
-    if len(output_size) == 1:
-        return strided(grad, shape, contiguous_strides(shape))
-    return _laid_out(grad, shape)
+    return _laid_out(grad, tuple(input_size))
+
+
+@TABLE.op(
+    "upsample_nearest1d_backward",
+    "upsample_nearest3d_backward",
+    "_upsample_nearest_exact1d_backward",
+    "_upsample_nearest_exact3d_backward",
+    "upsample_linear1d_backward",
+    "upsample_bicubic2d_backward",
+    "_upsample_bicubic2d_aa_backward",
+)
+def _upsample_backward_by_rows(
+    grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any
+) -> TensorSpec:
+    return _by_rows(grad, tuple(input_size))
 
 
 def _padded(spatial: int) -> Any:
@@ -175,23 +193,21 @@ def _pad_backward(grad: Any, x: Any, padding: Sequence[Size]) -> TensorSpec:
 @TABLE.op("grid_sampler_2d", "grid_sampler_3d")
 def _grid_sampler(x: Any, grid: Any, *args: Any) -> TensorSpec:
     shape = (*x.shape[:2], *grid.shape[1:-1])
-    return strided(x, shape, contiguous_strides(shape))
+    return _by_rows(x, shape)
 
 
 @TABLE.op("pixel_shuffle")
 def _pixel_shuffle(x: Any, upscale_factor: int) -> TensorSpec:
     *lead, c, h, w = x.shape
     r = upscale_factor
-    shape = (*lead, c // (r * r), h * r, w * r)
-    return strided(x, shape, contiguous_strides(shape))
+    return _laid_out(x, (*lead, c // (r * r), h * r, w * r))
 
 
 @TABLE.op("pixel_unshuffle")
 def _pixel_unshuffle(x: Any, downscale_factor: int) -> TensorSpec:
     *lead, c, h, w = x.shape
     r = downscale_factor
-    shape = (*lead, c * r * r, h // r, w // r)
-    return strided(x, shape, contiguous_strides(shape))
+    return _laid_out(x, (*lead, c * r * r, h // r, w // r))
 
 
 @TABLE.op("channel_shuffle")
@@ -207,7 +223,7 @@ def _max_unpool2d(x: Any, indices: Any, output_size: Sequence[Size]) -> TensorSp
 @TABLE.op("max_unpool3d")
 def _max_unpool3d(x: Any, indices: Any, output_size: Sequence[Size], *args: Any) -> TensorSpec:
     shape = (*x.shape[:-3], *output_size)
-    return strided(x, shape, contiguous_strides(shape))
+    return _by_rows(x, shape)
 
 
 @TABLE.op("fractional_max_pool2d", "fractional_max_pool3d")
@@ -222,7 +238,7 @@ def _fractional_max_pool(
 @TABLE.op("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
 def _fractional_max_pool_backward(grad: Any, x: Any, *args: Any) -> TensorSpec:
     shape = tuple(x.shape)
-    return strided(x, shape, contiguous_strides(shape))
+    return _by_rows(x, shape)
 
 
 @TABLE.op("im2col")
@@ -235,11 +251,11 @@ def _im2col(
         for size, k, d, p, s in zip((height, width), kernel_size, dilation, padding, stride, strict=True)
     )
     shape = (*lead, channels * kernel_size[0] * kernel_size[1], rows * columns)
-    return strided(x, shape, contiguous_strides(shape))
+    return _by_rows(x, shape)
 
 
 @TABLE.op("col2im")
 def _col2im(x: Any, output_size: Sequence[Size], kernel_size: Sequence[int], *args: Any) -> TensorSpec:
     *lead, rows, _ = x.shape
     shape = (*lead, rows // (kernel_size[0] * kernel_size[1]), *output_size)
-    return strided(x, shape, contiguous_strides(shape))
+    return _by_rows(x, shape)

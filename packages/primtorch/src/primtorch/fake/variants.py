@@ -35,6 +35,8 @@ RESTRIDING = frozenset(
 )
 """In-place operators that change their argument's own shape."""
 _RESTRIDED_AS = dict.fromkeys(("transpose_", "swapaxes_", "swapdims_"), "transpose.int")
+_WRITTEN_AS = {"pow.Scalar": "pow.Tensor_Scalar", "pow.Tensor": "pow.Tensor_Tensor"}
+"""In-place overloads that are named otherwise than the functional ones: `pow.Scalar` has a number to the power."""
 
 _CONVERTING = frozenset(
     [
@@ -86,7 +88,8 @@ def derived(op: OpOverload, named: Mapping[str, Formula], find: Find) -> Formula
         suffix = f".{schema.overload_name}" if schema.overload_name else ""
         if name + suffix in RESTRIDING:
             return named.get(_RESTRIDED_AS.get(name, name[:-1] + suffix))
-        return _in_place(named.get(name[:-1] + suffix), op)
+        functional_name = name[:-1] + suffix
+        return _in_place(named.get(_WRITTEN_AS.get(functional_name, functional_name)), op)
     return None
 
 

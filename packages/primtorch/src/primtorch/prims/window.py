@@ -10,10 +10,8 @@ from torch._ops import OpOverload
 
 from primtorch.fake import formula_of
 from primtorch.layout import (
-    channels_last_strides,
     contiguous_strides,
     suggested_strides,
-    suggests_channels_last,
 )
 from primtorch.prims.record import Prim, require, spec_like
 from primtorch.spec import TensorSpec
@@ -167,78 +165,9 @@ def _baddbmm_meta(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any =
     return _bmm_meta(a, b)
 
 
-def _conv_transposed(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, extra: Any) -> Any:
-    return (size - 1) * stride - 2 * padding + dilation * (kernel - 1) + extra + 1
-
-
-def _per_dim(values: Sequence[Any], rank: int) -> Sequence[Any]:
-    return list(values) * rank if len(values) == 1 else values
-
-
-def convolution_shape(
-    t: TensorSpec,
-    weight: TensorSpec,
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
-    transposed: bool,
-    output_padding: Sequence[Any],
-    groups: int,
-) -> tuple[Any, ...]:
-    rank = len(weight.shape) - 2
-    stride, padding, dilation = (_per_dim(v, rank) for v in (stride, padding, dilation))
-    lead = t.shape[: -rank - 1] if rank else t.shape
-    windows = zip(t.shape[-rank:], weight.shape[2:], stride, padding, dilation, strict=True)
-    if not transposed:
-        return (*lead, weight.shape[0], *(pooled_size(*window, False) for window in windows))
-    spatial = (
-        _conv_transposed(*window, extra) for window, extra in zip(windows, _per_dim(output_padding, rank), strict=True)
-    )
-    return (*lead, weight.shape[1] * groups, *spatial)
-
-
-def _convolution_meta(
-    t: TensorSpec,
-    weight: TensorSpec,
-    bias: TensorSpec | None,
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
-    transposed: bool,
-    output_padding: Sequence[Any],
-    groups: int,
-) -> TensorSpec:
+def _convolution_meta(t: TensorSpec, weight: TensorSpec, *args: Any) -> TensorSpec:
     require(t.dtype == weight.dtype, "convolution", lambda: f"dtypes {t.dtype} and {weight.dtype}")
-    shape = convolution_shape(t, weight, stride, padding, dilation, transposed, output_padding, groups)
-    return spec_like(t, shape, _convolution_strides(shape, t, weight))
-
-
-def _convolution_strides(shape: Sequence[Any], t: TensorSpec, weight: TensorSpec) -> tuple[Any, ...]:
-    """Channels-last when the image or the filter is, as eager's convolutions have it."""
-    shape = tuple(shape)
-    if any(suggests_channels_last(operand.shape, operand.strides) for operand in (t, weight)):
-        return channels_last_strides(shape)
-    return contiguous_strides(shape)
-
-
-def _convolution_backward_meta(
-    grad: TensorSpec,
-    t: TensorSpec,
-    weight: TensorSpec,
-    bias_sizes: Sequence[Any] | None,
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
-    transposed: bool,
-    output_padding: Sequence[Any],
-    groups: int,
-    output_mask: Sequence[bool],
-) -> tuple[TensorSpec | None, ...]:
-    return (
-        spec_like(t, t.shape, _convolution_strides(t.shape, t, weight)) if output_mask[0] else None,
-        spec_like(t, weight.shape, _convolution_strides(weight.shape, t, weight)) if output_mask[1] else None,
-        _contiguous(t, (grad.shape[1],)) if output_mask[2] else None,
-    )
+    return formula_of(aten.convolution.default)(t, weight, *args)  # type: ignore[no-any-return]
 
 
 mm = Prim(
@@ -299,7 +228,7 @@ convolution_backward = Prim(
     "-> (Tensor | None, Tensor | None, Tensor | None)",
     "contraction",
     "Gradients of convolution for the input, the weight and the bias, each where `output_mask` asks for it.",
-    _convolution_backward_meta,
+    formula_of(aten.convolution_backward.default),
     aten.convolution_backward.default,
     frozenset({"contraction"}),
     aten.convolution_backward.default,
