@@ -14,11 +14,13 @@ from triton import language as tl
 from triton.runtime.interpreter import TensorHandle
 
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
+from torchinductor.codegen.triton.backend import TritonBackend
+from torchinductor.codegen.triton.matmul import write_matmul
 from torchinductor.codegen.triton.plan import layout_of
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.writer import write
 from torchinductor.indexing import variable
-from torchinductor.ir import Kernel
+from torchinductor.ir import Kernel, Template
 from torchinductor.program import Instruction, TritonCall
 from torchinductor.schemas import InductorOptions
 
@@ -69,12 +71,18 @@ TORCH_NAMES: dict[str, Callable[..., Any]] = {
 
 
 class InterpreterBackend(CodegenBackend):
+    templates = TritonBackend.templates
+
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         return split_reductions(kernel)
 
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         source = write(kernel)
         return KernelSource(source.text, source, kernel.origins)
+
+    def generate_template(self, template: Template, options: InductorOptions) -> KernelSource:
+        source = write_matmul(template)
+        return KernelSource(source.text, source, template.loops.origins)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         def launcher(function: Any) -> Any:

@@ -151,6 +151,7 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
             cxx=given.cxx,
             cuda_graphs=given.cuda_graphs,
             round_like_eager=given.precision == "eager",
+            templates=given.templates,
             verify=given.verify,
         )
 

@@ -56,6 +56,10 @@ class CompileOptions:
         },
     )
     cuda_graphs: bool = field(default=False, metadata={"doc": "replay graphs on an NVIDIA GPU as one CUDA graph"})
+    templates: bool = field(
+        default=False,
+        metadata={"doc": "generate matrix products on an NVIDIA GPU with what follows them, instead of calling cuBLAS"},
+    )
     recompile_limit: int = field(default=8, metadata={"doc": "graphs a function may have before it runs eagerly"})
     on_recompile: Literal["continue", "warn", "error", "eager"] = field(
         default="continue", metadata={"doc": "what a recompilation does beside being counted"}

@@ -12,12 +12,12 @@ import torch
 from torch import fx
 
 from primtorch.ledger import LEDGER, Event, Ledger
-from torchinductor.codegen.base import Built, KernelSource, codegen_for, warm_codegen
+from torchinductor.codegen.base import Built, KernelSource, codegen_for, generated, legalized, takes, warm_codegen
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, refusal
 from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
-from torchinductor.ir import Kernel, verify_kernels
+from torchinductor.ir import Kernel, Template, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
@@ -71,7 +71,7 @@ def compile_graph(
     clock = _Clock()
     for device in _device_types(gm):
         warm_codegen(device, options)
-    lowered = lower_graph(gm, options)
+    lowered = lower_graph(gm, options, takes)
     for name, frames in lowered.by_reference:
         ledger.add(Event(OPERATOR_BY_REFERENCE, title, name, frames))
     clock.lap("lower")
@@ -130,10 +130,10 @@ def _legalize(lowered: Lowered, operations: Sequence[Operation], options: Induct
     """Lets each device's back end cut kernels as the device needs; what they add becomes buffers of the graph."""
     result: list[Operation] = []
     for operation in operations:
-        if not isinstance(operation, Kernel):
+        if not isinstance(operation, (Kernel, Template)):
             result.append(operation)
             continue
-        for kernel in codegen_for(operation.device.type).legalize(operation, options):
+        for kernel in legalized(operation, options):
             lowered.buffers.update((name, kernel.buffers[name]) for name in kernel.arguments)
             result.append(kernel)
     return result
@@ -147,11 +147,11 @@ def _generate(operations: Sequence[Operation], options: InductorOptions) -> Sour
     result: Sources = {}
     numbers: dict[tuple[str, str], int] = {}
     for operation in operations:
-        if not isinstance(operation, Kernel):
+        if not isinstance(operation, (Kernel, Template)):
             continue
         device = operation.device.type
         unique, by_name = result.setdefault(device, ([], {}))
-        source = codegen_for(device).generate(operation, options)
+        source = generated(operation, options)
         number = numbers.get((device, source.text))
         if number is None:
             number = numbers[device, source.text] = len(unique)
@@ -195,7 +195,7 @@ def _dump(
 def _stats(gm: fx.GraphModule, operations: Sequence[Operation], built: dict[str, Built], clock: _Clock) -> GraphStats:
     return GraphStats(
         nodes=sum(1 for n in gm.graph.nodes if n.op == "call_function"),
-        kernels=sum(isinstance(o, Kernel) for o in operations),
+        kernels=sum(isinstance(o, (Kernel, Template)) for o in operations),
         aten_calls=sum(isinstance(o, ExternCall) for o in operations),
         seconds=clock.seconds,
         cache_hits=sum(b.cache_hits for b in built.values()),

@@ -11,7 +11,7 @@ import torch
 from primtorch.symbolic.expr import IntExpr, symbol
 from torchinductor.codegen.base import CodegenBackend, KernelSource
 from torchinductor.indexing import Index
-from torchinductor.ir import Buffer, Kernel
+from torchinductor.ir import Buffer, Kernel, Template, loops_of
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, same_strides
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of, owned_by_graph
@@ -188,7 +188,7 @@ def emit(
             dying.setdefault(position, []).append(name)
     for position, operation in enumerate(operations):
         _emit_one(emitter, operation, handles)
-        lives_on = {read for _, read in operation.in_place} if isinstance(operation, Kernel) else set()
+        lives_on = {read for _, read in operation.in_place} if isinstance(operation, (Kernel, Template)) else set()
         for name in dying.get(position, ()):
             buffer = lowered.buffers[name]
             slot = emitter.slots[name]
@@ -213,13 +213,15 @@ def emit(
 
 def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Handle]) -> None:
     match operation:
-        case Kernel():
+        case Kernel() | Template():
             handle = handles[operation.name]
             for written, read in operation.in_place:
                 emitter.share(written, emitter.slots[read], emitter.lowered.buffers[read].dtype)
             emitter.make(operation.arguments)
             slots = tuple(emitter.slots[b] for b in operation.arguments)
-            emitter.instructions.append(handle.backend.instruction(operation, handle.source, handle.number, slots))
+            emitter.instructions.append(
+                handle.backend.instruction(loops_of(operation), handle.source, handle.number, slots)
+            )
         case ExternCall():
             emitter.free_dead()
             emitter.extern(operation)

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from torchinductor.ir import Kernel
+from torchinductor.ir import Kernel, Template
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall
 
 
 def buffers_of(operation: Operation) -> tuple[str, ...]:
     """Every buffer that an operation touches."""
     match operation:
-        case Kernel():
+        case Kernel() | Template():
             return operation.arguments
         case ExternCall():
             return (*operation.reads, *(o for o in operation.outputs if o is not None))
@@ -37,7 +37,7 @@ def owned_by_graph(operations: Iterable[Operation]) -> frozenset[str]:
 
 def _new_memory(operation: Operation) -> tuple[str, ...]:
     match operation:
-        case Kernel():
+        case Kernel() | Template():
             return operation.writes
         case ExternCall() if _makes_memory(operation.op):
             return tuple(o for o in operation.outputs if o is not None)

@@ -28,6 +28,8 @@ class InductorOptions:
     native_executor: bool = True
     # Replay programs for an NVIDIA GPU as CUDA graphs (`cuda_graphs.py` says when and how).
     cuda_graphs: bool = False
+    # Generate matrix products where a back end has a template for them; off, they are calls of ATen.
+    templates: bool = False
     # Check every kernel after every pass, not only after the last one.
     verify: bool = False
 

@@ -10,8 +10,8 @@ import torch
 from torch import fx
 
 from primtorch.spec import TensorSpec
-from torchinductor.codegen.base import codegen_for
-from torchinductor.ir import Kernel
+from torchinductor.codegen.base import generated, legalized, takes
+from torchinductor.ir import Kernel, Template
 from torchinductor.lowering.graph import lower_graph
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import InductorOptions
@@ -30,13 +30,12 @@ def generate_source(
         UnknownDevice: the device has no code generation back end.
     """
     options = options or InductorOptions()
-    lowered = lower_graph(gm if device is None else on_device(gm, torch.device(device)), options)
+    lowered = lower_graph(gm if device is None else on_device(gm, torch.device(device)), options, takes)
     sources: dict[str, str] = {}
     for operation in schedule(lowered, options):
-        if isinstance(operation, Kernel):
-            backend = codegen_for(operation.device.type)
-            parts = backend.legalize(operation, options)
-            sources.update((part.name, backend.generate(part, options).text) for part in parts)
+        if isinstance(operation, (Kernel, Template)):
+            parts = legalized(operation, options)
+            sources.update((part.name, generated(part, options).text) for part in parts)
     return sources
 
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from types import MappingProxyType
+from typing import Any, ClassVar, TypeAlias
 
 from torchinductor.errors import UnknownDevice
-from torchinductor.ir import Kernel
+from torchinductor.ir import Kernel, Template, TemplateKind, loops_of
 from torchinductor.program import Instruction
 from torchinductor.schemas import InductorOptions
 
@@ -34,8 +35,16 @@ class Built:
     cache_misses: int = 0
 
 
+Planner: TypeAlias = Callable[[Template], Template | None]
+"""Gives a template the layout that it is to be generated with; None where the design does not fit it. It is asked when
+the template is made, and again when everything that may join it has."""
+
+
 class CodegenBackend(ABC):
     """Maps fused kernels of one device type to code."""
+
+    # What the back end makes by designs of its own: without an entry, no template of the kind is made for its device.
+    templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType({})
 
     def warm(self, options: InductorOptions) -> None:  # noqa: B027 - most back ends have nothing to start
         """Called before a graph is lowered: what takes time to start can start in the background."""
@@ -51,6 +60,10 @@ class CodegenBackend(ABC):
     @abstractmethod
     def generate(self, kernel: Kernel, options: InductorOptions) -> KernelSource:
         """Source for a kernel. Its pointer arguments are `kernel.arguments`, its int64 ones `kernel.symbols`."""
+
+    def generate_template(self, template: Template, options: InductorOptions) -> KernelSource:
+        """Source for a template that an entry of `templates` has planned, with the arguments of its loops."""
+        raise NotImplementedError(f"{type(self).__name__} offers no template")
 
     @abstractmethod
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
@@ -90,3 +103,25 @@ def codegen_for(device_type: str) -> CodegenBackend:
             "give one to torchinductor.register_codegen"
         )
     return found
+
+
+def legalized(operation: Kernel | Template, options: InductorOptions) -> Sequence[Kernel | Template]:
+    """What the back end of an operation's device makes of it, planned, in order."""
+    backend = codegen_for(operation.device.type)
+    planned = backend.templates[operation.kind](operation) if isinstance(operation, Template) else None
+    return backend.legalize(loops_of(operation), options) if planned is None else (planned,)
+
+
+def generated(operation: Kernel | Template, options: InductorOptions) -> KernelSource:
+    """The source of what `legalized` has planned."""
+    backend = codegen_for(operation.device.type)
+    if isinstance(operation, Template):
+        return backend.generate_template(operation, options)
+    return backend.generate(operation, options)
+
+
+def takes(template: Template) -> bool:
+    """Whether the back end of a template's device, if there is one, makes it."""
+    backend = _BACKENDS.get(template.device.type)
+    planner = backend.templates.get(template.kind) if backend is not None else None
+    return planner is not None and planner(template) is not None

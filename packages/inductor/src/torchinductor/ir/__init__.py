@@ -10,6 +10,8 @@ inside each outer iteration (a reduction's or a scan's loops). Its `stages` run 
 So softmax is: inner(reduce amax), inner(reduce sum of exp), inner(store); layer norm the same with outer stages for
 what is stored a row. A pointwise kernel is one outer stage. Loads in a stage see the stores of the stages before it in
 the same outer iteration, and of the same stage at the same point.
+
+A `Template` is a kernel of a form that a back end makes by a design of its own: a matrix product.
 """
 
 from torchinductor.ir.body import REDUCED_PRECISION, Body, Recorder, compute_dtype
@@ -32,6 +34,7 @@ from torchinductor.ir.operations import (
     ToDtype,
     slice_of,
 )
+from torchinductor.ir.template import Operand, Template, TemplateKind, loops_of
 from torchinductor.ir.verify import verify, verify_kernels
 
 __all__ = [
@@ -48,6 +51,7 @@ __all__ = [
     "Kernel",
     "Load",
     "Op",
+    "Operand",
     "Part",
     "RandomBits",
     "Recorder",
@@ -57,8 +61,11 @@ __all__ = [
     "Stage",
     "StageKind",
     "Store",
+    "Template",
+    "TemplateKind",
     "ToDtype",
     "compute_dtype",
+    "loops_of",
     "slice_of",
     "space",
     "space_index",

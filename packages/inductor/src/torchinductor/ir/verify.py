@@ -6,14 +6,18 @@ from collections.abc import Iterable
 
 from torchinductor.errors import InductorError
 from torchinductor.ir.kernel import Kernel, Stage
-from torchinductor.ir.operations import Indirect, Load, Part, Reduce, Scan
+from torchinductor.ir.operations import Apply, Indirect, Load, Part, Reduce, Scan, Store
+from torchinductor.ir.template import PROLOGUE, Template
 
 
 def verify_kernels(operations: Iterable[object]) -> None:
-    """Raises InductorError where one of the kernels among the operations breaks a rule of `verify`."""
+    """Raises InductorError where one of the kernels or templates among the operations breaks a rule."""
     for operation in operations:
         if isinstance(operation, Kernel):
             verify(operation)
+        elif isinstance(operation, Template):
+            verify(operation.loops)
+            verify_template(operation)
 
 
 def verify(kernel: Kernel) -> None:
@@ -37,6 +41,39 @@ def verify(kernel: Kernel) -> None:
     for written, read in kernel.in_place:
         if kernel.buffers[written].dtype != kernel.buffers[read].dtype:
             _fail(kernel, f"{written} lies over {read}, of another type")
+
+
+def verify_template(template: Template) -> None:
+    """Raises InductorError where a template, whose loops are sound, is not of a template's form:
+
+    * one inner axis; the first stage is an inner one that sums up one product, all others are outer;
+    * both factors are multiplied in one type, vary over the inner axis, and are computed by what a prologue may hold;
+    * some outer axis belongs to the left factor alone, and another one to the right factor alone;
+    * what is stored, in each iteration to another place, the factors do not read.
+    """
+    loops = template.loops
+    if len(loops.inner) != 1 or [s.kind for s in loops.stages] != ["inner", *["outer"] * (len(loops.stages) - 1)]:
+        _fail(loops, "the stages of a template")
+    body = loops.stages[0].body
+    (total,) = sums if len(sums := list(body.of(Reduce))) == 1 else (None,)
+    factors = body.ops[total.value] if total is not None and total.kind == "sum" else None
+    if not isinstance(factors, Apply) or factors.op != "mul" or any(True for _ in body.of(Store)):
+        _fail(loops, "a template's first stage is not a sum of products")
+    left, right = template.operands
+    if left.dtype != right.dtype:
+        _fail(loops, f"a product of {left.dtype} by {right.dtype}")
+    for operand in (left, right):
+        if template.depth.name not in operand.axes:
+            _fail(loops, "a factor does not vary over the inner axis")
+        if not all(isinstance(op, PROLOGUE) for op in operand.prologue.ops):
+            _fail(loops, "a prologue holds more than it may")
+        if operand.prologue.reads & set(loops.writes):
+            _fail(loops, "a template stores to what it multiplies")
+    if not template.rows or not template.columns:
+        _fail(loops, "a template without rows or without columns")
+    names = {axis.name for axis in loops.outer}
+    if any(not names <= op.index.symbols() for epilogue in template.epilogue for op in epilogue.of(Store)):
+        _fail(loops, "a template stores several results to one place")
 
 
 def _fail(kernel: Kernel, text: str) -> None:

@@ -15,7 +15,7 @@ from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
 from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
-from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage, space, space_index
+from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage, Template, space, space_index
 from torchinductor.lowering.values import Lazy, Load, Strided, TensorValue
 from torchinductor.ops import ReductionKind, StoreMode
 from torchinductor.schemas import InductorOptions
@@ -115,7 +115,12 @@ class ScalarRead:
         return f"read {self.name}\n  -> {self.symbol}\n  {self.source}"
 
 
-Operation: TypeAlias = Kernel | ExternCall | SeedCall | ScalarRead
+Operation: TypeAlias = Kernel | Template | ExternCall | SeedCall | ScalarRead
+
+
+def refuse(template: Template) -> bool:
+    """What a back end without templates says of one."""
+    return False
 
 
 @dataclass
@@ -123,6 +128,7 @@ class Context:
     """Grows while the graph's nodes are lowered in order."""
 
     options: InductorOptions
+    takes: Callable[[Template], bool] = refuse  # whether a template's device has a back end that takes it
     buffers: dict[str, Buffer] = field(default_factory=dict)
     operations: list[Operation] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)

@@ -19,10 +19,20 @@ from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, s
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
-from torchinductor.ir import Buffer
+from torchinductor.ir import Buffer, Template
 from torchinductor.lowering import gather, pointwise, reductions, views, window
 from torchinductor.lowering.aten_calls import aten_call
-from torchinductor.lowering.context import Context, Flat, OperandLayout, Operation, ScalarRead, ViewRef, flattened
+from torchinductor.lowering.context import (
+    Context,
+    Flat,
+    OperandLayout,
+    Operation,
+    ScalarRead,
+    ViewRef,
+    flattened,
+    refuse,
+)
+from torchinductor.lowering.matmul import PRODUCTS
 from torchinductor.lowering.values import Lazy, Strided, TensorValue
 from torchinductor.schemas import InductorOptions
 
@@ -63,9 +73,13 @@ class Lowered:
     definitions: Mapping[str, Definition]  # of symbols that are computed from the inputs'
 
 
-def lower_graph(gm: fx.GraphModule, options: InductorOptions) -> Lowered:
-    """Raises LoweringError for a node that has no rule."""
-    ctx = Context(options)
+def lower_graph(gm: fx.GraphModule, options: InductorOptions, takes: Callable[[Template], bool] = refuse) -> Lowered:
+    """`takes` says of a template whether the back end of its device makes it.
+
+    Raises:
+        LoweringError: a node has no rule.
+    """
+    ctx = Context(options, takes)
     values: dict[fx.Node, Any] = {}
     inputs: list[GraphInput] = []
     outputs: tuple[Any, ...] = ()
@@ -179,6 +193,10 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     if prim.name == "device_put":
         return _device_put(ctx, args[0], meta)
     rule = RULES.get(prim.name)
+    if ctx.options.templates and prim.name in PRODUCTS:
+        made = PRODUCTS[prim.name](ctx, *args, **kwargs)
+        if made is not None:
+            return made
     if prim.name == "bitcast" and _holds(_is_float8, args, meta):
         return _extern(ctx, torch.ops.aten.view.dtype, args, kwargs, meta)
     if rule is None or _holds(_is_complex, args, meta) or (prim.family != "view" and _holds(_is_float8, args, meta)):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from torchinductor.ir import Kernel, Load, Store
+from torchinductor.ir import Kernel, Load, Store, Template, loops_of
 from torchinductor.lowering.context import Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of, owned_by_graph
@@ -26,10 +26,12 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
     begun: set[str] = set()
     result: list[Operation] = []
     for position, operation in enumerate(operations):
-        if isinstance(operation, Kernel):
-            fresh = [b for b in operation.writes if b not in begun and b not in operation.local]
-            dying = [b for b in operation.reads if b in begun and b in owned and last[b] == position]
-            operation = replace(operation, in_place=_pairs(operation, fresh, dying))
+        if isinstance(operation, (Kernel, Template)):
+            loops = loops_of(operation)
+            fresh = [b for b in loops.writes if b not in begun and b not in loops.local]
+            dying = [b for b in loops.reads if b in begun and b in owned and last[b] == position]
+            loops = replace(loops, in_place=_pairs(loops, fresh, dying))
+            operation = replace(operation, loops=loops) if isinstance(operation, Template) else loops
         begun.update(buffers_of(operation))
         result.append(operation)
     return result

@@ -9,7 +9,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
-from torchinductor.ir import Kernel, Load, Store, verify_kernels
+from torchinductor.ir import Kernel, Load, Store, Template, loops_of, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
@@ -32,7 +32,7 @@ class Group:
 
 def reads_of(operation: Operation) -> frozenset[str]:
     match operation:
-        case Kernel():
+        case Kernel() | Template():
             return frozenset(operation.reads)
         case ExternCall():
             return operation.reads
@@ -44,7 +44,7 @@ def reads_of(operation: Operation) -> frozenset[str]:
 
 def writes_of(operation: Operation) -> frozenset[str]:
     match operation:
-        case Kernel():
+        case Kernel() | Template():
             return frozenset(operation.writes)
         case ExternCall():
             return frozenset(o for o in operation.outputs if o is not None)
@@ -198,11 +198,14 @@ class _Fusion:
         return isinstance(other, Kernel) and _space(other) == size
 
     def _open(self, other: Operation, operation: Kernel) -> bool:
+        if isinstance(other, Template):  # takes what runs over its results, point by point
+            return not operation.inner and other.device == operation.device
         return isinstance(other, Kernel) and not other.scatters and other.device == operation.device
 
-    def _joined(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> Kernel | None:
-        first = group.operation
-        assert isinstance(first, Kernel)
+    def _joined(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> Kernel | Template | None:
+        assert isinstance(group.operation, (Kernel, Template))
+        template = group.operation if isinstance(group.operation, Template) else None
+        first = loops_of(group.operation)
         if group.writes & writes or group.reads & writes:
             return None
         if len(group.reads | group.writes | reads | writes) > self.options.max_buffers:
@@ -216,7 +219,11 @@ class _Fusion:
             return None
         axes, ours, theirs = joined
         made = replace(first, axes=axes, stages=(*ours, *theirs), origins=(*first.origins, *operation.origins))
-        return made if _sound(made, len(ours), group.writes & reads) and _worth(first, operation, made) else None
+        if not _sound(made, len(ours), group.writes & reads):
+            return None
+        if template is not None:
+            return replace(template, loops=made) if all(s.kind == "outer" for s in theirs) else None
+        return made if _worth(first, operation, made) else None
 
 
 def _add(table: dict[str, list[int]], key: str, number: int) -> None:
@@ -283,8 +290,10 @@ def _finished(groups: Sequence[Group], outputs: set[str]) -> list[Operation]:
     result: list[Operation] = []
     for group in groups:
         operation = group.operation
+        live = frozenset(b for b in group.writes if b in outputs or readers.get(b, 0) > 1)
         if isinstance(operation, Kernel):
-            live = frozenset(b for b in group.writes if b in outputs or readers[b] > 1)
             operation = finish(operation, live)
+        elif isinstance(operation, Template):
+            operation = replace(operation, loops=finish(operation.loops, live))
         result.append(operation)
     return result

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
+from typing import ClassVar
 
 import torch
 
 from torchinductor._C import TritonKernel
-from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
+from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, Planner
 from torchinductor.errors import BuildFailed
 from torchinductor.indexing import variable
-from torchinductor.ir import Kernel
+from torchinductor.ir import Kernel, Template, TemplateKind
 from torchinductor.program import Instruction, Size, TritonCall
 from torchinductor.schemas import InductorOptions
 
 from .compiler import Binary, TritonCompiler
+from .matmul import plan, write_matmul
 from .plan import layout_of
 from .split import split_reductions
 from .writer import TritonSource, write
@@ -51,6 +54,8 @@ class TritonLauncher:
 class TritonBackend(CodegenBackend):
     """Generates Triton kernels. `arch` (90 for sm_90) is the current device's where it is not given."""
 
+    templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType({"matmul": plan})
+
     def __init__(self, arch: int | None = None) -> None:
         self._arch = arch
         self._compilers: dict[tuple[int, str | None], TritonCompiler] = {}
@@ -68,6 +73,10 @@ class TritonBackend(CodegenBackend):
         """Raises `expressions.Unsupported` for what Triton has no text for."""
         source = write(kernel)
         return KernelSource(source.text, source, kernel.origins)
+
+    def generate_template(self, template: Template, options: InductorOptions) -> KernelSource:
+        source = write_matmul(template)
+        return KernelSource(source.text, source, template.loops.origins)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         compiler = self.compiler(options)

@@ -23,7 +23,7 @@ from torchinductor.ir import Axis, Kernel, Load
 from torchinductor.scheduling.axes import merge_axes
 from torchinductor.scheduling.online import join_passes
 
-Shape = Literal["flat", "rows", "tiled", "reduction"]
+Shape = Literal["flat", "rows", "tiled", "reduction", "matmul"]
 
 PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
 PROGRAMS_WANTED = 132 * 4  # enough to fill a large GPU
@@ -46,6 +46,7 @@ class Layout:
     persistent: bool = False
     warps: int = 4
     wide: bool = False  # offsets need 64 bits
+    stages: int = 1  # iterations of a loop whose loads are under way at one time
 
     def across(self, dim: str) -> int:
         """The length of a two-dimensional tile across one of its dimensions."""
@@ -72,7 +73,8 @@ def planned(kernel: Kernel, join: bool = True) -> Kernel:
     if kernel.inner and not layout.persistent and join:
         kernel = join_passes(kernel)
         layout = _reduction(kernel)
-    return replace(kernel, layout=replace(layout, wide=_is_wide(kernel)))
+    stages = 2 if layout.r and not layout.persistent else 1
+    return replace(kernel, layout=replace(layout, wide=is_wide(kernel), stages=stages))
 
 
 def layout_of(kernel: Kernel) -> Layout:
@@ -85,7 +87,7 @@ def layout_of(kernel: Kernel) -> Layout:
 # ---- choices --------------------------------------------------------------------------------------------------------
 
 
-def _is_wide(kernel: Kernel) -> bool:
+def is_wide(kernel: Kernel) -> bool:
     """Whether an offset or a linear position may not fit 32 bits. Unknown sizes may be large."""
     extents = [product(a.size for a in kernel.axes)]
     for name in kernel.arguments:
@@ -123,7 +125,8 @@ def _masked_loads(kernel: Kernel) -> int:
     return sum(load.mask is not None for stage in kernel.stages for load in stage.body.of(Load))
 
 
-def _pow2(value: int) -> int:
+def pow2(value: int) -> int:
+    """The least power of two that is no less."""
     return 1 << max(value - 1, 0).bit_length()
 
 
@@ -141,15 +144,15 @@ def _pointwise(kernel: Kernel) -> Layout:
     width = last.size.as_int() if last is not None else 1
     if len(axes) > 1 and width is not None and last is not None and width >= 16 and _masked_loads(kernel) >= 3:
         # A window: its rows' positions and checks are made once a row, its columns' once a column.
-        block = min(_pow2(width), 128)
+        block = min(pow2(width), 128)
         # Two points a thread: neighbouring threads read neighbouring memory.
         return Layout("tiled", (last,), tuple(axes[:-1]), x_block=block, y_block=512 // block, warps=8)
     if len(axes) > 1 and width is not None and last is not None:
-        block = min(_pow2(width), 2048)
+        block = min(pow2(width), 2048)
         if width >= 256 and -(-width // block) * block <= 1.13 * width:
             return Layout("rows", (last,), fixed=tuple(axes[:-1]), x_block=block, warps=4 if block <= 1024 else 8)
     total = _static(axes)
-    block = 1024 if total is None else max(128, min(1024, _pow2(-(-total // PROGRAMS_WANTED))))
+    block = 1024 if total is None else max(128, min(1024, pow2(-(-total // PROGRAMS_WANTED))))
     return Layout("flat", tuple(axes), x_block=block, warps=max(1, min(4, block // 128)))
 
 
@@ -165,7 +168,7 @@ def _reduction(kernel: Kernel) -> Layout:
         return _column(kernel, length, count)
     if length is not None and length <= PERSISTENT_LIMIT:
         return _persistent_row(kernel, length, count)
-    block = LOOP_BLOCK if length is None else min(_pow2(length), LOOP_BLOCK)
+    block = LOOP_BLOCK if length is None else min(pow2(length), LOOP_BLOCK)
     passes = sum(stage.kind == "inner" for stage in kernel.stages)
     # Rows that are read several times should stay in the second-level cache: few wide programs, not many narrow ones.
     warps = 32 if passes > 1 and not ordered else 8
@@ -173,10 +176,10 @@ def _reduction(kernel: Kernel) -> Layout:
 
 
 def _persistent_row(kernel: Kernel, length: int, count: int | None) -> Layout:
-    r_block = _pow2(length)
+    r_block = pow2(length)
     rows = max(1, 1024 // r_block)
     if count is not None:
-        rows = min(rows, _pow2(max(1, count // PROGRAMS_WANTED)))
+        rows = min(rows, pow2(max(1, count // PROGRAMS_WANTED)))
     elements = rows * r_block
     warps = max(1, min(16, elements // 512))  # 16 elements a thread
     return Layout(
@@ -189,9 +192,9 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
     last = kernel.outer[-1].name
     walked = [op for stage in kernel.stages for op in stage.body.accesses if last in op.index.symbols()]
     widest = 512 // max((kernel.buffers[op.buffer].dtype.itemsize for op in walked), default=4)
-    width = min(widest, 64 if count is None else _pow2(count))  # half a kilobyte of each row, for the memory's pages
+    width = min(widest, 64 if count is None else pow2(count))  # half a kilobyte of each row, for the memory's pages
     limit = 8192 // width
-    r_block = min(limit, 64 if length is None else _pow2(length), 64)
+    r_block = min(limit, 64 if length is None else pow2(length), 64)
     whole = length is not None and length <= r_block
     return Layout("reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=8)
 

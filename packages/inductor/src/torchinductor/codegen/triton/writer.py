@@ -33,11 +33,15 @@ class TritonSource:
 
 def write(kernel: Kernel) -> TritonSource:
     """The source of a planned kernel. Raises Unsupported."""
+    return source_of(kernel, _LoopWriter(kernel).write())
+
+
+def source_of(kernel: Kernel, body: Sequence[str]) -> TritonSource:
+    """The function with a kernel's arguments and this body. Raises Unsupported."""
     layout = layout_of(kernel)
     for name in kernel.arguments:
         if kernel.buffers[name].dtype not in POINTER_TYPES:
             raise Unsupported(f"Triton has no type {kernel.buffers[name].dtype} (buffer {name})")
-    body = _Writer(kernel).write()
     pointers = [(f"p{i}", POINTER_TYPES[kernel.buffers[b].dtype]) for i, b in enumerate(kernel.arguments)]
     integers = [(s, "i64") for s in kernel.symbols]
     parameters = ", ".join(name for name, _ in (*pointers, *integers))
@@ -52,7 +56,7 @@ def write(kernel: Kernel) -> TritonSource:
         "\n".join(lines) + "\n",
         (*pointers, *integers),
         layout.warps,
-        2 if layout.r and not layout.persistent else 1,
+        layout.stages,
         (layout.grid, number(1), number(1)),
         kernel.arguments,
         kernel.symbols,
@@ -60,28 +64,73 @@ def write(kernel: Kernel) -> TritonSource:
     )
 
 
-class _Writer:
+class Writer:
+    """A kernel's positions as text: what a program, and each point of its tile, stands for."""
+
     def __init__(self, kernel: Kernel) -> None:
         self.kernel, self.layout = kernel, layout_of(kernel)
         self.handler = TritonHandler(kernel)
 
+    def begin(self) -> None:
+        """The program's number."""
+        self.line("pid = tl.program_id(0)" + (".to(tl.int64)" if self.layout.wide else ""))
+
+    def line(self, text: str) -> None:
+        self.handler.statement(text)
+
+    def place(self, dim: str, axes: Sequence[Axis], block: int, program: str, column: str) -> None:
+        """A dimension of the tile of the program that has this number along it."""
+        start = f"({program}) * {block}"
+        self.line(f"{dim} = {start} + tl.arange(0, {block}){column}")
+        self.handler.tiles[dim] = Tile(tuple(axes), start, block, column)
+        self.bound(dim, dim, product(a.size for a in axes), block)
+        self.split(dim, axes, dim, dim)
+
+    def bound(self, dim: str, name: str, size: IntExpr, block: int) -> None:
+        """A mask where the tile may reach over the end."""
+        known = size.as_int()
+        if not known or known % block:  # an empty reduction is all mask
+            self.line(f"{name}_mask = {name} < {index_text(size)}")
+            self.handler.masks[dim] = f"{name}_mask"
+
+    def split(self, name: str, axes: Sequence[Axis], dim: str | None, text: str) -> None:
+        """Axis variables from a row-major position over the axes."""
+        if not axes:
+            return
+        if name != text:
+            self.line(f"{name} = {text}")
+        step = number(1)
+        for position in range(len(axes) - 1, -1, -1):
+            axis = axes[position]
+            quotient = name if step.as_int() == 1 else f"({name} // ({index_text(step)}))"
+            wrapped = quotient if position == 0 else f"{quotient} % ({index_text(axis.size)})"
+            self.line(f"{axis.name} = {wrapped}")
+            self.handler.dims[axis.name] = frozenset({dim}) if dim else NO_DIMS
+            step = step * axis.size
+
+    def wait(self, position: int) -> None:
+        """In front of a stage: for what this program's other threads have stored, or have yet to load."""
+        reads = self.kernel.stages[position].body.reads
+        if self.handler.written & reads or position in self.handler.waits.stages:
+            self.line("tl.debug_barrier()")
+
+
+class _LoopWriter(Writer):
+    """Stages one after the other, over a program's tile."""
+
     def write(self) -> list[str]:
-        handler, layout = self.handler, self.layout
-        handler.lines.append("pid = tl.program_id(0)" + (".to(tl.int64)" if layout.wide else ""))
+        layout = self.layout
+        self.begin()
         self._tiles()
         if layout.r and layout.persistent:
             self._inner_tile("0")
         for position, stage in enumerate(self.kernel.stages):
-            # For what this program's other threads have stored, or have yet to load.
-            if handler.written & stage.body.reads or position in handler.waits.stages:
-                handler.statement("tl.debug_barrier()")
+            self.wait(position)
             if stage.kind == "inner" and not layout.persistent:
                 self._looped(stage)
             else:
-                stage.body.replay(handler)
-        return handler.lines
-
-    # ---- positions -------------------------------------------------------------------------------------------
+                stage.body.replay(self.handler)
+        return self.handler.lines
 
     def _tiles(self) -> None:
         """Program id -> tile positions, masks, and the outer axes' variables."""
@@ -92,58 +141,25 @@ class _Writer:
                 continue
             last = not layout.fixed and (dim == "y" or not layout.y)
             rest = self._tile(dim, axes, block, rest, last)
-        self._split("rest" if layout.fixed else rest, layout.fixed, None, rest)
+        self.split("rest" if layout.fixed else rest, layout.fixed, None, rest)
         shape = {"tiled": [layout.y_block, layout.x_block], "reduction": [layout.x_block, 1]}
-        self._line(f"zero = tl.zeros({shape.get(layout.shape, [layout.x_block])}, tl.int32)")
+        self.line(f"zero = tl.zeros({shape.get(layout.shape, [layout.x_block])}, tl.int32)")
 
     def _tile(self, dim: str, axes: Sequence[Axis], block: int, rest: str, last: bool) -> str:
         """Takes this dimension's share of the program id; returns the text of what is left of it."""
-        size = product(a.size for a in axes)
         suffix = {"tiled": {"x": "[None, :]", "y": "[:, None]"}, "reduction": {"x": "[:, None]"}}
-        count = index_text((size + number(block - 1)) // number(block))
+        count = index_text((product(a.size for a in axes) + number(block - 1)) // number(block))
         program = rest if last else f"({rest}) % ({count})"
-        column = suffix.get(self.layout.shape, {}).get(dim, "")
-        start = f"({program}) * {block}"
-        self._line(f"{dim} = {start} + tl.arange(0, {block}){column}")
-        self.handler.tiles[dim] = Tile(tuple(axes), start, block, column)
-        self._bound(dim, size, block)
-        self._split(dim, axes, dim, dim)
+        self.place(dim, axes, block, program, suffix.get(self.layout.shape, {}).get(dim, ""))
         return f"({rest}) // ({count})"
-
-    def _bound(self, dim: str, size: IntExpr, block: int) -> None:
-        """A mask where the tile may reach over the end."""
-        known = size.as_int()
-        if not known or known % block:  # an empty reduction is all mask
-            self._line(f"{dim}_mask = {dim} < {index_text(size)}")
-            self.handler.masks[dim] = f"{dim}_mask"
-
-    def _split(self, name: str, axes: Sequence[Axis], dim: str | None, text: str) -> None:
-        """Axis variables from a row-major position over the axes."""
-        if not axes:
-            return
-        if name != text:
-            self._line(f"{name} = {text}")
-        step = number(1)
-        for position in range(len(axes) - 1, -1, -1):
-            axis = axes[position]
-            quotient = name if step.as_int() == 1 else f"({name} // ({index_text(step)}))"
-            wrapped = quotient if position == 0 else f"{quotient} % ({index_text(axis.size)})"
-            self._line(f"{axis.name} = {wrapped}")
-            self.handler.dims[axis.name] = frozenset({dim}) if dim else NO_DIMS
-            step = step * axis.size
-
-    def _line(self, text: str) -> None:
-        self.handler.statement(text)
-
-    # ---- inner stages ----------------------------------------------------------------------------------------
 
     def _inner_tile(self, start: str) -> None:
         layout = self.layout
         offset = "" if start == "0" else f"{start} + "
-        self._line(f"r = {offset}tl.arange(0, {layout.r_block})[None, :]")
+        self.line(f"r = {offset}tl.arange(0, {layout.r_block})[None, :]")
         self.handler.tiles["r"] = Tile(layout.r, start, layout.r_block, "[None, :]")
-        self._bound("r", product(a.size for a in layout.r), layout.r_block)
-        self._split("r", layout.r, "r", "r")
+        self.bound("r", "r", product(a.size for a in layout.r), layout.r_block)
+        self.split("r", layout.r, "r", "r")
 
     def _looped(self, stage: Stage) -> None:
         handler = self.handler
