@@ -22,6 +22,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import architecture
 import torchcompile.events
 import torchcompile.options
 import torchdynamo.events
@@ -177,6 +178,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "options.md": options_page,
     "graph_breaks.md": graph_breaks_page,
     "ledger.md": ledger_page,
+    "architecture.md": lambda: architecture.page((PAGES / "architecture.md").read_text()),
     "backends.md": lambda: from_template("backends"),
     "walkthrough.md": lambda: from_template("walkthrough"),
 }

@@ -27,8 +27,36 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 }
 
 # package -> its rooms (folders, and files at the top) in layers: a room imports from the layers above its own, and from
-# other files of itself. "" is the package's own `__init__`.
+# other files of itself. "" is the package's own `__init__`. `tools/architecture.py` draws them.
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "primtorch": (
+        ("schemas", "spec", "supported", "extensions", "once", "ambient", "effects", "placement", "out_arguments"),
+        ("errors", "ledger", "promotion", "building"),
+        ("symbolic",),
+        ("layout",),
+        ("fake",),
+        ("prims", "tracing"),
+        ("decompose", "functionalize", "memory", "printing", "interpret", "reference", "testing"),
+        ("lower", "functional_forms", "coverage", "derived"),
+        ("verify", "trace", "__main__"),
+        ("",),
+    ),
+    "aotautograd": (
+        ("schemas", "history", "draws", "eager_errors", "present_views", "symbolic_numbers", "max_flow"),
+        ("errors", "replay"),
+        ("inputs", "overlap"),
+        ("gradients", "layouts"),
+        ("functionalize", "runtime"),
+        ("analysis",),
+        ("passes",),
+        ("lowering", "in_place", "missing_tangents", "partitioners"),
+        ("recompute", "double_backward", "assumptions", "eager_compiler"),
+        ("recorder",),
+        ("special_operators", "backward"),
+        ("joint",),
+        ("api",),
+        ("",),
+    ),
     "torchdynamo": (
         ("errors", "marks", "size_marks", "sources"),
         ("schemas", "events"),
@@ -46,7 +74,26 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("explain",),
         ("",),
     ),
+    "torchinductor": (
+        ("errors", "ops", "indexing", "schemas", "program", "cache"),
+        ("ir", "events", "cuda_graphs"),
+        ("lowering", "executor"),
+        ("ownership", "native"),
+        ("scheduling",),
+        ("codegen",),
+        ("emit", "source"),
+        ("compile",),
+        ("",),
+    ),
+    "torchcompile": (
+        ("errors", "events", "journal", "signature", "passes", "dumps"),
+        ("options", "report", "module"),
+        ("backends",),
+        ("api",),
+        ("",),
+    ),
 }
+
 
 # The incumbent's compiler: modules that nothing under packages/ imports or calls.
 FORBIDDEN: tuple[str, ...] = (
