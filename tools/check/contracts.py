@@ -69,6 +69,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("after_break",),
         ("capture_world",),
         ("capture",),
+        ("function",),
         ("convert",),
         ("api",),
         ("explain",),

@@ -12,8 +12,10 @@ from torch import nn
 
 from primtorch.ledger import LEDGER, Event, Ledger
 from torchdynamo._C import CompiledCallable
-from torchdynamo.convert import Function, Nested, forget_ended_code
+from torchdynamo.convert import convert
+from torchdynamo.emit.generated_code import forget_ended_code
 from torchdynamo.events import DISABLED_FUNCTION, frame_of, refusal
+from torchdynamo.function import Function, Nested
 from torchdynamo.graph.torch_functions import is_leaf
 from torchdynamo.marks import Mark, MarkKind, error_on_graph_break, graph_break, is_compiling, mark_of, put_mark
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
@@ -97,8 +99,8 @@ def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | N
         if is_leaf(target):  # one of torch's own: it is recorded where it is called, its body is not the program's
             target = _caller_of(target)
         stats = Stats(ledger, TOTAL)
-        owner = Function(target, backend, options, dump, stats)
-        owner.nested = Nested(backend, options, dump, stats)
+        setting = (convert, backend, options, dump, stats)
+        owner = Function(target, *setting, nested=Nested(*setting))
         compiled = owner.callable()
         _LIVE[stats] = weakref.ref(compiled)
         return compiled

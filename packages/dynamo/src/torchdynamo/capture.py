@@ -1,10 +1,9 @@
-"""One interpretation of a call: from real arguments to a recorded graph, a result or a place to stop."""
+"""One interpretation of a call: from real arguments to a recorded graph, and to how the program ended."""
 
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -12,8 +11,7 @@ import torch
 from primtorch.ambient import preserved
 from primtorch.schemas import UserFrame
 from torchdynamo.after_break.stopped import Stopped, StoppedFrame
-from torchdynamo.calls.calls import OpenBlock
-from torchdynamo.calls.emissions import Emission
+from torchdynamo.calls.calls import Calls
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.emit.codegen import parameter_name
 from torchdynamo.graph.derivatives import CutGraph
@@ -32,74 +30,137 @@ from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
 
 
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """The program returned."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Broke:
+    """An instruction breaks the graph."""
+
+    graph_break: GraphBreak
+    path: tuple[int, ...]  # to the instruction
+    is_error: bool  # breaks are errors where it is
+
+
+@dataclass(frozen=True, slots=True)
+class HasToRaise:
+    """An exception leaves what it closes: it has to be raised for real."""
+
+    ordinal: int  # of its raise
+
+
+@dataclass(frozen=True, slots=True)
+class HasToCut:
+    """The graph has to end behind a number of recorded calls."""
+
+    calls: int
+
+
+@dataclass(frozen=True, slots=True)
+class ReadsWhole:
+    """A list has to be captured with all that is in it."""
+
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class Raised:
+    """An exception left the function: the program's, or a fault of capture."""
+
+    error: BaseException
+    where: Position | None = None  # in the root frame
+    ordinal: int = -1  # of its raise, where it could be raised for real
+
+    @property
+    def place(self) -> tuple[type, int]:
+        """Its type, and its line in the root frame."""
+        return type(self.error), self.where.line if self.where is not None else 0
+
+
+Ending = Finished | Stopped | Broke | HasToRaise | HasToCut | ReadsWhole | Raised
+
+
+@dataclass(frozen=True, slots=True)
+class Directions:
+    """What an interpretation is told by the endings of those before it.
+
+    Attributes:
+        stop_at: path to the instruction before which it stops, of an earlier one that broke there for `reason`.
+        refused_raise: ordinal of a raise that breaks the graph.
+        refused_start: ordinal of a generator at whose start the graph ends.
+        cut_at: number of recorded calls behind which the graph ends.
+    """
+
+    stop_at: tuple[int, ...] = ()
+    reason: GraphBreak | None = None
+    refused_raise: int = -1
+    refused_start: int = -1
+    cut_at: int | None = None
+
+    def to_the_end(self) -> Directions:
+        """The same, without a place to stop."""
+        return replace(self, stop_at=(), reason=None)
+
+
 @dataclass(slots=True)
-class Captured:
-    """What an interpretation came to: `outside` and `value`, `stopped`, `broke`, `error`, `cut_at` or `read_whole`."""
+class Capture:
+    """One interpretation: what it has recorded, and how it ended (None once it is released)."""
 
     outside: Outside
     interpreter: Interpreter
-    value: Any = None
-    stopped: Stopped | None = None
-    broke: tuple[GraphBreak, tuple[int, ...]] | None = None  # why, and the path to the instruction
-    error: BaseException | None = None
-    cut_at: int | None = None  # number of recorded calls behind which the graph has to end
-    read_whole: Source | None = None  # a list that has to be captured with all that is in it
-    breaks_are_errors: bool = False  # where it broke
-    refused_raise: int = -1  # of an exception that has to be raised for real
-    raises: dict[int, int] = field(default_factory=dict)  # ordinal of the raise, by identity of the exception
-    passes: dict[int, int] = field(default_factory=dict)  # of what was raised again and left a frame, in the same way
+    calls: Calls
+    ending: Ending | None = None
     grad_enabled: bool = True
-    close_blocks: Callable[[], list[OpenBlock]] = list
-    emissions: Sequence[Emission] = ()
-    where: Position | None = None  # in the root frame, of the error
+
+    def raise_to_refuse(self, stopped: Stopped) -> int:
+        """The raise of an exception that the program has at hand where it stopped, if the graph cannot hold it, or -1.
+
+        Generated code could make an exception, or hand on that of an earlier part, but not the traceback that it has
+        got on its way: it is raised for real instead.
+        """
+        raises, again, passed = self.interpreter.raises, self.interpreter.reraises, self.interpreter.passed
+        ordinals = [
+            raises.get(id(value), again.get(id(value), -1) if id(value) in passed else -1)
+            for frame in stopped.frames
+            for value in (*frame.handled.values(), *frame.stack, *frame.locals.values())
+            if isinstance(value, BaseException)
+        ]
+        return min((ordinal for ordinal in ordinals if ordinal >= 0), default=-1)
 
     def release(self) -> None:
         """Lets go of the program's objects. What points to this record, or to its error, keeps none of them alive."""
-        if self.error is not None and self.outside.externals.lookup(self.error) is not None:  # it is the program's
-            self.error.__traceback__ = strip_traceback(self.error.__traceback__)
+        ending, self.ending = self.ending, None
+        error = ending.error if isinstance(ending, Raised) else None
+        if error is not None and self.outside.externals.lookup(error) is not None:  # it is the program's
+            error.__traceback__ = strip_traceback(error.__traceback__)
         self.outside.release()
         self.interpreter.release()
-        empty_frames(self.error)
-        for frame in self.stopped.frames if self.stopped is not None else ():
-            for error in frame.handled.values():
-                empty_frames(error)
-        self.value = self.stopped = self.error = None
+        empty_frames(error)
+        for frame in ending.frames if isinstance(ending, Stopped) else ():
+            for handled in frame.handled.values():
+                empty_frames(handled)
 
 
 def interpret(
-    function: types.FunctionType,
-    flat: tuple[Any, ...],
-    policy: DynamicPolicy,
-    stop_at: tuple[int, ...] = (),
-    reason: GraphBreak | None = None,
-    refused_raise: int = -1,
-    refused_start: int = -1,
-    cut_at: int | None = None,
-) -> Captured:
-    """Runs `function` on `flat` in the interpreter.
-
-    Args:
-        stop_at: path to the instruction before which it stops, of an earlier run that broke there for `reason`.
-        refused_raise: ordinal of a raise that breaks the graph.
-        refused_start: ordinal of a generator at whose start the graph ends.
-        cut_at: number of recorded calls behind which the graph ends, of an earlier run that asked for it.
-    """
-    interpreter: Interpreter | None = None
+    function: types.FunctionType, flat: tuple[Any, ...], policy: DynamicPolicy, directions: Directions
+) -> Capture:
+    """Runs `function` on `flat` in the interpreter."""
     stack = UserStack()
-
-    def user_frames() -> tuple[UserFrame, ...]:
-        return stack.now(interpreter.frames) if interpreter is not None else ()
-
-    outside = Outside(function, policy, user_frames)
-    outside.recorder.cut_at = cut_at
+    outside = Outside(function, policy, stack.now)
+    outside.recorder.cut_at = directions.cut_at
     outside.recorder.refused = policy.refused
     refuse_writes(outside, policy.shared)
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)
-    interpreter.refused_raise = refused_raise
-    interpreter.refused_start = refused_start
-    calls = world.calls
-    captured = Captured(outside, interpreter, close_blocks=calls.close_blocks, emissions=calls.emissions.made)
+    calls = world.calls = Calls(outside, world, interpreter)
+    stack.frames = interpreter.frames
+    interpreter.refused_raise = directions.refused_raise
+    interpreter.refused_start = directions.refused_start
+    capture = Capture(outside, interpreter, calls)
     frame: InterpretedFrame | None = None
     with preserved(), interpreter.deep_stack(_DEEPEST):
         try:
@@ -107,35 +168,36 @@ def interpret(
             arguments = [outside.argument(i, parameter_name(i, names[i]), value) for i, value in enumerate(flat)]
             frame = interpreter.root_frame(function, arguments)
             with outside.recorder:
-                captured.value = frame.run(stop_at)
+                capture.ending = Finished(frame.run(directions.stop_at))
                 if interpreter.pending_escape is not None:
                     raise interpreter.pending_escape
         except Stop as stop:
-            assert reason is not None
-            captured.stopped = Stopped(_stopped(stop.frames, interpreter.handled_exception()), reason)
+            assert directions.reason is not None
+            capture.ending = Stopped(_stopped(stop.frames, interpreter.handled_exception()), directions.reason)
         except BreakGraph as error:
-            where = as_user_frames(error.positions)
-            captured.broke = (GraphBreak(error.reason, error.detail, where), error.path)
-            if isinstance(error, GivesUp):
-                captured.refused_raise = error.ordinal
-            errors = outside.overlays.read(region(), "errors")
-            captured.breaks_are_errors = bool(region().errors if errors is MISSING else errors)
+            capture.ending = _broke(error, outside)
         except CutGraph as error:
-            captured.cut_at = error.call
+            capture.ending = HasToCut(error.call)
         except ReadWhole as error:
-            captured.read_whole = error.source
+            capture.ending = ReadsWhole(error.source)
         except NumberNeeded as needed:
-            captured.error = needed.error
+            capture.ending = Raised(needed.error, ordinal=interpreter.raises.get(id(needed.error), -1))
         except Exception as error:
-            captured.error = error
-            captured.where = frame.position if frame is not None else None
+            where = frame.position if frame is not None else None
+            capture.ending = Raised(error, where, interpreter.raises.get(id(error), -1))
         finally:
-            world.calls.emissions.close()
+            calls.emissions.close()
             stack.clear()
-        captured.grad_enabled = torch.is_grad_enabled()
-        captured.raises = interpreter.raises
-        captured.passes = {key: at for key, at in interpreter.reraises.items() if key in interpreter.passed}
-    return captured
+        capture.grad_enabled = torch.is_grad_enabled()
+    return capture
+
+
+def _broke(error: BreakGraph, outside: Outside) -> Broke | HasToRaise:
+    if isinstance(error, GivesUp) and error.ordinal >= 0:
+        return HasToRaise(error.ordinal)
+    errors = outside.overlays.read(region(), "errors")
+    is_error = bool(region().errors if errors is MISSING else errors)
+    return Broke(GraphBreak(error.reason, error.detail, as_user_frames(error.positions)), error.path, is_error)
 
 
 def _stopped(frames: list[InterpretedFrame], handled: BaseException | None) -> list[StoppedFrame]:
@@ -161,10 +223,11 @@ class UserStack:
     """The user's frames, as asked for at each read and each node: what has not moved since is not made anew."""
 
     def __init__(self) -> None:
+        self.frames: list[InterpretedFrame] = []  # those of the interpreter
         self._levels: list[tuple[InterpretedFrame, int, tuple[UserFrame, ...]]] = []  # the stack down to each frame
 
-    def now(self, frames: list[InterpretedFrame]) -> tuple[UserFrame, ...]:
-        levels, same = self._levels, 0
+    def now(self) -> tuple[UserFrame, ...]:
+        frames, levels, same = self.frames, self._levels, 0
         for (known, index, _), frame in zip(levels, frames, strict=False):
             if known is not frame or index != frame.index:
                 break

@@ -38,10 +38,11 @@ from torchdynamo.sources import Attribute
 class CaptureWorld(PlainWorld):
     """Reads of external objects record guards, writes to them are kept aside, calls go through the tables."""
 
+    calls: Calls  # by which the interpreter enters this world
+
     def __init__(self, outside: Outside) -> None:
         super().__init__()
         self.outside = outside
-        self.calls = Calls(outside)
         outside.externals.world = self
         self._known_methods: set[tuple[type, str]] = set()
 
@@ -424,7 +425,7 @@ class CaptureWorld(PlainWorld):
         if isinstance(fn, type) and is_python_class(fn):
             module = "builtins"  # its own __new__ and __init__ are those of a built-in base
         package = module.partition(".")[0]
-        if module == "_thread" and _module_of_frame(self) in torch_calls.REPR_MODULES:
+        if module == "_thread" and self._module_of_frame() in torch_calls.REPR_MODULES:
             module = "builtins"  # the thread's number marks a running `repr`, and is forgotten afterwards
         if any(fn is one for one in torch_calls.PURE_C_FUNCTIONS):
             module = "builtins"
@@ -439,6 +440,10 @@ class CaptureWorld(PlainWorld):
             return super().call_leaf(fn, args, kwargs)
         with self._numbers_shown():
             return super().call_leaf(fn, args, kwargs)
+
+    def _module_of_frame(self) -> Any:
+        """The module in which the code that runs now is written."""
+        return self.interpreter.frames[-1].function.__globals__.get("__name__")
 
     def _may_call_method_of(self, owner: Any) -> bool:
         if self.outside.externals.lookup(owner) is None:
@@ -510,11 +515,6 @@ _SEARCHING_FUNCTIONS: list[Any] = [
 _QUESTIONS_OF_TYPE: list[Any] = [isinstance, issubclass, callable, id]
 # A list: the functions asked for may not be hashable. The class of an OSError depends on the number.
 _NEED_NUMBERS: list[Any] = [str, repr, ascii, format, hash, OSError]
-
-
-def _module_of_frame(world: CaptureWorld) -> Any:
-    """The module in which the code that runs now is written."""
-    return world.interpreter.frames[-1].function.__globals__.get("__name__")
 
 
 def type_has(kind: type, name: str) -> bool:

@@ -20,8 +20,8 @@ from primtorch.ledger import Effect, Event, event_tables, of, total
 from primtorch.schemas import UserFrame
 from torchdynamo._C import CompiledCallable, Entry
 from torchdynamo.api import optimize, owner_of
-from torchdynamo.convert import Compiled
 from torchdynamo.errors import TorchDynamoError
+from torchdynamo.function import Compiled
 from torchdynamo.guards.failure import Failure, first_failure
 from torchdynamo.guards.guard_table import guard_rows, print_guards
 from torchdynamo.interpreter.frame import CODES

@@ -9,7 +9,7 @@ from torchdynamo.interpreter import InterpretedFrame
 from torchdynamo.schemas import GraphBreak
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class StoppedFrame:
     """A frame at the instruction that breaks the graph, or within the call that leads there."""
 
@@ -20,7 +20,7 @@ class StoppedFrame:
     handled: dict[int, BaseException]  # by the place of a `HandlerSlot` on the stack: what is handled there
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class Stopped:
     """The program just before the instruction that breaks the graph: its frames, outermost first."""
 

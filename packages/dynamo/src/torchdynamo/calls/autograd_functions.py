@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from primtorch.spec import TensorSpec
 from torchdynamo.graph.regions import Region
 from torchdynamo.interpreter.iterators import LocalIterator
-from torchdynamo.interpreter.protocol import MISSING
+from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, World
 from torchdynamo.outside.externals import External
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -153,15 +153,16 @@ class _Result(torch.autograd.Function):
 class AutogradFunctions:
     """Captures calls of `Fn.apply` of one capture."""
 
-    def __init__(self, outside: Outside) -> None:
+    def __init__(self, outside: Outside, world: World, interpreter: InterpreterApi) -> None:
         self.outside = outside
+        self.world = world
+        self.interpreter = interpreter
         self.recorder = outside.recorder
         self._backwards = 0  # how many backwards the program is within
 
     def apply(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """`kind.apply(*args, **kwargs)`."""
-        world = self.outside.externals.world
-        world.interpreter.tail_call = False
+        self.interpreter.tail_call = False
         try:
             if kind.setup_context is not _NO_SETUP:
                 self.outside.function_defaults(kind.forward)
@@ -170,7 +171,7 @@ class AutogradFunctions:
                 args, kwargs = bound.args, bound.kwargs
             if kwargs:
                 raise BreakGraph("autograd_function", "apply takes no keyword arguments here")
-            return self._apply(world, kind, args)
+            return self._apply(kind, args)
         except BreakGraph as error:
             name = f"{kind.__qualname__}.apply"
             detail = error.detail if error.reason == "autograd_function" else f"{error.reason}: {error.detail}"
@@ -178,26 +179,26 @@ class AutogradFunctions:
             wrapped.positions = error.positions
             raise wrapped from error
 
-    def _apply(self, world: Any, kind: Any, args: tuple[Any, ...]) -> Any:
+    def _apply(self, kind: Any, args: tuple[Any, ...]) -> Any:
         within = self._backwards == 1  # its derivative is the second one, which the program may ask for
         needs = tuple(
             isinstance(a, torch.Tensor) and (a.requires_grad or (within and a.is_floating_point())) for a in args
         )
         context = FunctionContext(needs)
         if not any(needs) or not (torch.is_grad_enabled() or within):
-            return self._without_gradient(world, kind, context, args)
+            return self._without_gradient(kind, context, args)
         mark = self.recorder.regions.mark()
         with _no_grad():
-            value = _forward(world, kind, context, args)
-        return _Capture(self, world, kind, context, args, mark).result(value)
+            value = _forward(self.world, kind, context, args)
+        return _Capture(self, kind, context, args, mark).result(value)
 
-    def _without_gradient(self, world: Any, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> Any:
+    def _without_gradient(self, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> Any:
         """The forward as a part of the graph around it."""
         enabled = torch.is_grad_enabled()
         if enabled:
             torch._C._set_grad_enabled(False)
         try:
-            value = _forward(world, kind, context, args)
+            value = _forward(self.world, kind, context, args)
             if context.dirty_tensors:
                 return value
             given = {id(a) for a in args if isinstance(a, torch.Tensor)}
@@ -217,7 +218,7 @@ class AutogradFunctions:
             self._backwards -= 1
 
 
-def _forward(world: Any, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> Any:
+def _forward(world: World, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> Any:
     forward = world.getattr(kind, "forward")
     if kind.setup_context is _NO_SETUP:
         return world.call(forward, (context, *args), {})
@@ -245,13 +246,13 @@ class _Capture:
     def __init__(
         self,
         owner: AutogradFunctions,
-        world: Any,
         kind: Any,
         context: FunctionContext,
         args: tuple[Any, ...],
         mark: frozenset[fx.Node],
     ) -> None:
-        self.owner, self.world, self.kind, self.context, self.args, self.mark = owner, world, kind, context, args, mark
+        self.owner, self.kind, self.context, self.args, self.mark = owner, kind, context, args, mark
+        self.world = owner.world
         self.outside = owner.outside
         self.recorder = owner.recorder
         self.direct = [argument for argument in args if isinstance(argument, torch.Tensor)]

@@ -14,9 +14,9 @@ import inspect
 import linecache
 import types
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint
@@ -39,6 +39,7 @@ from torchdynamo.graph import numpy_values, scalars, torch_functions
 from torchdynamo.graph.recorder import BREAKS_BY_NAME, METHODS_OF_FAKES
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.attributes import python_method
+from torchdynamo.interpreter.protocol import InterpreterApi, World
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of, region
 from torchdynamo.outside import imports
 from torchdynamo.outside.externals import is_constant
@@ -75,13 +76,21 @@ class OpenBlock:
     node: Any = None
 
 
+class CallingWorld(World, Protocol):
+    """The world of a capture, as calls see it."""
+
+    def import_by(self, namespace: Mapping[str, Any], name: str, fromlist: Sequence[str] | None, level: int) -> Any: ...
+
+
 class Calls:
     """Rules by identity of the function, then by its kind."""
 
-    def __init__(self, outside: Outside) -> None:
+    def __init__(self, outside: Outside, world: CallingWorld, interpreter: InterpreterApi) -> None:
         self.outside = outside
-        self.autograd_functions = AutogradFunctions(outside)
-        self.emissions = Emissions(outside)
+        self.world = world
+        self.interpreter = interpreter
+        self.autograd_functions = AutogradFunctions(outside, world, interpreter)
+        self.emissions = Emissions(outside, world, interpreter)
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
         self.open_blocks: list[OpenBlock] = []  # the innermost last
         self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
@@ -258,12 +267,12 @@ class Calls:
         if args or kwargs:
             return MISSING
         externals = self.outside.externals
-        namespace = externals.world.interpreter.frames[-1].function.__globals__
+        namespace = self.interpreter.frames[-1].function.__globals__
         return externals.namespace(namespace, externals.pins.source(namespace, "globals"))
 
     def _frame_reader(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """`eval` and `exec`. The functions that a class decorator of Python's library makes so stay with the class."""
-        frame = self.outside.externals.world.interpreter.frames[-1]
+        frame = self.interpreter.frames[-1]
         if frame.function.__globals__.get("__name__") in torch_calls.MAKERS_OF_CLASSES:
             return MISSING
         raise BreakGraph("frame_reader", f"call of {fn.__name__}()")
@@ -288,7 +297,7 @@ class Calls:
         )
         if type(name) is not str or type(level) is not int or not is_constant(tuple(fromlist or ())):
             raise BreakGraph("import", f"__import__({name!r})")
-        return self.outside.externals.world.import_by(namespace or {}, name, fromlist, level)
+        return self.world.import_by(namespace or {}, name, fromlist, level)
 
     def _is_compiling(self, fn: Any, args: Args, kwargs: Kwargs) -> bool:
         return True
@@ -310,7 +319,8 @@ class Calls:
             return fn(*args, **kwargs)
 
     def _checkpoint(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        return call_checkpointed(self.outside, args, kwargs)
+        self.interpreter.tail_call = False
+        return call_checkpointed(self.outside, self.world, args, kwargs)
 
     def _number(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """A builtin or a function of `math`: on symbols it gives a symbol."""
@@ -383,12 +393,11 @@ class Calls:
 
     def _optimizer_step(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """`step` without the graph breaks around it that torch puts there for another compiler."""
-        world = self.outside.externals.world
-        world.interpreter.tail_call = False
+        self.interpreter.tail_call = False
         enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(world.getattr(args[0], "defaults")["differentiable"])
+        torch._C._set_grad_enabled(self.world.getattr(args[0], "defaults")["differentiable"])
         try:
-            return world.call(fn.__wrapped__, args, kwargs)
+            return self.world.call(fn.__wrapped__, args, kwargs)
         finally:
             torch._C._set_grad_enabled(enabled)
 
@@ -428,7 +437,7 @@ class Calls:
         """The names of an object's attributes: those that the program has set itself included."""
         if len(args) != 1 or kwargs:
             return MISSING
-        obj, world = args[0], self.outside.externals.world
+        obj = args[0]
         if isinstance(obj, (type, types.ModuleType)):
             if self.outside.overlays.names(obj):
                 raise BreakGraph("unsupported_read", f"dir() of {obj.__name__}, which the program has changed")
@@ -436,7 +445,7 @@ class Calls:
             return dir(obj) if own else self.outside.ambient(dir, args)
         method = python_method(type(obj), "__dir__")
         if method is not None:
-            return world.call(sorted, (world.call(method, args, {}),), {})
+            return self.world.call(sorted, (self.world.call(method, args, {}),), {})
         own_way: Any = type(obj).__dir__
         if own_way is not object.__dir__ or getattr_static_dict(obj) is None:
             return MISSING
@@ -444,15 +453,14 @@ class Calls:
 
     def _deep_copy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """Whole or not at all: its memo knows objects by identities that hold during capture alone."""
-        interpreter = self.outside.externals.world.interpreter
-        interpreter.tail_call = False
-        return interpreter.call_function(fn, args, kwargs)
+        self.interpreter.tail_call = False
+        return self.interpreter.call_function(fn, args, kwargs)
 
     def _copied_tensor(self, tensor: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
         """A deep copy of a tensor that has its memory to itself, and nothing besides its values."""
-        world, known = self.outside.externals.world, self.outside.externals.lookup(tensor)
+        known = self.outside.externals.lookup(tensor)
         original = tensor if known is None else known.original
-        plain = self.outside.type_of(tensor) is torch.Tensor and world.getattr(tensor, "grad") is None
+        plain = self.outside.type_of(tensor) is torch.Tensor and self.world.getattr(tensor, "grad") is None
         before = any(one is memo and memory is tensor.memory for one, memory in self.copied)
         shared = before or original._base is not None
         if not plain or shared or (tensor.requires_grad and not tensor.is_leaf) or self.outside.stored_names(tensor):
@@ -484,8 +492,7 @@ class Calls:
         if fn is _CALL_IMPL:
             return MISSING
         # Interpreted in place of `_wrapped_call_impl`, which looks whether another compiler has the module.
-        interpreter = self.outside.externals.world.interpreter
-        return interpreter.call_function(_CALL_IMPL, args, kwargs)
+        return self.interpreter.call_function(_CALL_IMPL, args, kwargs)
 
     def _module_object(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
         mark = mark_of(module)

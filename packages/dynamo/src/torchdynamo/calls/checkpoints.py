@@ -14,6 +14,7 @@ import torch
 from torch import fx, nn
 from torch.utils import checkpoint as eager
 
+from torchdynamo.interpreter.protocol import World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
 
@@ -51,10 +52,9 @@ class CheckpointedGraph(nn.Module):
         )
 
 
-def call_checkpointed(outside: Outside, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_checkpointed(outside: Outside, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """`checkpoint(function, *args, **kwargs)`."""
-    world, regions = outside.externals.world, outside.recorder.regions
-    world.interpreter.tail_call = False
+    regions = outside.recorder.regions
     own = {name: kwargs.get(name, default) for name, default in _OWN.items()}
     rest = {name: value for name, value in kwargs.items() if name not in own}
     function, *given = args

@@ -22,7 +22,7 @@ from torchdynamo.calls import torch_calls
 from torchdynamo.calls.autograd_functions import effects_so_far
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.exceptions import FOLDER
-from torchdynamo.interpreter.protocol import MISSING, InterpreterApi
+from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, World
 from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES, is_trusted_module
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -54,8 +54,10 @@ class Place:
 class Emissions:
     """The emissions of one capture, as rules of calls."""
 
-    def __init__(self, outside: Outside) -> None:
+    def __init__(self, outside: Outside, world: World, interpreter: InterpreterApi) -> None:
         self.outside = outside
+        self.world = world
+        self.interpreter = interpreter
         self.made: list[Emission] = []
         self._open: list[tuple[Any, warnings.catch_warnings[Any]]] = []  # the program's contexts, what stands for each
 
@@ -74,11 +76,6 @@ class Emissions:
         """Capture ends: the filters are again what they were."""
         while self._open:
             self._open.pop()[1].__exit__(None, None, None)
-
-    @property
-    def _interpreter(self) -> InterpreterApi:
-        interpreter: InterpreterApi = self.outside.externals.world.interpreter
-        return interpreter
 
     # -- logging ----------------------------------------------------------------------------
 
@@ -119,13 +116,12 @@ class Emissions:
 
     def _text(self, message: Any, args: Args) -> str:
         """The message as it is now, of objects that may change until it is said."""
-        world = self.outside.externals.world
-        text: str = world.convert(message, "str")
+        text = self.world.convert(message, "str")
         if not args:
             return text
         named = len(args) == 1 and isinstance(args[0], Mapping) and args[0]
-        text = world.binary("%", text, named or args)
-        return text
+        said: str = self.world.binary("%", text, named or args)
+        return said
 
     # -- warnings ---------------------------------------------------------------------------
 
@@ -181,8 +177,8 @@ class Emissions:
         """A function with a cache is interpreted. One that says something is called each time: it may keep silent."""
         before, own = len(self.made), not is_trusted_module(getattr(fn.__wrapped__, "__module__", None) or "")
         effects = effects_so_far(self.outside) if own else None
-        self._interpreter.tail_call = False
-        result = self.outside.externals.world.call(fn.__wrapped__, args, kwargs)
+        self.interpreter.tail_call = False
+        result = self.world.call(fn.__wrapped__, args, kwargs)
         if own and effects_so_far(self.outside, effects) != effects:
             raise BreakGraph("c_function", f"{fn.__wrapped__.__qualname__} has a cache, and writes to the outside")
         if len(self.made) > before:
@@ -199,7 +195,7 @@ class Emissions:
 
     def _place(self, level: int, passed: tuple[str, ...]) -> Place | int:
         """The frame that is `level` frames up, without those in the files `passed`; or how far above the program."""
-        for frame in reversed(self._interpreter.frames):
+        for frame in reversed(self.interpreter.frames):
             code = frame.function.__code__
             level -= code.co_filename not in passed
             if level <= 0:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import nn
 
@@ -13,10 +15,11 @@ from torchdynamo.sources import Source, TensorSize
 INTEGER_BOUND = 1 << 62
 
 
+@dataclass(frozen=True, slots=True)
 class DynamicPolicy:
     """Which sizes become symbols, and what the program may not do with its inputs in a graph.
 
-    Args:
+    Attributes:
         everything: all dims of at least 2 of tensors that are not parameters.
         changed: sizes that differed between calls: (tensor's source, dim), or an integer's source.
         never: nothing becomes a symbol but what the user marked.
@@ -26,23 +29,13 @@ class DynamicPolicy:
         shared: inputs that share memory with others; a write to them breaks the graph.
     """
 
-    def __init__(
-        self,
-        everything: bool,
-        changed: frozenset[Source],
-        never: bool = False,
-        versions: int = 0,
-        breaks_at_data: bool = False,
-        refused: frozenset[tuple[UserFrame, ...]] = frozenset(),
-        shared: frozenset[Source] = frozenset(),
-    ) -> None:
-        self.versions = versions
-        self.breaks_at_data = breaks_at_data
-        self.refused = refused
-        self.shared = shared
-        self.everything = everything
-        self.changed = changed
-        self.never = never
+    everything: bool
+    changed: frozenset[Source]
+    never: bool = False
+    versions: int = 0
+    breaks_at_data: bool = False
+    refused: frozenset[tuple[UserFrame, ...]] = frozenset()
+    shared: frozenset[Source] = frozenset()
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         marks = size_marks(tensor)

@@ -1,0 +1,378 @@
+"""Functions under capture: their compiled versions, and what earlier captures have taught of them."""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import os
+import sys
+import sysconfig
+import threading
+import time
+import types
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import fx
+
+from primtorch.ledger import Event
+from primtorch.schemas import UserFrame, calling_frames
+from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
+from torchdynamo.after_break.rerun import raise_at_entry, unflatten
+from torchdynamo.after_break.resume import origin_of
+from torchdynamo.capture import Raised, as_user_frames
+from torchdynamo.errors import InternalError, RecompileLimitExceeded
+from torchdynamo.events import (
+    CAPTURE_FAULT,
+    DISABLED_FUNCTION,
+    LIBRARY_CODE,
+    PROGRAM_RAISED,
+    RECOMPILE_LIMIT,
+    RECOMPILE_REFUSED,
+    RECOMPILED,
+    SUSPENDING_FRAME,
+    UNSPLIT_FRAME,
+    frame_of,
+    of_function,
+)
+from torchdynamo.graph import numpy_values
+from torchdynamo.guards.changes import changed_sources
+from torchdynamo.guards.failure import Failure, first_failure
+from torchdynamo.guards.guard_table import print_guards
+from torchdynamo.interpreter.protocol import Position
+from torchdynamo.marks import Mark, MarkKind, mark_of
+from torchdynamo.outside.dynamic_policy import DynamicPolicy
+from torchdynamo.outside.imports import is_import_machinery
+from torchdynamo.schemas import Backend, CaptureOptions, Dump, GraphBreak, Guard
+from torchdynamo.sources import Scope, Source
+from torchdynamo.stats import Stats
+from torchdynamo.watchers import other_compiler_off, watcher
+
+_log = logging.getLogger("torchdynamo")
+
+_capturing = threading.RLock()  # one thread captures at a time: those that come meanwhile find what it has made
+
+
+# The thread that was capturing is not there in a forked process.
+os.register_at_fork(after_in_child=_capturing._at_fork_reinit)  # type: ignore[attr-defined]
+_CAPTURES_OF_A_CALL = 4  # as often as another thread may get in between before it is taken for a fault of capture
+
+
+@dataclass(slots=True)
+class Compiled:
+    """What an entry was made from (`Entry.info`)."""
+
+    guards: tuple[Guard, ...] = ()
+    graph: fx.GraphModule | None = None
+    source: str = ""
+    graph_break: GraphBreak | None = None
+    pinned: list[Any] = field(default_factory=list)
+
+
+def as_written(run: Callable[..., Any], graph_break: GraphBreak | None = None) -> Entry:
+    """An entry for any call, which runs the program and not a graph of it."""
+    return Entry(None, run, Compiled(graph_break=graph_break))
+
+
+@dataclass(slots=True)
+class Function:
+    """One function under capture, over all its versions."""
+
+    function: types.FunctionType
+    convert: Callable[[Function, tuple[Any, ...]], Entry | None]
+    backend: Backend
+    options: CaptureOptions
+    dump: Dump | None
+    stats: Stats
+    changed: set[Source] = field(default_factory=set)
+    fixed: set[Source] = field(default_factory=set)  # integers that are no symbols, lists that are read as a whole
+    breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
+    refused: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks of calls that it cannot do even so
+    shared: set[Source] = field(default_factory=set)  # inputs that shared memory which the program writes to
+    eager: Event | None = None  # why calls run as they are from now on
+    found: bool = False  # by the frame hook, in a call that runs for real
+    raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
+    nested: Nested | None = None
+    unheld: int = 0  # captures in a row of one call whose guards did not hold: other threads change what it reads
+    made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
+
+    def callable(self) -> CompiledCallable:
+        compiled = CompiledCallable(self.function, self.miss)
+        self.made.append(weakref.ref(compiled))
+        return compiled
+
+    def compiled(self) -> CompiledCallable | None:
+        return self.made[-1]() if self.made else None
+
+    def versions(self) -> list[Entry]:
+        """The entries of this function and of its continuations."""
+        parts = self.nested.parts if self.nested is not None else []
+        callables = [part.compiled() for part in (self, *parts)]
+        return [entry for compiled in callables if compiled is not None for entry in compiled.entries]
+
+    # -- a call that no version fits --------------------------------------------------------
+
+    def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...], *unheld: Guard | None) -> Entry | None:
+        """A version for this call, or None to run the function as it is.
+
+        unheld: what does not hold of the version that was just made for this call, if one was: a guard, or None where
+            an input is missing.
+        """
+        watched_by = watcher(flat)
+        if watched_by is not None:
+            if not self.found:  # else the outermost function has told it
+                name = self.function.__qualname__
+                self.stats.ledger.add(Event(watched_by.kind, name, watched_by.detail, calling_frames(1)))
+            return None
+        self.unheld = self.unheld + 1 if unheld else 0
+        if self.unheld == _CAPTURES_OF_A_CALL and self.eager is None:
+            text = print_guards(guard for guard in unheld if guard is not None)
+            self.fault(InternalError(f"guards just made do not hold for the call they were made for: {text}"))
+            return None
+        if self.eager is not None:
+            self.stats.ledger.add(self.eager)
+            return None
+        with _capturing:
+            return self._version(compiled, flat, again=bool(unheld))
+
+    def _version(self, compiled: CompiledCallable, flat: tuple[Any, ...], again: bool) -> Entry | None:
+        began, in_backend = time.perf_counter(), self.stats.backend_seconds
+        try:
+            why: list[str] = []
+            for entry in compiled.entries:
+                failure = self._failure(entry, flat)
+                if failure is None and entry.tree is not None and not again:
+                    return entry  # another thread has made it, or changed back what it reads
+                why.append(str(failure or "a guard that holds now failed before"))
+            if why and not self._may_recompile(why):
+                return None
+            with other_compiler_off():
+                return self.convert(self, flat)
+        except BaseException as error:
+            if origin_of(self.function) is None:
+                raise
+            return self._for_one_call(error, self._raise_at_entry)
+        finally:
+            in_backend = self.stats.backend_seconds - in_backend
+            self.stats.add(seconds=time.perf_counter() - began - in_backend)
+
+    def _raise_at_entry(self, flat: Sequence[Any], error: BaseException | None) -> Any:
+        """What raises in a continuation that was to be compiled, under the handlers of the place where it begins."""
+        return self.function(*flat) if error is None else raise_at_entry(self.function, flat, error)
+
+    def scope(self, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
+        function = self.function
+        return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
+
+    def _failure(self, entry: Entry, flat: Sequence[Any]) -> Failure | None:
+        """Why a version does not fit a call. Notes what has changed."""
+        info: Compiled = entry.info
+        scope = self.scope(flat, info.pinned)
+        failure = first_failure(info.guards, scope)
+        if failure is not None:
+            self.changed.update(changed_sources(info.guards, scope))
+        return failure
+
+    def _may_recompile(self, why: Sequence[str]) -> bool:
+        """Notes why the versions do not fit, each of them; False when no more may be made."""
+        policy, full = self.options.on_recompile, len(why) >= self.options.recompile_limit
+        if not full and policy in ("continue", "warn"):
+            event = of_function(RECOMPILED, self.function, "\n".join(why))
+            self.stats.ledger.add(event)
+            if policy == "warn":
+                _log.warning("%s", event)
+            return True
+        table = "\n".join(f"  {index}: {reason}" for index, reason in enumerate(why))
+        text = f"it has {len(why)} compiled versions, and none fits this call:\n{table}"
+        event = of_function(RECOMPILE_LIMIT if full else RECOMPILE_REFUSED, self.function, text)
+        if policy == "error":
+            raise RecompileLimitExceeded(str(event))
+        self.stats.ledger.add(event)
+        if full:
+            _log.warning("%s", event)
+            self.eager = event
+        return False
+
+    # -- what a capture is told -------------------------------------------------------------
+
+    def policy(self, symbols: bool) -> DynamicPolicy:
+        """What earlier captures have taught. Without `symbols`, numbers are what they are in this call."""
+        compiled = self.compiled()
+        return DynamicPolicy(
+            everything=self.options.dynamic is True and symbols,
+            changed=frozenset(self.changed - self.fixed),
+            never=not symbols,
+            versions=len(compiled.entries) if compiled is not None else 0,
+            breaks_at_data=self.breaks_at_data,
+            refused=frozenset(self.refused),
+            shared=frozenset(self.shared),
+        )
+
+    def show(self, file: str, text: Callable[..., str], *of: Any) -> None:
+        """Dumps a stage, where that is asked for."""
+        if self.dump is not None:
+            self.dump(file, text(*of))
+
+    def frames(self, place: Position | None = None) -> tuple[UserFrame, ...]:
+        """A place in the function, or that of its definition."""
+        return as_user_frames((place,)) if place is not None else (frame_of(self.function.__code__),)
+
+    # -- calls that run as they were written ------------------------------------------------
+
+    def fault(self, error: BaseException, place: Position | None = None) -> None:
+        """Tells of an error that capture made and the program did not; raises it under `strict` and `fullgraph`."""
+        function = self.function.__qualname__
+        event = Event(CAPTURE_FAULT, function, f"{type(error).__name__}: {error}", self.frames(place))
+        if self.options.strict:
+            raise InternalError(str(event)) from error
+        self.stats.ledger.add(event, error)
+        self.eager = event
+        _log.warning("capture of %s failed, it runs eagerly: %s (%s)", function, event.detail, event.where)
+
+    def no_graph(self, reason: GraphBreak) -> Entry | None:
+        """Capture cannot begin or cannot go on: the function runs as it is, and what it calls is captured."""
+        nested, function = self.nested, self.function
+        self.stats.record_break(function.__qualname__, reason)
+        detail = f"[{reason.reason}] {reason.detail}"
+        self.eager = Event(UNSPLIT_FRAME, function.__qualname__, detail, reason.user_frames)
+        self.stats.ledger.add(self.eager)
+        if nested is None or self.found:  # the hook that found it looks at what it calls
+            return None
+        nested.leave_alone(function)
+
+        def run(inputs: list[Any], *flat: Any) -> Any:
+            args, kwargs = unflatten(function.__code__, flat)
+            with hook_enabled(nested.hook):
+                return function(*args, **kwargs)
+
+        return as_written(run, reason)
+
+    def knows_raise(self, ending: Raised) -> bool:
+        """Whether an eager run has shown that the program raises there; a deep recursion may end elsewhere."""
+        return ending.place in self.raised and not isinstance(ending.error, RecursionError)
+
+    def judged_by_eager(self, ending: Raised) -> Entry | None:
+        """The program raised, or capture is at fault: the eager run of this one call shows which."""
+        if isinstance(ending.error, InternalError):
+            self.fault(ending.error, ending.where)
+            return None
+        function, place, where = self.function, ending.place, ending.where
+
+        def run(flat: Sequence[Any], error: BaseException | None) -> Any:
+            args, kwargs = unflatten(function.__code__, flat)
+            try:
+                result = function(*args, **kwargs)
+            except BaseException as raised:
+                if error is not None and type(raised) is not type(error) and isinstance(raised, Exception):
+                    self.fault(error, where)
+                else:
+                    self.raised.add(place)
+                    what = f"{type(raised).__name__}: {raised}"
+                    self.stats.ledger.add(Event(PROGRAM_RAISED, function.__qualname__, what, self.frames(where)))
+                raise
+            else:
+                if error is not None:
+                    self.fault(error, where)
+                return result
+            finally:
+                del error, flat, args, kwargs  # a traceback of what the program raised holds this frame
+
+        return self._for_one_call(ending.error, run)
+
+    def _for_one_call(self, error: BaseException, run: Callable[[Sequence[Any], Any], Any]) -> Entry:
+        """An entry that one call takes out. Its `run` gets the arguments and, the first time, the error."""
+        held = [error]  # taken out by the run: the error's traceback leads to the arguments
+
+        def once(inputs: list[Any], *flat: Any) -> Any:
+            compiled = self.compiled()
+            if compiled is not None:
+                compiled.entries[:] = [other for other in compiled.entries if other is not entry]
+            try:
+                return run(flat, held.pop() if held else None)
+            finally:
+                del flat
+
+        entry = as_written(once)
+        return entry
+
+
+class Nested:
+    """Captures functions that broken code calls for real: found by the frame hook while such a call runs."""
+
+    def __init__(self, *arguments: Any) -> None:
+        self.arguments = arguments  # of a `Function`, behind the function itself
+        self.parts: list[Function] = []
+        self.resumes: dict[tuple[Any, ...], Any] = {}
+        self._plain: set[types.CodeType] = set()
+        self.hook = Hook(self.found)
+
+    def leave_alone(self, function: types.FunctionType) -> None:
+        self._plain.add(function.__code__)
+
+    def part(self, function: types.FunctionType, found: bool = False) -> CompiledCallable:
+        """A function that is captured on its own: one that is called for real, or a continuation."""
+        part = Function(function, *self.arguments, nested=self, found=found)
+        self.parts.append(part)
+        return part.callable()
+
+    def found(self, function: types.FunctionType) -> CompiledCallable | Literal[False] | None:
+        code = function.__code__
+        if code in self._plain:
+            return None
+        if is_import_machinery(code):
+            return False  # a module's own code makes modules, classes and tables, once: none of it is the program
+        ledger = self.arguments[-1].ledger
+        mark, marked = _users_mark(function)
+        if mark is not None:
+            if mark.kind in (MarkKind.DISABLED, MarkKind.SKIPPED):
+                ledger.add(of_function(DISABLED_FUNCTION, marked, mark.reason or ""))
+            return _as_it_is(function) if mark.kind is MarkKind.DISABLED else None
+        if code.co_filename.startswith(_LEFT_ALONE):
+            if code.co_filename.startswith(_TORCH):
+                ledger.add(Event(LIBRARY_CODE, os.path.relpath(code.co_filename, os.path.dirname(_TORCH))))
+            return None
+        if code.co_flags & _SUSPENDS or code.co_name in _COMPREHENSIONS:
+            ledger.add(of_function(SUSPENDING_FRAME, function))
+            return None
+        return self.part(function, found=True)
+
+
+def _users_mark(function: types.FunctionType) -> tuple[Mark | None, types.FunctionType]:
+    """The mark of a function, and the program's own function where another compiler's decorator has wrapped that. By
+    the same decorator torch keeps that compiler from functions of its own; it says nothing of them here."""
+    mark = mark_of(function)
+    if mark is None or not function.__code__.co_filename.startswith(_TORCH):
+        return mark, function
+    wrapped = function.__dict__.get("__wrapped__")
+    wrapped = getattr(wrapped, "__func__", wrapped)
+    if isinstance(wrapped, types.FunctionType) and not wrapped.__code__.co_filename.startswith(_TORCH):
+        return mark, wrapped
+    return None, function
+
+
+def _as_it_is(function: types.FunctionType) -> CompiledCallable:
+    """Runs the function as compiled code is run: with the hook off, for all that it calls."""
+
+    def run(inputs: list[Any], *flat: Any) -> Any:
+        args, kwargs = unflatten(function.__code__, flat)
+        return function(*args, **kwargs)
+
+    entry = as_written(run)
+    return CompiledCallable(function, lambda compiled, flat: entry)
+
+
+_SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+# Their argument is an iterator, which capture may not advance; what they call is captured.
+_COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+# Files whose functions are not captured on their own: Python's library, torch, NumPy, this package, generated code.
+_LEFT_ALONE = (
+    sysconfig.get_paths()["stdlib"] + os.sep,
+    _TORCH,
+    *numpy_values.FOLDER,
+    os.path.dirname(__file__) + os.sep,
+    "<",
+)

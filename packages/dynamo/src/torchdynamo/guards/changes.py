@@ -1,0 +1,43 @@
+"""What a call has that differs from what a version was made for."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Sequence
+
+import torch
+
+from torchdynamo.guards.shape_program import same_constant
+from torchdynamo.schemas import Guard, GuardKind
+from torchdynamo.sources import Scope, Source, TensorSize, resolve
+
+_KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.IDENTITY, GuardKind.LENGTH})
+
+
+def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
+    """Sizes, numbers, tuples of constants, lengths and functions that differ from what the version was made for."""
+    found: set[Source] = set()
+    for guard in guards:
+        if guard.source is None or guard.kind not in _KINDS_THAT_CHANGE:
+            continue
+        try:
+            value = resolve(guard.source, scope)
+        except (LookupError, AttributeError, TypeError):
+            continue
+        if guard.kind is GuardKind.IDENTITY:
+            both = type(value) is type(guard.payload) is types.FunctionType
+            if both and value.__code__ is guard.payload.__code__:
+                found.add(guard.source)  # made anew by each call
+        elif guard.kind is GuardKind.LENGTH:
+            if type(value) is list and len(value) != guard.payload:
+                found.add(guard.source)
+        elif guard.kind is GuardKind.EQUALS:
+            numbers = type(value) in (int, float) and type(guard.payload) in (int, float)
+            tuples = type(value) is tuple and type(guard.payload) is tuple
+            if (numbers or tuples) and not same_constant(value, guard.payload):
+                found.add(guard.source)
+        elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
+            for dim, (size, expected) in enumerate(zip(value.shape, guard.payload.sizes, strict=True)):
+                if expected is not None and size != expected:
+                    found.add(TensorSize(guard.source, dim))
+    return found
