@@ -188,7 +188,7 @@ class Recorder:
             return known[0]
         if name == "backward":
             self.derive(dict(kwargs or {}).get("inputs"))
-        with_tensor = _has_tensor(args)
+        with_tensor = bool(_tensors_in(args))
         reason = reason_of_name(name, with_tensor)
         if reason is not None:
             raise BreakGraph(reason, f"{name}() of a tensor" if with_tensor else f"torch {name}()")
@@ -254,7 +254,7 @@ class Recorder:
         effect = effect or (overload is not None and has_effect(overload))
         if not effect and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
-        if effect or _has_tensor(result):
+        if effect or _tensors_in(result):
             node = self.write(func, args, kwargs, result)
             if effect or name in _RANDOM:
                 node.meta["effect"] = True
@@ -327,7 +327,7 @@ class Recorder:
         node = self.write(func, args, kwargs, result)
         written = [tensor for tensor, version in operands if _version(tensor) != version]
         self._wrote(written)
-        if written or not _has_tensor(result):  # called for what it does
+        if written or not _tensors_in(result):  # called for what it does
             node.meta["effect"] = True
         return result
 
@@ -341,7 +341,7 @@ class Recorder:
                 self.remember(result, node)
         elif isinstance(result, (tuple, list)):
             for index, element in enumerate(result):
-                if _has_tensor(element):
+                if _tensors_in(element):
                     item = self.graph.call_function(operator.getitem, (node, index))
                     self.annotate(item, element)
                     self._bind(element, item)
@@ -465,31 +465,15 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_tensor, value))
-    if isinstance(value, dict):
-        return any(map(_has_tensor, value.values()))
-    return False
-
-
 def _tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in _tensors_in(item)]
     if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in _tensors_in(item)]
-    return []
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return []
+    return [tensor for item in value for tensor in _tensors_in(item)]
 
 
 def _has_real_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not isinstance(value, FakeTensor)
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_real_tensor, value))
-    if isinstance(value, dict):
-        return any(map(_has_real_tensor, value.values()))
-    return False
+    return any(not isinstance(tensor, FakeTensor) for tensor in _tensors_in(value))
