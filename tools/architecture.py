@@ -59,8 +59,7 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("primtorch/src/primtorch/ambient.py", "AMBIENT", "its reader and its writer"),
     ),
     "an ATen operator": (
-        Place("primtorch/src/primtorch/decompose", "RULES", "its rule into prims, in the file of its family"),
-        Place("primtorch/src/primtorch/fake", "TABLE", "its shapes and strides, where the rule's are not quick enough"),
+        Place("primtorch/src/primtorch/operators", "Family", "its rule, formula and refusals, in its family's file"),
     ),
     "an operator that functionalization or the recorder must take in a way of its own": (
         Place("aotautograd/src/aotautograd/special_operators.py", "def ", "a rule under its overloads"),

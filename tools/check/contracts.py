@@ -30,12 +30,26 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # other files of itself. "" is the package's own `__init__`. `tools/architecture.py` draws them.
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
-        ("schemas", "spec", "supported", "extensions", "once", "ambient", "effects", "placement", "out_arguments"),
+        (
+            "schemas",
+            "spec",
+            "supported",
+            "extensions",
+            "once",
+            "ambient",
+            "effects",
+            "placement",
+            "out_arguments",
+            "families",
+        ),
         ("errors", "ledger", "promotion", "building"),
         ("symbolic",),
         ("layout",),
+        ("prims",),
+        ("builder",),
+        ("operators",),
         ("fake",),
-        ("prims", "tracing"),
+        ("tracing",),
         ("decompose", "functionalize", "memory", "printing", "interpret", "reference", "testing"),
         ("lower", "functional_forms", "coverage", "derived"),
         ("verify", "trace", "__main__"),

@@ -7,7 +7,6 @@ guard tree walks the same records, so that guards and generated code read the sa
 
 from __future__ import annotations
 
-import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -204,9 +203,22 @@ class Computed:
 
 
 Source = Union[
-    Argument, Global, ClosureCell, Pinned, Attribute, InstanceAttribute, CellContents, InstanceDict, Item, DictKeyAt,
-    TypeOf, Referent, TensorSize, TensorStride, TensorOffset,
-]  # fmt: skip
+    Argument,
+    Global,
+    ClosureCell,
+    Pinned,
+    Attribute,
+    InstanceAttribute,
+    CellContents,
+    InstanceDict,
+    Item,
+    DictKeyAt,
+    TypeOf,
+    Referent,
+    TensorSize,
+    TensorStride,
+    TensorOffset,
+]
 
 
 def base_of(source: Source) -> Source | None:
@@ -224,6 +236,12 @@ def is_beneath(source: Source, other: Source) -> bool:
     return False
 
 
+def root_of(source: Source) -> Source:
+    while (base := base_of(source)) is not None:
+        source = base
+    return source
+
+
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What sources are resolved against: one call of the captured function."""
@@ -233,10 +251,6 @@ class Scope:
     closure: tuple[Any, ...]
     pinned: Sequence[Any]
     modules: Mapping[str, Any]
-
-    @staticmethod
-    def of(function: Any, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
-        return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
 
 
 def resolve(source: Source, scope: Scope) -> Any:

@@ -10,11 +10,11 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from primtorch.builder import as_spec
 from primtorch.decompose import Builder, Results, TakenWhole, Value, decompositions
-from primtorch.decompose.builder import as_spec
 from primtorch.decompose.devices import placed
 from primtorch.fake import register_fallback
-from primtorch.fake.build import Formula
+from primtorch.families import Formula
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of
 from primtorch.symbolic.expr import symbol

@@ -11,8 +11,8 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 
+from primtorch.builder import as_spec, same_sizes
 from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value, decompositions
-from primtorch.decompose.builder import as_spec, same_sizes
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect

@@ -5,39 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib import import_module
 from types import MappingProxyType
 from typing import Any, Literal, TypeAlias
 
 import torch
 from torch._ops import OpOverload
 
-from primtorch.decompose.builder import Builder, Results, Value
-from primtorch.decompose.table import Rule, RuleTable
+from primtorch.builder import Builder, Results, Value
+from primtorch.families import Rule
+from primtorch.operators.table import OPERATORS
 from primtorch.prims import PRIMS, Prim
 
 __all__ = ["Builder", "Opset", "Results", "Rule", "TakenWhole", "Value", "decompositions"]
 
 Opset: TypeAlias = Literal["prims", "core_aten"]
-_FAMILIES = (
-    "pointwise",
-    "activations",
-    "losses",
-    "shapes",
-    "padding",
-    "copies",
-    "creation",
-    "reductions",
-    "normalization",
-    "gather",
-    "windows",
-    "sliding",
-    "resampling",
-    "linalg",
-    "sampling",
-    "legacy",
-)
-"""Modules with a table of rules, loaded by the first lowering: `import primtorch` is for fakes and sizes too."""
 
 
 @dataclass(frozen=True)
@@ -52,13 +33,15 @@ class TakenWhole:
 
 @lru_cache(maxsize=1)
 def _all_rules() -> Mapping[OpOverload, Rule]:
-    rules = RuleTable()
-    for family in _FAMILIES:
-        for overload, rule in import_module(f"primtorch.decompose.{family}").RULES.items():
-            rules.add(overload, rule)
+    """Made by the first lowering: finding an overload by its name takes torch tens of microseconds."""
+    rules: dict[OpOverload, Rule] = {}
+    for operator in OPERATORS.values():
+        overload = operator.overload if operator.rule is not None else None
+        if overload is not None and operator.rule is not None:
+            rules[overload] = operator.rule
     for prim in PRIMS.values():
-        if prim.aten is not None and prim.aten not in rules:
-            rules.add(prim.aten, TakenWhole(prim))
+        if prim.aten is not None:
+            rules.setdefault(prim.aten, TakenWhole(prim))
     return MappingProxyType(rules)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from primtorch.decompose.builder import Builder, Value
+from primtorch.builder import Builder, Value
 from primtorch.layout import view_strides
 from primtorch.prims import PRIMS, Prim
 

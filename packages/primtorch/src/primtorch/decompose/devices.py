@@ -14,7 +14,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from primtorch import prims
-from primtorch.decompose.builder import Builder, Value
+from primtorch.builder import Builder, Value
 
 aten = torch.ops.aten
 _CPU = torch.device("cpu")

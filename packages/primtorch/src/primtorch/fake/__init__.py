@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from primtorch.fake.build import Formula
 from primtorch.fake.table import formula_of, op_key, register_fallback, register_formula
 from primtorch.fake.tensor import FakeMode, FakeTensor, propagate, symbolic_strides, wants_sizes
+from primtorch.families import Formula
 
 __all__ = [
     "FakeMode",

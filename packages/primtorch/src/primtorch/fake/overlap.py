@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-from primtorch.fake import formulas_pointwise
 from primtorch.layout import is_dense
+from primtorch.operators.table import ELEMENTWISE
 
 OverlapCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]
 
@@ -24,7 +24,7 @@ _ANY_TARGET = frozenset(
 """Operators whose kernels take a target that overlaps itself; in-place forms like the others unless named apart."""
 _NO_SHARING = frozenset(["cat", "gather", "take", "index_select", "linalg_cross", "masked_select", "kthvalue"])
 """Operators that refuse an operand in the target's own memory, even at the same place."""
-_ITERATED = frozenset(name.partition(".")[0] for name in formulas_pointwise.TABLE) | {"copy"}
+_ITERATED = ELEMENTWISE | {"copy"}
 """Operators that take an operand in the target's place, and refuse one that covers a part of it."""
 
 

@@ -9,7 +9,7 @@ from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
 from primtorch.errors import NoFormula
-from primtorch.fake.build import Formula
+from primtorch.families import Formula
 from primtorch.promotion import TENSORS
 from primtorch.spec import TensorSpec
 

@@ -12,47 +12,15 @@ from torch._ops import OpOverload
 
 from primtorch.effects import is_foreign
 from primtorch.errors import NoFormula
-from primtorch.fake import (
-    formulas_attention,
-    formulas_contraction,
-    formulas_creation,
-    formulas_fourier,
-    formulas_indexing,
-    formulas_linalg,
-    formulas_loss,
-    formulas_nn,
-    formulas_pointwise,
-    formulas_random,
-    formulas_reduction,
-    formulas_shape,
-    formulas_view,
-    formulas_window,
-)
-from primtorch.fake.build import Formula
-from primtorch.fake.checks import checked
 from primtorch.fake.overlap import OverlapCheck, overlap_check
 from primtorch.fake.places import on_one_device
 from primtorch.fake.structured import has_native_meta, meta_formula
 from primtorch.fake.variants import RESTRIDING, derived, is_fresh, out_names
+from primtorch.families import Formula, Operator
+from primtorch.operators.table import OPERATORS
 
-_FAMILIES = (
-    formulas_pointwise,
-    formulas_reduction,
-    formulas_view,
-    formulas_shape,
-    formulas_indexing,
-    formulas_nn,
-    formulas_contraction,
-    formulas_linalg,
-    formulas_attention,
-    formulas_window,
-    formulas_creation,
-    formulas_random,
-    formulas_fourier,
-    formulas_loss,
-)
 NAMED: dict[str, Formula] = {
-    name: checked(name, formula) for family in _FAMILIES for name, formula in family.TABLE.items()
+    name: operator.guarded(operator.formula) for name, operator in OPERATORS.items() if operator.formula is not None
 }
 
 Fallback: TypeAlias = Callable[[OpOverload], Formula | None]
@@ -118,18 +86,20 @@ class RuleTable(dict[OpOverload, Rule]):
         return rule
 
     def _find(self, op: OpOverload) -> tuple[Formula, str]:
-        found = NAMED.get(op_key(op))
+        key = op_key(op)
+        guarded = OPERATORS.get(key, Operator(key, "")).guarded
+        found = NAMED.get(key)
         if found is not None:
             return found, "formula"
         variant = derived(op, NAMED, lambda other: self[other].formula)
         if variant is not None:
-            return checked(op_key(op), variant), "derived"
+            return guarded(variant), "derived"
         formula = next(filter(None, (fallback(op) for fallback in self.fallbacks)), None)
         if has_native_meta(op):
-            return checked(op_key(op), meta_formula(op, formula)), "meta"
+            return guarded(meta_formula(op, formula)), "meta"
         if formula is None:
             raise NoFormula(op.name())
-        return checked(op_key(op), formula), "fallback"
+        return guarded(formula), "fallback"
 
 
 RULES = RuleTable()
@@ -193,7 +163,7 @@ def _effects(op: OpOverload) -> tuple[int | None, tuple[int | str, ...]]:
         info = argument.alias_info
         if info is None:
             continue
-        if info.is_write and op.name() != "aten::detach_":  # which writes no data, and comes with real tensors
+        if info.is_write:
             mutates.append(argument.name if argument.kwarg_only else position)
         elif alias is None:
             alias = position

@@ -13,12 +13,12 @@ from torch.fx.immutable_collections import immutable_list
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from primtorch.errors import DataDependentValue, FakeTensorError, NoFormula, PrimTorchError, format_frames
-from primtorch.fake.build import refuse_fresh
 from primtorch.fake.composites import symbolic_keys
 from primtorch.fake.recipe import NotRepeatable, Recipe, call_key, recipe_of, storage_bytes
 from primtorch.fake.registered import run_registered
 from primtorch.fake.table import RULES, Rule, is_composite
 from primtorch.layout import is_contiguous
+from primtorch.operators.build import refuse_fresh
 from primtorch.schemas import UserFrame, calling_frames, frames_of
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.shape_env import ShapeEnv

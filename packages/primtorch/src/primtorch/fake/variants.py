@@ -9,9 +9,11 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.errors import NoFormula
-from primtorch.fake import formulas_indexing, formulas_pointwise, formulas_view
-from primtorch.fake.build import Formula, contiguous
+from primtorch.families import Formula
 from primtorch.layout import broadcast, contiguous_strides
+from primtorch.operators import view
+from primtorch.operators.build import contiguous
+from primtorch.operators.table import ELEMENTWISE, OPERATORS
 from primtorch.promotion import TENSORS, category
 from primtorch.spec import TensorSpec
 
@@ -56,7 +58,6 @@ _EXACT = frozenset(
     ]
 )
 """Elementwise operators that do not."""
-_ELEMENTWISE = frozenset(name.partition(".")[0] for name in formulas_pointwise.TABLE)
 _OF_TRUTH = frozenset(["all", "any"])
 """Their out= is a bool or a byte."""
 _FREE_DTYPE = frozenset(["arange", "range", "linspace", "logspace", "ones", "zeros", "full", "eye", "empty", "rand",
@@ -101,15 +102,15 @@ def out_names(op: OpOverload) -> tuple[str, ...]:
 def is_fresh(op: OpOverload) -> bool:
     """Whether the formula takes a source of sizes that depend on data."""
     name: str = op.name().removeprefix("aten::")
-    known = formulas_indexing.DATA_DEPENDENT
-    return name in known or (bool(out_names(op)) and name.partition(".")[0] in known)
+    known = OPERATORS.get(name) or (OPERATORS.get(name.partition(".")[0]) if out_names(op) else None)
+    return known is not None and known.fresh
 
 
 def _view_copy(name: str, overload: str) -> Formula | None:
     """`view_copy` and the like: the view's result in fresh row-major memory."""
     if not name.endswith("_copy"):
         return None
-    viewed = formulas_view.TABLE.get(name.removesuffix("_copy") + (f".{overload}" if overload else ""))
+    viewed = view.OP.formulas.get(name.removesuffix("_copy") + (f".{overload}" if overload else ""))
     if viewed is None:
         return None
     found = viewed
@@ -163,7 +164,7 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
     name = op._schema.name.removeprefix("aten::")
     fresh = is_fresh(op)
     names = {name, f"{name}.{op._schema.overload_name}"}
-    exact = bool(names & _EXACT) or not (names & _ELEMENTWISE or names & _CONVERTING)
+    exact = bool(names & _EXACT) or not (names & ELEMENTWISE or names & _CONVERTING)
 
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(out) for out in outs]

@@ -14,7 +14,7 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.layout import dense_like, elementwise_strides
-from primtorch.prims.record import Prim, require, same_shape
+from primtorch.prims.record import Pointwise, Prim, require, same_shape
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -62,7 +62,13 @@ def _with_dtype(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
 
 
 def _unary(
-    name: str, reference: Callable[..., Any], doc: str, *tags: str, kinds: str = "f", aten: OpOverload | None = None
+    name: str,
+    reference: Callable[..., Any],
+    doc: str,
+    *tags: str,
+    kinds: str = "f",
+    aten: OpOverload | None = None,
+    of: Pointwise | None = None,
 ) -> Prim:
     """A prim t -> t. `kinds` says which dtypes it takes: b(ool) i(nteger) f(loat) c(omplex)."""
     accepted = frozenset("bifc".index(k) for k in kinds)
@@ -80,7 +86,16 @@ def _unary(
         reference,
         frozenset({"pointwise", *tags}),
         aten,
+        of,
     )
+
+
+def _function(
+    name: str, reference: Callable[..., Any], doc: str, *tags: str, kinds: str = "fc", aten: OpOverload | None = None
+) -> Prim:
+    """A function of floats; the ATen operator of its name takes integers too, as the default float."""
+    of = Pointwise(name if aten is None else aten._schema.name.removeprefix("aten::"), to_float=True)
+    return _unary(name, reference, doc, *tags, kinds=kinds, aten=aten, of=of)
 
 
 def _predicate(name: str, reference: Callable[..., Any], doc: str) -> Prim:
@@ -102,7 +117,14 @@ def _as_tensors(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
 _INEXACT = frozenset({"div", "atan2", "copysign", "igamma", "igammac", "zeta"})
 
 
-def _binary(name: str, reference: Callable[..., Any], doc: str, *tags: str, aten: OpOverload | None = None) -> Prim:
+def _binary(
+    name: str,
+    reference: Callable[..., Any],
+    doc: str,
+    *tags: str,
+    aten: OpOverload | None = None,
+    of: Pointwise | None = None,
+) -> Prim:
     def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
         result = _operands(name, a, b)
         require(
@@ -125,6 +147,7 @@ def _binary(name: str, reference: Callable[..., Any], doc: str, *tags: str, aten
         run,
         frozenset({"pointwise", *tags}),
         aten,
+        of,
     )
 
 
@@ -144,6 +167,7 @@ def _comparison(name: str, reference: Callable[..., Any], doc: str, *tags: str) 
         meta,
         run,
         frozenset({"pointwise", *tags}),
+        pointwise=Pointwise(f"{name}.Tensor|Scalar", to_bool=True),
     )
 
 
@@ -184,13 +208,19 @@ def _where_meta(cond: TensorSpec, a: TensorSpec | Any, b: TensorSpec | Any) -> T
 
 # --- unary, exact on every dtype they take -------------------------------------------------------
 abs = _real_result("abs", torch.abs, "|t|; the modulus sqrt(re^2 + im^2), real, for a complex t.", "ifc")
-neg = _unary("neg", torch.neg, "-t.", kinds="ifc")
+neg = _unary("neg", torch.neg, "-t.", kinds="ifc", of=Pointwise("neg", exact=True))
 sign = _unary("sign", torch.sign, "-1, 0 or 1 with the sign of t; 0 for NaN as eager has it.", kinds="if")
 floor = _unary("floor", torch.floor, "The largest integer <= t.")
 ceil = _unary("ceil", torch.ceil, "The smallest integer >= t.")
 round = _unary("round", torch.round, "The nearest integer; halves go to the even one.")
 trunc = _unary("trunc", torch.trunc, "t without its fraction, toward zero.")
-bitwise_not = _unary("bitwise_not", torch.bitwise_not, "Every bit inverted; logical not for bool.", kinds="bi")
+bitwise_not = _unary(
+    "bitwise_not",
+    torch.bitwise_not,
+    "Every bit inverted; logical not for bool.",
+    kinds="bi",
+    of=Pointwise("bitwise_not", exact=True),
+)
 conj = _unary(
     "conj", lambda t: t.conj().resolve_conj() if t.is_complex() else t.clone(), "re - i*im; materialised.", kinds="c"
 )
@@ -198,61 +228,70 @@ real = _real_result("real", _dense(torch.real), "The real part, as a dense real 
 imag = _real_result("imag", _dense(torch.imag), "The imaginary part, as a dense real tensor.", "c")
 
 # --- unary, transcendental -----------------------------------------------------------------------
-exp = _unary("exp", torch.exp, "e^t.", kinds="fc")
-exp2 = _unary("exp2", torch.exp2, "2^t.", kinds="fc")
-expm1 = _unary("expm1", torch.expm1, "e^t - 1, accurate near 0.", kinds="fc")
-log = _unary("log", torch.log, "Natural logarithm.", kinds="fc")
-log2 = _unary("log2", torch.log2, "Logarithm to base 2.", kinds="fc")
-log10 = _unary("log10", torch.log10, "Logarithm to base 10.", kinds="fc")
-log1p = _unary("log1p", torch.log1p, "log(1 + t), accurate near 0.", kinds="fc")
-sqrt = _unary("sqrt", torch.sqrt, "Square root; NaN below 0.", kinds="fc")
-rsqrt = _unary("rsqrt", torch.rsqrt, "1 / sqrt(t).", kinds="fc")
-reciprocal = _unary("reciprocal", torch.reciprocal, "1 / t.", kinds="fc")
-sin = _unary("sin", torch.sin, "Sine of radians.", kinds="fc")
-cos = _unary("cos", torch.cos, "Cosine of radians.", kinds="fc")
-tan = _unary("tan", torch.tan, "Tangent of radians.", kinds="fc")
-asin = _unary("asin", torch.asin, "Inverse sine.", kinds="fc")
-acos = _unary("acos", torch.acos, "Inverse cosine.", kinds="fc")
-atan = _unary("atan", torch.atan, "Inverse tangent.", kinds="fc")
-sinh = _unary("sinh", torch.sinh, "(e^t - e^-t) / 2.", kinds="fc")
-cosh = _unary("cosh", torch.cosh, "(e^t + e^-t) / 2.", kinds="fc")
-tanh = _unary("tanh", torch.tanh, "sinh(t) / cosh(t).", kinds="fc")
-asinh = _unary("asinh", torch.asinh, "Inverse of sinh.", kinds="fc")
-acosh = _unary("acosh", torch.acosh, "Inverse of cosh.", kinds="fc")
-atanh = _unary("atanh", torch.atanh, "Inverse of tanh.", kinds="fc")
-sigmoid = _unary("sigmoid", torch.sigmoid, "1 / (1 + e^-t).", kinds="fc")
-erf = _unary("erf", torch.erf, "2/sqrt(pi) * integral of e^(-x^2) from 0 to t.")
-erfc = _unary("erfc", torch.erfc, "1 - erf(t), accurate for large t.")
+exp = _function("exp", torch.exp, "e^t.")
+exp2 = _function("exp2", torch.exp2, "2^t.")
+expm1 = _function("expm1", torch.expm1, "e^t - 1, accurate near 0.")
+log = _function("log", torch.log, "Natural logarithm.")
+log2 = _function("log2", torch.log2, "Logarithm to base 2.")
+log10 = _function("log10", torch.log10, "Logarithm to base 10.")
+log1p = _function("log1p", torch.log1p, "log(1 + t), accurate near 0.")
+sqrt = _function("sqrt", torch.sqrt, "Square root; NaN below 0.")
+rsqrt = _function("rsqrt", torch.rsqrt, "1 / sqrt(t).")
+reciprocal = _function("reciprocal", torch.reciprocal, "1 / t.")
+sin = _function("sin", torch.sin, "Sine of radians.")
+cos = _function("cos", torch.cos, "Cosine of radians.")
+tan = _function("tan", torch.tan, "Tangent of radians.")
+asin = _function("asin", torch.asin, "Inverse sine.")
+acos = _function("acos", torch.acos, "Inverse cosine.")
+atan = _function("atan", torch.atan, "Inverse tangent.")
+sinh = _function("sinh", torch.sinh, "(e^t - e^-t) / 2.")
+cosh = _function("cosh", torch.cosh, "(e^t + e^-t) / 2.")
+tanh = _function("tanh", torch.tanh, "sinh(t) / cosh(t).")
+asinh = _function("asinh", torch.asinh, "Inverse of sinh.")
+acosh = _function("acosh", torch.acosh, "Inverse of cosh.")
+atanh = _function("atanh", torch.atanh, "Inverse of tanh.")
+sigmoid = _function("sigmoid", torch.sigmoid, "1 / (1 + e^-t).")
+erf = _function("erf", torch.erf, "2/sqrt(pi) * integral of e^(-x^2) from 0 to t.", kinds="f")
+erfc = _function("erfc", torch.erfc, "1 - erf(t), accurate for large t.", kinds="f")
 
 # --- unary, special functions: `aten` is set, a backend may run the whole op ----------------------
-erfinv = _unary("erfinv", torch.erfinv, "The inverse of erf.", "special", aten=aten.erfinv.default)
-lgamma = _unary("lgamma", torch.lgamma, "log |Gamma(t)|.", "special", aten=aten.lgamma.default)
-digamma = _unary("digamma", torch.digamma, "The derivative of lgamma.", "special", aten=aten.digamma.default)
-i0 = _unary("i0", torch.i0, "Modified Bessel function of the first kind, order 0.", "special", aten=aten.i0.default)
-i0e = _unary("i0e", torch.special.i0e, "e^-|t| * i0(t).", "special", aten=aten.special_i0e.default)
-i1 = _unary(
+erfinv = _function("erfinv", torch.erfinv, "The inverse of erf.", "special", kinds="f", aten=aten.erfinv.default)
+lgamma = _function("lgamma", torch.lgamma, "log |Gamma(t)|.", "special", kinds="f", aten=aten.lgamma.default)
+digamma = _function(
+    "digamma", torch.digamma, "The derivative of lgamma.", "special", kinds="f", aten=aten.digamma.default
+)
+i0 = _function(
+    "i0", torch.i0, "Modified Bessel function of the first kind, order 0.", "special", kinds="f", aten=aten.i0.default
+)
+i0e = _function("i0e", torch.special.i0e, "e^-|t| * i0(t).", "special", kinds="f", aten=aten.special_i0e.default)
+i1 = _function(
     "i1",
     torch.special.i1,
     "Modified Bessel function of the first kind, order 1.",
     "special",
+    kinds="f",
     aten=aten.special_i1.default,
 )
-i1e = _unary("i1e", torch.special.i1e, "e^-|t| * i1(t).", "special", aten=aten.special_i1e.default)
-ndtri = _unary(
+i1e = _function("i1e", torch.special.i1e, "e^-|t| * i1(t).", "special", kinds="f", aten=aten.special_i1e.default)
+ndtri = _function(
     "ndtri",
     torch.special.ndtri,
     "The inverse of the standard normal distribution function.",
     "special",
+    kinds="f",
     aten=aten.special_ndtri.default,
 )
-log_ndtr = _unary(
+log_ndtr = _function(
     "log_ndtr",
     torch.special.log_ndtr,
     "Logarithm of the standard normal distribution function.",
     "special",
+    kinds="f",
     aten=aten.special_log_ndtr.default,
 )
-erfcx = _unary("erfcx", torch.special.erfcx, "e^(t^2) * erfc(t).", "special", aten=aten.special_erfcx.default)
+erfcx = _function(
+    "erfcx", torch.special.erfcx, "e^(t^2) * erfc(t).", "special", kinds="f", aten=aten.special_erfcx.default
+)
 
 # --- predicates ----------------------------------------------------------------------------------
 isnan = _predicate("isnan", torch.isnan, "Whether t is NaN (in either part).")
@@ -263,7 +302,7 @@ signbit = _predicate("signbit", torch.signbit, "Whether the sign bit is set; tru
 # --- binary --------------------------------------------------------------------------------------
 add = _binary("add", torch.add, "a + b; or for bool.", "commutative")
 sub = _binary("sub", torch.sub, "a - b.")
-mul = _binary("mul", torch.mul, "a * b; and for bool.", "commutative")
+mul = _binary("mul", torch.mul, "a * b; and for bool.", "commutative", of=Pointwise("mul.Tensor|Scalar"))
 div = _binary("div", torch.div, "a / b, true division; float and complex only.")
 floor_div = _binary(
     "floor_div",
@@ -275,30 +314,83 @@ trunc_div = _binary(
     lambda a, b: torch.div(a, b, rounding_mode="trunc"),
     "trunc(a / b): toward zero, for integers and floats.",
 )
-fmod = _binary("fmod", torch.fmod, "a - b*trunc(a / b): the sign of a.")
-remainder = _binary("remainder", torch.remainder, "a - b*floor(a / b): the sign of b.")
+fmod = _binary("fmod", torch.fmod, "a - b*trunc(a / b): the sign of a.", of=Pointwise("fmod.Tensor|Scalar"))
+remainder = _binary(
+    "remainder",
+    torch.remainder,
+    "a - b*floor(a / b): the sign of b.",
+    of=Pointwise("remainder.Tensor|Scalar|Scalar_Tensor"),
+)
 pow = _binary("pow", torch.pow, "a^b.")
-maximum = _binary("maximum", torch.maximum, "The larger; NaN when either is NaN.", "commutative")
-minimum = _binary("minimum", torch.minimum, "The smaller; NaN when either is NaN.", "commutative")
-fmax = _binary("fmax", torch.fmax, "The larger; the other when one is NaN.", "commutative")
-fmin = _binary("fmin", torch.fmin, "The smaller; the other when one is NaN.", "commutative")
-atan2 = _binary("atan2", torch.atan2, "The angle of the point (b, a).")
-copysign = _binary("copysign", torch.copysign, "|a| with the sign bit of b.")
-hypot = _binary("hypot", torch.hypot, "sqrt(a^2 + b^2) without overflow in between.", "commutative")
-nextafter = _binary("nextafter", torch.nextafter, "The representable number after a toward b.")
-gcd = _binary("gcd", torch.gcd, "Greatest common divisor, non-negative; gcd(0, 0) = 0.", "commutative")
-lcm = _binary("lcm", torch.lcm, "Least common multiple, non-negative.", "commutative")
-bitwise_and = _binary("bitwise_and", torch.bitwise_and, "Bits set in both; logical and for bool.", "commutative")
-bitwise_or = _binary("bitwise_or", torch.bitwise_or, "Bits set in either; logical or for bool.", "commutative")
-bitwise_xor = _binary("bitwise_xor", torch.bitwise_xor, "Bits set in one only; logical xor for bool.", "commutative")
-shift_left = _binary("shift_left", torch.bitwise_left_shift, "a * 2^b for integers; 0 when b is the width or more.")
-shift_right = _binary("shift_right", torch.bitwise_right_shift, "floor(a / 2^b), arithmetic for signed a.")
+maximum = _binary(
+    "maximum", torch.maximum, "The larger; NaN when either is NaN.", "commutative", of=Pointwise("maximum", exact=True)
+)
+minimum = _binary(
+    "minimum", torch.minimum, "The smaller; NaN when either is NaN.", "commutative", of=Pointwise("minimum", exact=True)
+)
+fmax = _binary(
+    "fmax", torch.fmax, "The larger; the other when one is NaN.", "commutative", of=Pointwise("fmax", exact=True)
+)
+fmin = _binary(
+    "fmin", torch.fmin, "The smaller; the other when one is NaN.", "commutative", of=Pointwise("fmin", exact=True)
+)
+atan2 = _binary("atan2", torch.atan2, "The angle of the point (b, a).", of=Pointwise("atan2", to_float=True))
+copysign = _binary(
+    "copysign",
+    torch.copysign,
+    "|a| with the sign bit of b.",
+    of=Pointwise("copysign.Tensor|Scalar", to_float=True, exact=True),
+)
+hypot = _binary(
+    "hypot", torch.hypot, "sqrt(a^2 + b^2) without overflow in between.", "commutative", of=Pointwise("hypot")
+)
+nextafter = _binary(
+    "nextafter", torch.nextafter, "The representable number after a toward b.", of=Pointwise("nextafter", exact=True)
+)
+gcd = _binary(
+    "gcd", torch.gcd, "Greatest common divisor, non-negative; gcd(0, 0) = 0.", "commutative", of=Pointwise("gcd")
+)
+lcm = _binary("lcm", torch.lcm, "Least common multiple, non-negative.", "commutative", of=Pointwise("lcm"))
+bitwise_and = _binary(
+    "bitwise_and",
+    torch.bitwise_and,
+    "Bits set in both; logical and for bool.",
+    "commutative",
+    of=Pointwise("bitwise_and.Tensor|Scalar|Scalar_Tensor __and__.Tensor|Scalar"),
+)
+bitwise_or = _binary(
+    "bitwise_or",
+    torch.bitwise_or,
+    "Bits set in either; logical or for bool.",
+    "commutative",
+    of=Pointwise("bitwise_or.Tensor|Scalar|Scalar_Tensor __or__.Tensor|Scalar"),
+)
+bitwise_xor = _binary(
+    "bitwise_xor",
+    torch.bitwise_xor,
+    "Bits set in one only; logical xor for bool.",
+    "commutative",
+    of=Pointwise("bitwise_xor.Tensor|Scalar|Scalar_Tensor __xor__.Tensor|Scalar"),
+)
+shift_left = _binary(
+    "shift_left",
+    torch.bitwise_left_shift,
+    "a * 2^b for integers; 0 when b is the width or more.",
+    of=Pointwise("bitwise_left_shift.Tensor|Tensor_Scalar|Scalar_Tensor __lshift__.Tensor|Scalar"),
+)
+shift_right = _binary(
+    "shift_right",
+    torch.bitwise_right_shift,
+    "floor(a / 2^b), arithmetic for signed a.",
+    of=Pointwise("bitwise_right_shift.Tensor|Tensor_Scalar|Scalar_Tensor __rshift__.Tensor|Scalar"),
+)
 igamma = _binary(
     "igamma",
     torch.special.gammainc,
     "Regularised lower incomplete gamma function P(a, b).",
     "special",
     aten=aten.igamma.default,
+    of=Pointwise("igamma", to_float=True),
 )
 igammac = _binary(
     "igammac",
@@ -306,6 +398,7 @@ igammac = _binary(
     "Regularised upper incomplete gamma function Q(a, b).",
     "special",
     aten=aten.igammac.default,
+    of=Pointwise("igammac", to_float=True),
 )
 zeta = _binary(
     "zeta",
@@ -313,6 +406,7 @@ zeta = _binary(
     "Hurwitz zeta: sum over k >= 0 of (k + b)^-a.",
     "special",
     aten=aten.special_zeta.default,
+    of=Pointwise("special_zeta.|self_scalar|other_scalar", to_float=True),
 )
 
 # --- comparisons ---------------------------------------------------------------------------------

@@ -11,10 +11,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from primtorch.fake.table import formula_of
 from primtorch.layout import contiguous_strides, dense_like
-from primtorch.prims.elementwise import _COMPLEX_TO_REAL, _operands
-from primtorch.prims.record import Prim, spec_like
+from primtorch.prims.elementwise import _COMPLEX_TO_REAL
+from primtorch.prims.record import Pointwise, Prim, meta_of, spec_like
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
 
@@ -29,12 +28,13 @@ def _opaque(
     meta: Callable[..., Any] | None = None,
     *tags: str,
     name: str | None = None,
+    of: Pointwise | None = None,
 ) -> Prim:
     """Without `meta`, shapes and strides are those of the overload's formula."""
-    meta = meta or formula_of(overload)
+    meta = meta or meta_of(overload)
     short = name or overload._schema.name.split("::")[1].lstrip("_")
     arguments = str(overload._schema).split("(", 1)[1]
-    return Prim(short, f"{short}({arguments}", family, doc, meta, overload, frozenset({"opaque", *tags}), overload)
+    return Prim(short, f"{short}({arguments}", family, doc, meta, overload, frozenset({"opaque", *tags}), overload, of)
 
 
 def _dense(t: TensorSpec, shape: Sequence[Any], dtype: torch.dtype | None = None) -> TensorSpec:
@@ -180,18 +180,14 @@ fft_c2c = _opaque(
 
 
 # --- special functions of two variables and orthogonal polynomials --------------------------------
-def _pointwise2(name: str) -> Callable[..., TensorSpec]:
-    return lambda a, b: _operands(name, a, b)
-
-
 def _special(op: str, doc: str) -> Prim:
     overload = getattr(aten, f"special_{op}").default
-    return _opaque(overload, "special", doc, _preserved, "pointwise", name=op)
+    return _opaque(overload, "special", doc, None, "pointwise", name=op, of=Pointwise(f"special_{op}", to_float=True))
 
 
 def _polynomial(op: str, doc: str) -> Prim:
-    overload = getattr(aten, f"special_{op}").default
-    return _opaque(overload, "special", doc, _pointwise2(op), "pointwise", name=op)
+    of = Pointwise(f"special_{op}.|x_scalar|n_scalar", to_float=True)
+    return _opaque(getattr(aten, f"special_{op}").default, "special", doc, None, "pointwise", name=op, of=of)
 
 
 airy_ai = _special("airy_ai", "Airy function Ai.")

@@ -10,6 +10,7 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.errors import PrimError
+from primtorch.families import FORMULAS
 from primtorch.spec import TensorSpec
 
 Size: TypeAlias = "int | torch.SymInt"
@@ -19,6 +20,23 @@ Meta: TypeAlias = Callable[..., Any]
 Reference: TypeAlias = Callable[..., Any]
 
 
+@dataclass(frozen=True, slots=True)
+class Pointwise:
+    """The ATen operators that are a prim behind broadcasting and type promotion.
+
+    Args:
+        overloads: their names, as families of operators read them: "mul.Tensor|Scalar".
+        to_float: integers become the default float.
+        to_bool: the result is bool, and the operands are compared in their promoted dtype.
+        exact: the result needs no rounding, so that reduced precision stays.
+    """
+
+    overloads: str
+    to_float: bool = False
+    to_bool: bool = False
+    exact: bool = False
+
+
 @dataclass(frozen=True, eq=False, repr=False)
 class Prim:
     """One primitive: what it is called, what it means, what its result looks like, how eager computes it.
@@ -26,7 +44,8 @@ class Prim:
     `meta(*args)` takes `TensorSpec` where the schema says Tensor and returns the results' specs;
     `reference(*args)` takes real tensors. Both take the arguments in the order of `schema`.
     When `aten` is set, the arguments and the results are exactly that overload's, so that
-    `prim.aten(*node.args, **node.kwargs)` is a valid call.
+    `prim.aten(*node.args, **node.kwargs)` is a valid call. `pointwise` says which operators are this prim behind
+    broadcasting and promotion: their formulas and rules follow from it.
     """
 
     name: str
@@ -37,9 +56,15 @@ class Prim:
     reference: Reference
     tags: frozenset[str] = field(default_factory=frozenset)
     aten: OpOverload | None = None
+    pointwise: Pointwise | None = None
 
     # FX prints a call by `__module__` and `__name__`, pickle saves it by them: `primtorch.prims.add`.
     __module__ = "primtorch.prims"
+
+    @property
+    def operands(self) -> int:
+        """How many tensors it takes."""
+        return self.schema.partition("->")[0].count("Tensor")
 
     @property
     def __name__(self) -> str:
@@ -54,6 +79,16 @@ class Prim:
 
     def __reduce__(self) -> str:
         return self.name
+
+
+def meta_of(overload: OpOverload) -> Meta:
+    """The meta of an operator taken whole: its formula, found when it is first asked for."""
+    name = overload.name().removeprefix("aten::")
+
+    def meta(*args: Any, **kwargs: Any) -> Any:
+        return FORMULAS[name](*args, **kwargs)
+
+    return meta
 
 
 def require(condition: bool, prim: str, message: Callable[[], str]) -> None:

@@ -8,19 +8,13 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from primtorch.fake import formula_of
 from primtorch.layout import (
-    contiguous_strides,
     suggested_strides,
 )
-from primtorch.prims.record import Prim, require, spec_like
+from primtorch.prims.record import Prim, meta_of, require, spec_like
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
-
-
-def _contiguous(t: TensorSpec, shape: Sequence[Any], dtype: torch.dtype | None = None) -> TensorSpec:
-    return spec_like(t, shape, contiguous_strides(shape), dtype)
 
 
 # --- windows -------------------------------------------------------------------------------------
@@ -141,41 +135,12 @@ avg_pool = Prim(
 
 
 # --- matrix products -----------------------------------------------------------------------------
-def _mm_meta(a: TensorSpec, b: TensorSpec) -> TensorSpec:
-    require(len(a.shape) == 2 and len(b.shape) == 2, "mm", lambda: f"ranks {len(a.shape)} and {len(b.shape)}")
-    require(a.shape[1] == b.shape[0], "mm", lambda: f"{tuple(a.shape)} times {tuple(b.shape)}")
-    require(a.dtype == b.dtype, "mm", lambda: f"dtypes {a.dtype} and {b.dtype}")
-    return _contiguous(a, (a.shape[0], b.shape[1]))
-
-
-def _bmm_meta(a: TensorSpec, b: TensorSpec) -> TensorSpec:
-    require(len(a.shape) == 3 and len(b.shape) == 3, "bmm", lambda: f"ranks {len(a.shape)} and {len(b.shape)}")
-    require(
-        a.shape[2] == b.shape[1] and a.shape[0] == b.shape[0], "bmm", lambda: f"{tuple(a.shape)} times {tuple(b.shape)}"
-    )
-    require(a.dtype == b.dtype, "bmm", lambda: f"dtypes {a.dtype} and {b.dtype}")
-    return _contiguous(a, (a.shape[0], a.shape[1], b.shape[2]))
-
-
-def _addmm_meta(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
-    return _mm_meta(a, b)
-
-
-def _baddbmm_meta(bias: TensorSpec, a: TensorSpec, b: TensorSpec, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
-    return _bmm_meta(a, b)
-
-
-def _convolution_meta(t: TensorSpec, weight: TensorSpec, *args: Any) -> TensorSpec:
-    require(t.dtype == weight.dtype, "convolution", lambda: f"dtypes {t.dtype} and {weight.dtype}")
-    return formula_of(aten.convolution.default)(t, weight, *args)  # type: ignore[no-any-return]
-
-
 mm = Prim(
     "mm",
     "mm(a: Tensor, b: Tensor) -> Tensor",
     "contraction",
     "Matrix product (n, k) x (k, m) -> (n, m); reduced precision accumulates in float32.",
-    _mm_meta,
+    meta_of(aten.mm.default),
     torch.mm,
     frozenset({"contraction"}),
     aten.mm.default,
@@ -185,7 +150,7 @@ bmm = Prim(
     "bmm(a: Tensor, b: Tensor) -> Tensor",
     "contraction",
     "Batch of matrix products (B, n, k) x (B, k, m) -> (B, n, m).",
-    _bmm_meta,
+    meta_of(aten.bmm.default),
     torch.bmm,
     frozenset({"contraction"}),
     aten.bmm.default,
@@ -195,7 +160,7 @@ addmm = Prim(
     "addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor",
     "contraction",
     "beta*bias + alpha*(a @ b); bias broadcasts to (n, m); beta = 0 ignores bias.",
-    _addmm_meta,
+    meta_of(aten.addmm.default),
     torch.addmm,
     frozenset({"contraction"}),
     aten.addmm.default,
@@ -205,7 +170,7 @@ baddbmm = Prim(
     "baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor",
     "contraction",
     "beta*bias + alpha*(a @ b) over a batch; bias broadcasts to (B, n, m).",
-    _baddbmm_meta,
+    meta_of(aten.baddbmm.default),
     torch.baddbmm,
     frozenset({"contraction"}),
     aten.baddbmm.default,
@@ -216,7 +181,7 @@ convolution = Prim(
     "transposed: bool, output_padding: Sizes, groups: int) -> Tensor",
     "contraction",
     "Cross-correlation of (N, C, *spatial) with (O, C/groups, *kernel), or its transpose, plus bias.",
-    _convolution_meta,
+    meta_of(aten.convolution.default),
     aten.convolution.default,
     frozenset({"contraction"}),
     aten.convolution.default,
@@ -228,7 +193,7 @@ convolution_backward = Prim(
     "-> (Tensor | None, Tensor | None, Tensor | None)",
     "contraction",
     "Gradients of convolution for the input, the weight and the bias, each where `output_mask` asks for it.",
-    formula_of(aten.convolution_backward.default),
+    meta_of(aten.convolution_backward.default),
     aten.convolution_backward.default,
     frozenset({"contraction"}),
     aten.convolution_backward.default,
@@ -241,9 +206,7 @@ def _attention(overload: OpOverload, doc: str) -> Prim:
     name = overload._schema.name.split("::")[1].lstrip("_")
     arguments = str(overload._schema).split("(", 1)[1]
     tags = {"contraction"} if name.endswith("backward") else {"contraction", "random"}
-    return Prim(
-        name, f"{name}({arguments}", "attention", doc, formula_of(overload), overload, frozenset(tags), overload
-    )
+    return Prim(name, f"{name}({arguments}", "attention", doc, meta_of(overload), overload, frozenset(tags), overload)
 
 
 scaled_dot_product_flash_attention_for_cpu = _attention(

@@ -1,12 +1,15 @@
-"""Numbers that a dtype cannot hold, which eager refuses where an operator stores them."""
+"""What refusals of all families are made of."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
+WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
+                   torch.uint16, torch.uint32, torch.uint64})  # fmt: skip
 _C_NAMES = {
     torch.float16: "c10::Half",
     torch.bfloat16: "c10::BFloat16",
@@ -18,6 +21,17 @@ _C_NAMES = {
     torch.int32: "int",
     torch.int64: "int64_t",
 }
+
+
+def refuse(wrong: bool, message: str | Callable[[], str], error: type[Exception] = RuntimeError) -> None:
+    """Raises where `wrong` holds; a message that is a function is made only then."""
+    if wrong:
+        raise error(message if isinstance(message, str) else message())
+
+
+def is_empty(size: Any) -> bool:
+    """Whether a size is known to be 0."""
+    return type(size) is int and size == 0
 
 
 def refuse_overflow(value: Any, dtype: torch.dtype) -> None:

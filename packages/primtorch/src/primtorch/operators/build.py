@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Protocol, TypeAlias, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, Protocol
 
 import torch
 
@@ -11,29 +11,6 @@ from primtorch.errors import DataDependentShape
 from primtorch.layout import Sizes, TensorLike, broadcast, contiguous_strides, iterator_strides
 from primtorch.promotion import TENSORS
 from primtorch.spec import Size, TensorSpec
-
-Formula: TypeAlias = Callable[..., Any]
-F = TypeVar("F", bound=Formula)
-
-
-class Table(dict[str, Formula]):
-    """Formulas by operator name without namespace and without ".default": "add.Tensor", "relu"."""
-
-    def op(self, *names: str) -> Callable[[F], F]:
-        """Decorator: the formula of these operators."""
-
-        def register(formula: F) -> F:
-            for name in names:
-                if name in self:
-                    raise ValueError(f"two formulas for {name}")
-                self[name] = formula
-            return formula
-
-        return register
-
-    def each(self, names: str, formula: Formula) -> None:
-        """One formula for operators named in a string separated by spaces."""
-        self.op(*names.split())(formula)
 
 
 class Fresh(Protocol):
@@ -49,6 +26,15 @@ def refuse_fresh(maximum: Size | None, minimum: int = 0) -> Size:
         "it depends on the data (nonzero, unique, masked_select or indexing by a mask)",
         "Give the FakeMode a ShapeEnv, or keep this part out of the compiled region.",
     )
+
+
+def per_dim(values: Any, rank: int, default: Sequence[Any] | None = None) -> tuple[Any, ...]:
+    """One entry for each spatial dim, from eager's number, its list of one, or its empty list (the default)."""
+    if isinstance(values, int | torch.SymInt):
+        return (values,) * rank
+    if not values and default is not None:
+        return tuple(default)
+    return tuple(values) * rank if len(values) == 1 else tuple(values)
 
 
 def contiguous(like: TensorLike, shape: Iterable[Size], dtype: torch.dtype | None = None) -> TensorSpec:

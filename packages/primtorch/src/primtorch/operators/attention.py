@@ -1,7 +1,4 @@
-"""Scaled dot product attention, each of ATen's kernels, forward and backward.
-
-Shapes: query (N, H, L, E), key (N, H_kv, S, E), value (N, H_kv, S, E_v); output (N, H, L, E_v).
-"""
+"""Scaled dot product attention, each of ATen's kernels, forward and backward."""
 
 from __future__ import annotations
 
@@ -10,12 +7,15 @@ from typing import Any
 
 import torch
 
-from primtorch.fake.build import Table, contiguous, strided
+from primtorch.families import Family
 from primtorch.layout import Sizes, dense_like, strides_in_order
+from primtorch.operators.build import contiguous, strided
 from primtorch.promotion import compute_dtype
 from primtorch.spec import Size, TensorSpec
 
-TABLE = Table()
+OP = Family("attention")
+
+
 _HEADS_INSIDE = (3, 1, 2, 0)
 """Memory order of the output of most kernels, innermost first: that of a (N, L, H, E) tensor transposed."""
 
@@ -29,7 +29,7 @@ def _seed(query: Any) -> tuple[TensorSpec, TensorSpec]:
     return number, number
 
 
-@TABLE.op("_scaled_dot_product_flash_attention_for_cpu")
+@OP.formula("_scaled_dot_product_flash_attention_for_cpu")
 def _flash_cpu(
     query: Any,
     key: Any,
@@ -47,7 +47,7 @@ def _flash_cpu(
     return out, strided(query, statistics, strides_in_order(statistics, (1, 2, 0)), compute_dtype(query.dtype))
 
 
-@TABLE.op("_scaled_dot_product_flash_attention_for_cpu_backward")
+@OP.formula("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _flash_cpu_backward(
     grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
 ) -> tuple[TensorSpec, ...]:
@@ -58,7 +58,7 @@ def _round_up(size: Size, multiple: int) -> Size:
     return (size + multiple - 1) // multiple * multiple
 
 
-@TABLE.op("_scaled_dot_product_flash_attention")
+@OP.formula("_scaled_dot_product_flash_attention")
 def _flash(
     query: Any,
     key: Any,
@@ -80,12 +80,12 @@ def _flash(
     return out, logsumexp, None, None, length, keys, state, unused, contiguous(query, mask_shape)
 
 
-@TABLE.op("_scaled_dot_product_flash_attention_backward")
+@OP.formula("_scaled_dot_product_flash_attention_backward")
 def _flash_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
     return tuple(_transposed(t, tuple(t.shape)) for t in (query, key, value))
 
 
-@TABLE.op("_scaled_dot_product_efficient_attention")
+@OP.formula("_scaled_dot_product_efficient_attention")
 def _efficient(
     query: Any,
     key: Any,
@@ -105,7 +105,7 @@ def _efficient(
     return out, logsumexp, seed, seed
 
 
-@TABLE.op("_scaled_dot_product_efficient_attention_backward")
+@OP.formula("_scaled_dot_product_efficient_attention_backward")
 def _efficient_backward(
     grad: Any,
     query: Any,
@@ -135,7 +135,22 @@ def _efficient_backward(
     return (*grads, bias)
 
 
-@TABLE.op("_scaled_dot_product_cudnn_attention")
+class _Key:
+    __slots__ = ("value",)
+
+    def __init__(self, value: Size) -> None:
+        self.value = value
+
+    def __lt__(self, other: _Key) -> bool:
+        return bool(self.value < other.value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Key) and bool(self.value == other.value)
+
+    __hash__ = None  # type: ignore[assignment]  # a symbolic size does not hash
+
+
+@OP.formula("_scaled_dot_product_cudnn_attention")
 def _cudnn(
     query: Any,
     key: Any,
@@ -157,21 +172,6 @@ def _cudnn(
     return out, logsumexp, None, None, length, key.shape[2], *_seed(query), None
 
 
-class _Key:
-    __slots__ = ("value",)
-
-    def __init__(self, value: Size) -> None:
-        self.value = value
-
-    def __lt__(self, other: _Key) -> bool:
-        return bool(self.value < other.value)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Key) and bool(self.value == other.value)
-
-    __hash__ = None  # type: ignore[assignment]  # a symbolic size does not hash
-
-
-@TABLE.op("_scaled_dot_product_cudnn_attention_backward")
+@OP.formula("_scaled_dot_product_cudnn_attention_backward")
 def _cudnn_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
     return tuple(strided(t, t.shape, dense_like(tuple(t.shape), t.stride())) for t in (query, key, value))

@@ -1,4 +1,6 @@
-"""Layer, batch and group normalisation, softmax and negative log-likelihood, each with its gradient."""
+"""Layer, batch, group and weight normalisation, softmax, each with its gradient."""
+
+# ruff: noqa: B023 -- the messages are built at once, in the iteration that fails
 
 from __future__ import annotations
 
@@ -9,21 +11,23 @@ from typing import Any
 import torch
 
 from primtorch import prims
-from primtorch.decompose.activations import _MEAN, _NONE
-from primtorch.decompose.builder import Builder, Value
-from primtorch.decompose.table import RuleTable
-from primtorch.layout import product
-from primtorch.promotion import compute_dtype
+from primtorch.builder import Builder, Value
+from primtorch.families import Family
+from primtorch.layout import contiguous_strides, product, suggested_strides, wrap_dim
+from primtorch.operators.build import contiguous, strided
+from primtorch.operators.reduction import vector_norm
+from primtorch.operators.refusals import refuse
+from primtorch.promotion import compute_dtype, result_type
+from primtorch.spec import Size, TensorSpec
 
-aten = torch.ops.aten
-RULES = RuleTable()
+OP = Family("normalization")
 
 
 def _rsqrt(variance: Value, eps: float) -> Value:
     return (variance + eps).map(prims.rsqrt)
 
 
-def _statistics_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
+def _kept_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
     """Where eager keeps mean and rstd of a normalisation: float32 for reduced precision on a GPU, and on the CPU
     where the parameters are float32; else x's dtype."""
     mixed = any(p is not None and p.dtype is not x.dtype for p in parameters)
@@ -31,8 +35,49 @@ def _statistics_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
 
 
 # --- layer norm ----------------------------------------------------------------------------------
-@RULES(aten.native_layer_norm.default)
-def _layer_norm(
+def like(x: Any, dtype: torch.dtype | None = None) -> TensorSpec:
+    return contiguous(x, x.shape, dtype)
+
+
+def _statistics_dtype(x: Any, weight: Any) -> torch.dtype:
+    """CPU keeps statistics in the input's dtype, except for mixed dtypes; CUDA in the accumulator's."""
+    if x.device.type != "cpu":
+        return compute_dtype(x.dtype)
+    dtype: torch.dtype = x.dtype if weight is None else weight.dtype
+    return dtype
+
+
+@OP.formula("native_layer_norm")
+def _layer_norm(x: Any, normalized_shape: Sequence[Size], weight: Any, bias: Any, eps: float) -> tuple[TensorSpec, ...]:
+    lead = x.dim() - len(normalized_shape)
+    if tuple(x.shape[lead:]) != tuple(normalized_shape):
+        raise RuntimeError(
+            f"Given normalized_shape={list(normalized_shape)}, expected input with shape [*, "
+            f"{', '.join(map(str, normalized_shape))}], "
+            f"but got input of size{list(x.shape)}"
+        )
+    shape = (*x.shape[:lead], *(1 for _ in normalized_shape))
+    statistics = contiguous(x, shape, _statistics_dtype(x, weight))
+    return like(x), statistics, statistics
+
+
+@OP.refuses("native_layer_norm")
+def _refuse_layer_norm(x: Any, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float) -> None:
+    shape = list(normalized_shape)
+    refuse(not shape, "Expected normalized_shape to be at least 1-dimensional")
+    for name, given in (("weight", weight), ("bias", bias)):
+        refuse(
+            given is not None and list(given.shape) != shape,
+            lambda: f"Expected {name} to be of same shape as normalized_shape {shape}",
+        )
+    refuse(
+        x.dim() < len(shape) or list(x.shape[x.dim() - len(shape) :]) != shape,
+        lambda: f"Given normalized_shape={shape}, expected input with shape [*, {shape}], but got {list(x.shape)}",
+    )
+
+
+@OP.rule("native_layer_norm")
+def _lower_layer_norm(
     b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     """(x - mean) * rstd * weight + bias over the last dims (Ba, Kiros, Hinton 2016)."""
@@ -45,12 +90,30 @@ def _layer_norm(
         out = out * weight.to(wide.dtype)
     if bias is not None:
         out = out + bias.to(wide.dtype)
-    kept = _statistics_dtype(x, weight, bias)
+    kept = _kept_dtype(x, weight, bias)
     return out.to(x.dtype), mean.to(kept), rstd.to(kept)
 
 
-@RULES(aten.native_layer_norm_backward.default)
+@OP.formula("native_layer_norm_backward")
 def _layer_norm_backward(
+    grad: Any,
+    x: Any,
+    normalized_shape: Sequence[Size],
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    bias: Any,
+    output_mask: Sequence[bool],
+) -> tuple[TensorSpec | None, ...]:
+    return (
+        like(x) if output_mask[0] else None,
+        like(weight) if output_mask[1] and weight is not None else None,
+        like(bias) if output_mask[2] and bias is not None else None,
+    )
+
+
+@OP.rule("native_layer_norm_backward")
+def _lower_layer_norm_backward(
     b: Builder,
     grad: Value,
     x: Value,
@@ -79,8 +142,18 @@ def _layer_norm_backward(
     return grad_x, grad_weight, grad_bias
 
 
-@RULES("aten::_fused_rms_norm.default")
+@OP.formula("_fused_rms_norm")
 def _rms_norm(
+    x: Any, normalized_shape: Sequence[Size], weight: Any, eps: float | None
+) -> tuple[TensorSpec, TensorSpec]:
+    lead = x.dim() - len(normalized_shape)
+    dtype = x.dtype if weight is None else result_type((x, weight))
+    statistics = contiguous(x, (*x.shape[:lead], *(1 for _ in normalized_shape)), compute_dtype(x.dtype))
+    return contiguous(x, x.shape, dtype), statistics
+
+
+@OP.rule("_fused_rms_norm?")
+def _lower_rms_norm(
     b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None, eps: float | None
 ) -> tuple[Value, Value]:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
@@ -90,11 +163,18 @@ def _rms_norm(
     out = wide * rstd
     if weight is not None:
         out = out * weight.to(wide.dtype)
-    return out.to(x.dtype), rstd.to(_statistics_dtype(x, weight))
+    return out.to(x.dtype), rstd.to(_kept_dtype(x, weight))
 
 
-@RULES("aten::_fused_rms_norm_backward.default")
+@OP.formula("_fused_rms_norm_backward")
 def _rms_norm_backward(
+    grad: Any, x: Any, normalized_shape: Any, rstd: Any, weight: Any, output_mask: Sequence[bool]
+) -> tuple[TensorSpec | None, ...]:
+    return (like(x) if output_mask[0] else None, like(weight) if output_mask[1] and weight is not None else None)
+
+
+@OP.rule("_fused_rms_norm_backward?")
+def _lower_rms_norm_backward(
     b: Builder,
     grad: Value,
     x: Value,
@@ -166,15 +246,31 @@ def _batch_norm_parts(
 def _saved(
     b: Builder, x: Value, mean: Value, rstd: Value, training: bool, *parameters: Value | None
 ) -> tuple[Value, Value]:
-    kept = _statistics_dtype(x, *parameters)
+    kept = _kept_dtype(x, *parameters)
     if training:
         return mean.to(kept), rstd.to(kept)
     empty = b.full((0,), 0, kept, x.device)
     return (empty, empty) if x.device.type == "cpu" else (mean.to(kept), rstd.to(kept))
 
 
-@RULES(aten.native_batch_norm.default)
-def _native_batch_norm(
+def _batch_norm_specs(x: Any, weight: Any, training: bool) -> tuple[TensorSpec, TensorSpec]:
+    shape = tuple(x.shape)
+    out = strided(x, shape, suggested_strides(x, shape))
+    keeps = training or x.device.type != "cpu"
+    dtype = _statistics_dtype(x, weight)
+    return out, contiguous(x, (x.shape[1] if keeps and training else 0,), dtype)
+
+
+@OP.formula("native_batch_norm", "_native_batch_norm_legit")
+def _batch_norm(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    out, statistics = _batch_norm_specs(x, weight, training)
+    return out, statistics, statistics
+
+
+@OP.rule("native_batch_norm")
+def _lower_native_batch_norm(
     b: Builder,
     x: Value,
     weight: Value | None,
@@ -189,15 +285,31 @@ def _native_batch_norm(
     return (out, *_saved(b, x, mean, rstd, training, weight, bias, running_mean, running_var))
 
 
-@RULES(aten._native_batch_norm_legit.no_stats)
+@OP.formula("_native_batch_norm_legit.no_stats")
 def _batch_norm_no_stats(
+    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    out, statistics = _batch_norm_specs(x, weight, training)
+    return out, statistics, statistics
+
+
+@OP.rule("_native_batch_norm_legit.no_stats")
+def _lower_batch_norm_no_stats(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
 ) -> tuple[Value, ...]:
-    return _native_batch_norm(b, x, weight, bias, None, None, training, momentum, eps)  # type: ignore[no-any-return]
+    return _lower_native_batch_norm(b, x, weight, bias, None, None, training, momentum, eps)  # type: ignore[no-any-return]
 
 
-@RULES(aten._native_batch_norm_legit_no_training.default)
+@OP.formula("_native_batch_norm_legit_no_training")
 def _batch_norm_no_training(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    out, statistics = _batch_norm_specs(x, weight, False)
+    return out, statistics, statistics
+
+
+@OP.rule("_native_batch_norm_legit_no_training")
+def _lower_batch_norm_no_training(
     b: Builder,
     x: Value,
     weight: Value | None,
@@ -207,11 +319,19 @@ def _batch_norm_no_training(
     momentum: float,
     eps: float,
 ) -> tuple[Value, ...]:
-    return _native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)  # type: ignore[no-any-return]
+    return _lower_native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)  # type: ignore[no-any-return]
 
 
-@RULES(aten._native_batch_norm_legit_functional.default)
+@OP.formula("_native_batch_norm_legit_functional")
 def _batch_norm_functional(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    out, statistics = _batch_norm_specs(x, weight, training)
+    return out, statistics, statistics, like(running_mean), like(running_var)
+
+
+@OP.rule("_native_batch_norm_legit_functional")
+def _lower_batch_norm_functional(
     b: Builder,
     x: Value,
     weight: Value | None,
@@ -228,8 +348,8 @@ def _batch_norm_functional(
     return (out, *_saved(b, x, mean, rstd, training, weight, bias, running_mean, running_var), new_mean, new_var)
 
 
-@RULES("aten::_batch_norm_with_update_functional.default")
-def _batch_norm_with_update(
+@OP.rule("_batch_norm_with_update_functional?")
+def _lower_batch_norm_with_update(
     b: Builder,
     x: Value,
     weight: Value | None,
@@ -246,8 +366,16 @@ def _batch_norm_with_update(
     return (out, *saved, b.full((0,), 0, torch.uint8, x.device), new_mean, new_var)
 
 
-@RULES("aten::_batch_norm_no_update.default")
-def _batch_norm_no_update(
+@OP.formula("_batch_norm_with_update", "_batch_norm_no_update")
+def _batch_norm_updating(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    out, statistics = _batch_norm_specs(x, weight, True)
+    return out, statistics, statistics, TensorSpec((0,), (1,), torch.uint8, x.device)
+
+
+@OP.rule("_batch_norm_no_update?")
+def _lower_batch_norm_no_update(
     b: Builder,
     x: Value,
     weight: Value | None,
@@ -257,27 +385,27 @@ def _batch_norm_no_update(
     momentum: float,
     eps: float,
 ) -> tuple[Any, ...]:
-    out = _native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)
+    out = _lower_native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)
     return (*out, b.full((0,), 0, torch.uint8, x.device))
 
 
 # --- batch norm over several devices -----------------------------------------------------------------
-@RULES(aten.batch_norm_stats.default)
-def _batch_norm_stats(b: Builder, x: Value, eps: float) -> tuple[Value, Value]:
+@OP.rule("batch_norm_stats")
+def _lower_batch_norm_stats(b: Builder, x: Value, eps: float) -> tuple[Value, Value]:
     var, mean = b.emit(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
     return mean, _rsqrt(var, eps)
 
 
-@RULES(aten.batch_norm_update_stats.default)
-def _batch_norm_update_stats(
+@OP.rule("batch_norm_update_stats")
+def _lower_batch_norm_update_stats(
     b: Builder, x: Value, running_mean: Value | None, running_var: Value | None, momentum: float
 ) -> tuple[Value, Value]:
     var, mean = b.emit(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
     return mean, var
 
 
-@RULES(aten.batch_norm_elemt.default)
-def _batch_norm_elemt(
+@OP.rule("batch_norm_elemt")
+def _lower_batch_norm_elemt(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, mean: Value, invstd: Value, eps: float
 ) -> Value:
     wide = x.compute()
@@ -289,8 +417,8 @@ def _batch_norm_elemt(
     return out.to(x.dtype)
 
 
-@RULES(aten.batch_norm_backward_reduce.default)
-def _batch_norm_backward_reduce(
+@OP.rule("batch_norm_backward_reduce")
+def _lower_batch_norm_backward_reduce(
     b: Builder,
     grad: Value,
     x: Value,
@@ -314,8 +442,8 @@ def _batch_norm_backward_reduce(
     )
 
 
-@RULES(aten.batch_norm_backward_elemt.default)
-def _batch_norm_backward_elemt(
+@OP.rule("batch_norm_backward_elemt")
+def _lower_batch_norm_backward_elemt(
     b: Builder,
     grad: Value,
     x: Value,
@@ -382,8 +510,30 @@ def _batch_norm_grads(
     return grad_x, grad_weight, grad_bias
 
 
-@RULES(aten.native_batch_norm_backward.default)
-def _native_batch_norm_backward(
+@OP.formula("native_batch_norm_backward")
+def _batch_norm_backward(
+    grad: Any,
+    x: Any,
+    weight: Any,
+    running_mean: Any,
+    running_var: Any,
+    save_mean: Any,
+    save_invstd: Any,
+    train: bool,
+    eps: float,
+    output_mask: Sequence[bool],
+) -> tuple[TensorSpec | None, ...]:
+    shape = tuple(x.shape)
+    dtype = weight.dtype if weight is not None else _statistics_dtype(x, None)
+    return (
+        strided(x, shape, suggested_strides(x, shape)) if output_mask[0] else None,
+        contiguous(x, (x.shape[1],), dtype) if output_mask[1] else None,
+        contiguous(x, (x.shape[1],), dtype) if output_mask[2] else None,
+    )
+
+
+@OP.rule("native_batch_norm_backward")
+def _lower_native_batch_norm_backward(
     b: Builder,
     grad: Value,
     x: Value,
@@ -405,23 +555,38 @@ def _native_batch_norm_backward(
     return _batch_norm_grads(b, grad, x, weight, mean, rstd, train, output_mask)
 
 
-@RULES("aten::batch_norm_backward.default")
-def _batch_norm_backward(b: Builder, *arguments: Any) -> tuple[Value | None, ...]:
+@OP.rule("batch_norm_backward?")
+def _lower_batch_norm_backward(b: Builder, *arguments: Any) -> tuple[Value | None, ...]:
     """The arguments of native_batch_norm_backward, and last the kernel's reserve, which only that kernel reads."""
-    gradients: tuple[Value | None, ...] = _native_batch_norm_backward(b, *arguments[:-1])
+    gradients: tuple[Value | None, ...] = _lower_native_batch_norm_backward(b, *arguments[:-1])
     return gradients
 
 
-RULES.add(
-    aten.cudnn_batch_norm_backward.default,
+@OP.formula("cudnn_batch_norm_backward")
+def _cudnn_batch_norm_backward(x: Any, grad: Any, weight: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+    shape = tuple(x.shape)
+    return strided(x, shape, suggested_strides(x, shape)), like(weight), like(weight)
+
+
+OP.rule("cudnn_batch_norm_backward")(
     lambda b, x, grad, weight, running_mean, running_var, save_mean, save_var, eps, reserve: _batch_norm_grads(
         b, grad, x, weight, save_mean, save_var, True, (True,) * 3
-    ),
+    )
 )
 
 
-@RULES("aten::cudnn_batch_norm.default")
+@OP.formula("cudnn_batch_norm")
 def _cudnn_batch_norm(
+    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+) -> tuple[TensorSpec, ...]:
+    shape = tuple(x.shape)
+    statistics = contiguous(weight, (x.shape[1] if training else 0,))
+    reserve = TensorSpec((0,), (1,), torch.uint8, x.device)
+    return strided(x, shape, suggested_strides(x, shape)), statistics, statistics, reserve
+
+
+@OP.rule("cudnn_batch_norm?")
+def _lower_cudnn_batch_norm(
     b: Builder,
     x: Value,
     weight: Value,
@@ -437,8 +602,17 @@ def _cudnn_batch_norm(
 
 
 # --- group norm ----------------------------------------------------------------------------------
-@RULES(aten.native_group_norm.default)
+@OP.formula("native_group_norm")
 def _group_norm(
+    x: Any, weight: Any, bias: Any, N: Size, C: Size, HxW: Size, group: int, eps: float
+) -> tuple[TensorSpec, ...]:
+    statistics = contiguous(x, (N, group), _statistics_dtype(x, weight))
+    strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
+    return strided(x, x.shape, strides), statistics, statistics
+
+
+@OP.rule("native_group_norm")
+def _lower_group_norm(
     b: Builder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, group: int, eps: float
 ) -> tuple[Value, Value, Value]:
     """Normalise each of `group` blocks of channels (Wu and He 2018)."""
@@ -451,12 +625,34 @@ def _group_norm(
         out = out * weight.to(wide.dtype).unsqueeze(0, 2)
     if bias is not None:
         out = out + bias.to(wide.dtype).unsqueeze(0, 2)
-    kept = _statistics_dtype(x, weight, bias)
+    kept = _kept_dtype(x, weight, bias)
     return (out.reshape(x.shape).to(x.dtype), mean.reshape((n, group)).to(kept), rstd.reshape((n, group)).to(kept))
 
 
-@RULES(aten.native_group_norm_backward.default)
+@OP.formula("native_group_norm_backward")
 def _group_norm_backward(
+    grad: Any,
+    x: Any,
+    mean: Any,
+    rstd: Any,
+    weight: Any,
+    N: Size,
+    C: Size,
+    HxW: Size,
+    group: int,
+    output_mask: Sequence[bool],
+) -> tuple[TensorSpec | None, ...]:
+    like = weight if weight is not None else x
+    strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
+    return (
+        strided(x, x.shape, strides) if output_mask[0] else None,
+        contiguous(like, (C,)) if output_mask[1] else None,
+        contiguous(like, (C,)) if output_mask[2] else None,
+    )
+
+
+@OP.rule("native_group_norm_backward")
+def _lower_group_norm_backward(
     b: Builder,
     grad: Value,
     x: Value,
@@ -492,18 +688,19 @@ def _shifted(b: Builder, x: Value, dim: int) -> Value:
     return x - x.reduce(prims.amax, (dim,), True) if x.rank else x - x
 
 
-@RULES("aten::_safe_softmax.default")
-def _safe_softmax(b: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
-    """Softmax whose rows of minus infinity alone give zeros."""
-    wide = x if dtype is None else x.to(dtype)
-    out = _softmax(b, wide, dim, False)
-    if not x.rank or _is_empty(x, x.dim(dim)):
-        return out  # type: ignore[no-any-return]
-    return b.where(wide.eq(-math.inf).reduce(prims.all, (x.dim(dim),), True), 0, out)
+def _is_empty(x: Value, dim: int) -> bool:
+    return x.rank > 0 and isinstance(x.shape[dim], int) and x.shape[dim] == 0
 
 
-@RULES(aten._softmax.default)
-def _softmax(b: Builder, x: Value, dim: int, half_to_float: Any = False) -> Value:
+@OP.formula("_softmax", "_log_softmax")
+def _softmax(x: Any, dim: int, half_to_float: bool) -> TensorSpec:
+    wrap_dim(dim, x.dim())
+    shape = tuple(x.shape)
+    return contiguous(x, shape, torch.float32 if half_to_float else x.dtype)
+
+
+@OP.rule("_softmax")
+def _lower_softmax(b: Builder, x: Value, dim: int, half_to_float: Any = False) -> Value:
     out_dtype = torch.float32 if half_to_float is True else x.dtype
     wide, dim = x.compute(), x.dim(dim)
     if _is_empty(x, dim):
@@ -512,12 +709,23 @@ def _softmax(b: Builder, x: Value, dim: int, half_to_float: Any = False) -> Valu
     return (e / (e.sum((dim,), True) if x.rank else e)).to(out_dtype)
 
 
-def _is_empty(x: Value, dim: int) -> bool:
-    return x.rank > 0 and isinstance(x.shape[dim], int) and x.shape[dim] == 0
+@OP.formula("_safe_softmax")
+def _safe_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
+    return contiguous(x, x.shape, dtype or x.dtype)
 
 
-@RULES(aten._log_softmax.default)
-def _log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
+@OP.rule("_safe_softmax?")
+def _lower_safe_softmax(b: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
+    """Softmax whose rows of minus infinity alone give zeros."""
+    wide = x if dtype is None else x.to(dtype)
+    out = _lower_softmax(b, wide, dim, False)
+    if not x.rank or _is_empty(x, x.dim(dim)):
+        return out  # type: ignore[no-any-return]
+    return b.where(wide.eq(-math.inf).reduce(prims.all, (x.dim(dim),), True), 0, out)
+
+
+@OP.rule("_log_softmax")
+def _lower_log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     out_dtype = torch.float32 if half_to_float else x.dtype
     wide, dim = x.compute(), x.dim(dim)
     if _is_empty(x, dim):
@@ -527,8 +735,13 @@ def _log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     return (shifted - (e.sum((dim,), True) if x.rank else e).map(prims.log)).to(out_dtype)
 
 
-@RULES(aten._softmax_backward_data.default)
-def _softmax_backward(b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
+@OP.formula("_softmax_backward_data", "_log_softmax_backward_data")
+def _softmax_backward(grad: Any, output: Any, dim: int, input_dtype: torch.dtype) -> TensorSpec:
+    return contiguous(grad, grad.shape, input_dtype)
+
+
+@OP.rule("_softmax_backward_data")
+def _lower_softmax_backward(b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
     compute, dim = compute_dtype(grad.dtype), output.dim(dim)
     y = output.to(compute)
     product = grad.to(compute) * y
@@ -536,72 +749,106 @@ def _softmax_backward(b: Builder, grad: Value, output: Value, dim: int, input_dt
     return (product - y * total).to(input_dtype)
 
 
-@RULES(aten._log_softmax_backward_data.default)
-def _log_softmax_backward(b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
+@OP.rule("_log_softmax_backward_data")
+def _lower_log_softmax_backward(b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
     compute, dim = compute_dtype(grad.dtype), output.dim(dim)
     g = grad.to(compute)
     total = g.sum((dim,), True) if output.rank else g
     return (g - output.to(compute).map(prims.exp) * total).to(input_dtype)
 
 
-# --- negative log-likelihood ---------------------------------------------------------------------
-def _class_dim(x: Value) -> int:
-    return 0 if x.rank == 1 else 1
+# --- weight norm ---------------------------------------------------------------------------------
+def _dims_but(x: Value, dim: int) -> tuple[int, ...]:
+    return tuple(d for d in range(x.rank) if d != dim)
 
 
-def _picked(b: Builder, x: Value, target: Value, ignore_index: int) -> tuple[Value, Value, int]:
-    """(target with ignored entries set to class 0, both with the class dimension; valid mask; class dim)."""
-    dim = _class_dim(x)
-    target = target.to(torch.int64).unsqueeze(dim) if target.rank < x.rank else target.to(torch.int64)
-    valid = target.ne(ignore_index)
-    return b.where(valid, target, 0), valid, dim
+@OP.rule("_weight_norm_interface")
+def _lower_weight_norm(b: Builder, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
+    """g * v / ||v||, the norm over all dims but `dim` (Salimans and Kingma 2016)."""
+    wide = v.compute()
+    norms = vector_norm(b, wide, 2.0, _dims_but(v, dim), True)
+    kept = norms if v.dtype is torch.bfloat16 or v.dtype is torch.float16 else norms.to(g.dtype)
+    return (wide * (g.to(wide.dtype) / norms)).to(v.dtype), kept
 
 
-def _class_weights(b: Builder, x: Value, weight: Value, safe: Value) -> Value:
-    return b.emit(prims.index, weight.to(compute_dtype(x.dtype)), (safe,), False)  # type: ignore[no-any-return]
-
-
-@RULES(aten.nll_loss_forward.default, aten.nll_loss2d_forward.default)
-def _nll_loss(
-    b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any
+@OP.rule("_weight_norm_interface_backward")
+def _lower_weight_norm_backward(
+    b: Builder, grad: Value, v: Value, g: Value, norms: Value, dim: int
 ) -> tuple[Value, Value]:
-    wide = x.compute()
-    safe, valid, dim = _picked(b, x, target, ignore_index)
-    loss = -b.emit(prims.gather, wide, dim, safe)
-    scale = valid.to(wide.dtype)
-    if weight is not None:
-        scale = b.where(valid, _class_weights(b, x, weight, safe), 0.0)
-        loss = loss * scale
-    loss = b.where(valid, loss, 0.0)
-    if reduction == _NONE:
-        return loss.squeeze(dim).to(x.dtype), b.full((), 0, x.dtype, x.device)
-    everything = tuple(range(loss.rank))
-    total, weights = loss.sum(everything), scale.sum(everything)
-    return (total / weights if reduction == _MEAN else total).to(x.dtype), weights.to(x.dtype)
+    wide, w, n, scale = v.compute(), grad.compute(), norms.to(compute_dtype(v.dtype)), g.compute()
+    along = (w * wide).sum(_dims_but(v, dim), True)
+    grad_v = scale / n * (w - wide * (along / (n * n)))
+    return grad_v.to(v.dtype), (along / n).to(g.dtype)
 
 
-@RULES(aten.nll_loss_backward.default, aten.nll_loss2d_backward.default)
-def _nll_loss_backward(
-    b: Builder,
-    grad: Value,
-    x: Value,
-    target: Value,
-    weight: Value | None,
-    reduction: int,
-    ignore_index: Any,
-    total_weight: Value,
+@OP.rule("_masked_softmax")
+def _lower_masked_softmax(
+    b: Builder, x: Value, mask: Value, dim: int | None = None, mask_type: int | None = None
 ) -> Value:
-    compute = compute_dtype(x.dtype)
-    safe, valid, dim = _picked(b, x, target, ignore_index)
-    g = grad.to(compute)
-    if reduction == _MEAN:
-        g = g / total_weight.to(compute)
-    elif reduction == _NONE:
-        g = g.unsqueeze(dim)
-    g = -g
-    if weight is not None:
-        g = g * _class_weights(b, x, weight, safe)
-    g = b.where(valid, g.expand(safe.shape), 0.0)
-    # Every row has one class: comparing positions writes each element once and needs no scatter.
-    classes = b.iota(x.shape[dim], x.device).unsqueeze(*(d for d in range(x.rank) if d != dim))
-    return b.where(classes.eq(safe), g, 0.0).to(x.dtype)
+    """Softmax over the elements whose mask is false."""
+    dim = x.rank - 1 if dim is None else x.dim(dim)
+    if mask_type == 0:
+        mask = mask.unsqueeze(0, 1)
+    elif mask_type == 1:
+        mask = mask.unsqueeze(1, 2)
+    wide = b.where(mask.expand(x.shape), -math.inf, x.compute())
+    top = wide.reduce(prims.amax, (dim,), True)
+    e = (wide - b.where(top.eq(-math.inf), 0.0, top)).map(prims.exp)
+    total = e.sum((dim,), True)
+    return b.where(total.eq(0.0), 0.0, e / b.where(total.eq(0.0), 1.0, total)).to(x.dtype)
+
+
+@OP.rule("_masked_softmax_backward")
+def _lower_masked_softmax_backward(
+    b: Builder, grad: Value, output: Value, mask: Value, dim: int | None = None
+) -> Value:
+    dim = output.rank - 1 if dim is None else output.dim(dim)
+    y, g = output.compute(), grad.compute()
+    g = b.where(mask.expand(grad.shape), 0.0, g)
+    product = g * y
+    return (product - y * product.sum((dim,), True)).to(grad.dtype)
+
+
+@OP.rule("batch_norm_gather_stats_with_counts")
+def _lower_gathered_statistics(
+    b: Builder,
+    x: Value,
+    mean: Value,
+    invstd: Value,
+    running_mean: Value | None,
+    running_var: Value | None,
+    momentum: float,
+    eps: float,
+    counts: Value,
+) -> tuple[Value, Value]:
+    """Mean and rstd of the union of batches of (world,) counts with (world, C) statistics (Chan et al. 1979)."""
+    wide = counts.to(mean.dtype).unsqueeze(1)
+    total = wide.sum((0,))
+    var = (invstd * invstd).map(prims.reciprocal) - eps
+    joint = (mean * wide).sum((0,)) / total
+    apart = mean - joint
+    joint_var = ((var + apart * apart) * wide).sum((0,)) / total
+    return joint, (joint_var + eps).map(prims.rsqrt)
+
+
+@OP.rule("batch_norm_gather_stats")
+def _lower_gathered_equal_statistics(
+    b: Builder,
+    x: Value,
+    mean: Value,
+    invstd: Value,
+    running_mean: Value | None,
+    running_var: Value | None,
+    momentum: float,
+    eps: float,
+    count: int,
+) -> tuple[Value, Value]:
+    counts = b.full((mean.shape[0],), count, mean.dtype, mean.device)
+    return _lower_gathered_statistics(b, x, mean, invstd, running_mean, running_var, momentum, eps, counts)  # type: ignore[no-any-return]
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+@OP.formula("softmax.int", "log_softmax.int")
+def _softmax_as(x: Any, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
+    wrap_dim(dim, x.dim())
+    return contiguous(x, x.shape, dtype or x.dtype)

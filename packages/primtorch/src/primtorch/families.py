@@ -1,0 +1,140 @@
+"""What is known of an operator, in one record, and how the file of a family declares it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import wraps
+from typing import Any, TypeAlias, TypeVar
+
+import torch
+from torch._ops import OpOverload
+
+Formula: TypeAlias = Callable[..., Any]
+"""formula(*args, **kwargs): the results' descriptors from the arguments', whose tensors are TensorSpecs or tensors."""
+Refusal: TypeAlias = Callable[..., None]
+"""refusal(*args, **kwargs): raises what eager raises for these arguments."""
+Rule: TypeAlias = Callable[..., Any]
+"""rule(builder, *args, **kwargs): the results as Values of prims."""
+F = TypeVar("F", bound=Callable[..., Any])
+
+FORMULAS: dict[str, Formula] = {}
+"""The formulas of all families that are loaded. What is one operator whole asks here, when it is asked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operator:
+    """One overload. What is None here is found elsewhere: a formula in those of variants, torch's own kernels for
+    tensors without data, or the rule; an operator without a rule stays a call of itself.
+
+    Args:
+        name: without namespace and ".default": "add.Tensor", "relu".
+        elementwise: the formula places the result on its operands' common device, as TensorIterator does.
+        optional: not every supported torch has it.
+    """
+
+    name: str
+    family: str
+    formula: Formula | None = None
+    refusal: Refusal | None = None
+    rule: Rule | None = None
+    elementwise: bool = False
+    optional: bool = False
+
+    @property
+    def overload(self) -> OpOverload | None:
+        """Torch's record of it, with the schema; None where this torch has no such operator."""
+        packet, _, overload = self.name.partition(".")
+        found = getattr(getattr(torch.ops.aten, packet, None), overload or "default", None)
+        return found if isinstance(found, OpOverload) else None
+
+    @property
+    def fresh(self) -> bool:
+        """Whether the formula takes a source of sizes that depend on data, as keyword `fresh`."""
+        return self.formula is not None and "fresh" in (getattr(self.formula, "__kwdefaults__", None) or ())
+
+    @property
+    def core(self) -> bool:
+        """Whether it belongs to core ATen."""
+        return self.overload is not None and torch.Tag.core in self.overload.tags
+
+    def guarded(self, formula: Formula) -> Formula:
+        """A formula of this operator behind its refusal."""
+        refusal = self.refusal
+        if refusal is None:
+            return formula
+
+        @wraps(formula)
+        def both(*args: Any, **kwargs: Any) -> Any:
+            refusal(*args, **kwargs)
+            return formula(*args, **kwargs)
+
+        return both
+
+
+def overloads(*names: str) -> Iterator[str]:
+    """Each overload in strings of names: "add.Tensor|Scalar relu" are add.Tensor, add.Scalar and relu."""
+    for name in " ".join(names).split():
+        packet, _, alternatives = name.partition(".")
+        for overload in alternatives.split("|"):
+            yield f"{packet}.{overload}" if overload else packet
+
+
+class Family:
+    """The operators of one file. Each decorator takes names of overloads as `overloads` reads them; one that ends
+    in "?" need not exist in every torch that is supported.
+
+    A name may be given a formula, a refusal and a rule, each once.
+    """
+
+    def __init__(self, name: str, *, elementwise: bool = False) -> None:
+        self.name = name
+        self.elementwise = elementwise
+        self.formulas: dict[str, Formula] = {}
+        self.refusals: dict[str, Refusal] = {}
+        self.rules: dict[str, Rule] = {}
+        self.optional: set[str] = set()
+
+    def formula(self, *names: str) -> Callable[[F], F]:
+        """Decorator: the shape-and-stride formula of these operators."""
+        declare: Callable[[F], F] = self._declares(self.formulas, "formulas", names)
+
+        def formula(function: F) -> F:
+            FORMULAS.update(dict.fromkeys((n.removesuffix("?") for n in overloads(*names)), function))
+            return declare(function)
+
+        return formula
+
+    def refuses(self, *names: str) -> Callable[[F], F]:
+        """Decorator: what these operators refuse."""
+        return self._declares(self.refusals, "refusals", names)
+
+    def rule(self, *names: str) -> Callable[[F], F]:
+        """Decorator: the rule of these operators into prims."""
+        return self._declares(self.rules, "rules", names)
+
+    def _declares(self, table: dict[str, Any], what: str, names: tuple[str, ...]) -> Callable[[F], F]:
+        def declare(function: F) -> F:
+            for name in overloads(*names):
+                plain = name.removesuffix("?")
+                if plain in table:
+                    raise ValueError(f"two {what} for {plain}")
+                if plain is not name:
+                    self.optional.add(plain)
+                table[plain] = function
+            return function
+
+        return declare
+
+    def operators(self) -> Iterator[Operator]:
+        """The records."""
+        for name in dict.fromkeys((*self.formulas, *self.refusals, *self.rules)):
+            yield Operator(
+                name,
+                self.name,
+                self.formulas.get(name),
+                self.refusals.get(name),
+                self.rules.get(name),
+                self.elementwise and name in self.formulas,
+                name in self.optional,
+            )

@@ -1,0 +1,1 @@
+"""What is known of each operator, one file for each family: formulas, refusals, rules into prims."""

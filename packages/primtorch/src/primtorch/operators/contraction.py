@@ -1,0 +1,523 @@
+"""Matrix products and convolutions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value
+from primtorch.errors import NoFormula
+from primtorch.families import Family
+from primtorch.layout import (
+    Sizes,
+    broadcast,
+    broadcast_shapes,
+    channels_last_strides,
+    contiguous_strides,
+    product,
+    suggests_channels_last,
+    wrap_dim,
+)
+from primtorch.operators.build import contiguous, elementwise, per_dim, strided
+from primtorch.operators.normalization import like
+from primtorch.operators.refusals import refuse
+from primtorch.promotion import compute_dtype
+from primtorch.spec import Size, TensorSpec
+
+OP = Family("contraction")
+
+
+# --- matrix products -----------------------------------------------------------------------------
+def _check_inner(a: Any, b: Any) -> None:
+    if a.dtype is not b.dtype:
+        raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
+    if a.shape[-1] != b.shape[-2]:
+        raise RuntimeError(
+            f"mat1 and mat2 shapes cannot be multiplied ({a.shape[0]}x{a.shape[-1]} and {b.shape[-2]}x{b.shape[-1]})"
+        )
+
+
+@OP.formula("mm")
+def _mm(a: Any, b: Any) -> TensorSpec:
+    if a.dim() != 2 or b.dim() != 2:
+        raise RuntimeError("mm: both arguments must be matrices")
+    _check_inner(a, b)
+    return contiguous(a, (a.shape[0], b.shape[1]))
+
+
+@OP.formula("bmm")
+def _bmm(a: Any, b: Any) -> TensorSpec:
+    if a.dim() != 3 or b.dim() != 3:
+        raise RuntimeError("batch1 must be a 3D tensor")
+    if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
+        raise RuntimeError(
+            f"Expected size for first two dimensions of batch2 tensor to be: [{a.shape[0]}, {a.shape[2]}] but got: "
+            f"[{b.shape[0]}, {b.shape[1]}]."
+        )
+    if a.dtype is not b.dtype:
+        raise RuntimeError(f"expected scalar type {a.dtype} but found {b.dtype}")
+    return contiguous(a, (a.shape[0], a.shape[1], b.shape[2]))
+
+
+def window_size(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -> Size:
+    """Output length of a convolution: floor((size + 2*padding - dilation*(kernel-1) - 1) / stride) + 1."""
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+def _conv_strides(x: Any, weight: Any, shape: Sizes, transposed: bool) -> Sizes:
+    """channels_last when the input or the weight suggests it, as ATen's convolution back ends choose.
+
+    The CPU's own transposed convolution of volumes is by rows.
+    """
+    by_rows = transposed and len(shape) == 5 and x.device.type == "cpu"
+    if not by_rows and any(suggests_channels_last(tuple(t.shape), t.stride()) for t in (x, weight)):
+        return channels_last_strides(shape)
+    return contiguous_strides(shape)
+
+
+@OP.formula("convolution", "convolution_overrideable")
+def _convolution(
+    x: Any, weight: Any, bias: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    transposed: bool, output_padding: Sequence[int], groups: int,
+) -> TensorSpec:  # fmt: skip
+    spatial = x.dim() - 2
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    expected = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1] != expected:
+        raise RuntimeError(
+            f"Given groups={groups}, weight of size {list(weight.shape)}, expected input{list(x.shape)} to "
+            f"have {expected} "
+            f"channels, but got {x.shape[1]} channels instead"
+        )
+    if x.dtype is not weight.dtype:
+        raise RuntimeError(f"Input type ({x.dtype}) and weight type ({weight.dtype}) should be the same")
+    s, p, d = per_dim(stride, spatial), per_dim(padding, spatial), per_dim(dilation, spatial)
+    o = per_dim(output_padding, spatial)
+    shape: list[Size] = [x.shape[0], channels]
+    for i in range(spatial):
+        size, kernel = x.shape[2 + i], weight.shape[2 + i]
+        if transposed:
+            shape.append((size - 1) * s[i] - 2 * p[i] + d[i] * (kernel - 1) + o[i] + 1)
+        else:
+            shape.append(window_size(size, kernel, s[i], p[i], d[i]))
+    out = tuple(shape)
+    if any(size <= 0 for size in out[2:]):
+        raise RuntimeError(f"Calculated output size: {list(out)}. Output size is too small")
+    return strided(x, out, _conv_strides(x, weight, out, transposed))
+
+
+@OP.refuses("convolution", "convolution_overrideable")
+def _refuse_convolution(
+    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+) -> None:
+    refuse(any(d <= 0 for d in dilation), "dilation should be greater than zero")
+    refuse(any(s <= 0 for s in stride), "non-positive stride is not supported")
+    refuse(any(p < 0 for p in padding), "negative padding is not supported")
+    channels = weight.shape[0] if not transposed else weight.shape[1] * rest[-1]
+    refuse(
+        bias is not None and (bias.dim() != 1 or bias.shape[0] != channels),
+        lambda: (
+            f"Given weight of size {list(weight.shape)}, expected bias to be 1-dimensional with {channels} elements"
+        ),
+    )
+
+
+@OP.formula("convolution_backward")
+def _convolution_backward(
+    grad: Any, x: Any, weight: Any, bias_sizes: Sequence[Size] | None, stride: Any, padding: Any, dilation: Any,
+    transposed: bool, output_padding: Any, groups: int, output_mask: Sequence[bool],
+) -> tuple[TensorSpec | None, ...]:  # fmt: skip
+    def laid_out(like: Any) -> TensorSpec:
+        shape = tuple(like.shape)
+        return strided(like, shape, _conv_strides(x, weight, shape, transposed))
+
+    return (
+        laid_out(x) if output_mask[0] else None,
+        laid_out(weight) if output_mask[1] else None,
+        contiguous(grad, (weight.shape[1] * groups if transposed else weight.shape[0],)) if output_mask[2] else None,
+    )
+
+
+def _scales(beta: Any, alpha: Any) -> dict[str, Any]:
+    return {name: v for name, v in (("beta", beta), ("alpha", alpha)) if not (isinstance(v, (int, float)) and v == 1)}
+
+
+def _expand_to(x: Any, shape: Sizes) -> None:
+    if len(x.shape) > len(shape) or broadcast(tuple(x.shape), shape) != shape:
+        raise RuntimeError(f"The expanded size {list(shape)} does not fit the tensor of sizes {list(x.shape)}")
+
+
+@OP.formula("addmm", "_addmm_activation")
+def _addmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> TensorSpec:
+    out = _mm(a, b)
+    _expand_to(c, out.shape)
+    return out
+
+
+@OP.rule("addmm")
+def _lower_addmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    return b.emit(prims.addmm, bias, x, y, **_scales(beta, alpha))  # type: ignore[no-any-return]
+
+
+@OP.formula("baddbmm")
+def _baddbmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+    out = _bmm(a, b)
+    _expand_to(c, out.shape)
+    return out
+
+
+@OP.rule("baddbmm")
+def _lower_baddbmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    return b.emit(prims.baddbmm, bias, x, y, **_scales(beta, alpha))  # type: ignore[no-any-return]
+
+
+def _gelu_tanh(x: Value) -> Value:
+    t = x.compute()
+    inner = (t + t * t * t * 0.044715) * 0.7978845608028654
+    return (t * 0.5 * (inner.map(prims.tanh) + 1.0)).to(x.dtype)
+
+
+@OP.rule("_addmm_activation")
+def _lower_addmm_activation(
+    b: Builder, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+) -> Value:
+    out = _lower_addmm(b, bias, x, y, beta=beta, alpha=alpha)
+    return _gelu_tanh(out) if use_gelu else out.maximum(0)
+
+
+@OP.formula("mv")
+def _mv(a: Any, v: Any) -> TensorSpec:
+    if a.shape[1] != v.shape[0]:
+        raise RuntimeError(
+            f"size mismatch, got input ({a.shape[0]}), mat ({a.shape[0]}x{a.shape[1]}), vec ({v.shape[0]})"
+        )
+    return contiguous(a, (a.shape[0],))
+
+
+@OP.rule("mv")
+def _lower_mv(b: Builder, x: Value, v: Value) -> Value:
+    return b.emit(prims.mm, x, v.unsqueeze(1)).squeeze(1)  # type: ignore[no-any-return]
+
+
+@OP.formula("dot", "vdot")
+def _dot(a: Any, b: Any) -> TensorSpec:
+    if a.dim() != 1 or b.dim() != 1 or a.dtype is not b.dtype or a.shape[0] != b.shape[0]:
+        raise RuntimeError(
+            f"dot: expected two 1D tensors of one size and dtype, got {list(a.shape)} and {list(b.shape)}"
+        )
+    return contiguous(a, ())
+
+
+@OP.rule("dot")
+def _lower_dot(b: Builder, x: Value, y: Value) -> Value:
+    return (x.compute() * y.compute()).sum((0,)).to(x.dtype)
+
+
+@OP.rule("vdot")
+def _lower_vdot(b: Builder, x: Value, y: Value) -> Value:
+    return _lower_dot(b, x.map(prims.conj) if x.dtype.is_complex else x, y)  # type: ignore[no-any-return]
+
+
+def _scaled(b: Builder, x: Value, factor: Any) -> Value:
+    return x if isinstance(factor, (int, float)) and factor == 1 else b.binary(prims.mul, x, factor)
+
+
+@OP.formula("addmv")
+def _addmv(c: Any, a: Any, v: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+    return _mv(a, v)
+
+
+@OP.rule("addmv")
+def _lower_addmv(b: Builder, bias: Value, x: Value, v: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    product = _scaled(b, _lower_mv(b, x, v).compute(), alpha)
+    if isinstance(beta, (int, float)) and beta == 0:
+        return product.to(x.dtype)
+    return (_scaled(b, bias.compute(), beta) + product).to(x.dtype)
+
+
+@OP.formula("addr")
+def _addr(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+    column = TensorSpec((a.shape[0], 1), (*a.stride(), 1), a.dtype, a.device)
+    dtype = torch.promote_types(c.dtype, torch.promote_types(a.dtype, b.dtype))
+    return elementwise((c, column, b), dtype)
+
+
+@OP.rule("addr")
+def _lower_addr(b: Builder, x: Value, u: Value, v: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    dtype = torch.promote_types(x.dtype, torch.promote_types(u.dtype, v.dtype))
+    compute = compute_dtype(dtype)
+    outer = _scaled(b, u.to(compute).unsqueeze(1) * v.to(compute).unsqueeze(0), alpha)
+    if isinstance(beta, (int, float)) and beta == 0:
+        return outer.to(dtype)
+    return (_scaled(b, x.to(compute), beta) + outer).to(dtype)
+
+
+@OP.formula("addbmm")
+def _addbmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+    return contiguous(a, (a.shape[1], b.shape[2]))
+
+
+@OP.rule("addbmm")
+def _lower_addbmm(b: Builder, x: Value, u: Value, v: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+    product = _scaled(b, b.emit(prims.bmm, u, v).compute().sum((0,)), alpha)
+    if isinstance(beta, (int, float)) and beta == 0:
+        return product.to(u.dtype)
+    return (_scaled(b, x.compute(), beta) + product).to(u.dtype)
+
+
+def batched_matmul(b: Builder, x: Value, y: Value) -> Value:
+    """Batches of matrices of one dtype; batch dims broadcast."""
+    batch = broadcast_shapes(x.shape[:-2], y.shape[:-2])
+    n = product(batch)
+    left = x.expand((*batch, *x.shape[-2:])).reshape((n, *x.shape[-2:]))
+    right = y.expand((*batch, *y.shape[-2:])).reshape((n, *y.shape[-2:]))
+    return b.emit(prims.bmm, left, right).reshape((*batch, x.shape[-2], y.shape[-1]))  # type: ignore[no-any-return]
+
+
+def adjoint(x: Value) -> Value:
+    turned = x.transpose(x.rank - 2, x.rank - 1)
+    return turned.map(prims.conj) if x.dtype.is_complex else turned
+
+
+@OP.rule("_trilinear")
+def _lower_trilinear(
+    b: Builder,
+    x: Value,
+    y: Value,
+    z: Value,
+    expand1: Sequence[int],
+    expand2: Sequence[int],
+    expand3: Sequence[int],
+    sumdim: Sequence[int],
+    unroll_dim: int = 1,
+) -> Value:
+    """x * y * z, each with dims of size 1 inserted, summed over `sumdim`."""
+    operands = []
+    for v, dims in ((x, expand1), (y, expand2), (z, expand3)):
+        rank = v.rank + len(dims)
+        operands.append(v.compute().unsqueeze(*(wrap_dim(d, rank) for d in dims)))
+    product = operands[0] * operands[1] * operands[2]
+    return product.sum(tuple(sorted(product.dim(d) for d in sumdim))).to(x.dtype)
+
+
+@OP.rule("linear_backward")
+def _lower_linear_backward(
+    b: Builder, x: Value, grad: Value, weight: Value, output_mask: Sequence[bool]
+) -> tuple[Value | None, ...]:
+    rows = product(x.shape[:-1])
+    g, flat = grad.reshape((rows, grad.shape[-1])), x.reshape((rows, x.shape[-1]))
+    return (
+        b.emit(prims.mm, g, weight).reshape(x.shape) if output_mask[0] else None,
+        b.emit(prims.mm, g.transpose(0, 1), flat) if output_mask[1] else None,
+        g.compute().sum((0,)).to(g.dtype) if output_mask[2] else None,
+    )
+
+
+def _summed_to(x: Value, shape: Sequence[Any]) -> Value:
+    lead = x.rank - len(shape)
+    x = x.sum(tuple(range(lead)))
+    dims = tuple(d for d, (have, want) in enumerate(zip(x.shape, shape, strict=True)) if want == 1 and have != 1)
+    return x.sum(dims, True)
+
+
+@OP.rule("matmul_backward")
+def _lower_matmul_backward(
+    b: Builder, grad: Value, x: Value, y: Value, mask: Sequence[bool]
+) -> tuple[Value | None, ...]:
+    if x.rank < 2 or y.rank < 2:
+        raise NotImplementedError("matmul_backward of vectors: differentiate matmul instead")
+    gx = _summed_to(batched_matmul(b, grad, adjoint(y)), x.shape) if mask[0] else None
+    gy = _summed_to(batched_matmul(b, adjoint(x), grad), y.shape) if mask[1] else None
+    return gx, gy
+
+
+# --- products with another result dtype ------------------------------------------------------------
+@OP.rule("mm.dtype?")
+def _lower_mm_dtype(b: Builder, x: Value, y: Value, out_dtype: torch.dtype) -> Value:
+    return b.emit(prims.mm, x.to(out_dtype), y.to(out_dtype))  # type: ignore[no-any-return]
+
+
+@OP.rule("bmm.dtype?")
+def _lower_bmm_dtype(b: Builder, x: Value, y: Value, out_dtype: torch.dtype) -> Value:
+    return b.emit(prims.bmm, x.to(out_dtype), y.to(out_dtype))  # type: ignore[no-any-return]
+
+
+@OP.rule("addmm.dtype?")
+def _lower_addmm_dtype(
+    b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    return b.emit(prims.addmm, *(v.to(out_dtype) for v in (bias, x, y)), beta=beta, alpha=alpha)  # type: ignore[no-any-return]
+
+
+@OP.rule("baddbmm.dtype?")
+def _lower_baddbmm_dtype(
+    b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+) -> Value:
+    return b.emit(prims.baddbmm, *(v.to(out_dtype) for v in (bias, x, y)), beta=beta, alpha=alpha)  # type: ignore[no-any-return]
+
+
+def _plain_convolution(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    *,
+    groups: Any = 1,
+    extra: Any = None,
+) -> Value:
+    rank = weight.rank - 2
+    each = [
+        tuple(v) if isinstance(v, (tuple, list)) else (v,) * rank
+        for v in (stride, padding, dilation, 0 if extra is None else extra)
+    ]
+    single = x.rank == rank + 1
+    out = b.emit(
+        prims.convolution, x.unsqueeze(0) if single else x, weight, bias, *each[:3], extra is not None, each[3], groups
+    )
+    return out.squeeze(0) if single else out  # type: ignore[no-any-return]
+
+
+@OP.rule("_conv_depthwise2d", "conv_depthwise3d")
+def _lower_conv_depthwise(
+    b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None, stride: Any, padding: Any, dilation: Any
+) -> Value:
+    return _plain_convolution(b, x, weight, bias, stride, padding, dilation, groups=x.shape[1])
+
+
+@OP.rule("_slow_conv2d_forward", "slow_conv3d_forward")
+def _lower_slow_conv(
+    b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None, stride: Any, padding: Any
+) -> Value:
+    return _plain_convolution(b, x, weight, bias, stride, padding, (1,) * (weight.rank - 2))
+
+
+@OP.rule("slow_conv_dilated2d", "slow_conv_dilated3d")
+def _lower_slow_conv_dilated(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    kernel_size: Any,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+) -> Value:
+    return _plain_convolution(b, x, weight, bias, stride, padding, dilation)
+
+
+@OP.rule("slow_conv_transpose2d", "slow_conv_transpose3d")
+def _lower_slow_conv_transpose(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    kernel_size: Any,
+    bias: Value | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    dilation: Any = 1,
+) -> Value:
+    return _plain_convolution(b, x, weight, bias, stride, padding, dilation, extra=output_padding)
+
+
+@OP.rule("_convolution")
+def _lower_convolution(
+    b: Builder,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    stride: Any,
+    padding: Any,
+    dilation: Any,
+    transposed: bool,
+    output_padding: Any,
+    groups: int,
+    *flags: bool,
+) -> Value:
+    return _plain_convolution(
+        b, x, weight, bias, stride, padding, dilation, groups=groups, extra=output_padding if transposed else None
+    )
+
+
+# --- older names and helpers -----------------------------------------------------------------------
+@OP.rule("conv_tbc")
+def _lower_conv_tbc(b: Builder, x: Value, weight: Value, bias: Value, pad: int = 0) -> Value:
+    """Convolution over (time, batch, channels) with a (width, in, out) weight."""
+    out = b.emit(
+        prims.convolution, x.permute((1, 2, 0)), weight.permute((2, 1, 0)), bias, (1,), (pad,), (1,), False, (0,), 1
+    )
+    return out.permute((2, 0, 1))  # type: ignore[no-any-return]
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+@OP.formula("_int_mm")
+def _int_mm(a: Any, b: Any) -> TensorSpec:
+    return contiguous(_mm(a, b), (a.shape[0], b.shape[1]), torch.int32)
+
+
+@OP.formula("_scaled_mm")
+def _scaled_mm(
+    a: Any,
+    b: Any,
+    scale_a: Any,
+    scale_b: Any,
+    bias: Any = None,
+    scale_result: Any = None,
+    out_dtype: torch.dtype | None = None,
+    use_fast_accum: bool = False,
+) -> TensorSpec:
+    if a.dim() != 2 or b.dim() != 2 or a.shape[1] != b.shape[0]:
+        raise RuntimeError(f"mat1 and mat2 shapes cannot be multiplied ({list(a.shape)} and {list(b.shape)})")
+    return contiguous(a, (a.shape[0], b.shape[1]), out_dtype)
+
+
+@OP.formula("_weight_int8pack_mm")
+def _weight_int8pack_mm(a: Any, weight: Any, scales: Any) -> TensorSpec:
+    return contiguous(a, (a.shape[0], weight.shape[0]))
+
+
+@OP.formula(
+    "fake_quantize_per_tensor_affine_cachemask",
+    "fake_quantize_per_channel_affine_cachemask",
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+)
+def _fake_quantize(x: Any, *parameters: Any, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+    return elementwise([x], x.dtype), elementwise([x], torch.bool)
+
+
+@OP.formula("addbmm_")
+def _addbmm_in_place(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+    if tuple(c.shape) != (a.shape[1], b.shape[2]):
+        raise NoFormula("aten::addbmm_", reason="it gives the tensor that it writes to another shape")
+    return c
+
+
+@OP.formula("mkldnn_rnn_layer")
+def _mkldnn_rnn_layer(
+    x: Any,
+    weight0: Any,
+    weight1: Any,
+    weight2: Any,
+    weight3: Any,
+    hx: Any,
+    cx: Any,
+    reverse: bool,
+    batch_sizes: Sequence[int],
+    mode: int,
+    hidden_size: Size,
+    num_layers: int,
+    has_biases: bool,
+    bidirectional: bool,
+    batch_first: bool,
+    train: bool,
+) -> tuple[TensorSpec | None, ...]:
+    """One direction of one layer, where no gradient is needed: then there is no workspace."""
+    if train or torch.is_grad_enabled():
+        raise NoFormula("aten::mkldnn_rnn_layer", reason="oneDNN alone knows the size of a workspace for gradients")
+    return contiguous(x, (*x.shape[:-1], hidden_size)), like(hx), like(cx), None

@@ -1,0 +1,657 @@
+"""Elementwise operators: broadcasting, type promotion, TensorIterator's strides."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value
+from primtorch.families import Family, Formula, Rule
+from primtorch.layout import broadcast, broadcast_shapes, iterator_strides
+from primtorch.operators.build import contiguous, elementwise
+from primtorch.operators.refusals import WHOLE, refuse, refuse_overflow
+from primtorch.prims import Prim
+from primtorch.prims.record import Pointwise
+from primtorch.promotion import (
+    COMPUTE_DTYPE,
+    TENSORS,
+    complex_of,
+    compute_dtype,
+    float_of,
+    number_as,
+    promote_number,
+    real_of,
+    result_type,
+)
+from primtorch.spec import TensorSpec
+
+OP = Family("elementwise", elementwise=True)
+DtypeRule = Callable[[torch.dtype], torch.dtype]
+
+
+def same(dtype: torch.dtype) -> torch.dtype:
+    return dtype
+
+
+def _bool(dtype: torch.dtype) -> torch.dtype:
+    return torch.bool
+
+
+def unary_formula(rule: DtypeRule) -> Formula:
+    def formula(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+        shape = tuple(x.shape)
+        return TensorSpec(shape, iterator_strides(shape, ((shape, x.stride()),)), rule(x.dtype), x.device)
+
+    return formula
+
+
+def binary_formula(rule: DtypeRule) -> Formula:
+    def formula(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+        if isinstance(a, TENSORS):
+            if isinstance(b, TENSORS):
+                dtype = a.dtype
+                if b.dtype is not dtype:
+                    dtype = result_type((a, b))
+                shape, strides, device = tuple(a.shape), a.stride(), a.device
+                if device == b.device:
+                    other, layout = tuple(b.shape), (shape, strides)
+                    shape = broadcast(shape, other)
+                    return TensorSpec(
+                        shape, iterator_strides(shape, (layout, (other, b.stride()))), rule(dtype), device
+                    )
+                return elementwise((a, b), rule(dtype))
+            return elementwise((a,), rule(promote_number(a.dtype, b)))
+        return elementwise((b,), rule(promote_number(b.dtype, a)))
+
+    return formula
+
+
+Body = Callable[..., Value]
+
+
+def _number(b: Builder, value: Any, dtype: torch.dtype, shape: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
+    if value is None:
+        return None
+    if isinstance(value, torch.SymInt) and (dtype.is_floating_point or dtype.is_complex):
+        device = next(o.device for o in operands if isinstance(o, Value))
+        return b.full((), value, dtype, device).expand(shape)
+    return number_as(value, dtype)
+
+
+def promoted(b: Builder, operands: tuple[Any, ...], dtype: torch.dtype) -> list[Any]:
+    """Operands in one dtype and shape; numbers stay numbers, None stays None."""
+    shapes = [o.spec.shape for o in operands if isinstance(o, Value)]
+    shape = shapes[0] if len(shapes) == 1 else broadcast_shapes(*shapes)
+    return [
+        o.to(dtype).expand(shape) if isinstance(o, Value) else _number(b, o, dtype, shape, operands) for o in operands
+    ]
+
+
+def pointwise(body: Body, arity: int, *, to_float: bool = False, exact: bool = False, to_bool: bool = False) -> Rule:
+    """A rule for an operator whose first `arity` arguments are operands.
+
+    Args:
+        body: body(*operands, *rest, **options) on values of one dtype and shape.
+        to_float: integers become the default float.
+        exact: the result is one of the operands' values or needs no rounding, so that reduced precision stays.
+        to_bool: the body gives bool, operands are compared in their promoted dtype.
+    """
+
+    def rule(b: Builder, *args: Any, **kwargs: Any) -> Value:
+        operands, rest = args[:arity], args[arity:]
+        dtype = result_type(operands)
+        if to_float:
+            dtype = float_of(dtype)
+        values = promoted(b, operands, dtype if exact or to_bool else compute_dtype(dtype))
+        out = body(*values, *rest, **kwargs)
+        return out if to_bool else out.to(dtype)
+
+    return rule
+
+
+def _unary(prim: Prim) -> Body:
+    return lambda x: x.map(prim)
+
+
+def _rounding(prim: Prim) -> Body:
+    return lambda x: x.map(prim) if x.dtype.is_floating_point else x
+
+
+for _prim in (prims.floor, prims.ceil, prims.trunc):
+    OP.rule(_prim.name)(pointwise(_rounding(_prim), 1, exact=True))
+
+
+OP.formula("abs")(unary_formula(real_of))
+
+
+@OP.rule("abs")
+def _lower_abs(b: Builder, x: Value) -> Value:
+    return x if x.dtype is torch.bool else x.map(prims.abs)
+
+
+OP.formula(
+    "positive sign sgn ceil floor round round.decimals trunc square nan_to_num frac conj_physical _conj_physical "
+    "fill.Scalar"
+)(unary_formula(same))
+
+
+def filled(value: Any, dtype: torch.dtype, size: Sequence[Any], device: Any) -> None:
+    """A fill. One element on the CPU is set without a check where the dtype is narrower than float."""
+    single = all(type(n) is int and n == 1 for n in size)
+    if not (single and dtype in (torch.float16, torch.bfloat16) and torch.device(device or "cpu").type == "cpu"):
+        refuse_overflow(value, dtype)
+
+
+@OP.refuses("fill.Scalar")
+def _refuse_fill(x: Any, value: Any) -> None:
+    filled(value, x.dtype, x.shape, x.device)
+
+
+@OP.rule("round", "round.decimals")
+def _lower_round(b: Builder, x: Value, *, decimals: int = 0) -> Value:
+    if not x.dtype.is_floating_point:
+        return x
+    if decimals == 0:
+        return x.map(prims.round)
+    scale = float(10 ** abs(decimals))
+    wide = x.compute()
+    out = (wide * scale).map(prims.round) / scale if decimals > 0 else (wide / scale).map(prims.round) * scale
+    return out.to(x.dtype)
+
+
+@OP.rule("sign")
+def _lower_sign(b: Builder, x: Value) -> Value:
+    return x if x.dtype is torch.bool else x.map(prims.sign)
+
+
+@OP.rule("sgn")
+def _lower_sgn(b: Builder, x: Value) -> Value:
+    if not x.dtype.is_complex:
+        return _lower_sign(b, x)  # type: ignore[no-any-return]
+    size = x.map(prims.abs)
+    zero = size.eq(0.0)
+    return b.where(zero, 0j, x / b.where(zero, 1.0, size).to(x.dtype))
+
+
+@OP.formula("angle")
+def _angle(x: Any) -> TensorSpec:
+    if x.dtype.is_complex:  # computed as complex numbers, whose real parts are then copied into a tensor of their own
+        return contiguous(x, x.shape, real_of(x.dtype))
+    return elementwise((x,), float_of(x.dtype))
+
+
+@OP.rule("angle")
+def _lower_angle(b: Builder, x: Value) -> Value:
+    if x.dtype.is_complex:
+        return b.binary(prims.atan2, x.map(prims.imag), x.map(prims.real))
+    dtype = float_of(x.dtype)
+    x = x.to(dtype)
+    out = b.where(x < 0.0, b.full_like(x, math.pi), 0.0)
+    return b.where(x.map(prims.isnan), x, out)
+
+
+@OP.rule("positive")
+def _lower_identity(b: Builder, x: Value) -> Value:
+    return x
+
+
+@OP.rule("conj_physical", "_conj_physical")
+def _lower_conj(b: Builder, x: Value) -> Value:
+    return x.map(prims.conj) if x.dtype.is_complex else x
+
+
+@OP.rule("real")
+def _lower_real(b: Builder, x: Value) -> Value:
+    return x.map(prims.real) if x.dtype.is_complex else x
+
+
+@OP.rule("imag")
+def _lower_imag(b: Builder, x: Value) -> Value:
+    return x.map(prims.imag)
+
+
+@OP.formula("complex")
+def _complex(real: Any, imag: Any) -> TensorSpec:
+    return elementwise((real, imag), complex_of(real.dtype))
+
+
+@OP.refuses("complex")
+def _refuse_complex(real: Any, imag: Any) -> None:
+    floats = (torch.float16, torch.float32, torch.float64)
+    refuse(
+        real.dtype not in floats or imag.dtype not in floats,
+        lambda: f"Expected both inputs to be Half, Float or Double tensors but got {real.dtype} and {imag.dtype}",
+    )
+    refuse(real.dtype is not imag.dtype, lambda: f"Expected {real.dtype} but got {imag.dtype} for second argument")
+
+
+@OP.rule("complex")
+def _lower_complex(b: Builder, re: Value, im: Value) -> Value:
+    re, im = promoted(b, (re, im), result_type((re, im)))
+    return b.emit(prims.complex, re, im)  # type: ignore[no-any-return]
+
+
+@OP.formula("polar")
+def _polar(magnitude: Any, angle: Any) -> TensorSpec:
+    return elementwise((magnitude, angle), complex_of(magnitude.dtype))
+
+
+@OP.rule("polar")
+def _lower_polar(b: Builder, size: Value, angle: Value) -> Value:
+    size, angle = promoted(b, (size, angle), result_type((size, angle)))
+    return b.emit(prims.complex, size * angle.map(prims.cos), size * angle.map(prims.sin))  # type: ignore[no-any-return]
+
+
+# --- arithmetic ----------------------------------------------------------------------------------
+def _is_one(alpha: Any) -> bool:
+    return not isinstance(alpha, torch.SymInt) and alpha == 1
+
+
+def _as_held(number: Any, dtype: torch.dtype) -> Any:
+    """The value of a number that a tensor of the dtype holds."""
+    return torch.tensor(number, dtype=dtype, device="cpu").item() if isinstance(number, (int, float)) else number
+
+
+def _terms(b: Builder, x: Any, y: Any, alpha: Any, dtype: torch.dtype) -> tuple[Any, Any, Any]:
+    """The operands and alpha of a sum in the dtype that it is computed in. On the CPU eager rounds numbers too."""
+    place = (x if isinstance(x, Value) else y).device
+    if dtype in COMPUTE_DTYPE and place.type == "cpu":
+        x, y = (v.to(dtype) if isinstance(v, Value) else _as_held(v, dtype) for v in (x, y))
+        alpha = _as_held(alpha, dtype)
+    return (*promoted(b, (x, y), compute_dtype(dtype)), alpha)
+
+
+def _is_boolean(x: Any) -> bool:
+    return x.dtype is torch.bool if isinstance(x, TENSORS) else type(x) is bool
+
+
+def _sum(*, booleans: bool) -> Formula:
+    formula = binary_formula(same)
+
+    def scaled(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+        out: TensorSpec = formula(a, b)
+        if type(alpha) is float and not (out.dtype.is_floating_point or out.dtype.is_complex):
+            raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
+        if not booleans and (_is_boolean(a) or _is_boolean(b)):
+            raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
+        return out
+
+    return scaled
+
+
+OP.formula("add.Tensor|Scalar")(_sum(booleans=True))
+
+
+@OP.rule("add.Tensor|Scalar")
+def _lower_add(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
+    dtype = result_type((x, y))
+    x, y, alpha = _terms(b, x, y, alpha, dtype)
+    if not _is_one(alpha):
+        y = b.binary(prims.mul, y, alpha) if isinstance(y, Value) else y * alpha
+    return b.binary(prims.add, x, y).to(dtype)
+
+
+OP.formula("sub.Tensor|Scalar rsub.Tensor|Scalar")(_sum(booleans=False))
+
+
+@OP.rule("sub.Tensor|Scalar")
+def _lower_sub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
+    dtype = result_type((x, y))
+    x, y, alpha = _terms(b, x, y, alpha, dtype)
+    if not _is_one(alpha):
+        y = b.binary(prims.mul, y, alpha) if isinstance(y, Value) else y * alpha
+    return b.binary(prims.sub, x, y).to(dtype)
+
+
+@OP.rule("rsub.Tensor|Scalar")
+def _lower_rsub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
+    dtype = result_type((x, y))
+    x, y, alpha = _terms(b, x, y, alpha, dtype)
+    if not _is_one(alpha):
+        x = b.binary(prims.mul, x, alpha)
+    return b.binary(prims.sub, y, x).to(dtype)
+
+
+def _binary(prim: Prim) -> Body:
+    def body(x: Any, y: Any) -> Value:
+        b = (x if isinstance(x, Value) else y).b
+        return b.binary(prim, x, y)  # type: ignore[no-any-return]
+
+    return body
+
+
+def _whole(prim: Prim) -> Body:
+    """A prim of tensors only."""
+
+    def body(x: Any, y: Any) -> Value:
+        like = x if isinstance(x, Value) else y
+        b = like.b
+        x, y = (
+            v if isinstance(v, Value) else b.full((), v, like.dtype, like.device).expand(like.shape) for v in (x, y)
+        )
+        return b.emit(prim, x, y)  # type: ignore[no-any-return]
+
+    return body
+
+
+OP.formula("div.Tensor|Scalar true_divide.Tensor")(binary_formula(float_of))
+
+
+@OP.formula("div.Tensor_mode", "div.Scalar_mode")
+def _div_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
+    dtype = result_type((a, b))
+    return elementwise((a, b), float_of(dtype) if rounding_mode is None else dtype)
+
+
+@OP.rule("div.Tensor|Scalar|Tensor_mode|Scalar_mode")
+def _lower_div(b: Builder, x: Value, y: Any, *, rounding_mode: str | None = None) -> Value:
+    dtype = result_type((x, y))
+    if rounding_mode is None:
+        dtype = float_of(dtype)
+    x, y = promoted(b, (x, y), compute_dtype(dtype))
+    prim = {None: prims.div, "floor": prims.floor_div, "trunc": prims.trunc_div}[rounding_mode]
+    return b.binary(prim, x, y).to(dtype)
+
+
+OP.formula("floor_divide.|Scalar heaviside pow.Tensor_Tensor|Tensor_Scalar")(binary_formula(same))
+
+
+@OP.formula("pow.Scalar")
+def _power_of_number(base: Any, exponent: Any) -> TensorSpec:
+    """By rows, whatever the exponent's layout."""
+    return contiguous(exponent, exponent.shape, promote_number(exponent.dtype, base))
+
+
+@OP.refuses("pow.Tensor_Scalar")
+def _refuse_pow(x: Any, exponent: Any) -> None:
+    wrong = x.dtype in WHOLE and type(exponent) is int and exponent < 0
+    refuse(wrong, "Integers to negative integer powers are not allowed.")
+
+
+@OP.rule("floor_divide.|Scalar")
+def _lower_floor_divide(b: Builder, x: Value, y: Any) -> Value:
+    return _lower_div(b, x, y, rounding_mode="floor")  # type: ignore[no-any-return]
+
+
+def _power_by_number(b: Builder, x: Value, exponent: Any, held: torch.dtype) -> Value | None:
+    """The exponents that eager computes without pow; `held` is the dtype that it keeps a square in."""
+    if exponent == 2:
+        return x * x
+    if exponent == 3:
+        return (x * x).to(held).to(x.dtype) * x
+    if exponent == 0.5:
+        return x.map(prims.sqrt)
+    if exponent == -0.5:
+        return x.map(prims.rsqrt)
+    if exponent == -1:
+        return x.map(prims.reciprocal)
+    if exponent == -2:
+        return (x * x).to(held).to(x.dtype).map(prims.reciprocal)
+    if exponent == 1:
+        return x
+    if exponent == 0:
+        return b.full_like(x, 1)
+    return None
+
+
+@OP.rule("pow.Tensor_Tensor|Tensor_Scalar|Scalar")
+def _lower_pow(b: Builder, x: Any, y: Any) -> Value:
+    dtype = result_type((x, y))
+    if dtype is torch.bool:
+        dtype = torch.int64 if not isinstance(y, Value) or not isinstance(x, Value) else torch.bool
+    compute = compute_dtype(dtype)
+    if (
+        isinstance(x, Value)
+        and not isinstance(y, (Value, torch.SymInt))
+        and (compute.is_floating_point or compute.is_complex)
+    ):
+        rounds = dtype is torch.bfloat16 and x.device.type == "cpu"
+        special = _power_by_number(b, x.to(compute), y, dtype if rounds else compute)
+        if special is not None:
+            return special.to(dtype)
+    x, y = promoted(b, (x, y), compute)
+    return b.binary(prims.pow, x, y).to(dtype)
+
+
+# --- prims behind broadcasting and promotion -----------------------------------------------------
+def _declare(prim: Prim, of: Pointwise) -> None:
+    dtype = _bool if of.to_bool else float_of if of.to_float else same
+    body = _unary(prim) if prim.operands == 1 else _binary(prim) if prim.aten is None else _whole(prim)
+    rule = pointwise(body, prim.operands, to_float=of.to_float, to_bool=of.to_bool, exact=of.exact)
+    OP.formula(of.overloads)((unary_formula if prim.operands == 1 else binary_formula)(dtype))
+    OP.rule(of.overloads)(rule)
+
+
+for _prim in prims.PRIMS.values():
+    if _prim.pointwise is not None:
+        _declare(_prim, _prim.pointwise)
+
+
+# --- comparison and logic --------------------------------------------------------------------------
+def truth(x: Value) -> Value:
+    return x if x.dtype is torch.bool else x.ne(0)
+
+
+OP.formula("isnan isinf isfinite isposinf isneginf signbit logical_not isreal")(unary_formula(_bool))
+
+
+@OP.rule("logical_not")
+def _lower_logical_not(b: Builder, x: Value) -> Value:
+    return ~x if x.dtype is torch.bool else x.eq(0)
+
+
+def _truths(prim: Prim) -> Rule:
+    return lambda b, x, y: b.binary(prim, truth(x), truth(y))
+
+
+OP.formula("logical_and logical_or logical_xor")(binary_formula(_bool))
+OP.rule("logical_and")(_truths(prims.bitwise_and))
+OP.rule("logical_or")(_truths(prims.bitwise_or))
+OP.rule("logical_xor")(_truths(prims.bitwise_xor))
+
+
+@OP.rule("isnan")
+def _lower_isnan(b: Builder, x: Value) -> Value:
+    inexact = x.dtype.is_floating_point or x.dtype.is_complex
+    return x.map(prims.isnan) if inexact else b.full(x.shape, False, torch.bool, x.device)
+
+
+@OP.rule("isinf")
+def _lower_isinf(b: Builder, x: Value) -> Value:
+    inexact = x.dtype.is_floating_point or x.dtype.is_complex
+    return x.map(prims.isinf) if inexact else b.full(x.shape, False, torch.bool, x.device)
+
+
+@OP.rule("isposinf")
+def _lower_isposinf(b: Builder, x: Value) -> Value:
+    return x.eq(math.inf) if x.dtype.is_floating_point else b.full(x.shape, False, torch.bool, x.device)
+
+
+@OP.rule("isneginf")
+def _lower_isneginf(b: Builder, x: Value) -> Value:
+    return x.eq(-math.inf) if x.dtype.is_floating_point else b.full(x.shape, False, torch.bool, x.device)
+
+
+@OP.rule("signbit")
+def _lower_signbit(b: Builder, x: Value) -> Value:
+    if x.dtype is torch.bool:
+        return b.full(x.shape, False, torch.bool, x.device)
+    return x.map(prims.signbit) if x.dtype.is_floating_point else x < 0
+
+
+# --- selection -----------------------------------------------------------------------------------
+@OP.formula("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
+def _where(condition: Any, a: Any, b: Any) -> TensorSpec:
+    return elementwise((condition, a, b), result_type((a, b)))
+
+
+@OP.rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
+def _lower_where(b: Builder, cond: Value, x: Any, y: Any) -> Value:
+    dtype = result_type((x, y))
+    x = x.to(dtype) if isinstance(x, Value) else b.full((), x, dtype, cond.device)
+    y = y.to(dtype) if isinstance(y, Value) else y
+    return b.where(truth(cond), x, y)
+
+
+@OP.formula("clamp", "clip", "clamp.Tensor", "clip.Tensor")
+def _clamp(x: Any, min: Any = None, max: Any = None) -> TensorSpec:
+    if min is None and max is None:
+        raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
+    return elementwise((x, min, max), result_type((x, min, max)))
+
+
+@OP.refuses("clamp", "clamp_min", "clamp_max")
+def _refuse_clamp(x: Any, *limits: Any, **named: Any) -> None:
+    for limit in (*limits, *named.values()):
+        if type(limit) in (int, float):
+            refuse_overflow(limit, promote_number(x.dtype, limit))
+
+
+@OP.rule("clamp", "clamp.Tensor")
+def _lower_clamp(b: Builder, x: Value, min: Any = None, max: Any = None) -> Value:
+    dtype = result_type((x, min, max))
+    x, min, max = promoted(b, (x, min, max), dtype)
+    if min is not None:
+        x = x.maximum(min)
+    return x if max is None else x.minimum(max)
+
+
+@OP.formula("clamp_min", "clamp_max", "clamp_min.Tensor", "clamp_max.Tensor")
+def _clamp_one(x: Any, limit: Any) -> TensorSpec:
+    return elementwise((x, limit), result_type((x, limit)))
+
+
+@OP.rule("clamp_min", "clamp_min.Tensor")
+def _lower_clamp_min(b: Builder, x: Value, min: Any) -> Value:
+    return _lower_clamp(b, x, min)  # type: ignore[no-any-return]
+
+
+@OP.rule("clamp_max", "clamp_max.Tensor")
+def _lower_clamp_max(b: Builder, x: Value, max: Any) -> Value:
+    return _lower_clamp(b, x, None, max)  # type: ignore[no-any-return]
+
+
+@OP.rule("heaviside")
+def _lower_heaviside(b: Builder, x: Value, values: Value) -> Value:
+    x, values = promoted(b, (x, values), result_type((x, values)))
+    step = (x > 0).to(values.dtype)
+    out = b.where(x.eq(0), values, step)
+    return b.where(x.map(prims.isnan), 0, out) if x.dtype.is_floating_point else out
+
+
+@OP.rule("nan_to_num")
+def _lower_nan_to_num(
+    b: Builder, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
+    if not x.dtype.is_floating_point:
+        return x
+    limits = torch.finfo(x.dtype)
+    out = b.where(x.map(prims.isnan), 0.0 if nan is None else nan, x)
+    out = b.where(out.eq(math.inf), limits.max if posinf is None else posinf, out)
+    return b.where(out.eq(-math.inf), limits.min if neginf is None else neginf, out)
+
+
+# --- compounds -----------------------------------------------------------------------------------
+@OP.formula("addcmul", "addcdiv")
+def _addc(x: Any, a: Any, b: Any, *, value: Any = 1) -> TensorSpec:
+    return elementwise((x, a, b), result_type((x, a, b)))
+
+
+@OP.rule("addcmul")
+def _lower_addcmul(b: Builder, x: Value, u: Value, v: Value, *, value: Any = 1) -> Value:
+    dtype = result_type((x, u, v))
+    x, u, v = promoted(b, (x, u, v), compute_dtype(dtype))
+    product = u * v if _is_one(value) else u * value * v
+    return (x + product).to(dtype)
+
+
+@OP.rule("addcdiv")
+def _lower_addcdiv(b: Builder, x: Value, u: Value, v: Value, *, value: Any = 1) -> Value:
+    dtype = result_type((x, u, v))
+    x, u, v = promoted(b, (x, u, v), compute_dtype(dtype))
+    return (x + (u if _is_one(value) else u * value) / v).to(dtype)
+
+
+@OP.formula("lerp.Scalar", "lerp.Tensor")
+def _lerp(start: Any, end: Any, weight: Any) -> TensorSpec:
+    return elementwise((start, end, weight), start.dtype)
+
+
+@OP.rule("lerp.Scalar", "lerp.Tensor")
+def _lower_lerp(b: Builder, start: Value, end: Value, weight: Any) -> Value:
+    dtype = result_type((start, end))
+    if isinstance(weight, Value):
+        start, end, weight = promoted(b, (start, end, weight), compute_dtype(dtype))
+        near = start + weight * (end - start)
+        return b.where(weight.map(prims.abs) < 0.5, near, end - (end - start) * (1 - weight)).to(dtype)
+    start, end = promoted(b, (start, end), compute_dtype(dtype))
+    out = start + (end - start) * weight if abs(weight) < 0.5 else end - (end - start) * (1 - weight)
+    return out.to(dtype)  # type: ignore[no-any-return]
+
+
+OP.formula("deg2rad rad2deg")(unary_formula(float_of))
+
+
+@OP.rule("deg2rad")
+def _lower_deg2rad(b: Builder, x: Value) -> Value:
+    dtype = float_of(x.dtype)
+    return (x.to(compute_dtype(dtype)) * (math.pi / 180)).to(dtype)
+
+
+@OP.rule("rad2deg")
+def _lower_rad2deg(b: Builder, x: Value) -> Value:
+    dtype = float_of(x.dtype)
+    return (x.to(compute_dtype(dtype)) * (180 / math.pi)).to(dtype)
+
+
+@OP.rule("frac")
+def _lower_frac(b: Builder, x: Value) -> Value:
+    return x - x.map(prims.trunc)
+
+
+@OP.rule("square")
+def _lower_square(b: Builder, x: Value) -> Value:
+    return _lower_pow(b, x, 2)  # type: ignore[no-any-return]
+
+
+@OP.formula("fill.Tensor")
+def _fill_tensor(x: Any, value: Any) -> TensorSpec:
+    return elementwise((x,), x.dtype)
+
+
+@OP.rule("fill.Scalar", "fill.Tensor")
+def _lower_fill(b: Builder, x: Value, value: Any) -> Value:
+    if isinstance(value, Value):
+        return value.to(x.dtype).expand(x.shape)
+    return b.full_like(x, value)
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+@OP.formula("isclose")
+def _isclose(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return elementwise((a, b), torch.bool)
+
+
+@OP.refuses("neg")
+def _refuse_neg(x: Any) -> None:
+    refuse(x.dtype is torch.bool, "Negation, the `-` operator, on a bool tensor is not supported")
+
+
+@OP.refuses(
+    *(f"bitwise_{op}.Tensor|Scalar|Scalar_Tensor" for op in ("and", "or", "xor")),
+    *(f"bitwise_{side}_shift.Tensor|Tensor_Scalar|Scalar_Tensor" for side in ("left", "right")),
+)
+def _refuse_bitwise(a: Any, b: Any) -> None:
+    for x in (a, b):
+        whole = x.dtype in WHOLE if isinstance(x, TENSORS) else not isinstance(x, float | complex)
+        refuse(not whole, "a bitwise operator is not implemented for floating point", NotImplementedError)
+
+
+@OP.refuses("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "fmod.Tensor", "fmod.Scalar")
+def _refuse_rest(a: Any, b: Any) -> None:
+    truths = all(x.dtype is torch.bool if isinstance(x, TENSORS) else type(x) is bool for x in (a, b))
+    refuse(truths, "the rest of a division is not implemented for 'Bool'", NotImplementedError)

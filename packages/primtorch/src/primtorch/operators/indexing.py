@@ -1,0 +1,813 @@
+"""Gather, scatter, advanced indexing, embeddings."""
+
+# ruff: noqa: B023 -- the messages are built at once, in the iteration that fails
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value, same_sizes
+from primtorch.families import Family
+from primtorch.layout import (
+    Sizes,
+    broadcast,
+    broadcast_shapes,
+    contiguous_strides,
+    dense_like,
+    iterator_strides,
+    product,
+    wrap_dim,
+)
+from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
+from primtorch.operators.elementwise import truth
+from primtorch.operators.reduction import vector_norm
+from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
+from primtorch.prims.indexing import indexed_shape
+from primtorch.promotion import TENSORS, compute_dtype, result_type
+from primtorch.spec import Size, TensorSpec
+from primtorch.symbolic.sym_node import node_of
+
+OP = Family("indexing")
+
+
+@OP.formula("masked_fill.Scalar", "masked_fill.Tensor", "masked_scatter")
+def _masked(x: Any, mask: Any, value: Any) -> TensorSpec:
+    return contiguous(x, broadcast(tuple(x.shape), tuple(mask.shape)))
+
+
+@OP.refuses("masked_fill.Tensor", "masked_fill.Scalar")
+def _refuse_masked_fill(x: Any, mask: Any, value: Any) -> None:
+    refuse(mask.dtype is not torch.bool, lambda: f"masked_fill only supports boolean masks, but got dtype {mask.dtype}")
+    if isinstance(value, TENSORS):
+        refuse(
+            value.dim() > 0,
+            lambda: f"masked_fill only supports a 0-dimensional value, but got {value.dim()} dimension(s)",
+        )
+        refuse(value.dtype.is_complex and not x.dtype.is_complex, lambda: f"value cannot be converted to {x.dtype}")
+    else:
+        refuse(isinstance(value, complex) and not x.dtype.is_complex, lambda: f"value cannot be converted to {x.dtype}")
+        refuse_overflow(value, x.dtype)
+
+
+@OP.refuses("masked_scatter")
+def _refuse_masked_scatter(x: Any, mask: Any, source: Any) -> None:
+    refuse(mask.dtype is not torch.bool, lambda: f"masked_scatter_ only supports boolean masks, but got {mask.dtype}")
+    refuse(
+        x.dtype is not source.dtype, lambda: f"masked_scatter: expected {x.dtype} and got {source.dtype} for the source"
+    )
+
+
+@OP.rule("masked_fill.Scalar", "masked_fill.Tensor")
+def _lower_masked_fill(b: Builder, x: Value, mask: Value, value: Any) -> Value:
+    if isinstance(value, Value):
+        value = value.to(x.dtype)
+    return b.where(truth(mask), value, x)
+
+
+def _integer_indices(
+    b: Builder, x: Value, indices: Sequence[Value | None], count: Any = None
+) -> tuple[Value | None, ...]:
+    """int64 indices; a mask becomes the positions of its true elements, whose number only the data knows: `count`
+    where the graph has a symbol for it."""
+    out: list[Value | None] = []
+    for index in indices:
+        if index is None or index.dtype is torch.int64:
+            out.append(index)
+        elif index.dtype in (torch.bool, torch.uint8):
+            saved, b.val = b.val, None
+            if count is not None:
+                b.val = TensorSpec((count, index.rank), (1, count), torch.int64, index.device)
+            positions = b.emit(prims.nonzero, index)
+            b.val = saved
+            out.extend(positions.select(1, d) for d in range(index.rank))
+        else:
+            out.append(index.to(torch.int64))
+    return tuple(out)
+
+
+def _selected(b: Builder, indices: Sequence[Value | None]) -> Any:
+    """The size that the result has where one mask alone selects."""
+    tensors = [i for i in indices if i is not None]
+    if len(tensors) != 1 or tensors[0].dtype is torch.int64 or b.val is None:
+        return None
+    return b.val.shape[list(indices).index(tensors[0])]
+
+
+def _like(x: Any) -> TensorSpec:
+    shape = tuple(x.shape)
+    return strided(x, shape, dense_like(shape, x.stride()))
+
+
+def _index_strides(shape: Sizes, operands: tuple[tuple[Sizes, Sizes], ...]) -> Sizes:
+    # The order of dims follows from comparing strides, which a data-dependent size has no answer for.
+    if any(isinstance(s, torch.SymInt) and node_of(s).hint is None for s in shape):
+        return contiguous_strides(shape)
+    return iterator_strides(shape, operands)
+
+
+def _expand_masks(x: Any, indices: Sequence[Any], fresh: Fresh) -> list[Any]:
+    """Boolean masks become one index per masked dim, all of one data-dependent length."""
+    out: list[Any] = []
+    for index in indices:
+        if index is None or index.dtype not in (torch.bool, torch.uint8):
+            out.append(index)
+            continue
+        for k in range(index.dim()):
+            if index.shape[k] != x.shape[len(out) + k]:
+                raise IndexError(
+                    f"The shape of the mask {list(index.shape)} at index {k} does not match the shape of the "
+                    "indexed tensor "
+                    f"{list(x.shape)} at index {len(out) + k}"
+                )
+        count = fresh(product(index.shape))
+        column = TensorSpec((count,), (max(index.dim(), 1),), torch.int64, index.device)
+        out.extend([column] * index.dim())
+    return out
+
+
+@OP.formula("index.Tensor", "_unsafe_index.Tensor")
+def _index(x: Any, indices: Sequence[Any], *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+    plain = _expand_masks(x, indices, fresh)
+    if len(plain) > x.dim():
+        raise IndexError(f"too many indices for tensor of dimension {x.dim()} (got {len(plain)})")
+    plain += [None] * (x.dim() - len(plain))
+    used = [d for d, i in enumerate(plain) if i is not None]
+    shape, strides = tuple(x.shape), x.stride()
+    if not used:
+        return _like(x)
+    common: Sizes = ()
+    for d in used:
+        common = broadcast(common, tuple(plain[d].shape))
+    # Indices that are not adjacent move to the front.
+    adjacent = used == list(range(used[0], used[-1] + 1))
+    order = [d for d in range(len(plain)) if plain[d] is None]
+    lead = used[0] if adjacent else 0
+    before, after = order[:lead], order[lead:]
+    out: Sizes = (*(shape[d] for d in before), *common, *(shape[d] for d in after))
+    # The kernel iterates over the output with the indexed dims' stride in the source set to 0.
+    source = (*(strides[d] for d in before), *(0 for _ in common), *(strides[d] for d in after))
+    operands: list[tuple[Sizes, Sizes]] = [(out, source)]
+    for d in used:
+        own = tuple(plain[d].shape)
+        lead_ones = (1,) * (len(common) - len(own))
+        index_shape = (*(1 for _ in before), *lead_ones, *own, *(1 for _ in after))
+        index_strides = (*(0 for _ in before), *(0 for _ in lead_ones), *plain[d].stride(), *(0 for _ in after))
+        operands.append((index_shape, index_strides))
+    return strided(x, out, _index_strides(out, tuple(operands)))
+
+
+@OP.refuses("index.Tensor", "_unsafe_index.Tensor")
+def _refuse_index(x: Any, indices: Sequence[Any], **options: Any) -> None:
+    common: tuple[Any, ...] = ()
+    for index in indices:
+        if index is None or index.dtype in (torch.bool, torch.uint8):
+            continue
+        refuse(
+            index.dtype not in (torch.int64, torch.int32),
+            "tensors used as indices must be long, int, byte or bool tensors",
+            IndexError,
+        )
+        try:
+            common = broadcast(common, tuple(index.shape))
+        except RuntimeError:
+            shapes = ", ".join(str(list(i.shape)) for i in indices if i is not None)
+            raise IndexError(
+                f"shape mismatch: indexing tensors could not be broadcast together with shapes {shapes}"
+            ) from None
+
+
+@OP.rule("index.Tensor", "_unsafe_index.Tensor?")
+def _lower_index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
+    return b.emit(prims.index, x, _integer_indices(b, x, indices, _selected(b, indices)), True)  # type: ignore[no-any-return]
+
+
+def _unit(rank: int, dim: int) -> tuple[int, ...]:
+    return tuple(int(d == dim) for d in range(rank))
+
+
+def _counted(b: Builder, values: Value, lead: int, mask: Value) -> Value:
+    """At the k-th true element of the mask the k-th value along dim `lead`; any value elsewhere."""
+    count = values.shape[lead]
+    flat = mask.reshape((mask.numel(),)).to(torch.int64)
+    found = flat.sum((0,))
+    fits = found.eq(count)
+    if not isinstance(count, int):
+        fits = fits | b.full((), count, torch.int64, mask.device).eq(1)
+    shown = ", ".join(map(str, values.shape))
+    message = f"shape mismatch: value tensor of shape [{shown}] cannot be broadcast to what the mask selects"
+    b.emit(prims.assert_async, fits, message)
+    if not isinstance(count, int) or count == 0:  # an element to read where there is none
+        values = b.emit(prims.pad, values, (0,) * values.rank, _unit(values.rank, lead), 0)
+    place = (b.emit(prims.cumsum, flat, 0) - 1).maximum(0).minimum(count - 1 if count != 0 else 0)
+    if not isinstance(count, int):
+        place = place.maximum(0)
+    picked = b.emit(prims.index, values, (*(None,) * lead, place), False)
+    return picked.reshape((*values.shape[:lead], *mask.shape, *values.shape[lead + 1 :]))  # type: ignore[no-any-return]
+
+
+def _masked_put(b: Builder, x: Value, lead: int, mask: Value, values: Value, accumulate: bool) -> Value:
+    """x with `values` where the mask is true, over its dims from `lead` on: no size depends on how many those are.
+
+    The k-th true element, in row-major order, takes the k-th of the values, or the only one. That there are as many is
+    checked when the program runs.
+    """
+    if mask.dtype is not torch.bool:
+        mask = mask.ne(0)
+    before, behind = x.shape[:lead], x.shape[lead + mask.rank :]
+    surplus = values.rank - (lead + 1 + len(behind))
+    if surplus > 0:  # eager lets leading dimensions of size 1 go
+        values = values.reshape(values.shape[surplus:])
+    at = values.rank - len(behind) - 1  # where the values are counted
+    count = values.shape[at] if at >= 0 else 1
+    if isinstance(count, int) and count == 1:
+        picked = values.squeeze(at) if at >= 0 else values
+        picked = picked.reshape((*picked.shape[:at], *(1,) * mask.rank, *picked.shape[at:])) if at > 0 else picked
+    else:
+        picked = _counted(b, values.expand((*before, count, *behind)), lead, mask)
+    whole = mask.reshape((*(1,) * lead, *mask.shape, *(1,) * len(behind)))
+    if accumulate:
+        picked = x | picked if x.dtype is torch.bool else x + picked
+    return b.where(whole, picked, x)
+
+
+@OP.formula("index_fill.int_Scalar", "index_fill.int_Tensor", "index_put", "_unsafe_index_put", "put")
+def _updated(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return _like(x)
+
+
+@OP.refuses("index_fill.int_Scalar")
+def _refuse_index_fill(x: Any, dim: int, index: Any, value: Any) -> None:
+    refuse_overflow(value, x.dtype)
+
+
+@OP.rule("index_put", "_unsafe_index_put?")
+def _lower_index_put(
+    b: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False, unsafe: bool = False
+) -> Value:
+    given = [i for i in indices if i is not None]
+    if len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8):
+        return _masked_put(b, x, list(indices).index(given[0]), given[0], values, accumulate)
+    whole = _integer_indices(b, x, indices)
+    shape = indexed_shape(x.shape, whole)
+    surplus = values.rank - len(shape)
+    if surplus > 0:  # eager lets leading dimensions of size 1 go
+        values = values.reshape(values.shape[surplus:])
+    return b.emit(prims.index_put, x, whole, values.expand(shape), accumulate, True)  # type: ignore[no-any-return]
+
+
+def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
+    return (*(None,) * dim, index.to(torch.int64).reshape((index.numel(),)))
+
+
+@OP.formula("index_select")
+def _index_select(x: Any, dim: int, index: Any) -> TensorSpec:
+    shape = list(x.shape)
+    at = wrap_dim(dim, x.dim())
+    if index.dim() > 1:
+        raise IndexError("index_select(): Index is supposed to be a vector")
+    if shape:
+        shape[at] = index.shape[0] if index.dim() else 1
+    return contiguous(x, shape)
+
+
+@OP.refuses("index_select")
+def _refuse_index_select(x: Any, dim: int, index: Any) -> None:
+    wrap_dim(dim, x.dim())
+    refuse(index.dim() > 1, "index_select(): Index is supposed to be a vector", IndexError)
+    refuse(index.dtype not in (torch.int64, torch.int32), "index_select(): Expected dtype int32 or int64 for index")
+
+
+@OP.rule("index_select")
+def _lower_index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
+    if x.rank == 0:
+        return x
+    return b.emit(prims.index, x, _along(x, x.dim(dim), index), False)  # type: ignore[no-any-return]
+
+
+def _expanded_values(x: Value, dim: int, index: Value, source: Value) -> Value:
+    shape = [index.numel() if d == dim else s for d, s in enumerate(x.shape)]
+    return source.expand(shape)
+
+
+@OP.formula(
+    "scatter.src",
+    "scatter.value",
+    "scatter.reduce",
+    "scatter.value_reduce",
+    "scatter_add",
+    "scatter_reduce.two",
+    "index_add",
+    "index_copy",
+    "index_reduce",
+)
+def _rewritten(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return contiguous(x, x.shape)
+
+
+def _index_dtype(name: str, index: Any) -> None:
+    if any(is_empty(s) for s in index.shape):
+        return
+    refuse(index.dtype not in (torch.int64, torch.int32), lambda: f"{name}(): Expected dtype int32/int64 for index")
+
+
+@OP.refuses("scatter.src", "scatter.reduce", "scatter_add", "scatter_reduce.two",
+     "scatter.value", "scatter.value_reduce")  # fmt: skip
+def _refuse_scatter(x: Any, dim: int, index: Any, src: Any, *args: Any, **options: Any) -> None:
+    at = wrap_dim(dim, x.dim())
+    if any(is_empty(s) for s in index.shape):
+        return
+    _index_dtype("scatter", index)
+    refuse(
+        max(x.dim(), 1) != max(index.dim(), 1), "Index tensor must have the same number of dimensions as self tensor"
+    )
+    if isinstance(src, TENSORS):
+        refuse(x.dtype is not src.dtype, "scatter(): Expected self.dtype to be equal to src.dtype")
+        refuse(
+            max(src.dim(), 1) != max(index.dim(), 1),
+            "Index tensor must have the same number of dimensions as src tensor",
+        )
+    for d in range(index.dim() if x.dim() else 0):
+        large = d != at and index.shape[d] > x.shape[d]
+        beyond = isinstance(src, TENSORS) and src.dim() > 0 and index.shape[d] > src.shape[d]
+        refuse(
+            large or beyond,
+            lambda: (
+                f"Expected index {list(index.shape)} to be no larger than self {list(x.shape)} apart from "
+                f"dimension {at} and to be no larger than src"
+            ),
+        )
+
+
+@OP.refuses("index_add")
+def _refuse_index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> None:
+    at = wrap_dim(dim, x.dim())
+    refuse(index.dim() > 1, "index_add_(): Index is supposed to be a vector", IndexError)
+    refuse(x.dtype is not source.dtype, "index_add_(): self and source must have the same scalar type")
+    if not x.dim() or not source.dim():
+        return
+    refuse(
+        index.dim() == 1 and index.shape[0] != source.shape[wrap_dim(dim, source.dim())],
+        lambda: f"index_add_(): Number of indices should be equal to source.size(dim), for dim: {dim}",
+    )
+    own, given = list(x.shape), list(source.shape)
+    refuse(
+        len(own) != len(given) or any(a != b for d, (a, b) in enumerate(zip(own, given, strict=True)) if d != at),
+        lambda: (
+            "source tensor shape must match self tensor shape, excluding the specified dimension. "
+            f"Got self.shape = {own} source.shape = {given}"
+        ),
+    )
+
+
+@OP.rule("index_add")
+def _lower_index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+    if not (isinstance(alpha, (int, float)) and alpha == 1):
+        source = b.binary(prims.mul, source.compute(), alpha).to(source.dtype)
+    if x.rank == 0:
+        return x + source.reshape(())
+    dim = x.dim(dim)
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), True, False)  # type: ignore[no-any-return]
+
+
+@OP.rule("index_copy")
+def _lower_index_copy(b: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    if x.rank == 0:
+        return source.reshape(())
+    dim = x.dim(dim)
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), False, False)  # type: ignore[no-any-return]
+
+
+@OP.rule("index_fill.int_Scalar", "index_fill.int_Tensor")
+def _lower_index_fill(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Value:
+    value = value.to(x.dtype) if isinstance(value, Value) else b.full((), value, x.dtype, x.device)
+    if x.rank == 0:
+        return value  # type: ignore[no-any-return]
+    dim = x.dim(dim)
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, value), False, True)  # type: ignore[no-any-return]
+
+
+def _is_empty(index: Value) -> bool:
+    """Whether there is nothing to follow; the rank of such an index is anything."""
+    return any(type(size) is int and size == 0 for size in index.shape)
+
+
+def _full_rank(x: Value, index: Value) -> Value:
+    return index.to(torch.int64).reshape((1,) * x.rank) if index.rank != x.rank else index.to(torch.int64)
+
+
+def _for_each(b: Builder, x: Value, index: Value, value: Any) -> Value:
+    """A number as the `src` of a scatter."""
+    shape = index.shape if index.rank == x.rank or _is_empty(index) else (1,) * max(x.rank, 1)
+    return b.full((), value, x.dtype, x.device).expand(shape)  # type: ignore[no-any-return]
+
+
+@OP.formula("gather")
+def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> TensorSpec:
+    wrap_dim(dim, x.dim())
+    empty = any(type(size) is int and size == 0 for size in index.shape)
+    if x.dim() != index.dim() and x.dim() and index.dim() and not empty:
+        raise RuntimeError("Index tensor must have the same number of dimensions as input tensor")
+    return contiguous(x, index.shape)
+
+
+@OP.refuses("gather")
+def _refuse_gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> None:
+    at = wrap_dim(dim, x.dim())
+    _index_dtype("gather", index)
+    if x.dim() != index.dim() or any(is_empty(s) for s in index.shape):
+        return
+    for d in range(x.dim()):
+        refuse(
+            d != at and index.shape[d] > x.shape[d],
+            lambda: (
+                f"Size does not match at dimension {d} expected index {list(index.shape)} to be no larger than self "
+                f"{list(x.shape)} apart from dimension {at}"
+            ),
+        )
+
+
+@OP.rule("gather")
+def _lower_gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
+    if x.rank == 0:
+        return x.expand(index.shape)
+    if index.rank == 0:  # of a 1-d tensor
+        return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64).reshape((1,))).reshape(())  # type: ignore[no-any-return]
+    if index.rank != x.rank and _is_empty(index):
+        return b.full(index.shape, 0, x.dtype, x.device)
+    return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64))  # type: ignore[no-any-return]
+
+
+def _scattering(
+    b: Builder, prim: Any, x: Value, dim: int, index: Value, src: Value, *rest: Any, **options: Any
+) -> Value:
+    """Scatter prims take equal ranks and a src of the index's shape; a 0-d tensor is one of a single element."""
+    if index.rank != x.rank and _is_empty(index):
+        return x
+    shape = x.shape
+    if x.rank == 0:
+        x = x.reshape((1,))
+    index, src = _full_rank(x, index), src.reshape((1,) * x.rank) if src.rank != x.rank else src
+    if not same_sizes(index.shape, src.shape):
+        for d, size in enumerate(index.shape):
+            src = src.slice(d, 0, size)
+    out = b.emit(prim, x, x.dim(dim), index, src.to(x.dtype), *rest, **options)
+    return out.reshape(shape)  # type: ignore[no-any-return]
+
+
+@OP.rule("scatter.src")
+def _lower_scatter(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scattering(b, prims.scatter, x, dim, index, src)
+
+
+@OP.rule("scatter.value")
+def _lower_scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Value:
+    src = _for_each(b, x, index, value)
+    return _scattering(b, prims.scatter, x, dim, index, src)
+
+
+def _scatter_by(
+    b: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    if reduce == "sum" and include_self:
+        return _scattering(b, prims.scatter_add, x, dim, index, src)
+    return _scattering(b, prims.scatter_reduce, x, dim, index, src, reduce, include_self=include_self)
+
+
+@OP.rule("scatter.reduce")
+def _lower_scatter_with_reduce(b: Builder, x: Value, dim: int, index: Value, src: Value, *, reduce: str) -> Value:
+    return _scatter_by(b, x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+@OP.rule("scatter.value_reduce")
+def _lower_scatter_value_with_reduce(b: Builder, x: Value, dim: int, index: Value, value: Any, *, reduce: str) -> Value:
+    src = _for_each(b, x, index, value)
+    return _scatter_by(b, x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
+
+
+@OP.rule("scatter_add")
+def _lower_scatter_add(b: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    return _scattering(b, prims.scatter_add, x, dim, index, src)
+
+
+OP.rule("scatter_reduce.two")(_scatter_by)
+
+
+@OP.rule("index_reduce")
+def _lower_index_reduce(
+    b: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
+) -> Value:
+    if x.rank == 0:
+        out = b.emit(
+            prims.scatter_reduce,
+            x.reshape((1,)),
+            0,
+            index.to(torch.int64).reshape((1,)),
+            source.reshape((1,)),
+            reduce,
+            include_self=include_self,
+        )
+        return out.reshape(())  # type: ignore[no-any-return]
+    dim = x.dim(dim)
+    source = source.to(x.dtype)
+    places = index.to(torch.int64).reshape([index.numel() if d == dim else 1 for d in range(x.rank)])
+    return b.emit(  # type: ignore[no-any-return]
+        prims.scatter_reduce,
+        x,
+        dim,
+        places.expand(source.shape),
+        source,
+        reduce,  # type: ignore[no-any-return]
+        include_self=include_self,
+    )
+
+
+def _clamped(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, ...]:
+    return tuple(
+        None if i is None else i.to(torch.int64).maximum(-x.shape[d]).minimum(x.shape[d] - 1)
+        for d, i in enumerate(indices)
+    )
+
+
+@OP.formula("_unsafe_masked_index")
+def _masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> TensorSpec:
+    return _index(x, indices)
+
+
+@OP.rule("_unsafe_masked_index")
+def _lower_unsafe_masked_index(b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], fill: Any) -> Value:
+    """x at the indices, clamped into range, where the mask is true; `fill` elsewhere."""
+    out = b.emit(prims.index, x, _clamped(x, indices), True)
+    return b.where(mask, out, fill)
+
+
+@OP.formula("_unsafe_masked_index_put_accumulate")
+def _masked_index_put(x: Any, mask: Any, indices: Sequence[Any], values: Any) -> TensorSpec:
+    return _like(x)
+
+
+@OP.rule("_unsafe_masked_index_put_accumulate")
+def _lower_unsafe_masked_index_put(
+    b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], values: Value
+) -> Value:
+    places = _clamped(x, indices)
+    kept = b.where(mask, values, 0).expand(indexed_shape(x.shape, places))
+    return b.emit(prims.index_put, x, places, kept, True, True)  # type: ignore[no-any-return]
+
+
+@OP.formula("isin.Tensor_Tensor", "isin.Tensor_Scalar")
+def _isin(elements: Any, test: Any, *, assume_unique: bool = False, invert: bool = False) -> TensorSpec:
+    return contiguous(elements, elements.shape, torch.bool)
+
+
+@OP.rule("isin.Tensor_Tensor", "isin.Tensor_Scalar", "isin.Scalar_Tensor")
+def _lower_isin(b: Builder, elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> Value:
+    device = (elements if isinstance(elements, Value) else tests).device
+    dtype = result_type((elements, tests))
+    elements, tests = (v.to(dtype) if isinstance(v, Value) else b.full((), v, dtype, device) for v in (elements, tests))
+    hits = elements.unsqueeze(elements.rank).eq(tests.reshape((tests.numel(),)))
+    found = hits.reduce(prims.any, (elements.rank,))
+    return ~found if invert else found  # type: ignore[no-any-return]
+
+
+@OP.formula("repeat_interleave.Tensor")
+def _repeat_interleave(repeats: Any, *, output_size: Size | None = None, fresh: Fresh = refuse_fresh) -> TensorSpec:
+    count = fresh(None) if output_size is None else output_size
+    return TensorSpec((count,), (1,), torch.int64, repeats.device)
+
+
+@OP.rule("repeat_interleave.Tensor")
+def _lower_repeat_interleave(b: Builder, repeats: Value, *, output_size: Any = None) -> Value:
+    """Each position i repeats[i] times."""
+    whole = b.val
+    if output_size is None and whole is not None and type(whole.shape[0]) is int:
+        output_size = whole.shape[0]
+    if output_size is None:
+        if whole is not None:
+            b.val = whole.shape[0]  # the number is the one that the result's size stands for
+        output_size = b.emit(prims.local_scalar, repeats.to(torch.int64).sum((0,)))
+        b.val = whole
+    if isinstance(repeats.shape[0], int) and repeats.shape[0] == 0:
+        return b.full((0,), 0, repeats.dtype, repeats.device)
+    ends = b.emit(prims.cumsum, repeats.to(torch.int64), 0)
+    found = b.emit(prims.searchsorted, ends, b.iota(output_size, repeats.device), True)
+    return found.to(repeats.dtype)  # type: ignore[no-any-return]
+
+
+@OP.formula("take")
+def _take(x: Any, index: Any) -> TensorSpec:
+    return contiguous(x, index.shape)
+
+
+@OP.rule("take")
+def _lower_take(b: Builder, x: Value, index: Value) -> Value:
+    return b.emit(prims.index, x.reshape((x.numel(),)), (index.to(torch.int64),), True)  # type: ignore[no-any-return]
+
+
+@OP.rule("put")
+def _lower_put(b: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
+    flat = x.reshape((x.numel(),))
+    out = b.emit(prims.index_put, flat, (index.to(torch.int64),), source.reshape(index.shape), accumulate, True)
+    return out.reshape(x.shape)  # type: ignore[no-any-return]
+
+
+@OP.formula("masked_select")
+def _masked_select(x: Any, mask: Any, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+    count = fresh(product(broadcast(tuple(x.shape), tuple(mask.shape))))
+    return TensorSpec((count,), (1,), x.dtype, x.device)
+
+
+@OP.rule("masked_select")
+def _lower_masked_select(b: Builder, x: Value, mask: Value) -> Value:
+    shape = broadcast_shapes(x.shape, mask.shape)
+    mask, x = mask.expand(shape), x.expand(shape)
+    if not shape:
+        mask, x = mask.reshape((1,)), x.reshape((1,))
+    count = None if b.val is None else b.val.shape[0]
+    return b.emit(prims.index, x, _integer_indices(b, x, (mask,), count), False)  # type: ignore[no-any-return]
+
+
+@OP.rule("masked_scatter")
+def _lower_masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> Value:
+    """The k-th true element of the mask, in row-major order, takes source's k-th."""
+    shape = broadcast_shapes(x.shape, mask.shape)
+    mask, x = mask.expand(shape), x.expand(shape)
+    flat = mask.reshape((mask.numel(),)).to(torch.int64)
+    place = (b.emit(prims.cumsum, flat, 0) - 1).maximum(0)
+    picked = b.emit(prims.index, source.reshape((source.numel(),)), (place,), False)
+    return b.where(mask, picked.reshape(shape), x)
+
+
+@OP.formula("nonzero")
+def _nonzero(x: Any, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+    count = fresh(product(x.shape))
+    # The result is filled column by column: its transpose is row-major.
+    return TensorSpec((count, x.dim()), (1, count), torch.int64, x.device)
+
+
+@OP.rule("nonzero")
+def _lower_nonzero(b: Builder, x: Value) -> Value:
+    return b.emit(prims.nonzero, x)  # type: ignore[no-any-return]
+
+
+# --- embeddings ----------------------------------------------------------------------------------
+@OP.formula("embedding")
+def _embedding(
+    weight: Any, indices: Any, padding_idx: Size = -1, scale_grad_by_freq: bool = False, sparse: bool = False
+) -> TensorSpec:
+    if weight.dim() != 2:
+        raise RuntimeError("'weight' must be 2-D")
+    return contiguous(weight, (*indices.shape, weight.shape[1]))
+
+
+@OP.refuses("embedding")
+def _refuse_embedding(weight: Any, indices: Any, *args: Any) -> None:
+    refuse(weight.dim() != 2, "'weight' must be 2-D")
+    refuse(
+        indices.dtype not in (torch.int64, torch.int32),
+        lambda: f"Expected tensor for argument #1 'indices' to be Long or Int; but got {indices.dtype}",
+    )
+
+
+@OP.rule("embedding")
+def _lower_embedding(
+    b: Builder,
+    weight: Value,
+    indices: Value,
+    padding_idx: Any = -1,
+    scale_grad_by_freq: bool = False,
+    sparse: bool = False,
+) -> Value:
+    return b.emit(prims.index, weight, (indices.to(torch.int64),), False)  # type: ignore[no-any-return]
+
+
+@OP.formula("embedding_dense_backward")
+def _embedding_backward(
+    grad: Any, indices: Any, num_weights: Size, padding_idx: Size, scale_grad_by_freq: bool
+) -> TensorSpec:
+    return contiguous(grad, (num_weights, grad.shape[-1]))
+
+
+@OP.rule("embedding_dense_backward")
+def _lower_embedding_dense_backward(
+    b: Builder, grad: Value, indices: Value, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool
+) -> Value:
+    """Sum the gradient's rows into the rows that they were read from; reduced precision is summed in float32."""
+    indices = indices.to(torch.int64)
+    g = grad.to(compute_dtype(grad.dtype))
+    if scale_grad_by_freq:
+        ones = b.full(indices.shape, 1, torch.int64, grad.device)
+        counts = b.emit(
+            prims.index_put, b.full((num_weights,), 0, torch.int64, grad.device), (indices,), ones, True, False
+        )
+        g = g / b.emit(prims.index, counts, (indices,), False).to(g.dtype).unsqueeze(indices.rank)
+    if not isinstance(padding_idx, int) or padding_idx >= 0:
+        g = b.where(indices.eq(padding_idx).unsqueeze(indices.rank), 0.0, g)
+    table = b.full((num_weights, grad.shape[-1]), 0, g.dtype, grad.device)
+    return b.emit(prims.index_put, table, (indices,), g, True, False).to(grad.dtype)  # type: ignore[no-any-return]
+
+
+@OP.rule("embedding_renorm?")
+def _lower_embedding_renorm(b: Builder, weight: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
+    """The rows that are read, scaled down to `max_norm` where they are longer."""
+    rows = b.full((weight.shape[0],), False, torch.bool, weight.device)
+    flat = indices.to(torch.int64).reshape((indices.numel(),))
+    marks = b.full((indices.numel(),), True, torch.bool, weight.device)
+    read = b.emit(prims.index_put, rows, (flat,), marks, False, False)
+    wide = weight.compute()
+    norms = vector_norm(b, wide, float(norm_type), (1,), True)
+    scaled = (wide * (float(max_norm) / (norms + 1e-7))).to(weight.dtype)
+    return b.where(read.unsqueeze(1) & (norms > float(max_norm)), scaled, weight)
+
+
+# --- positions -----------------------------------------------------------------------------------
+def _rank_among_true(b: Builder, mask: Value) -> tuple[Value, Value]:
+    """(how many true elements come before each, flat int64; their number)."""
+    ones = mask.reshape((mask.numel(),)).to(torch.int64)
+    return b.emit(prims.cumsum, ones, 0) - ones, ones.sum((0,))
+
+
+@OP.formula("nonzero_static")
+def _nonzero_static(x: Any, *, size: Size, fill_value: int = -1) -> TensorSpec:
+    return contiguous(x, (size, x.dim()), torch.int64)
+
+
+@OP.rule("nonzero_static")
+def _lower_nonzero_static(b: Builder, x: Value, *, size: Any, fill_value: int = -1) -> Value:
+    if x.rank == 0:
+        return b.full((size, 0), 0, torch.int64, x.device)
+    mask = x if x.dtype is torch.bool else x.ne(0)
+    before, count = _rank_among_true(b, mask)
+    kept = mask.reshape((mask.numel(),)) & (before < size)
+    slots = b.where(kept, before, size)
+    flat = b.emit(
+        prims.scatter, b.full((size + 1,), 0, torch.int64, x.device), 0, slots, b.iota(x.numel(), x.device)
+    ).slice(0, 0, size)
+    columns = []
+    for length in reversed(x.shape):
+        columns.append(flat % length)
+        flat = flat // length
+    places = b.cat([c.unsqueeze(1) for c in reversed(columns)], 1)
+    return b.where((b.iota(size, x.device) < count).unsqueeze(1), places, fill_value)
+
+
+@OP.formula("masked_scatter_backward")
+def _masked_scatter_backward(grad: Any, mask: Any, sizes: Sequence[Size]) -> TensorSpec:
+    return contiguous(grad, sizes)
+
+
+@OP.rule("masked_scatter_backward")
+def _lower_masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: Sequence[Any]) -> Value:
+    total: Any = 1
+    for s in sizes:
+        total = total * s
+    mask = mask.expand(grad.shape)
+    before, _ = _rank_among_true(b, mask)
+    slots = b.where(mask.reshape((mask.numel(),)), before, total)
+    zeros = b.full((total + 1,), 0, grad.dtype, grad.device)
+    out = b.emit(prims.scatter, zeros, 0, slots, grad.reshape((grad.numel(),)))
+    return out.slice(0, 0, total).reshape(sizes)  # type: ignore[no-any-return]
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+DATA_DEPENDENT = frozenset(
+    {
+        "index.Tensor",
+        "_unsafe_index.Tensor",
+        "nonzero",
+        "masked_select",
+        "_unique2",
+        "unique_dim",
+        "unique_consecutive",
+        "unique_dim_consecutive",
+        "bincount",
+        "repeat_interleave.Tensor",
+        "_unique",
+        "_ctc_loss.Tensor",
+    }
+)
+"""Operators whose formula takes `fresh`."""
+
+
+@OP.formula("_embedding_bag_backward")
+def _embedding_bag_backward(
+    grad: Any,
+    indices: Any,
+    offsets: Any,
+    offset2bag: Any,
+    bag_size: Any,
+    maximum_indices: Any,
+    num_weights: Size,
+    *args: Any,
+) -> TensorSpec:
+    return contiguous(grad, (num_weights, grad.shape[1]))
+
+
+@OP.formula("_embedding_bag_dense_backward")
+def _embedding_bag_dense_backward(
+    grad: Any, indices: Any, offset2bag: Any, bag_size: Any, maximum_indices: Any, num_weights: Size, *args: Any
+) -> TensorSpec:
+    return contiguous(grad, (num_weights, grad.shape[1]))

@@ -1,0 +1,440 @@
+"""Losses, each with its gradient."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value
+from primtorch.families import Family, Formula, Rule
+from primtorch.layout import dense_like
+from primtorch.operators.activation import LEAST_VARIANCE, log_sigmoid, sigmoid
+from primtorch.operators.build import Fresh, contiguous, elementwise, refuse_fresh, strided
+from primtorch.operators.refusals import is_empty, refuse
+from primtorch.promotion import compute_dtype, result_type
+from primtorch.spec import Size, TensorSpec
+
+OP = Family("loss")
+
+
+# --- losses that reduce pointwise terms --------------------------------------------------------------
+NONE, MEAN, _SUM = 0, 1, 2
+
+
+def reduced_loss(loss: Value, reduction: int, dtype: torch.dtype) -> Value:
+    dims = tuple(range(loss.rank))
+    if reduction == MEAN:
+        loss = loss.mean(dims) if dims else loss
+    elif reduction == _SUM:
+        loss = loss.sum(dims)
+    return loss.to(dtype)
+
+
+def _loss(body: Any) -> Rule:
+    def rule(b: Builder, x: Value, target: Value, reduction: int = MEAN, *rest: Any, **options: Any) -> Value:
+        dtype = result_type((x, target))
+        t, y = x.to(compute_dtype(dtype)), target.to(compute_dtype(dtype))
+        return reduced_loss(body(t, y, *rest, **options), reduction, dtype)
+
+    return rule
+
+
+def _loss_backward(slope: Any) -> Rule:
+    """slope(x, target, *rest): the derivative of one term for x."""
+
+    def rule(b: Builder, grad: Value, x: Value, target: Value, reduction: int, *rest: Any, **options: Any) -> Value:
+        dtype = result_type((x, target))
+        compute = compute_dtype(dtype)
+        t, y, g = x.to(compute), target.to(compute), grad.to(compute)
+        out = slope(t, y, *rest, **options)
+        if reduction == MEAN:
+            g = g / out.numel()
+        return (out * g).to(dtype)  # type: ignore[no-any-return]
+
+    return rule
+
+
+def _huber(x: Value, y: Value, delta: float = 1.0) -> Value:
+    z = (x - y).map(prims.abs)
+    return x.b.where(z <= delta, z * z * 0.5, (z - 0.5 * delta) * delta)
+
+
+def _huber_slope(x: Value, y: Value, delta: float) -> Value:
+    return (x - y).maximum(-delta).minimum(delta)
+
+
+def _smooth_l1(x: Value, y: Value, beta: float = 1.0) -> Value:
+    z = (x - y).map(prims.abs)
+    return z if beta == 0 else x.b.where(z < beta, z * z * (0.5 / beta), z - 0.5 * beta)
+
+
+def _smooth_l1_slope(x: Value, y: Value, beta: float) -> Value:
+    z = x - y
+    sign = z.map(prims.sign)
+    return sign if beta == 0 else x.b.where(z.map(prims.abs) < beta, z / beta, sign)
+
+
+def _pointwise_loss(*positions: int) -> Formula:
+    """A loss of elementwise parts with `reduction` 0 none, 1 mean, 2 sum."""
+
+    def formula(x: Any, target: Any, *args: Any, reduction: int = 1, **kwargs: Any) -> TensorSpec:
+        numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
+        how = numbers[0] if numbers else reduction
+        out = elementwise((x, target), result_type((x, target)))
+        return out if how == 0 else contiguous(x, (), out.dtype)
+
+    return formula
+
+
+OP.formula("mse_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_entropy")(_pointwise_loss())
+
+
+@OP.refuses("huber_loss")
+def _refuse_huber_loss(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> None:
+    refuse(delta <= 0, "huber_loss does not support non-positive values for delta.")
+
+
+OP.rule("mse_loss")(_loss(lambda x, y: (x - y) * (x - y)))
+
+
+@OP.formula("soft_margin_loss_backward")
+def _pointwise_loss_backward(grad: Any, x: Any, target: Any, *args: Any) -> TensorSpec:
+    return elementwise((x, target, grad), result_type((x, target, grad)))
+
+
+@OP.formula("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
+def _row_major_loss_backward(grad: Any, x: Any, target: Any, *args: Any) -> TensorSpec:
+    out = _pointwise_loss_backward(grad, x, target)
+    return contiguous(out, out.shape)
+
+
+OP.rule("mse_loss_backward")(_loss_backward(lambda x, y: (x - y) * 2.0))
+OP.rule("huber_loss")(_loss(_huber))
+OP.rule("huber_loss_backward")(_loss_backward(_huber_slope))
+OP.rule("smooth_l1_loss")(_loss(_smooth_l1))
+OP.rule("smooth_l1_loss_backward")(_loss_backward(_smooth_l1_slope))
+OP.rule("soft_margin_loss")(_loss(lambda x, y: (-x * y).map(prims.exp).map(prims.log1p)))
+OP.rule("soft_margin_loss_backward")(_loss_backward(lambda x, y: -y * sigmoid(-x * y)))
+
+
+def _clamped_log(x: Value) -> Value:
+    return x.map(prims.log).maximum(-100.0)
+
+
+@OP.rule("binary_cross_entropy")
+def _lower_bce(b: Builder, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN) -> Value:
+    t, y = x.compute(), target.compute()
+    loss = (y - 1.0) * (-t).map(prims.log1p).maximum(-100.0) - y * _clamped_log(t)
+    return reduced_loss(loss if weight is None else loss * weight.compute(), reduction, x.dtype)
+
+
+@OP.formula("binary_cross_entropy_backward")
+def _bce_backward(grad: Any, x: Any, target: Any, weight: Any = None, reduction: int = 1) -> TensorSpec:
+    shape = tuple(x.shape)
+    return strided(x, shape, dense_like(shape, x.stride()))
+
+
+@OP.rule("binary_cross_entropy_backward")
+def _lower_bce_backward(
+    b: Builder, grad: Value, x: Value, target: Value, weight: Value | None = None, reduction: int = MEAN
+) -> Value:
+    t, y, g = x.compute(), target.compute(), grad.compute()
+    out = g * (t - y) / ((1.0 - t) * t).maximum(LEAST_VARIANCE)
+    if weight is not None:
+        out = out * weight.compute()
+    return (out / x.numel() if reduction == MEAN else out).to(x.dtype)
+
+
+@OP.rule("binary_cross_entropy_with_logits")
+def _lower_bce_logits(
+    b: Builder,
+    x: Value,
+    target: Value,
+    weight: Value | None = None,
+    pos_weight: Value | None = None,
+    reduction: int = MEAN,
+) -> Value:
+    t, y = x.compute(), target.compute()
+    if pos_weight is None:
+        loss = (1.0 - y) * t - log_sigmoid(t)
+    else:
+        loss = (1.0 - y) * t - ((pos_weight.compute() - 1.0) * y + 1.0) * log_sigmoid(t)
+    return reduced_loss(loss if weight is None else loss * weight.compute(), reduction, x.dtype)
+
+
+def _rows(x: Value, target: Value) -> tuple[Value, Value]:
+    """Batched: (N, C) scores and (N, ...) targets."""
+    if x.rank == 2:
+        return x, target
+    return x.reshape((1, x.numel())), target.reshape((1, target.numel()))
+
+
+# --- multi_margin_loss -----------------------------------------------------------------------------
+def _margins(
+    b: Builder, x: Value, target: Value, margin: Any, weight: Value | None
+) -> tuple[Value, Value, Value | None]:
+    """(margin - x[y] + x[c], 0 at c = y; mask of c = y; weight of y as (N, 1))."""
+    column = target.to(torch.int64).unsqueeze(1)
+    own = b.iota(x.shape[1], x.device).unsqueeze(0).eq(column)
+    terms = x - b.emit(prims.gather, x, 1, column) + float(margin)
+    scale = None if weight is None else b.emit(prims.index, weight.to(x.dtype), (column,), False)
+    return b.where(own, 0.0, terms.maximum(0.0)), own, scale
+
+
+@OP.formula("multi_margin_loss")
+def _multi_margin_loss(
+    x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+) -> TensorSpec:
+    return contiguous(x, target.shape if reduction == NONE else ())
+
+
+def _check_rows(x: Any) -> None:
+    shape = x.shape
+    refuse(
+        x.dim() > 2 or (bool(shape) and is_empty(shape[-1])),
+        lambda: f"Expected non-empty vector or matrix with optional 0-dim batch size, but got: {list(shape)}",
+    )
+
+
+@OP.refuses("multi_margin_loss")
+def _refuse_multi_margin_loss(
+    x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+) -> None:
+    refuse(p not in (1, 2), "multi_margin_loss: only p == 1 and p == 2 supported")
+    _check_rows(x)
+    rows = x.shape[0] if x.dim() == 2 else 1
+    refuse(
+        target.dim() > 1 or (target.dim() == 1 and target.shape[0] != rows),
+        lambda: f"multi_margin_loss: target tensor should be 1-D with one element a sample, got {list(target.shape)}",
+    )
+    refuse(target.dtype is not torch.int64, lambda: f"expected scalar type Long but found {target.dtype}")
+    classes = x.shape[-1] if x.dim() else 1
+    refuse(
+        weight is not None and (weight.dim() > 1 or weight.numel() != classes),
+        lambda: f"inconsistent weight size, expected {classes}",
+    )
+
+
+@OP.rule("multi_margin_loss")
+def _lower_multi_margin(
+    b: Builder,
+    x: Value,
+    target: Value,
+    p: Any = 1,
+    margin: Any = 1,
+    weight: Value | None = None,
+    reduction: int = MEAN,
+) -> Value:
+    wide, labels = _rows(x.compute(), target)
+    labels = labels.reshape((wide.shape[0],))
+    terms, _, scale = _margins(b, wide, labels, margin, weight)
+    if p == 2:
+        terms = terms * terms
+    if scale is not None:
+        terms = terms * scale
+    loss = terms.sum((1,)) / wide.shape[1]
+    if reduction == NONE:
+        return loss.reshape(target.shape if x.rank == 2 else ()).to(x.dtype)  # type: ignore[no-any-return]
+    return reduced_loss(loss, reduction, x.dtype)
+
+
+@OP.formula("multi_margin_loss_backward", "multilabel_margin_loss_backward")
+def _margin_loss_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return contiguous(x, x.shape)
+
+
+@OP.rule("multi_margin_loss_backward")
+def _lower_multi_margin_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    target: Value,
+    p: Any,
+    margin: Any,
+    weight: Value | None = None,
+    reduction: int = MEAN,
+) -> Value:
+    wide, labels = _rows(x.compute(), target)
+    labels = labels.reshape((wide.shape[0],))
+    terms, own, scale = _margins(b, wide, labels, margin, weight)
+    slope = terms * 2.0 if p == 2 else (terms > 0.0).to(wide.dtype)
+    if scale is not None:
+        slope = slope * scale
+    slope = slope / wide.shape[1]
+    slope = b.where(own, -slope.sum((1,), True), slope)
+    g = grad.to(wide.dtype)
+    g = g.reshape((wide.shape[0], 1)) if reduction == NONE else g
+    if reduction == MEAN:
+        g = g / wide.shape[0]
+    return (slope * g).reshape(x.shape).to(x.dtype)  # type: ignore[no-any-return]
+
+
+# --- multilabel_margin_loss --------------------------------------------------------------------------
+def _labels(b: Builder, target: Value) -> tuple[Value, Value, Value]:
+    """(labels with 0 after the first negative one, which of them count, mask (N, C) of the classes named)."""
+    negative = (target < 0).to(torch.int64)
+    counts = b.emit(prims.cumsum, negative, 1).eq(0)
+    labels = b.where(counts, target.to(torch.int64), 0)
+    zeros = b.full(target.shape, 0, torch.int64, target.device)
+    named = b.emit(prims.scatter_add, zeros, 1, labels, counts.to(torch.int64)) > 0
+    return labels, counts, named
+
+
+def _label_terms(b: Builder, x: Value, labels: Value, counts: Value, named: Value) -> Value:
+    """(N, j, c): 1 - x[y_j] + x[c] where positive, for labels j and classes c that no label names."""
+    scores = b.emit(prims.gather, x, 1, labels)
+    terms = (x.unsqueeze(1) - scores.unsqueeze(2) + 1.0).maximum(0.0)
+    return b.where(counts.unsqueeze(2) & ~named.unsqueeze(1), terms, 0.0)
+
+
+@OP.formula("multilabel_margin_loss_forward")
+def _multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[TensorSpec, TensorSpec]:
+    each = x.shape[:1] if x.dim() == 2 else ()
+    return contiguous(x, each if reduction == NONE else ()), contiguous(x, target.shape)
+
+
+@OP.refuses("multilabel_margin_loss_forward")
+def _refuse_multilabel_margin_loss(x: Any, target: Any, reduction: int) -> None:
+    _check_rows(x)
+    fits = x.numel() == target.numel() if x.dim() < 2 else tuple(x.shape) == tuple(target.shape)
+    refuse(not fits, lambda: f"inconsistent target size: {list(target.shape)} for input of size: {list(x.shape)}")
+
+
+@OP.rule("multilabel_margin_loss_forward")
+def _lower_multilabel_margin(b: Builder, x: Value, target: Value, reduction: int) -> tuple[Value, Value]:
+    wide, labels = _rows(x.compute(), target)
+    places, counts, named = _labels(b, labels)
+    loss = _label_terms(b, wide, places, counts, named).sum((1, 2)) / wide.shape[1]
+    is_target = named.to(x.dtype).reshape(target.shape)
+    if reduction == NONE:
+        return loss.reshape(x.shape[:-1]).to(x.dtype), is_target
+    return reduced_loss(loss, reduction, x.dtype), is_target
+
+
+@OP.rule("multilabel_margin_loss_backward")
+def _lower_multilabel_margin_backward(
+    b: Builder, grad: Value, x: Value, target: Value, reduction: int, is_target: Value
+) -> Value:
+    wide, labels = _rows(x.compute(), target)
+    places, counts, named = _labels(b, labels)
+    active = (_label_terms(b, wide, places, counts, named) > 0.0).to(wide.dtype)
+    slope = b.emit(prims.scatter_add, active.sum((1,)), 1, places, -active.sum((2,))) / wide.shape[1]
+    g = grad.to(wide.dtype)
+    g = g.reshape((wide.shape[0], 1)) if reduction == NONE else g
+    if reduction == MEAN:
+        g = g / wide.shape[0]
+    return (slope * g).reshape(x.shape).to(x.dtype)  # type: ignore[no-any-return]
+
+
+# --- negative log-likelihood ---------------------------------------------------------------------
+def _class_dim(x: Value) -> int:
+    return 0 if x.rank == 1 else 1
+
+
+def _picked(b: Builder, x: Value, target: Value, ignore_index: int) -> tuple[Value, Value, int]:
+    """(target with ignored entries set to class 0, both with the class dimension; valid mask; class dim)."""
+    dim = _class_dim(x)
+    target = target.to(torch.int64).unsqueeze(dim) if target.rank < x.rank else target.to(torch.int64)
+    valid = target.ne(ignore_index)
+    return b.where(valid, target, 0), valid, dim
+
+
+def _class_weights(b: Builder, x: Value, weight: Value, safe: Value) -> Value:
+    return b.emit(prims.index, weight.to(compute_dtype(x.dtype)), (safe,), False)  # type: ignore[no-any-return]
+
+
+@OP.formula("nll_loss_forward", "nll_loss2d_forward")
+def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: Size) -> tuple[TensorSpec, TensorSpec]:
+    shape = ()
+    if reduction == 0 and x.dim() > 1:
+        shape = (x.shape[0], *x.shape[2:])
+    return contiguous(x, shape), contiguous(x, ())
+
+
+@OP.refuses("nll_loss_forward", "nll_loss2d_forward")
+def _refuse_nll_loss(x: Any, target: Any, *args: Any) -> None:
+    refuse(
+        target.dtype not in (torch.int64, torch.uint8),
+        lambda: f"expected target dtype to be Long or Byte, but got {target.dtype}",
+    )
+
+
+@OP.rule("nll_loss_forward", "nll_loss2d_forward")
+def _lower_nll_loss(
+    b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any
+) -> tuple[Value, Value]:
+    wide = x.compute()
+    safe, valid, dim = _picked(b, x, target, ignore_index)
+    loss = -b.emit(prims.gather, wide, dim, safe)
+    scale = valid.to(wide.dtype)
+    if weight is not None:
+        scale = b.where(valid, _class_weights(b, x, weight, safe), 0.0)
+        loss = loss * scale
+    loss = b.where(valid, loss, 0.0)
+    if reduction == NONE:
+        return loss.squeeze(dim).to(x.dtype), b.full((), 0, x.dtype, x.device)
+    everything = tuple(range(loss.rank))
+    total, weights = loss.sum(everything), scale.sum(everything)
+    return (total / weights if reduction == MEAN else total).to(x.dtype), weights.to(x.dtype)
+
+
+@OP.formula("nll_loss_backward", "nll_loss2d_backward")
+def _nll_loss_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return contiguous(x, x.shape)
+
+
+@OP.rule("nll_loss_backward", "nll_loss2d_backward")
+def _lower_nll_loss_backward(
+    b: Builder,
+    grad: Value,
+    x: Value,
+    target: Value,
+    weight: Value | None,
+    reduction: int,
+    ignore_index: Any,
+    total_weight: Value,
+) -> Value:
+    compute = compute_dtype(x.dtype)
+    safe, valid, dim = _picked(b, x, target, ignore_index)
+    g = grad.to(compute)
+    if reduction == MEAN:
+        g = g / total_weight.to(compute)
+    elif reduction == NONE:
+        g = g.unsqueeze(dim)
+    g = -g
+    if weight is not None:
+        g = g * _class_weights(b, x, weight, safe)
+    g = b.where(valid, g.expand(safe.shape), 0.0)
+    # Every row has one class: comparing positions writes each element once and needs no scatter.
+    classes = b.iota(x.shape[dim], x.device).unsqueeze(*(d for d in range(x.rank) if d != dim))
+    return b.where(classes.eq(safe), g, 0.0).to(x.dtype)
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+def _ctc(log_probs: Any, longest: Size) -> tuple[TensorSpec, TensorSpec]:
+    steps, batch = (log_probs.shape[0], log_probs.shape[1]) if log_probs.dim() == 3 else (log_probs.shape[0], 1)
+    lead = (batch,) if log_probs.dim() == 3 else ()
+    return contiguous(log_probs, lead), contiguous(log_probs, (*lead, steps, 2 * longest + 1))
+
+
+@OP.formula("_ctc_loss")
+def _ctc_loss(
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Sequence[int], *args: Any, **kwargs: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    return _ctc(log_probs, max(target_lengths, default=0))
+
+
+@OP.formula("_ctc_loss.Tensor")
+def _ctc_loss_tensor(
+    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *args: Any, fresh: Fresh = refuse_fresh,
+    **kwargs: Any,
+) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    return _ctc(log_probs, fresh(None))
+
+
+@OP.formula("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
+def _ctc_loss_backward(grad: Any, log_probs: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return contiguous(log_probs, log_probs.shape)

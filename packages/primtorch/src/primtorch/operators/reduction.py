@@ -1,0 +1,531 @@
+"""Reductions and norms of vectors."""
+
+# ruff: noqa: B023 -- the messages are built at once, in the iteration that fails
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value
+from primtorch.errors import DataDependentValue
+from primtorch.families import Family, Formula
+from primtorch.layout import product, reduced_dims, wrap_dim
+from primtorch.operators.build import contiguous, elementwise
+from primtorch.operators.elementwise import same, truth
+from primtorch.operators.refusals import is_empty, refuse
+from primtorch.prims import Prim
+from primtorch.promotion import compute_dtype, float_of, integer_sum_dtype, real_of, result_type
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import hint_of
+
+OP = Family("reduction")
+
+
+def accumulated(x: Value, dtype: torch.dtype | None) -> Value:
+    """Operand of a sum: integers and bool are summed in int64."""
+    if dtype is None:
+        dtype = x.dtype if x.dtype.is_floating_point or x.dtype.is_complex else torch.int64
+    return x.to(dtype)
+
+
+def full_formula(dtype_rule: Any) -> Formula:
+    def formula(x: Any, *, dtype: torch.dtype | None = None) -> TensorSpec:
+        return contiguous(x, (), dtype or dtype_rule(x.dtype))
+
+    return formula
+
+
+OP.formula("sum prod")(full_formula(integer_sum_dtype))
+
+
+def reduced(x: Any, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> TensorSpec:
+    """The output of a reduction: row-major, whatever the input's strides."""
+    gone = set(dims)
+    if keepdim:
+        return contiguous(x, [1 if d in gone else s for d, s in enumerate(x.shape)], dtype)
+    return contiguous(x, [s for d, s in enumerate(x.shape) if d not in gone], dtype)
+
+
+@OP.formula("sum.dim_IntList", "nansum")
+def _sum(
+    x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, dtype or integer_sum_dtype(x.dtype))
+
+
+@OP.rule("sum", "sum.dim_IntList")
+def _lower_sum(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    return accumulated(x, dtype).sum(reduced_dims(dim, x.rank), keepdim)
+
+
+@OP.rule("nansum")
+def _lower_nansum(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    if x.dtype.is_floating_point:
+        x = b.where(x.map(prims.isnan), 0, x)
+    return _lower_sum(b, x, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
+
+
+def _mean_of(x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
+    count = product([x.shape[d] for d in dims])
+    total = x.sum(dims, keepdim)
+    return total / (math.nan if isinstance(count, int) and count == 0 else count)
+
+
+@OP.formula("mean.dim")
+def _mean_dim(
+    x: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorSpec:
+    out = dtype or x.dtype
+    if not (out.is_floating_point or out.is_complex):
+        raise RuntimeError(
+            "mean(): could not infer output dtype. Input dtype must be either a floating point or complex "
+            f"dtype. Got: {x.dtype}"
+        )
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, out)
+
+
+@OP.formula("mean")
+def _mean(x: Any, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    return _mean_dim(x, None, dtype=dtype)
+
+
+@OP.rule("mean", "mean.dim")
+def _lower_mean(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    out_dtype = dtype or x.dtype
+    if not (out_dtype.is_floating_point or out_dtype.is_complex):
+        raise RuntimeError(
+            "mean(): could not infer output dtype. Input dtype must be either a floating point or "
+            f"complex dtype. Got: {out_dtype}"
+        )
+    dims = reduced_dims(dim, x.rank)
+    return _mean_of(x.to(compute_dtype(out_dtype)), dims, keepdim).to(out_dtype)
+
+
+@OP.formula("prod.dim_int")
+def _prod(x: Any, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, dtype or integer_sum_dtype(x.dtype))
+
+
+@OP.rule("prod", "prod.dim_int")
+def _lower_prod(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+    return accumulated(x, dtype).reduce(prims.prod, reduced_dims(dim, x.rank), keepdim)
+
+
+def is_known(size: Any) -> bool:
+    """Whether a size, or a product of sizes, does not depend on data."""
+    return isinstance(size, int) or hint_of(size, -1) >= 0
+
+
+def want_some(b: Builder, x: Value, dims: tuple[int, ...]) -> None:
+    """Nothing has no largest element. Sizes that are known were looked at when the program was traced."""
+    count = product([x.shape[d] for d in dims])
+    if not is_known(count):
+        message = "Expected reduction dim to have non-zero size: the largest or smallest of no elements was asked for"
+        b.emit(prims.assert_async, b.full((), count, torch.int64, x.device).ne(0), message)
+
+
+def _extremum(prim: Prim) -> Any:
+    def rule(b: Builder, x: Value, dim: Any = (), keepdim: bool = False) -> Value:
+        dims = reduced_dims(dim, x.rank)
+        want_some(b, x, dims)
+        return x.reduce(prim, dims, keepdim)
+
+    return rule
+
+
+@OP.formula("amax", "amin")
+def _amax(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, x.dtype)
+
+
+def _want_elements(x: Any, dims: Sequence[int], name: str) -> None:
+    for d in dims:
+        at = wrap_dim(d, x.dim())
+        refuse(
+            bool(x.dim()) and is_empty(x.shape[at]),
+            lambda: f"{name}(): Expected reduction dim {at} to have non-zero size.",
+            IndexError,
+        )
+
+
+_OF_NOTHING = "Expected reduction dim to be specified for input.numel() == 0. Specify it with 'dim'"
+
+
+@OP.refuses("amax", "amin")
+def _refuse_extremum(x: Any, dim: Any = (), keepdim: bool = False) -> None:
+    refuse(x.dim() > 64, "only tensors with up to 64 dims are supported")
+    dims = dim if isinstance(dim, list | tuple) else (dim,)
+    refuse(any(map(is_empty, x.shape)) and not dims, _OF_NOTHING)
+    _want_elements(x, dims, "amax or amin")
+
+
+OP.rule("amax")(_extremum(prims.amax))
+OP.rule("amin")(_extremum(prims.amin))
+OP.formula("max min")(full_formula(same))
+
+
+@OP.refuses("max", "min")
+def _refuse_extremum_of_all(x: Any) -> None:
+    refuse(any(map(is_empty, x.shape)), _OF_NOTHING)
+
+
+@OP.refuses("max.dim", "min.dim")
+def refuse_element_along(x: Any, dim: int = -1, keepdim: bool = False) -> None:
+    _want_elements(x, (dim,), "max, min, median or mode")
+
+
+@OP.formula("max.dim", "min.dim")
+def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    dims = reduced_dims(dim, x.dim())
+    return reduced(x, dims, keepdim, x.dtype), reduced(x, dims, keepdim, torch.int64)
+
+
+OP.rule("max")(_extremum(prims.amax))
+OP.rule("min")(_extremum(prims.amin))
+
+
+@OP.formula("aminmax")
+def _aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    out = reduced(x, reduced_dims(dim, x.dim()), keepdim, x.dtype)
+    return out, out
+
+
+@OP.refuses("aminmax")
+def _refuse_aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> None:
+    refuse(x.dim() > 64, "only tensors with up to 64 dims are supported")
+    if dim is not None:
+        _want_elements(x, (dim,), "aminmax")
+    else:
+        refuse(any(map(is_empty, x.shape)), "aminmax(): cannot compute aminmax over an empty dimension")
+
+
+@OP.rule("aminmax", "_aminmax?", "_aminmax.dim?")
+def _lower_aminmax(b: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> tuple[Value, Value]:
+    dims = reduced_dims(dim, x.rank)
+    want_some(b, x, dims)
+    return x.reduce(prims.amin, dims, keepdim), x.reduce(prims.amax, dims, keepdim)
+
+
+def _extremum_along(value: Prim, place: Prim) -> Any:
+    def rule(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+        if x.rank == 0:
+            return x, b.full((), 0, torch.int64, x.device)
+        dims = (x.dim(dim),)
+        want_some(b, x, dims)
+        keys = x.to(torch.uint8) if x.dtype is torch.bool else x
+        return x.reduce(value, dims, keepdim), b.emit(place, keys, dims, keepdim)
+
+    return rule
+
+
+OP.rule("max.dim")(_extremum_along(prims.amax, prims.argmax))
+OP.rule("min.dim")(_extremum_along(prims.amin, prims.argmin))
+
+
+def _arg(prim: Prim) -> Any:
+    def rule(b: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
+        if x.rank == 0:
+            return b.full((), 0, torch.int64, x.device)
+        want_some(b, x, reduced_dims(dim, x.rank))
+        keys = x.to(torch.uint8) if x.dtype is torch.bool else x
+        return b.emit(prim, keys, () if dim is None else (x.dim(dim),), keepdim)  # type: ignore[no-any-return]
+
+    return rule
+
+
+@OP.formula("argmax", "argmin")
+def _argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.int64)
+
+
+@OP.refuses("argmax", "argmin")
+def _refuse_place_of_extremum(x: Any, dim: int | None = None, keepdim: bool = False) -> None:
+    refuse(dim is None and any(map(is_empty, x.shape)), _OF_NOTHING, IndexError)
+    if dim is not None:
+        _want_elements(x, (dim,), "argmax or argmin")
+
+
+OP.rule("argmax")(_arg(prims.argmax))
+OP.rule("argmin")(_arg(prims.argmin))
+
+
+def _logical(prim: Prim) -> Any:
+    def rule(b: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+        out = truth(x).reduce(prim, reduced_dims(dim, x.rank), keepdim)
+        return out.to(torch.uint8) if x.dtype is torch.uint8 else out
+
+    return rule
+
+
+OP.formula("any all")(full_formula(lambda d: torch.uint8 if d is torch.uint8 else torch.bool))
+
+
+@OP.formula("any.dim", "all.dim", "any.dims", "all.dims")
+def _any(x: Any, dim: Any = None, keepdim: bool = False) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
+
+
+OP.rule("any.|dim|dims")(_logical(prims.any))
+OP.rule("all.|dim|dims")(_logical(prims.all))
+
+
+@OP.formula("count_nonzero", "count_nonzero.dim_IntList")
+def _count_nonzero(x: Any, dim: Any = None) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), False, torch.int64)
+
+
+@OP.rule("count_nonzero", "count_nonzero.dim_IntList")
+def _lower_count_nonzero(b: Builder, x: Value, dim: Any = None) -> Value:
+    return truth(x).to(torch.int64).sum(reduced_dims(dim, x.rank))
+
+
+# --- variance ------------------------------------------------------------------------------------
+def _var_mean_wide(b: Builder, x: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Value, Value]:
+    dims = reduced_dims(dim, x.rank)
+    if not x.dtype.is_complex:
+        return b.emit(prims.var_mean, x.compute(), dims, float(correction), keepdim)  # type: ignore[no-any-return]
+    re = b.emit(prims.var_mean, x.compute().map(prims.real), dims, float(correction), keepdim)
+    im = b.emit(prims.var_mean, x.compute().map(prims.imag), dims, float(correction), keepdim)
+    return re[0] + im[0], b.emit(prims.complex, re[1], im[1])
+
+
+def _correction(unbiased: bool, correction: Any) -> Any:
+    return (1 if unbiased else 0) if correction is None else correction
+
+
+def _real_dtype(dtype: torch.dtype) -> torch.dtype:
+    return dtype.to_real() if dtype.is_complex else dtype
+
+
+@OP.formula("var", "std")
+def _var_all(x: Any, unbiased: bool = True) -> TensorSpec:
+    return contiguous(x, (), real_of(x.dtype))
+
+
+@OP.formula("var.dim", "std.dim", "var.correction", "std.correction")
+def _var(
+    x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None
+) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(x.dtype))
+
+
+@OP.rule("var.correction")
+def _lower_var(b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
+    return _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)[0].to(_real_dtype(x.dtype))
+
+
+@OP.rule("std.correction")
+def _lower_std(b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
+    variance = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)[0]
+    return variance.map(prims.sqrt).to(_real_dtype(x.dtype))
+
+
+@OP.formula("var_mean.correction", "std_mean.correction")
+def _var_mean(
+    x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
+    dims = reduced_dims(dim, x.dim())
+    return reduced(x, dims, keepdim, real_of(x.dtype)), reduced(x, dims, keepdim, x.dtype)
+
+
+@OP.rule("var_mean.correction")
+def _lower_var_mean(
+    b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    var, mean = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)
+    return var.to(_real_dtype(x.dtype)), mean.to(x.dtype)
+
+
+@OP.rule("std_mean.correction")
+def _lower_std_mean(
+    b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+) -> tuple[Value, Value]:
+    var, mean = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)
+    return var.map(prims.sqrt).to(_real_dtype(x.dtype)), mean.to(x.dtype)
+
+
+def _unbiased_arguments(rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, bool, bool]:
+    if rest and isinstance(rest[0], bool):
+        return None, rest[0], False
+    padded = (*rest, *(None, True, False)[len(rest) :])
+    return (options.get("dim", padded[0]), options.get("unbiased", padded[1]), options.get("keepdim", padded[2]))
+
+
+@OP.rule("var", "var.dim")
+def _lower_var_unbiased(b: Builder, x: Value, *rest: Any, **options: Any) -> Value:
+    dim, unbiased, keepdim = _unbiased_arguments(rest, options)
+    return _lower_var(b, x, dim, correction=int(unbiased), keepdim=keepdim)  # type: ignore[no-any-return]
+
+
+@OP.rule("std", "std.dim")
+def _lower_std_unbiased(b: Builder, x: Value, *rest: Any, **options: Any) -> Value:
+    dim, unbiased, keepdim = _unbiased_arguments(rest, options)
+    return _lower_std(b, x, dim, correction=int(unbiased), keepdim=keepdim)  # type: ignore[no-any-return]
+
+
+# --- norms of vectors ------------------------------------------------------------------------------
+def vector_norm(b: Builder, x: Value, order: float, dims: tuple[int, ...], keepdim: bool) -> Value:
+    size = x.map(prims.abs)
+    if order == math.inf:
+        return size.reduce(prims.amax, dims, keepdim)
+    if order == -math.inf:
+        return size.reduce(prims.amin, dims, keepdim)
+    if order == 0:
+        return size.ne(0.0).to(size.dtype).sum(dims, keepdim)
+    if order == 1:
+        return size.sum(dims, keepdim)
+    if order == 2:
+        return (size * size).sum(dims, keepdim).map(prims.sqrt)
+    return (size ** float(order)).sum(dims, keepdim) ** (1.0 / order)
+
+
+@OP.formula("linalg_vector_norm")
+def _vector_norm(
+    x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(dtype or x.dtype))
+
+
+@OP.refuses("linalg_vector_norm")
+def _refuse_vector_norm(x: Any, ord: Any = 2, dim: Any = None, *args: Any, **options: Any) -> None:
+    if ord >= 0 and ord != math.inf:
+        return  # of no elements it is zero
+    dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim or range(x.dim())
+    nothing = bool(x.dim()) and any(is_empty(x.shape[wrap_dim(d, x.dim())]) for d in dims)
+    refuse(nothing, lambda: f"linalg.vector_norm cannot compute the {ord} norm of no elements: it has no identity")
+
+
+@OP.rule("linalg_vector_norm")
+def _lower_linalg_vector_norm(
+    b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    out_dtype = dtype or x.dtype
+    wide = x.to(compute_dtype(out_dtype))
+    out = vector_norm(b, wide, float(order), reduced_dims(dim, x.rank), keepdim)
+    return out.to(_real_dtype(out_dtype))
+
+
+@OP.formula("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")
+def _norm(
+    x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(dtype or x.dtype))
+
+
+@OP.rule("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim_dtype")
+def _lower_norm(
+    b: Builder, x: Value, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    return _lower_linalg_vector_norm(b, x, 2 if p is None else p, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
+
+
+@OP.formula("renorm")
+def _renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> TensorSpec:
+    return contiguous(x, x.shape)
+
+
+@OP.refuses("renorm")
+def _refuse_renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> None:
+    refuse(x.dim() < 2, lambda: f"renorm: input needs at least 2 dimensions, got {x.dim()} dimensions")
+
+
+@OP.rule("renorm")
+def _lower_renorm(b: Builder, x: Value, p: Any, dim: int, maxnorm: Any) -> Value:
+    dim = x.dim(dim)
+    wide = x.compute()
+    norm = vector_norm(b, wide, float(p), tuple(d for d in range(x.rank) if d != dim), True)
+    factor = b.where(norm > float(maxnorm), float(maxnorm) / (norm + 1e-7), 1.0)
+    return (wide * factor.to(wide.dtype)).to(x.dtype)
+
+
+@OP.formula("dist")
+def _dist(a: Any, b: Any, p: Any = 2) -> TensorSpec:
+    return contiguous(a, (), real_of(elementwise((a, b), result_type((a, b))).dtype))
+
+
+@OP.refuses("dist")
+def _refuse_dist(x: Any, y: Any, p: Any = 2) -> None:
+    _refuse_vector_norm(x if any(map(is_empty, x.shape)) else y, p)
+
+
+@OP.rule("dist")
+def _lower_dist(b: Builder, x: Value, y: Value, p: Any = 2) -> Value:
+    difference = x - y.to(x.dtype)
+    return _lower_linalg_vector_norm(b, difference, p)  # type: ignore[no-any-return]
+
+
+@OP.formula("logsumexp")
+def _logsumexp(x: Any, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, float_of(x.dtype))
+
+
+@OP.rule("logsumexp")
+def _lower_logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Value:
+    dtype = float_of(x.dtype)
+    wide = x.to(compute_dtype(dtype))
+    dims = reduced_dims(dim, x.rank)
+    if any(isinstance(x.shape[d], int) and x.shape[d] == 0 for d in dims):
+        return wide.map(prims.exp).sum(dims, keepdim).map(prims.log).to(dtype)
+    top = (
+        wide.reduce(prims.amax, dims, True)
+        if not wide.dtype.is_complex
+        else (wide.map(prims.real).reduce(prims.amax, dims, True).to(wide.dtype))
+    )
+    size = top.map(prims.abs)
+    shift = b.where(size.eq(math.inf), 0, top)
+    out = (wide - shift).map(prims.exp).sum(dims, True).map(prims.log) + shift
+    return (out if keepdim else out.squeeze(*dims)).to(dtype)
+
+
+@OP.rule("_is_all_true")
+def _lower_is_all_true(b: Builder, x: Value) -> Value:
+    return x.reduce(prims.all, tuple(range(x.rank)))
+
+
+@OP.rule("_is_any_true")
+def _lower_is_any_true(b: Builder, x: Value) -> Value:
+    return x.reduce(prims.any, tuple(range(x.rank)))
+
+
+@OP.rule("linalg__powsum?")
+def _lower_powsum(
+    b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+) -> Value:
+    """sum |x|^p."""
+    out_dtype = dtype or (x.dtype.to_real() if x.dtype.is_complex else x.dtype)
+    size = x.compute().map(prims.abs)
+    dims = tuple(range(x.rank)) if dim is None else tuple(x.dim(d) for d in ((dim,) if isinstance(dim, int) else dim))
+    term = size * size if order == 2 else size if order == 1 else size ** float(order)
+    return term.sum(dims, keepdim).to(out_dtype)
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+@OP.formula("equal", "allclose")
+def _equal(x: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
+    raise DataDependentValue(
+        "whether two tensors are equal (torch.equal, torch.allclose)",
+        "it is known only when the program runs",
+        "Keep the comparison in a tensor, or keep this part out of the compiled region.",
+    )
+
+
+@OP.formula("segment_reduce")
+def _segment_reduce(
+    data: Any, reduce: str, *, lengths: Any = None, indices: Any = None, offsets: Any = None, axis: int = 0,
+    unsafe: bool = False, initial: Any = None,
+) -> TensorSpec:  # fmt: skip
+    if lengths is not None:
+        segments = tuple(lengths.shape)
+    else:
+        segments = (*offsets.shape[:-1], offsets.shape[-1] - 1)
+    return contiguous(data, (*segments, *data.shape[axis + 1 :]))
+
+
+@OP.formula("_segment_reduce_backward")
+def _segment_reduce_backward(grad: Any, output: Any, data: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return contiguous(grad, data.shape)

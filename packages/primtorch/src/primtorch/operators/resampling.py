@@ -1,0 +1,363 @@
+"""Resizing, grids, antialiased resampling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value, same_size
+from primtorch.families import Family
+from primtorch.operators.refusals import is_empty, refuse
+from primtorch.operators.window import by_rows, laid_out, times
+from primtorch.spec import Size, TensorSpec
+
+OP = Family("resampling")
+
+
+# --- resampling ----------------------------------------------------------------------------------
+def _nearest_index(b: Builder, size: Any, out: Any, scale: float | None, exact: bool, device: torch.device) -> Value:
+    ratio = 1 / scale if scale is not None and scale > 0 else size / out
+    position = b.iota(out, device).to(torch.float32)
+    place = (position + 0.5) * ratio if exact else position * ratio
+    return place.map(prims.floor).to(torch.int64).minimum(size - 1)
+
+
+def _nearest_indices(
+    b: Builder, spatial: Sequence[Any], out: Sequence[Any], scales: Sequence[Any], exact: bool, device: torch.device
+) -> list[Value]:
+    rank = len(out)
+    return [
+        _nearest_index(b, spatial[d], out[d], scales[d], exact, device).unsqueeze(*range(1, rank - d))
+        for d in range(rank)
+    ]
+
+
+def _nearest(rank: int, exact: bool) -> Any:
+    def rule(b: Builder, x: Value, output_size: Sequence[Any], *scales: Any) -> Value:
+        indices = _nearest_indices(b, x.shape[2:], output_size, scales or (None,) * rank, exact, x.device)
+        return b.emit(prims.index, x, (None, None, *indices), False)  # type: ignore[no-any-return]
+
+    return rule
+
+
+def _nearest_backward(rank: int, exact: bool) -> Any:
+    def rule(b: Builder, grad: Value, output_size: Sequence[Any], input_size: Sequence[Any], *scales: Any) -> Value:
+        indices = _nearest_indices(b, input_size[2:], output_size, scales or (None,) * rank, exact, grad.device)
+        g = grad.compute()
+        zeros = b.full(input_size, 0, g.dtype, g.device)
+        return b.emit(prims.index_put, zeros, (None, None, *indices), g, True, False).to(grad.dtype)  # type: ignore[no-any-return]
+
+    return rule
+
+
+def _linear_weights(
+    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, like: Value
+) -> tuple[Value, Value, Value]:
+    """For each output position the two source positions and the weight of the second."""
+    position = b.iota(out, like.device).to(like.dtype)
+    if align_corners:
+        place = position * ((size - 1) / (out - 1) if not same_size(out, 1) else 0.0)
+    else:
+        ratio = 1 / scale if scale is not None and scale > 0 else size / out
+        place = ((position + 0.5) * ratio - 0.5).maximum(0.0)
+    low = place.map(prims.floor).to(torch.int64).minimum(size - 1)
+    high = (low + 1).minimum(size - 1)
+    return low, high, (place - low.to(like.dtype)).maximum(0.0).minimum(1.0)
+
+
+def refuse_bytes(x: Value) -> None:
+    if not x.dtype.is_floating_point:
+        raise NotImplementedError(
+            f"interpolating an image of {x.dtype}: eager computes these in fixed point with a "
+            "rounding of its own; convert the image to float32 first"
+        )
+
+
+def _linear(rank: int) -> Any:
+    def rule(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool, *scales: Any) -> Value:
+        refuse_bytes(x)
+        out = x.compute()
+        for d in range(rank):
+            dim = 2 + d
+            low, high, weight = _linear_weights(
+                b, x.shape[dim], output_size[d], align_corners, scales[d] if scales else None, out
+            )
+            lead = (None,) * dim
+            weight = weight.unsqueeze(*range(1, out.rank - dim)) if out.rank - dim > 1 else weight
+            first = b.emit(prims.index, out, (*lead, low), False)
+            second = b.emit(prims.index, out, (*lead, high), False)
+            out = first * (1.0 - weight) + second * weight
+        return out.to(x.dtype)
+
+    return rule
+
+
+def _linear_backward(rank: int) -> Any:
+    def rule(
+        b: Builder,
+        grad: Value,
+        output_size: Sequence[Any],
+        input_size: Sequence[Any],
+        align_corners: bool,
+        *scales: Any,
+    ) -> Value:
+        g = grad.compute()
+        for d in reversed(range(rank)):
+            dim = 2 + d
+            low, high, weight = _linear_weights(
+                b, input_size[dim], output_size[d], align_corners, scales[d] if scales else None, g
+            )
+            lead = (None,) * dim
+            weight = weight.unsqueeze(*range(1, g.rank - dim)) if g.rank - dim > 1 else weight
+            shape = (*g.shape[:dim], input_size[dim], *g.shape[dim + 1 :])
+            zeros = b.full(shape, 0, g.dtype, g.device)
+            out = b.emit(prims.index_put, zeros, (*lead, low), g * (1.0 - weight), True, False)
+            g = b.emit(prims.index_put, out, (*lead, high), g * weight, True, False)
+        return g.to(grad.dtype)
+
+    return rule
+
+
+_KEYS = -0.75  # Keys (1981), the parameter that eager uses
+_KEYS_ANTIALIASED = -0.5
+
+
+def _ratio(size: Any, out: Any, align_corners: bool, scale: float | None) -> Any:
+    if align_corners:
+        return (size - 1) / (out - 1) if not same_size(out, 1) and out > 1 else 0.0
+    return 1 / scale if scale is not None and scale > 0 else size / out
+
+
+def _cubic(t: Value, a: float) -> Value:
+    """The cubic convolution kernel at distance t >= 0."""
+    near = ((t * (a + 2) - (a + 3)) * t) * t + 1.0
+    far = ((t * a - 5 * a) * t + 8 * a) * t - 4 * a
+    return t.b.where(t < 1.0, near, t.b.where(t < 2.0, far, 0.0))
+
+
+def _cubic_taps(
+    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, like: Value
+) -> list[tuple[Value, Value]]:
+    """Four (position, weight) pairs of shape (out,)."""
+    ratio = _ratio(size, out, align_corners, scale)
+    i = b.iota(out, like.device).to(like.dtype)
+    real = i * ratio if align_corners else (i + 0.5) * ratio - 0.5
+    floor = real.map(prims.floor)
+    t, low = real - floor, floor.to(torch.int64)
+    distances = (t + 1.0, t, 1.0 - t, 2.0 - t)
+    return [((low + (k - 1)).maximum(0).minimum(size - 1), _cubic(d, _KEYS)) for k, d in enumerate(distances)]
+
+
+@OP.formula(
+    "upsample_nearest1d",
+    "upsample_nearest2d",
+    "upsample_nearest3d",
+    "_upsample_nearest_exact1d",
+    "_upsample_nearest_exact2d",
+    "_upsample_nearest_exact3d",
+    "upsample_linear1d",
+    "upsample_bilinear2d",
+    "upsample_bicubic2d",
+    "upsample_trilinear3d",
+    "_upsample_bilinear2d_aa",
+    "_upsample_bicubic2d_aa",
+)
+def _upsample(x: Any, output_size: Sequence[Size], *args: Any, **kwargs: Any) -> TensorSpec:
+    shape = (*x.shape[:2], *output_size)
+    if len(output_size) == 1:
+        return by_rows(x, shape)
+    return laid_out(x, shape)
+
+
+@OP.rule("upsample_bicubic2d")
+def _lower_bicubic(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool, *scales: Any) -> Value:
+    refuse_bytes(x)
+    out = x.compute()
+    for d in (1, 0):
+        dim = 2 + d
+        total: Value | None = None
+        for place, weight in _cubic_taps(
+            b, x.shape[dim], output_size[d], align_corners, scales[d] if scales else None, out
+        ):
+            weight = weight.unsqueeze(1) if d == 0 else weight
+            part = b.emit(prims.index, out, (*(None,) * dim, place), False) * weight
+            total = part if total is None else total + part
+        assert total is not None
+        out = total
+    return out.to(x.dtype)
+
+
+@OP.formula(
+    "upsample_nearest2d_backward",
+    "_upsample_nearest_exact2d_backward",
+    "upsample_bilinear2d_backward",
+    "upsample_trilinear3d_backward",
+    "_upsample_bilinear2d_aa_backward",
+)
+def _upsample_backward(
+    grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any
+) -> TensorSpec:
+    return laid_out(grad, tuple(input_size))
+
+
+@OP.formula(
+    "upsample_nearest1d_backward",
+    "upsample_nearest3d_backward",
+    "_upsample_nearest_exact1d_backward",
+    "_upsample_nearest_exact3d_backward",
+    "upsample_linear1d_backward",
+    "upsample_bicubic2d_backward",
+    "_upsample_bicubic2d_aa_backward",
+)
+def _upsample_backward_by_rows(
+    grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any
+) -> TensorSpec:
+    return by_rows(grad, tuple(input_size))
+
+
+@OP.rule("upsample_bicubic2d_backward")
+def _lower_bicubic_backward(
+    b: Builder, grad: Value, output_size: Sequence[Any], input_size: Sequence[Any], align_corners: bool, *scales: Any
+) -> Value:
+    g = grad.compute()
+    for d in (0, 1):
+        dim = 2 + d
+        total = b.full((*g.shape[:dim], input_size[dim], *g.shape[dim + 1 :]), 0, g.dtype, g.device)
+        for place, weight in _cubic_taps(
+            b, input_size[dim], output_size[d], align_corners, scales[d] if scales else None, g
+        ):
+            weight = weight.unsqueeze(1) if d == 0 else weight
+            total = b.emit(prims.index_put, total, (*(None,) * dim, place), g * weight, True, False)
+        g = total
+    return g.to(grad.dtype)
+
+
+# --- antialiased -----------------------------------------------------------------------------------
+def _triangle(t: Value) -> Value:
+    return (1.0 - t).maximum(0.0)
+
+
+def _lanczos(t: Value) -> Value:
+    angle = t * math.pi
+    safe = t.b.where(angle.eq(0.0), 1.0, angle)
+    value = safe.map(prims.sin) / safe * ((safe / 3.0).map(prims.sin) / (safe / 3.0))
+    return t.b.where(t < 3.0, t.b.where(angle.eq(0.0), 1.0, value), 0.0)
+
+
+_FILTERS: dict[str, tuple[float, Callable[[Value], Value]]] = {
+    "bilinear": (1.0, _triangle),
+    "bicubic": (2.0, lambda t: _cubic(t, _KEYS_ANTIALIASED)),
+    "lanczos": (3.0, _lanczos),
+}
+
+
+def _antialiasing(
+    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, name: str, like: Value
+) -> Value:
+    """(out, size) matrix: a filter stretched by the scale where the image shrinks, each row summing to 1."""
+    reach, kernel = _FILTERS[name]
+    ratio = _ratio(size, out, align_corners, scale)
+    stretch = max(ratio, 1.0)
+    support = reach * stretch
+    centre = (b.iota(out, like.device).to(like.dtype) + 0.5) * ratio
+    first = (centre - support + 0.5).map(prims.trunc).maximum(0.0)
+    stop = (centre + support + 0.5).map(prims.trunc).minimum(float(size))
+    j = b.iota(size, like.device).to(like.dtype).unsqueeze(0)
+    distance = ((j - centre.unsqueeze(1) + 0.5) * (1.0 / stretch)).map(prims.abs)
+    inside = (j >= first.unsqueeze(1)) & (j < stop.unsqueeze(1))
+    weights = b.where(inside, kernel(distance), 0.0)
+    return weights / weights.sum((1,), True)
+
+
+def _antialiased(name: str) -> Any:
+    def rule(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool, *scales: Any) -> Value:
+        refuse_bytes(x)
+        out = x.compute()
+        for d in (1, 0):
+            matrix = _antialiasing(
+                b, x.shape[2 + d], output_size[d], align_corners, scales[d] if scales else None, name, out
+            )
+            out = times(b, out, 2 + d, matrix)
+        return out.to(x.dtype)
+
+    return rule
+
+
+def _antialiased_backward(name: str) -> Any:
+    def rule(
+        b: Builder,
+        grad: Value,
+        output_size: Sequence[Any],
+        input_size: Sequence[Any],
+        align_corners: bool,
+        *scales: Any,
+    ) -> Value:
+        g = grad.compute()
+        for d in (0, 1):
+            matrix = _antialiasing(
+                b, input_size[2 + d], output_size[d], align_corners, scales[d] if scales else None, name, g
+            )
+            g = times(b, g, 2 + d, matrix.transpose(0, 1))
+        return g.to(grad.dtype)
+
+    return rule
+
+
+for _name in _FILTERS:
+    OP.rule(f"_upsample_{_name}2d_aa?")(_antialiased(_name))
+    OP.rule(f"_upsample_{_name}2d_aa_backward?")(_antialiased_backward(_name))
+
+
+# --- affine grids ----------------------------------------------------------------------------------
+@OP.rule("affine_grid_generator")
+def _lower_affine_grid(b: Builder, theta: Value, size: Sequence[Any], align_corners: bool) -> Value:
+    """Homogeneous pixel coordinates in [-1, 1], x first, times theta (N, rank, rank + 1)."""
+    n, _, *spatial = size
+    rank = len(spatial)
+    wide = theta.compute()
+    axes = []
+    for d, length in enumerate(spatial):
+        step = 2.0 / (length - 1) if align_corners and not same_size(length, 1) else 2.0 / length
+        start = (-1.0 if not same_size(length, 1) else 0.0) if align_corners else step / 2 - 1.0
+        axis = b.iota(length, theta.device).to(wide.dtype) * step + start
+        axes.append(axis.unsqueeze(*(e for e in range(rank) if e != d)).expand(spatial))
+    ones = b.full(spatial, 1, wide.dtype, theta.device)
+    base = b.cat([a.unsqueeze(rank) for a in (*reversed(axes), ones)], rank)
+    points: Any = 1
+    for length in spatial:
+        points = points * length
+    flat = base.reshape((points, rank + 1)).unsqueeze(0).expand((n, points, rank + 1))
+    grid = b.emit(prims.bmm, flat, wide.transpose(1, 2))
+    return grid.reshape((n, *spatial, rank)).to(theta.dtype)  # type: ignore[no-any-return]
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+@OP.formula("grid_sampler_2d", "grid_sampler_3d")
+def _grid_sampler(x: Any, grid: Any, *args: Any) -> TensorSpec:
+    shape = (*x.shape[:2], *grid.shape[1:-1])
+    return by_rows(x, shape)
+
+
+_UPSAMPLED = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
+
+
+@OP.refuses(*(f"upsample_{kind}" for kind in _UPSAMPLED), *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)))
+def _refuse_upsample(x: Any, output_size: Sequence[Any], *args: Any, **options: Any) -> None:
+    sizes = *x.shape[2:], *output_size
+    refuse(any(map(is_empty, sizes)), lambda: f"Input and output sizes should be greater than 0, but got {sizes}")
+    refuse(is_empty(x.shape[1]), lambda: f"Non-empty data tensor expected but got a tensor with sizes {list(x.shape)}")
+
+
+for _rank in (1, 2, 3):
+    for _name, _exact in (("upsample_nearest", False), ("_upsample_nearest_exact", True)):
+        OP.rule(f"{_name}{_rank}d")(_nearest(_rank, _exact))
+        OP.rule(f"{_name}{_rank}d_backward")(_nearest_backward(_rank, _exact))
+
+
+for _rank, _name in ((1, "upsample_linear1d"), (2, "upsample_bilinear2d"), (3, "upsample_trilinear3d")):
+    OP.rule(_name)(_linear(_rank))
+    OP.rule(f"{_name}_backward")(_linear_backward(_rank))

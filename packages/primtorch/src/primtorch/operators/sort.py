@@ -1,0 +1,354 @@
+"""Order and counts: sorting, searching, medians, distinct elements, histograms."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value, same_size
+from primtorch.families import Family
+from primtorch.layout import contiguous_strides, dense_like, product, strides_in_order, wrap_dim
+from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
+from primtorch.operators.creation import lower_linspace
+from primtorch.operators.elementwise import same
+from primtorch.operators.reduction import full_formula, is_known, max_dim, refuse_element_along, want_some
+from primtorch.operators.refusals import refuse
+from primtorch.spec import Size, TensorSpec
+
+OP = Family("sort")
+
+
+# --- order ---------------------------------------------------------------------------------------
+@OP.formula("sort")
+def _sort(x: Any, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    wrap_dim(dim, x.dim())
+    shape = tuple(x.shape)
+    strides = dense_like(shape, x.stride())
+    return strided(x, shape, strides), strided(x, shape, strides, torch.int64)
+
+
+@OP.formula("sort.stable")
+def _sort_stable(
+    x: Any, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> tuple[TensorSpec, TensorSpec]:
+    return _sort(x, dim, descending)
+
+
+@OP.rule("sort")
+def _lower_sort(b: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
+    return b.emit(prims.sort, x, x.dim(dim), descending, False) if x.rank else (x, b.full((), 0, torch.int64, x.device))
+
+
+@OP.rule("sort.stable")
+def _lower_sort_stable(b: Builder, x: Value, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
+    return (
+        b.emit(prims.sort, x, x.dim(dim), descending, bool(stable))
+        if x.rank
+        else (x, b.full((), 0, torch.int64, x.device))
+    )
+
+
+@OP.formula("topk")
+def _topk(x: Any, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[TensorSpec, TensorSpec]:
+    shape = list(x.shape)
+    at = wrap_dim(dim, x.dim())
+    if shape:
+        if k > shape[at]:
+            raise RuntimeError("selected index k out of range")
+        shape[at] = k
+    return contiguous(x, shape), contiguous(x, shape, torch.int64)
+
+
+@OP.rule("topk")
+def _lower_topk(b: Builder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
+    return b.emit(prims.topk, x, k, x.dim(dim), largest, sorted)
+
+
+def _at_rank(b: Builder, x: Value, place: Any, dim: int, keepdim: bool) -> tuple[Value, Value]:
+    values, indices = b.emit(prims.sort, x, dim, False, True)
+    picked = [v.slice(dim, place, place + 1) for v in (values, indices)]
+    first, second = picked if keepdim else [v.squeeze(dim) for v in picked]
+    return first, second
+
+
+@OP.formula("kthvalue")
+def _kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return max_dim(x, dim, keepdim)
+
+
+@OP.refuses("kthvalue")
+def _refuse_kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> None:
+    size = x.shape[wrap_dim(dim, x.dim())] if x.dim() else 1
+    refuse(k < 1 or k > size, lambda: f"kthvalue(): selected number k out of range for dimension {dim}")
+
+
+@OP.rule("kthvalue")
+def _lower_kthvalue(b: Builder, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+    if x.rank == 0:
+        return x, b.full((), 0, torch.int64, x.device)
+    return _at_rank(b, x, k - 1, x.dim(dim), keepdim)
+
+
+def _medians(b: Builder, x: Value, dim: int, keepdim: bool, *, ignore_nan: bool) -> tuple[Value, Value]:
+    """The lower of the two middle elements; NaN sorts last, so it decides only when it may."""
+    want_some(b, x, (dim,))
+    size = x.shape[dim]
+    values, indices = b.emit(prims.sort, x, dim, False, True)
+    nan = x.map(prims.isnan).to(torch.int64).sum((dim,), True) if x.dtype.is_floating_point else None
+    if nan is None:
+        place = b.full([1 if d == dim else s for d, s in enumerate(x.shape)], (size - 1) // 2, torch.int64, x.device)
+    elif ignore_nan:
+        place = ((size - nan - 1) // 2).maximum(0)
+    else:
+        place = b.where(nan > 0, size - nan, (size - 1) // 2 + nan * 0)
+    picked = [b.emit(prims.gather, v, dim, place) for v in (values, indices)]
+    first, second = picked if keepdim else [v.squeeze(dim) for v in picked]
+    return first, second
+
+
+@OP.formula("median.dim", "nanmedian.dim")
+def _median(x: Any, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return max_dim(x, dim, keepdim)
+
+
+OP.refuses("median.dim", "nanmedian.dim", "mode")(refuse_element_along)
+
+
+@OP.rule("median.dim")
+def _lower_median(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    if x.rank == 0:
+        return x, b.full((), 0, torch.int64, x.device)
+    return _medians(b, x, x.dim(dim), keepdim, ignore_nan=False)
+
+
+@OP.rule("nanmedian.dim")
+def _lower_nanmedian(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
+    if x.rank == 0:
+        return x, b.full((), 0, torch.int64, x.device)
+    return _medians(b, x, x.dim(dim), keepdim, ignore_nan=True)
+
+
+def _median_of_all(*, ignore_nan: bool) -> Any:
+    def rule(b: Builder, x: Value) -> Value:
+        """That of nothing is NaN, or the least integer."""
+        nothing = math.nan if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
+        flat, size = x.reshape((x.numel(),)), x.numel()
+        if not is_known(size):
+            # One element more, which is read, where there is no other, and is else cut off.
+            more = b.cat([flat, b.full((1,), nothing, x.dtype, x.device)], 0)
+            flat = b.emit(prims.slice, more, 0, 0, torch.sym_max(size, 1), 1)
+        elif same_size(size, 0):
+            return b.full((), nothing, x.dtype, x.device)
+        return _medians(b, flat, 0, False, ignore_nan=ignore_nan)[0]
+
+    return rule
+
+
+OP.formula("median nanmedian")(full_formula(same))
+OP.rule("median")(_median_of_all(ignore_nan=False))
+OP.rule("nanmedian")(_median_of_all(ignore_nan=True))
+
+
+@OP.formula("searchsorted.Tensor")
+def _searchsorted(sequence: Any, values: Any, *, out_int32: bool = False, **options: Any) -> TensorSpec:
+    return contiguous(values, values.shape, torch.int32 if out_int32 else torch.int64)
+
+
+@OP.rule("searchsorted.Tensor", "searchsorted.Scalar")
+def _lower_searchsorted(
+    b: Builder,
+    sequence: Value,
+    values: Any,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    if sorter is not None:
+        sequence = b.emit(prims.gather, sequence, sequence.rank - 1, sorter)
+    if not isinstance(values, Value):
+        values = b.full((), values, sequence.dtype, sequence.device)
+    found = b.emit(prims.searchsorted, sequence, values.to(sequence.dtype), right or side == "right")
+    return found.to(torch.int32) if out_int32 else found  # type: ignore[no-any-return]
+
+
+@OP.formula("bucketize.Tensor")
+def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> TensorSpec:
+    return contiguous(x, x.shape, torch.int32 if out_int32 else torch.int64)
+
+
+@OP.refuses("bucketize.Tensor")
+def _refuse_bucketize(x: Any, boundaries: Any, **options: Any) -> None:
+    refuse(boundaries.dim() != 1, lambda: f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
+
+
+@OP.rule("bucketize.Tensor", "bucketize.Scalar")
+def _lower_bucketize(
+    b: Builder, values: Any, boundaries: Value, *, out_int32: bool = False, right: bool = False
+) -> Value:
+    return _lower_searchsorted(b, boundaries, values, out_int32=out_int32, right=right)  # type: ignore[no-any-return]
+
+
+# --- histograms ----------------------------------------------------------------------------------
+def _counted(b: Builder, x: Value, edges: Value, weight: Value | None, density: bool) -> tuple[Value, Value]:
+    """Counts in [e_i, e_i+1), the last interval closed."""
+    flat = x.reshape((x.numel(),))
+    bins = edges.shape[0] - 1
+    inside = (flat >= edges.select(0, 0)) & (flat <= edges.select(0, bins))
+    place = (b.emit(prims.searchsorted, edges, flat, True) - 1).maximum(0).minimum(bins - 1)
+    ones = b.full_like(flat, 1) if weight is None else weight.reshape((x.numel(),))
+    counts = b.emit(prims.scatter_add, b.full((bins,), 0, x.dtype, x.device), 0, place, b.where(inside, ones, 0))
+    if density:
+        widths = edges.slice(0, 1, bins + 1) - edges.slice(0, 0, bins)
+        counts = counts / (counts.sum((0,)) * widths)
+    return counts, edges
+
+
+@OP.formula("histogram.bin_ct")
+def _histogram(x: Any, bins: Size = 100, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+    return contiguous(x, (bins,)), contiguous(x, (bins + 1,))
+
+
+@OP.formula("histogram.bins_tensor")
+def _histogram_edges(x: Any, bins: Any, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+    return contiguous(x, (bins.shape[0] - 1,)), contiguous(x, bins.shape)
+
+
+@OP.rule("histogram.bins_tensor")
+def _lower_histogram_by_edges(
+    b: Builder, x: Value, bins: Value, *, weight: Value | None = None, density: bool = False
+) -> tuple[Value, Value]:
+    return _counted(b, x, bins, weight, density)
+
+
+@OP.rule("histogram.bin_ct")
+def _lower_histogram_by_count(
+    b: Builder,
+    x: Value,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Value | None = None,
+    density: bool = False,
+) -> tuple[Value, Value]:
+    if range is not None:
+        low, high = (b.full((), float(v), x.dtype, x.device) for v in range)
+    elif any(isinstance(size, int) and size == 0 for size in x.shape):
+        low, high = b.full((), 0.0, x.dtype, x.device), b.full((), 1.0, x.dtype, x.device)
+    else:
+        flat = x.reshape((x.numel(),))
+        low, high = flat.reduce(prims.amin, (0,)), flat.reduce(prims.amax, (0,))
+    point = low.eq(high)
+    low, high = b.where(point, low - 0.5, low), b.where(point, high + 0.5, high)
+    edges = lower_linspace(b, low, high, bins + 1, dtype=x.dtype, device=x.device)
+    return _counted(b, x, edges, weight, density)
+
+
+@OP.formula("_unique2")
+def _unique(
+    x: Any,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    fresh: Fresh = refuse_fresh,
+) -> tuple[TensorSpec, ...]:
+    count = fresh(product(x.shape))
+
+    def of(shape: tuple[Size, ...], dtype: torch.dtype) -> TensorSpec:
+        return TensorSpec(shape, (1,) if len(shape) == 1 else contiguous_strides(shape), dtype, x.device)
+
+    inverse = of(tuple(x.shape), torch.int64) if return_inverse else of((0,), torch.int64)
+    return of((count,), x.dtype), inverse, of((count,) if return_counts else (0,), torch.int64)
+
+
+@OP.formula("_unique")
+def _unique_flat(
+    x: Any, sorted: bool = True, return_inverse: bool = False, *, fresh: Fresh = refuse_fresh
+) -> tuple[TensorSpec, ...]:
+    return _unique(x, sorted, return_inverse, fresh=fresh)[:2]
+
+
+@OP.rule("_unique?")
+def _lower_unique(b: Builder, x: Value, sorted: bool = True, return_inverse: bool = False) -> tuple[Value, Value]:
+    if b.val is not None:
+        b.val = (*b.val, b.contiguous_spec((0,), torch.int64, x.device))
+    values, inverse, _ = b.emit(prims.unique2, x, sorted, return_inverse, False)
+    return values, inverse
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+@OP.formula("unique_dim")
+def _unique_dim(
+    x: Any,
+    dim: int,
+    sorted: bool = True,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    *,
+    fresh: Fresh = refuse_fresh,
+) -> tuple[TensorSpec, ...]:
+    at = wrap_dim(dim, x.dim())
+    size = x.shape[at]
+    count = 0 if type(size) is int and size == 0 else fresh(size, 1 if type(size) is int else 0)
+    shape = (*x.shape[:at], count, *x.shape[at + 1 :])
+    # The slices lie one after another in memory.
+    slices = strides_in_order(shape, [*(d for d in reversed(range(len(shape))) if d != at), at])
+    inverse = contiguous(x, (size,), torch.int64)
+    return strided(x, shape, slices), inverse, contiguous(x, (count,), torch.int64)
+
+
+@OP.formula("unique_dim_consecutive")
+def _unique_dim_consecutive(
+    x: Any, dim: int, return_inverse: bool = False, return_counts: bool = False, *, fresh: Fresh = refuse_fresh
+) -> tuple[TensorSpec, ...]:
+    return _unique_dim(x, dim, fresh=fresh)
+
+
+@OP.formula("unique_consecutive")
+def _unique_consecutive(
+    x: Any,
+    return_inverse: bool = False,
+    return_counts: bool = False,
+    dim: int | None = None,
+    *,
+    fresh: Fresh = refuse_fresh,
+) -> tuple[TensorSpec, ...]:
+    if dim is not None:
+        return _unique_dim(x, dim, fresh=fresh)
+    count = fresh(product(x.shape))
+    inverse = contiguous(x, tuple(x.shape) if return_inverse else (0,), torch.int64)
+    return contiguous(x, (count,)), inverse, contiguous(x, (count,) if return_counts else (0,), torch.int64)
+
+
+@OP.formula("bincount")
+def _bincount(x: Any, weights: Any = None, minlength: int = 0, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+    kept = torch.float32 if weights is not None and weights.dtype is torch.float32 else torch.float64
+    empty = type(x.shape[0]) is int and x.shape[0] == 0
+    count = minlength if empty else fresh(None, minlength)
+    return contiguous(x, (count,), torch.int64 if weights is None or empty else kept)
+
+
+@OP.formula("_histogramdd_bin_edges")
+def _histogramdd_bin_edges(x: Any, bins: Sequence[Size], **options: Any) -> list[TensorSpec]:
+    return [contiguous(x, (count + 1,)) for count in bins]
+
+
+@OP.formula("_histogramdd_from_bin_cts")
+def _histogramdd(x: Any, bins: Sequence[Size], **options: Any) -> TensorSpec:
+    return contiguous(x, bins)
+
+
+@OP.formula("_histogramdd_from_bin_tensors")
+def _histogramdd_edges(x: Any, bins: Sequence[Any], **options: Any) -> TensorSpec:
+    return contiguous(x, [edges.shape[0] - 1 for edges in bins])
+
+
+@OP.formula("mode")
+def _mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+    return max_dim(x, dim, keepdim)

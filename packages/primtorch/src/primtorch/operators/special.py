@@ -1,0 +1,171 @@
+"""Special functions, and what is made of logarithms."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value
+from primtorch.families import Family
+from primtorch.operators.build import elementwise
+from primtorch.operators.elementwise import binary_formula, promoted, same, unary_formula
+from primtorch.prims import Prim
+from primtorch.promotion import compute_dtype, float_of, result_type
+from primtorch.spec import TensorSpec
+
+OP = Family("special", elementwise=True)
+
+
+def _x_log(b: Builder, x: Any, y: Any, prim: Prim) -> Value:
+    dtype = float_of(result_type((x, y)))
+    compute = compute_dtype(dtype)
+    x, y = promoted(b, (x, y), compute)
+    like = x if isinstance(x, Value) else y
+    x, y = (v if isinstance(v, Value) else b.full_like(like, v) for v in (x, y))
+    product = b.where(x.eq(0), 0, x * y.map(prim))
+    return b.where(y.map(prims.isnan), math.nan, product).to(dtype)
+
+
+OP.formula("xlogy.Tensor|Scalar_Self|Scalar_Other special_xlog1py.|self_scalar|other_scalar")(binary_formula(float_of))
+
+
+@OP.rule("xlogy.Tensor|Scalar_Other|Scalar_Self")
+def _lower_xlogy(b: Builder, x: Any, y: Any) -> Value:
+    return _x_log(b, x, y, prims.log)
+
+
+OP.rule("special_xlog1py.|other_scalar|self_scalar")(lambda b, x, y: _x_log(b, x, y, prims.log1p))
+OP.formula("sinc special_entr logit")(unary_formula(float_of))
+
+
+@OP.rule("special_entr")
+def _lower_entr(b: Builder, x: Value) -> Value:
+    dtype = float_of(x.dtype)
+    x = x.to(compute_dtype(dtype))
+    out = b.where(x > 0.0, -x * x.map(prims.log), b.where(x.eq(0.0), 0.0, b.full_like(x, -math.inf)))
+    return b.where(x.map(prims.isnan), x, out).to(dtype)
+
+
+@OP.formula("frexp.Tensor")
+def _frexp(x: Any) -> tuple[TensorSpec, TensorSpec]:
+    return elementwise((x,), x.dtype), elementwise((x,), torch.int32)
+
+
+@OP.rule("frexp.Tensor")
+def _lower_frexp(b: Builder, x: Value) -> tuple[Value, Value]:
+    """x = mantissa * 2**exponent with 0.5 <= |mantissa| < 1, read from the bits; 0, infinities and NaN keep exponent
+    0."""
+    wide = x.compute()
+    bits, fraction, bias = (torch.int64, 52, 1023) if wide.dtype is torch.float64 else (torch.int32, 23, 127)
+    mask = 2 * bias + 1
+    small = wide.map(prims.abs) < torch.finfo(wide.dtype).tiny
+    scaled = b.where(small, wide * 2.0 ** (fraction + 1), wide)
+    pattern = b.emit(prims.bitcast, scaled, bits)
+    exponent = (b.emit(prims.shift_right, pattern, fraction) & mask) - (bias - 1)
+    exponent = b.where(small, exponent - (fraction + 1), exponent)
+    # The bit of the sign makes the mask of the exponent's bits negative when inverted, which keeps the sign.
+    mantissa = b.emit(prims.bitcast, (pattern & ~(mask << fraction)) | ((bias - 1) << fraction), wide.dtype)
+    special = wide.eq(0.0) | ~wide.map(prims.isfinite)
+    return b.where(special, wide, mantissa).to(x.dtype), b.where(special, 0, exponent).to(torch.int32)
+
+
+def _logaddexp_complex(b: Builder, x: Value, y: Value) -> Value:
+    """The term with the larger real part is taken out of the sum."""
+    swap = x.map(prims.real) < y.map(prims.real)
+    top, low = b.where(swap, y, x), b.where(swap, x, y)
+    real = top.map(prims.real)
+    same_inf = ~real.map(prims.isfinite) & real.eq(low.map(prims.real))
+    return b.where(
+        same_inf & (real < 0.0),
+        low,
+        b.where(
+            same_inf,
+            (low.map(prims.exp) + top.map(prims.exp)).map(prims.log),
+            top + (low - top).map(prims.exp).map(prims.log1p),
+        ),
+    )
+
+
+OP.formula("logaddexp logaddexp2")(binary_formula(same))
+
+
+@OP.rule("logaddexp")
+def _lower_logaddexp(b: Builder, x: Value, y: Value) -> Value:
+    dtype = float_of(result_type((x, y)))
+    x, y = promoted(b, (x, y), compute_dtype(dtype))
+    if x.dtype.is_complex:
+        return _logaddexp_complex(b, x, y).to(dtype)
+    top, low = x.maximum(y), x.minimum(y)
+    same_inf = x.map(prims.isinf) & x.eq(y)
+    return b.where(same_inf, x, top + (low - top).map(prims.exp).map(prims.log1p)).to(dtype)
+
+
+@OP.rule("logaddexp2")
+def _lower_logaddexp2(b: Builder, x: Value, y: Value) -> Value:
+    dtype = float_of(result_type((x, y)))
+    x, y = promoted(b, (x, y), compute_dtype(dtype))
+    top, low = x.maximum(y), x.minimum(y)
+    same_inf = x.map(prims.isinf) & x.eq(y)
+    return b.where(same_inf, x, top + (low - top).map(prims.exp2).map(prims.log1p) * (1 / math.log(2))).to(dtype)
+
+
+@OP.rule("sinc")
+def _lower_sinc(b: Builder, x: Value) -> Value:
+    dtype = float_of(x.dtype)
+    angle = x.to(compute_dtype(dtype)) * math.pi
+    return b.where(angle.eq(0), 1, angle.map(prims.sin) / angle).to(dtype)
+
+
+@OP.rule("logit")
+def _lower_logit(b: Builder, x: Value, eps: float | None = None) -> Value:
+    dtype = float_of(x.dtype)
+    p = x.to(compute_dtype(dtype))
+    if eps is not None:
+        p = p.maximum(eps).minimum(1.0 - eps)
+    return (p / (1.0 - p)).map(prims.log).to(dtype)
+
+
+@OP.rule("mvlgamma")
+def _lower_mvlgamma(b: Builder, x: Value, p: int) -> Value:
+    dtype = float_of(x.dtype)
+    wide = x.to(compute_dtype(dtype))
+    out = b.full_like(wide, p * (p - 1) / 4 * math.log(math.pi))
+    for i in range(p):
+        out = out + (wide - i / 2).map(prims.lgamma)
+    return out.to(dtype)
+
+
+@OP.formula("polygamma")
+def _polygamma(n: int, x: Any) -> TensorSpec:
+    return elementwise((x,), float_of(x.dtype))
+
+
+@OP.rule("polygamma")
+def _lower_polygamma(b: Builder, n: int, x: Value) -> Value:
+    dtype = float_of(x.dtype)
+    return b.emit(prims.polygamma, n, x.to(compute_dtype(dtype))).to(dtype)  # type: ignore[no-any-return]
+
+
+@OP.formula("ldexp.Tensor")
+def _ldexp(x: Any, exponent: Any) -> TensorSpec:
+    """x * 2**exponent: a product with the power, which is dense."""
+    dtype = float_of(result_type((x, exponent)))
+    return elementwise((x, elementwise((exponent,), dtype)), dtype)
+
+
+@OP.rule("ldexp.Tensor")
+def _lower_ldexp(b: Builder, x: Value, exponent: Value) -> Value:
+    dtype = float_of(result_type((x, exponent)))
+    x, exponent = promoted(b, (x, exponent), compute_dtype(dtype))
+    return (x * exponent.map(prims.exp2)).to(dtype)
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+@OP.formula("polygamma_")
+def _polygamma_in_place(x: Any, n: int) -> Any:
+    if not x.dtype.is_floating_point:
+        raise RuntimeError(f"result type Float can't be cast to the desired output type {x.dtype}")
+    return x

@@ -1,0 +1,633 @@
+"""Pooling, and columns of patches."""
+
+# ruff: noqa: B023 -- the messages are built at once, in the iteration that fails
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from primtorch import prims
+from primtorch.builder import Builder, Value, same_size
+from primtorch.families import Family, Refusal
+from primtorch.layout import Sizes, channels_last_strides, contiguous_strides, product, suggests_channels_last
+from primtorch.operators.build import per_dim, strided
+from primtorch.operators.refusals import is_empty, refuse
+from primtorch.promotion import compute_dtype
+from primtorch.spec import Size, TensorSpec
+
+OP = Family("window")
+
+
+def _batched(x: Value, rank: int) -> tuple[Value, bool]:
+    return (x, False) if x.rank == rank + 2 else (x.unsqueeze(0), True)
+
+
+# --- pooling -------------------------------------------------------------------------------------
+def _lower_max_pool(rank: int) -> Any:
+    def rule(
+        b: Builder,
+        x: Value,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        dilation: Any = 1,
+        ceil_mode: bool = False,
+    ) -> tuple[Value, Value]:
+        kernel = per_dim(kernel, rank)
+        image, single = _batched(x, rank)
+        values, indices = b.emit(
+            prims.max_pool,
+            image,
+            kernel,
+            per_dim(stride, rank, kernel),
+            per_dim(padding, rank),
+            per_dim(dilation, rank),
+            ceil_mode,
+        )
+        return (values.squeeze(0), indices.squeeze(0)) if single else (values, indices)
+
+    return rule
+
+
+def _lower_max_pool_backward(rank: int) -> Any:
+    def rule(
+        b: Builder,
+        grad: Value,
+        x: Value,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        dilation: Any,
+        ceil_mode: bool,
+        indices: Value,
+    ) -> Value:
+        lead = x.shape[: x.rank - rank]
+        count: Any = 1
+        for size in x.shape[x.rank - rank :]:
+            count = count * size
+        windows: Any = 1
+        for size in grad.shape[x.rank - rank :]:
+            windows = windows * size
+        compute = compute_dtype(grad.dtype)
+        zeros = b.full((*lead, count), 0, compute, grad.device)
+        out = b.emit(
+            prims.scatter_add,
+            zeros,
+            len(lead),
+            indices.reshape((*lead, windows)),
+            grad.to(compute).reshape((*lead, windows)),
+        )
+        return out.reshape(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
+
+    return rule
+
+
+def laid_out(x: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+    keeps = suggests_channels_last(tuple(x.shape), x.stride())
+    return strided(x, shape, channels_last_strides(shape) if keeps else contiguous_strides(shape), dtype)
+
+
+def by_rows(x: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+    return strided(x, shape, contiguous_strides(shape), dtype)
+
+
+# Of the pools over volumes, those that average and those that adapt forget channels_last.
+_LAID_OUT = {1: laid_out, 2: laid_out, 3: by_rows}
+
+
+def pooled_size(size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Size:
+    """Output length of a pooling window; with ceil_mode a last window that starts inside the input or left padding."""
+    span = size + 2 * padding - dilation * (kernel - 1) - 1
+    length = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
+    if ceil_mode and (length - 1) * stride >= size + padding:
+        length = length - 1
+    return length
+
+
+def _pooled_shape(
+    x: Any, spatial: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+) -> Sizes:
+    k = per_dim(kernel, spatial)
+    s = per_dim(stride, spatial) if len(stride) else k
+    p, d = per_dim(padding, spatial), per_dim(dilation, spatial)
+    lead = x.dim() - spatial
+    sizes = [pooled_size(x.shape[lead + i], k[i], s[i], p[i], d[i], ceil_mode) for i in range(spatial)]
+    if any(size <= 0 for size in sizes):
+        raise RuntimeError(
+            f"Given input size: {list(x.shape)}. Calculated output size: {sizes}. Output size is too small"
+        )
+    return (*x.shape[:lead], *sizes)
+
+
+def _max_pool(spatial: int) -> Any:
+    def formula(
+        x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+    ) -> tuple[TensorSpec, TensorSpec]:
+        shape = _pooled_shape(x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
+        return laid_out(x, shape), laid_out(x, shape, torch.int64)
+
+    return formula
+
+
+OP.formula("max_pool2d_with_indices")(_max_pool(2))
+
+
+def _check_window(kernel: Any, padding: Any, dilation: Any) -> None:
+    wide = max(len(kernel), len(padding), len(dilation))
+    k, p, d = (list(v) * wide if len(v) == 1 else list(v) for v in (kernel, padding, dilation))
+    for size, pad, spread in zip(k, p, d, strict=False):
+        refuse(pad < 0, lambda: f"pad must be non-negative, but got pad: {pad}")
+        refuse(
+            pad > (spread * (size - 1) + 1) // 2,
+            lambda: (
+                f"pad should be at most half of effective kernel size, but got pad={pad}, kernel_size={size} and "
+                f"dilation={spread}"
+            ),
+        )
+
+
+def _check_pooled_rank(x: Any, spatial: int) -> None:
+    refuse(
+        x.dim() not in (spatial + 1, spatial + 2),
+        lambda: f"non-empty {spatial + 1}D or {spatial + 2}D (batch mode) tensor expected for input",
+    )
+
+
+def _refuse_max_pool(spatial: int) -> Refusal:
+    def check(
+        x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+    ) -> None:
+        _check_pooled_rank(x, spatial)
+        _check_window(kernel_size, padding, dilation)
+        inner = x.shape[x.dim() - spatial - 1 :]
+        refuse(any(is_empty(s) for s in inner), "Expected input's non-batch dimensions to have positive length")
+
+    return check
+
+
+OP.refuses("max_pool2d_with_indices")(_refuse_max_pool(2))
+OP.rule("max_pool2d_with_indices")(_lower_max_pool(2))
+OP.formula("max_pool3d_with_indices")(_max_pool(3))
+OP.refuses("max_pool3d_with_indices")(_refuse_max_pool(3))
+OP.rule("max_pool3d_with_indices")(_lower_max_pool(3))
+
+
+@OP.formula(
+    "max_pool2d_with_indices_backward",
+    "max_pool3d_with_indices_backward",
+    "avg_pool2d_backward",
+    "_adaptive_avg_pool2d_backward",
+    "adaptive_max_pool2d_backward",
+)
+def _pool_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return laid_out(x, tuple(x.shape))
+
+
+@OP.formula("avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward")
+def _pool_backward_by_rows(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    return by_rows(x, tuple(x.shape))
+
+
+OP.rule("max_pool2d_with_indices_backward")(_lower_max_pool_backward(2))
+OP.rule("max_pool3d_with_indices_backward")(_lower_max_pool_backward(3))
+
+
+def _lower_avg_pool(rank: int) -> Any:
+    def rule(
+        b: Builder,
+        x: Value,
+        kernel: Any,
+        stride: Any = (),
+        padding: Any = 0,
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Value:
+        kernel = per_dim(kernel, rank)
+        image, single = _batched(x, rank)
+        out = b.emit(
+            prims.avg_pool,
+            image.compute(),
+            kernel,
+            per_dim(stride, rank, kernel),
+            per_dim(padding, rank),
+            ceil_mode,
+            count_include_pad,
+            divisor_override,
+        ).to(x.dtype)
+        return out.squeeze(0) if single else out  # type: ignore[no-any-return]
+
+    return rule
+
+
+def _window_counts(
+    b: Builder, size: Any, out: Any, kernel: Any, stride: Any, padding: Any, include_pad: bool, device: torch.device
+) -> Value:
+    """(out,) number of elements that each window along one dimension counts."""
+    start = b.iota(out, device, start=-padding, step=stride)
+    stop = (start + kernel).minimum(size + padding)
+    if not include_pad:
+        start, stop = start.maximum(0), stop.minimum(size)
+    return stop - start  # type: ignore[no-any-return]
+
+
+def _spread(b: Builder, grad: Value, dim: int, size: Any, kernel: Any, stride: Any, padding: Any) -> Value:
+    """Sum over the windows along `dim` that cover each input position: dilate by the stride, then add k shifts."""
+    out = grad.shape[dim]
+    length = out * stride
+    if not same_size(stride, 1):
+        spaced = grad.unsqueeze(dim + 1)
+        low = (0,) * spaced.rank
+        high = tuple(stride - 1 if d == dim + 1 else 0 for d in range(spaced.rank))
+        spaced = b.emit(prims.pad, spaced, low, high, b.number(0, grad))
+        grad = spaced.reshape((*grad.shape[:dim], length, *grad.shape[dim + 1 :]))
+    before = kernel - 1
+    after = size + padding - length  # position i reads padded[i + padding : i + padding + kernel]
+    low = tuple(before if d == dim else 0 for d in range(grad.rank))
+    high = tuple(torch.sym_max(after, 0) if d == dim else 0 for d in range(grad.rank))
+    padded = b.emit(prims.pad, grad, low, high, b.number(0, grad))
+    total: Value | None = None
+    for k in range(kernel):
+        part = padded.slice(dim, padding + k, padding + k + size)
+        total = part if total is None else total + part
+    assert total is not None
+    return total
+
+
+def _lower_avg_pool_backward(rank: int) -> Any:
+    def rule(
+        b: Builder,
+        grad: Value,
+        x: Value,
+        kernel: Any,
+        stride: Any,
+        padding: Any,
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Value:
+        kernel = per_dim(kernel, rank)
+        stride, padding = per_dim(stride, rank, kernel), per_dim(padding, rank)
+        first = x.rank - rank
+        g = grad.compute()
+        if divisor_override is not None:
+            g = g / divisor_override
+        else:
+            for d in range(rank):
+                counts = _window_counts(
+                    b,
+                    x.shape[first + d],
+                    grad.shape[first + d],
+                    kernel[d],
+                    stride[d],
+                    padding[d],
+                    count_include_pad,
+                    x.device,
+                )
+                g = g / counts.to(g.dtype).unsqueeze(*range(1, rank - d))
+        for d in range(rank):
+            g = _spread(b, g, first + d, x.shape[first + d], kernel[d], stride[d], padding[d])
+        return g.to(grad.dtype)
+
+    return rule
+
+
+def _avg_pool(spatial: int) -> Any:
+    kept = _LAID_OUT[spatial]
+
+    def formula(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> TensorSpec:
+        return kept(x, _pooled_shape(x, spatial, kernel_size, stride, padding, (1,), ceil_mode))
+
+    return formula
+
+
+OP.formula("avg_pool1d")(_avg_pool(1))
+
+
+def _refuse_avg_pool(spatial: int) -> Refusal:
+    def check(
+        x: Any,
+        kernel_size: Any,
+        stride: Any = (),
+        padding: Any = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> None:
+        _check_pooled_rank(x, spatial)
+        _check_window(kernel_size, padding, (1,))
+        refuse(divisor_override == 0, "divisor must be not zero")
+
+    return check
+
+
+OP.refuses("avg_pool1d")(_refuse_avg_pool(1))
+OP.rule("avg_pool1d")(_lower_avg_pool(1))
+OP.formula("avg_pool2d")(_avg_pool(2))
+OP.refuses("avg_pool2d")(_refuse_avg_pool(2))
+OP.rule("avg_pool2d")(_lower_avg_pool(2))
+OP.formula("avg_pool3d")(_avg_pool(3))
+OP.refuses("avg_pool3d")(_refuse_avg_pool(3))
+OP.rule("avg_pool3d")(_lower_avg_pool(3))
+OP.rule("avg_pool2d_backward")(_lower_avg_pool_backward(2))
+OP.rule("avg_pool3d_backward")(_lower_avg_pool_backward(3))
+
+
+def _averaging(b: Builder, size: Any, out: Any, like: Value) -> Value:
+    """(out, size) matrix whose row i averages the window [floor(i*size/out), ceil((i+1)*size/out))."""
+    i = b.iota(out, like.device)
+    start, stop = (i * size) // out, ((i + 1) * size + (out - 1)) // out
+    j = b.iota(size, like.device).unsqueeze(0)
+    inside = (j >= start.unsqueeze(1)) & (j < stop.unsqueeze(1))
+    return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)  # type: ignore[no-any-return]
+
+
+def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
+    """Multiply dimension `dim` (size n) by a matrix (m, n)."""
+    order = [d for d in range(x.rank) if d != dim] + [dim]
+    moved = x.permute(order)
+    rows: Any = 1
+    for size in moved.shape[:-1]:
+        rows = rows * size
+    flat = b.emit(prims.mm, moved.reshape((rows, x.shape[dim])), matrix.transpose(0, 1))
+    out = flat.reshape((*moved.shape[:-1], matrix.shape[0]))
+    return out.permute([order.index(d) for d in range(x.rank)])  # type: ignore[no-any-return]
+
+
+def _lower_adaptive_avg_pool(rank: int) -> Any:
+    def rule(b: Builder, x: Value, output_size: Any) -> Value:
+        first = x.rank - rank
+        sizes = tuple(x.shape[first + d] if s is None else s for d, s in enumerate(per_dim(output_size, rank)))
+        wide = x.compute()
+        if all(isinstance(s, int) and s == 1 for s in sizes):
+            return wide.mean(tuple(range(first, x.rank)), True).to(x.dtype)
+        for d in range(rank):
+            if not same_size(sizes[d], x.shape[first + d]):
+                wide = times(b, wide, first + d, _averaging(b, x.shape[first + d], sizes[d], wide))
+        return wide.to(x.dtype)
+
+    return rule
+
+
+def _lower_adaptive_avg_pool_backward(rank: int) -> Any:
+    def rule(b: Builder, grad: Value, x: Value) -> Value:
+        first = x.rank - rank
+        g = grad.compute()
+        if all(isinstance(grad.shape[first + d], int) and grad.shape[first + d] == 1 for d in range(rank)):
+            count: Any = 1
+            for size in x.shape[first:]:
+                count = count * size
+            return (g / count).expand(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
+        for d in range(rank):
+            if not same_size(grad.shape[first + d], x.shape[first + d]):
+                matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)
+                g = times(b, g, first + d, matrix.transpose(0, 1))
+        return g.to(grad.dtype)
+
+    return rule
+
+
+@OP.formula("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def _adaptive_avg_pool(x: Any, output_size: Sequence[Size]) -> TensorSpec:
+    lead = x.dim() - len(output_size)
+    return _LAID_OUT[len(output_size)](x, (*x.shape[:lead], *output_size))
+
+
+@OP.refuses("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
+def _refuse_adaptive_avg_pool(x: Any, output_size: Sequence[Any]) -> None:
+    refuse(
+        any(map(is_empty, x.shape[-len(output_size) :])),
+        lambda: f"adaptive_avg_pool: Expected input to have non-zero size for pooled dimensions, not {list(x.shape)}",
+    )
+
+
+OP.rule("_adaptive_avg_pool2d")(_lower_adaptive_avg_pool(2))
+OP.rule("_adaptive_avg_pool3d")(_lower_adaptive_avg_pool(3))
+OP.rule("_adaptive_avg_pool2d_backward")(_lower_adaptive_avg_pool_backward(2))
+OP.rule("_adaptive_avg_pool3d_backward")(_lower_adaptive_avg_pool_backward(3))
+
+
+# --- adaptive maxima -------------------------------------------------------------------------------
+def _adaptive_positions(b: Builder, size: Any, out: Any, device: torch.device) -> tuple[Value, Any]:
+    """(out, window) positions of the window [floor(i*size/out), ceil((i+1)*size/out)), its last one repeated where
+    the window is shorter than the longest."""
+    exact = isinstance(size, int) and isinstance(out, int) and size % out == 0
+    longest = size // out if exact else (size + out - 1) // out + 1
+    i = b.iota(out, device)
+    start, stop = (i * size) // out, ((i + 1) * size + (out - 1)) // out
+    place = start.unsqueeze(1) + b.iota(longest, device).unsqueeze(0)
+    return place.minimum(stop.unsqueeze(1) - 1), longest
+
+
+def _lower_adaptive_max_pool(rank: int) -> Any:
+    def rule(b: Builder, x: Value, output_size: Any) -> tuple[Value, Value]:
+        out = per_dim(output_size, rank)
+        lead, spatial = x.shape[: x.rank - rank], x.shape[x.rank - rank :]
+        if any(isinstance(n, int) and n == 0 for n in (*out, *x.shape)):
+            shape = (*lead, *out)
+            return b.full(shape, 0, x.dtype, x.device), b.full(shape, 0, torch.int64, x.device)
+        indices, flat, windows = [], None, []
+        for d in range(rank):
+            place, longest = _adaptive_positions(b, spatial[d], out[d], x.device)
+            # axes: out_0, window_0, out_1, window_1, ...
+            place = place.unsqueeze(*range(2 * d), *range(2 * d + 2, 2 * rank))
+            indices.append(place)
+            windows.append(longest)
+            flat = place if flat is None else flat * spatial[d] + place
+        assert flat is not None
+        taken = b.emit(prims.index, x, (*(None,) * len(lead), *indices), False)
+        order = [*range(0, 2 * rank, 2), *range(1, 2 * rank, 2)]
+        count = product(windows)
+        taken = taken.permute([*range(len(lead)), *(len(lead) + d for d in order)]).reshape((*lead, *out, count))
+        where = flat.permute(order).reshape((*out, count)).expand((*lead, *out, count))
+        last = len(lead) + rank
+        best = b.emit(prims.argmax, taken, (last,), True)
+        return (
+            b.emit(prims.gather, taken, last, best).squeeze(last),
+            b.emit(prims.gather, where, last, best).squeeze(last),
+        )
+
+    return rule
+
+
+def scatter_by_position(b: Builder, grad: Value, x: Value, indices: Value, rank: int) -> Value:
+    """Add each element of `grad` to the element of x's spatial dims whose flat position `indices` gives."""
+    lead = x.shape[: x.rank - rank]
+    count, windows = product(x.shape[x.rank - rank :]), product(grad.shape[grad.rank - rank :])
+    compute = compute_dtype(grad.dtype)
+    zeros = b.full((*lead, count), 0, compute, grad.device)
+    out = b.emit(
+        prims.scatter_add,
+        zeros,
+        len(lead),
+        indices.reshape((*lead, windows)),
+        grad.to(compute).reshape((*lead, windows)),
+    )
+    return out.reshape(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
+
+
+for _rank in (2, 3):
+    OP.rule(f"adaptive_max_pool{_rank}d")(_lower_adaptive_max_pool(_rank))
+    OP.rule(f"adaptive_max_pool{_rank}d_backward")(
+        lambda b, grad, x, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank)
+    )
+    OP.rule(f"fractional_max_pool{_rank}d_backward")(
+        lambda b, grad, x, kernel, out, indices, rank=_rank: scatter_by_position(b, grad, x, indices, rank)
+    )
+
+
+# --- unpooling -----------------------------------------------------------------------------------
+def _lower_max_unpool(rank: int) -> Any:
+    def rule(b: Builder, x: Value, indices: Value, output_size: Sequence[Any], *geometry: Any) -> Value:
+        lead = x.shape[: x.rank - rank]
+        windows = product(x.shape[x.rank - rank :])
+        zeros = b.full((*lead, product(output_size)), 0, x.dtype, x.device)
+        out = b.emit(prims.scatter, zeros, len(lead), indices.reshape((*lead, windows)), x.reshape((*lead, windows)))
+        return out.reshape((*lead, *output_size))  # type: ignore[no-any-return]
+
+    return rule
+
+
+@OP.formula("max_unpool2d")
+def _max_unpool2d(x: Any, indices: Any, output_size: Sequence[Size]) -> TensorSpec:
+    return laid_out(x, (*x.shape[:-2], *output_size))
+
+
+@OP.refuses("max_unpool2d", "max_unpool3d")
+def _refuse_max_unpool(x: Any, indices: Any, *args: Any) -> None:
+    refuse(
+        indices.dtype is not torch.int64, lambda: f"elements in indices should be type int64 but got {indices.dtype}"
+    )
+    refuse(
+        tuple(x.shape) != tuple(indices.shape),
+        lambda: (
+            f"Expected shape of indices to be same as that of the input tensor ({list(x.shape)}) but got "
+            f"{list(indices.shape)}"
+        ),
+    )
+
+
+OP.rule("max_unpool2d")(_lower_max_unpool(2))
+
+
+@OP.formula("max_unpool3d")
+def _max_unpool3d(x: Any, indices: Any, output_size: Sequence[Size], *args: Any) -> TensorSpec:
+    shape = (*x.shape[:-3], *output_size)
+    return by_rows(x, shape)
+
+
+OP.rule("max_unpool3d")(_lower_max_unpool(3))
+
+
+# --- columns of patches ----------------------------------------------------------------------------
+def _patch_positions(b: Builder, out: Any, kernel: Any, dilation: Any, stride: Any, device: torch.device) -> Value:
+    """(kernel, out) positions in the padded image."""
+    tap = b.iota(kernel, device, step=dilation).unsqueeze(1)
+    return tap + b.iota(out, device, step=stride).unsqueeze(0)  # type: ignore[no-any-return]
+
+
+def _patch_count(size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
+
+
+@OP.formula("im2col")
+def _im2col(
+    x: Any, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+) -> TensorSpec:
+    *lead, channels, height, width = x.shape
+    rows, columns = (
+        (size + 2 * p - d * (k - 1) - 1) // s + 1
+        for size, k, d, p, s in zip((height, width), kernel_size, dilation, padding, stride, strict=True)
+    )
+    shape = (*lead, channels * kernel_size[0] * kernel_size[1], rows * columns)
+    return by_rows(x, shape)
+
+
+@OP.rule("im2col")
+def _lower_im2col(b: Builder, x: Value, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Value:
+    kernel, dilation, padding, stride = (per_dim(v, 2) for v in (kernel_size, dilation, padding, stride))
+    image = x if x.rank == 4 else x.unsqueeze(0)
+    n, c, *spatial = image.shape
+    out = [_patch_count(*v) for v in zip(spatial, kernel, dilation, padding, stride, strict=True)]
+    if any(not isinstance(p, int) or p != 0 for p in padding):
+        image = b.emit(prims.pad, image, (0, 0, *padding), (0, 0, *padding), b.number(0, image))
+    rows, columns = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
+    patches = b.emit(prims.index, image, (None, None, rows.unsqueeze(2, 3), columns.unsqueeze(0, 1)), False)
+    result = patches.permute((0, 1, 2, 4, 3, 5)).reshape((n, c * kernel[0] * kernel[1], out[0] * out[1]))
+    return result if x.rank == 4 else result.squeeze(0)  # type: ignore[no-any-return]
+
+
+@OP.formula("col2im")
+def _col2im(x: Any, output_size: Sequence[Size], kernel_size: Sequence[int], *args: Any) -> TensorSpec:
+    *lead, rows, _ = x.shape
+    shape = (*lead, rows // (kernel_size[0] * kernel_size[1]), *output_size)
+    return by_rows(x, shape)
+
+
+@OP.rule("col2im")
+def _lower_col2im(
+    b: Builder, x: Value, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+) -> Value:
+    kernel, dilation, padding, stride = (per_dim(v, 2) for v in (kernel_size, dilation, padding, stride))
+    size = per_dim(output_size, 2)
+    columns = x if x.rank == 3 else x.unsqueeze(0)
+    n = columns.shape[0]
+    c = columns.shape[1] // (kernel[0] * kernel[1])
+    out = [_patch_count(*v) for v in zip(size, kernel, dilation, padding, stride, strict=True)]
+    patches = columns.compute().reshape((n, c, *kernel, *out)).permute((0, 1, 2, 4, 3, 5))
+    padded = [s + 2 * p for s, p in zip(size, padding, strict=True)]
+    zeros = b.full((n, c, *padded), 0, patches.dtype, x.device)
+    rows, cols = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
+    places = (None, None, rows.unsqueeze(2, 3), cols.unsqueeze(0, 1))
+    image = b.emit(prims.index_put, zeros, places, patches, True, False)
+    for d in range(2):
+        image = image.slice(2 + d, padding[d], padding[d] + size[d])
+    image = image.to(x.dtype)
+    return image if x.rank == 3 else image.squeeze(0)  # type: ignore[no-any-return]
+
+
+# --- without a rule of their own ------------------------------------------------------------------
+@OP.formula("adaptive_max_pool2d", "adaptive_max_pool3d")
+def _adaptive_max_pool(x: Any, output_size: Sequence[Size]) -> tuple[TensorSpec, TensorSpec]:
+    lead = x.dim() - len(output_size)
+    shape = (*x.shape[:lead], *output_size)
+    kept = _LAID_OUT[len(output_size)]
+    return kept(x, shape), kept(x, shape, torch.int64)
+
+
+def _refuse_adaptive_max_pool(rank: int) -> Refusal:
+    def check(x: Any, output_size: Sequence[Any]) -> None:
+        refuse(len(output_size) != rank, lambda: f"adaptive_max_pool{rank}d(): output_size must have {rank} elements")
+        refuse(any(s < 0 for s in output_size), lambda: f"negative dimension in output_size {list(output_size)}")
+
+    return check
+
+
+OP.refuses("adaptive_max_pool2d")(_refuse_adaptive_max_pool(2))
+OP.refuses("adaptive_max_pool3d")(_refuse_adaptive_max_pool(3))
+
+
+@OP.formula("fractional_max_pool2d", "fractional_max_pool3d")
+def _fractional_max_pool(
+    x: Any, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Any
+) -> tuple[TensorSpec, TensorSpec]:
+    shape = (*x.shape[: x.dim() - len(output_size)], *output_size)
+    strides = contiguous_strides(shape)
+    return strided(x, shape, strides), strided(x, shape, strides, torch.int64)
+
+
+@OP.formula("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
+def _fractional_max_pool_backward(grad: Any, x: Any, *args: Any) -> TensorSpec:
+    shape = tuple(x.shape)
+    return by_rows(x, shape)
