@@ -18,13 +18,8 @@ import warnings
 from typing import Any
 
 import torch
-import torch.autograd.forward_ad
 import torch.distributed
-import torch.func
-import torch.nn.parallel
-import torch.nn.utils.rnn
 import torch.utils.checkpoint
-import torch.utils.hooks
 from torch.autograd.function import FunctionMeta
 
 from torchdynamo.outside import imports
