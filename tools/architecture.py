@@ -41,8 +41,11 @@ PLACES: dict[str, tuple[Place, ...]] = {
             "a method of its name, in the `opcodes_` file of its kind",
         ),
     ),
-    "a call that the graph takes, or that breaks it": (
+    "a call that the graph takes": (
         Place("dynamo/src/torchdynamo/calls/calls.py", "_RULES", "a row: the callable, and what a call of it means"),
+    ),
+    "a call that leaves the graph": (
+        Place("dynamo/src/torchdynamo/graph/leaving.py", "_TABLE", "the callable, in the row of its reason"),
     ),
     "a break reason": (
         Place("dynamo/src/torchdynamo/reasons.py", "REASONS", "its id, explanation and remedy; `make docs`"),

@@ -170,9 +170,14 @@ def check_errors_pass() -> None:
     assert "inside" in raises(KeyError, lambda: C.CompiledCallable(f, lambda c, flat: C.Entry(None, bad))(1))
     assert "capture" in raises(LookupError, lambda: C.CompiledCallable(f, angry)(1))
     assert "Entry" in raises(TypeError, lambda: C.CompiledCallable(f, lambda c, flat: 3)(1))
-    never = C.GuardTree([guard(S.Argument(0, "x"), "type", str)], [])
-    wrong = C.CompiledCallable(f, lambda c, flat: C.Entry(never, bad))
-    assert "guard 0" in raises(RuntimeError, lambda: wrong(1))
+    wants_text = guard(S.Argument(0, "x"), "type", str)
+    never, told = C.GuardTree([wants_text], []), []
+
+    def wrong(c: Any, flat: Any, *unheld: Any) -> Any:  # asked again, with the guard that does not hold
+        told.append(unheld)
+        return None if unheld else C.Entry(never, bad)
+
+    assert C.CompiledCallable(f, wrong)(1) == 1 and told == [(), (wants_text,)]
     predicate = C.GuardTree([guard(S.Argument(0, "x"), "predicate", lambda v: v / 0)], [])
     raises(ZeroDivisionError, lambda: predicate.check((1,)))
 
