@@ -185,6 +185,38 @@ def layer_norm(n: int, d: int, dtype: torch.dtype, vocabulary: int = 0) -> Case:
     return Case(name, tuple(b.kernels), inputs, ("out",), eager, moved, buffers=b.buffers)
 
 
+def row_moments(n: int, d: int, dtype: torch.dtype) -> Case:
+    """Mean and variance of rows; the mean is stored before the squares about it are added up."""
+    b = Builder()
+    b.buffer("x", dtype, n, d)
+    b.buffer("mean", dtype, n)
+    b.buffer("var", dtype, n)
+
+    def mean(r: Recorder) -> int:
+        return r.apply("mul", r.carried("s", F32), constant(r, 1 / d))
+
+    def squares(r: Recorder) -> None:
+        centred = r.apply("sub", b.load(r, "x", "i0", "i1"), mean(r))
+        r.reduce("sum", "q", r.apply("mul", centred, centred))
+
+    b.kernel(
+        {"i0": (n, False), "i1": (d, True)},
+        ("inner", lambda r: r.reduce("sum", "s", b.load(r, "x", "i0", "i1"))),
+        ("outer", lambda r: b.store(r, "mean", mean(r), "i0")),
+        ("inner", squares),
+        ("outer", lambda r: b.store(r, "var", r.apply("mul", r.carried("q", F32), constant(r, 1 / d)), "i0")),
+    )
+    return Case(
+        "row_moments",
+        tuple(b.kernels),
+        lambda dev: {"x": rand(dtype, dev, n, d) + 3},
+        ("mean", "var"),
+        lambda x: (x.mean(1), x.var(1, correction=0)),
+        n * d * dtype.itemsize,
+        buffers=b.buffers,
+    )
+
+
 def rms_norm_residual(n: int, d: int, dtype: torch.dtype) -> Case:
     b = Builder()
     for name in ("x", "res", "out", "sum"):
@@ -660,6 +692,7 @@ def small_cases() -> list[Case]:
         layer_norm(5, 37, f32),
         layer_norm(2, 17000, f32),
         layer_norm(4, 64, f32, vocabulary=11),
+        row_moments(3, 17000, f32),
         rms_norm_residual(5, 40, f32),
         bias_gelu_residual(3, 300, f32),
         bias_gelu_residual(3, 512, f32),

@@ -141,59 +141,6 @@ class OpsHandler(Generic[V]):
         return expr
 
 
-class CountHandler(OpsHandler[None]):
-    """Counts operations by name."""
-
-    def __init__(self) -> None:
-        self.counts: dict[str, int] = {}
-
-    def _count(self, name: str) -> None:
-        self.counts[name] = self.counts.get(name, 0) + 1
-
-    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: None = None) -> None:
-        self._count("load")
-
-    def store(self, buffer: str, index: IntExpr, value: None, mode: StoreMode = "set", mask: None = None) -> None:
-        self._count("store")
-
-    def constant(self, value: bool | int | float, dtype: torch.dtype) -> None:
-        self._count("constant")
-
-    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> None:
-        self._count("index_expr")
-
-    def indirect(self, value: None, size: IntExpr) -> IntExpr:
-        self._count("indirect")
-        return size - size
-
-    def require(self, value: None, condition: None, fault: Fault) -> None:
-        self._count("require")
-
-    def to_dtype(self, value: None, dtype: torch.dtype, source: torch.dtype) -> None:
-        self._count("to_dtype")
-
-    def bitcast(self, value: None, dtype: torch.dtype, source: torch.dtype) -> None:
-        self._count("bitcast")
-
-    def apply(self, op: str, *args: None) -> None:
-        self._count(op)
-
-    def random_bits(self, seed: None, index: IntExpr, stream: int) -> None:
-        self._count("random_bits")
-
-    def reduce(
-        self, kind: ReductionKind, key: str, value: None, position: None = None, about: str | None = None
-    ) -> None:
-        self._count("reduce")
-
-    def carried(self, key: str, dtype: torch.dtype) -> None:
-        self._count("carried")
-
-    def scan(self, kind: ScanKind, value: None, position: None = None) -> tuple[None, ...]:
-        self._count("scan")
-        return (None, None) if kind in ("cummax", "cummin") else (None,)
-
-
 class PrintHandler(OpsHandler[str]):
     """Writes one line an operation; values are names."""
 

@@ -11,7 +11,7 @@ stay in registers or near caches, so that the second pass would read them again;
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -41,23 +41,32 @@ Form: TypeAlias = tuple[object, ...]
 """How a value is computed, as a tree: values of two bodies are the same where their forms are equal."""
 
 
-def join_passes(kernel: Kernel) -> Kernel:
-    """The kernel with every such pair of neighbouring stages made one."""
+Taken: TypeAlias = Callable[[Body, Reduce], bool]
+"""Whether a back end takes a joined reduction beside what the body that would hold it does."""
+
+
+def join_passes(kernel: Kernel, taken: Taken = lambda body, joined: True) -> Kernel:
+    """The kernel with every such pair of stages made one. Outer stages between the two come after it: what the second
+    one loads, they do not store."""
     stages: list[Stage] = []
     length = product(a.size for a in kernel.inner).as_int()
     for stage in kernel.stages:
-        previous = stages[-1] if stages else None
+        place = max((p for p, earlier in enumerate(stages) if earlier.kind == "inner"), default=None)
         joined = None
-        if previous is not None and previous.kind == stage.kind == "inner":
-            joined = _join(previous.body, stage.body, length)
-        if joined is None:
+        if place is not None and stage.kind == "inner" and not _writes(stages[place + 1 :]) & stage.body.reads:
+            joined = _join(stages[place].body, stage.body, length, taken)
+        if place is None or joined is None:
             stages.append(stage)
         else:
-            stages[-1] = Stage("inner", joined)
+            stages[place] = Stage("inner", joined)
     return replace(kernel, stages=tuple(stages)) if len(stages) < len(kernel.stages) else kernel
 
 
-def _join(first: Body, second: Body, length: int | None) -> Body | None:
+def _writes(stages: Sequence[Stage]) -> frozenset[str]:
+    return frozenset().union(*(stage.body.writes for stage in stages))
+
+
+def _join(first: Body, second: Body, length: int | None, taken: Taken) -> Body | None:
     reduction = _only_reduction(second)
     if reduction is None:
         return None
@@ -70,8 +79,10 @@ def _join(first: Body, second: Body, length: int | None) -> Body | None:
         if compute_dtype(first.ops[op.value].dtype) is not compute_dtype(second.ops[reduction.value].dtype):
             continue
         kind = _joined_kind(op, known[op.value], summed, forms, length)
-        if kind is not None:
-            made = Reduce(op.dtype, kind, reduction.key, op.value, about=op.key)
+        if kind is None:
+            continue
+        made = Reduce(op.dtype, kind, reduction.key, op.value, about=op.key)
+        if taken(first, made):
             return Body((*first.ops[: position + 1], made, *_moved(first.ops[position + 1 :], position)))
     return None
 

@@ -119,6 +119,28 @@ def accumulate_lanes(text: StageText, made: Accumulator, value: Value, position:
     inside.append(f"{name}[{lane}] = {combined};")
 
 
+def accumulate_moments(text: StageText, made: Accumulator, total: Accumulator, value: Value) -> None:
+    """Adds up each lane's squares about its mean in one pass over memory with its sum `total`: a block's rows are
+    summed up, then their squares about the block's own mean, and these are moved to the mean of all (Chan, Golub and
+    LeVeque, 1979). The sum of the gaps mends what the block's mean lost by rounding, in the squares and in the total.
+    """
+    name, lane, lanes = made.name, text.lane, text.layout.lane_count
+    each = f"for (int k = 0; k < {lanes}; k++)"
+    mean, off, gaps, squares = (f"{name}_{part}" for part in ("mean", "off", "gaps", "part"))
+    text.declared.append(f"double {name}[{lanes}], {off}[{lanes}], {name}_n = 0;")
+    text.declared.append(f"float {mean}[{lanes}], {gaps}[{lanes}], {squares}[{lanes}];")
+    text.declared.append(f"{each} {name}[k] = {gaps}[k] = {squares}[k] = 0;")
+    text.between.append(f"const double m = {text.block.stop} - {text.block.start}, n = {name}_n;")
+    where = f"{off}[k] = {mean}[k] - (n > 0 ? {total.name}[k] / n : 0);"
+    text.between.append(f"{each} {{ {mean}[k] = {total.part}[k] / m; {where} {total.part}[k] = 0; }}")
+    gap = f"const float {name}_gap = {value.text} - {mean}[{lane}];"
+    adding = [gap, f"{gaps}[{lane}] += {name}_gap;", f"{squares}[{lane}] += {name}_gap * {name}_gap;"]
+    text.second = [*map(list, text.values[:-1]), [*text.values[-1], *adding]]
+    mended = f"const double g = {gaps}[k], o = {off}[k] + g / m; {total.name}[k] += m * {mean}[k] + g;"
+    moved = f"{name}[k] += {squares}[k] - g * g / m + o * o * n * m / (n + m); {gaps}[k] = {squares}[k] = 0;"
+    text.closing += [f"{each} {{ {mended} {moved} }}", f"{name}_n += m;"]
+
+
 def run_along(
     text: StageText, name: str, kind: ScanKind, value: Value, position: Value | None
 ) -> tuple[tuple[str, torch.dtype], ...]:

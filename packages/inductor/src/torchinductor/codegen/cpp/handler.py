@@ -6,7 +6,13 @@ from __future__ import annotations
 import torch
 
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.codegen.cpp.accumulators import Accumulator, accumulate, accumulate_lanes, run_along
+from torchinductor.codegen.cpp.accumulators import (
+    Accumulator,
+    accumulate,
+    accumulate_lanes,
+    accumulate_moments,
+    run_along,
+)
 from torchinductor.codegen.cpp.expressions import (
     OPERATIONS,
     bitcast_text,
@@ -46,7 +52,8 @@ class CppHandler(OpsHandler[Value]):
     def _emit(self, text: str, dtype: torch.dtype, depth: int) -> Value:
         name = f"t{self.names.count}"
         self.names.count += 1
-        self.text.lines[depth].append(f"const {value_type(dtype)} {name} = {text};")
+        for lines in (self.text.lines, self.text.values):
+            lines[depth].append(f"const {value_type(dtype)} {name} = {text};")
         return Value(name, dtype, depth)
 
     def _depth(self, expr: IntExpr, *values: Value | None) -> int:
@@ -165,9 +172,12 @@ class CppHandler(OpsHandler[Value]):
         self, kind: ReductionKind, key: str, value: Value, position: Value | None = None, about: str | None = None
     ) -> None:
         name = f"r{len(self.names.accumulators)}"
-        blocks = kind == "sum" and value.dtype == torch.float32 and self.text.layout.chunked
+        blocks = kind in ("sum", "moments") and value.dtype == torch.float32 and self.text.layout.chunked
         made = Accumulator(name, kind, value.dtype, f"{name}_part" if blocks else None)
         self.names.accumulators[key] = made
+        if about is not None:
+            accumulate_moments(self.text, made, self.names.accumulators[about], value)
+            return
         add = accumulate if self.text.layout.lanes is None else accumulate_lanes
         add(self.text, made, value, position)
 

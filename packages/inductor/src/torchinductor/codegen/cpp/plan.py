@@ -17,16 +17,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+import torch
+
 from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
 from torchinductor.errors import InductorError
 from torchinductor.indexing import below, coefficient_of, product
-from torchinductor.ir import Apply, Axis, Kernel, Reduce, Stage, Store
+from torchinductor.ir import Apply, Axis, Body, Kernel, Reduce, Stage, Store
+from torchinductor.scheduling.online import join_passes
 
 _LANES = 64  # elements of a block of the vector axis when accumulators are arrays
 _TILE = (16, 16)  # elements of a tile along the axis that loads are contiguous in, and along the vector axis
 _BLOCK = 4096  # elements of a block of the vector axis when it is the only loop to share among threads
 _SUM_BLOCK = 512  # additions of one vector loop into float32 accumulators (each of 8 or 16 SIMD lanes takes a share)
+_FAR = 1 << 22  # elements of a kernel with lanes from which on one pass over memory is better than two
 _LANE_SUM_BLOCK = 32  # the same where each accumulator takes every addition
 
 
@@ -68,8 +72,26 @@ def planned(kernel: Kernel, grain: int) -> Kernel:
     """
     kernel = _ordered_scatter(kernel) if kernel.scatters else kernel
     layout = _loops(kernel, _vector_axis(kernel))
+    if _is_far(kernel, layout):
+        joined = join_passes(kernel, _joins)
+        if _loops(joined, _vector_axis(joined)) == layout:
+            kernel = joined
     parallel = _parallel(kernel, layout.frame, grain)
     return replace(kernel, layout=replace(layout, parallel=parallel, ascending=len(kernel.inner) <= 1))
+
+
+def _is_far(kernel: Kernel, layout: Layout) -> bool:
+    """Whether lanes run over more than caches keep, in blocks of rows that are worth some divisions."""
+    if not layout.chunked or layout.lanes is None:
+        return False
+    rows = next(axis.size.as_int() for axis in kernel.inner if axis.name == layout.inner[-2].axis)
+    return (product(a.size for a in kernel.axes).as_int() or 0) >= _FAR and (rows or 0) >= 4 * _LANE_SUM_BLOCK
+
+
+def _joins(body: Body, joined: Reduce) -> bool:
+    """Whether the body can sum up squares about the mean too: it is run over each block twice."""
+    alone = not body.writes and not body.faults and all(op.about is None for op in body.of(Reduce))
+    return alone and joined.kind == "moments" and joined.dtype == torch.float32
 
 
 def layout_of(kernel: Kernel) -> Layout:

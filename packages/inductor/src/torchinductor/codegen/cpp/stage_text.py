@@ -25,9 +25,12 @@ class StageText:
         self.layout = layout
         self.loops: tuple[Loop, ...] = layout.inner if stage.kind == "inner" else layout.outer
         self.lines: list[list[str]] = [[] for _ in range(len(self.loops) + 1)]  # by depth
+        self.values: list[list[str]] = [[] for _ in self.lines]  # those of them that only compute
+        self.second: list[list[str]] = []  # by depth: what is done over a block once more, before the next block
         self.declared: list[str] = []  # before the stage's block
-        self.opening: list[str] = []  # before the innermost loop
-        self.closing: list[str] = []  # after the innermost loop
+        self.opening: list[str] = []  # before a block: all iterations of the innermost loop, or all rows of lanes
+        self.between: list[str] = []  # before the second pass over a block
+        self.closing: list[str] = []  # after a block
         self.finishing: list[str] = []  # after all loops
         self.reductions: list[str] = []  # clauses of the simd pragma
         self.sequential = False  # whether the innermost loop's iterations need each other
@@ -42,26 +45,38 @@ class StageText:
         """The number of the current lane of accumulators."""
         return f"{self.layout.lanes} - {self.layout.lanes}_b"
 
+    @property
+    def block(self) -> Loop:
+        """The loop over a block."""
+        return self.loops[self._block]
+
+    @property
+    def _block(self) -> int:
+        return len(self.loops) - (1 if self.layout.lanes is None else 2)
+
     def write(self) -> list[str]:
-        lines = [*self.declared, "{", *self._nest(0)]
+        lines = [*self.declared, "{", *self._nest(0, self.lines)]
         lines += [f"  {line}" for line in self.finishing]
         return [*lines, "}"]
 
-    def _nest(self, depth: int) -> list[str]:
+    def _nest(self, depth: int, statements: list[list[str]]) -> list[str]:
         pad = "  " * (depth + 1)
-        lines = [pad + line for line in self.lines[depth]]
+        lines = [pad + line for line in statements[depth]]
         if depth == len(self.loops):
             return lines
-        last, lanes = depth == len(self.loops) - 1, self.layout.lanes is not None
-        block = depth == len(self.loops) - 2 if lanes else last
+        block = depth == self._block
         if block:
             lines += [pad + line for line in self.opening]
-        if last and self.layout.simd and not self.sequential:
-            clauses = "".join(f" {c}" for c in self.reductions)
-            lines.append(f"{pad}#pragma omp simd{clauses}")
-        lines.append(f"{pad}{self.loops[depth].head} {{")
-        lines += self._nest(depth + 1)
-        lines.append(f"{pad}}}")
+        lines += self._loop(depth, statements)
+        if block and self.second:
+            lines += [pad + line for line in self.between]
+            lines += self._loop(depth, self.second)
         if block:
             lines += [pad + line for line in self.closing]
         return lines
+
+    def _loop(self, depth: int, statements: list[list[str]]) -> list[str]:
+        pad, pragma = "  " * (depth + 1), []
+        if depth == len(self.loops) - 1 and self.layout.simd and not self.sequential:
+            pragma = [f"{pad}#pragma omp simd" + "".join(f" {c}" for c in self.reductions)]
+        return [*pragma, f"{pad}{self.loops[depth].head} {{", *self._nest(depth + 1, statements), f"{pad}}}"]

@@ -10,11 +10,9 @@ takes a tile of outer points by inner points, the inner dimension whole (`persis
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
-
-import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
@@ -197,8 +195,3 @@ def _column(kernel: Kernel, length: int | None, count: int | None) -> Layout:
     r_block = min(limit, 64 if length is None else pow2(length), 64)
     whole = length is not None and length <= r_block
     return Layout("reduction", kernel.outer, r=kernel.inner, x_block=width, r_block=r_block, persistent=whole, warps=8)
-
-
-def argument_types(kernel: Kernel) -> Sequence[torch.dtype]:
-    """The element types of the pointer arguments."""
-    return [kernel.buffers[name].dtype for name in kernel.arguments]
