@@ -114,3 +114,40 @@ def test_a_draw_that_nothing_uses_still_advances_the_generator() -> None:
     expected = program(torch.ones(3))
     torch.manual_seed(3)
     torch.testing.assert_close(compiled(torch.ones(3)), expected, rtol=0, atol=0)
+
+
+CONSTRUCTORS: dict[str, Callable[[], torch.Tensor]] = {
+    "tensor": lambda: torch.tensor(2.0),
+    "tensor of a list": lambda: torch.tensor([1, 2]),
+    "tensor elsewhere": lambda: torch.tensor([1.0], device="meta"),
+    "as_tensor": lambda: torch.as_tensor([1.0, 2.0]),
+    "scalar_tensor": lambda: torch.scalar_tensor(3),
+    "full": lambda: torch.full((2,), 1.5),
+    "new_tensor": lambda: torch.ones(2).new_tensor([1.0]),
+    "Tensor": lambda: torch.Tensor([1.0, 2.0]),
+    "asarray": lambda: torch.asarray([True, False]),
+}
+
+
+@pytest.mark.parametrize("inference", [False, True], ids=["grad", "inference"])
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+@pytest.mark.parametrize("name", CONSTRUCTORS)
+def test_constants_wherever_they_are_made(name: str, device: str, inference: bool) -> None:
+    """In each grad mode and on each default device a program's constants are those of eager, in one graph."""
+    make, x = CONSTRUCTORS[name], torch.ones(3)
+
+    def program(x: torch.Tensor) -> Any:
+        return x + 1, make()
+
+    options = torchdynamo.CaptureOptions(fullgraph=True, strict=True)
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=options)(program)
+    with torch.inference_mode(inference), torch.device(device):
+        try:
+            expected = program(x)[1]
+        except RuntimeError as error:
+            pytest.skip(f"eager raises: {error}")
+        for _ in range(2):
+            ours = compiled(x)[1]
+            assert (ours.shape, ours.dtype, ours.device) == (expected.shape, expected.dtype, expected.device)
+            assert ours.is_inference() == expected.is_inference()
+            assert ours.is_meta or torch.equal(ours, expected)

@@ -23,21 +23,9 @@ from torchdynamo.size_marks import mark_dynamic, mark_static, maybe_mark_dynamic
 from torchdynamo.stats import TOTAL, Stats
 
 __all__ = [
-    "allow_in_graph",
-    "assume_constant_result",
-    "disable",
-    "error_on_graph_break",
-    "graph_break",
-    "is_compiling",
-    "mark_dynamic",
-    "mark_static",
-    "maybe_mark_dynamic",
-    "new_ledger",
-    "optimize",
-    "reset",
-    "skip_frame",
-    "stats",
-]
+    "allow_in_graph", "assume_constant_result", "disable", "error_on_graph_break", "graph_break", "is_compiling",
+    "mark_dynamic", "mark_static", "maybe_mark_dynamic", "new_ledger", "optimize", "reset", "skip_frame", "stats",
+]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., Any])
 

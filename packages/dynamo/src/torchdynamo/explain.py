@@ -4,7 +4,6 @@ away; and why a compiled function does not serve a call."""
 from __future__ import annotations
 
 import html
-import sys
 import types
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -212,8 +211,7 @@ def explain_guards(compiled: Any) -> Callable[..., tuple[Miss, ...]]:
 
 def _miss(function: Any, number: int, entry: Entry, flat: Sequence[Any]) -> Miss:
     info: Compiled = entry.info
-    scope = Scope(flat, function.__globals__, function.__closure__ or (), info.pinned, sys.modules)
-    return Miss(number, first_failure(info.guards, scope))
+    return Miss(number, first_failure(info.guards, Scope.of(function, flat, info.pinned)))
 
 
 def bound_arguments(target: CompiledCallable, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:

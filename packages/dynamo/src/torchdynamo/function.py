@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import logging
 import os
-import sys
 import sysconfig
 import threading
 import time
@@ -163,14 +162,10 @@ class Function:
         """What raises in a continuation that was to be compiled, under the handlers of the place where it begins."""
         return self.function(*flat) if error is None else raise_at_entry(self.function, flat, error)
 
-    def scope(self, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
-        function = self.function
-        return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
-
     def _failure(self, entry: Entry, flat: Sequence[Any]) -> Failure | None:
         """Why a version does not fit a call. Notes what has changed."""
         info: Compiled = entry.info
-        scope = self.scope(flat, info.pinned)
+        scope = Scope.of(self.function, flat, info.pinned)
         failure = first_failure(info.guards, scope)
         if failure is not None:
             self.changed.update(changed_sources(info.guards, scope))

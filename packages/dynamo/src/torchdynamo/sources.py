@@ -7,6 +7,7 @@ guard tree walks the same records, so that guards and generated code read the sa
 
 from __future__ import annotations
 
+import sys
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -203,22 +204,9 @@ class Computed:
 
 
 Source = Union[
-    Argument,
-    Global,
-    ClosureCell,
-    Pinned,
-    Attribute,
-    InstanceAttribute,
-    CellContents,
-    InstanceDict,
-    Item,
-    DictKeyAt,
-    TypeOf,
-    Referent,
-    TensorSize,
-    TensorStride,
-    TensorOffset,
-]
+    Argument, Global, ClosureCell, Pinned, Attribute, InstanceAttribute, CellContents, InstanceDict, Item, DictKeyAt,
+    TypeOf, Referent, TensorSize, TensorStride, TensorOffset,
+]  # fmt: skip
 
 
 def base_of(source: Source) -> Source | None:
@@ -236,12 +224,6 @@ def is_beneath(source: Source, other: Source) -> bool:
     return False
 
 
-def root_of(source: Source) -> Source:
-    while (base := base_of(source)) is not None:
-        source = base
-    return source
-
-
 @dataclass(frozen=True, slots=True)
 class Scope:
     """What sources are resolved against: one call of the captured function."""
@@ -251,6 +233,10 @@ class Scope:
     closure: tuple[Any, ...]
     pinned: Sequence[Any]
     modules: Mapping[str, Any]
+
+    @staticmethod
+    def of(function: Any, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
+        return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
 
 
 def resolve(source: Source, scope: Scope) -> Any:

@@ -35,8 +35,8 @@ from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.optimizers import LOOPS, loop_for
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.graph import known_tensors as constants
-from torchdynamo.graph import numpy_values, scalars, torch_functions
-from torchdynamo.graph.recorder import BREAKS_BY_NAME, METHODS_OF_FAKES
+from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
+from torchdynamo.graph.recorder import METHODS_OF_FAKES
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.protocol import InterpreterApi, World
@@ -143,7 +143,7 @@ class Calls:
             return torch_calls.ANSWERS[fn]
         if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
-        if torch_calls.transforms(fn):
+        if leaving.transforms(fn):
             raise BreakGraph("function_transform", f"call of {fn.__qualname__}")
         if fn.__code__ is _OPTIMIZER_STEP:
             return self._optimizer_step(fn, args, kwargs)
@@ -158,8 +158,9 @@ class Calls:
             known = None if kwargs else constants.answer(fn.__name__, args)
             if known is not None:
                 return known[0]
-            if fn.__name__ in BREAKS_BY_NAME:
-                raise BreakGraph(BREAKS_BY_NAME[fn.__name__], f"{fn.__name__}() of a tensor")
+            reason = leaving.reason_of_name(fn.__name__, with_tensor=True)
+            if reason is not None:
+                raise BreakGraph(reason, f"{fn.__name__}() of a tensor")
             return self._native(fn, args, kwargs)
         if torch_functions.is_leaf(fn):
             self.outside.torch_names.of_leaf(fn)
@@ -182,7 +183,7 @@ class Calls:
         return self.outside.externals.wrap(result, self.outside.externals.pins.source(result, name))
 
     def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        if args and isinstance(args[0], torch_calls.STATE_BLOCKS):
+        if args and isinstance(args[0], leaving.STATE_BLOCKS):
             return self._ambient(fn, args, kwargs)
         owner = getattr(fn, "__self__", None)
         if isinstance(owner, torch.device) and fn.__name__ in ("__enter__", "__exit__"):
@@ -233,14 +234,7 @@ class Calls:
             return known.original.is_inference()
 
     def _break_if_listed(self, fn: Any, module: str) -> None:
-        reason = torch_calls.BREAKS.get(fn) or torch_calls.BREAK_MODULES.get(module)
-        if reason is None:
-            reason = torch_calls.BREAKS_BY_NAME.get((module, getattr(fn, "__name__", "")))
-        if reason is None and torch_calls.is_higher_order(fn):
-            reason = "higher_order_operator"
-        if reason is None:
-            packages = torch_calls.BREAK_PACKAGES.items()
-            reason = next((why for package, why in packages if module.startswith(package)), None)
+        reason = leaving.reason_to_leave(fn, module)
         if reason is not None:
             name = getattr(fn, "__qualname__", str(fn))
             if name.startswith("pybind11_"):  # which puts a record of its own there
@@ -617,7 +611,7 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     *((method, Calls._method_of_tensors) for method in METHODS_OF_FAKES.values()),
     *((function, Calls._native) for function in _LINES_OF_SOURCE),
     *((function, Calls._ambient_read) for function in torch_calls.AMBIENT_READS),
-    *((block, Calls._ambient) for block in torch_calls.STATE_BLOCKS),
+    *((block, Calls._ambient) for block in leaving.STATE_BLOCKS),
     (torch.device.__enter__, Calls._enter_device),
     (torch.device.__exit__, Calls._exit_device),
     *((function, Calls._autograd_function) for function in _PYTHON_APPLY),

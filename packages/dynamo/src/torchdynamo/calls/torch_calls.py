@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import builtins
 import copy
 import dataclasses
-import datetime
 import inspect
 import logging
 import os
@@ -22,6 +20,7 @@ import torch.distributed
 import torch.utils.checkpoint
 from torch.autograd.function import FunctionMeta
 
+from torchdynamo.graph.leaving import is_higher_order, reason_to_leave, transforms
 from torchdynamo.outside import imports
 
 # Answers that a compiled program gets: what these questions mean inside of capture.
@@ -69,85 +68,6 @@ AMBIENT_READS: tuple[Any, ...] = (
         if hasattr(torch.distributed, name)  # a torch without it has `is_available` alone
     ),
 )
-
-# Blocks of C++ whose beginning or end changes the ambient state. A device is one too, of which calls know the meaning.
-STATE_BLOCKS: tuple[type, ...] = tuple(
-    kind
-    for kind in vars(torch._C).values()
-    if isinstance(kind, type) and hasattr(kind, "__enter__") and kind not in (torch.device, torch._C.Stream)
-)
-
-# Calls that leave the graph, by the reason.
-BREAKS: dict[Any, str] = {
-    print: "print",
-    input: "c_function",
-    open: "c_function",
-    exec: "c_function",
-    eval: "c_function",
-    compile: "c_function",
-    builtins.breakpoint: "c_function",
-    sys.getrecursionlimit: "c_function",  # another one while a program is captured
-    sys.setrecursionlimit: "c_function",
-    torch.manual_seed: "random_state",
-    torch.seed: "random_state",
-    torch.set_default_dtype: "ambient_state",
-    torch.set_default_device: "ambient_state",
-    torch.set_num_threads: "ambient_state",
-    torch.set_num_interop_threads: "ambient_state",
-    torch.set_float32_matmul_precision: "ambient_state",
-    torch.use_deterministic_algorithms: "ambient_state",
-    torch.set_deterministic_debug_mode: "ambient_state",
-    torch.set_flush_denormal: "ambient_state",
-    torch.set_warn_always: "ambient_state",
-    datetime.datetime.now: "c_function",
-    datetime.datetime.utcnow: "c_function",
-    datetime.datetime.today: "c_function",
-    datetime.date.today: "c_function",
-    torch.utils.hooks.RemovableHandle.remove: "tensor_hook",
-    torch.autograd.backward: "backward",
-    torch.autograd.grad: "backward",
-    torch._C._autograd._push_saved_tensors_default_hooks: "ambient_state",
-    torch._C._autograd._pop_saved_tensors_default_hooks: "ambient_state",
-    torch.autograd.forward_ad.enter_dual_level: "function_transform",
-    torch.autograd.forward_ad.exit_dual_level: "function_transform",
-    torch.autograd.forward_ad.make_dual: "function_transform",
-    torch.nn.utils.rnn.pack_padded_sequence: "data_dependent_shape",
-    torch.nn.utils.rnn.pad_packed_sequence: "data_dependent_shape",
-    torch.utils.swap_tensors: "tensor_metadata_write",
-    torch._C._set_conj: "tensor_metadata_write",
-    torch._C._set_neg: "tensor_metadata_write",
-    torch._C._set_tensor_metadata: "tensor_metadata_write",  # type: ignore[attr-defined]
-    torch.Tensor.as_subclass: "tensor_subclass",
-    torch.nn.parallel.DistributedDataParallel.forward: "distributed",
-    torch.compile: "compiler",
-    torch.save: "c_function",
-    torch.load: "c_function",
-}
-# The same for functions of another compiler, recognised by name so that it is not imported.
-BREAKS_BY_NAME: dict[tuple[str, str], str] = {
-    ("torch._dynamo.decorators", "graph_break"): "graph_break",
-    ("torch._dynamo.decorators", "skip_frame"): "graph_break",
-    ("torch.nn.attention.flex_attention", "flex_attention"): "higher_order_operator",
-    **{("torchdynamo.api", name): "compiler" for name in ("optimize", "decorate", "new_ledger", "reset", "stats")},
-}
-# Modules whose functions leave the graph. So do those of all packages in `BREAK_PACKAGES`.
-BREAK_MODULES: dict[str, str] = {
-    "random": "random_state",
-    "time": "c_function",
-    "torchcompile.api": "compiler",
-    "importlib": "import",
-    "pkgutil": "import",
-    "runpy": "import",
-    "torch.random": "random_state",
-    "torch.cuda.random": "random_state",
-}
-BREAK_PACKAGES: dict[str, str] = {
-    "importlib.": "import",
-    "asyncio.": "coroutine",
-    "_frozen_importlib": "import",
-    "torch.distributed.": "distributed",
-    "torch._C._distributed_c10d": "distributed",  # a method of a process group, `wait` of what was begun
-}
 
 # Python functions run natively: pure on classes, functions and constants, and large to interpret.
 NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
@@ -215,19 +135,6 @@ MAKERS_OF_CLASSES: frozenset[str] = frozenset({"dataclasses", "collections", "at
 REPR_MODULES: frozenset[str] = frozenset({"dataclasses", "reprlib"})
 
 
-def transforms(function: types.FunctionType) -> bool:
-    """Whether a function of torch runs the program it is given on tensors of its own (`torch.func`)."""
-    code = function.__code__
-    return code.co_filename in _TRANSFORM_FILES and not code.co_name.startswith("_check")  # of its arguments
-
-
-def is_higher_order(function: Any) -> bool:
-    """An operator that takes functions of the program (`torch.cond`, `while_loop`, `associative_scan`), or what calls
-    one in the program's stead."""
-    module = getattr(function, "__module__", None) or ""
-    return isinstance(function, torch._ops.HigherOrderOperator) or module.startswith("torch._higher_order_ops")
-
-
 def runs_unhooked(function: Any) -> bool:
     """Whether a call that leaves the graph runs as it is with all that it calls.
 
@@ -243,21 +150,12 @@ def runs_unhooked(function: Any) -> bool:
     if isinstance(function, types.BuiltinFunctionType):
         return True
     if isinstance(function, types.FunctionType):
-        return function in _UNHOOKED or transforms(function) or _is_compiler(function)
+        compiles = reason_to_leave(function, function.__module__ or "") == "compiler"
+        return compiles or function in _UNHOOKED or transforms(function)
     owner = getattr(function, "__self__", None)
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
-def _is_compiler(function: types.FunctionType) -> bool:
-    named = BREAKS_BY_NAME.get((function.__module__ or "", function.__name__))
-    return "compiler" in (named, BREAKS.get(function), BREAK_MODULES.get(function.__module__ or ""))
-
-
 _UNHOOKED: frozenset[Any] = frozenset(
     {torch.utils.checkpoint.checkpoint, torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
-)
-# Where torch.func works; what is in `torch.func` itself only wraps functions.
-_TRANSFORM_FILES = frozenset(
-    os.path.join(os.path.dirname(torch.func.vjp.__code__.co_filename), name)
-    for name in ("eager_transforms.py", "vmap.py", "pyfunctorch.py")
 )

@@ -26,6 +26,7 @@ from primtorch.symbolic import materialize
 from torchdynamo.graph import dense_values, numpy_values
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
+from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.graph.regions import Regions
 from torchdynamo.graph.view_writes import gap_behind, memory_of, reads_memory_of
@@ -39,88 +40,17 @@ METHODS_OF_FAKES: dict[Any, Callable[..., Any]] = {
 }
 
 # Operator methods of tensors and the function that a reader of the graph knows them by.
-_OPERATORS: dict[str, Callable[..., Any]] = {
-    f"__{name}__": function
-    for name, function in {
-        "add": operator.add,
-        "sub": operator.sub,
-        "mul": operator.mul,
-        "truediv": operator.truediv,
-        "div": operator.truediv,
-        "floordiv": operator.floordiv,
-        "mod": operator.mod,
-        "pow": operator.pow,
-        "matmul": operator.matmul,
-        "and": operator.and_,
-        "or": operator.or_,
-        "xor": operator.xor,
-        "lshift": operator.lshift,
-        "rshift": operator.rshift,
-        "neg": operator.neg,
-        "pos": operator.pos,
-        "abs": operator.abs,
-        "invert": operator.invert,
-        "eq": operator.eq,
-        "ne": operator.ne,
-        "lt": operator.lt,
-        "le": operator.le,
-        "gt": operator.gt,
-        "ge": operator.ge,
-        "getitem": operator.getitem,
-        "setitem": operator.setitem,
-        "iadd": operator.iadd,
-        "isub": operator.isub,
-        "imul": operator.imul,
-        "itruediv": operator.itruediv,
-        "idiv": operator.itruediv,
-        "ifloordiv": operator.ifloordiv,
-        "imod": operator.imod,
-        "ipow": operator.ipow,
-        "iand": operator.iand,
-        "ior": operator.ior,
-        "ixor": operator.ixor,
-        "ilshift": operator.ilshift,
-        "irshift": operator.irshift,
-    }.items()
+_TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
+_INPLACE = tuple(f"i{name}" for name in _TWO_SIDED)
+_FUNCTIONS: dict[str, Callable[..., Any]] = {
+    **{name: getattr(operator, f"__{name}__") for name in (*_TWO_SIDED, *_INPLACE, "matmul", "neg", "pos", "abs")},
+    **{name: getattr(operator, name) for name in ("invert", "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem")},
+    "div": operator.truediv,
+    "idiv": operator.itruediv,
 }
+_OPERATORS = {f"__{name}__": function for name, function in _FUNCTIONS.items()}
 # Reflected operators: the same function with its operands exchanged.
-_REFLECTED: dict[str, Callable[..., Any]] = {
-    f"__r{name}__": _OPERATORS[f"__{name}__"]
-    for name in (
-        [
-            "add",
-            "sub",
-            "mul",
-            "truediv",
-            "div",
-            "floordiv",
-            "mod",
-            "pow",
-            "matmul",
-            "and",
-            "or",
-            "xor",
-            "lshift",
-            "rshift",
-        ]
-    )
-}
-
-# Methods and functions that need a tensor's values, by the reason that they break the graph for.
-BREAKS_BY_NAME: dict[str, str] = {
-    **dict.fromkeys(
-        ("item", "tolist", "numpy", "__int__", "__float__", "__index__", "__complex__", "__array__", "__dlpack__"),
-        "tensor_to_number",
-    ),
-    **dict.fromkeys(("data_ptr", "untyped_storage", "storage", "__reduce_ex__", "__deepcopy__"), "tensor_to_number"),
-    **dict.fromkeys(("__repr__", "__str__", "__format__"), "tensor_repr"),
-    **dict.fromkeys(("__bool__", "__contains__", "is_nonzero", "equal", "allclose"), "data_dependent_branch"),
-    "backward": "backward",
-    **dict.fromkeys(("register_hook", "register_post_accumulate_grad_hook", "retain_grad"), "tensor_hook"),
-    **dict.fromkeys(("set_", "resize_", "resize_as_", "share_memory_", "rename_"), "tensor_metadata_write"),
-    **dict.fromkeys(("manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state"), "random_state"),
-    **dict.fromkeys(("set_default_dtype", "set_default_device", "_set_default_dtype"), "ambient_state"),
-}
+_REFLECTED = {f"__r{name}__": _FUNCTIONS[name] for name in (*_TWO_SIDED, "matmul", "div")}
 
 # Calls with an effect and no tensor result.
 _EFFECTS = frozenset({"__setitem__", "_set_grad_enabled", "_assert_async"})
@@ -256,11 +186,12 @@ class Recorder:
         known = constants.answer(name, args)
         if known is not None and not kwargs:
             return known[0]
-        reason = BREAKS_BY_NAME.get(name)
-        if reason == "backward":
+        if name == "backward":
             self.derive(dict(kwargs or {}).get("inputs"))
-        if reason is not None and (reason not in _TENSOR_ONLY or _has_tensor(args)):
-            raise BreakGraph(reason, f"{name}() of a tensor" if _has_tensor(args) else f"torch {name}()")
+        with_tensor = bool(_tensors_in(args))
+        reason = reason_of_name(name, with_tensor)
+        if reason is not None:
+            raise BreakGraph(reason, f"{name}() of a tensor" if with_tensor else f"torch {name}()")
         if name in _LAZY_BITS and _is_made(self._nodes.get(id(args[0]))):
             raise BreakGraph("unsupported_read", f"{name}() of a tensor that the program made")
         if getattr(func, "__name__", "") in _SETTERS:
@@ -323,7 +254,7 @@ class Recorder:
         effect = effect or (overload is not None and has_effect(overload))
         if not effect and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
-        if effect or _has_tensor(result):
+        if effect or _tensors_in(result):
             node = self.write(func, args, kwargs, result)
             if effect or name in _RANDOM:
                 node.meta["effect"] = True
@@ -396,7 +327,7 @@ class Recorder:
         node = self.write(func, args, kwargs, result)
         written = [tensor for tensor, version in operands if _version(tensor) != version]
         self._wrote(written)
-        if written or not _has_tensor(result):  # called for what it does
+        if written or not _tensors_in(result):  # called for what it does
             node.meta["effect"] = True
         return result
 
@@ -410,7 +341,7 @@ class Recorder:
                 self.remember(result, node)
         elif isinstance(result, (tuple, list)):
             for index, element in enumerate(result):
-                if _has_tensor(element):
+                if _tensors_in(element):
                     item = self.graph.call_function(operator.getitem, (node, index))
                     self.annotate(item, element)
                     self._bind(element, item)
@@ -491,11 +422,6 @@ def as_break(error: BaseException) -> BreakGraph:
     return BreakGraph(reason, str(error).partition("\n")[0])
 
 
-_TENSOR_ONLY = frozenset(
-    {"tensor_to_number", "tensor_repr", "data_dependent_branch", "backward", "tensor_hook", "tensor_metadata_write"}
-)
-
-
 def function_name(func: Any) -> str:
     """The name a user knows a torch function by; for properties, the property's."""
     name = getattr(func, "__name__", type(func).__name__)
@@ -508,25 +434,7 @@ def is_inplace(name: str) -> bool:
     return name in _INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
 
 
-_INPLACE_OPERATORS = frozenset(
-    f"__i{name}__"
-    for name in [
-        "add",
-        "sub",
-        "mul",
-        "truediv",
-        "div",
-        "floordiv",
-        "mod",
-        "pow",
-        "and",
-        "or",
-        "xor",
-        "lshift",
-        "rshift",
-    ]
-)
-
+_INPLACE_OPERATORS = frozenset(f"__{name}__" for name in (*_INPLACE, "idiv"))
 
 # Operators that torch defines in Python go by the name of the function that they wrap.
 _WRAPPED_OPERATORS: dict[Any, str] = {
@@ -557,31 +465,15 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _has_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return True
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_tensor, value))
-    if isinstance(value, dict):
-        return any(map(_has_tensor, value.values()))
-    return False
-
-
 def _tensors_in(value: Any) -> list[torch.Tensor]:
     if isinstance(value, torch.Tensor):
         return [value]
-    if isinstance(value, (tuple, list)):
-        return [tensor for item in value for tensor in _tensors_in(item)]
     if isinstance(value, dict):
-        return [tensor for item in value.values() for tensor in _tensors_in(item)]
-    return []
+        value = value.values()
+    elif not isinstance(value, (tuple, list)):
+        return []
+    return [tensor for item in value for tensor in _tensors_in(item)]
 
 
 def _has_real_tensor(value: Any) -> bool:
-    if isinstance(value, torch.Tensor):
-        return not isinstance(value, FakeTensor)
-    if isinstance(value, (tuple, list)):
-        return any(map(_has_real_tensor, value))
-    if isinstance(value, dict):
-        return any(map(_has_real_tensor, value.values()))
-    return False
+    return any(not isinstance(tensor, FakeTensor) for tensor in _tensors_in(value))

@@ -11,16 +11,10 @@ import torch.overrides
 # Python modules of torch whose functions are thin layers over operators: run natively under the recorder.
 LEAF_MODULES = frozenset(
     {
-        "torch.nn.functional",
-        "torch.functional",
-        "torch._tensor",
-        "torch._ops",
-        "torch._VF",
-        "torch.linalg",
-        "torch.fft",
-        "torch.special",
+        "torch.nn.functional", "torch.functional", "torch._tensor", "torch._ops", "torch._VF", "torch.linalg",
+        "torch.fft", "torch.special",
     }
-)
+)  # fmt: skip
 
 
 def _overridable() -> frozenset[Any]:

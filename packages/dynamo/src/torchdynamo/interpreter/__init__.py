@@ -11,14 +11,6 @@ from torchdynamo.interpreter.plain_world import PlainWorld
 from torchdynamo.interpreter.protocol import MISSING, NULL, Escape, Position, UnsupportedProgram, World
 
 __all__ = [
-    "MISSING",
-    "NULL",
-    "Escape",
-    "InterpretedFrame",
-    "InterpretedGenerator",
-    "Interpreter",
-    "PlainWorld",
-    "Position",
-    "UnsupportedProgram",
-    "World",
-]
+    "MISSING", "NULL", "Escape", "InterpretedFrame", "InterpretedGenerator", "Interpreter", "PlainWorld", "Position",
+    "UnsupportedProgram", "World",
+]  # fmt: skip

@@ -140,14 +140,18 @@ class CallOpcodes(FrameState):
     def IMPORT_FROM(self, name: str) -> None:
         module = self.stack[-1]
         value = self.world.call(getattr, (module, name, MISSING), {})
-        if value is MISSING:
-            owner = getattr(module, "__name__", None) or "<unknown module name>"
-            value = sys.modules.get(f"{owner}.{name}", MISSING)  # a submodule that is being imported in a circle
-            if value is MISSING:
-                where = getattr(module, "__file__", None) or "unknown location"
-                message = f"cannot import name {name!r} from {owner!r} ({where})"
-                raise ImportError(message, name=owner, path=getattr(module, "__file__", None))
-        self.stack.append(value)
+        self.stack.append(submodule(module, name) if value is MISSING else value)
+
+
+def submodule(module: Any, name: str) -> Any:
+    """What `from module import name` gives where the module has no such attribute, or ImportError."""
+    owner = getattr(module, "__name__", None) or "<unknown module name>"
+    found = sys.modules.get(f"{owner}.{name}", MISSING)  # a submodule that is being imported in a circle
+    if found is MISSING:
+        where = getattr(module, "__file__", None) or "unknown location"
+        message = f"cannot import name {name!r} from {owner!r} ({where})"
+        raise ImportError(message, name=owner, path=getattr(module, "__file__", None))
+    return found
 
 
 def _set_annotations(function: types.FunctionType, annotations: Any) -> None:

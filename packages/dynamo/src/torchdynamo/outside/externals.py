@@ -60,37 +60,14 @@ ATOMS: tuple[type, ...] = (str, int, float, complex, bytes)
 
 # Values that stand for themselves: compared by identity, and held by the compiled code.
 IDENTITY_TYPES: tuple[type, ...] = (
-    type,
-    types.FunctionType,
-    types.BuiltinFunctionType,
-    types.ModuleType,
-    types.CodeType,
-    types.WrapperDescriptorType,
-    types.MethodDescriptorType,
-    types.ClassMethodDescriptorType,
-    types.MethodWrapperType,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.GenericAlias,
-    types.UnionType,
-    property,
-    staticmethod,
-    classmethod,
-    enum.Enum,
-    operator.itemgetter,
-    operator.attrgetter,
-    operator.methodcaller,
-    typing.TypeVar,
-    typing.ParamSpec,
+    type, types.FunctionType, types.BuiltinFunctionType, types.ModuleType, types.CodeType, types.WrapperDescriptorType,
+    types.MethodDescriptorType, types.ClassMethodDescriptorType, types.MethodWrapperType, types.GetSetDescriptorType,
+    types.MemberDescriptorType, types.GenericAlias, types.UnionType, property, staticmethod, classmethod, enum.Enum,
+    operator.itemgetter, operator.attrgetter, operator.methodcaller, typing.TypeVar, typing.ParamSpec,
     *((typing.TypeAliasType,) if hasattr(typing, "TypeAliasType") else ()),  # of `type X = ...`, from 3.12 on
-    torch._ops.OpOverload,
-    torch._ops.OpOverloadPacket,
-    torch._ops._OpNamespace,
-    torch._ops._Ops,
-    type(typing.Any),
-    type(typing.Optional),
-    type(list[int]),
-)
+    torch._ops.OpOverload, torch._ops.OpOverloadPacket, torch._ops._OpNamespace, torch._ops._Ops, type(typing.Any),
+    type(typing.Optional), type(list[int]),
+)  # fmt: skip
 
 # Facts of the installation: each is one object, which nobody changes.
 _FACTS = (sys.version_info, sys.flags, sys.float_info, sys.int_info, torch.__version__)

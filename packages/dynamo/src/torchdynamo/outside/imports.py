@@ -14,6 +14,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from torchdynamo.interpreter.opcodes_calls import submodule
+from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.outside.externals import Externals
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import GuardKind
@@ -126,14 +128,5 @@ def guard_absent(externals: Externals, name: str | None) -> None:
 
 def import_from(module: Any, name: str) -> Any:
     """`from module import name`, once `module` is there."""
-    try:
-        return getattr(module, name)
-    except AttributeError:
-        pass
-    owner = getattr(module, "__name__", None) or "<unknown module name>"
-    found = sys.modules.get(f"{owner}.{name}")  # a submodule that is being imported in a circle
-    if found is None:
-        where = getattr(module, "__file__", None) or "unknown location"
-        message = f"cannot import name {name!r} from {owner!r} ({where})"
-        raise ImportError(message, name=owner, path=getattr(module, "__file__", None))
-    return found
+    found = getattr(module, name, MISSING)
+    return submodule(module, name) if found is MISSING else found

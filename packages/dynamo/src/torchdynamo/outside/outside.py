@@ -722,30 +722,16 @@ def getattr_static_dict(obj: Any) -> dict[str, Any] | None:
 # Attributes that cannot change while the object is the same.
 _FIXED_ATTRIBUTES = frozenset(
     {
-        "__name__",
-        "__qualname__",
-        "__module__",
-        "__code__",
-        "__doc__",
-        "__closure__",
-        "__self__",
-        "__func__",
+        "__name__", "__qualname__", "__module__", "__code__", "__doc__", "__closure__", "__self__", "__func__",
         "__objclass__",
     }
-)
+)  # fmt: skip
 _CLASS_DICT = type.__dict__["__dict__"].__get__
 _FUNCTION_HOLDERS = (property, classmethod, staticmethod)
 _DESCRIPTORS = (
-    property,
-    classmethod,
-    staticmethod,
-    types.GetSetDescriptorType,
-    types.MemberDescriptorType,
-    types.MethodDescriptorType,
-    types.WrapperDescriptorType,
-    types.ClassMethodDescriptorType,
-    types.BuiltinFunctionType,
-)
+    property, classmethod, staticmethod, types.GetSetDescriptorType, types.MemberDescriptorType,
+    types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType,
+)  # fmt: skip
 
 
 _METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)

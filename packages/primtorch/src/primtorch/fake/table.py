@@ -163,7 +163,7 @@ def _effects(op: OpOverload) -> tuple[int | None, tuple[int | str, ...]]:
         info = argument.alias_info
         if info is None:
             continue
-        if info.is_write:
+        if info.is_write and op.name() != "aten::detach_":  # which writes no data, and comes with real tensors
             mutates.append(argument.name if argument.kwarg_only else position)
         elif alias is None:
             alias = position
