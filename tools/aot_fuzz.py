@@ -12,28 +12,32 @@ from __future__ import annotations
 
 import argparse
 import collections
-import json
+import math
 import platform
 import re
-import subprocess
 import sys
-import threading
 import time
 import traceback
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-TESTS = Path(__file__).parents[1] / "packages" / "aotautograd" / "tests"
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT / "tools" / "bench"), str(ROOT / "packages" / "aotautograd" / "tests")]
+
+import test_aotautograd_fuzz as fuzz  # noqa: E402
+from pool import Row, Worker, run_cases  # noqa: E402
+
 BATCH = 1000
+BATCH_SECONDS = 1800.0
 
 
 def run_batch(seed: int, count: int) -> dict[str, Any]:
     """Counts by outcome and by reason of refusal, and what differs: [[program, with gradients, what], ...]."""
     import hypothesis
-    import test_aotautograd_fuzz as fuzz
 
     seen: collections.Counter[str] = collections.Counter()
     refusals: collections.Counter[str] = collections.Counter()
@@ -60,39 +64,18 @@ def run_batch(seed: int, count: int) -> dict[str, Any]:
     return {"seed": seed, "seen": seen, "refusals": refusals, "different": different}
 
 
-def serve() -> None:
-    """A worker: "seed count" comes in, a line of JSON goes out."""
+def measure(case: Row, send: Callable[[Row], None]) -> None:
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
-    for line in sys.stdin:
-        seed, count = map(int, line.split())
-        print(json.dumps(run_batch(seed, count)), flush=True)
+    send(run_batch(case["seed"], case["count"]))
 
 
-def work(batches: list[tuple[int, int]], results: list[dict[str, Any]]) -> None:
-    pipe = subprocess.PIPE
-    worker: subprocess.Popen[str] | None = None
-    while batches:
-        seed, count = batches.pop()
-        if worker is None:
-            worker = subprocess.Popen([sys.executable, __file__, "--worker"], stdin=pipe, stdout=pipe, text=True)
-        assert worker.stdin is not None and worker.stdout is not None
-        worker.stdin.write(f"{seed} {count}\n")
-        worker.stdin.flush()
-        line = worker.stdout.readline()
-        if line:
-            result: dict[str, Any] = json.loads(line)
-        else:
-            what = f"the process ended with status {worker.wait()}"
-            result = {"seed": seed, "seen": {"different": 1}, "refusals": {}, "different": [("", True, what)]}
-            worker = None
-        results.append(result)
-        for program, grad, what in result["different"]:
-            print(f"DIFFERENT, seed {seed}, grad={grad}:\n{program}\n{what}", flush=True)
-    if worker is not None:
-        assert worker.stdin is not None
-        worker.stdin.close()
-        worker.wait()
+def result_of(worker: Worker) -> dict[str, Any]:
+    """What a batch has found; a batch that ended its process is one program that differs."""
+    if worker.messages:
+        return worker.messages[0]
+    ended = ("", True, worker.failure or "the process ended")
+    return {"seed": worker.case["seed"], "seen": {"different": 1}, "refusals": {}, "different": [ended]}
 
 
 def report(results: list[dict[str, Any]], seconds: float, jobs: int, command: str) -> str:
@@ -134,25 +117,20 @@ def main() -> None:
     parser.add_argument("--programs", type=int, default=2000)
     parser.add_argument("--seed", type=int, default=0, help="of the first batch; the others count up")
     parser.add_argument("--out", help="write the page here")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    sys.path.insert(0, str(TESTS))
-    if options.worker:
-        serve()
-        return
     sizes = [min(BATCH, options.programs - start) for start in range(0, options.programs, BATCH)]
-    batches = [(options.seed + i, size) for i, size in enumerate(sizes)][::-1]
+    batches = [{"seed": options.seed + i, "count": size} for i, size in enumerate(sizes)]
     results: list[dict[str, Any]] = []
-    threads = [threading.Thread(target=work, args=(batches, results)) for _ in range(min(options.jobs, len(batches)))]
     began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    shown = 0
-    while any(thread.is_alive() for thread in threads):
-        time.sleep(0.5)
-        if len(results) >= shown + 10:
-            shown = len(results)
-            print(f"{shown} of {len(sizes)} batches, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True)
+    for worker in run_cases(measure, batches, jobs=options.jobs, case_seconds=BATCH_SECONDS, until=math.inf):
+        result = result_of(worker)
+        results.append(result)
+        for program, grad, what in result["different"]:
+            print(f"DIFFERENT, seed {result['seed']}, grad={grad}:\n{program}\n{what}", flush=True)
+        if len(results) % 10 == 0:
+            print(
+                f"{len(results)} of {len(sizes)} batches, {time.monotonic() - began:.0f} s", file=sys.stderr, flush=True
+            )
     command = " ".join(["python", "tools/aot_fuzz.py", *sys.argv[1:]])
     text = report(results, time.monotonic() - began, options.jobs, command)
     print(text)

@@ -14,17 +14,13 @@ from __future__ import annotations
 import argparse
 import cmath
 import collections
-import contextlib
-import json
+import math
 import platform
-import queue
 import signal
-import subprocess
 import sys
-import threading
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -34,6 +30,10 @@ from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
 from aotautograd import aot_function
+
+sys.path.insert(0, str(Path(__file__).parent / "bench"))
+
+from pool import Row, run_cases
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.complex64)
 UNSET_MEMORY = ("empty", "new_empty")
@@ -225,48 +225,21 @@ def places_of(only: Sequence[str]) -> list[int]:
     ]
 
 
-def serve(run: Callable[[int], dict[str, Any]]) -> None:
-    """A worker: places in the database come in, a line of JSON for each goes out."""
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    signal.signal(signal.SIGALRM, too_long)
-    answers = sys.stdout
-    with contextlib.redirect_stdout(sys.stderr):
-        for line in sys.stdin:
-            answers.write(json.dumps(run(int(line))) + "\n")
-            answers.flush()
+def swept(run: Callable[[int], dict[str, Any]], places: Sequence[int], jobs: int) -> Iterator[dict[str, Any]]:
+    """What `run` gives for each place in the database, as the operators end, in processes side by side."""
 
+    def measure(case: Row, send: Callable[[Row], None]) -> None:
+        warnings.simplefilter("ignore")
+        torch.set_num_threads(1)
+        signal.signal(signal.SIGALRM, too_long)
+        send(run(case["place"]))
 
-def work(
-    places: queue.SimpleQueue[int], results: list[dict[str, Any]], arguments: list[str], script: str = __file__
-) -> None:
-    """One worker process of a tool, replaced when an operator ends it."""
-
-    def start() -> subprocess.Popen[str]:
-        command = [sys.executable, script, "--worker", *arguments]
-        pipe = subprocess.PIPE
-        return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=subprocess.DEVNULL, text=True)
-
-    worker = start()
-    while True:
-        try:
-            place = places.get_nowait()
-        except queue.Empty:
-            break
-        assert worker.stdin is not None and worker.stdout is not None
-        worker.stdin.write(f"{place}\n")
-        worker.stdin.flush()
-        line = worker.stdout.readline()
-        if line:
-            results.append(json.loads(line))
-            continue
-        reason = f"wrong: the process ended with status {worker.wait()}"
-        name = full_name(op_db[place])
-        results.append({"name": name, "counts": {"float32": {"wrong": 1}}, "failures": [(reason, "float32")]})
-        worker = start()
-    assert worker.stdin is not None
-    worker.stdin.close()
-    worker.wait()
+    cases = ({"place": place} for place in places)
+    for worker in run_cases(measure, cases, jobs=jobs, case_seconds=math.inf, until=math.inf):
+        reason = f"wrong: {worker.failure}"
+        name = full_name(op_db[worker.case["place"]])
+        crashed = {"name": name, "counts": {"float32": {"wrong": 1}}, "failures": [(reason, "float32")]}
+        yield worker.messages[0] if worker.messages else crashed
 
 
 def report(results: list[dict[str, Any]], samples: int, command: str) -> str:
@@ -313,26 +286,14 @@ def main() -> None:
     parser.add_argument("--only", nargs="*", default=[""], help="operators whose name contains one of these")
     parser.add_argument("--limit", type=int, default=60, help="seconds for one sample")
     parser.add_argument("--out", help="write the page here")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        serve(lambda place: run_operator(place, options.samples, options.limit))
-        return
-    places: queue.SimpleQueue[int] = queue.SimpleQueue()
     chosen = places_of(options.only)
-    for place in chosen:
-        places.put(place)
     results: list[dict[str, Any]] = []
-    arguments = ["--samples", str(options.samples), "--limit", str(options.limit)]
-    threads = [
-        threading.Thread(target=work, args=(places, results, arguments)) for _ in range(min(options.jobs, len(chosen)))
-    ]
     began = time.monotonic()
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        time.sleep(5 if len(chosen) > 20 else 0.2)
-        print(f"{len(results)} of {len(chosen)} operators, {time.monotonic() - began:.0f} s", file=sys.stderr)
+    for result in swept(lambda place: run_operator(place, options.samples, options.limit), chosen, options.jobs):
+        results.append(result)
+        if len(results) % 20 == 0:
+            print(f"{len(results)} of {len(chosen)} operators, {time.monotonic() - began:.0f} s", file=sys.stderr)
     text = report(results, options.samples, " ".join(["python", "tools/aot_opdb.py", *sys.argv[1:]]))
     print(text)
     if options.out:

@@ -15,13 +15,10 @@ from __future__ import annotations
 import argparse
 import collections
 import faulthandler
-import json
+import functools
 import platform
-import queue
 import signal
 import sys
-import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -35,6 +32,8 @@ from torch.utils import _pytree as pytree
 import aot_opdb as opdb
 import torchcompile
 from torchdynamo.errors import Unsupported
+
+from pool import append_row, read_rows  # isort: skip - `aot_opdb` knows where it is
 
 # The database's random operators seed the generator around their call; `aot_opdb.observe` does, for every run. What
 # they do beside that breaks a graph, and is nothing of the operator's.
@@ -221,45 +220,22 @@ def main() -> None:
     )
     parser.add_argument("--state", type=Path, help="a line for each operator that is done; these are not run again")
     parser.add_argument("--out", type=Path, help="write the page here")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        opdb.serve(lambda place: run_operator(place, options.samples, options.limit, options.dtypes))
-        return
     chosen = opdb.places_of(options.only)
-    results = [json.loads(line) for line in options.state.read_text().splitlines()] if _exists(options.state) else []
+    results = read_rows(options.state)
     done = {r["name"] for r in results}
-    places: queue.SimpleQueue[int] = queue.SimpleQueue()
     left = [place for place in chosen if opdb.full_name(op_db[place]) not in done]
-    for place in left:
-        places.put(place)
-    arguments = ["--samples", str(options.samples), "--limit", str(options.limit), "--dtypes", *options.dtypes]
-    threads = [
-        threading.Thread(target=opdb.work, args=(places, results, arguments, __file__))
-        for _ in range(min(options.jobs, len(left)))
-    ]
-    for thread in threads:
-        thread.start()
-    with Progress() as progress:
-        task, written = progress.add_task("operators", total=len(chosen), completed=len(done)), len(results)
-        while True:
-            alive = any(thread.is_alive() for thread in threads)
-            progress.update(task, completed=len(results))
-            if options.state is not None and len(results) > written:
-                with options.state.open("a") as state:
-                    state.writelines(json.dumps(r) + "\n" for r in results[written:])
-                written = len(results)
-            if not alive:
-                break
-            time.sleep(0.5)
+    run = functools.partial(run_operator, samples=options.samples, limit=options.limit, dtypes=options.dtypes)
+    with Progress(auto_refresh=False) as progress:  # no thread: the workers are forks of this process
+        task = progress.add_task("operators", total=len(chosen), completed=len(done))
+        for result in opdb.swept(run, left, options.jobs):
+            results.append(result)
+            append_row(options.state, result)
+            progress.update(task, advance=1, refresh=True)
     text = report(results, options.samples, " ".join(["python", "tools/compile_opdb.py", *sys.argv[1:]]))
     print(text)
     if options.out:
         options.out.write_text(text)
-
-
-def _exists(path: Path | None) -> bool:
-    return path is not None and path.exists()
 
 
 if __name__ == "__main__":

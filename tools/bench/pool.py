@@ -73,7 +73,7 @@ def _start(context: Any, measure: Measure, case: Row, deadline: float) -> Worker
 def _ended(running: list[Worker], case_seconds: float, until: float) -> Iterator[Worker]:
     """Waits for something to happen, and takes those that have ended out of `running`."""
     soonest = min(until, *(worker.deadline for worker in running))
-    ready = connection.wait([w.pipe for w in running], timeout=max(soonest - time.monotonic(), 0.05))
+    ready = connection.wait([w.pipe for w in running], timeout=min(max(soonest - time.monotonic(), 0.05), 3600))
     for worker in list(running):
         if worker.pipe in ready and not _receive(worker):
             running.remove(worker)
