@@ -14,7 +14,7 @@ VENV := .venv$(if $(filter-out $(PINNED),$(TORCH)),-$(TORCH))
 BIN := $(VENV)/bin
 PACKAGES := primtorch aotautograd dynamo inductor distributed compile
 SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
-CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/hatch_build.py)
+CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/src/*/include/*/*) packages/primtorch/src/primtorch/building.py
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
 .PHONY: help setup demo test smoke slow protocols check bench docs clean
@@ -36,6 +36,7 @@ $(VENV)/.dependencies: requirements-dev.txt constraints.txt
 
 $(VENV)/.ready: $(VENV)/.dependencies $(CPP) $(wildcard packages/*/pyproject.toml)
 	@echo "== 4/4 the six packages; C++ extensions that are not built yet for torch $(TORCH) take a minute or two"
+	@$(PIP) --no-build-isolation -e packages/primtorch
 	@$(PIP) --no-build-isolation $(foreach package,$(PACKAGES),-e packages/$(package))
 	@touch $@
 

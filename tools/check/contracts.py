@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "out_arguments",
             "families",
         ),
-        ("errors", "ledger", "promotion"),
+        ("errors", "ledger", "promotion", "building"),
         ("symbolic",),
         ("layout",),
         ("prims",),

@@ -62,12 +62,6 @@ def findings(root: Path) -> Iterator[str]:
     workflow = root / ".github" / "workflows" / "release.yml"
     if f"python: {json.dumps(known.PYTHON)}" not in workflow.read_text():
         yield f"{workflow.relative_to(root)}: does not build for Python {', '.join(known.PYTHON)}"
-    hooks = sorted(root.glob("packages/*/hatch_build.py"))
-    yield from (
-        f"{hook.relative_to(root)}: differs from {hooks[0].relative_to(root)}; one text builds every extension"
-        for hook in hooks[1:]
-        if hook.read_bytes() != hooks[0].read_bytes()
-    )
 
 
 def main(arguments: list[str]) -> int:

@@ -1,20 +1,17 @@
-// Postfix programs over 64-bit words, integers and the bits of floats: relations between the numbers of a call.
+// Relations between the numbers of a call: size programs that must come out true.
 #pragma once
 
 #include <cstdint>
-#include <cstring>
 #include <functional>
 #include <vector>
+
+#include <primtorch/size_program.h>
 
 #include "refs.h"
 
 namespace torchdynamo {
 
-inline int64_t float_bits(double value) {
-  int64_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
+using primtorch::float_bits;
 
 class ShapeProgram {
  public:
@@ -24,28 +21,13 @@ class ShapeProgram {
 
   // Whether the expression is true. Arithmetic that overflows, divides by zero or raises in Python makes it false: the
   // guard fails.
-  bool holds(const std::vector<int64_t>& numbers) const;
-
-  enum class Op {
-    constant, symbol, keep, kept,
-    // integers and truth values
-    add, sub, mul, floordiv, mod, min, max, neg, eq, ne, lt, le, gt, ge, conj, disj, negate,
-    bitand_, bitor_, bitxor_, lshift, rshift, ipow,
-    // floats
-    fadd, fsub, fmul, fdiv, fmod, ffloordiv, fpow, fmin, fmax, fneg, fabs,
-    sqrt, exp, expm1, log, log1p, log2, log10, sin, cos, tan, tanh, atan,
-    feq, fne, flt, fle, fgt, fge, fsame,
-    // between them
-    to_float, idiv, trunc, floor, ceil, round, defined,
-  };
+  bool holds(const std::vector<int64_t>& numbers) const {
+    int64_t value = 0;
+    return program_.evaluate(numbers.data(), &value) && value != 0;
+  }
 
  private:
-  struct Step {
-    Op op;
-    int64_t argument;
-  };
-  std::vector<Step> steps_;
-  size_t kept_ = 0;
+  primtorch::SizeProgram program_;
 };
 
 }  // namespace torchdynamo

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from primtorch.building import SHARED
 from torchdynamo import _C
 
 HERE = Path(__file__).parent
@@ -33,7 +34,7 @@ def test_without_torch(installed_python: str, tmp_path: Path) -> None:
     if not (Path(include) / "Python.h").exists():
         pytest.skip(f"{installed_python} has no headers")
     target = tmp_path / "_C.so"
-    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-DTORCHDYNAMO_WITHOUT_TORCH", f"-I{include}"]
+    flags = ["-O1", "-std=c++20", "-fPIC", "-shared", "-DTORCHDYNAMO_WITHOUT_TORCH", f"-I{include}", f"-I{SHARED}"]
     sources = [str(path) for path in sorted(CPP.glob("*.cpp"))]
     subprocess.run([os.environ.get("CXX", "c++"), *flags, *sources, "-o", str(target)], check=True)
     run(installed_python, str(target))

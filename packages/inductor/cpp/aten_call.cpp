@@ -17,7 +17,7 @@ c10::IValue build(const Argument& argument, const Frame& frame) {
     case Argument::Kind::Value:
       return frame.values[argument.index];
     case Argument::Kind::FloatValue:
-      return as_float(frame.values[argument.index]);
+      return bits_float(frame.values[argument.index]);
     case Argument::Kind::Tensors: {
       c10::List<at::Tensor> list;
       list.reserve(argument.items.size());

@@ -12,17 +12,17 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
-#include <cmath>
-#include <cstring>
 #include <stdexcept>
 
 namespace inductor {
 namespace {
 
-int64_t floor_divide(int64_t a, int64_t b) {
-  if (b == 0) throw std::runtime_error("a size expression divides by zero");
-  const int64_t q = a / b;
-  return q - ((a % b != 0) && ((a < 0) != (b < 0)));
+void evaluate(const Program& program, const std::vector<int32_t>& values, Frame& frame) {
+  for (const int32_t value : values) {
+    if (!program.values[value].evaluate(frame.symbols, &frame.values[value])) {
+      throw std::runtime_error("a size is computed that Python would not: a division by zero, or a number of more than 64 bits");
+    }
+  }
 }
 
 // The list itself when it is all constants, else a patched copy in `buffer`.
@@ -160,7 +160,7 @@ void step(const Program& program, const Instruction& in, Frame& frame) {
       break;
   }
   if (in.opcode == Opcode::Aten || in.opcode == Opcode::ReadScalar) {
-    for (const int32_t value : in.refreshed) frame.values[value] = evaluate(program.values[value], frame.symbols);
+    evaluate(program, in.refreshed, frame);
   }
 }
 
@@ -171,125 +171,13 @@ std::string describe(const Program& program, size_t position) {
 
 }  // namespace
 
-double as_float(int64_t bits) {
-  double value;
-  std::memcpy(&value, &bits, sizeof value);
-  return value;
-}
-
-int64_t as_bits(double value) {
-  int64_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  return bits;
-}
-
-namespace {
-
-// Python's float `%`, whose result has the sign of the divisor.
-double float_mod(double a, double b) {
-  const double rest = std::fmod(a, b);
-  if (rest == 0.0) return std::copysign(0.0, b);
-  return (b < 0) != (rest < 0) ? rest + b : rest;
-}
-
-int64_t integer_power(int64_t a, int64_t b) {
-  int64_t result = 1;
-  for (; b > 0; b >>= 1, a *= a) {
-    if ((b & 1) != 0) result *= a;
-  }
-  return result;
-}
-
-double one_float(SizeOp op, double a) {
-  switch (op) {
-    case SizeOp::Fneg: return -a;
-    case SizeOp::Fabs: return std::fabs(a);
-    case SizeOp::Sqrt: return std::sqrt(a);
-    case SizeOp::Exp: return std::exp(a);
-    case SizeOp::Expm1: return std::expm1(a);
-    case SizeOp::Log: return std::log(a);
-    case SizeOp::Log1p: return std::log1p(a);
-    case SizeOp::Log2: return std::log2(a);
-    case SizeOp::Log10: return std::log10(a);
-    case SizeOp::Sin: return std::sin(a);
-    case SizeOp::Cos: return std::cos(a);
-    case SizeOp::Tan: return std::tan(a);
-    case SizeOp::Tanh: return std::tanh(a);
-    default: return std::atan(a);
-  }
-}
-
-double two_floats(SizeOp op, double a, double b) {
-  switch (op) {
-    case SizeOp::Fadd: return a + b;
-    case SizeOp::Fsub: return a - b;
-    case SizeOp::Fmul: return a * b;
-    case SizeOp::Fdiv: return a / b;
-    case SizeOp::Fmod: return float_mod(a, b);
-    case SizeOp::FfloorDiv: return std::floor((a - float_mod(a, b)) / b + 0.5);
-    case SizeOp::Fpow: return std::pow(a, b);
-    case SizeOp::Fmin: return b < a ? b : a;
-    default: return b > a ? b : a;
-  }
-}
-
-// A step of one operand, or false.
-bool apply_one(SizeOp op, int64_t& a) {
-  switch (op) {
-    case SizeOp::Neg: a = -a; return true;
-    case SizeOp::ToFloat: a = as_bits(static_cast<double>(a)); return true;
-    case SizeOp::Trunc: a = static_cast<int64_t>(as_float(a)); return true;
-    case SizeOp::Floor: a = static_cast<int64_t>(std::floor(as_float(a))); return true;
-    case SizeOp::Ceil: a = static_cast<int64_t>(std::ceil(as_float(a))); return true;
-    case SizeOp::Round: a = static_cast<int64_t>(std::nearbyint(as_float(a))); return true;
-    default:
-      if (op < SizeOp::Fneg) return false;
-      a = as_bits(one_float(op, as_float(a)));
-      return true;
-  }
-}
-
-}  // namespace
-
-int64_t evaluate(const SizeProgram& program, const int64_t* symbols) {
-  c10::SmallVector<int64_t, 16> stack;
-  for (const SizeStep& s : program) {
-    if (s.op == SizeOp::Const) {
-      stack.push_back(s.operand);
-    } else if (s.op == SizeOp::Symbol) {
-      stack.push_back(symbols[s.operand]);
-    } else if (!apply_one(s.op, stack.back())) {
-      const int64_t b = stack.pop_back_val();
-      int64_t& a = stack.back();
-      switch (s.op) {
-        case SizeOp::Add: a += b; break;
-        case SizeOp::Sub: a -= b; break;
-        case SizeOp::Mul: a *= b; break;
-        case SizeOp::FloorDiv: a = floor_divide(a, b); break;
-        case SizeOp::Mod: a -= floor_divide(a, b) * b; break;
-        case SizeOp::Min: a = std::min(a, b); break;
-        case SizeOp::Max: a = std::max(a, b); break;
-        case SizeOp::BitAnd: a &= b; break;
-        case SizeOp::BitOr: a |= b; break;
-        case SizeOp::BitXor: a ^= b; break;
-        case SizeOp::Lshift: a <<= b; break;
-        case SizeOp::Rshift: a >>= b; break;
-        case SizeOp::Ipow: a = integer_power(a, b); break;
-        case SizeOp::Idiv: a = as_bits(static_cast<double>(a) / static_cast<double>(b)); break;
-        default: a = as_bits(two_floats(s.op, as_float(a), as_float(b))); break;
-      }
-    }
-  }
-  return stack.back();
-}
-
 void run(const Program& program, Frame& frame) {
   // The graph holds what autograd and autocast would have added, so their keys must not act again.
   c10::impl::ExcludeDispatchKeyGuard below_autograd(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
   c10::impl::ExcludeDispatchKeyGuard below_autocast(c10::autocast_dispatch_keyset);
   c10::OptionalDeviceGuard device_guard;
   if (!program.device.is_cpu()) device_guard.reset_device(program.device);
-  for (const int32_t value : program.initial_values) frame.values[value] = evaluate(program.values[value], frame.symbols);
+  evaluate(program, program.initial_values, frame);
   size_t position = 0;
   try {
     for (const size_t end = program.instructions.size(); position < end; ++position) {

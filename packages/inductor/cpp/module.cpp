@@ -175,9 +175,12 @@ struct Builder {
     };
   }
   void constant(int32_t slot, py::handle tensor) { program->constants.emplace_back(slot, tensor_of(tensor)); }
-  int64_t value(const std::vector<std::pair<int, int64_t>>& steps, bool initial) {
+  int64_t value(const std::vector<std::pair<std::string, int64_t>>& steps, bool initial) {
     SizeProgram sizes;
-    for (const auto& [op, operand] : steps) sizes.push_back({static_cast<SizeOp>(op), operand});
+    for (const auto& [name, argument] : steps) {
+      const auto op = primtorch::size_program::operation(name);
+      if (!op || !sizes.push(*op, argument)) throw py::value_error("not a size program: " + name);
+    }
     program->values.push_back(std::move(sizes));
     const auto index = static_cast<int64_t>(program->values.size()) - 1;
     if (initial) program->initial_values.push_back(static_cast<int32_t>(index));
@@ -312,7 +315,7 @@ void bind(const Program& program, PyObject* list, Frame& frame) {
     PyObject* item = PyList_GET_ITEM(list, i);
     if (input.is_symbol) {
       const int64_t number = PyLong_Check(item)   ? PyLong_AsLongLong(item)
-                             : PyFloat_Check(item) ? as_bits(PyFloat_AS_DOUBLE(item))
+                             : PyFloat_Check(item) ? float_bits(PyFloat_AS_DOUBLE(item))
                                                    : py::handle(item).cast<int64_t>();
       if (number == -1 && PyErr_Occurred()) throw py::error_already_set();
       if (input.index >= 0) frame.symbols[input.index] = number;
@@ -340,7 +343,7 @@ PyObject* wrap_output(const Output& output, Frame& frame) {
     case Output::Kind::Value:
       return PyLong_FromLongLong(frame.values[output.index]);
     case Output::Kind::FloatValue:
-      return PyFloat_FromDouble(as_float(frame.values[output.index]));
+      return PyFloat_FromDouble(bits_float(frame.values[output.index]));
     case Output::Kind::Integer:
       return PyLong_FromLongLong(output.index);
     case Output::Kind::Float:

@@ -13,6 +13,8 @@
 #include <c10/core/Device.h>
 #include <c10/core/ScalarType.h>
 
+#include <primtorch/size_program.h>
+
 #include "cuda_driver.h"
 
 namespace c10 {
@@ -21,21 +23,9 @@ class OperatorHandle;
 
 namespace inductor {
 
-// One step of a postfix size program over the symbol table.
-// A float travels as its 64 bits.
-enum class SizeOp : int8_t {
-  Const, Symbol, Add, Sub, Mul, FloorDiv, Mod, Min, Max, Neg, BitAnd, BitOr, BitXor, Lshift, Rshift, Ipow, Idiv,
-  ToFloat, Fadd, Fsub, Fmul, Fdiv, Fmod, FfloorDiv, Fpow, Fmin, Fmax, Fneg, Fabs, Sqrt, Exp, Expm1, Log, Log1p, Log2,
-  Log10, Sin, Cos, Tan, Tanh, Atan, Trunc, Floor, Ceil, Round,
-};
-struct SizeStep {
-  SizeOp op;
-  int64_t operand;
-};
-using SizeProgram = std::vector<SizeStep>;
-int64_t evaluate(const SizeProgram& program, const int64_t* symbols);
-double as_float(int64_t bits);
-int64_t as_bits(double value);
+using primtorch::bits_float;
+using primtorch::float_bits;
+using primtorch::SizeProgram;
 
 // A list of integers, some of which are read from the run's value table.
 struct Dims {

@@ -429,3 +429,25 @@ def test_the_extension_links_no_cuda_library() -> None:
     symbols = subprocess.run(["readelf", "--dyn-syms", "-W", _C.__file__], capture_output=True, text=True, check=True)
     unresolved = [line.split()[-1] for line in symbols.stdout.splitlines() if " UND " in line]
     assert unresolved and not [name for name in unresolved if re.search("cuda|cudnn|cublas|^cu[A-Z]", name)]
+
+
+@pytest.mark.parametrize(
+    ("operation", "number", "expected"),
+    [("mul", 3, 9), ("mul", 1 << 40, None), ("floordiv", 5, 1), ("floordiv", 0, None), ("ipow", 15, 15**15), ("ipow", 90, None)],
+)  # fmt: skip
+def test_a_size_is_what_python_computes_or_an_error(operation: str, number: int, expected: int | None) -> None:
+    builder = _C.Builder()
+    builder.input_symbol("s0", 0)
+    builder.output_size((True, builder.value([("sym", 0), ("sym", 0), (operation, 0)], True)))
+    program = builder.build(0, 1)
+    if expected is None:
+        with pytest.raises(RuntimeError, match="64 bits"):
+            program([number])
+    else:
+        assert list(program([number])) == [expected]
+
+
+def test_a_malformed_size_program_is_refused() -> None:
+    for steps in ([("mul", 0)], [("const", 1), ("no such operation", 0)]):
+        with pytest.raises(ValueError, match="not a size program"):
+            _C.Builder().value(steps, True)

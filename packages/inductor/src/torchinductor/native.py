@@ -37,19 +37,6 @@ from .program import (
     instruction_text,
 )
 
-# The order of `enum class SizeOp` in cpp/program.h.
-SIZE_OPS = {
-    name: place
-    for place, name in enumerate(
-        (
-            "const", "sym", "add", "sub", "mul", "floordiv", "mod", "min", "max", "neg", "bitand", "bitor", "bitxor",
-            "lshift", "rshift", "ipow", "idiv", "float", "fadd", "fsub", "fmul", "fdiv", "fmod", "ffloordiv", "fpow",
-            "fmin", "fmax", "fneg", "fabs", "sqrt", "exp", "expm1", "log", "log1p", "log2", "log10", "sin", "cos",
-            "tan", "tanh", "atan", "trunc", "floor", "ceil", "round",
-        )
-    )
-}  # fmt: skip
-
 
 class MixedDevices(InductorError):
     """A program runs on one accelerator at a time."""
@@ -113,24 +100,24 @@ class _Encoder:
             if expr.symbols():
                 self.values[expr] = self.builder.value(self._steps(expr.program()), self._roots(expr) <= self.known)
 
-    def _steps(self, program: Postfix) -> list[tuple[int, int]]:
+    def _steps(self, program: Postfix) -> list[tuple[str, int]]:
         """A postfix program over the symbols of the inputs; what is computed from them is spelt out."""
-        steps: list[tuple[int, int]] = []
+        steps: list[tuple[str, int]] = []
         for op, argument in program:
             definition = self.program.definitions.get(str(argument)) if op == "sym" else None
             if definition is not None:
                 for operand in definition.args:
                     steps += self._steps(operand.program())
-                steps.append((SIZE_OPS[definition.op], 0))
+                steps.append((definition.op, 0))
             elif op == "sym":
                 if str(argument) not in self.symbols:
                     why = "an operator's result has it, and no value of the program tells it"
                     raise DataDependentValue(f"the size {argument}", why, "Keep this part out of the compiled region.")
-                steps.append((SIZE_OPS[op], self.symbols[str(argument)]))
+                steps.append((op, self.symbols[str(argument)]))
             elif op == "fconst":
-                steps.append((SIZE_OPS["const"], float_bits(float(argument))))
+                steps.append(("const", float_bits(float(argument))))
             else:
-                steps.append((SIZE_OPS[op], int(argument)))
+                steps.append((op, int(argument)))
         return steps
 
     def _roots(self, expr: IntExpr | FloatExpr) -> set[str]:

@@ -21,10 +21,9 @@ def load(name: str, folder: str) -> ModuleType:
     Raises:
         ImportError: no build is for the torch and the Python that run, or the one there does not load.
     """
-    suffix = EXTENSION_SUFFIXES[0]
-    path = Path(folder) / f"torch-{_release(torch.__version__)}" / f"_C{suffix}"
+    path = build_of(Path(folder))
     if not path.exists():
-        raise ImportError(_without_build(name, Path(folder), suffix), name=name, path=str(path))
+        raise ImportError(_without_build(name, path), name=name, path=str(path))
     spec = spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     try:
@@ -36,22 +35,21 @@ def load(name: str, folder: str) -> ModuleType:
     return module
 
 
-def _release(version: str) -> str:
-    """The torch that a build is for. Builds of one release for other devices (+cpu, +cu130) are alike to C++."""
-    return version.partition("+")[0]
+def build_of(folder: Path) -> Path:
+    """The file among the builds in `folder` that is, or would be, for the torch and the Python that run."""
+    release = torch.__version__.partition("+")[0]  # builds of one release for other devices (+cpu, +cu130) are alike
+    return folder / f"torch-{release}" / f"_C{EXTENSION_SUFFIXES[0]}"
 
 
-def _without_build(name: str, folder: Path, suffix: str) -> str:
-    running = _described(torch.__version__, suffix)
-    there = sorted(
-        _described(path.parent.name.removeprefix("torch-"), path.name) for path in folder.glob("torch-*/_C.*")
-    )
+def _without_build(name: str, path: Path) -> str:
+    running = _described(path, torch.__version__)
+    there = sorted(map(_described, path.parents[1].glob("torch-*/_C.*")))
     built = f"was built for {', '.join(there)}; this is {running}" if there else f"was not built for {running}"
     return f"{name}, the C++ extension, {built}. {_how_to_build(name)}"
 
 
-def _described(release: str, file: str) -> str:
-    return f"torch {release} and Python {file.split('.')[1]}"
+def _described(build: Path, release: str | None = None) -> str:
+    return f"torch {release or build.parent.name.removeprefix('torch-')} and Python {build.name.split('.')[1]}"
 
 
 def _how_to_build(name: str) -> str:
