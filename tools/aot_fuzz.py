@@ -86,7 +86,8 @@ def report(results: list[dict[str, Any]], seconds: float, jobs: int, command: st
         for reason, count in result["refusals"].items():
             refusals[re.sub(r"\d+", "N", re.sub(r"\[[\d, ]+\]", "[...]", reason))] += count
     asked = "equal to eager asked for histories"
-    columns = ["equal", "both raise", asked, "runs where eager's memory overlaps", "refused", "different"]
+    overlaps, several = "runs where eager's memory overlaps", "runs where eager forbids to write one of several views"
+    columns = ["equal", "both raise", asked, overlaps, several, "refused", "different"]
     return "\n".join(
         [
             "# Random programs of views, writes and aliases",
@@ -102,7 +103,8 @@ def report(results: list[dict[str, Any]], seconds: float, jobs: int, command: st
             "Asked for histories: to eager's check of writes, a view that was written through another one is a leaf "
             "until somebody reads its `grad_fn`; eager with such reads is compared.",
             "Memory overlaps: a write reads the memory that it writes, in another order; eager raises or gives what "
-            "depends on the order. The suite runs 2,000 of these programs.",
+            "depends on the order. One of several views: an input is one of the results of `unbind` or `split`, and its "
+            "memory is shared by another. The suite runs 2,000 of these programs.",
             "",
             *(["| refused with | programs |", "|---|---|"] if refusals else []),
             *(f"| {reason} | {count} |" for reason, count in refusals.most_common()),

@@ -19,11 +19,13 @@ from torch import fx
 from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
 from aotautograd.functionalize import is_wrapped, storage_was_replaced
 from aotautograd.gradients import view_step
+from aotautograd.history import has_history, refuses_history
 from aotautograd.inputs import ProgramInputs
 from aotautograd.schemas import ForwardOutput, InputInfo, OutputInfo, OutputKind, ProgramMetadata, ViewStep
 from primtorch.functionalize import unwrap
 
 aten = torch.ops.aten
+_autograd: Any = torch._C._autograd
 
 
 @dataclass(slots=True)
@@ -87,7 +89,7 @@ def analyse(
     def emit(kind: Any, node: Any, place: int | None, outer: torch.Tensor | None) -> int:
         slot = len(result)
         tangent = None
-        if outer is not None and outer.requires_grad and outer.grad_fn is not None:
+        if outer is not None and outer.requires_grad and has_history(outer):
             tangent = len(differentiable)
             differentiable.append((slot, outer))
         result.append(node)
@@ -197,8 +199,11 @@ def _alias_of_input(output: _Candidate, place: int, flat: Sequence[Any]) -> Outp
 def _view(kind: OutputKind, slot: int, output: _Candidate, depth: int) -> OutputInfo:
     """An output that is made of the value at `depth` of its path by views."""
     steps = output.steps_from(depth) or (_same_memory(output.value),)
+    if refuses_history(output.value):
+        in_grad_mode = _autograd._get_creation_meta(output.value) != _autograd.CreationMeta.NO_GRAD_MODE
+        return OutputInfo(kind, slot, steps, requires_grad=in_grad_mode, stale=True)
     _refuse_detached_history(output, steps)
-    if output.value.grad_fn is None:
+    if not has_history(output.value):
         return OutputInfo(kind, slot, steps)
     outside_history = _outside_history(output.value, steps)
     return OutputInfo(kind, slot, steps, requires_grad=True, outside_history=outside_history)
@@ -221,7 +226,7 @@ def _outside_history(output: torch.Tensor, steps: Sequence[ViewStep]) -> int:
 
 def _refuse_detached_history(output: _Candidate, steps: Sequence[ViewStep]) -> None:
     """A replayed `detach` cuts the history that a later write gave to the detached tensor."""
-    if output.value.grad_fn is not None and any(s.op is aten.detach.default for s in steps):
+    if has_history(output.value) and any(s.op is aten.detach.default for s in steps):
         raise UnsupportedAlias(
             f"output {output.place} is a detached alias to which the program then wrote a value that needs a gradient; "
             "write to a clone of it",
@@ -239,6 +244,12 @@ def _emit_group(
     """Outputs that share one intermediate's memory: the forward returns that, and the wrapper takes the views."""
     if len(members) == 1:
         only = members[0]
+        if refuses_history(only.value):
+            raise UnsupportedAlias(
+                f"output {only.place} is a view of an intermediate that the program then wrote to; autograd refuses "
+                "to say its history; return a clone of it",
+                only.node.meta.get("stack", ()),
+            )
         slot = emit("value", only.node, None, only.value)
         infos[only.place] = OutputInfo(OutputKind.VALUE, slot, requires_grad=only.value.requires_grad)
         return
@@ -246,7 +257,7 @@ def _emit_group(
     while all(len(m.path) > shared and m.path[shared] is members[0].path[shared] for m in members):
         shared += 1
     whole = next((m for m in members if len(m.path) == shared), None)
-    if whole is not None and _is_view_under_no_grad(whole.value) and any(m.value.grad_fn is not None for m in members):
+    if whole is not None and _is_view_under_no_grad(whole.value) and any(has_history(m.value) for m in members):
         whole = None  # it has no history that the others' could begin with
     depth = shared - 1
     if whole is not None:
@@ -262,7 +273,7 @@ def _emit_group(
 
 
 def _is_view_under_no_grad(value: torch.Tensor) -> bool:
-    return value.requires_grad and value.grad_fn is None and value._is_view()
+    return value.requires_grad and not has_history(value) and value._is_view()
 
 
 def _base_with_history(
@@ -271,7 +282,7 @@ def _base_with_history(
     """The tensor of the program that all members are views of, and its place on their common path (at most `depth`). No
     tensor if no member needs its gradient."""
     common = members[0].path[: depth + 1]
-    needs = [m for m in members if m.value.grad_fn is not None]
+    needs = [m for m in members if has_history(m.value)]
     for m in needs:
         base = m.value._base
         if base is not None and is_wrapped(base):

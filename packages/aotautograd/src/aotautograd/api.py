@@ -103,10 +103,7 @@ def aot_module(
         if found is None:
             found = variants[key] = _compile_rebased(program, flat, tensors, compilers)
         rebased, run = found
-        outputs = list(run(*bases_of(rebased, flat)))
-        for place, source in rebased.returned.items():
-            outputs[place] = flat[source]
-        return outputs
+        return rebased.finish(flat, run(*bases_of(rebased, flat)))
 
     return call
 

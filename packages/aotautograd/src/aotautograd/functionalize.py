@@ -15,6 +15,7 @@ from torch.utils import _pytree as pytree
 
 from aotautograd.eager_errors import USER_ERRORS, eager_error
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
+from aotautograd.history import has_history
 from aotautograd.layouts import KeptLayouts, WithStrides, written_by
 from aotautograd.present_views import CHANGES, PresentViews, may_change
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
@@ -54,13 +55,6 @@ def _one_size(a: Any, b: Any) -> bool:
 
 def is_wrapped(t: object) -> bool:
     return isinstance(t, torch.Tensor) and torch._is_functional_tensor(t)
-
-
-def has_history(t: torch.Tensor) -> bool:
-    """Whether a gradient for the tensor leads somewhere. Asking that of some views raises: they have none."""
-    with contextlib.suppress(RuntimeError):
-        return t.grad_fn is not None
-    return False
 
 
 def storage_was_replaced(outer: torch.Tensor) -> bool:

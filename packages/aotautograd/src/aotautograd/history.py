@@ -2,10 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
+
+
+def has_history(t: torch.Tensor) -> bool:
+    """Whether a gradient for the tensor leads somewhere. Asking that of some views raises: they have none."""
+    with contextlib.suppress(RuntimeError):
+        return t.grad_fn is not None
+    return False
+
+
+def refuses_history(t: torch.Tensor) -> bool:
+    """Whether autograd raises when it is asked for the history: of views whose base was written to behind their back,
+    under no_grad or beside the operator that gave several of them."""
+    try:
+        _ = t.grad_fn
+    except RuntimeError:
+        return True
+    return False
 
 
 def nodes_behind(values: Sequence[torch.Tensor]) -> Iterator[Any]:

@@ -14,6 +14,8 @@ import torch
 from torch import fx
 
 from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
+from aotautograd.history import has_history
+from aotautograd.versions import restride
 
 Flat = Callable[..., Sequence[Any]]
 _address = torch.Tensor.data_ptr
@@ -29,15 +31,17 @@ class ViewOfBase:
     stride: tuple[int, ...]
     offset: int | torch.SymInt
     detached: bool  # autograd takes it for another tensor than the base
+    leaf: bool  # and needs a gradient: eager changes its sizes and strides under no_grad alone
 
 
 @dataclass(frozen=True, slots=True)
 class Rebased:
     """A program whose flat inputs are bases, then the inputs of `program` that share no memory.
 
-    `given_history` has the inputs that need no gradient before the program and need one after it. `returned` is filled
-    while the program runs: (place among its outputs, place among its inputs) of each output that is an input which
-    became a view.
+    `given_history` has the inputs that need no gradient before the program and need one after it. Two are filled while
+    the program runs: `returned`, place among its outputs to place among its inputs of each output that is an input
+    which became a view, and `restrided`, the inputs which became views and are given other sizes or strides in place.
+    What those have then follows behind the outputs, as views of the bases.
     """
 
     program: fx.GraphModule | Callable[..., Any]
@@ -47,6 +51,7 @@ class Rebased:
     others: tuple[int, ...]
     given_history: frozenset[int]
     returned: dict[int, int]
+    restrided: list[int]
 
     def inputs_of(self, flat: Sequence[Any]) -> list[Any]:
         """The inputs of `program`, from those of this one."""
@@ -63,19 +68,31 @@ class Rebased:
     def outputs_of(self, given: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
         """Replaces outputs that are rebased inputs themselves by None, and notes them. `given` is what `inputs_of`
         gave, `inputs` what stands for these behind the program."""
+        self.restrided.clear()
         for view in self.views:
-            if view.detached and inputs[view.place].requires_grad:
-                raise HistoryOfAlias(view.place)
             now = inputs[view.place]
-            if now is not given[view.place] or torch._functionalize_has_metadata_mutation(now):  # type: ignore[attr-defined]
+            if view.detached and now.requires_grad:
+                raise HistoryOfAlias(view.place)
+            if torch._functionalize_has_metadata_mutation(now):  # type: ignore[attr-defined]
                 raise UnsupportedMutation(
                     f"input {view.place} shares memory with another input, the program writes to that memory, and gives"
-                    " the input another shape in place; pass a copy of it"
+                    " the input another shape in place under no_grad, where it needs a gradient; pass a copy of it"
                 )
+            if now is not given[view.place]:
+                self.restrided.append(view.place)
         places = {id(inputs[v.place]): v.place for v in self.views}
         self.returned.clear()
         self.returned.update({i: places[id(o)] for i, o in enumerate(outputs) if id(o) in places})
-        return [None if i in self.returned else o for i, o in enumerate(outputs)]
+        kept = [None if i in self.returned else o for i, o in enumerate(outputs)]
+        return [*kept, *(inputs[place] for place in self.restrided)]
+
+    def finish(self, flat: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+        """The program's outputs, of those of this one for the inputs `flat`, which get their sizes and strides."""
+        count = len(outputs) - len(self.restrided)
+        leaves = {view.place for view in self.views if view.leaf}
+        for place, now in zip(self.restrided, outputs[count:], strict=True):
+            restride(flat[place], now, seen=torch.is_grad_enabled() and place not in leaves)
+        return [flat[self.returned[i]] if i in self.returned else output for i, output in enumerate(outputs[:count])]
 
 
 class HistoryOfAlias(UnsupportedAlias):
@@ -178,10 +195,11 @@ def rebase(
                     f"and they read it as different types ({t.dtype} and {base.dtype}); pass a copy of one of them"
                 )
             detached = _root(t) is not base
-            views.append(ViewOfBase(place, number, tuple(t.shape), t.stride(), t.storage_offset(), detached))
+            leaf = t.requires_grad and not has_history(t)
+            views.append(ViewOfBase(place, number, tuple(t.shape), t.stride(), t.storage_offset(), detached, leaf))
     rebased = {v.place for v in views}
     others = tuple(i for i in range(len(flat)) if i not in rebased)
-    result = Rebased(program, len(flat), len(bases), tuple(views), others, given_history, {})
+    result = Rebased(program, len(flat), len(bases), tuple(views), others, given_history, {}, [])
     return result, [*bases, *(flat[i] for i in others)]
 
 
@@ -195,7 +213,7 @@ def bases_of(rebased: Rebased, flat: Sequence[Any]) -> list[Any]:
 
 def _root(t: torch.Tensor) -> torch.Tensor:
     """What a write to `t` gives a history. A view that was taken under no_grad is a leaf of its own."""
-    return t if t._base is None or (t.requires_grad and t.grad_fn is None) else t._base
+    return t if t._base is None or (t.requires_grad and not has_history(t)) else t._base
 
 
 def _base_of(group: Sequence[tuple[int, torch.Tensor]], given_history: frozenset[int]) -> torch.Tensor:
@@ -232,6 +250,7 @@ def pattern(flat: Sequence[Any], tensors: Sequence[int]) -> Any:
             continue
         storage = storages.setdefault(value.untyped_storage().data_ptr(), len(storages))
         base = _root(value)
-        facts = (value.shape, value.stride(), value.storage_offset(), value.dtype, value.requires_grad, value.is_leaf)
-        key.append((storage, *facts, id(base) == id(value), base.shape, base.requires_grad, base.is_leaf))
+        facts = (value.shape, value.stride(), value.storage_offset(), value.dtype)
+        histories = (value.requires_grad, has_history(value), base.requires_grad, has_history(base))
+        key.append((storage, *facts, base.shape, base is value, *histories))
     return tuple(key)

@@ -27,6 +27,7 @@ from aotautograd.schemas import (
     ProgramMetadata,
     TangentLayout,
 )
+from aotautograd.versions import before_last_change, restride, set_version, version_of
 from primtorch.symbolic import expr_of
 
 Flat = Callable[..., Sequence[Any]]
@@ -99,7 +100,7 @@ def _counting_first(call: Flat, counted: Sequence[tuple[int, int]]) -> Flat:
 
     def counting(*flat: Any) -> Sequence[Any]:
         for place, bumps in counted:
-            _set_version(flat[place], _version_of(flat[place]) + bumps)
+            set_version(flat[place], version_of(flat[place]) + bumps)
         return call(*flat)
 
     return counting
@@ -242,8 +243,8 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[
         outputs: list[Any] = []
         for make in makers:
             outputs.append(make(flat, values, outputs, symbols))
-        for restride in restrides:  # behind the outputs, which are views of the inputs as they came
-            restride(flat, symbols)
+        for give_shape in restrides:  # behind the outputs, which are views of the inputs as they came
+            give_shape(flat, symbols)
         return outputs
 
     return finish
@@ -259,17 +260,6 @@ def _symbol_reads(metadata: ProgramMetadata) -> list[tuple[str, Callable[[tuple[
     return reads
 
 
-def _version_of(t: torch.Tensor) -> int:
-    """`_version`, or 0 for an inference tensor, which counts no writes."""
-    return 0 if t.is_inference() else t._version
-
-
-def _set_version(t: torch.Tensor, version: int) -> None:
-    """What a write has added to the counter of the tensor, and of those that share it, is what eager would have."""
-    if not t.is_inference() and t._version != version:
-        torch._C._autograd._unsafe_set_version_counter((t,), (version,))
-
-
 def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., None]:
     """Gives an input its new elements, and the version that it has then: views remember that of their base."""
     place, bumps, differentiable = info.index, info.version_bumps, info.mutation_in_grad_mode
@@ -277,14 +267,14 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
 
     def write(flat: tuple[Any, ...], values: Sequence[Any]) -> None:
         target = flat[place]
-        version = _version_of(target) + bumps
+        version = version_of(target) + bumps
         if differentiable:
             target.copy_(values[slot])
         elif bumps:
             target.detach().copy_(values[slot])
         else:
             target.data.copy_(values[slot])
-        _set_version(target, version)
+        set_version(target, version)
 
     return write
 
@@ -294,15 +284,11 @@ def _restride(info: InputInfo) -> Callable[..., None]:
     place, unseen = info.index, info.metadata_under_no_grad
     replay = replay_of(info.metadata_steps)
 
-    def restride(flat: tuple[Any, ...], symbols: dict[str, int]) -> None:
+    def give_shape(flat: tuple[Any, ...], symbols: dict[str, int]) -> None:
         target = flat[place]
-        view = replay(target.detach(), symbols)
-        version = _version_of(target)
-        with torch.set_grad_enabled(torch.is_grad_enabled() and not unseen):
-            target.as_strided_(view.shape, view.stride(), view.storage_offset())
-        _set_version(target, version)  # it has been counted
+        restride(target, replay(target.detach(), symbols), seen=torch.is_grad_enabled() and not unseen)
 
-    return restride
+    return give_shape
 
 
 def _maker(output: OutputInfo) -> Callable[..., Any]:
@@ -317,6 +303,9 @@ def _maker(output: OutputInfo) -> Callable[..., Any]:
     if output.kind is OutputKind.CONSTANT:
         return lambda flat, values, outputs, symbols: output.value
     replay = replay_of(output.steps, output.outside_history if output.requires_grad else len(output.steps))
+    if output.stale:
+        fresh = replay
+        replay = lambda base, symbols: before_last_change(base, lambda t: fresh(t, symbols))
     if output.kind is OutputKind.VIEW_OF_VALUE:
         return lambda flat, values, outputs, symbols: replay(values[slot], symbols)
     return lambda flat, values, outputs, symbols: replay(flat[slot], symbols)

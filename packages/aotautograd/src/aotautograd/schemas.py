@@ -77,6 +77,7 @@ class OutputInfo:
     value: Any = None
     requires_grad: bool = False  # of a view: whether it was taken in grad mode and has a history
     outside_history: int = 0  # of a view with history: how many of the first steps were taken under no_grad
+    stale: bool = False  # of a view: its base was written to behind it, and autograd refuses to say its history
     same_as: int | None = None  # an earlier output that is the very same object
 
 
@@ -166,7 +167,7 @@ class ProgramMetadata:
                 for n, s in enumerate(o.steps)
             )
             same = f" (is output {o.same_as})" if o.same_as is not None else ""
-            grad = " requires_grad" if o.requires_grad else ""
+            grad = (" requires_grad" if o.requires_grad else "") + (" stale" if o.stale else "")
             rows.append(f"  {k:4d}  {o.kind.value} {o.slot if o.slot >= 0 else repr(o.value)}{views}{grad}{same}")
         rows.append("forward returns")
         for k, f in enumerate(self.forward_outputs):
