@@ -103,7 +103,7 @@ def report(results: list[dict[str, Any]], seconds: float, jobs: int, command: st
             "Asked for histories: to eager's check of writes, a view that was written through another one is a leaf "
             "until somebody reads its `grad_fn`; eager with such reads is compared.",
             "Memory overlaps: a write reads the memory that it writes, in another order; eager raises or gives what "
-            "depends on the order. One of several views: an input is one of the results of `unbind` or `split`, and its "
+            "depends on the order. One of several views: an input is a result of `unbind` or `split`, and its "
             "memory is shared by another. The suite runs 2,000 of these programs.",
             "",
             *(["| refused with | programs |", "|---|---|"] if refusals else []),
