@@ -30,19 +30,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # other files of itself. "" is the package's own `__init__`. `tools/architecture.py` draws them.
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
-        (
-            "schemas",
-            "spec",
-            "supported",
-            "extensions",
-            "once",
-            "ambient",
-            "effects",
-            "placement",
-            "out_arguments",
-            "families",
-        ),
-        ("errors", "ledger", "promotion", "building"),
+        ("schemas", "spec", "supported", "extensions", "once", "ambient", "effects", "placement", "out_arguments"),
+        ("errors", "ledger", "promotion", "families", "building"),
         ("symbolic",),
         ("layout",),
         ("prims",),

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import wraps
+from importlib import import_module
+from types import MappingProxyType
 from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch._ops import OpOverload
+
+from primtorch.once import once
 
 Formula: TypeAlias = Callable[..., Any]
 """formula(*args, **kwargs): the results' descriptors from the arguments', whose tensors are TensorSpecs or tensors."""
@@ -18,8 +22,28 @@ Rule: TypeAlias = Callable[..., Any]
 """rule(builder, *args, **kwargs): the results as Values of prims."""
 F = TypeVar("F", bound=Callable[..., Any])
 
-FORMULAS: dict[str, Formula] = {}
-"""The formulas of all families that are loaded. What is one operator whole asks here, when it is asked."""
+FAMILIES = (
+    "elementwise",
+    "special",
+    "activation",
+    "reduction",
+    "scan",
+    "sort",
+    "view",
+    "shape",
+    "creation",
+    "indexing",
+    "window",
+    "resampling",
+    "contraction",
+    "attention",
+    "normalization",
+    "loss",
+    "linalg",
+    "fft",
+    "random",
+)
+"""Files of `primtorch.operators`. The first fake tensor or lowering loads them: `import primtorch` is for sizes too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,13 +121,7 @@ class Family:
 
     def formula(self, *names: str) -> Callable[[F], F]:
         """Decorator: the shape-and-stride formula of these operators."""
-        declare: Callable[[F], F] = self._declares(self.formulas, "formulas", names)
-
-        def formula(function: F) -> F:
-            FORMULAS.update(dict.fromkeys((n.removesuffix("?") for n in overloads(*names)), function))
-            return declare(function)
-
-        return formula
+        return self._declares(self.formulas, "formulas", names)
 
     def refuses(self, *names: str) -> Callable[[F], F]:
         """Decorator: what these operators refuse."""
@@ -138,3 +156,31 @@ class Family:
                 self.elementwise and name in self.formulas,
                 name in self.optional,
             )
+
+
+@once
+def operators() -> Mapping[str, Operator]:
+    """All records, by name.
+
+    Raises:
+        ValueError: an operator stands in two families.
+    """
+    found: dict[str, Operator] = {}
+    for name in FAMILIES:
+        family: Family = import_module(f"primtorch.operators.{name}").OP
+        for operator in family.operators():
+            known = found.setdefault(operator.name, operator)
+            if known is not operator:
+                raise ValueError(f"{operator.name} stands in two families: {known.family} and {operator.family}")
+    return MappingProxyType(found)
+
+
+def operator_named(name: str) -> Operator:
+    """A record; of an operator that no family speaks of, one that says nothing."""
+    return operators().get(name) or Operator(name, "")
+
+
+@once
+def elementwise_packets() -> frozenset[str]:
+    """What TensorIterator computes, by name without overload."""
+    return frozenset(name.partition(".")[0] for name, operator in operators().items() if operator.elementwise)

@@ -12,8 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.builder import Builder, Results, Value
-from primtorch.families import Rule
-from primtorch.operators.table import OPERATORS
+from primtorch.families import Rule, operators
 from primtorch.prims import PRIMS, Prim
 
 __all__ = ["Builder", "Opset", "Results", "Rule", "TakenWhole", "Value", "decompositions"]
@@ -33,9 +32,9 @@ class TakenWhole:
 
 @lru_cache(maxsize=1)
 def _all_rules() -> Mapping[OpOverload, Rule]:
-    """Made by the first lowering: finding an overload by its name takes torch tens of microseconds."""
+    """Found by the first lowering: looking up an overload by its name takes torch tens of microseconds."""
     rules: dict[OpOverload, Rule] = {}
-    for operator in OPERATORS.values():
+    for operator in operators().values():
         overload = operator.overload if operator.rule is not None else None
         if overload is not None and operator.rule is not None:
             rules[overload] = operator.rule

@@ -8,8 +8,8 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
+from primtorch.families import elementwise_packets
 from primtorch.layout import is_dense
-from primtorch.operators.table import ELEMENTWISE
 
 OverlapCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]
 
@@ -24,8 +24,6 @@ _ANY_TARGET = frozenset(
 """Operators whose kernels take a target that overlaps itself; in-place forms like the others unless named apart."""
 _NO_SHARING = frozenset(["cat", "gather", "take", "index_select", "linalg_cross", "masked_select", "kthvalue"])
 """Operators that refuse an operand in the target's own memory, even at the same place."""
-_ITERATED = ELEMENTWISE | {"copy"}
-"""Operators that take an operand in the target's place, and refuse one that covers a part of it."""
 
 
 def overlap_check(op: OpOverload, restrides: bool) -> OverlapCheck | None:
@@ -42,7 +40,7 @@ def overlap_check(op: OpOverload, restrides: bool) -> OverlapCheck | None:
         return None
     itself = not {name, name.removesuffix("_")} & _ANY_TARGET
     name = name.removesuffix("_")
-    place, part = name in _NO_SHARING, name in _NO_SHARING or name in _ITERATED
+    place, part = name in _NO_SHARING, name in _NO_SHARING or name == "copy" or name in elementwise_packets()
     if not (itself or part):
         return None
     keys = [a.name if a.kwarg_only else p for p, a in written]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from primtorch.families import Formula
-from primtorch.operators.table import OPERATORS
+from primtorch.families import Formula, operator_named
 from primtorch.promotion import TENSORS
 
 ANYWHERE = frozenset(
@@ -50,8 +49,7 @@ def on_one_device(op: OpOverload, formula: Formula) -> Formula:
     namespace, _, name = op._schema.name.partition("::")
     if namespace != "aten" or name in ANYWHERE or name.startswith(_ANYWHERE_STARTS):
         return formula
-    known = OPERATORS.get(op.name().removeprefix("aten::"))
-    if known is not None and known.elementwise:
+    if operator_named(op.name().removeprefix("aten::")).elementwise:
         return formula
     kinds = [str(a.type) for a in op._schema.arguments]
     if sum("Tensor" in kind for kind in kinds) < 2 and not any("List" in kind and "Tensor" in kind for kind in kinds):

@@ -16,12 +16,7 @@ from primtorch.fake.overlap import OverlapCheck, overlap_check
 from primtorch.fake.places import on_one_device
 from primtorch.fake.structured import has_native_meta, meta_formula
 from primtorch.fake.variants import RESTRIDING, derived, is_fresh, out_names
-from primtorch.families import Formula, Operator
-from primtorch.operators.table import OPERATORS
-
-NAMED: dict[str, Formula] = {
-    name: operator.guarded(operator.formula) for name, operator in OPERATORS.items() if operator.formula is not None
-}
+from primtorch.families import Formula, operator_named
 
 Fallback: TypeAlias = Callable[[OpOverload], Formula | None]
 
@@ -52,6 +47,7 @@ class RuleTable(dict[OpOverload, Rule]):
 
     def __init__(self) -> None:
         super().__init__()
+        self.registered: dict[str, Formula] = {}  # by name, from outside
         self.fallbacks: list[Fallback] = []
         self._by_identity: dict[int, Rule] = {}  # of overloads that are keys here
 
@@ -68,7 +64,7 @@ class RuleTable(dict[OpOverload, Rule]):
 
     def __missing__(self, op: OpOverload) -> Rule:
         alias, mutates = _effects(op)
-        if op_key(op) not in NAMED and is_foreign(op) and not is_composite(op):
+        if self._named(op_key(op)) is None and is_foreign(op) and not is_composite(op):
             rule = self[op] = Rule(_unused, False, False, alias, mutates, (), None, "registered", True)
             return rule
         formula, source = self._find(op)
@@ -85,13 +81,18 @@ class RuleTable(dict[OpOverload, Rule]):
         )
         return rule
 
+    def _named(self, name: str) -> Formula | None:
+        operator = operator_named(name)
+        own = None if operator.formula is None else operator.guarded(operator.formula)
+        return self.registered.get(name, own)
+
     def _find(self, op: OpOverload) -> tuple[Formula, str]:
         key = op_key(op)
-        guarded = OPERATORS.get(key, Operator(key, "")).guarded
-        found = NAMED.get(key)
+        guarded = operator_named(key).guarded
+        found = self._named(key)
         if found is not None:
             return found, "formula"
-        variant = derived(op, NAMED, lambda other: self[other].formula)
+        variant = derived(op, self._named, lambda other: self[other].formula)
         if variant is not None:
             return guarded(variant), "derived"
         formula = next(filter(None, (fallback(op) for fallback in self.fallbacks)), None)
@@ -139,7 +140,7 @@ def register_formula(op: OpOverload | str, formula: Formula) -> None:
         op: an overload, or its name: "add.Tensor", "mylib::myop".
     """
     key = op if isinstance(op, str) else op_key(op)
-    NAMED[key] = formula
+    RULES.registered[key] = formula
     for known in [k for k in RULES if op_key(k) == key]:
         del RULES[known]
 

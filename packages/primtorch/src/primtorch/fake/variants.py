@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
 from primtorch.errors import NoFormula
-from primtorch.families import Formula
+from primtorch.families import Formula, elementwise_packets, operator_named
 from primtorch.layout import broadcast, contiguous_strides
-from primtorch.operators import view
 from primtorch.operators.build import contiguous
-from primtorch.operators.table import ELEMENTWISE, OPERATORS
 from primtorch.promotion import TENSORS, category
 from primtorch.spec import TensorSpec
 
@@ -71,11 +69,11 @@ _ROW_MAJOR = frozenset(["_fft_r2c", "_fft_c2c", "_fft_c2r", "cholesky"])
 Find = Callable[[OpOverload], Formula]
 
 
-def derived(op: OpOverload, named: Mapping[str, Formula], find: Find) -> Formula | None:
+def derived(op: OpOverload, named: Callable[[str], Formula | None], find: Find) -> Formula | None:
     """The formula of a variant, or None for what is none.
 
     Args:
-        named: formulas by operator name; `find` the formula of any overload, or NoFormula.
+        named: the formula of a name, if it has one; `find` the formula of any overload, or NoFormula.
     """
     schema = op._schema
     name = schema.name.removeprefix("aten::")
@@ -88,9 +86,9 @@ def derived(op: OpOverload, named: Mapping[str, Formula], find: Find) -> Formula
     if name.endswith("_") and not name.endswith("__"):
         suffix = f".{schema.overload_name}" if schema.overload_name else ""
         if name + suffix in RESTRIDING:
-            return named.get(_RESTRIDED_AS.get(name, name[:-1] + suffix))
+            return named(_RESTRIDED_AS.get(name, name[:-1] + suffix))
         functional_name = name[:-1] + suffix
-        return _in_place(named.get(_WRITTEN_AS.get(functional_name, functional_name)), op)
+        return _in_place(named(_WRITTEN_AS.get(functional_name, functional_name)), op)
     return None
 
 
@@ -102,18 +100,17 @@ def out_names(op: OpOverload) -> tuple[str, ...]:
 def is_fresh(op: OpOverload) -> bool:
     """Whether the formula takes a source of sizes that depend on data."""
     name: str = op.name().removeprefix("aten::")
-    known = OPERATORS.get(name) or (OPERATORS.get(name.partition(".")[0]) if out_names(op) else None)
-    return known is not None and known.fresh
+    return operator_named(name).fresh or (bool(out_names(op)) and operator_named(name.partition(".")[0]).fresh)
 
 
 def _view_copy(name: str, overload: str) -> Formula | None:
     """`view_copy` and the like: the view's result in fresh row-major memory."""
     if not name.endswith("_copy"):
         return None
-    viewed = view.OP.formulas.get(name.removesuffix("_copy") + (f".{overload}" if overload else ""))
-    if viewed is None:
+    viewed = operator_named(name.removesuffix("_copy") + (f".{overload}" if overload else ""))
+    if viewed.family != "view" or viewed.formula is None:
         return None
-    found = viewed
+    found = viewed.formula
 
     def copied(*args: Any, **kwargs: Any) -> Any:
         result = found(*args, **kwargs)
@@ -164,7 +161,7 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
     name = op._schema.name.removeprefix("aten::")
     fresh = is_fresh(op)
     names = {name, f"{name}.{op._schema.overload_name}"}
-    exact = bool(names & _EXACT) or not (names & ELEMENTWISE or names & _CONVERTING)
+    exact = bool(names & _EXACT) or not (names & elementwise_packets() or names & _CONVERTING)
 
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(out) for out in outs]

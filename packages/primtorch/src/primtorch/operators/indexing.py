@@ -811,3 +811,31 @@ def _embedding_bag_dense_backward(
     grad: Any, indices: Any, offset2bag: Any, bag_size: Any, maximum_indices: Any, num_weights: Size, *args: Any
 ) -> TensorSpec:
     return contiguous(grad, (num_weights, grad.shape[1]))
+
+
+@OP.formula("_embedding_bag", "_embedding_bag_forward_only")
+def _embedding_bag(
+    weight: Any,
+    indices: Any,
+    offsets: Any,
+    scale_grad_by_freq: bool = False,
+    mode: int = 0,
+    sparse: bool = False,
+    per_sample_weights: Any = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[TensorSpec, ...]:
+    """The bags, of which bag each index is, the bags' sizes, and of a maximum where it was found."""
+    bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
+    fast_sum = mode == 0 and padding_idx < 0 and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
+    return (
+        contiguous(weight, (bags, weight.shape[1])),
+        contiguous(indices, (0,) if fast_sum and weight.stride()[1] == 1 else (indices.shape[0],)),
+        contiguous(indices, (bags,)),
+        contiguous(indices, (bags, weight.shape[1]) if mode == 2 else (bags,)),
+    )
+
+
+@OP.formula("_embedding_bag_per_sample_weights_backward")
+def _embedding_bag_weights_backward(grad: Any, weight: Any, indices: Any, *args: Any) -> TensorSpec:
+    return contiguous(grad, (indices.shape[0],))

@@ -318,9 +318,7 @@ def _cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Tensor
 @OP.refuses("_linalg_solve_ex")
 def _refuse_solve(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> None:
     _refuse_unless_square("linalg.solve")(a)
-    # As eager has it, b is a vector, or a batch of them, where it has a's batch dims and one more.
-    vector = b.dim() == 1 or (a.dim() - 1 == b.dim() and list(b.shape) == list(a.shape[:-1]))
-    rows = b.shape[-1] if vector or not left else b.shape[-2]
+    rows = b.shape[-1] if _takes_vectors(a, b) or not left else b.shape[-2]
     refuse(
         rows != a.shape[-1],
         lambda: f"linalg.solve: Incompatible shapes of A and B ({list(a.shape)} and {list(b.shape)})",
@@ -333,3 +331,59 @@ def _refuse_ormqr(x: Any, tau: Any, other: Any, left: bool = True, transpose: bo
     rows = other.shape[-2] if left else other.shape[-1]
     smaller = rows if rows < x.shape[-1] else x.shape[-1]
     refuse(tau.shape[-1] > x.shape[-1] or tau.shape[-1] != smaller, "torch.ormqr: tau.shape[-1] does not fit")
+
+
+# --- factors and solutions -----------------------------------------------------------------------
+@OP.formula("cholesky_inverse", "cholesky_solve", "_cholesky_solve_helper", "linalg_householder_product")
+def _by_columns(a: Any, *args: Any, **options: Any) -> TensorSpec:
+    return column_major(a, a.shape)
+
+
+@OP.formula("ormqr")
+def _ormqr(a: Any, tau: Any, other: Any, left: bool = True, transpose: bool = False) -> TensorSpec:
+    return column_major(other, other.shape)
+
+
+@OP.formula("linalg_eigvals")
+def _eigvals(a: Any) -> TensorSpec:
+    return contiguous(a, a.shape[:-1], complex_of(a.dtype))
+
+
+@OP.formula("geqrf")
+def _geqrf(a: Any) -> tuple[TensorSpec, TensorSpec]:
+    return column_major(a, a.shape), contiguous(a, (*a.shape[:-2], _smaller(a.shape[-2], a.shape[-1])))
+
+
+@OP.formula("linalg_ldl_factor_ex")
+def _ldl_factor_ex(a: Any, *, hermitian: bool = False, check_errors: bool = False) -> tuple[TensorSpec, ...]:
+    return column_major(a, a.shape), contiguous(a, a.shape[:-1], torch.int32), _info(a)
+
+
+def _takes_vectors(a: Any, b: Any) -> bool:
+    """As eager has it, b is a vector, or a batch of them, where it has a's batch dims and one more."""
+    return b.dim() == 1 or (a.dim() - 1 == b.dim() and list(b.shape) == list(a.shape[:-1]))
+
+
+@OP.formula("_linalg_solve_ex")
+def _solve(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
+    shape = (*a.shape[:-2], *(a.shape[-1:] if _takes_vectors(a, b) else b.shape[-2:]))
+    x = column_major(a, shape) if left and len(shape) > 1 else contiguous(a, shape)  # a batch of vectors as a matrix
+    return x, column_major(a, a.shape), contiguous(a, a.shape[:-1], torch.int32), _info(a)
+
+
+@OP.formula("triangular_solve")
+def _triangular_solve(b: Any, a: Any, *args: Any, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+    batch = a.shape[:-2] if a.dim() >= b.dim() else b.shape[:-2]
+    return column_major(b, (*batch, *b.shape[-2:])), column_major(a, (*batch, *a.shape[-2:]))
+
+
+# --- distances -------------------------------------------------------------------------------------
+@OP.formula("_pdist_forward")
+def _pdist(x: Any, p: float = 2) -> TensorSpec:
+    n = x.shape[0]
+    return contiguous(x, ((n * (n - 1)) // 2,))
+
+
+@OP.formula("_pdist_backward")
+def _pdist_backward(grad: Any, x: Any, p: float, pdist: Any) -> TensorSpec:
+    return contiguous(x, x.shape)

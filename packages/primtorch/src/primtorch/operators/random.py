@@ -204,7 +204,7 @@ def _want(b: Builder, fine: Value, message: str) -> None:
     b.emit(prims.assert_async, fine.reduce(prims.all, tuple(range(fine.rank))), message)
 
 
-@OP.formula("bernoulli", "bernoulli.p", "poisson", "_standard_gamma")
+@OP.formula("bernoulli.|p poisson binomial _standard_gamma _standard_gamma_grad _sample_dirichlet _dirichlet_grad")
 def _drawn(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     return contiguous(x, x.shape)
 

@@ -529,3 +529,8 @@ def _segment_reduce(
 @OP.formula("_segment_reduce_backward")
 def _segment_reduce_backward(grad: Any, output: Any, data: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     return contiguous(grad, data.shape)
+
+
+@OP.formula("hash_tensor?")
+def _hash_tensor(x: Any, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> TensorSpec:
+    return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.uint64)

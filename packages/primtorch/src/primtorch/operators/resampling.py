@@ -342,6 +342,13 @@ def _grid_sampler(x: Any, grid: Any, *args: Any) -> TensorSpec:
     return by_rows(x, shape)
 
 
+@OP.formula("grid_sampler_2d_backward", "grid_sampler_3d_backward")
+def _grid_sampler_backward(
+    grad: Any, x: Any, grid: Any, interpolation: int, padding: int, align_corners: bool, output_mask: Sequence[bool]
+) -> tuple[TensorSpec | None, TensorSpec]:
+    return by_rows(x, tuple(x.shape)) if output_mask[0] else None, by_rows(grid, tuple(grid.shape))
+
+
 _UPSAMPLED = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "bicubic2d", "trilinear3d")
 
 

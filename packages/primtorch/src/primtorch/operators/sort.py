@@ -352,3 +352,8 @@ def _histogramdd_edges(x: Any, bins: Sequence[Any], **options: Any) -> TensorSpe
 @OP.formula("mode")
 def _mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
     return max_dim(x, dim, keepdim)
+
+
+@OP.formula("histc")
+def _histc(x: Any, bins: Size = 100, min: Any = 0, max: Any = 0) -> TensorSpec:
+    return contiguous(x, (bins,))

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
 from torch._ops import OpOverload
 
 from primtorch.errors import PrimError
-from primtorch.families import FORMULAS
+from primtorch.families import operators
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import ShapeEnv, shape_env_of
 
 Size: TypeAlias = "int | torch.SymInt"
 Sizes: TypeAlias = "tuple[int | torch.SymInt, ...]"
@@ -86,9 +88,20 @@ def meta_of(overload: OpOverload) -> Meta:
     name = overload.name().removeprefix("aten::")
 
     def meta(*args: Any, **kwargs: Any) -> Any:
-        return FORMULAS[name](*args, **kwargs)
+        operator = operators()[name]
+        assert operator.formula is not None, f"{name} is taken whole and has no formula"
+        if operator.fresh:
+            kwargs["fresh"] = partial(fresh_size, args)
+        return operator.formula(*args, **kwargs)
 
     return meta
+
+
+def fresh_size(operands: Sequence[Any], maximum: Size | None, minimum: int = 0) -> torch.SymInt:
+    """A size known only when the program runs, in the operands' shape environment if they have one."""
+    sizes = (size for spec in operands if isinstance(spec, TensorSpec) for size in spec.shape)
+    env = next(filter(None, map(shape_env_of, sizes)), None) or ShapeEnv()
+    return env.unbacked(min=minimum, max=maximum if type(maximum) is int else None)
 
 
 def require(condition: bool, prim: str, message: Callable[[], str]) -> None:
