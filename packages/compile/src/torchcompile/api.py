@@ -33,7 +33,7 @@ def compile(
     dynamic: bool | None = ...,
     backend: str | Backend = ...,
     mode: str | None = ...,
-    options: Mapping[str, Any] | None = ...,
+    options: Mapping[str, object] | None = ...,
     disable: bool = ...,
 ) -> ModelT: ...
 
@@ -46,21 +46,21 @@ def compile(
     dynamic: bool | None = ...,
     backend: str | Backend = ...,
     mode: str | None = ...,
-    options: Mapping[str, Any] | None = ...,
+    options: Mapping[str, object] | None = ...,
     disable: bool = ...,
 ) -> Callable[[ModelT], ModelT]: ...
 
 
 def compile(
-    model: Any = None,
+    model: Callable[..., object] | None = None,
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
     backend: str | Backend = "inductor",
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     disable: bool = False,
-) -> Any:
+) -> object:
     """Makes `model` (a module or a function) faster, with eager's results; also a decorator.
 
     Nothing is compiled before the first call. A compiled module is the model in every respect but its
@@ -84,7 +84,7 @@ def compile(
     """
     transform = _stack(fullgraph, dynamic, backend, mode, options)
 
-    def decorate(target: Any) -> Any:
+    def decorate(target: object) -> object:
         return target if disable else _compile_one(target, transform)
 
     return decorate if model is None else decorate(model)
@@ -96,7 +96,7 @@ def compile_in_place(
     dynamic: bool | None = None,
     backend: str | Backend = "inductor",
     mode: str | None = None,
-    options: Mapping[str, Any] | None = None,
+    options: Mapping[str, object] | None = None,
     disable: bool = False,
 ) -> None:
     """Compiles the calls of modules, which stay the objects that they are: what `nn.Module.compile()` is to eager.
@@ -130,7 +130,7 @@ def _stack(
     dynamic: bool | None,
     backend: str | Backend,
     mode: str | None,
-    options: Mapping[str, Any] | None,
+    options: Mapping[str, object] | None,
 ) -> Transform:
     """Capture with a back end behind it, for one call of the interface."""
     settings = resolve(mode, options)
@@ -153,7 +153,7 @@ def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | 
     )
 
 
-def _compile_one(target: Any, transform: Transform) -> Any:
+def _compile_one(target: object, transform: Transform) -> object:
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, transform)
     if inspect.isclass(target):

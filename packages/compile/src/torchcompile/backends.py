@@ -10,7 +10,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -29,9 +29,11 @@ from torchcompile.passes import dense_attention_masks
 from torchcompile.signature import facts, signature
 from torchdynamo.errors import TorchDynamoError
 from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
+from torchinductor.program import Value
 
-Runner = Callable[..., Sequence[Any]]
-Backend = Callable[[torch.fx.GraphModule, list[Any]], Runner]
+Inputs: TypeAlias = list[Value]
+Runner = Callable[..., Sequence[object]]
+Backend = Callable[[torch.fx.GraphModule, Inputs], Runner]
 
 
 def partitioner_of(options: CompileOptions) -> Partitioner:
@@ -44,10 +46,10 @@ class Boxed:
 
     _boxed_call = True
 
-    def __init__(self, consume: Callable[[list[Any]], Sequence[Any]]) -> None:
+    def __init__(self, consume: Callable[[Inputs], Sequence[object]]) -> None:
         self.consume = consume
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: Inputs) -> Sequence[object]:
         return self.consume(inputs)
 
 
@@ -106,13 +108,13 @@ def _or_as_captured(
         return gm.forward
 
 
-def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """Runs the captured graph as it is."""
     toolchain.start()
     return gm.forward
 
 
-def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
     title, dump = toolchain.start()
     partitioner = partitioner_of(toolchain.options)
@@ -124,7 +126,7 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: li
     return _or_as_captured(toolchain, title, gm, compile)
 
 
-def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """Forward and backward as generated kernels: C++ and OpenMP on CPU, Triton on NVIDIA GPUs.
 
     A graph equal to an earlier one is compiled once: a function whose guards failed for a reason that does not show in
@@ -140,10 +142,10 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: lis
     return runner
 
 
-def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     title, dump = toolchain.start()
 
-    def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, list[Any]], Runner]:
+    def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, Inputs], Runner]:
         named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
         given = toolchain.options
         settings = InductorOptions(
@@ -155,7 +157,7 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
             verify=given.verify,
         )
 
-        def build(graph: torch.fx.GraphModule, inputs: list[Any]) -> Runner:
+        def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
             start = time.perf_counter()
             try:
                 compiled = torchinductor.compile_graph(
@@ -202,14 +204,14 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
     return _or_as_captured(toolchain, title, gm, compile)
 
 
-def _counted(toolchain: Toolchain, backend: Backend, gm: torch.fx.GraphModule, example_inputs: list[Any]) -> Runner:
+def _counted(toolchain: Toolchain, backend: Backend, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """A caller's own back end; its graphs are counted as those of the named ones are, and its errors are for the
     caller."""
     toolchain.start()
     return backend(gm, example_inputs)
 
 
-NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, list[Any]], Runner]] = MappingProxyType(
+NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, Inputs], Runner]] = MappingProxyType(
     {"eager": eager, "aot_eager": aot_eager, "inductor": inductor}
 )
 

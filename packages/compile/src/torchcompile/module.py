@@ -15,7 +15,7 @@ from __future__ import annotations
 import copy
 import types
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, SupportsIndex, TypeVar, cast
 
 import torch
 
@@ -23,7 +23,7 @@ from torchcompile.errors import NotCompilable
 
 ModuleT = TypeVar("ModuleT", bound=torch.nn.Module)
 ClassT = TypeVar("ClassT", bound=type[Any])
-Transform = Callable[[Callable[..., Any]], Callable[..., Any]]
+Transform = Callable[[Callable[..., object]], Callable[..., object]]
 
 
 def compiled_module(model: ModuleT, transform: Transform) -> ModuleT:
@@ -31,10 +31,10 @@ def compiled_module(model: ModuleT, transform: Transform) -> ModuleT:
     model = original_of(model)
     original = type(model)
 
-    def deepcopy(view: torch.nn.Module, memo: dict[int, Any]) -> torch.nn.Module:
+    def deepcopy(view: torch.nn.Module, memo: dict[int, object]) -> torch.nn.Module:
         return compiled_module(copy.deepcopy(model, memo), transform)
 
-    def reduce(view: torch.nn.Module, protocol: Any) -> Any:
+    def reduce(view: torch.nn.Module, protocol: SupportsIndex) -> object:
         # A saved compiled model is the plain model: generated code belongs to this process.
         return _plain_object, (original,), model.__getstate__()
 
@@ -55,17 +55,17 @@ def compiled_module(model: ModuleT, transform: Transform) -> ModuleT:
     return cast(ModuleT, view)
 
 
-def _call_of(self: torch.nn.Module) -> Callable[..., Any]:
+def _call_of(self: torch.nn.Module) -> Callable[..., object]:
     """What a call of the compiled object runs, whichever object that is: the model's own call."""
 
-    def call(view: torch.nn.Module, /, *args: Any, **kwargs: Any) -> Any:
+    def call(view: torch.nn.Module, /, *args: object, **kwargs: object) -> object:
         return self(*args, **kwargs)
 
     call.__name__ = call.__qualname__ = f"{type(self).__name__}.__call__"
     return call
 
 
-def _is_same_model(view: torch.nn.Module, other: object) -> Any:
+def _is_same_model(view: torch.nn.Module, other: object) -> object:
     return original_of(other) is original_of(view) if isinstance(other, torch.nn.Module) else NotImplemented
 
 
@@ -98,7 +98,7 @@ def compile_class(kind: ClassT, transform: Transform) -> ClassT:
             f"your own from it, or compile an object of it, `torchcompile.compile({kind.__name__}(...))`"
         )
 
-    def call(self: Any, /, *args: Any, **kwargs: Any) -> Any:
+    def call(self: object, /, *args: object, **kwargs: object) -> object:
         return original_call(self, *args, **kwargs)
 
     call.__name__, call.__qualname__ = "__call__", f"{kind.__qualname__}.__call__"

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch._library.custom_ops import CustomOpDef
@@ -82,12 +82,12 @@ class CompileOptions:
 
 
 # A mode is a named set of options.
-MODES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+MODES: Mapping[str, Mapping[str, object]] = MappingProxyType(
     {"default": MappingProxyType({}), "reduce-overhead": MappingProxyType({"cuda_graphs": True})}
 )
 
 
-def resolve(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptions:
+def resolve(mode: str | None, options: Mapping[str, object] | None) -> CompileOptions:
     """The options of one `compile` call: environment, then the mode's, then the call's own."""
     if mode is not None and mode not in MODES:
         raise unknown("mode", mode, MODES)
@@ -108,7 +108,7 @@ def resolve(mode: str | None, options: Mapping[str, Any] | None) -> CompileOptio
     return CompileOptions(**values)
 
 
-def _checked(name: str, value: object, accepted: Any) -> object:
+def _checked(name: str, value: object, accepted: object) -> object:
     """`value` if it is of the option's type; a path given as `Path` becomes a string."""
     if name == "preserve":
         return preserved_operators(value)
@@ -119,7 +119,7 @@ def _checked(name: str, value: object, accepted: Any) -> object:
         if value not in choices:
             raise unknown(f"value of option {name!r}:", value, map(str, choices))
         return value
-    types = choices or (accepted,)
+    types: tuple[type, ...] = choices or (cast("type", accepted),)
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         names = " or ".join("None" if t is type(None) else t.__name__ for t in types)
         raise InvalidArgument(f"option {name!r} takes {names}, not {value!r}")
@@ -159,7 +159,7 @@ def _overloads(item: object) -> Sequence[OpOverload]:
 
 def _named(name: str) -> object:
     """The operator of a name: "ns::name", "ns::name.overload", "ns.name" or "ns.name.overload"."""
-    found: Any = torch.ops
+    found: object = torch.ops
     for part in name.replace("::", ".").split("."):
         found = getattr(found, part, None)
     return found

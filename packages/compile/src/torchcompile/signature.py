@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Any
 
 import torch
 from torch import fx
@@ -57,7 +56,7 @@ def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
     return None
 
 
-def _is_plain(argument: Any) -> bool:
+def _is_plain(argument: object) -> bool:
     if isinstance(argument, (tuple, list)):
         return all(map(_is_plain, argument))
     if isinstance(argument, dict):

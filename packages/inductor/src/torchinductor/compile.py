@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +20,7 @@ from torchinductor.ir import Kernel, Template, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
-from torchinductor.program import Program
+from torchinductor.program import Launcher, Program, Run, Value
 from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import GraphStats, InductorOptions
@@ -36,21 +35,21 @@ class CompiledGraph:
     program: Program
     stats: GraphStats
     sources: dict[str, str]
-    _run: Callable[[list[Any]], list[Any]]
-    _consume: Callable[[list[Any]], list[Any]]
+    _run: Run
+    _consume: Run
     graph_runs: GraphRuns | None = None  # how the calls were made, with options.cuda_graphs
 
-    def __call__(self, *inputs: Any) -> list[torch.Tensor | int | float | None]:
+    def __call__(self, *inputs: Value) -> list[Value]:
         return self._run(list(inputs))
 
-    def consume(self, inputs: list[Any]) -> list[torch.Tensor | int | float | None]:
+    def consume(self, inputs: list[Value]) -> list[Value]:
         """A call that empties `inputs` first, so that an input that nobody else holds is freed after its last use."""
         return self._consume(inputs)
 
 
 def compile_graph(
     gm: fx.GraphModule,
-    example_inputs: Sequence[Any] = (),
+    example_inputs: Sequence[object] = (),
     options: InductorOptions | None = None,
     *,
     dump: Dump | None = None,
@@ -89,7 +88,7 @@ def compile_graph(
     clock.lap("emit")
     mended = tell_mended(ledger, title)
     native = prepare(program, mended) if options.native_executor else None
-    run: Callable[[list[Any]], list[Any]] = native or PythonExecutor(program, mended)
+    run: Run = native or PythonExecutor(program, mended)
     consume = native.consume if native is not None else run
     refused = refusal(program) if options.cuda_graphs else None
     graph_runs = None
@@ -168,8 +167,8 @@ def _program(
     options: InductorOptions,
 ) -> Program:
     kernels: tuple[int, ...] = ()
-    launchers: tuple[Any, ...] = ()
-    keepalive: tuple[Any, ...] = ()
+    launchers: tuple[Launcher, ...] = ()
+    keepalive: tuple[object, ...] = ()
     handles: dict[str, Handle] = {}
     for device, (unique, by_name) in sources.items():
         made = built[device]

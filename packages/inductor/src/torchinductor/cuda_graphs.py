@@ -12,17 +12,28 @@ import threading
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
-from .program import Alloc, AtenCall, KernelCall, Program, RandomSeed, ReadScalar, SymbolInput, TritonCall, View
+from .program import (
+    Alloc,
+    AtenCall,
+    KernelCall,
+    Program,
+    RandomSeed,
+    ReadScalar,
+    Run,
+    SymbolInput,
+    TritonCall,
+    Value,
+    View,
+)
 
 MAX_GRAPHS = 8  # of a program: one for each set of sizes and each stream
 MAX_RECORDINGS = 4  # of one graph: each learns which further inputs move
 
 Replay = Callable[[], object]
-Run = Callable[[list[Any]], list[Any]]
 
 
 class GraphDevice(Protocol):
@@ -31,7 +42,7 @@ class GraphDevice(Protocol):
     def stream(self) -> int | None:
         """Identifies the current stream; None where nothing can be recorded or replayed on it."""
 
-    def record(self, run: Callable[[], list[Any]]) -> tuple[Replay, list[Any]]:
+    def record(self, run: Callable[[], list[Value]]) -> tuple[Replay, list[Value]]:
         """Runs once without effect; returns what repeats it, and the results, which each replay writes again."""
 
 
@@ -50,7 +61,7 @@ class CudaDevice:
             return None
         return int(torch._C._cuda_getCurrentRawStream(index))  # type: ignore[attr-defined]
 
-    def record(self, run: Callable[[], list[Any]]) -> tuple[Replay, list[Any]]:
+    def record(self, run: Callable[[], list[Value]]) -> tuple[Replay, list[Value]]:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             outputs = run()
@@ -132,7 +143,7 @@ class _Recorded:
     replay: Replay
     fixed: list[tuple[int, int]]  # (input, address) of those read in place
     copied: list[tuple[int, torch.Tensor, torch.Tensor]]  # (input, the program's tensor, what a copy writes to)
-    outputs: list[Any]
+    outputs: list[Value]
     passed: dict[int, int]  # output -> input that it is
     holds: list[tuple[torch.UntypedStorage, int]]  # results' memory, and how many hold it when only the graph does
 
@@ -156,16 +167,16 @@ class GraphedProgram:
         self._device = device
         self._tensors = [i for i, item in enumerate(program.inputs) if not isinstance(item, SymbolInput)]
         self._symbols = [i for i, item in enumerate(program.inputs) if isinstance(item, SymbolInput)]
-        self._states: dict[tuple[Any, ...], _Seen | _Recorded | str] = {}
+        self._states: dict[tuple[object, ...], _Seen | _Recorded | str] = {}
         self._lock = threading.Lock()
 
-    def consume(self, inputs: list[Any]) -> list[Any]:
+    def consume(self, inputs: list[Value]) -> list[Value]:
         """As a call, but the list is emptied."""
         values = list(inputs)
         inputs.clear()
         return self(values)
 
-    def __call__(self, inputs: list[Any]) -> list[Any]:
+    def __call__(self, inputs: list[Value]) -> list[Value]:
         if not self._lock.acquire(blocking=False):
             return self._plain(inputs, "another thread is in the graph")
         try:
@@ -173,13 +184,13 @@ class GraphedProgram:
         finally:
             self._lock.release()
 
-    def _plain(self, inputs: list[Any], reason: str) -> list[Any]:
+    def _plain(self, inputs: list[Value], reason: str) -> list[Value]:
         self.runs.plain[reason] += 1
         if reason != _FIRST:
             self._passed_by(reason)
         return self._run(inputs)
 
-    def _locked(self, inputs: list[Any]) -> list[Any]:
+    def _locked(self, inputs: list[Value]) -> list[Value]:
         stream = self._device.stream()
         if stream is None:
             return self._plain(inputs, "the caller is recording a graph")
@@ -202,18 +213,21 @@ class GraphedProgram:
             state = state.seen
         return self._record(key, state, inputs)
 
-    def _addresses(self, inputs: list[Any]) -> list[int]:
+    def _addresses(self, inputs: list[Value]) -> list[int]:
         return [_address(inputs[i]) for i in self._tensors]
 
-    def _record(self, key: tuple[Any, ...], seen: _Seen, inputs: list[Any]) -> list[Any]:
+    def _record(self, key: tuple[object, ...], seen: _Seen, inputs: list[Value]) -> list[Value]:
         now = self._addresses(inputs)
         seen.moving |= {i for i, old, new in zip(self._tensors, seen.addresses, now, strict=True) if old != new}
         seen.recordings += 1
-        given, copied = list(inputs), []
+        given = list(inputs)
+        copied: list[tuple[int, torch.Tensor, torch.Tensor]] = []
         for i in seen.moving:
-            if inputs[i] is not None:
-                given[i], target = _double(inputs[i])
-                copied.append((i, given[i], target))
+            moving = inputs[i]
+            if isinstance(moving, torch.Tensor):
+                own, target = _double(moving)
+                given[i] = own
+                copied.append((i, own, target))
         try:
             replay, outputs = self._device.record(lambda: self._run(given))
         except RuntimeError as error:
@@ -228,8 +242,8 @@ class GraphedProgram:
             self._states[key] = reason = "a result is a view of an input that moves"
             return self._plain(inputs, reason)
         theirs = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
-        own = {t.untyped_storage().data_ptr(): t for t in made if t.untyped_storage().data_ptr() not in theirs}
-        storages = [t.untyped_storage() for t in own.values()]
+        fresh = {t.untyped_storage().data_ptr(): t for t in made if t.untyped_storage().data_ptr() not in theirs}
+        storages = [t.untyped_storage() for t in fresh.values()]
         fixed = [(i, a) for i, a in zip(self._tensors, now, strict=True) if i not in seen.moving]
         state = _Recorded(seen, replay, fixed, copied, outputs, passed, [])
         state.holds = [(s, _holders(s)) for s in storages]
@@ -237,16 +251,18 @@ class GraphedProgram:
         self.runs.recorded += 1
         return self._replay(state, inputs)
 
-    def _replay(self, state: _Recorded, inputs: list[Any]) -> list[Any]:
+    def _replay(self, state: _Recorded, inputs: list[Value]) -> list[Value]:
         if state.held():
             return self._plain(inputs, "a result of the last replay is still held")
         if state.copied:
             with torch.no_grad():
                 for i, like, target in state.copied:
-                    target.copy_(_dense(inputs[i]) if target is not like else inputs[i])
+                    source = inputs[i]
+                    assert isinstance(source, torch.Tensor)
+                    target.copy_(_dense(source) if target is not like else source)
         state.replay()
         self.runs.replayed += 1
-        results: list[Any] = []
+        results: list[Value] = []
         for position, output in enumerate(state.outputs):
             if position in state.passed:
                 results.append(inputs[state.passed[position]])
@@ -255,8 +271,8 @@ class GraphedProgram:
         return results
 
 
-def _address(tensor: torch.Tensor | None) -> int:
-    return 0 if tensor is None else tensor.data_ptr()
+def _address(value: Value) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else 0
 
 
 def _holders(storage: torch.UntypedStorage) -> int:

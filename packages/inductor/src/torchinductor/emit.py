@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
+from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr, symbol
 from torchinductor.codegen.base import CodegenBackend, KernelSource
 from torchinductor.indexing import Index
@@ -21,6 +22,7 @@ from torchinductor.program import (
     Expect,
     Free,
     Instruction,
+    Launcher,
     Output,
     Program,
     RandomSeed,
@@ -121,7 +123,7 @@ class _Emitter:
     def extern(self, call: ExternCall) -> None:
         temporary: list[int] = []
 
-        def lift(arg: Any) -> Any:
+        def lift(arg: object) -> object:
             if isinstance(arg, ViewRef):
                 return Slot(self.view(arg, temporary))
             if isinstance(arg, (tuple, list)):
@@ -167,8 +169,8 @@ def emit(
     operations: Sequence[Operation],
     handles: Mapping[str, Handle],
     kernels: tuple[int, ...],
-    launchers: tuple[Any, ...],
-    keepalive: tuple[Any, ...],
+    launchers: tuple[Launcher, ...],
+    keepalive: tuple[object, ...],
     reuse: bool,
 ) -> Program:
     """The program of scheduled operations. `handles` maps kernels' names to their generated code."""
@@ -248,7 +250,7 @@ def _input(
 
 
 def _output(emitter: _Emitter, lowered: Lowered) -> Output:
-    values: list[Any] = []
+    values: list[Slot | Size | FloatExpr | float | None] = []
     for value in lowered.outputs:
         if isinstance(value, ViewRef):
             values.append(Slot(emitter.view(value, [])))

@@ -7,8 +7,8 @@ another device. `native.py` prepares the same program for the C++ executor, whic
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import cast
 
 import torch
 
@@ -34,6 +34,7 @@ from .program import (
     SymbolInput,
     TensorInput,
     TritonCall,
+    Value,
     View,
     instruction_text,
 )
@@ -52,7 +53,7 @@ class PythonExecutor:
         signature = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)
         self._kernels = [signature(address) for address in program.kernels]
 
-    def __call__(self, inputs: list[Any]) -> list[Any]:
+    def __call__(self, inputs: list[Value]) -> list[Value]:
         """Raises `InputMismatch` for a wrong number, dtype, device or rank; else what an instruction raises."""
         slots: list[torch.Tensor | None] = [None] * self.program.num_slots
         symbols: dict[str, int] = {}
@@ -63,31 +64,30 @@ class PythonExecutor:
         with torch.no_grad(), torch.autocast("cpu", enabled=False), torch.autocast("cuda", enabled=False):
             for instruction in self.program.instructions:
                 if isinstance(instruction, Output):
-                    return [fill(value, slots, symbols) for value in instruction.values]
+                    return cast("list[Value]", [fill(value, slots, symbols) for value in instruction.values])
                 try:
-                    self._run(instruction, slots, symbols)
+                    self._run(instruction, cast("list[torch.Tensor]", slots), symbols)
                 except Exception as error:
                     error.add_note(f"while running: {instruction_text(instruction)}")
                     raise
         raise InductorError("the program has no Output")
 
-    def consume(self, inputs: list[Any]) -> list[Any]:
+    def consume(self, inputs: list[Value]) -> list[Value]:
         """The same, with the list emptied, so that nothing but the program holds the inputs."""
         taken = list(inputs)
         inputs.clear()
         return self(taken)
 
-    def _bind(self, inputs: list[Any], slots: list[torch.Tensor | None], symbols: dict[str, int]) -> None:
+    def _bind(self, inputs: list[Value], slots: list[torch.Tensor | None], symbols: dict[str, int]) -> None:
         expected = self.program.inputs
         if len(inputs) != len(expected):
             raise InputMismatch(f"the compiled program takes {len(expected)} inputs, not {len(inputs)}")
         for spec, value in zip(expected, inputs, strict=True):
             if isinstance(spec, SymbolInput):
                 if spec.symbol is not None:
-                    symbols[spec.symbol] = float_bits(value) if isinstance(value, float) else int(value)
+                    symbols[spec.symbol] = float_bits(value) if isinstance(value, float) else int(cast("int", value))
             elif value is not None:
-                _check_tensor(spec, value)
-                slots[spec.slot] = value.detach()
+                slots[spec.slot] = _checked(spec, value).detach()
 
     def _derive(self, symbols: dict[str, int]) -> None:
         """Computes the numbers that follow from symbols known by now; a float's symbol holds its 64 bits."""
@@ -96,13 +96,13 @@ class PythonExecutor:
                 value = SCALAR_OPS[definition.op].function(*(fill(arg, (), symbols) for arg in definition.args))
                 symbols[name] = float_bits(value) if isinstance(value, float) else value
 
-    def _run(self, instruction: Instruction, slots: list[Any], symbols: dict[str, int]) -> None:
+    def _run(self, instruction: Instruction, slots: list[torch.Tensor], symbols: dict[str, int]) -> None:
         match instruction:
             case Alloc(dst, shape, strides, dtype, device):
                 sizes = evaluate_all(shape, symbols), evaluate_all(strides, symbols)
                 slots[dst] = torch.empty_strided(*sizes, dtype=dtype, device=device)
             case Free(slot):
-                slots[slot] = None
+                slots[slot] = None  # type: ignore[call-overload]
             case View(dst, src, shape, strides, offset, dtype):
                 slots[dst] = _view(slots[src], dtype, *(evaluate_all(s, symbols) for s in (shape, strides, (offset,))))
             case KernelCall(kernel, buffers, sizes, _):
@@ -117,7 +117,7 @@ class PythonExecutor:
                 results = result if isinstance(result, (tuple, list)) else (result,)
                 for target, value in zip(dsts, results, strict=False):
                     if target is not None:
-                        slots[target] = value
+                        slots[target] = cast("torch.Tensor", value)
             case RandomSeed(dst, device):
                 slots[dst] = torch.empty((), dtype=torch.int64, device=device).random_()
             case ReadScalar(symbol, src):
@@ -125,7 +125,7 @@ class PythonExecutor:
                 self._derive(symbols)
             case Expect(slot, shape, strides):
                 layout = evaluate_all(shape, symbols), evaluate_all(strides, symbols)
-                slots[slot] = _laid_out(slots[slot], *layout, instruction, self.mended)
+                slots[slot] = cast("torch.Tensor", _laid_out(slots[slot], *layout, instruction, self.mended))
 
 
 def _laid_out(
@@ -152,7 +152,9 @@ def evaluate_all(sizes: Sequence[Size], symbols: Mapping[str, int]) -> list[int]
     return [evaluate(size, symbols) for size in sizes]
 
 
-def fill(value: Any, slots: Sequence[Any] | Mapping[int, Any], symbols: Mapping[str, int]) -> Any:
+def fill(
+    value: object, slots: Sequence[torch.Tensor | None] | Mapping[int, torch.Tensor], symbols: Mapping[str, int]
+) -> object:
     """An argument with its slots and expressions replaced by tensors and numbers."""
     if isinstance(value, Slot):
         return slots[value.index]
@@ -165,7 +167,7 @@ def fill(value: Any, slots: Sequence[Any] | Mapping[int, Any], symbols: Mapping[
     return value
 
 
-def _check_tensor(spec: TensorInput, value: Any) -> None:
+def _checked(spec: TensorInput, value: object) -> torch.Tensor:
     if not isinstance(value, torch.Tensor):
         raise InputMismatch(f"input {spec.name} must be a tensor, not {type(value).__name__}")
     if (value.dtype, value.device, value.dim()) != (spec.dtype, spec.device, len(spec.shape)):
@@ -173,6 +175,7 @@ def _check_tensor(spec: TensorInput, value: Any) -> None:
             f"input {spec.name} must be a {len(spec.shape)}-d {spec.dtype} tensor on {spec.device}, "
             f"not a {value.dim()}-d {value.dtype} tensor on {value.device}"
         )
+    return value
 
 
 def _raise_for(met: Fault) -> None:
@@ -189,6 +192,3 @@ def _view(
     kind = dtype or src.dtype
     start = src.storage_offset() * src.element_size() // kind.itemsize + offset[0]
     return torch.empty(0, dtype=kind, device=src.device).set_(src.untyped_storage(), start, shape, strides)
-
-
-Executor = Callable[[list[Any]], list[Any]]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -177,7 +177,7 @@ class _Encoder:
         handle = getattr(launcher, "handle", None)
         if isinstance(handle, TritonKernel):
             grid, sizes = self._sizes(call.grid), self._sizes(call.symbols)
-            written = list(launcher.written)
+            written = list(cast("Sequence[int]", getattr(launcher, "written", ())))
             self.builder.triton(handle, grid, list(call.buffers), written, sizes, self.device, name)
             return
 
@@ -195,7 +195,7 @@ class _Encoder:
         schema = call.op._schema
         given = dict(zip((a.name for a in schema.arguments), call.args, strict=False)) | dict(call.kwargs)
         arguments = [self._argument(given.get(a.name, a.default_value)) for a in schema.arguments]
-        results: list[Any] = [None if d is None else ("slot", d) for d in call.dsts]
+        results: list[object] = [None if d is None else ("slot", d) for d in call.dsts]
         if len(schema.returns) == 1 and isinstance(schema.returns[0].type, torch.ListType):
             results = [("list", results)]
         self.builder.aten(schema.name, schema.overload_name, arguments, results, [], name)
@@ -207,7 +207,7 @@ class _Encoder:
         destinations = [None if d is None else ("slot", d) for d in call.dsts]
         self.builder.python(run, slots, self._sizes(map(symbol, names)), destinations, name)
 
-    def _argument(self, value: Any) -> tuple[str, Any]:
+    def _argument(self, value: object) -> tuple[str, object]:
         if isinstance(value, Slot):
             return "slot", value.index
         if isinstance(value, IntExpr):
@@ -222,7 +222,7 @@ class _Encoder:
             return "list", items
         return "fixed", value
 
-    def _output(self, value: Any) -> None:
+    def _output(self, value: Slot | Size | FloatExpr | float | None) -> None:
         if value is None:
             self.builder.output_none()
         elif isinstance(value, Slot):
@@ -242,10 +242,10 @@ def _is_boxed(call: AtenCall) -> bool:
 
 def _python_call(
     call: AtenCall, slots: Sequence[int], names: Sequence[str]
-) -> Callable[[Sequence[torch.Tensor], Sequence[int]], Sequence[Any]]:
+) -> Callable[[Sequence[torch.Tensor], Sequence[int]], Sequence[object]]:
     """The call as a function of the tensors in `slots` and the values of the symbols `names`."""
 
-    def run(tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> Sequence[Any]:
+    def run(tensors: Sequence[torch.Tensor], numbers: Sequence[int]) -> Sequence[object]:
         table, symbols = dict(zip(slots, tensors, strict=True)), dict(zip(names, numbers, strict=True))
         args = [fill(a, table, symbols) for a in call.args]
         result = call.op(*args, **{k: fill(v, table, symbols) for k, v in call.kwargs})
@@ -254,7 +254,7 @@ def _python_call(
     return run
 
 
-def _leaves(value: Any) -> Iterable[Any]:
+def _leaves(value: object) -> Iterable[object]:
     if isinstance(value, (tuple, list)):
         for item in value:
             yield from _leaves(item)
@@ -262,11 +262,11 @@ def _leaves(value: Any) -> Iterable[Any]:
         yield value
 
 
-def _slots(value: Any) -> Iterable[int]:
+def _slots(value: object) -> Iterable[int]:
     return (leaf.index for leaf in _leaves(value) if isinstance(leaf, Slot))
 
 
-def _sizes_of(instruction: Instruction) -> tuple[Any, ...]:
+def _sizes_of(instruction: Instruction) -> tuple[object, ...]:
     match instruction:
         case Alloc(_, shape, strides):
             return *shape, *strides

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 
@@ -45,14 +44,18 @@ def _new_memory(operation: Operation) -> tuple[str, ...]:
             return ()
 
 
-def _makes_memory(op: Any) -> bool:
+def _makes_memory(op: object) -> bool:
     """Whether each result is an allocation of its own: several results may be parts of one."""
-    if _may_return_operand(op) or any(str(r.type) != "Tensor" for r in op._schema.returns):
+    if (
+        not isinstance(op, torch._ops.OpOverload)
+        or _may_return_operand(op)
+        or any(str(r.type) != "Tensor" for r in op._schema.returns)
+    ):
         return False
     return len(op._schema.returns) == 1 or op is torch.ops.aten.convolution_backward.default
 
 
-def _may_return_operand(op: Any) -> bool:
+def _may_return_operand(op: object) -> bool:
     """Whether a result may look at an operand's memory. Composite operators and plain functions do so unannounced."""
     if not isinstance(op, torch._ops.OpOverload) or "unsafe" in op._schema.name:
         return True

@@ -7,9 +7,9 @@ for data-dependent ones, from `ReadScalar`. The executors evaluate them by their
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -17,6 +17,11 @@ from primtorch.schemas import UserFrame
 from primtorch.symbolic import Definition, FloatExpr, IntExpr
 
 Size: TypeAlias = int | IntExpr
+Value: TypeAlias = torch.Tensor | int | float | None  # what a program takes and returns
+Run: TypeAlias = Callable[[list[Value]], list[Value]]
+Launcher: TypeAlias = Callable[
+    [Sequence[torch.Tensor], Sequence[int], Sequence[int]], object
+]  # of tensors, symbols, grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,9 +118,9 @@ class AtenCall:
     `dsts` has one entry a result; None where the result is not used.
     """
 
-    op: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
+    op: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...]
     dsts: tuple[int | None, ...]
 
 
@@ -176,8 +181,8 @@ class Program:
     constants: tuple[tuple[int, torch.Tensor], ...]
     instructions: tuple[Instruction, ...]
     kernels: tuple[int, ...] = ()
-    launchers: tuple[Any, ...] = ()
-    keepalive: tuple[Any, ...] = field(default=(), repr=False)
+    launchers: tuple[Launcher, ...] = ()
+    keepalive: tuple[object, ...] = field(default=(), repr=False)
     definitions: Mapping[str, Definition] = field(default_factory=dict)  # of symbols computed from those of the inputs
 
     def __str__(self) -> str:
@@ -199,7 +204,7 @@ def _input_text(item: TensorInput | SymbolInput) -> str:
     return f"%{item.slot} {item.name}: {str(item.dtype)[6:]}{_sizes(item.shape)} strides {_sizes(item.strides)}"
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: object) -> str:
     if isinstance(value, Slot):
         return f"%{value.index}"
     if isinstance(value, (tuple, list)):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import copy
 from dataclasses import replace
-from typing import Any
+from typing import cast
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from primtorch.spec import TensorSpec
 from torchinductor.codegen.base import generated, legalized, takes
@@ -47,12 +48,12 @@ def on_device(gm: fx.GraphModule, device: torch.device) -> fx.GraphModule:
         made = nodes[node] = graph.node_copy(node, nodes.__getitem__)
         made.meta = {**node.meta, "val": _moved(node.meta.get("val"), device)}
         if node.op == "call_function":
-            made.args = _replaced(made.args, device)
-            made.kwargs = {name: _replaced(value, device) for name, value in made.kwargs.items()}
+            made.args = cast("tuple[Argument, ...]", _replaced(made.args, device))
+            made.kwargs = {name: cast("Argument", _replaced(value, device)) for name, value in made.kwargs.items()}
     return fx.GraphModule(copy.copy(gm), graph)
 
 
-def _moved(value: Any, device: torch.device) -> Any:
+def _moved(value: object, device: torch.device) -> object:
     if isinstance(value, (tuple, list)):
         return type(value)(_moved(item, device) for item in value)
     if isinstance(value, torch.Tensor):
@@ -60,7 +61,7 @@ def _moved(value: Any, device: torch.device) -> Any:
     return replace(value, device=device) if isinstance(value, TensorSpec) else value
 
 
-def _replaced(value: Any, device: torch.device) -> Any:
+def _replaced(value: object, device: torch.device) -> object:
     if isinstance(value, (tuple, list)):
         return type(value)(_replaced(item, device) for item in value)
     return device if isinstance(value, torch.device) else value

@@ -10,7 +10,7 @@ from typing import Any, ClassVar, TypeAlias
 
 from torchinductor.errors import UnknownDevice
 from torchinductor.ir import Kernel, Template, TemplateKind, loops_of
-from torchinductor.program import Instruction
+from torchinductor.program import Instruction, Launcher
 from torchinductor.schemas import InductorOptions
 
 
@@ -28,9 +28,9 @@ class Built:
     """Loaded kernels, one entry a source: addresses for `Program.kernels`, or handles for `Program.launchers`."""
 
     addresses: tuple[int, ...] = ()
-    launchers: tuple[Any, ...] = ()
+    launchers: tuple[Launcher, ...] = ()
     files: dict[str, str] = field(default_factory=dict)
-    keepalive: tuple[Any, ...] = ()
+    keepalive: tuple[object, ...] = ()
     cache_hits: int = 0
     cache_misses: int = 0
 

@@ -49,12 +49,12 @@ class Body:
 
     ops: tuple[Op, ...]
 
-    def replay(self, handler: OpsHandler[V], mapping: Mapping[Symbol, IntExpr] | None = None) -> list[V | None]:
-        """Runs the operations on a handler, with variables replaced by `mapping`; returns each operation's value."""
+    def replay(self, handler: OpsHandler[V], mapping: Mapping[Symbol, IntExpr] | None = None) -> list[V]:
+        """Runs the operations on a handler, with variables replaced by `mapping`; returns what each gave, in order."""
         run = Replay(handler, dict(mapping) if mapping else {})
         keep = run.values.append
         for op in self.ops:
-            keep(op.replay(run))
+            keep(op.replay(run))  # type: ignore[arg-type]
         return run.values
 
     def of(self, kind: type[Kind]) -> Iterator[Kind]:

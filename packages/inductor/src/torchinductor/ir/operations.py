@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -18,6 +18,8 @@ from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, Sca
 
 V = TypeVar("V")
 Renumber: TypeAlias = Callable[[int], int]
+Result: TypeAlias = V | tuple[V, ...] | None
+"""What an operation gives on a handler: a value, those of a `Scan`, or none."""
 
 NO_INDICES: tuple[IntExpr, ...] = ()
 
@@ -29,13 +31,13 @@ class Replay(Generic[V]):
 
     def __init__(self, handler: OpsHandler[V], symbols: dict[Symbol, IntExpr]) -> None:
         self.handler, self.symbols = handler, symbols
-        self.values: list[Any] = []
+        self.values: list[V] = []  # one for each operation so far; what has none is never asked for
 
     def index(self, expr: IntExpr) -> IntExpr:
         """An index expression of the body in the variables of this run."""
         return self.handler.simplify(rename(expr, self.symbols)) if self.symbols else expr
 
-    def optional(self, value: int | None) -> Any:
+    def optional(self, value: int | None) -> V | None:
         return None if value is None else self.values[value]
 
 
@@ -58,7 +60,7 @@ class Operation:
         """The operation with operands that stand elsewhere."""
         return self  # type: ignore[return-value]
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         """Does it on the run's handler; returns what the handler gives."""
         raise NotImplementedError
 
@@ -83,7 +85,7 @@ class Load(Operation):
     def renumbered(self, number: Renumber) -> Op:
         return self if self.mask is None else Load(self.dtype, self.buffer, self.index, number(self.mask))
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.load(self.buffer, run.index(self.index), self.dtype, run.optional(self.mask))
 
 
@@ -115,9 +117,10 @@ class Store(Operation):
         mask = None if self.mask is None else number(self.mask)
         return Store(self.dtype, self.buffer, self.index, number(self.value), self.mode, mask)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         value, mask = run.values[self.value], run.optional(self.mask)
-        return run.handler.store(self.buffer, run.index(self.index), value, self.mode, mask)
+        run.handler.store(self.buffer, run.index(self.index), value, self.mode, mask)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,7 +128,7 @@ class Constant(Operation):
     dtype: torch.dtype
     value: bool | int | float
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.constant(self.value, self.dtype)
 
 
@@ -140,7 +143,7 @@ class IndexExpr(Operation):
     def indices(self) -> tuple[IntExpr, ...]:
         return (self.expr,)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.index_expr(run.index(self.expr), self.dtype)
 
 
@@ -160,7 +163,7 @@ class Indirect(Operation):
     def renumbered(self, number: Renumber) -> Op:
         return Indirect(self.dtype, number(self.value), self.symbol, self.size)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         run.symbols[intern_symbol(self.symbol)] = run.handler.indirect(run.values[self.value], self.size)
         return None
 
@@ -181,7 +184,7 @@ class Require(Operation):
     def renumbered(self, number: Renumber) -> Op:
         return Require(self.dtype, number(self.value), number(self.condition), self.fault)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.require(run.values[self.value], run.values[self.condition], self.fault)
 
 
@@ -200,7 +203,7 @@ class ToDtype(Operation):
     def renumbered(self, number: Renumber) -> Op:
         return ToDtype(self.dtype, number(self.value), self.source)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.to_dtype(run.values[self.value], self.dtype, self.source)
 
 
@@ -219,7 +222,7 @@ class Bitcast(Operation):
     def renumbered(self, number: Renumber) -> Op:
         return Bitcast(self.dtype, number(self.value), self.source)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.bitcast(run.values[self.value], self.dtype, self.source)
 
 
@@ -242,7 +245,7 @@ class Apply(Operation):
     def renumbered(self, number: Renumber) -> Op:
         return Apply(self.dtype, self.op, tuple([number(a) for a in self.args]))
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         values = run.values
         return run.handler.apply(self.op, *[values[a] for a in self.args])
 
@@ -267,7 +270,7 @@ class RandomBits(Operation):
     def renumbered(self, number: Renumber) -> Op:
         return RandomBits(self.dtype, number(self.seed), self.index, self.stream)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.random_bits(run.values[self.seed], run.index(self.index), self.stream)
 
 
@@ -294,11 +297,13 @@ class Reduce(Operation):
         position = None if self.position is None else number(self.position)
         return Reduce(self.dtype, self.kind, self.key, number(self.value), position, self.about)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         value, position = run.values[self.value], run.optional(self.position)
         if self.about is None:
-            return run.handler.reduce(self.kind, self.key, value, position)
-        return run.handler.reduce(self.kind, self.key, value, position, self.about)
+            run.handler.reduce(self.kind, self.key, value, position)
+        else:
+            run.handler.reduce(self.kind, self.key, value, position, self.about)
+        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -308,7 +313,7 @@ class Carried(Operation):
     dtype: torch.dtype
     key: str
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.carried(self.key, self.dtype)
 
 
@@ -329,7 +334,7 @@ class Scan(Operation):
         position = None if self.position is None else number(self.position)
         return Scan(self.dtype, self.kind, number(self.value), position)
 
-    def replay(self, run: Replay[Any]) -> Any:
+    def replay(self, run: Replay[V]) -> Result[V]:
         results = run.handler.scan(self.kind, run.values[self.value], run.optional(self.position))
         return results if len(results) > 1 else results[0]
 
@@ -349,8 +354,8 @@ class Part(Operation):
     def renumbered(self, number: Renumber) -> Op:
         return Part(self.dtype, number(self.whole), self.number)
 
-    def replay(self, run: Replay[Any]) -> Any:
-        return run.values[self.whole][self.number]
+    def replay(self, run: Replay[V]) -> Result[V]:
+        return cast("tuple[V, ...]", run.values[self.whole])[self.number]
 
 
 Op: TypeAlias = (

@@ -6,20 +6,20 @@ A call of an overload runs in the C++ executor; a prim's reference would be call
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
-from torch._ops import OpOverload
+from torch._ops import OpOverload, OpOverloadPacket
 
 from primtorch.prims import Prim
 from torchinductor.lowering.values import TensorValue
 
-Call: TypeAlias = "tuple[OpOverload, tuple[Any, ...], dict[str, Any]]"
+Call: TypeAlias = "tuple[OpOverload, tuple[object, ...], dict[str, object]]"
 
 aten = torch.ops.aten
 
 
-def aten_call(prim: Prim, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call | None:
+def aten_call(prim: Prim, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Call | None:
     """The overload that computes the prim of these arguments, with what it is given; None if there is none."""
     if prim.aten is not None:
         return prim.aten, args, dict(kwargs)
@@ -35,7 +35,7 @@ def _searchsorted(sequence: TensorValue, values: TensorValue, right: bool) -> Ca
     return aten.searchsorted.Tensor, (sequence, values), {"right": right}
 
 
-def _full(shape: Any, value: Any, dtype: torch.dtype, device: torch.device) -> Call | None:
+def _full(shape: object, value: object, dtype: torch.dtype, device: torch.device) -> Call | None:
     if not isinstance(value, (bool, int, float)):
         return None
     return aten.full.default, (shape, value), {"dtype": dtype, "device": device}
@@ -45,8 +45,8 @@ def _unary(overload: OpOverload) -> Callable[[TensorValue], Call]:
     return lambda t: (overload, (t,), {})
 
 
-def _binary(packet: Any) -> Callable[[Any, Any], Call | None]:
-    def call(a: Any, b: Any) -> Call | None:
+def _binary(packet: OpOverloadPacket) -> Callable[[object, object], Call | None]:
+    def call(a: object, b: object) -> Call | None:
         if isinstance(a, TensorValue) and isinstance(b, (TensorValue, int, float)):
             return (packet.Tensor if isinstance(b, TensorValue) else packet.Scalar), (a, b), {}
         return None

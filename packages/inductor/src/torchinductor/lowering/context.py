@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch import fx
@@ -12,6 +12,7 @@ from torch._ops import OpOverload
 
 from primtorch.effects import has_effect
 from primtorch.schemas import UserFrame
+from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
 from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
@@ -44,14 +45,14 @@ class Flat:
 
     op: OpOverload
 
-    def __call__(self, *args: Any, **kwargs: Any) -> list[Any]:
+    def __call__(self, *args: object, **kwargs: object) -> list[object]:
         return list(flattened(self.op(*args, **kwargs)))
 
     def __str__(self) -> str:
         return str(self.op)
 
 
-def flattened(results: Any) -> Iterator[Any]:
+def flattened(results: object) -> Iterator[object]:
     """The leaves of nested results."""
     if isinstance(results, (tuple, list)):
         for part in results:
@@ -65,9 +66,9 @@ class ExternCall:
     """A call of an ATen overload (or of a prim's reference). Arguments may hold `ViewRef`s and `IntExpr`s."""
 
     name: str
-    op: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...]
+    op: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...]
     outputs: tuple[str | None, ...]
     reads: frozenset[str]
     frames: tuple[UserFrame, ...] = ()  # the user's lines behind it
@@ -85,7 +86,7 @@ class ExternCall:
         return "\n".join([*lines, *(f"  {name}={_text(value)}" for name, value in self.kwargs)])
 
 
-def _text(argument: Any) -> str:
+def _text(argument: object) -> str:
     if isinstance(argument, (tuple, list)):
         return f"[{', '.join(map(_text, argument))}]"
     return str(argument)
@@ -240,7 +241,7 @@ class Context:
         dims: Sequence[int],
         kind: ReductionKind,
         dtype: torch.dtype,
-        finish: Callable[[Any, Recorder, Index], Any] | None = None,
+        finish: Callable[[int, Recorder, Index], int] | None = None,
         transform: Load | None = None,
         position: Callable[[Index], IntExpr] | None = None,
     ) -> TensorValue:
@@ -319,19 +320,19 @@ class Context:
 
     def extern(
         self,
-        op: Callable[..., Any],
-        args: Sequence[Any],
-        kwargs: dict[str, Any],
-        results: Sequence[Any],
+        op: Callable[..., object],
+        args: Sequence[object],
+        kwargs: Mapping[str, object],
+        results: Sequence[object],
         layout: OperandLayout = "order",
-    ) -> list[Any]:
+    ) -> list[TensorValue | None]:
         """Calls an op on values in memory that keep this much of eager's layout.
 
         `results` are the metas of its results, one entry each, None for unused.
         """
         reads: set[str] = set()
 
-        def lift(arg: Any) -> Any:
+        def lift(arg: object) -> object:
             if isinstance(arg, TensorValue):
                 ref = self.operand(arg, layout)
                 reads.add(ref.buffer)
@@ -344,7 +345,7 @@ class Context:
         lifted_kwargs = tuple((k, lift(v)) for k, v in kwargs.items())
         outputs: list[TensorValue | None] = []
         for meta in results:
-            if meta is None or not hasattr(meta, "dtype"):
+            if not isinstance(meta, (TensorSpec, torch.Tensor)):
                 outputs.append(None)
                 continue
             buffer = self.new_buffer(exprs(meta.shape), meta.dtype, torch.device(meta.device), exprs(meta.stride()))

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot, is_one
 from torchinductor.lowering.context import Context, dense
-from torchinductor.lowering.values import Lazy, TensorValue
-from torchinductor.ops import OpsHandler, StoreMode
+from torchinductor.lowering.values import Lazy, Ops, Rule, TensorValue
+from torchinductor.ops import StoreMode
 
 
-def _place(ops: OpsHandler[Any], value: Any, size: IntExpr, wraps: bool) -> IntExpr:
+def _place(ops: Ops, value: int, size: IntExpr, wraps: bool) -> IntExpr:
     """A loaded index as an index expression; negative ones count from the end."""
     if wraps:
         negative = ops.apply("lt", value, ops.constant(0, torch.int64))
@@ -50,7 +49,7 @@ class _Advanced:
         self.after = [d for d in kept if d >= self.first]
         self.shape: Index = (*(t[d] for d in self.before), *self.broadcast, *(t[d] for d in self.after))
 
-    def source(self, index: Index, ops: OpsHandler[Any]) -> Index:
+    def source(self, index: Index, ops: Ops) -> Index:
         """The index into t of an element of the result."""
         low, high = len(self.before), len(self.before) + len(self.broadcast)
         result: dict[int, IntExpr] = dict(zip(self.before, index[:low], strict=True))
@@ -79,7 +78,7 @@ def gather(ctx: Context, t: TensorValue, dim: int, index: TensorValue) -> Tensor
         return t
     _readable(ctx, t)
 
-    def load(at: Index, ops: OpsHandler[Any]) -> Any:
+    def load(at: Index, ops: Ops) -> int:
         place = _place(ops, index.load(at, ops), t.shape[dim], False)
         return t.load((*at[:dim], place, *at[dim + 1 :]), ops)
 
@@ -99,7 +98,7 @@ def _scattered(
     shape: Index,
     values: TensorValue,
     mode: StoreMode,
-    source: Callable[[Index, OpsHandler[Any]], Index],
+    source: Callable[[Index, Ops], Index],
 ) -> TensorValue:
     if mode == "add" and t.dtype in (torch.bfloat16, torch.float16):
         # Additions round once, at the end.
@@ -130,7 +129,7 @@ def index_put(
 
 def _scatter_rule(mode: StoreMode) -> Callable[..., TensorValue]:
     def rule(ctx: Context, t: TensorValue, dim: int, index: TensorValue, src: TensorValue) -> TensorValue:
-        def source(at: Index, ops: OpsHandler[Any]) -> Index:
+        def source(at: Index, ops: Ops) -> Index:
             if not t.shape:
                 return ()
             place = _place(ops, index.load(at, ops), t.shape[dim], False)
@@ -141,7 +140,7 @@ def _scatter_rule(mode: StoreMode) -> Callable[..., TensorValue]:
     return rule
 
 
-RULES: Mapping[str, Callable[..., Any]] = {
+RULES: Mapping[str, Rule] = {
     "index": index,
     "gather": gather,
     "index_put": index_put,

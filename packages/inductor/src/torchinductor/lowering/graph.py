@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TypeAlias, TypeGuard, cast
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.node import Argument
 
 from primtorch.effects import is_foreign
 from primtorch.memory import memory_of
 from primtorch.prims import Prim
 from primtorch.schemas import UserFrame
+from primtorch.spec import TensorSpec
 from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, shape_env_of
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
@@ -33,10 +35,10 @@ from torchinductor.lowering.context import (
     refuse,
 )
 from torchinductor.lowering.matmul import PRODUCTS
-from torchinductor.lowering.values import Lazy, Strided, TensorValue
+from torchinductor.lowering.values import Lazy, Rule, Strided, TensorValue
 from torchinductor.schemas import InductorOptions
 
-RULES: Mapping[str, Callable[..., Any]] = {
+RULES: Mapping[str, Rule] = {
     **pointwise.RULES,
     **views.RULES,
     **reductions.RULES,
@@ -49,6 +51,9 @@ OPERANDS: Mapping[str, OperandLayout] = {
 }
 """What of eager's layout the operands of an ATen call keep, by a prim's name or family. Elsewhere the order of the dims
 decides the result's strides (a convolution of channels-last images is channels-last): "order"."""
+
+
+Returned: TypeAlias = ViewRef | IntExpr | FloatExpr | float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +70,7 @@ class Lowered:
     """A graph as buffers and operations in order."""
 
     inputs: tuple[GraphInput, ...]
-    outputs: tuple[ViewRef | IntExpr | FloatExpr | float | None, ...]
+    outputs: tuple[Returned, ...]
     buffers: dict[str, Buffer]
     operations: tuple[Operation, ...]
     constants: dict[str, torch.Tensor]
@@ -80,9 +85,9 @@ def lower_graph(gm: fx.GraphModule, options: InductorOptions, takes: Callable[[T
         LoweringError: a node has no rule.
     """
     ctx = Context(options, takes)
-    values: dict[fx.Node, Any] = {}
+    values: dict[fx.Node, object] = {}
     inputs: list[GraphInput] = []
-    outputs: tuple[Any, ...] = ()
+    outputs: tuple[Returned, ...] = ()
     for node in gm.graph.nodes:
         ctx.node = node
         match node.op:
@@ -119,7 +124,7 @@ def _simplified(definition: Definition, env: ShapeEnv) -> Definition:
     return replace(definition, args=args)
 
 
-def _placeholder(ctx: Context, node: fx.Node, inputs: list[GraphInput]) -> Any:
+def _placeholder(ctx: Context, node: fx.Node, inputs: list[GraphInput]) -> object:
     meta = node.meta["val"]
     if isinstance(meta, torch.SymFloat):
         inputs.append(GraphInput(node.name, None, str(meta)))
@@ -135,8 +140,8 @@ def _placeholder(ctx: Context, node: fx.Node, inputs: list[GraphInput]) -> Any:
     return ctx.strided(buffer)
 
 
-def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Any:
-    value: Any = gm
+def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> object:
+    value: object = gm
     for part in str(node.target).split("."):
         value = getattr(value, part)
     if not isinstance(value, torch.Tensor):
@@ -148,12 +153,12 @@ def _constant(ctx: Context, gm: fx.GraphModule, node: fx.Node) -> Any:
     return ctx.strided(buffer)
 
 
-def _outputs(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> tuple[Any, ...]:
+def _outputs(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> tuple[Returned, ...]:
     """What the graph returns: the graph says which results lie in one memory, and which in an input's. A rule may give
     its operand as it is where the prim makes a new value, and that has to be copied here."""
     returned = node.args[0]
     items = returned if isinstance(returned, (tuple, list)) else (returned,)
-    result: list[Any] = []
+    result: list[Returned] = []
     owners = {
         value.data.buffer: item
         for item, value in values.items()
@@ -169,29 +174,29 @@ def _outputs(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> tupl
                 exact = ctx.copy(exact)
             result.append(ctx.reference(exact))
         else:
-            result.append(as_expr(value) if isinstance(value, torch.SymInt) else value)
+            result.append(as_expr(value) if isinstance(value, torch.SymInt) else cast("Returned", value))
     return tuple(result)
 
 
-def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
+def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> object:
     meta = node.meta.get("val")
     if isinstance(meta, (int, torch.SymInt)) and not isinstance(meta, bool) and not isinstance(node.target, Prim):
         return as_expr(meta)  # size arithmetic: the value is in the meta
     if isinstance(meta, torch.SymFloat):
         return float_expr_of(meta)
-    kwargs: dict[str, Any] = dict(fx.map_arg(node.kwargs, lambda n: values[n]))
-    args: tuple[Any, ...] = tuple(_plain(a) for a in fx.map_arg(node.args, lambda n: values[n]))
+    kwargs = {name: _given(arg, values) for name, arg in node.kwargs.items()}
+    args = tuple(_plain(_given(arg, values)) for arg in node.args)
     if node.target is operator.getitem:
-        return args[0][args[1]]
+        return cast("Sequence[object]", args[0])[cast("int", args[1])]
     if isinstance(node.target, OpOverload):  # a call of itself: it has no rule, or lowering was told to keep it whole
         return _extern(ctx, node.target, args, kwargs, meta, "exact" if is_foreign(node.target) else "order")
     if not isinstance(node.target, Prim):
         raise ctx.fail(f"{node.target} is not a prim")
     prim = node.target
     if prim.name == "local_scalar":
-        return _read_scalar(ctx, args[0], meta)
+        return _read_scalar(ctx, cast("TensorValue", args[0]), meta)
     if prim.name == "device_put":
-        return _device_put(ctx, args[0], meta)
+        return _device_put(ctx, cast("TensorValue", args[0]), cast("TensorSpec", meta))
     rule = RULES.get(prim.name)
     if ctx.options.templates and prim.name in PRODUCTS:
         made = PRODUCTS[prim.name](ctx, *args, **kwargs)
@@ -212,7 +217,13 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, Any]) -> Any:
     return result
 
 
-def _plain(arg: Any) -> Any:
+def _given(arg: Argument, values: Mapping[fx.Node, object]) -> object:
+    """An argument with the values in the nodes' places."""
+    found: object = fx.map_arg(arg, lambda node: cast("Argument", values[node]))
+    return found
+
+
+def _plain(arg: object) -> object:
     """SymInts and SymFloats in arguments as expressions; FX's immutable lists as tuples."""
     if isinstance(arg, torch.SymInt):
         return as_expr(arg)
@@ -223,7 +234,7 @@ def _plain(arg: Any) -> Any:
     return arg
 
 
-def _holds(kind: Callable[[torch.dtype], bool], args: Any, meta: Any) -> bool:
+def _holds(kind: Callable[[torch.dtype], bool], args: object, meta: object) -> bool:
     """Whether an operand or a result is of a kind of dtype."""
     operands = [v.dtype for v in flattened(args) if isinstance(v, TensorValue)]
     return any(map(kind, operands)) or any(kind(m.dtype) for m in flattened(meta) if hasattr(m, "dtype"))
@@ -238,7 +249,7 @@ def _is_float8(dtype: torch.dtype) -> bool:
     return dtype.is_floating_point and dtype.itemsize == 1
 
 
-def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, Any], meta: Any) -> Any:
+def _opaque(ctx: Context, prim: Prim, args: tuple[object, ...], kwargs: dict[str, object], meta: object) -> object:
     """Runs a prim by ATen, or by its reference where no overload computes it."""
     operands = OPERANDS.get(prim.name) or OPERANDS.get(prim.family, "order")
     call = aten_call(prim, args, kwargs)
@@ -250,38 +261,39 @@ def _opaque(ctx: Context, prim: Prim, args: tuple[Any, ...], kwargs: dict[str, A
 
 def _extern(
     ctx: Context,
-    function: Callable[..., Any],
-    args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-    meta: Any,
+    function: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    meta: object,
     operands: OperandLayout = "order",
-) -> Any:
+) -> object:
     single = not _is_list(meta)
     metas = [meta] if single else list(flattened(meta))
-    if isinstance(function, OpOverload) and len(function._schema.returns) > 1 and any(map(_is_list, meta)):
+    nested = _is_list(meta) and any(map(_is_list, meta))
+    if isinstance(function, OpOverload) and len(function._schema.returns) > 1 and nested:
         function = Flat(function)
     results = iter(ctx.extern(function, args, kwargs, metas, operands))
     return _nested(meta, results)
 
 
-def _is_list(meta: Any) -> bool:
+def _is_list(meta: object) -> TypeGuard[Sequence[object]]:
     return isinstance(meta, (tuple, list))
 
 
-def _nested(meta: Any, results: Iterator[Any]) -> Any:
+def _nested(meta: object, results: Iterator[object]) -> object:
     """The results in the shape of what describes them."""
     return tuple(_nested(part, results) for part in meta) if _is_list(meta) else next(results)
 
 
-def _device_put(ctx: Context, value: TensorValue, meta: Any) -> TensorValue:
+def _device_put(ctx: Context, value: TensorValue, meta: TensorSpec) -> TensorValue:
     """A copy to another device. What is computed from no memory is computed where it is wanted."""
     if isinstance(value.data, Lazy) and not value.reads:
         return TensorValue(value.shape, value.dtype, torch.device(meta.device), value.data, value.hint)
-    copied: TensorValue = _extern(ctx, torch.ops.aten._to_copy.default, (value,), {"device": meta.device}, meta)
-    return copied
+    copied = _extern(ctx, torch.ops.aten._to_copy.default, (value,), {"device": meta.device}, meta)
+    return cast("TensorValue", copied)
 
 
-def _read_scalar(ctx: Context, value: TensorValue, meta: Any) -> Any:
+def _read_scalar(ctx: Context, value: TensorValue, meta: object) -> IntExpr:
     if not isinstance(meta, torch.SymInt):
         raise ctx.fail("a data-dependent number that is not an integer")
     symbol = as_expr(meta)
@@ -289,9 +301,9 @@ def _read_scalar(ctx: Context, value: TensorValue, meta: Any) -> Any:
     return symbol
 
 
-def _hint(result: Any, meta: Any) -> None:
+def _hint(result: object, meta: object) -> None:
     """Tells values the strides that eager would give them."""
-    if isinstance(result, tuple):
+    if isinstance(result, tuple) and _is_list(meta):
         for part, part_meta in zip(result, meta, strict=True):
             _hint(part, part_meta)
     elif isinstance(result, TensorValue) and hasattr(meta, "stride"):
@@ -309,7 +321,7 @@ def _large_reads(ctx: Context, value: TensorValue) -> int:
     return sum(1 for size in sizes if whole is None or size is None or size * 8 > whole)
 
 
-def _realize_shared(ctx: Context, node: fx.Node, result: Any) -> None:
+def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:
     """Stores what several nodes read and what has grown large; the rest is computed where it is read."""
     parts = result if isinstance(result, tuple) else (result,)
     for part in parts:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 from torchinductor.indexing import ZERO, Index, dot, is_one
 from torchinductor.ir import Kernel, Recorder, Stage, Template, space, space_index
@@ -73,8 +72,10 @@ def _broadcast(value: TensorValue, index: Index) -> Index:
     return tuple(ZERO if is_one(size) else i for size, i in zip(value.shape, own, strict=True))
 
 
-def _added(ctx: Context, bias: TensorValue, a: TensorValue, b: TensorValue, **scales: Any) -> TensorValue | None:
-    return _product(ctx, a, b, bias, **scales)
+def _added(
+    ctx: Context, bias: TensorValue, a: TensorValue, b: TensorValue, *, beta: object = 1, alpha: object = 1
+) -> TensorValue | None:
+    return _product(ctx, a, b, bias, beta, alpha)
 
 
 PRODUCTS: Mapping[str, Callable[..., TensorValue | None]] = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import torch
 
@@ -13,13 +12,13 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import Index, as_expr, contiguous_strides, dot, exprs, variable
 from torchinductor.ir import REDUCED_PRECISION, compute_dtype
 from torchinductor.lowering.context import Context, SeedCall
-from torchinductor.lowering.values import TensorValue
-from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler
+from torchinductor.lowering.values import Load, Ops, Size, Sizes, TensorValue
+from torchinductor.ops import ELEMENTWISE, Fault
 
 Number = bool | int | float | IntExpr | FloatExpr
 
 
-def _operand(arg: TensorValue | Number, dtype: torch.dtype) -> Callable[[Index, OpsHandler[Any]], Any]:
+def _operand(arg: TensorValue | Number, dtype: torch.dtype) -> Load:
     if isinstance(arg, TensorValue):
         return arg.load
     if isinstance(arg, IntExpr):
@@ -29,7 +28,7 @@ def _operand(arg: TensorValue | Number, dtype: torch.dtype) -> Callable[[Index, 
     return lambda index, ops: ops.constant(arg, dtype)
 
 
-def _run_time_float(number: FloatExpr, dtype: torch.dtype, ops: OpsHandler[Any]) -> Any:
+def _run_time_float(number: FloatExpr, dtype: torch.dtype, ops: Ops) -> int:
     """A float that the kernel is given: its 64 bits are one of the kernel's symbols."""
     if number.value is not None:
         return ops.constant(number.value, dtype)
@@ -49,7 +48,7 @@ def elementwise(name: str) -> Callable[..., TensorValue]:
         dtype = torch.bool if info.result == "bool" else first.dtype
         rounds = ctx.options.round_like_eager and dtype in REDUCED_PRECISION
 
-        def load(index: Index, ops: OpsHandler[Any]) -> Any:
+        def load(index: Index, ops: Ops) -> int:
             value = ops.apply(name, *[f(index, ops) for f in loads])
             return ops.to_dtype(value, dtype, torch.float32) if rounds else value
 
@@ -70,7 +69,7 @@ def whole_division(name: str) -> Callable[..., TensorValue]:
             return plain(ctx, a, b)
         divisor = _operand(b, dtype)
 
-        def load(index: Index, ops: OpsHandler[Any]) -> Any:
+        def load(index: Index, ops: Ops) -> int:
             value = divisor(index, ops)
             return ops.require(value, ops.apply("ne", value, ops.constant(0, dtype)), Fault.DIVISION)
 
@@ -89,7 +88,7 @@ def convert_element_type(ctx: Context, t: TensorValue, dtype: torch.dtype, round
     fused = not (rounded or ctx.options.round_like_eager)
     keeps = dtype in REDUCED_PRECISION and t.dtype == torch.float32 and fused
 
-    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+    def load(index: Index, ops: Ops) -> int:
         value = t.load(index, ops)
         return value if keeps else ops.to_dtype(value, dtype, t.dtype)
 
@@ -102,37 +101,37 @@ def bitcast(ctx: Context, t: TensorValue, dtype: torch.dtype) -> TensorValue:
     )
 
 
-def full(ctx: Context, shape: Any, value: Number, dtype: torch.dtype, device: Any) -> TensorValue:
+def full(ctx: Context, shape: Sizes, value: Number, dtype: torch.dtype, device: torch.device) -> TensorValue:
     load = _operand(value, dtype)
     return ctx.lazy(exprs(shape), dtype, torch.device(device), load, cost=0)
 
 
-def iota(ctx: Context, length: Any, start: Any, step: Any, dtype: torch.dtype, device: Any) -> TensorValue:
+def iota(ctx: Context, length: Size, start: Size, step: Size, dtype: torch.dtype, device: torch.device) -> TensorValue:
     first, by = as_expr(start), as_expr(step)
 
-    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+    def load(index: Index, ops: Ops) -> int:
         return ops.index_expr(first + index[0] * by, dtype)
 
     return ctx.lazy((as_expr(length),), dtype, torch.device(device), load, cost=0)
 
 
-def empty_strided(ctx: Context, shape: Any, strides: Any, dtype: torch.dtype, device: Any) -> TensorValue:
+def empty_strided(ctx: Context, shape: Sizes, strides: Sizes, dtype: torch.dtype, device: torch.device) -> TensorValue:
     return ctx.strided(ctx.new_buffer(exprs(shape), dtype, torch.device(device), exprs(strides)))
 
 
-def random_seed(ctx: Context, device: Any) -> TensorValue:
+def random_seed(ctx: Context, device: torch.device) -> TensorValue:
     buffer = ctx.new_buffer((), torch.int64, torch.device(device))
     ctx.operations.append(SeedCall(ctx.new_name("seed"), buffer.name, buffer.device))
     return ctx.strided(buffer)
 
 
-def _bits(seed: TensorValue, shape: Index, stream: int, width: int) -> Callable[[Index, OpsHandler[Any]], Any]:
+def _bits(seed: TensorValue, shape: Index, stream: int, width: int) -> Load:
     strides = contiguous_strides(shape)
 
-    def narrow(index: Index, ops: OpsHandler[Any]) -> Any:
+    def narrow(index: Index, ops: Ops) -> int:
         return ops.random_bits(seed.load((), ops), ops.simplify(dot(index, strides)), stream)
 
-    def wide(index: Index, ops: OpsHandler[Any]) -> Any:
+    def wide(index: Index, ops: Ops) -> int:
         first = dot(index, strides) * as_expr(2)
         low, high = (ops.random_bits(seed.load((), ops), ops.simplify(first + as_expr(k)), stream) for k in (0, 1))
         return ops.apply("bitwise_or", ops.apply("shift_left", high, ops.constant(32, torch.int64)), low)
@@ -140,18 +139,18 @@ def _bits(seed: TensorValue, shape: Index, stream: int, width: int) -> Callable[
     return wide if width == 64 else narrow
 
 
-def random_bits(ctx: Context, seed: TensorValue, shape: Any, stream: int = 0, width: int = 32) -> TensorValue:
+def random_bits(ctx: Context, seed: TensorValue, shape: Sizes, stream: int = 0, width: int = 32) -> TensorValue:
     sizes = exprs(shape)
     return ctx.lazy(sizes, torch.int64, seed.device, _bits(seed, sizes, stream, width), of=[seed], cost=20, heavy=True)
 
 
 def random_uniform(
-    ctx: Context, seed: TensorValue, shape: Any, stream: int = 0, dtype: torch.dtype = torch.float32
+    ctx: Context, seed: TensorValue, shape: Sizes, stream: int = 0, dtype: torch.dtype = torch.float32
 ) -> TensorValue:
     sizes, kept, width = exprs(shape), philox.digits(dtype), 64 if dtype is torch.float64 else 32
     bits = _bits(seed, sizes, stream, width)
 
-    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+    def load(index: Index, ops: Ops) -> int:
         high = ops.apply("shift_right", bits(index, ops), ops.constant(width - kept, torch.int64))
         if width == 64:  # the shift keeps the sign
             high = ops.apply("bitwise_and", high, ops.constant(2**kept - 1, torch.int64))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import cast
 
 import torch
 
 from torchinductor.indexing import ONE, Index, contiguous_strides, dot, number, product
 from torchinductor.ir import Recorder, Stage, space, space_index
 from torchinductor.lowering.context import Context
-from torchinductor.lowering.values import TensorValue
+from torchinductor.lowering.values import Ops, Rule, TensorValue
 from torchinductor.lowering.views import reshape, squeeze
-from torchinductor.ops import OpsHandler, ReductionKind, ScanKind
+from torchinductor.ops import ReductionKind, ScanKind
 
 
 def _kept(ctx: Context, value: TensorValue, dims: Sequence[int], keepdim: bool) -> TensorValue:
@@ -62,10 +62,10 @@ def var_mean(
     count = product(t.shape[d] for d in dims)
     compute = torch.float64 if t.dtype == torch.float64 else torch.float32
 
-    def divided(value: Any, ops: OpsHandler[Any], by: float) -> Any:
+    def divided(value: int, ops: Ops, by: float) -> int:
         known = count.as_int()
         if known is not None:
-            below: Any = ops.constant(max(known - by, 0.0), compute)
+            below = ops.constant(max(known - by, 0.0), compute)
         else:
             below = ops.apply("sub", ops.index_expr(count, compute), ops.constant(by, compute))
             below = ops.apply("maximum", below, ops.constant(0.0, compute))
@@ -73,7 +73,7 @@ def var_mean(
 
     if _trivial(t, dims):
 
-        def zero_spread(index: Index, ops: OpsHandler[Any]) -> Any:
+        def zero_spread(index: Index, ops: Ops) -> int:
             value = t.load(index, ops)
             return divided(ops.apply("sub", value, value), ops, correction)
 
@@ -84,7 +84,7 @@ def var_mean(
     # The mean is kept in the type it is computed in: the second pass needs its digits.
     mean = ctx.reduction(t, dims, "sum", compute, lambda value, ops, index: divided(value, ops, 0.0))
 
-    def deviation(index: Index, ops: OpsHandler[Any]) -> Any:
+    def deviation(index: Index, ops: Ops) -> int:
         zero = number(0)
         centre = mean.load(tuple(zero if d in dims else i for d, i in enumerate(index)), ops)
         rest = ops.apply("sub", t.load(index, ops), centre)
@@ -124,7 +124,7 @@ def scan(kind: ScanKind) -> Callable[..., TensorValue | tuple[TensorValue, Tenso
     return rule
 
 
-RULES: Mapping[str, Callable[..., Any]] = {
+RULES: Mapping[str, Rule] = {
     "sum": reduction("sum"),
     "prod": reduction("prod"),
     "amax": reduction("amax"),

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -12,7 +12,11 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot
 from torchinductor.ops import Fault, OpsHandler, StoreMode
 
-Load: TypeAlias = Callable[[Index, OpsHandler[Any]], Any]
+Ops: TypeAlias = OpsHandler[int]
+"""What a rule computes with: it records, so that a value is a position in a body."""
+Load: TypeAlias = Callable[[Index, Ops], int]
+Size: TypeAlias = int | IntExpr
+Sizes: TypeAlias = Sequence[Size]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ class TensorValue:
     def heavy(self) -> bool:
         return isinstance(self.data, Lazy) and self.data.heavy
 
-    def load(self, index: Index, ops: OpsHandler[Any]) -> Any:
+    def load(self, index: Index, ops: Ops) -> int:
         """The element at an index."""
         data = self.data
         if isinstance(data, Strided):
@@ -66,45 +70,49 @@ class TensorValue:
         return data.load(index, ops)
 
 
-class Masked(OpsHandler[Any]):
+class Masked(OpsHandler[int]):
     """Passes everything on, with loads made only where `mask` holds."""
 
-    def __init__(self, ops: OpsHandler[Any], mask: Any) -> None:
+    def __init__(self, ops: Ops, mask: int) -> None:
         self.ops, self.mask = ops, mask
 
-    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: Any = None) -> Any:
+    def load(self, buffer: str, index: IntExpr, dtype: torch.dtype, mask: int | None = None) -> int:
         both = self.mask if mask is None else self.ops.apply("bitwise_and", self.mask, mask)
         return self.ops.load(buffer, index, dtype, both)
 
-    def store(self, buffer: str, index: IntExpr, value: Any, mode: StoreMode = "set", mask: Any = None) -> None:
+    def store(self, buffer: str, index: IntExpr, value: int, mode: StoreMode = "set", mask: int | None = None) -> None:
         both = self.mask if mask is None else self.ops.apply("bitwise_and", self.mask, mask)
         self.ops.store(buffer, index, value, mode, both)
 
-    def constant(self, value: bool | int | float, dtype: torch.dtype) -> Any:
+    def constant(self, value: bool | int | float, dtype: torch.dtype) -> int:
         return self.ops.constant(value, dtype)
 
-    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> Any:
+    def index_expr(self, expr: IntExpr, dtype: torch.dtype) -> int:
         return self.ops.index_expr(expr, dtype)
 
-    def indirect(self, value: Any, size: IntExpr) -> IntExpr:
+    def indirect(self, value: int, size: IntExpr) -> IntExpr:
         return self.ops.indirect(value, size)
 
-    def require(self, value: Any, condition: Any, fault: Fault) -> Any:
+    def require(self, value: int, condition: int, fault: Fault) -> int:
         """Outside the mask nothing is read, and nothing is required."""
         outside = self.ops.apply("logical_not", self.mask)
         return self.ops.require(value, self.ops.apply("bitwise_or", condition, outside), fault)
 
-    def to_dtype(self, value: Any, dtype: torch.dtype, source: torch.dtype) -> Any:
+    def to_dtype(self, value: int, dtype: torch.dtype, source: torch.dtype) -> int:
         return self.ops.to_dtype(value, dtype, source)
 
-    def bitcast(self, value: Any, dtype: torch.dtype, source: torch.dtype) -> Any:
+    def bitcast(self, value: int, dtype: torch.dtype, source: torch.dtype) -> int:
         return self.ops.bitcast(value, dtype, source)
 
-    def apply(self, op: str, *args: Any) -> Any:
+    def apply(self, op: str, *args: int) -> int:
         return self.ops.apply(op, *args)
 
-    def random_bits(self, seed: Any, index: IntExpr, stream: int) -> Any:
+    def random_bits(self, seed: int, index: IntExpr, stream: int) -> int:
         return self.ops.random_bits(seed, index, stream)
 
     def simplify(self, expr: IntExpr) -> IntExpr:
         return self.ops.simplify(expr)
+
+
+Rule: TypeAlias = Callable[..., TensorValue | tuple[TensorValue, ...]]
+"""A prim's rule: takes the lowering's context and the prim's arguments, sizes as integers or expressions."""

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ONE, ZERO, Index, as_expr, broadcast_strides, exprs, is_one, reshape_index
 from torchinductor.lowering.context import Context
-from torchinductor.lowering.values import Lazy, Masked, Strided, TensorValue
-from torchinductor.ops import OpsHandler
+from torchinductor.lowering.values import Lazy, Masked, Ops, Size, Sizes, Strided, TensorValue
 
 IndexMap = Callable[[Index], Index]
 
 
-def _view(
-    ctx: Context, t: TensorValue, shape: Index, index_map: Callable[[Index, OpsHandler[Any]], Index]
-) -> TensorValue:
+def _view(ctx: Context, t: TensorValue, shape: Index, index_map: Callable[[Index, Ops], Index]) -> TensorValue:
     """A view that is not (or not surely) a strided one of memory."""
     return ctx.lazy(shape, t.dtype, t.device, lambda index, ops: t.load(index_map(index, ops), ops), of=[t], cost=0)
 
@@ -28,7 +24,7 @@ def _strided(t: TensorValue, shape: Index, strides: Index, offset: IntExpr) -> T
     return TensorValue(shape, t.dtype, t.device, Strided(t.data.buffer, strides, offset))
 
 
-def expand(ctx: Context, t: TensorValue, shape: Any) -> TensorValue:
+def expand(ctx: Context, t: TensorValue, shape: Sizes) -> TensorValue:
     sizes = exprs(shape)
     lead = len(sizes) - len(t.shape)
     grown = [is_one(a) and not is_one(b) for a, b in zip(t.shape, sizes[lead:], strict=True)]
@@ -39,7 +35,7 @@ def expand(ctx: Context, t: TensorValue, shape: Any) -> TensorValue:
         kept = tuple(ZERO if g else s for g, s in zip(grown, t.data.strides, strict=True))
         return _strided(t, sizes, (ZERO,) * lead + kept, t.data.offset)
 
-    def index_map(index: Index, ops: OpsHandler[Any]) -> Index:
+    def index_map(index: Index, ops: Ops) -> Index:
         return tuple(ZERO if g else i for g, i in zip(grown, index[lead:], strict=True))
 
     return _view(ctx, t, sizes, index_map)
@@ -53,7 +49,7 @@ def permute(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
     return _view(ctx, t, shape, lambda index, ops: tuple(index[i] for i in inverse))
 
 
-def reshape(ctx: Context, t: TensorValue, shape: Any) -> TensorValue:
+def reshape(ctx: Context, t: TensorValue, shape: Sizes) -> TensorValue:
     sizes, old = exprs(shape), t.shape
     if isinstance(t.data, Strided):
         strides = broadcast_strides(old, t.data.strides, sizes)
@@ -64,7 +60,7 @@ def reshape(ctx: Context, t: TensorValue, shape: Any) -> TensorValue:
     return _view(ctx, t, sizes, lambda index, ops: reshape_index(index, old, sizes, _ranges(ops)))
 
 
-def _ranges(ops: OpsHandler[Any]) -> Mapping[str, IntExpr]:
+def _ranges(ops: Ops) -> Mapping[str, IntExpr]:
     while isinstance(ops, Masked):
         ops = ops.ops
     return getattr(ops, "ranges", {})
@@ -76,7 +72,7 @@ def squeeze(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
     if isinstance(t.data, Strided):
         return _strided(t, shape, tuple(t.data.strides[d] for d in keep), t.data.offset)
 
-    def index_map(index: Index, ops: OpsHandler[Any]) -> Index:
+    def index_map(index: Index, ops: Ops) -> Index:
         rest = iter(index)
         return tuple(ZERO if d in dims else next(rest) for d in range(len(t.shape)))
 
@@ -107,7 +103,7 @@ def _unsqueezed_strides(t: TensorValue, shape: Index, source: Sequence[int | Non
     return tuple(result)
 
 
-def slice_(ctx: Context, t: TensorValue, dim: int, start: Any, stop: Any, step: Any) -> TensorValue:
+def slice_(ctx: Context, t: TensorValue, dim: int, start: Size, stop: Size, step: Size) -> TensorValue:
     low, high, by = as_expr(start), as_expr(stop), as_expr(step)
     length = high - low if is_one(by) else (high - low + by - ONE) // by
     shape = (*t.shape[:dim], length, *t.shape[dim + 1 :])
@@ -126,7 +122,7 @@ def flip(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
     )
 
 
-def roll(ctx: Context, t: TensorValue, shifts: Any, dims: Sequence[int]) -> TensorValue:
+def roll(ctx: Context, t: TensorValue, shifts: Sizes, dims: Sequence[int]) -> TensorValue:
     if not dims:
         flat = roll(ctx, reshape(ctx, t, (_numel(t.shape),)), shifts, (0,))
         return reshape(ctx, flat, t.shape)
@@ -134,7 +130,7 @@ def roll(ctx: Context, t: TensorValue, shifts: Any, dims: Sequence[int]) -> Tens
     for shift, dim in zip(shifts, dims, strict=True):
         by[dim] = by.get(dim, ZERO) + as_expr(shift)
 
-    def index_map(index: Index, ops: OpsHandler[Any]) -> Index:
+    def index_map(index: Index, ops: Ops) -> Index:
         return tuple(ops.simplify((i - by[d]) % t.shape[d]) if d in by else i for d, i in enumerate(index))
 
     return t if any(s.as_int() == 0 for s in t.shape) else _view(ctx, t, t.shape, index_map)
@@ -158,7 +154,7 @@ def diagonal(ctx: Context, t: TensorValue, offset: int, dim1: int, dim2: int) ->
         start = t.data.offset + down * strides[dim1] + right * strides[dim2]
         return _strided(t, shape, (*(strides[d] for d in keep), strides[dim1] + strides[dim2]), start)
 
-    def index_map(index: Index, ops: OpsHandler[Any]) -> Index:
+    def index_map(index: Index, ops: Ops) -> Index:
         result = dict(zip(keep, index, strict=False))
         result[dim1], result[dim2] = index[-1] + down, index[-1] + right
         return tuple(result[d] for d in range(len(t.shape)))
@@ -166,7 +162,7 @@ def diagonal(ctx: Context, t: TensorValue, offset: int, dim1: int, dim2: int) ->
     return _view(ctx, t, shape, index_map)
 
 
-def unfold(ctx: Context, t: TensorValue, dim: int, size: Any, step: Any) -> TensorValue:
+def unfold(ctx: Context, t: TensorValue, dim: int, size: Size, step: Size) -> TensorValue:
     width, by = as_expr(size), as_expr(step)
     if not t.shape:
         return _view(ctx, t, (width,), lambda index, ops: ())
@@ -185,14 +181,14 @@ def _laid_out(ctx: Context, t: TensorValue) -> tuple[TensorValue, IntExpr]:
     return ctx.realize_exactly(t, exprs(meta.stride())), as_expr(meta.storage_offset())
 
 
-def as_strided(ctx: Context, t: TensorValue, shape: Any, strides: Any, offset: Any) -> TensorValue:
+def as_strided(ctx: Context, t: TensorValue, shape: Sizes, strides: Sizes, offset: Size) -> TensorValue:
     base, start = _laid_out(ctx, t)
     assert isinstance(base.data, Strided)
     return _strided(base, exprs(shape), exprs(strides), base.data.offset + as_expr(offset) - start)
 
 
 def as_strided_scatter(
-    ctx: Context, t: TensorValue, src: TensorValue, shape: Any, strides: Any, offset: Any
+    ctx: Context, t: TensorValue, src: TensorValue, shape: Sizes, strides: Sizes, offset: Size
 ) -> TensorValue:
     assert ctx.node is not None
     meta = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
@@ -202,7 +198,7 @@ def as_strided_scatter(
     return ctx.strided(buffer)
 
 
-def copy_strided(ctx: Context, t: TensorValue, strides: Any) -> TensorValue:
+def copy_strided(ctx: Context, t: TensorValue, strides: Sizes) -> TensorValue:
     wanted = exprs(strides)
     value = ctx.lazy(t.shape, t.dtype, t.device, t.load, of=[t], cost=0)
     empty = any(n.as_int() == 0 for n in t.shape)
@@ -212,10 +208,10 @@ def copy_strided(ctx: Context, t: TensorValue, strides: Any) -> TensorValue:
     return value
 
 
-def _in_range(ops: OpsHandler[Any], position: IntExpr, low: IntExpr | None, high: IntExpr | None) -> Any:
+def _in_range(ops: Ops, position: IntExpr, low: IntExpr | None, high: IntExpr | None) -> int | None:
     """Whether low <= position < high, as a value; None when nothing is asked."""
     value = ops.index_expr(position, torch.int64)
-    mask = None
+    mask: int | None = None
     if low is not None:
         mask = ops.apply("ge", value, ops.index_expr(low, torch.int64))
     if high is not None:
@@ -224,7 +220,7 @@ def _in_range(ops: OpsHandler[Any], position: IntExpr, low: IntExpr | None, high
     return mask
 
 
-def masked(value: TensorValue, index: Index, ops: OpsHandler[Any], mask: Any, other: Any) -> Any:
+def masked(value: TensorValue, index: Index, ops: Ops, mask: int, other: int) -> int:
     """The element where `mask` holds, else `other`; no memory is touched where it does not."""
     return ops.apply("where", mask, value.load(index, Masked(ops, mask)), other)
 
@@ -244,18 +240,20 @@ def cat(ctx: Context, tensors: Sequence[TensorValue], dim: int) -> TensorValue:
     if len(parts) > 4:
         return _cat_in_memory(ctx, parts, starts, dim, shape)
 
-    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+    def load(index: Index, ops: Ops) -> int:
         def at(part: int) -> Index:
             return (*index[:dim], index[dim] - starts[part], *index[dim + 1 :])
 
         last = len(parts) - 1
-        result = None
+        result: int | None = None
         for part in range(last, -1, -1):
             mask = _in_range(ops, index[dim], starts[part] if part else None, starts[part + 1] if part < last else None)
+            assert mask is not None
             if result is None:
                 result = parts[part].load(at(part), Masked(ops, mask))
             else:
                 result = masked(parts[part], at(part), ops, mask, result)
+        assert result is not None
         return result
 
     return ctx.lazy(shape, first.dtype, first.device, load, of=parts, cost=2 * len(parts))
@@ -270,7 +268,7 @@ def _cat_in_memory(
     return ctx.strided(buffer)
 
 
-def pad(ctx: Context, t: TensorValue, low: Any, high: Any, value: Any) -> TensorValue:
+def pad(ctx: Context, t: TensorValue, low: Sizes, high: Sizes, value: bool | int | float) -> TensorValue:
     lows, highs = exprs(low), exprs(high)
     shape = tuple(s + a + b for s, a, b in zip(t.shape, lows, highs, strict=True))
 
@@ -278,9 +276,9 @@ def pad(ctx: Context, t: TensorValue, low: Any, high: Any, value: Any) -> Tensor
         known = amount.as_int()
         return known is None or known > 0
 
-    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+    def load(index: Index, ops: Ops) -> int:
         inside = tuple(i - a for i, a in zip(index, lows, strict=True))
-        mask = None
+        mask: int | None = None
         for d, i in enumerate(inside):
             part = _in_range(ops, i, ZERO if positive(lows[d]) else None, t.shape[d] if positive(highs[d]) else None)
             mask = part if mask is None else mask if part is None else ops.apply("bitwise_and", mask, part)
@@ -292,18 +290,19 @@ def pad(ctx: Context, t: TensorValue, low: Any, high: Any, value: Any) -> Tensor
 
 
 def slice_scatter(
-    ctx: Context, t: TensorValue, src: TensorValue, dim: int, start: Any, stop: Any, step: Any
+    ctx: Context, t: TensorValue, src: TensorValue, dim: int, start: Size, stop: Size, step: Size
 ) -> TensorValue:
     low, high, by = as_expr(start), as_expr(stop), as_expr(step)
     if low == ZERO and high == t.shape[dim] and is_one(by):
         return src
 
-    def load(index: Index, ops: OpsHandler[Any]) -> Any:
+    def load(index: Index, ops: Ops) -> int:
         shifted = index[dim] - low
         mask = _in_range(ops, index[dim], None if low == ZERO else low, None if high == t.shape[dim] else high)
         if not is_one(by):
             hit = ops.apply("eq", ops.index_expr(shifted % by, torch.int64), ops.constant(0, torch.int64))
             mask = hit if mask is None else ops.apply("bitwise_and", mask, hit)
+        assert mask is not None
         inside = (*index[:dim], shifted // by, *index[dim + 1 :])
         return masked(src, inside, ops, mask, t.load(index, ops))
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import product as cartesian
-from typing import Any
 
 import torch
 
@@ -12,9 +11,8 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ONE, ZERO, Index, as_expr, contiguous_strides, dot, exprs, number
 from torchinductor.lowering.context import Context
 from torchinductor.lowering.reductions import reduction
-from torchinductor.lowering.values import Masked, TensorValue
+from torchinductor.lowering.values import Masked, Ops, Rule, Sizes, TensorValue
 from torchinductor.lowering.views import masked
-from torchinductor.ops import OpsHandler
 
 # Windows of at most this many elements are unrolled.
 _UNROLL = 32
@@ -23,7 +21,9 @@ _UNROLL = 32
 class _Windows:
     """Geometry of pooling: which input elements belong to an output element."""
 
-    def __init__(self, t: TensorValue, kernel: Any, stride: Any, padding: Any, dilation: Any, shape: Index) -> None:
+    def __init__(
+        self, t: TensorValue, kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, shape: Index
+    ) -> None:
         self.sizes = t.shape[2:]
         self.kernel = tuple(int(k) for k in kernel)
         self.stride, self.padding, self.dilation = exprs(stride), exprs(padding), exprs(dilation)
@@ -46,11 +46,11 @@ class _Windows:
             for o, k, s, d, p in zip(out, place, self.stride, self.dilation, self.padding, strict=True)
         )
 
-    def inside(self, ops: OpsHandler[Any], spatial: Index, place: Sequence[int] | None) -> Any:
+    def inside(self, ops: Ops, spatial: Index, place: Sequence[int] | None) -> int | None:
         """Whether the input index lies inside; None when it surely does."""
-        mask = None
+        mask: int | None = None
 
-        def both(part: Any) -> Any:
+        def both(part: int) -> int:
             return part if mask is None else ops.apply("bitwise_and", mask, part)
 
         for d, position in enumerate(spatial):
@@ -79,7 +79,7 @@ def _result_shape(ctx: Context) -> Index:
 
 
 def max_pool(
-    ctx: Context, t: TensorValue, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    ctx: Context, t: TensorValue, kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool
 ) -> tuple[TensorValue, TensorValue]:
     shape = _result_shape(ctx)
     windows = _Windows(t, kernel, stride, padding, dilation, shape)
@@ -87,8 +87,8 @@ def max_pool(
         ctx.realize(t)
     flat = contiguous_strides(t.shape[2:])
 
-    def best(index: Index, ops: OpsHandler[Any]) -> tuple[Any, Any]:
-        value = place = None
+    def best(index: Index, ops: Ops) -> tuple[int, int]:
+        value = place = -1
         for offset in windows.places():
             spatial = windows.at(index[2:], exprs(offset))
             mask = windows.inside(ops, spatial, offset)
@@ -96,7 +96,7 @@ def max_pool(
             at = (*index[:2], *spatial)
             found = t.load(at, ops) if mask is None else masked(t, at, ops, mask, lowest)
             here = ops.index_expr(dot(spatial, flat), torch.int64)
-            if value is None:
+            if value < 0:
                 value, place = found, here
                 if mask is not None:
                     # The first window element may lie in the padding: take the first element inside instead.
@@ -123,9 +123,9 @@ def _first_inside(position: IntExpr, step: IntExpr) -> IntExpr:
 def avg_pool(
     ctx: Context,
     t: TensorValue,
-    kernel: Any,
-    stride: Any,
-    padding: Any,
+    kernel: Sequence[int],
+    stride: Sizes,
+    padding: Sizes,
     ceil_mode: bool,
     count_include_pad: bool,
     divisor: int | None,
@@ -137,7 +137,7 @@ def avg_pool(
         ctx.realize(t)
     compute = torch.float32 if t.dtype in (torch.bfloat16, torch.float16) else t.dtype
 
-    def count(index: Index, ops: OpsHandler[Any]) -> Any:
+    def count(index: Index, ops: Ops) -> int:
         """Elements that the sum is divided by."""
         if divisor is not None:
             return ops.constant(divisor, compute)
@@ -149,7 +149,7 @@ def avg_pool(
             total = total * (stop - (start if count_include_pad else start.maximum(ZERO)))
         return ops.index_expr(total, compute)
 
-    def element(index: Index, place: Index, known: Sequence[int] | None, ops: OpsHandler[Any]) -> Any:
+    def element(index: Index, place: Index, known: Sequence[int] | None, ops: Ops) -> int:
         spatial = windows.at(index[2:], place)
         mask = windows.inside(ops, spatial, known)
         at = (*index[:2], *spatial)
@@ -163,11 +163,12 @@ def avg_pool(
 
     if windows.count <= _UNROLL:
 
-        def unrolled(index: Index, ops: OpsHandler[Any]) -> Any:
-            total = None
+        def unrolled(index: Index, ops: Ops) -> int:
+            total: int | None = None
             for offset in windows.places():
                 part = element(index, exprs(offset), offset, ops)
                 total = part if total is None else ops.apply("add", total, part)
+            assert total is not None
             return ops.apply("div" if compute.is_floating_point else "trunc_div", total, count(index, ops))
 
         return ctx.lazy(shape, t.dtype, t.device, unrolled, of=[t], cost=2 * windows.count)
@@ -182,4 +183,4 @@ def avg_pool(
     )
 
 
-RULES: Mapping[str, Callable[..., Any]] = {"max_pool": max_pool, "avg_pool": avg_pool}
+RULES: Mapping[str, Rule] = {"max_pool": max_pool, "avg_pool": avg_pool}

@@ -101,7 +101,6 @@ class _MatmulWriter(Writer):
         handler.dims[position] = frozenset({"r"})
         self.bound("r", position, depth.size, self.layout.r_block)
         value = operand.prologue.replay(handler, {intern_symbol(depth.name): variable(position)})[operand.value]
-        assert value is not None
         text = value.name
         if "r" in handler.masks and not all(isinstance(op, (Load, ToDtype)) for op in operand.prologue.ops):
             text = f"tl.where({handler.masks['r']}, {text}, 0)"  # what is made of a masked load need not be zero
