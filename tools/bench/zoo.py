@@ -50,7 +50,7 @@ TINY_BY_CLASS: dict[str, dict[str, Any]] = {
 # Image models whose windows or grids do not divide every side: the smallest one that they take.
 SMALLEST_SIDE: dict[str, int] = {
     "swin_base_patch4_window7_224": 224, "nest_base_jx": 224, "eca_botnext26ts_256": 128, "sebotnet33ts_256": 128,
-    "mobilevit_s": 128, "twins_pcpvt_base": 128,
+    "adv_inception_v3": 75, "mobilevit_s": 128, "twins_pcpvt_base": 128,
 }  # fmt: skip
 
 

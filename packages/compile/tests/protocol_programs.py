@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 WIDTH, BATCH = 8, 4
+SIDE = 64  # of an image, in pixels; larger where the model takes none so small
 BENCH = Path(__file__).parents[3] / "tools" / "bench"
 
 
@@ -30,13 +31,13 @@ class Program:
     batch: Callable[[int], tuple[tuple[Any, ...], dict[str, Any]]]
 
 
-def build(name: str) -> Program:
+def build(name: str, side: int = SIDE) -> Program:
     """The program of this name, its parameters the same each time."""
     suite, _, rest = name.partition("/")
     torch.manual_seed(0)
     if suite == "net":
         return _net(name, int(rest))
-    return _public(name, suite, rest)
+    return _public(name, suite, rest, side)
 
 
 def public_names() -> list[str]:
@@ -49,11 +50,11 @@ def public_names() -> list[str]:
     return sorted(names, key=lambda name: name not in slowest)
 
 
-def _public(name: str, suite: str, model: str) -> Program:
+def _public(name: str, suite: str, model: str, side: int) -> Program:
     sys.path.insert(0, str(BENCH))
     import zoo
 
-    module, args, kwargs = zoo.build(suite, model, train=True, batch=2, side=64, length=16)
+    module, args, kwargs = zoo.build(suite, model, train=True, batch=2, side=side, length=16)
 
     def double(value: Any, step: int) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():

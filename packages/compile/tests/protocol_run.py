@@ -2,6 +2,7 @@
 
     python packages/compile/tests/protocol_run.py --jobs 16 --out rows.jsonl            all models and 300 random nets
     python packages/compile/tests/protocol_run.py --programs net/7 tv/resnet18 --protocols scaled
+    python packages/compile/tests/protocol_run.py --nets 0 --side 32                    smaller images
     python packages/compile/tests/protocol_run.py --nets 50 --models 0 --backends inductor
 
 A process takes one program through all protocols, eager and on each back end, in float64, so that a difference is no
@@ -39,8 +40,8 @@ for folder in (
 
 import torch  # noqa: E402
 from pool import Row, Worker, append_row, read_rows, run_cases, told  # noqa: E402
-from protocol_programs import Program, build, public_names  # noqa: E402
-from protocols import PROTOCOLS, Precision, Subject, computes_in_single, differences, observed  # noqa: E402
+from protocol_programs import SIDE, Program, build, public_names  # noqa: E402
+from protocols import PROTOCOLS, Precision, Subject, computes_in_single, differences, observed, raised_by  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 from torchvision_import import import_torchvision  # noqa: E402
@@ -55,11 +56,12 @@ Pair = tuple[str, str]  # a protocol and a back end
 Seen = Callable[[str, str, Row], None]
 
 
-def check(program: str, pairs: Sequence[Pair], seen: Seen) -> None:
-    """Calls `seen(protocol, back end, finding)` for each pair. Eager runs each protocol once."""
+def check(program: str, pairs: Sequence[Pair], seen: Seen, side: int = SIDE) -> None:
+    """Calls `seen(protocol, back end, finding)` for each pair. Eager runs each protocol once; where that raises, the
+    compiled module is compared up to there, and the finding has the error."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
-    ours = build(program)
+    ours = build(program, side)
     eager = Subject(ours, ours.module, ours.module)
     state = {name: value.clone() for name, value in ours.module.state_dict().items()}
     single = computes_in_single(eager)
@@ -73,6 +75,7 @@ def check(program: str, pairs: Sequence[Pair], seen: Seen) -> None:
         if not backends:
             continue
         expected, exact = observed(protocol, eager, state), None
+        raised = raised_by(expected)
         if single:
             with Precision(widened=True):
                 exact = observed(protocol, eager, state)
@@ -83,12 +86,13 @@ def check(program: str, pairs: Sequence[Pair], seen: Seen) -> None:
             found = differences(expected, observed(protocol, subject, state), exact)
             report = torchcompile.report()
             captured[backend] += report.captured - before
-            if captured[backend] == 0:
+            if captured[backend] == 0 and not raised:
                 found.append("no graph was captured")
             now = Counter({f"{e.kind.effect.value} [{e.kind.id}] {e.what}": e.count for e in report.surprises})
             events, told = sorted(now - told), now
             seconds = round(time.process_time() - began, 2)
-            seen(protocol.name, backend, {"differences": found[:5], "events": events[:9], "seconds": seconds})
+            finding = {"differences": found[:5], "events": events[:9], "seconds": seconds}
+            seen(protocol.name, backend, finding | ({"eager": raised} if raised else {}))
 
 
 def compiled(program: Program, backend: str) -> Subject:
@@ -104,13 +108,13 @@ def measure(case: Row, send: Callable[[Row], None]) -> None:
     def seen(protocol: str, backend: str, found: Row) -> None:
         send({"protocol": protocol, "backend": backend, **found})
 
-    check(case["program"], [(protocol, backend) for protocol, backend in case["pairs"]], seen)
+    check(case["program"], [(protocol, backend) for protocol, backend in case["pairs"]], seen, case["side"])
 
 
 def command(row: Row) -> str:
     return (
         f"python packages/compile/tests/protocol_run.py --jobs 1 --programs {row['program']} "
-        f"--protocols {row['protocol']} --backends {row['backend']}"
+        f"--protocols {row['protocol']} --backends {row['backend']} --side {row.get('side', SIDE)}"
     )
 
 
@@ -119,18 +123,22 @@ def cases_of(options: argparse.Namespace, done: list[Row]) -> list[Row]:
     programs = options.programs or [*public_names()[: options.models], *nets]
     passed = {(row["program"], row["protocol"], row["backend"]) for row in done}
     wanted = [(p.name, backend) for p in PROTOCOLS if p.name in options.protocols for backend in options.backends]
-    cases = [{"program": p, "pairs": [pair for pair in wanted if (p, *pair) not in passed]} for p in programs]
+    cases = [
+        {"program": p, "side": options.side, "pairs": [pair for pair in wanted if (p, *pair) not in passed]}
+        for p in programs
+    ]
     return [case for case in cases if case["pairs"]]
 
 
 def rows_of(worker: Worker) -> list[Row]:
     """A row for each pair that a process came to; the one in which it ended says how."""
     program, pairs = worker.case["program"], worker.case["pairs"]
-    rows = [{"program": program, **message} for message in worker.messages]
+    asked = {"program": program, "side": worker.case["side"]}
+    rows = [{**asked, **message} for message in worker.messages]
     if worker.failure and len(rows) < len(pairs):  # else it only was slow to end
         protocol, backend = pairs[len(rows)]
         ended = {"differences": [worker.failure], "events": [], "seconds": 0.0}
-        rows.append({"program": program, "protocol": protocol, "backend": backend, **ended})
+        rows.append({**asked, "protocol": protocol, "backend": backend, **ended})
     return rows
 
 
@@ -145,6 +153,7 @@ def run_here(cases: list[Row]) -> Iterator[Worker]:
                 lambda protocol, backend, found, worker=worker: worker.messages.append(  # type: ignore[misc]
                     {"protocol": protocol, "backend": backend, **found}
                 ),
+                case["side"],
             )
         except Exception as error:
             worker.failure = told(error)
@@ -186,6 +195,7 @@ def sweep(cases: list[Row], options: argparse.Namespace, console: Console) -> li
 
 OUTCOMES: dict[str, Callable[[Row], bool]] = {  # the first that holds
     "differs": lambda row: bool(row["differences"]),
+    "eager raises": lambda row: "eager" in row,
     "as eager, a part fell back": lambda row: any(event.startswith("fallback") for event in row["events"]),
     "as eager, with detours": lambda row: bool(row["events"]),
     "as eager": lambda row: True,
@@ -194,6 +204,12 @@ OUTCOMES: dict[str, Callable[[Row], bool]] = {  # the first that holds
 
 def outcome(row: Row) -> str:
     return next(name for name, holds in OUTCOMES.items() if holds(row))
+
+
+def _images(sides: Sequence[int]) -> str:
+    """What is to be known of the images: `--side`, which some models need larger."""
+    pixels = " or ".join(map(str, sides))
+    return f", images of {pixels} pixels a side or the fewest that the model takes" if sides else ""
 
 
 def page(rows: list[Row], options: argparse.Namespace) -> str:
@@ -207,20 +223,23 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
         for p in PROTOCOLS
     ]
     wrong = [f"- `{command(row)}`: {row['differences'][0]}" for row in rows if row["differences"]]
+    raising = {(row["program"], row["eager"]): row for row in rows if "eager" in row}
+    sides = sorted({row.get("side", SIDE) for row in rows if row["program"].startswith(("timm/", "tv/"))})
     versions = ", ".join(
         f"{name} {metadata.version(name)}" for name in ("torch", "transformers", "timm", "torchvision")
     )
     return "\n".join([
         "# Protocols of training",
         "",
-        f"{len(programs) - nets} public models (tiny configurations, small images) and {nets} random nets, each trained "
+        f"{len(programs) - nets} public models (tiny configurations{_images(sides)}) and {nets} random nets, each trained "
         f"by {len(PROTOCOLS)} protocols on {' and '.join(sorted({row['backend'] for row in rows}))}, beside eager, in "
         f"float64: results, gradients, who shares memory, exceptions and the state of the process are compared. "
         f"{sum(bool(row['differences']) for row in rows)} of {len(rows)} runs differ.",
         "",
         f"Python {platform.python_version()}, {versions}; {platform.machine()}, {os.cpu_count()} processors, "
         f"{options.jobs} processes, one thread each; {sum(row['seconds'] for row in rows):.0f} processor seconds.",
-        f"`python packages/compile/tests/protocol_run.py --jobs {options.jobs} --seed {options.seed} --out rows.jsonl`",
+        f"`python packages/compile/tests/protocol_run.py --jobs {options.jobs} --seed {options.seed} --side {options.side} "
+        "--out rows.jsonl`",
         "",
         "| protocol | " + " | ".join(reversed(OUTCOMES)) + " |",
         "|---|" + "---|" * len(OUTCOMES),
@@ -230,6 +249,9 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
         + (", ".join(f"{kind} {count}" for kind, count in kinds.most_common()) or "nothing")
         + ".",
         "",
+        *(["Eager itself raises; the compiled module was compared up to there:", ""] if raising else []),
+        *(f"- {program}: {text}" for program, text in raising),
+        *([""] if raising else []),
         *(["What differs:", "", *wrong, ""] if wrong else []),
     ])  # fmt: skip
 
@@ -242,6 +264,9 @@ def main() -> int:
     parser.add_argument("--models", type=int, default=None, help="how many public models; all when not given")
     parser.add_argument("--nets", type=int, default=300, help="how many random nets")
     parser.add_argument("--seed", type=int, default=None, help="of the first random net; drawn when not given")
+    parser.add_argument(
+        "--side", type=int, default=SIDE, help="pixels of an image's side, where the model takes so few"
+    )
     parser.add_argument("--protocols", nargs="+", default=[p.name for p in PROTOCOLS])
     parser.add_argument("--backends", nargs="+", default=list(BACKENDS))
     parser.add_argument("--case-seconds", type=float, default=300.0, help="for a program with all its protocols")

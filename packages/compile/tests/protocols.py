@@ -402,7 +402,7 @@ class Precision(TorchDispatchMode):
 
 
 def computes_in_single(subject: Subject) -> bool:
-    with Precision() as precision, suppress(RuntimeError):  # a program that eager cannot train
+    with Precision() as precision, suppress(Exception):  # a program that eager cannot train
         total(subject.run(0)).backward()
     return precision.single
 
@@ -424,6 +424,11 @@ def observed(protocol: Protocol, subject: Subject, state: dict[str, torch.Tensor
     subject.note("ambient state that it left changed", facts=changed)
     subject.note("random state", [torch.get_rng_state()])
     return list(subject.notes)
+
+
+def raised_by(notes: Sequence[Note]) -> str:
+    """What a protocol raised, or nothing."""
+    return next((str(note.facts) for note in notes if note.name == "raised"), "")
 
 
 def differences(eager: Sequence[Note], ours: Sequence[Note], exact: Sequence[Note] | None = None) -> list[str]:

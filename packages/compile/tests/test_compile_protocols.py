@@ -5,9 +5,13 @@ from __future__ import annotations
 import random
 from typing import Any
 
+import protocol_run
 import pytest
+import torch
+from protocol_programs import Program
 from protocol_run import check
 from protocols import PROTOCOLS
+from torch import nn
 
 
 # What layers of the nets leave a graph for, and what two of the protocols do to it.
@@ -26,3 +30,29 @@ def test_protocols(program: str, backend: str) -> None:
 
     check(program, [(p.name, backend) for p in PROTOCOLS], seen)
     assert not wrong, f"{program} on {backend}\n" + "\n".join(wrong)
+
+
+class Refusing(nn.Module):
+    """Eager runs it once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2).double()
+        self.calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        if self.calls > 1:
+            raise OverflowError("as eager does")
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+@pytest.mark.expected_eager("exception", "program_raised")
+def test_what_eager_raises_is_told_and_is_no_difference(monkeypatch: pytest.MonkeyPatch) -> None:
+    batch = lambda step: ((torch.ones(2, 2, dtype=torch.float64),), {})
+    monkeypatch.setattr(protocol_run, "build", lambda name, side: Program(name, Refusing(), batch))
+    found: dict[str, dict[str, Any]] = {}
+    pairs = [(name, "aot_eager") for name in ("accumulated", "evaluated")]
+    check("refusing", pairs, lambda protocol, backend, row: found.update({protocol: row}))
+    assert all(row["eager"] == "OverflowError: as eager does" and not row["differences"] for row in found.values())
+    assert {protocol_run.outcome(row) for row in found.values()} == {"eager raises"}
