@@ -14,7 +14,7 @@ import inspect
 import linecache
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -36,7 +36,7 @@ from torchdynamo.calls.optimizers import LOOPS, loop_for
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
-from torchdynamo.graph.recorder import METHODS_OF_FAKES
+from torchdynamo.graph.recorder import METHODS_OF_FAKES, tensors_in
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.protocol import InterpreterApi, World
@@ -176,7 +176,7 @@ class Calls:
             return self.outside.recorder.record_leaf(fn, args, kwargs)
         if mark.kind is not MarkKind.CONSTANT:
             raise BreakGraph("disabled", f"{name} is disabled" + (f": {mark.reason}" if mark.reason else ""))
-        if any(isinstance(leaf, torch.Tensor) for leaf in _leaves((args, kwargs))):
+        if tensors_in((args, kwargs)):
             raise BreakGraph("constant_result", f"{name} is called with a tensor")
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             result = fn(*scalars.concrete(args), **scalars.concrete(kwargs))
@@ -583,16 +583,6 @@ _ASKS_FOR_OVERRIDES = (
     torch._C._has_torch_function_variadic,
 )
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    if isinstance(value, dict):
-        value = tuple(value.values())
-    if isinstance(value, (tuple, list)):
-        for item in value:
-            yield from _leaves(item)
-    else:
-        yield value
 
 
 # Functions as torch and Python have them: what a program puts in the place of one is a function like any other.

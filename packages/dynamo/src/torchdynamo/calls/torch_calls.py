@@ -53,21 +53,15 @@ ANSWERS_BY_NAME: dict[tuple[str, str], Any] = {
 
 # Questions about the state of the process; the answer is guarded.
 AMBIENT_READS: tuple[Any, ...] = (
-    torch.get_num_threads,
-    torch.get_num_interop_threads,
-    torch._C._autograd._profiler_enabled,
-    torch.get_float32_matmul_precision,
-    torch.get_default_device,
-    torch.get_deterministic_debug_mode,
-    torch.is_deterministic_algorithms_warn_only_enabled,
-    torch.cuda.current_device,
-    torch.cuda.device_count,
+    torch.get_num_threads, torch.get_num_interop_threads, torch._C._autograd._profiler_enabled,
+    torch.get_float32_matmul_precision, torch.get_default_device, torch.get_deterministic_debug_mode,
+    torch.is_deterministic_algorithms_warn_only_enabled, torch.cuda.current_device, torch.cuda.device_count,
     *(
         getattr(torch.distributed, name)
         for name in ("is_initialized", "get_rank", "get_world_size", "get_backend")
         if hasattr(torch.distributed, name)  # a torch without it has `is_available` alone
     ),
-)
+)  # fmt: skip
 
 # Python functions run natively: pure on classes, functions and constants, and large to interpret.
 NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
@@ -90,10 +84,8 @@ LOG_LEVELS: dict[Any, int | None] = {
         ("critical", logging.CRITICAL), ("log", None),
     )
 }  # fmt: skip
-LOG_QUESTIONS: tuple[Any, ...] = (
-    logging.Logger.isEnabledFor,
-    logging.Logger.getEffectiveLevel,
-    logging.Logger.hasHandlers,
+LOG_QUESTIONS: tuple[Any, ...] = tuple(
+    getattr(logging.Logger, name) for name in ("isEnabledFor", "getEffectiveLevel", "hasHandlers")
 )
 WARNING_FILTERS: tuple[Any, ...] = (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
 

@@ -188,7 +188,7 @@ class Recorder:
             return known[0]
         if name == "backward":
             self.derive(dict(kwargs or {}).get("inputs"))
-        with_tensor = bool(_tensors_in(args))
+        with_tensor = bool(tensors_in(args))
         reason = reason_of_name(name, with_tensor)
         if reason is not None:
             raise BreakGraph(reason, f"{name}() of a tensor" if with_tensor else f"torch {name}()")
@@ -220,7 +220,7 @@ class Recorder:
             raise BreakGraph("leaf", f"{name}() gives a tensor that requires a gradient")
         self._refuse_gaps(name, args, kwargs)
         args = constants.sizes_as_numbers(name, args)
-        operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
+        operands = [(tensor, _version(tensor)) for tensor in tensors_in((args, kwargs))]
         if name in _USE_OFFSETS:
             for tensor, _ in operands:
                 if isinstance(tensor, FakeTensor):
@@ -249,12 +249,12 @@ class Recorder:
         if overload is not None:  # an operator of somebody's own need not count its writes
             written |= {id(tensor): tensor for tensor in written_tensors(overload, args, kwargs)}
         written |= {id(tensor): tensor for tensor in unsaid_writes(func, args, kwargs)}
-        written |= {id(tensor): tensor for tensor in _tensors_in(kwargs.get("out"))}  # in a list, no count tells
+        written |= {id(tensor): tensor for tensor in tensors_in(kwargs.get("out"))}  # in a list, no count tells
         effect = bool(written) or is_inplace(name) or name in _EFFECTS
         effect = effect or (overload is not None and has_effect(overload))
         if not effect and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
-        if effect or _tensors_in(result):
+        if effect or tensors_in(result):
             node = self.write(func, args, kwargs, result)
             if effect or name in _RANDOM:
                 node.meta["effect"] = True
@@ -321,13 +321,13 @@ class Recorder:
 
     def record_leaf(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """A user's function as one node: run on fakes, its inner calls unrecorded."""
-        operands = [(tensor, _version(tensor)) for tensor in _tensors_in((args, kwargs))]
+        operands = [(tensor, _version(tensor)) for tensor in tensors_in((args, kwargs))]
         with torch._C.DisableTorchFunction():
             result = func(*args, **kwargs)
         node = self.write(func, args, kwargs, result)
         written = [tensor for tensor, version in operands if _version(tensor) != version]
         self._wrote(written)
-        if written or not _tensors_in(result):  # called for what it does
+        if written or not tensors_in(result):  # called for what it does
             node.meta["effect"] = True
         return result
 
@@ -341,7 +341,7 @@ class Recorder:
                 self.remember(result, node)
         elif isinstance(result, (tuple, list)):
             for index, element in enumerate(result):
-                if _tensors_in(element):
+                if tensors_in(element):
                     item = self.graph.call_function(operator.getitem, (node, index))
                     self.annotate(item, element)
                     self._bind(element, item)
@@ -465,15 +465,16 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def _tensors_in(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: Any) -> list[torch.Tensor]:
+    """The tensors in a value of tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return [value]
     if isinstance(value, dict):
         value = value.values()
     elif not isinstance(value, (tuple, list)):
         return []
-    return [tensor for item in value for tensor in _tensors_in(item)]
+    return [tensor for item in value for tensor in tensors_in(item)]
 
 
 def _has_real_tensor(value: Any) -> bool:
-    return any(not isinstance(tensor, FakeTensor) for tensor in _tensors_in(value))
+    return any(not isinstance(tensor, FakeTensor) for tensor in tensors_in(value))

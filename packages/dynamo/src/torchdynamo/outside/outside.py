@@ -77,10 +77,7 @@ class Outside:
     """
 
     def __init__(
-        self,
-        function: types.FunctionType,
-        dynamic: DynamicPolicy,
-        user_frames: Callable[[], tuple[UserFrame, ...]],
+        self, function: types.FunctionType, dynamic: DynamicPolicy, user_frames: Callable[[], tuple[UserFrame, ...]]
     ) -> None:
         self.function = function
         self.dynamic = dynamic
