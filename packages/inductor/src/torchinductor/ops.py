@@ -16,6 +16,7 @@ from typing import Generic, Literal, TypeVar
 
 import torch
 
+from primtorch.prims import PRIMS
 from primtorch.symbolic.expr import IntExpr, symbol
 
 V = TypeVar("V")
@@ -34,25 +35,22 @@ class ElementwiseOp:
 
 
 def _table() -> dict[str, ElementwiseOp]:
-    light = "abs neg sqrt rsqrt reciprocal floor ceil round trunc sign bitwise_not relu"
-    heavy = (
-        "exp exp2 expm1 log log2 log10 log1p sin cos tan asin acos atan sinh cosh tanh asinh acosh atanh sigmoid "
-        "erf erfc erfinv lgamma digamma i0 i1 i0e i1e ndtri"
-    )
-    binary = (
-        "add sub mul div floor_div trunc_div fmod remainder maximum minimum fmax fmin copysign gcd lcm nextafter "
-        "bitwise_and bitwise_or bitwise_xor shift_left shift_right"
-    )
-    entries = [ElementwiseOp(n, 1) for n in light.split()]
-    entries += [ElementwiseOp(n, 1, heavy=True) for n in heavy.split()]
-    entries += [ElementwiseOp(n, 1, "bool") for n in ("isnan", "isinf", "isfinite", "signbit", "logical_not")]
-    entries += [ElementwiseOp(n, 2) for n in binary.split()]
-    entries += [ElementwiseOp(n, 2, heavy=True) for n in ("pow", "atan2", "hypot")]
-    entries += [ElementwiseOp(n, 2, "bool") for n in ("eq", "ne", "lt", "le", "gt", "ge")]
-    entries += [ElementwiseOp("where", 3, "second"), ElementwiseOp("fma", 3)]
+    """The elementwise prims that loops compute: not those that one ATen operator is, nor parts of complex numbers."""
+    entries = [ElementwiseOp("relu", 1), ElementwiseOp("logical_not", 1, "bool"), ElementwiseOp("fma", 3)]
+    for prim in PRIMS.values():
+        result = _RESULTS.get(prim.family)
+        if result is not None and prim.aten is None and prim.name not in ("conj", "real", "imag"):
+            entries.append(ElementwiseOp(prim.name, prim.operands, result, "heavy" in prim.tags))
     return {entry.name: entry for entry in entries}
 
 
+_RESULTS: Mapping[str, ResultType] = {
+    "elementwise unary": "same",
+    "elementwise binary": "same",
+    "predicate": "bool",
+    "comparison": "bool",
+    "ternary": "second",
+}
 ELEMENTWISE: Mapping[str, ElementwiseOp] = _table()
 
 

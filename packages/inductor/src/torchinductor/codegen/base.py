@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
-from torchinductor.errors import UnknownDevice
+from torchinductor.errors import InductorError, UnknownDevice
 from torchinductor.ir import Kernel, Template, TemplateKind, loops_of
+from torchinductor.ops import ELEMENTWISE
 from torchinductor.program import Instruction, Launcher
 from torchinductor.schemas import InductorOptions
 
@@ -125,3 +126,10 @@ def takes(template: Template) -> bool:
     backend = _BACKENDS.get(template.device.type)
     planner = backend.templates.get(template.kind) if backend is not None else None
     return planner is not None and planner(template) is not None
+
+
+def require_texts(back_end: str, tables: Iterable[Collection[str]]) -> None:
+    """Raises InductorError where a back end's tables have no text for an operation of `ELEMENTWISE`."""
+    missing = sorted(ELEMENTWISE.keys() - set().union(*tables))
+    if missing:
+        raise InductorError(f"the {back_end} back end has no text for {', '.join(missing)}")

@@ -160,12 +160,10 @@ def random_uniform(
     return ctx.lazy(sizes, dtype, seed.device, load, of=[seed], cost=20, heavy=True)
 
 
-# Prims of ELEMENTWISE that no loop computes: the backend calls ATen for them.
-_BY_ATEN = frozenset(["erfinv", "lgamma", "digamma", "i0", "i1", "i0e", "i1e", "ndtri"])
 _NO_PRIM = frozenset(("fma", "relu", "logical_not"))
 
 RULES: Mapping[str, Callable[..., TensorValue]] = {
-    **{name: elementwise(name) for name in ELEMENTWISE if name not in _BY_ATEN | _NO_PRIM},
+    **{name: elementwise(name) for name in ELEMENTWISE if name not in _NO_PRIM},
     **{name: whole_division(name) for name in ("floor_div", "trunc_div", "fmod", "remainder")},
     "convert_element_type": convert_element_type,
     "bitcast": bitcast,

@@ -16,40 +16,13 @@ Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
 
 _SAME_ARGUMENTS: Mapping[str, Any] = {
     name: getattr(aten, name).default
-    for name in (
+    for name in [
         "abs",
-        "neg",
         "sign",
         "floor",
         "ceil",
         "round",
         "trunc",
-        "bitwise_not",
-        "exp",
-        "exp2",
-        "expm1",
-        "log",
-        "log2",
-        "log10",
-        "log1p",
-        "sqrt",
-        "rsqrt",
-        "reciprocal",
-        "sin",
-        "cos",
-        "tan",
-        "asin",
-        "acos",
-        "atan",
-        "sinh",
-        "cosh",
-        "tanh",
-        "asinh",
-        "acosh",
-        "atanh",
-        "sigmoid",
-        "erf",
-        "erfc",
         "isnan",
         "isinf",
         "signbit",
@@ -72,7 +45,7 @@ _SAME_ARGUMENTS: Mapping[str, Any] = {
         "cumprod",
         "logcumsumexp",
         "as_strided",
-    )
+    ]
 } | {
     "scatter": aten.scatter.src,
     "slice": aten.slice.Tensor,
@@ -84,6 +57,11 @@ _SAME_ARGUMENTS: Mapping[str, Any] = {
     "cummax": aten.cummax.default,
     "cummin": aten.cummin.default,
     "sum": aten.sum.dim_IntList,
+    **{
+        prim.name: getattr(aten, prim.pointwise.overloads).default
+        for prim in PRIMS.values()
+        if prim.pointwise is not None and prim.operands == 1 and prim.aten is None
+    },
 }
 
 _BINARY: Mapping[str, tuple[Any, Any]] = {

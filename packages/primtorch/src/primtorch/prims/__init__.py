@@ -13,7 +13,7 @@ from primtorch.prims.reduction import *  # noqa: F403
 from primtorch.prims.tensors import *  # noqa: F403
 from primtorch.prims.window import *  # noqa: F403
 
-SET_VERSION = 4
+SET_VERSION = 5
 
 PRIMS: dict[str, Prim] = {
     prim.name: prim

@@ -93,9 +93,10 @@ def _unary(
 def _function(
     name: str, reference: Callable[..., Any], doc: str, *tags: str, kinds: str = "fc", aten: OpOverload | None = None
 ) -> Prim:
-    """A function of floats; the ATen operator of its name takes integers too, as the default float."""
+    """A function of floats, and costly; the ATen operator of its name takes integers too, as the default float."""
     of = Pointwise(name if aten is None else aten._schema.name.removeprefix("aten::"), to_float=True)
-    return _unary(name, reference, doc, *tags, kinds=kinds, aten=aten, of=of)
+    light = name in ("sqrt", "rsqrt", "reciprocal")
+    return _unary(name, reference, doc, *tags, *([] if light else ["heavy"]), kinds=kinds, aten=aten, of=of)
 
 
 def _predicate(name: str, reference: Callable[..., Any], doc: str) -> Prim:
@@ -321,7 +322,7 @@ remainder = _binary(
     "a - b*floor(a / b): the sign of b.",
     of=Pointwise("remainder.Tensor|Scalar|Scalar_Tensor"),
 )
-pow = _binary("pow", torch.pow, "a^b.")
+pow = _binary("pow", torch.pow, "a^b.", "heavy")
 maximum = _binary(
     "maximum", torch.maximum, "The larger; NaN when either is NaN.", "commutative", of=Pointwise("maximum", exact=True)
 )
@@ -334,7 +335,7 @@ fmax = _binary(
 fmin = _binary(
     "fmin", torch.fmin, "The smaller; the other when one is NaN.", "commutative", of=Pointwise("fmin", exact=True)
 )
-atan2 = _binary("atan2", torch.atan2, "The angle of the point (b, a).", of=Pointwise("atan2", to_float=True))
+atan2 = _binary("atan2", torch.atan2, "The angle of the point (b, a).", "heavy", of=Pointwise("atan2", to_float=True))
 copysign = _binary(
     "copysign",
     torch.copysign,
@@ -342,7 +343,7 @@ copysign = _binary(
     of=Pointwise("copysign.Tensor|Scalar", to_float=True, exact=True),
 )
 hypot = _binary(
-    "hypot", torch.hypot, "sqrt(a^2 + b^2) without overflow in between.", "commutative", of=Pointwise("hypot")
+    "hypot", torch.hypot, "sqrt(a^2 + b^2) without overflow in between.", "commutative", "heavy", of=Pointwise("hypot")
 )
 nextafter = _binary(
     "nextafter", torch.nextafter, "The representable number after a toward b.", of=Pointwise("nextafter", exact=True)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from primtorch.symbolic.expr import Atom, IntExpr, Symbol
+from torchinductor.codegen.base import require_texts
 from torchinductor.indexing import Ranges, upper_bound
 from torchinductor.ir import REDUCED_PRECISION, compute_dtype
 
@@ -265,3 +266,4 @@ OPERATIONS: Mapping[str, Text] = {
     "where": lambda d, c, a, b: f"({c} ? {a} : {b})",
     "fma": lambda d, a, b, c: f"__builtin_fma{'' if d == torch.float64 else 'f'}({a}, {b}, {c})",
 }
+require_texts("C++", (OPERATIONS,))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import torch
 
+from torchinductor.codegen.base import require_texts
 from torchinductor.errors import InductorError
 
 TL_TYPES: Mapping[torch.dtype, str] = {
@@ -82,7 +83,7 @@ def literal(value: bool | int | float, dtype: torch.dtype) -> str:
 # fmt: off
 LIBDEVICE_UNARY = [
     "exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "sin", "cos", "tan", "asin", "acos",
-    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc", "erfinv", "lgamma",
+    "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh", "erf", "erfc",
 ]
 # fmt: on
 
@@ -96,9 +97,6 @@ FLOAT_UNARY: Mapping[str, str] = {
     "ceil": "tl.ceil({0})",
     "trunc": "m.trunc({0})",
     "round": "m.nearbyint({0})",
-    "i0": "m.cyl_bessel_i0({0})",
-    "i1": "m.cyl_bessel_i1({0})",
-    "ndtri": "m.normcdfinv({0})",
     "isnan": "({0} != {0})",
     "isinf": '(tl.abs({0}) == float("inf"))',
     "isfinite": '(tl.abs({0}) < float("inf"))',
@@ -197,6 +195,9 @@ BOOL_OPS: Mapping[str, str] = {
 }
 
 TERNARY: Mapping[str, str] = {"where": "tl.where({0}, {1}, {2})", "fma": "tl.fma({0}, {1}, {2})"}
+
+
+require_texts("Triton", (FLOAT_UNARY, FLOAT_BINARY, ANY_UNARY, ANY_BINARY, TERNARY))
 
 
 def _tables(kind: torch.dtype, coarse: bool) -> list[Mapping[str, str]]:
