@@ -20,8 +20,9 @@ from torch.utils._device import _device_constructors
 
 from primtorch import errors as primtorch_errors
 from primtorch.effects import has_effect, overload_of, unsaid_writes, written_tensors
-from primtorch.fake import FakeMode, FakeTensor, wants_sizes
+from primtorch.fake import FakeMode, FakeTensor, matmul_into, wants_sizes
 from primtorch.schemas import UserFrame
+from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
 from torchdynamo.graph import dense_values, numpy_values
 from torchdynamo.graph import known_tensors as constants
@@ -38,6 +39,8 @@ METHODS_OF_FAKES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.new: FakeTensor.new,  # type: ignore[attr-defined]
     torch.Tensor.new_tensor: FakeTensor.new_tensor,
 }
+
+_MATMULS = frozenset({torch.matmul, torch.linalg.matmul})
 
 # Operator methods of tensors and the function that a reader of the graph knows them by.
 _TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
@@ -227,11 +230,13 @@ class Recorder:
                     self.guard_offset(tensor)
         if name in RESTRIDES:
             self._keep_metadata(operands[0][0])
+        outs = [(t, t.spec) for t in tensors_in(kwargs.get("out")) if isinstance(t, FakeTensor)]
         try:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number
                 func, args, kwargs = torch.tensor, (constants.number(known),), {"dtype": known.dtype}
-            result = METHODS_OF_FAKES.get(func, func)(*args, **kwargs) if known is None else known
+            run = matmul_into if "out" in kwargs and func in _MATMULS else METHODS_OF_FAKES.get(func, func)
+            result = run(*args, **kwargs) if known is None else known
         except FAKE_ERRORS as error:
             raise as_break(error) from error
         except RuntimeError as error:
@@ -240,6 +245,7 @@ class Recorder:
             if wants_sizes(error):
                 raise BreakGraph("symbolic_size", f"{name}() of a tensor with a size that varies") from error
             raise
+        self._refuse_resized(outs)
         constants.fold(name, func, args, kwargs, result)
         constants.fold_uniform(name, args, result)
         constants.remember_uniform(name, result)
@@ -281,6 +287,14 @@ class Recorder:
         for made in (node, *node.users):
             if made.meta.get("val") is tensor:  # an earlier change of this kind gave it back, too
                 made.meta["val"] = before
+
+    def _refuse_resized(self, outs: list[tuple[FakeTensor, TensorSpec]]) -> None:
+        """A graph cannot hold a write to an input that gives it another size, too."""
+        for tensor, before in outs:
+            node = self._nodes.get(id(tensor))
+            if node is not None and node.op == "placeholder" and str(tuple(tensor.shape)) != str(before.shape):
+                node.meta["val"] = FakeTensor(before, self.mode, tensor.memory, tensor.requires_grad)
+                raise BreakGraph("tensor_metadata_write", "out= gives an input another size")
 
     def _refuse_both(self, tensor: torch.Tensor, earlier: list[torch.Tensor]) -> None:
         """Of an input's memory, a graph cannot hold a write to its elements and a change of shape in place."""

@@ -68,6 +68,14 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _batched(x, y)
 
 
+def matmul_into(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
+    """`torch.matmul` with `out` on fakes. Torch's own program writes to a view of `out` and asks whether that is a
+    copy, which is not to be seen on fakes: each has a storage of its own."""
+    result = torch.matmul(x, y)
+    torch.ops.aten.view_copy.out(result, result.shape, out=out)
+    return out
+
+
 def _cross_entropy(
     scores: torch.Tensor,
     target: torch.Tensor,

@@ -202,6 +202,14 @@ def _lower_mv(b: Builder, x: Value, v: Value) -> Value:
     return b.emit(prims.mm, x, v.unsqueeze(1)).squeeze(1)  # type: ignore[no-any-return]
 
 
+@OP.formula("linear")
+def _linear(x: Any, weight: Any, bias: Any = None) -> TensorSpec:
+    """Of `linear.out`: without `out` it is a program of other operators."""
+    if x.shape[-1] != weight.shape[-1]:
+        raise RuntimeError(f"linear(): input of {x.shape[-1]} features and weight of {weight.shape[-1]}")
+    return contiguous(x, (*x.shape[:-1], *weight.shape[:-1]))
+
+
 @OP.formula("dot", "vdot")
 def _dot(a: Any, b: Any) -> TensorSpec:
     if a.dim() != 1 or b.dim() != 1 or a.dtype is not b.dtype or a.shape[0] != b.shape[0]:
