@@ -164,5 +164,6 @@ def transforms(function: types.FunctionType) -> bool:
 def is_higher_order(function: Any) -> bool:
     """An operator that takes functions of the program (`torch.cond`, `while_loop`, `associative_scan`), or what calls
     one in the program's stead."""
-    module = getattr(function, "__module__", None) or ""
-    return isinstance(function, torch._ops.HigherOrderOperator) or module.startswith("torch._higher_order_ops")
+    if isinstance(function, types.FunctionType):  # torch.cond says of itself that it is of `torch`
+        return str(function.__globals__.get("__name__")).startswith("torch._higher_order_ops")
+    return isinstance(function, torch._ops.HigherOrderOperator)

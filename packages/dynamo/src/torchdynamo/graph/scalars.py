@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from primtorch.symbolic import numbers
+from primtorch.symbolic.sym_node import SymNode
 from torchdynamo.interpreter.protocol import MISSING, Escape
+from torchdynamo.reasons import BreakGraph
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NUMBERS = (int, float, bool, *SYMBOLIC)
-is_symbolic = numbers.is_symbolic
 NUMBER_FUNCTIONS = numbers.NUMBER_FUNCTIONS
 
 
@@ -22,6 +23,15 @@ class NumberNeeded(Escape):
     def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
+
+
+def is_symbolic(value: Any) -> bool:
+    """Whether a value is a symbolic number. One of torch's, the size of a nested tensor, breaks the graph."""
+    if not numbers.is_symbolic(value):
+        return False
+    if not isinstance(value.node, SymNode):
+        raise BreakGraph("special_tensor", f"the size {value} of a nested tensor")
+    return True
 
 
 def concrete(value: Any) -> Any:

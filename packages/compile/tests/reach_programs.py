@@ -1,0 +1,585 @@
+"""PyTorch's language, a program for each part of it: what capture takes whole, and what breaks it.
+
+A program is a function of float64 tensors whose gradients are asked for where it says so. `tools/reach.py` runs them
+here and under torch.compile, and writes docs/reach.md.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import dataclasses
+import enum
+import functools
+import itertools
+import math
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as hop_map
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
+from torch.autograd import forward_ad
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.utils import parametrizations
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import checkpoint
+
+Program = Callable[..., Any]
+
+
+def sizes(*shape: int) -> tuple[torch.Tensor, ...]:
+    return (torch.randn(*shape, dtype=torch.float64),)
+
+
+@dataclass(frozen=True)
+class Part:
+    """A part of the language.
+
+    Attributes:
+        make: gives the program, anew for each compiler: it may hold state.
+        calls: the arguments of each call, drawn anew for each compiler from one seed.
+        gradient: whether the sum of the floating results is differentiated by the arguments.
+        breaks: what the ledger may tell beside recompilations, by its kinds: why it is not one graph.
+    """
+
+    group: str
+    name: str
+    make: Callable[[], Program]
+    calls: Callable[[], list[tuple[Any, ...]]]
+    gradient: bool = True
+    breaks: tuple[str, ...] = ()
+
+    def run(self, compiler: Callable[[Program], Program]) -> list[tuple[list[Any], list[Any]]]:
+        """The leaves of each call's results, and its gradients by the tensors among its arguments."""
+        torch.manual_seed(1)
+        program = compiler(self.make())
+        torch.manual_seed(2)
+        return [self._call(program, args) for args in self.calls()]
+
+    def _call(self, program: Program, args: tuple[Any, ...]) -> tuple[list[Any], list[Any]]:
+        by = [a for a in args if isinstance(a, torch.Tensor)] if self.gradient else []
+        for leaf in by:
+            leaf.requires_grad_()
+        leaves = [
+            leaf
+            for result in pytree.tree_leaves(program(*args))
+            for leaf in (pytree.tree_leaves(list(result)) if isinstance(result, Iterator) else [result])
+        ]
+        floats = [t for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad]
+        if not by or not floats:
+            return leaves, []
+        total: Any = sum(t.sum() for t in floats)
+        return leaves, list(torch.autograd.grad(total, by, allow_unused=True))
+
+
+PARTS: dict[str, Part] = {}
+
+
+def default_calls() -> list[tuple[Any, ...]]:
+    return [sizes(4, 3), sizes(4, 3), sizes(6, 3)]
+
+
+def maker(
+    group: str,
+    name: str,
+    *breaks: str,
+    calls: Callable[[], list[tuple[Any, ...]]] = default_calls,
+    gradient: bool = True,
+) -> Callable[[Callable[[], Program]], Callable[[], Program]]:
+    """Adds what makes a program: one that holds state."""
+
+    def add(make: Callable[[], Program]) -> Callable[[], Program]:
+        PARTS[name] = Part(group, name, make, calls, gradient, breaks)
+        return make
+
+    return add
+
+
+def part(group: str, name: str, *breaks: str, **more: Any) -> Callable[[Program], Program]:
+    """Adds a program without state."""
+
+    def add(program: Program) -> Program:
+        maker(group, name, *breaks, **more)(lambda: program)
+        return program
+
+    return add
+
+
+# -- higher-order operators ----------------------------------------------------------------------
+
+HIGHER = "Higher-order operators"
+
+
+@part(HIGHER, "torch.cond", "higher_order_operator")
+def cond(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (x,))
+
+
+@part(HIGHER, "while_loop", "higher_order_operator", gradient=False)
+def loop(x: torch.Tensor) -> Any:
+    count = torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, t * 1.5), (count, x))
+
+
+@part(HIGHER, "scan", "higher_order_operator")
+def scanned(x: torch.Tensor) -> Any:
+    return scan(lambda carry, row: (carry + row, carry * row), torch.zeros_like(x[0]), x)
+
+
+@part(HIGHER, "associative_scan", "higher_order_operator", gradient=False)
+def associative(x: torch.Tensor) -> Any:
+    return associative_scan(torch.add, x, 0, combine_mode="generic")
+
+
+@part(HIGHER, "map", "higher_order_operator")
+def mapped(x: torch.Tensor) -> Any:
+    return hop_map(lambda row: row.sin() * 2, x)
+
+
+@part(HIGHER, "checkpoint")
+def checkpointed(x: torch.Tensor) -> torch.Tensor:
+    return checkpoint(lambda t: t.sin().exp(), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+# -- torch.func ----------------------------------------------------------------------------------
+
+FUNC = "torch.func"
+
+
+def scalar(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x).sum()
+
+
+@part(FUNC, "grad", "function_transform")
+def func_grad(x: torch.Tensor) -> Any:
+    return torch.func.grad(scalar)(x)
+
+
+@part(FUNC, "value_and_grad", "function_transform")
+def func_value_and_grad(x: torch.Tensor) -> Any:
+    return torch.func.grad_and_value(scalar)(x)
+
+
+@part(FUNC, "vmap", "function_transform")
+def func_vmap(x: torch.Tensor) -> Any:
+    return torch.vmap(lambda row: (row * row).sum())(x)
+
+
+@part(FUNC, "vmap of grad", "function_transform")
+def func_per_sample(x: torch.Tensor) -> Any:
+    return torch.vmap(torch.func.grad(scalar))(x)
+
+
+@part(FUNC, "jvp", "function_transform")
+def func_jvp(x: torch.Tensor) -> Any:
+    return torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
+
+
+@part(FUNC, "vjp", "function_transform")
+def func_vjp(x: torch.Tensor) -> Any:
+    value, pull = torch.func.vjp(torch.sin, x)
+    return value, pull(torch.ones_like(value))[0]
+
+
+@part(FUNC, "jacrev", "function_transform")
+def func_jacrev(x: torch.Tensor) -> Any:
+    return torch.func.jacrev(lambda t: t.sin().sum(0))(x)
+
+
+@part(FUNC, "jacfwd", "function_transform")
+def func_jacfwd(x: torch.Tensor) -> Any:
+    return torch.func.jacfwd(lambda t: t.sin().sum(0))(x)
+
+
+@part(FUNC, "hessian", "function_transform")
+def func_hessian(x: torch.Tensor) -> Any:
+    return torch.func.hessian(scalar)(x)
+
+
+@maker(FUNC, "functional_call")
+def func_functional_call() -> Program:
+    net = nn.Linear(3, 3).double()
+    weights = {name: p.detach() for name, p in net.named_parameters()}
+    return lambda x: torch.func.functional_call(net, weights, (x,))
+
+
+@part(FUNC, "autograd.grad within", "backward", "leaf")
+def inner_grad(x: torch.Tensor) -> Any:
+    y = x.detach().requires_grad_()
+    (g,) = torch.autograd.grad(y.sin().sum(), y)
+    return g * x
+
+
+@part(FUNC, "forward-mode dual numbers", "forward_derivatives", "function_transform")
+def duals(x: torch.Tensor) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(forward_ad.make_dual(x, torch.ones_like(x)).sin()).tangent
+
+
+# -- whole training steps ------------------------------------------------------------------------
+
+STEPS = "Training steps"
+
+
+def _step(make: Callable[[Any], torch.optim.Optimizer], clip: bool) -> Program:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    optimizer = make(net.parameters())
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+        return loss.detach(), [p.detach().clone() for p in net.parameters()]
+
+    return step
+
+
+@maker(STEPS, "backward() and SGD", "backward", gradient=False)
+def sgd_step() -> Program:
+    return _step(lambda p: torch.optim.SGD(p, 0.1), clip=False)
+
+
+@maker(STEPS, "backward(), clipping and AdamW", "backward", gradient=False)
+def adam_step() -> Program:
+    return _step(lambda p: torch.optim.AdamW(p, 0.1), clip=True)
+
+
+# -- NumPy ---------------------------------------------------------------------------------------
+
+NUMPY = "NumPy"
+
+
+@part(NUMPY, "from and to arrays", "numpy", "tensor_to_number", gradient=False)
+def through_numpy(x: torch.Tensor) -> Any:
+    return torch.from_numpy(np.sin(x.numpy()) + 1) * 2
+
+
+@part(
+    NUMPY,
+    "a function of arrays",
+    "numpy",
+    calls=lambda: [(np.linspace(0.0, 1.0, 6),), (np.linspace(0.0, 2.0, 6),)],
+    gradient=False,
+)
+def of_arrays(a: Any) -> Any:
+    return (np.exp(a) * a[::-1]).cumsum()
+
+
+# -- subclasses ----------------------------------------------------------------------------------
+
+SUBCLASSES = "Tensor subclasses"
+
+
+class Tagged(torch.Tensor):
+    """With __torch_function__ as every subclass has it."""
+
+
+class Pair(torch.Tensor):
+    """Two tensors as one, by __torch_dispatch__."""
+
+    @staticmethod
+    def __new__(cls, a: torch.Tensor, b: torch.Tensor) -> Pair:
+        return torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.a, self.b = a, b
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["a", "b"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Pair:
+        return Pair(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        each = [
+            func(*(getattr(t, name) if isinstance(t, Pair) else t for t in args), **(kwargs or {})) for name in "ab"
+        ]
+        return cls(*each) if isinstance(each[0], torch.Tensor) else each[0]
+
+
+@part(SUBCLASSES, "__torch_function__ by default", "tensor_subclass", "unsplit_frame", gradient=False)
+def tagged(x: torch.Tensor) -> Any:
+    return x.as_subclass(Tagged).sin() + 1
+
+
+@part(
+    SUBCLASSES,
+    "two tensors in one, as an input",
+    "suspending_frame",
+    "tensor_subclass",
+    "unsplit_frame",
+    gradient=False,
+    calls=lambda: [(Pair(*sizes(3), *sizes(3)),)] * 2,
+)
+def of_pairs(p: Any) -> Any:
+    out = (p.sin() + p) * 2
+    return out.a, out.b
+
+
+@part(SUBCLASSES, "nested jagged", "special_tensor", "tensor_subclass", "unsplit_frame", gradient=False)
+def jagged(x: torch.Tensor) -> Any:
+    return torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged).sin().values()
+
+
+@maker(SUBCLASSES, "parametrizations")
+def parametrized() -> Program:
+    torch.manual_seed(3)
+    return parametrizations.weight_norm(nn.Linear(3, 3).double())  # type: ignore[no-any-return]
+
+
+# -- attention -----------------------------------------------------------------------------------
+
+ATTENTION = "Attention"
+
+
+def heads() -> list[tuple[Any, ...]]:
+    return [tuple(torch.randn(2, 4, 6, 8, dtype=torch.float64) for _ in range(3)) for _ in range(2)]
+
+
+@part(ATTENTION, "scaled_dot_product_attention, causal", calls=heads)
+def causal(q: Any, k: Any, v: Any) -> Any:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+@part(ATTENTION, "with a mask and enable_gqa", calls=heads)
+def grouped(q: Any, k: Any, v: Any) -> Any:
+    mask = torch.ones(6, 6, dtype=torch.bool).tril()
+    return F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], mask, enable_gqa=True)
+
+
+@part(ATTENTION, "sdpa_kernel", "ambient_state", "generator", calls=heads)
+def chosen_kernel(q: Any, k: Any, v: Any) -> Any:
+    with sdpa_kernel(SDPBackend.MATH):
+        return F.scaled_dot_product_attention(q, k, v)
+
+
+@part(ATTENTION, "flex_attention", "higher_order_operator", calls=heads, gradient=False)
+def flexible(q: Any, k: Any, v: Any) -> Any:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + (i - j))
+
+
+# -- Python --------------------------------------------------------------------------------------
+
+PYTHON = "Python"
+
+
+@part(PYTHON, "item in arithmetic", "tensor_to_number", gradient=False)
+def with_item(x: torch.Tensor) -> Any:
+    return x * x.sum().item()
+
+
+@part(PYTHON, "tolist", "tensor_to_number", gradient=False)
+def with_tolist(x: torch.Tensor) -> Any:
+    return x + sum(x[0].tolist())
+
+
+@part(PYTHON, "a branch on data", "data_dependent_branch", gradient=False)
+def branching(x: torch.Tensor) -> Any:
+    return x.sin() if x.sum() > 0 else x.cos()
+
+
+@part(PYTHON, "assert on a tensor", "data_dependent_branch")
+def asserting(x: torch.Tensor) -> Any:
+    assert (x.abs() < 1e9).all()
+    return x.sin()
+
+
+@part(PYTHON, "nonzero and boolean masks")
+def masked(x: torch.Tensor) -> Any:
+    return x[x > 0].sum(), x.nonzero()
+
+
+@part(PYTHON, "min and max of tensors", "data_dependent_branch")
+def extremes(x: torch.Tensor) -> Any:
+    return min(x[0, 0], x[0, 1]) + x
+
+
+@part(PYTHON, "x.data = ", "tensor_metadata_write", gradient=False)
+def data_set(x: torch.Tensor) -> Any:
+    y = x.clone()
+    y.data = x * 2
+    return y + 1
+
+
+@part(PYTHON, "itertools objects returned", "rebuild", "unsplit_frame")
+def iterators(x: torch.Tensor) -> Any:
+    return list(itertools.accumulate([x, x * 2, x * 3])), itertools.chain([x], [x + 1])
+
+
+@part(PYTHON, "a list that grows with the batch")
+def growing(x: torch.Tensor) -> Any:
+    return torch.stack([row.sin() for row in x]).sum(0)
+
+
+@maker(PYTHON, "functools.lru_cache")
+def caching() -> Program:
+    @functools.lru_cache
+    def factor(n: int) -> float:
+        return math.sqrt(n)
+
+    return lambda x: x * factor(x.shape[1])
+
+
+@part(PYTHON, "generators")
+def generating(x: torch.Tensor) -> Any:
+    def parts() -> Iterator[torch.Tensor]:
+        for row in x.unbind(1):
+            yield row * 2
+
+    return sum(parts())
+
+
+@part(PYTHON, "dataclasses, named tuples, enums", "unsupported_read")
+def records(x: torch.Tensor) -> Any:
+    @dataclasses.dataclass
+    class State:
+        value: torch.Tensor
+        scale: float = 2.0
+
+    class Two(NamedTuple):
+        a: torch.Tensor
+        b: torch.Tensor
+
+    class Mode(enum.Enum):
+        PLAIN = 1
+        DOUBLE = 2
+
+    state = dataclasses.replace(State(x), scale=3.0)
+    pair = Two(state.value * state.scale, x)
+    return pair.a * Mode.DOUBLE.value + pair.b
+
+
+@part(PYTHON, "collections")
+def containers(x: torch.Tensor) -> Any:
+    counts = collections.Counter("hello")
+    by_name: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+    for place, name in enumerate("aba"):
+        by_name[name].append(x * place)
+    queue = collections.deque([x], maxlen=2)
+    queue.append(x * counts["l"])
+    return {name: torch.stack(parts).sum(0) for name, parts in by_name.items()}, queue.popleft()
+
+
+@maker(PYTHON, "a user's context manager with state")
+def contexts() -> Program:
+    log: list[int] = []
+
+    @contextlib.contextmanager
+    def noted() -> Iterator[None]:
+        log.append(len(log))
+        try:
+            yield
+        finally:
+            log.append(-1)
+
+    def program(x: torch.Tensor) -> Any:
+        with noted():
+            y = x * len(log)
+        return y + log[-1]
+
+    return program
+
+
+@part(PYTHON, "exceptions")
+def catching(x: torch.Tensor) -> Any:
+    try:
+        {}["missing"]
+    except KeyError as error:
+        return x * len(error.args)
+    return x
+
+
+@part(PYTHON, "warnings", gradient=False)
+def warning(x: torch.Tensor) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        warnings.warn("from the program", stacklevel=1)
+        return x + 1
+
+
+@part(PYTHON, "print", "print", gradient=False)
+def printing(x: torch.Tensor) -> Any:
+    y = x + 1
+    print(end="")
+    return y * 2
+
+
+@part(PYTHON, "random numbers and the generator's state", "random_state", gradient=False)
+def generator_state(x: torch.Tensor) -> Any:
+    state = torch.get_rng_state()
+    first = torch.rand(3)
+    torch.set_rng_state(state)
+    return x * 0 + first.sum() - torch.rand(3).sum()
+
+
+@part(PYTHON, "torch.distributions with validation", "data_dependent_branch")
+def distributions(x: torch.Tensor) -> Any:
+    return torch.distributions.Normal(x, x.exp(), validate_args=True).log_prob(x + 1)
+
+
+@maker(PYTHON, "lazy modules", "tensor_subclass", gradient=False)
+def lazy() -> Program:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.LazyLinear(4), nn.ReLU()).double()
+    return lambda x: net(x).shape[1] * x
+
+
+@part(PYTHON, "a torch-function mode", "ambient_state", "function_mode")
+def under_mode(x: torch.Tensor) -> Any:
+    class Doubling(TorchFunctionMode):
+        def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            out = func(*args, **(kwargs or {}))
+            return out * 2 if func is torch.sin else out
+
+    with Doubling():
+        return torch.sin(x)
+
+
+@part(PYTHON, "autocast", gradient=False)
+def autocasting(x: torch.Tensor) -> Any:
+    with torch.autocast("cpu", torch.bfloat16):
+        return (x.float() @ x.float().mT).float()
+
+
+@part(PYTHON, "functools.partial, operator, map, zip")
+def functional(x: torch.Tensor) -> Any:
+    scaled = functools.partial(torch.mul, other=2)
+    return functools.reduce(torch.add, map(scaled, x.unbind(0)))
+
+
+# -- quantised and low precision -----------------------------------------------------------------
+
+QUANTISED = "Quantised"
+
+
+@part(QUANTISED, "int8 weights, dequantised", gradient=False)
+def int8_weight(x: torch.Tensor) -> Any:
+    weight = torch.arange(-6, 6, dtype=torch.int8).reshape(4, 3)
+    return x @ (weight.double() * 0.1).mT
+
+
+@part(QUANTISED, "float8 casts", gradient=False)
+def float8(x: torch.Tensor) -> Any:
+    return x.to(torch.float8_e4m3fn).to(torch.float64)
+
+
+@part(QUANTISED, "fake_quantize", gradient=False)
+def fake_quantized(x: torch.Tensor) -> Any:
+    return torch.fake_quantize_per_tensor_affine(x.float(), 0.1, 0, -128, 127)

@@ -1,0 +1,29 @@
+"""Every part of PyTorch's language has eager's values and gradients, and breaks the graph for no reason but those told."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from reach_programs import PARTS
+from torch.utils import _pytree as pytree
+
+import torchcompile
+from primtorch.ledger import REFUSED
+
+
+def alike(found: object, wanted: object) -> None:
+    torch.testing.assert_close(pytree.tree_leaves(found), pytree.tree_leaves(wanted), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("name", PARTS)
+def test_a_part_of_the_language(name: str) -> None:
+    part = PARTS[name]
+    wanted = part.run(lambda program: program)
+    found = part.run(lambda program: torchcompile.compile(program, backend="aot_eager"))
+    for (values, gradients), (eagers, of_eager) in zip(found, wanted, strict=True):
+        alike(values, eagers)
+        assert [g is None for g in gradients] == [g is None for g in of_eager]
+        alike(gradients, of_eager)
+    told = {event.kind.id for event in torchcompile.report().events if event.effect in REFUSED}
+    assert told <= set(part.breaks)

@@ -1,0 +1,82 @@
+"""What is captured of PyTorch's language, and what breaks the graph: here and by torch.compile, into docs/reach.md.
+
+    python tools/reach.py
+
+The programs are those of packages/compile/tests/reach_programs.py, whose values and gradients the tests compare with
+eager's. Each is called three times here, the third time with another size, on the back end "aot_eager"; torch.compile
+is asked for the first call alone, by a back end that runs the graphs as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+import platform
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.progress import track
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "packages" / "compile" / "tests"))
+
+from reach_programs import PARTS, Part  # noqa: E402
+
+import torchcompile  # noqa: E402
+from primtorch.ledger import REFUSED, Effect  # noqa: E402
+
+
+def here(part: Part) -> str:
+    """One graph a version, or the kinds of the ledger that say why not."""
+    torchcompile.reset()
+    part.run(lambda program: torchcompile.compile(program, backend="aot_eager"))
+    kinds = {event.kind.id: event.effect for event in torchcompile.report().events if event.effect in REFUSED}
+    pages = {
+        kind: f"graph_breaks.md#{kind}" if effect is Effect.BREAK else "ledger.md" for kind, effect in kinds.items()
+    }
+    texts = [f"[{kind}]({page})" for kind, page in pages.items()]
+    return ", ".join(texts) or "one graph"
+
+
+def there(part: Part) -> str:
+    """How many graphs torch.compile makes of the first call, or what it raises."""
+    torch.compiler.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def backend(graph: torch.fx.GraphModule, inputs: Any) -> Callable[..., Any]:
+        graphs.append(graph)
+        return graph.forward
+
+    try:
+        replace(part, calls=lambda: part.calls()[:1]).run(lambda program: torch.compile(program, backend=backend))
+    except Exception as error:
+        return f"raises {type(error).__name__}"
+    return "one graph" if len(graphs) == 1 else f"{len(graphs) or 'no'} graphs"
+
+
+def page() -> str:
+    rows = [(part.group, name, here(part), there(part)) for name, part in track(PARTS.items(), "programs")]
+    count = Counter(column for _, _, *results in rows for column, result in enumerate(results) if result == "one graph")
+    lines = [
+        "# What is captured",
+        "",
+        "The parts of PyTorch's language, a program each (packages/compile/tests/reach_programs.py; the tests compare "
+        f"its values and gradients with eager's). `python tools/reach.py`, torch {torch.__version__}, Python "
+        f"{platform.python_version()}: of {len(rows)} programs {count[0]} are one graph here, {count[1]} under "
+        "torch.compile. What is in no graph here runs eagerly between graphs and is told in the report.",
+    ]
+    for group in dict.fromkeys(group for group, *_ in rows):
+        lines += ["", f"## {group}", "", "| program | here | torch.compile |", "|---|---|---|"]
+        lines += [f"| {name} | {ours} | {theirs} |" for of, name, ours, theirs in rows if of == group]
+    return "\n".join(lines) + "\n"
+
+
+if __name__ == "__main__":
+    warnings.simplefilter("ignore")
+    logging.disable(logging.CRITICAL)
+    (ROOT / "docs" / "reach.md").write_text(page())
