@@ -15,7 +15,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import os
-import platform
+import re
 import sys
 import time
 import warnings
@@ -121,30 +121,49 @@ def kernels_in(file: Path) -> Counter[str]:
     return Counter(part.partition("\n")[2] for part in file.read_text().split(KERNEL)[1:])
 
 
-def page(before: Path, now: Path, options: argparse.Namespace) -> str:
-    """Counts by device, and the cases whose texts differ with the first difference."""
-    import torch
+def renamed(text: str) -> tuple[str, ...]:
+    """The tokens of each line, with what the kernel assigns to named in order: equal for kernels that differ in names
+    of variables, and so in the order of an index's terms, alone."""
+    assigned = set(re.findall(r"(?:^ *|[(;] *|\w )(\w+) = ", text, re.M))
+    names: dict[str, str] = {}
+    plain = re.sub(
+        r"\b[A-Za-z]\w*", lambda m: names.setdefault(m[0], f"v{len(names)}") if m[0] in assigned else m[0], text
+    )
+    return tuple(" ".join(sorted(re.findall(r"[\w.]+|\S", line))) for line in plain.splitlines())
 
+
+def apart(old: Counter[str], new: Counter[str]) -> tuple[int, Counter[str], Counter[str]]:
+    """How many kernels differ in names alone, and the others that are gone and that have come."""
+    gone, come = list((old - new).elements()), list((new - old).elements())
+    before, now = Counter(map(renamed, gone)), Counter(map(renamed, come))
+    lost, made = before - now, now - before
+    others = (Counter(t for t in texts if renamed(t) in left) for texts, left in ((gone, lost), (come, made)))
+    return (before & now).total(), *others
+
+
+def page(before: Path, now: Path) -> str:
+    """Counts by device, and the cases whose texts differ with the first difference."""
     shared = sorted(f.name for f in now.iterdir() if (before / f.name).exists())
-    lines = ["| case | device | kernels | not the same | first difference |", "|---|---|---|---|---|"]
-    sums = dict.fromkeys(DEVICES, (0, 0, 0))
+    lines = ["| case | device | kernels | other names | other text | first difference |", "|---|---|---|---|---|---|"]
+    sums = {device: Counter[str]() for device in DEVICES}
     for case in shared:
         for device, suffix in DEVICES.items():
             old, new = (kernels_in(folder / case / f"{device}.{suffix}") for folder in (before, now))
-            gone, come = old - new, new - old
-            total, others, cases = sums[device]
-            sums[device] = (total + new.total(), others + come.total(), cases + bool(gone or come))
+            names, gone, come = apart(old, new)
+            sums[device].update(kernels=new.total(), names=names, texts=come.total(), cases=bool(gone or come))
             if gone or come:
                 changed = difflib.ndiff("".join(gone).splitlines(), "".join(come).splitlines())
-                first = [line.replace("|", "\\|")[:110] for line in changed if line[:2] in ("- ", "+ ")][:2]
+                first = [line.replace("|", "\\|")[:90] for line in changed if line[:2] in ("- ", "+ ")][:2]
                 shown = " ".join(f"`{line}`" for line in first)
-                lines.append(f"| {case} | {device} | {new.total()} | -{gone.total()} +{come.total()} | {shown} |")
+                lines.append(
+                    f"| {case} | {device} | {new.total()} | {names} | -{gone.total()} +{come.total()} | {shown} |"
+                )
     said = [
-        f"- {device}: {total} kernels of {len(shared)} cases; {others} of {cases} cases are not the same."
-        for device, (total, others, cases) in sums.items()
+        f"- {device}: {n['kernels']} kernels of {len(shared)} cases; {n['names']} have other names of variables, "
+        f"{n['texts']} another text, in {n['cases']} cases."
+        for device, n in sums.items()
     ]
-    versions = f"Python {platform.python_version()}, torch {torch.__version__}"
-    return "\n".join([versions, "", *said, "", *(lines if len(lines) > 2 else [])]) + "\n"
+    return "\n".join([*said, "", *(lines if len(lines) > 2 else [])]) + "\n"
 
 
 def main() -> None:
@@ -162,7 +181,7 @@ def main() -> None:
     if options.out:
         write(options)
     if options.compare:
-        text = page(*options.compare, options)
+        text = page(*options.compare)
         print(text)
         if options.write:
             options.write.write_text(text)

@@ -39,19 +39,23 @@ class Journal:
             return f"graph_{self._captures - 1}"
 
     def add(self, record: CompiledGraphRecord) -> None:
+        """Keeps what became of a graph."""
         with self._lock:
             self._graphs.append(record)
 
     @property
     def graphs(self) -> Sequence[CompiledGraphRecord]:
+        """What became of each compiled graph, in order."""
         with self._lock:
             return tuple(self._graphs)
 
     @property
     def captures(self) -> int:
+        """How many graphs were captured."""
         return self._captures
 
     def clear(self) -> None:
+        """Forgets all of it."""
         with self._lock:
             self._graphs.clear()
             self._captures = 0

@@ -88,7 +88,7 @@ MODES: Mapping[str, Mapping[str, object]] = MappingProxyType(
 
 
 def resolve(mode: str | None, options: Mapping[str, object] | None) -> CompileOptions:
-    """The options of one `compile` call: environment, then the mode's, then the call's own."""
+    """The options of one `compile` call: environment, then the mode's, then the call's own. Raises InvalidArgument."""
     if mode is not None and mode not in MODES:
         raise unknown("mode", mode, MODES)
     if options is not None and not isinstance(options, Mapping):

@@ -34,6 +34,7 @@ class Report:
 
     @property
     def kernels(self) -> int:
+        """Kernels of all compiled graphs."""
         return sum(graph.kernels for graph in self.graphs)
 
     @property

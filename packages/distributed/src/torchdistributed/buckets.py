@@ -38,10 +38,12 @@ class Bucket:
 
     @property
     def names(self) -> tuple[str, ...]:
+        """The parameters' names, in the order of reduction."""
         return tuple(parameter.name for parameter in self.parameters)
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all its gradients."""
         return sum(parameter.nbytes for parameter in self.parameters)
 
 

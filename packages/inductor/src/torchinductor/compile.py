@@ -16,7 +16,7 @@ from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, ref
 from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
-from torchinductor.ir import Kernel, Template, verify_kernels
+from torchinductor.ir import Kernel, Template, loops_of, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
@@ -133,7 +133,7 @@ def _legalize(lowered: Lowered, operations: Sequence[Operation], options: Induct
             result.append(operation)
             continue
         for kernel in legalized(operation, options):
-            lowered.buffers.update((name, kernel.buffers[name]) for name in kernel.arguments)
+            lowered.buffers.update((name, loops_of(kernel).buffers[name]) for name in kernel.arguments)
             result.append(kernel)
     return result
 

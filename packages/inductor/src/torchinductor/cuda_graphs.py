@@ -53,6 +53,7 @@ class CudaDevice:
         self.device = device
 
     def stream(self) -> int | None:
+        """The current stream's handle."""
         index = self.device.index or 0
         if torch.cuda.current_device() != index:
             with torch.cuda.device(index):
@@ -62,6 +63,7 @@ class CudaDevice:
         return int(torch._C._cuda_getCurrentRawStream(index))  # type: ignore[attr-defined]
 
     def record(self, run: Callable[[], list[Value]]) -> tuple[Replay, list[Value]]:
+        """Raises RuntimeError where CUDA records no such run."""
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(self.device), torch.cuda.graph(graph, capture_error_mode="thread_local"):
             outputs = run()

@@ -51,7 +51,7 @@ def prepare(program: Program, mended: Mended = TELL_PROCESS) -> CompiledProgram:
 
 
 def accelerator_of(program: Program) -> torch.device | None:
-    """The one device beside the CPU that a program uses; MixedDevices if there are several."""
+    """The one device beside the CPU that a program uses. Raises MixedDevices if there are several."""
     devices = {i.device for i in program.inputs if not isinstance(i, SymbolInput)}
     devices |= {i.device for i in program.instructions if isinstance(i, (Alloc, RandomSeed))}
     found = {d for d in devices if d.type != "cpu"}

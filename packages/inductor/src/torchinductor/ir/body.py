@@ -63,6 +63,7 @@ class Body:
 
     @cached_property
     def accesses(self) -> tuple[Load | Store, ...]:
+        """Its loads and stores, in order."""
         return tuple(op for op in self.ops if isinstance(op, (Load, Store)))
 
     @cached_property
@@ -72,6 +73,7 @@ class Body:
 
     @cached_property
     def writes(self) -> frozenset[str]:
+        """Buffers that the body stores to, or combines with."""
         return frozenset(op.buffer for op in self.of(Store))
 
     @cached_property
@@ -96,6 +98,7 @@ class Body:
 
     @cached_property
     def scans(self) -> bool:
+        """Whether it has a running combination, so that the inner axis is walked in order."""
         return any(True for _ in self.of(Scan))
 
 

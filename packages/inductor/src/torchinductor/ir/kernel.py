@@ -48,6 +48,7 @@ class Axis:
 
     @property
     def var(self) -> IntExpr:
+        """The axis's value as an index expression."""
         return variable(self.name)
 
 
@@ -83,14 +84,17 @@ class Kernel:
 
     @property
     def outer(self) -> tuple[Axis, ...]:
+        """The parallel loops."""
         return tuple(a for a in self.axes if not a.inner)
 
     @property
     def inner(self) -> tuple[Axis, ...]:
+        """The loops within each outer iteration."""
         return tuple(a for a in self.axes if a.inner)
 
     @cached_property
     def ranges(self) -> dict[str, IntExpr]:
+        """The axes' sizes by name."""
         return {a.name: a.size for a in self.axes}
 
     @cached_property

@@ -50,10 +50,12 @@ class Operation:
 
     @property
     def operands(self) -> tuple[int, ...]:
+        """Positions of the values that it takes."""
         return ()
 
     @property
     def indices(self) -> tuple[IntExpr, ...]:
+        """The expressions over the axes that it evaluates."""
         return NO_INDICES
 
     def renumbered(self, number: Renumber) -> Op:
@@ -125,6 +127,8 @@ class Store(Operation):
 
 @dataclass(frozen=True, slots=True)
 class Constant(Operation):
+    """A number of its dtype (float32 for what is computed in float32)."""
+
     dtype: torch.dtype
     value: bool | int | float
 

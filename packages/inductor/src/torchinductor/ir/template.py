@@ -10,7 +10,6 @@ The factors' elements are computed by prologues (conversions, as a rule) from me
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -19,7 +18,7 @@ import torch
 
 from torchinductor.indexing import product
 from torchinductor.ir.body import Body
-from torchinductor.ir.kernel import Axis, Buffer, Kernel
+from torchinductor.ir.kernel import Axis, Kernel
 from torchinductor.ir.operations import Apply, Bitcast, Constant, IndexExpr, Load, Reduce, ToDtype, slice_of
 
 TemplateKind = Literal["matmul"]
@@ -60,10 +59,12 @@ class Template:
 
     @property
     def name(self) -> str:
+        """The loops' name."""
         return self.loops.name
 
     @property
     def device(self) -> torch.device:
+        """The device whose back end makes it."""
         return self.loops.device
 
     @property
@@ -78,18 +79,12 @@ class Template:
 
     @property
     def arguments(self) -> tuple[str, ...]:
+        """The buffers in the order in which the code takes their pointers."""
         return self.loops.arguments
 
     @property
-    def symbols(self) -> tuple[str, ...]:
-        return self.loops.symbols
-
-    @property
-    def buffers(self) -> Mapping[str, Buffer]:
-        return self.loops.buffers
-
-    @property
     def in_place(self) -> tuple[tuple[str, str], ...]:
+        """(written, read) pairs of buffers that lie in one place."""
         return self.loops.in_place
 
     @property

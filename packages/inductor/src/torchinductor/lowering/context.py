@@ -152,15 +152,18 @@ class Context:
         return tuple(self.node.meta.get("stack", ())) if self.node is not None else ()
 
     def origin(self) -> tuple[str, ...]:
+        """The name of the node at work, for kernels to bear."""
         return () if self.node is None else (self.node.name,)
 
     def new_name(self, prefix: str) -> str:
+        """A name that nothing of the graph has."""
         self._names += 1
         return f"{prefix}{self._names - 1}"
 
     def new_buffer(
         self, shape: Index, dtype: torch.dtype, device: torch.device, strides: Index | None = None
     ) -> Buffer:
+        """A buffer of this layout, in elements; row-major unless strides are given."""
         buffer = Buffer(self.new_name("buf"), dtype, device, shape, strides or contiguous_strides(shape))
         self.buffers[buffer.name] = buffer
         return buffer
@@ -210,7 +213,8 @@ class Context:
         return self.strided(buffer)
 
     def realize_exactly(self, value: TensorValue, strides: Index) -> TensorValue:
-        """A value in memory with exactly these strides: the same one, or a copy."""
+        """A value in memory with exactly these strides, in elements: itself, or a copy. Raises LoweringError where
+        a value that is not stored yet cannot have them."""
         data = value.data
         if isinstance(data, Strided) and not same_strides(value.shape, data.strides, strides):
             buffer = self.new_buffer(value.shape, value.dtype, value.device, strides)

@@ -63,6 +63,7 @@ class _Advanced:
 
 
 def index(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], wrap: bool) -> TensorValue:
+    """Advanced indexing; the result's shape is torch's."""
     plan = _Advanced(t.shape, indices, wrap)
     tensors = [i for i in indices if i is not None]
     for tensor in tensors:
@@ -74,6 +75,7 @@ def index(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], w
 
 
 def gather(ctx: Context, t: TensorValue, dim: int, index: TensorValue) -> TensorValue:
+    """t at integer positions along a dim; of the index's shape."""
     if not t.shape:
         return t
     _readable(ctx, t)
@@ -119,6 +121,7 @@ def index_put(
     accumulate: bool,
     wrap: bool,
 ) -> TensorValue:
+    """A copy of t with values written (or added) where indices say."""
     plan = _Advanced(t.shape, indices, wrap)
     for tensor in indices:
         if tensor is not None:

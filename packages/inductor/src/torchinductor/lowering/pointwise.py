@@ -82,6 +82,7 @@ def whole_division(name: str) -> Callable[..., TensorValue]:
 
 
 def convert_element_type(ctx: Context, t: TensorValue, dtype: torch.dtype, rounded: bool = False) -> TensorValue:
+    """The value in another dtype; rounded to a 16-bit one where the program wrote that, or options ask for it."""
     if dtype == t.dtype:
         return t
     # A float32 value that becomes bfloat16 in the middle of a kernel keeps its digits; the store rounds.
@@ -96,17 +97,20 @@ def convert_element_type(ctx: Context, t: TensorValue, dtype: torch.dtype, round
 
 
 def bitcast(ctx: Context, t: TensorValue, dtype: torch.dtype) -> TensorValue:
+    """The same bits in a dtype of the same width."""
     return ctx.lazy(
         t.shape, dtype, t.device, lambda index, ops: ops.bitcast(t.load(index, ops), dtype, t.dtype), of=[t]
     )
 
 
 def full(ctx: Context, shape: Sizes, value: Number, dtype: torch.dtype, device: torch.device) -> TensorValue:
+    """One number everywhere; no memory."""
     load = _operand(value, dtype)
     return ctx.lazy(exprs(shape), dtype, torch.device(device), load, cost=0)
 
 
 def iota(ctx: Context, length: Size, start: Size, step: Size, dtype: torch.dtype, device: torch.device) -> TensorValue:
+    """start + i * step of `length` elements, in a dtype."""
     first, by = as_expr(start), as_expr(step)
 
     def load(index: Index, ops: Ops) -> int:
@@ -116,10 +120,12 @@ def iota(ctx: Context, length: Size, start: Size, step: Size, dtype: torch.dtype
 
 
 def empty_strided(ctx: Context, shape: Sizes, strides: Sizes, dtype: torch.dtype, device: torch.device) -> TensorValue:
+    """Memory that nobody writes, in a layout given in elements."""
     return ctx.strided(ctx.new_buffer(exprs(shape), dtype, torch.device(device), exprs(strides)))
 
 
 def random_seed(ctx: Context, device: torch.device) -> TensorValue:
+    """A 0-d int64 drawn from the device's generator."""
     buffer = ctx.new_buffer((), torch.int64, torch.device(device))
     ctx.operations.append(SeedCall(ctx.new_name("seed"), buffer.name, buffer.device))
     return ctx.strided(buffer)
@@ -140,6 +146,7 @@ def _bits(seed: TensorValue, shape: Index, stream: int, width: int) -> Load:
 
 
 def random_bits(ctx: Context, seed: TensorValue, shape: Sizes, stream: int = 0, width: int = 32) -> TensorValue:
+    """int64 words of Philox, of 32 or 64 bits, one an element."""
     sizes = exprs(shape)
     return ctx.lazy(sizes, torch.int64, seed.device, _bits(seed, sizes, stream, width), of=[seed], cost=20, heavy=True)
 
@@ -147,6 +154,7 @@ def random_bits(ctx: Context, seed: TensorValue, shape: Sizes, stream: int = 0, 
 def random_uniform(
     ctx: Context, seed: TensorValue, shape: Sizes, stream: int = 0, dtype: torch.dtype = torch.float32
 ) -> TensorValue:
+    """Floats in [0, 1) of as many digits as the dtype has."""
     sizes, kept, width = exprs(shape), philox.digits(dtype), 64 if dtype is torch.float64 else 32
     bits = _bits(seed, sizes, stream, width)
 

@@ -52,14 +52,17 @@ class TensorValue:
 
     @property
     def cost(self) -> int:
+        """Operations that reading an element takes; one where it is stored."""
         return 1 if isinstance(self.data, Strided) else self.data.cost
 
     @property
     def reads(self) -> frozenset[str]:
+        """Buffers that reading an element touches."""
         return frozenset((self.data.buffer,)) if isinstance(self.data, Strided) else self.data.reads
 
     @property
     def heavy(self) -> bool:
+        """Whether reading an element calls a transcendental function."""
         return isinstance(self.data, Lazy) and self.data.heavy
 
     def load(self, index: Index, ops: Ops) -> int:

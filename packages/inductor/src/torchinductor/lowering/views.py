@@ -25,6 +25,7 @@ def _strided(t: TensorValue, shape: Index, strides: Index, offset: IntExpr) -> T
 
 
 def expand(ctx: Context, t: TensorValue, shape: Sizes) -> TensorValue:
+    """Dims of size one repeated, and new ones in front; stride zero where the value is stored."""
     sizes = exprs(shape)
     lead = len(sizes) - len(t.shape)
     grown = [is_one(a) and not is_one(b) for a, b in zip(t.shape, sizes[lead:], strict=True)]
@@ -42,6 +43,7 @@ def expand(ctx: Context, t: TensorValue, shape: Sizes) -> TensorValue:
 
 
 def permute(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """The dims in another order."""
     shape = tuple(t.shape[d] for d in dims)
     if isinstance(t.data, Strided):
         return _strided(t, shape, tuple(t.data.strides[d] for d in dims), t.data.offset)
@@ -50,6 +52,7 @@ def permute(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
 
 
 def reshape(ctx: Context, t: TensorValue, shape: Sizes) -> TensorValue:
+    """Another shape of as many elements, in row-major order."""
     sizes, old = exprs(shape), t.shape
     if isinstance(t.data, Strided):
         strides = broadcast_strides(old, t.data.strides, sizes)
@@ -67,6 +70,7 @@ def _ranges(ops: Ops) -> Mapping[str, IntExpr]:
 
 
 def squeeze(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """Without the dims of size one in `dims`."""
     keep = [d for d in range(len(t.shape)) if d not in dims]
     shape = tuple(t.shape[d] for d in keep)
     if isinstance(t.data, Strided):
@@ -80,6 +84,7 @@ def squeeze(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
 
 
 def unsqueeze(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """With a dim of size one at `dim`."""
     rank = len(t.shape) + len(dims)
     old = iter(range(len(t.shape)))
     source = [None if d in dims else next(old) for d in range(rank)]
@@ -104,6 +109,7 @@ def _unsqueezed_strides(t: TensorValue, shape: Index, source: Sequence[int | Non
 
 
 def slice_(ctx: Context, t: TensorValue, dim: int, start: Size, stop: Size, step: Size) -> TensorValue:
+    """Every step-th element of a dim from start to stop."""
     low, high, by = as_expr(start), as_expr(stop), as_expr(step)
     length = high - low if is_one(by) else (high - low + by - ONE) // by
     shape = (*t.shape[:dim], length, *t.shape[dim + 1 :])
@@ -116,6 +122,7 @@ def slice_(ctx: Context, t: TensorValue, dim: int, start: Size, stop: Size, step
 
 
 def flip(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
+    """Dims in reverse."""
     shape = t.shape
     return _view(
         ctx, t, shape, lambda index, ops: tuple(shape[d] - ONE - i if d in dims else i for d, i in enumerate(index))
@@ -123,6 +130,7 @@ def flip(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
 
 
 def roll(ctx: Context, t: TensorValue, shifts: Sizes, dims: Sequence[int]) -> TensorValue:
+    """Elements moved round along dims; without dims, in the flattened tensor."""
     if not dims:
         flat = roll(ctx, reshape(ctx, t, (_numel(t.shape),)), shifts, (0,))
         return reshape(ctx, flat, t.shape)
@@ -144,6 +152,7 @@ def _numel(shape: Index) -> IntExpr:
 
 
 def diagonal(ctx: Context, t: TensorValue, offset: int, dim1: int, dim2: int) -> TensorValue:
+    """The diagonal of two dims, as the last dim."""
     rows, columns = t.shape[dim1], t.shape[dim2]
     down, right = as_expr(max(-offset, 0)), as_expr(max(offset, 0))
     length = (rows - down).minimum(columns - right).maximum(ZERO)
@@ -163,6 +172,7 @@ def diagonal(ctx: Context, t: TensorValue, offset: int, dim1: int, dim2: int) ->
 
 
 def unfold(ctx: Context, t: TensorValue, dim: int, size: Size, step: Size) -> TensorValue:
+    """Windows of `size` elements along a dim, `step` apart, as a last dim."""
     width, by = as_expr(size), as_expr(step)
     if not t.shape:
         return _view(ctx, t, (width,), lambda index, ops: ())
@@ -182,6 +192,7 @@ def _laid_out(ctx: Context, t: TensorValue) -> tuple[TensorValue, IntExpr]:
 
 
 def as_strided(ctx: Context, t: TensorValue, shape: Sizes, strides: Sizes, offset: Size) -> TensorValue:
+    """A layout in elements over the memory of the stored value."""
     base, start = _laid_out(ctx, t)
     assert isinstance(base.data, Strided)
     return _strided(base, exprs(shape), exprs(strides), base.data.offset + as_expr(offset) - start)
@@ -190,6 +201,7 @@ def as_strided(ctx: Context, t: TensorValue, shape: Sizes, strides: Sizes, offse
 def as_strided_scatter(
     ctx: Context, t: TensorValue, src: TensorValue, shape: Sizes, strides: Sizes, offset: Size
 ) -> TensorValue:
+    """A copy of t in which src stands where a layout in elements says."""
     assert ctx.node is not None
     meta = ctx.node.args[0].meta["val"]  # type: ignore[union-attr]
     buffer = ctx.new_buffer(t.shape, t.dtype, t.device, exprs(meta.stride()))
@@ -199,6 +211,11 @@ def as_strided_scatter(
 
 
 def copy_strided(ctx: Context, t: TensorValue, strides: Sizes) -> TensorValue:
+    """The value in memory of its own with these strides.
+
+    Raises:
+        LoweringError: elements would share a place.
+    """
     wanted = exprs(strides)
     value = ctx.lazy(t.shape, t.dtype, t.device, t.load, of=[t], cost=0)
     empty = any(n.as_int() == 0 for n in t.shape)
@@ -226,6 +243,7 @@ def masked(value: TensorValue, index: Index, ops: Ops, mask: int, other: int) ->
 
 
 def cat(ctx: Context, tensors: Sequence[TensorValue], dim: int) -> TensorValue:
+    """Tensors one after the other along a dim."""
     parts = [t for t in tensors if t.shape[dim].as_int() != 0]
     if len(parts) == 1:
         return parts[0]
@@ -269,6 +287,7 @@ def _cat_in_memory(
 
 
 def pad(ctx: Context, t: TensorValue, low: Sizes, high: Sizes, value: bool | int | float) -> TensorValue:
+    """A constant number before and after each dim; negative amounts cut."""
     lows, highs = exprs(low), exprs(high)
     shape = tuple(s + a + b for s, a, b in zip(t.shape, lows, highs, strict=True))
 
@@ -292,6 +311,7 @@ def pad(ctx: Context, t: TensorValue, low: Sizes, high: Sizes, value: bool | int
 def slice_scatter(
     ctx: Context, t: TensorValue, src: TensorValue, dim: int, start: Size, stop: Size, step: Size
 ) -> TensorValue:
+    """A copy of t in which src stands in a slice of a dim."""
     low, high, by = as_expr(start), as_expr(stop), as_expr(step)
     if low == ZERO and high == t.shape[dim] and is_one(by):
         return src

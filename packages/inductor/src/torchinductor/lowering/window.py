@@ -81,6 +81,7 @@ def _result_shape(ctx: Context) -> Index:
 def max_pool(
     ctx: Context, t: TensorValue, kernel: Sequence[int], stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool
 ) -> tuple[TensorValue, TensorValue]:
+    """The largest element of each window of (N, C, *spatial), and its int64 position in the flattened spatial dims."""
     shape = _result_shape(ctx)
     windows = _Windows(t, kernel, stride, padding, dilation, shape)
     if t.heavy or t.cost > 2:
@@ -130,6 +131,7 @@ def avg_pool(
     count_include_pad: bool,
     divisor: int | None,
 ) -> TensorValue:
+    """The mean of each window of (N, C, *spatial); integers are divided toward zero."""
     shape = _result_shape(ctx)
     rank = len(shape) - 2
     windows = _Windows(t, kernel, stride, padding, [1] * rank, shape)

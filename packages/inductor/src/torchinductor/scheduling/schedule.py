@@ -31,6 +31,7 @@ class Group:
 
 
 def reads_of(operation: Operation) -> frozenset[str]:
+    """Buffers that an operation reads."""
     match operation:
         case Kernel() | Template():
             return frozenset(operation.reads)
@@ -43,6 +44,7 @@ def reads_of(operation: Operation) -> frozenset[str]:
 
 
 def writes_of(operation: Operation) -> frozenset[str]:
+    """Buffers that an operation writes."""
     match operation:
         case Kernel() | Template():
             return frozenset(operation.writes)

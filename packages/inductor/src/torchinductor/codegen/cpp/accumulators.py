@@ -22,6 +22,7 @@ class Accumulator:
 
     @property
     def arg(self) -> bool:
+        """Whether the result is a position: int64."""
         return self.kind in ("argmax", "argmin")
 
 

@@ -111,7 +111,7 @@ def _built(source: str, cache: DiskCache, key: str, cxx: str | None) -> ctypes.C
 
 
 def compile_library(source: str, target: Path, cxx: str | None) -> None:
-    """Runs the compiler on source given on its standard input."""
+    """Runs the compiler on source from its standard input. Raises BuildFailed with what it says, CompilerMissing."""
     compiler = find_compiler(cxx)
     done = _run([*compiler, *FLAGS, "-x", "c++", "-", "-o", str(target), *_libraries()], source)
     if done.returncode != 0:

@@ -46,6 +46,7 @@ class Loop:
 
     @property
     def head(self) -> str:
+        """The `for (...)` of it."""
         increment = f"{self.var}++" if self.step == 1 else f"{self.var} += {self.step}"
         return f"for (i64 {self.var} = {self.start}; {self.var} < {self.stop}; {increment})"
 
@@ -95,7 +96,7 @@ def _joins(body: Body, joined: Reduce) -> bool:
 
 
 def layout_of(kernel: Kernel) -> Layout:
-    """The layout that `planned` gave the kernel."""
+    """The layout that `planned` gave the kernel. Raises InductorError where it has none."""
     if not isinstance(kernel.layout, Layout):
         raise InductorError(f"kernel {kernel.name} is written before it is planned")
     return kernel.layout

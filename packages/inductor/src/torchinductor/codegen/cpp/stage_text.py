@@ -55,6 +55,7 @@ class StageText:
         return len(self.loops) - (1 if self.layout.lanes is None else 2)
 
     def write(self) -> list[str]:
+        """The lines of the stage, without the frame's indentation."""
         lines = [*self.declared, "{", *self._nest(0, self.lines)]
         lines += [f"  {line}" for line in self.finishing]
         return [*lines, "}"]

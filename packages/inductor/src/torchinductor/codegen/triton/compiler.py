@@ -105,6 +105,7 @@ class Server:
             return reply.result()
 
     def close(self) -> None:
+        """Ends the process, once it has compiled what it was asked for."""
         if self._process is not None and self._process.stdin is not None:
             self._process.stdin.close()
             self._process.wait()

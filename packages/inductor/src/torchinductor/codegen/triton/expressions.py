@@ -60,11 +60,12 @@ class Value(NamedTuple):
 
     @property
     def is_float(self) -> bool:
+        """Whether its type is a floating-point one."""
         return self.dtype.is_floating_point
 
 
 def tl_type(dtype: torch.dtype) -> str:
-    """The language's name of a type; Unsupported for those that it lacks (complex)."""
+    """The language's name of a type. Raises Unsupported for those that it lacks (complex)."""
     try:
         return TL_TYPES[dtype]
     except KeyError:
@@ -211,7 +212,7 @@ def _tables(kind: torch.dtype, coarse: bool) -> list[Mapping[str, str]]:
 
 
 def apply_text(op: str, operands: list[Value], *, coarse: bool = False) -> str:
-    """The expression of an elementwise operation on named operands. Unsupported when there is none.
+    """The expression of an elementwise operation on named operands. Raises Unsupported where there is none.
 
     `coarse`: the results will be rounded to 16 bits.
     """

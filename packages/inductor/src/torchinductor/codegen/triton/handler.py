@@ -44,6 +44,7 @@ class Tile(NamedTuple):
 
     @property
     def along_rows(self) -> bool:
+        """Whether neighbours along it are neighbours in a row of the tile."""
         return bool(self.axes) and self.suffix != "[:, None]"
 
 
@@ -157,6 +158,7 @@ class TritonHandler(OpsHandler[Value]):
     def store(
         self, buffer: str, index: IntExpr, value: Value, mode: StoreMode = "set", mask: Value | None = None
     ) -> None:
+        """Raises Unsupported for a combination that the GPU has no atomic operation of."""
         dtype = self.kernel.buffers[buffer].dtype
         dims = self.dims_of(index) | (mask.dims if mask else NO_DIMS) | value.dims
         stored = stored_text(value, dtype)

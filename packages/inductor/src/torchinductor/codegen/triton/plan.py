@@ -76,7 +76,7 @@ def planned(kernel: Kernel, join: bool = True) -> Kernel:
 
 
 def layout_of(kernel: Kernel) -> Layout:
-    """The layout that `planned` gave the kernel."""
+    """The layout that `planned` gave the kernel. Raises InductorError where it has none."""
     if not isinstance(kernel.layout, Layout):
         raise InductorError(f"kernel {kernel.name} is written before it is planned")
     return kernel.layout

@@ -16,6 +16,8 @@ from .plan import Layout, layout_of
 
 
 class Waits(NamedTuple):
+    """Where a kernel's threads wait."""
+
     stages: frozenset[int]  # stages before which the threads wait
     stores: frozenset[str]  # buffers before each store to which they wait
 

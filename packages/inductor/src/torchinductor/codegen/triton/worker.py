@@ -23,6 +23,7 @@ from triton.compiler import ASTSource
 
 
 def compile_source(request: dict[str, Any]) -> None:
+    """Writes the binary and the record of a request. Raises whatever the compiler does."""
     spec = importlib.util.spec_from_file_location("generated_kernel", request["source"])
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -51,6 +52,7 @@ def compile_source(request: dict[str, Any]) -> None:
 
 
 def write(path: str, data: bytes) -> None:
+    """Writes a file that appears whole."""
     fresh = f"{path}.{os.getpid()}"
     with open(fresh, "wb") as file:
         file.write(data)
@@ -117,6 +119,7 @@ def reap(running: dict[int, int], pipe: int) -> None:
 
 
 def main() -> None:
+    """Serves requests until stdin ends."""
     pipe = os.dup(1)
     os.dup2(2, 1)  # what triton prints must not mix with the replies
     warm(int(sys.argv[1]))

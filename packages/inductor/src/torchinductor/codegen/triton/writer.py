@@ -76,6 +76,7 @@ class Writer:
         self.line("pid = tl.program_id(0)" + (".to(tl.int64)" if self.layout.wide else ""))
 
     def line(self, text: str) -> None:
+        """Adds a statement where the text has come to."""
         self.handler.statement(text)
 
     def place(self, dim: str, axes: Sequence[Axis], block: int, program: str, column: str) -> None:
