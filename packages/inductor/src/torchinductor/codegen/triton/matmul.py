@@ -30,8 +30,10 @@ def plan(template: Template) -> Template | None:
     if min(height, width, depth) < 16:
         return None
     half = template.operands[0].dtype.itemsize == 2
+    loads = [op for operand in template.operands for op in operand.prologue.of(Load)]
+    line = max(16, 128 // max(op.dtype.itemsize for op in loads))  # what is loaded for several iterations has to fit
     side = 128 if half else 64
-    y, x, r = min(pow2(height), side), min(pow2(width), side), min(pow2(depth), 64 if half else 32)
+    y, x, r = min(pow2(height), side), min(pow2(width), side), min(pow2(depth), line)
     count = product(axis.size for axis in template.batch).as_int() or 1
     while y > 32 and x > 32 and count * -(-height // y) * -(-width // x) < PROGRAMS_WANTED // 4:
         y, x = (y // 2, x) if y >= x else (y, x // 2)
