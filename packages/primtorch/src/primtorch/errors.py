@@ -58,6 +58,14 @@ class NoFormula(PrimTorchError, NotImplementedError):
         )
 
 
+class IncompleteOperator(PrimTorchError):
+    """The record of an operator lacks a part that another part needs."""
+
+    def __init__(self, operator: str, lacks: str, why: str) -> None:
+        self.operator = operator
+        super().__init__(f"the record of {operator}: {lacks} ({why})")
+
+
 class PrimError(PrimTorchError, ValueError):
     """A prim got arguments that its schema does not take."""
 

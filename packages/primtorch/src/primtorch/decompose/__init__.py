@@ -12,8 +12,10 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.builder import Builder, Results, Value
+from primtorch.errors import IncompleteOperator
 from primtorch.families import Rule, operators
 from primtorch.prims import PRIMS, Prim
+from primtorch.prims.record import FormulaOf
 
 __all__ = ["Builder", "Opset", "Results", "Rule", "TakenWhole", "Value", "decompositions"]
 
@@ -32,13 +34,26 @@ class TakenWhole:
 
 @lru_cache(maxsize=1)
 def _all_rules() -> Mapping[OpOverload, Rule]:
-    """Found by the first lowering: looking up an overload by its name takes torch tens of microseconds."""
-    rules: dict[OpOverload, Rule] = {}
-    for operator in operators().values():
-        overload = operator.overload if operator.rule is not None else None
-        if overload is not None and operator.rule is not None:
+    """Made by the first lowering: finding an overload by its name takes torch tens of microseconds.
+
+    Raises:
+        IncompleteOperator: a record lacks what it needs.
+    """
+    known, rules = operators(), dict[OpOverload, Rule]()
+    for operator in known.values():
+        if operator.rule is None:
+            continue
+        overload = operator.overload
+        if overload is not None:
             rules[overload] = operator.rule
+        elif not operator.optional:
+            raise IncompleteOperator(
+                operator.name, "torch has no such overload", 'a name that ends in "?" need not exist'
+            )
     for prim in PRIMS.values():
+        if isinstance(prim.meta, FormulaOf) and getattr(known.get(prim.meta.operator), "formula", None) is None:
+            needed = f"prims.{prim.name} is this operator whole, and its meta is the operator's formula"
+            raise IncompleteOperator(prim.meta.operator, "it has no formula", needed)
         if prim.aten is not None:
             rules.setdefault(prim.aten, TakenWhole(prim))
     return MappingProxyType(rules)

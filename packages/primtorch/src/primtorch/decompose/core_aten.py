@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from primtorch.builder import Builder, Value
+from primtorch.families import Operator, overloads
 from primtorch.layout import view_strides
 from primtorch.prims import PRIMS, Prim
 
@@ -85,12 +86,9 @@ _BINARY: Mapping[str, tuple[Any, Any]] = {
     )
 } | {"pow": (aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar)}
 _TENSORS_ONLY: Mapping[str, Any] = {
-    name: getattr(aten, name).default
-    for name in ("maximum", "minimum", "fmax", "fmin", "atan2", "hypot", "nextafter", "gcd", "lcm")
-} | {
-    "copysign": aten.copysign.Tensor,
-    "shift_left": aten.bitwise_left_shift.Tensor,
-    "shift_right": aten.bitwise_right_shift.Tensor,
+    prim.name: Operator(next(overloads(prim.pointwise.overloads)), "").overload
+    for prim in PRIMS.values()
+    if prim.pointwise is not None and prim.operands == 2 and prim.aten is None and prim.name not in _BINARY
 }
 
 

@@ -115,9 +115,6 @@ def _as_tensors(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
     return a, b
 
 
-_INEXACT = frozenset({"div", "atan2", "copysign", "igamma", "igammac", "zeta"})
-
-
 def _binary(
     name: str,
     reference: Callable[..., Any],
@@ -126,10 +123,12 @@ def _binary(
     aten: OpOverload | None = None,
     of: Pointwise | None = None,
 ) -> Prim:
+    inexact = name == "div" or (of is not None and of.to_float)
+
     def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
         result = _operands(name, a, b)
         require(
-            name not in _INEXACT or result.dtype.is_floating_point or result.dtype.is_complex,
+            not inexact or result.dtype.is_floating_point or result.dtype.is_complex,
             name,
             lambda: f"takes floating operands, got {result.dtype}; convert them first",
         )

@@ -83,18 +83,22 @@ class Prim:
         return self.name
 
 
-def meta_of(overload: OpOverload) -> Meta:
-    """The meta of an operator taken whole: its formula, found when it is first asked for."""
-    name = overload.name().removeprefix("aten::")
+@dataclass(frozen=True)
+class FormulaOf:
+    """The meta of an operator taken whole: its formula, which is found when it is first asked for."""
 
-    def meta(*args: Any, **kwargs: Any) -> Any:
-        operator = operators()[name]
-        assert operator.formula is not None, f"{name} is taken whole and has no formula"
+    operator: str
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        operator = operators()[self.operator]
+        assert operator.formula is not None, f"{self.operator} is taken whole and has no formula"
         if operator.fresh:
             kwargs["fresh"] = partial(fresh_size, args)
         return operator.formula(*args, **kwargs)
 
-    return meta
+
+def meta_of(overload: OpOverload) -> Meta:
+    return FormulaOf(overload.name().removeprefix("aten::"))
 
 
 def fresh_size(operands: Sequence[Any], maximum: Size | None, minimum: int = 0) -> torch.SymInt:
