@@ -180,7 +180,7 @@ class Calls:
             raise BreakGraph("constant_result", f"{name} is called with a tensor")
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             result = fn(*scalars.concrete(args), **scalars.concrete(kwargs))
-        return self.outside.externals.wrap(result, self.outside.externals.pins.source(result, name))
+        return self.outside.externals.hold(result, name)
 
     def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if args and isinstance(args[0], leaving.STATE_BLOCKS):
@@ -302,7 +302,7 @@ class Calls:
     def _region(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """The record of the calling thread: another thread's calls have another version of the function."""
         found = self.outside.ambient(region, ())
-        return self.outside.externals.wrap(found, self.outside.externals.pins.source(found, "region"))
+        return self.outside.externals.hold(found, "region")
 
     def _autograd_function(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return self.autograd_functions.apply(args[0], args[1:], kwargs)

@@ -81,7 +81,7 @@ class Emissions:
 
     def get_logger(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         logger = fn(*args, **kwargs)
-        return self.outside.externals.wrap(logger, self.outside.externals.pins.source(logger, "logger"))
+        return self.outside.externals.hold(logger, "logger")
 
     def ask(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """Whether a logger is enabled, and the like."""

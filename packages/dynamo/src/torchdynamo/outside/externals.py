@@ -171,6 +171,10 @@ class Externals:
             return value
         return self._admit(value, kind, source)
 
+    def hold(self, value: Any, label: str) -> Any:
+        """Admits an object that the compiled code holds by reference."""
+        return self.wrap(value, self.pins.source(value, label))
+
     def _admit(self, value: Any, kind: type, source: Source) -> Any:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, source)
@@ -387,7 +391,7 @@ class Externals:
             if type(key) in (tuple, frozenset):
                 self._know_keys(key, source)
             elif _is_known_by_identity(type(key)) and not isinstance(key, IDENTITY_TYPES):
-                self.tell_apart(self.wrap(key, self.pins.source(key, "key")))
+                self.tell_apart(self.hold(key, "key"))
 
     def _shadow_record(self, original: Any, source: Source, shadow: Any) -> External:
         known = self._register(original, source, shadow)

@@ -229,7 +229,7 @@ class Outside:
         """A real tensor that C code handed to a torch call: an input that the compiled code holds."""
         if stays_outside(tensor):
             self.externals.refuse(tensor)
-        wrapped = self.externals.wrap(tensor, self.externals.pins.source(tensor, "tensor"))
+        wrapped = self.externals.hold(tensor, "tensor")
         assert isinstance(wrapped, torch.Tensor)
         return wrapped
 
