@@ -1,0 +1,39 @@
+"""The check of imports among a package's rooms (`tools/check/contracts.py`)."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+TOOL = Path(__file__).resolve().parents[3] / "tools" / "check" / "contracts.py"
+
+
+@pytest.fixture(scope="module")
+def contracts() -> Any:
+    spec = importlib.util.spec_from_file_location("contracts", TOOL)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "imported", "allowed"),
+    [
+        ("torchdynamo.calls.calls", "torchdynamo.outside.outside.Outside", True),
+        ("torchdynamo.calls.calls", "torchdynamo.calls.emissions.Emissions", True),
+        ("torchdynamo.outside.outside", "torchdynamo._C.Entry", True),
+        ("torchdynamo", "torchdynamo.api.optimize", True),
+        ("torchdynamo.outside.outside", "torchdynamo.calls.calls.Calls", False),
+        ("torchdynamo.graph.recorder", "torchdynamo.capture", False),
+        ("torchdynamo.guards.failure", "torchdynamo.calls.calls.Calls", False),  # of one layer
+        ("torchdynamo.unheard_of", "torchdynamo.errors.InternalError", False),
+    ],
+)
+def test_imports_among_rooms_go_one_way(contracts: Any, module: str, imported: str, allowed: bool) -> None:
+    assert (not list(contracts.out_of_order("torchdynamo", module, imported))) is allowed
