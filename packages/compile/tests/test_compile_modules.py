@@ -57,7 +57,7 @@ class Recurrent(torch.nn.Module):
 @pytest.mark.parametrize("dynamic", [None, True], ids=["automatic", "dynamic"])
 @pytest.mark.parametrize("kind", [torch.nn.RNN, torch.nn.GRU, torch.nn.LSTM], ids=lambda kind: kind.__name__)
 def test_recurrent_layers_over_sequences_of_many_lengths(kind: type[torch.nn.RNNBase], dynamic: bool | None) -> None:
-    """Their C++ reads the length as a number: it is fixed, or the layer runs by itself between two graphs."""
+    """Their C++ reads the length as a number: it is fixed."""
     module = Recurrent(kind)
     compiled = torchcompile.compile(module, dynamic=dynamic)
     for length, batch in ((5, 2), (6, 3), (7, 4), (9, 5)):
@@ -71,7 +71,7 @@ def test_recurrent_layers_over_sequences_of_many_lengths(kind: type[torch.nn.RNN
         )
     assert not torchcompile.report().fallbacks
     reasons = {b.reason for b in torchdynamo.stats().break_details}
-    assert reasons <= ({"symbolic_size", "operator_without_meta"} if kind is torch.nn.LSTM else set())
+    assert not reasons
 
 
 _SEEN: list[Any] = []

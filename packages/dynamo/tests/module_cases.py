@@ -527,12 +527,7 @@ CASES: dict[str, Case] = {
     "transforms": Case(two_layers, call=transformed, graphs=9, breaks={"function_transform"}),
     "compiled by another": Case(compiled_by_another),
     "lazy modules": Case(lambda: nn.Sequential(nn.LazyLinear(5), nn.Tanh()), graphs=3, breaks={"tensor_subclass"}),
-    "recurrent": Case(
-        Recurrent,
-        inputs=lambda: torch.randn(2, 3, 4, requires_grad=True),
-        graphs=3,
-        breaks={"operator_without_meta"},
-    ),
+    "recurrent": Case(Recurrent, inputs=lambda: torch.randn(2, 3, 4, requires_grad=True)),
     "packed": Case(
         Packed,
         inputs=lambda: torch.randn(2, 3, 4, requires_grad=True),

@@ -21,6 +21,7 @@ from aotautograd.present_views import CHANGES, PresentViews, may_change
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_tensors
 from primtorch.errors import PrimTorchError
+from primtorch.fake import lstm
 from primtorch.functionalize import unwrap, wrap
 from primtorch.out_arguments import land, outs_of
 from primtorch.symbolic import hint_of
@@ -200,6 +201,8 @@ class InPlaceCalls(TorchFunctionMode):
             return func(args[0], _numbers(args[1]), *args[2:], **kwargs)
         if name in ("resize_", "resize_as_") and len(args) == 2 and has_size(*args):
             return args[0]
+        if func is torch.lstm:
+            return lstm(*args, **kwargs)
         rule = SYMBOLIC_RULES.get(func) if self.symbolic else None
         if rule is not None and any(map(is_symbolic, (*args, *kwargs.values()))):
             return rule(*args, **kwargs)

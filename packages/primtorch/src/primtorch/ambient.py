@@ -85,6 +85,14 @@ def without_cudnn() -> AbstractContextManager[None]:
     return _cudnn.off() if torch.backends.cudnn.is_available() else nullcontext()
 
 
+_onednn = _Withheld(_C._get_mkldnn_enabled, _C._set_mkldnn_enabled)
+
+
+def without_onednn() -> AbstractContextManager[None]:
+    """A block in which operators take no kernels of oneDNN, in all threads."""
+    return _onednn.off()
+
+
 def _autocast_nesting() -> int:
     depth: int = torch.autocast_increment_nesting()
     torch.autocast_decrement_nesting()
@@ -283,7 +291,7 @@ AMBIENT: tuple[Ambient, ...] = (
     *_switch("cuDNN benchmark", "_get_cudnn_benchmark", "_set_cudnn_benchmark"),
     *_switch("cuDNN deterministic", "_get_cudnn_deterministic", "_set_cudnn_deterministic"),
     *_switch("MIOpen immediate", "_get_miopen_immediate", "_set_miopen_immediate"),
-    *_switch("oneDNN", "_get_mkldnn_enabled", "_set_mkldnn_enabled"),
+    Ambient("oneDNN", _onednn.read, _onednn.write),
     *_switch("oneDNN deterministic", "_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
     *_switch("NNPACK", "_get_nnpack_enabled", "_set_nnpack_enabled"),
     *_switch("quantized engine", "_get_qengine", "_set_qengine"),

@@ -20,7 +20,7 @@ from torch.utils._device import _device_constructors
 
 from primtorch import errors as primtorch_errors
 from primtorch.effects import has_effect, overload_of, unsaid_writes, written_tensors
-from primtorch.fake import FakeMode, FakeTensor, matmul_into, wants_sizes
+from primtorch.fake import PROGRAMS_FOR_FAKES, FakeMode, FakeTensor, wants_sizes
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
@@ -39,8 +39,6 @@ METHODS_OF_FAKES: dict[Any, Callable[..., Any]] = {
     torch.Tensor.new: FakeTensor.new,  # type: ignore[attr-defined]
     torch.Tensor.new_tensor: FakeTensor.new_tensor,
 }
-
-_MATMULS = frozenset({torch.matmul, torch.linalg.matmul})
 
 # Operator methods of tensors and the function that a reader of the graph knows them by.
 _TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
@@ -235,7 +233,7 @@ class Recorder:
             known = constants.of_numbers(name, func, args, kwargs, self.mode)
             if known is not None:  # in the graph it is a tensor made from its number
                 func, args, kwargs = torch.tensor, (constants.number(known),), {"dtype": known.dtype}
-            run = matmul_into if "out" in kwargs and func in _MATMULS else METHODS_OF_FAKES.get(func, func)
+            run = METHODS_OF_FAKES.get(func) or PROGRAMS_FOR_FAKES.get(func, func)
             result = run(*args, **kwargs) if known is None else known
         except FAKE_ERRORS as error:
             raise as_break(error) from error

@@ -10,11 +10,13 @@ autograd, which see the operators that a program is made of.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any, Final
 
 import torch
 
+from primtorch.ambient import without_onednn
 from primtorch.fake.symbolic_writes import symbolic_writes
 from primtorch.layout import broadcast
 from primtorch.once import once
@@ -68,12 +70,31 @@ def matmul(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return _batched(x, y)
 
 
-def matmul_into(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor) -> torch.Tensor:
-    """`torch.matmul` with `out` on fakes. Torch's own program writes to a view of `out` and asks whether that is a
-    copy, which is not to be seen on fakes: each has a storage of its own."""
+def _matmul_into(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
+    """Torch's own program writes to a view of `out` and asks whether that is a copy, which is not to be seen on fakes:
+    each has a storage of its own."""
     result = torch.matmul(x, y)
+    if out is None:
+        return result
     torch.ops.aten.view_copy.out(result, result.shape, out=out)
     return out
+
+
+def lstm(*args: Any, **kwargs: Any) -> Any:
+    """`torch.lstm` by operators that have derivatives of their own: oneDNN's keeps a workspace for the backward, whose
+    size it alone knows."""
+    packed = isinstance(args[1], torch.Tensor)  # batch sizes come behind the data
+    trains = args[7] if packed else args[6]
+    with without_onednn() if trains or torch.is_grad_enabled() else nullcontext():
+        return torch.lstm(*args, **kwargs)
+
+
+# What to call on fakes in the place of a function of torch whose own program does not run on them.
+PROGRAMS_FOR_FAKES: dict[Any, Callable[..., Any]] = {
+    torch.matmul: _matmul_into,
+    torch.linalg.matmul: _matmul_into,
+    torch.lstm: lstm,
+}
 
 
 def _cross_entropy(

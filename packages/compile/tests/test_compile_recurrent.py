@@ -1,0 +1,58 @@
+"""Recurrent layers: one graph, whatever kernel eager calls for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchcompile
+import torchdynamo
+from primtorch.testing import assert_as_accurate
+
+
+@pytest.mark.parametrize("batch_first", [False, True])
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_without_gradients_is_one_graph(
+    kind: type[nn.Module], bidirectional: bool, batch_first: bool
+) -> None:
+    seed = torch.seed()
+    layer = kind(4, 5, num_layers=2, bidirectional=bidirectional, batch_first=batch_first).eval()
+    exact = kind(4, 5, num_layers=2, bidirectional=bidirectional, batch_first=batch_first).eval().double()
+    exact.load_state_dict(layer.state_dict())
+    compiled = torchcompile.compile(layer)
+    with torch.no_grad():
+        for _ in range(2):
+            x = torch.randn(6, 3, 4)
+            assert_as_accurate(compiled(x), layer(x), exact(x.double()), f"seed {seed}")
+    stats = torchdynamo.stats()
+    assert stats.graphs == 1 and not stats.break_details and not stats.fallbacks
+
+
+@pytest.mark.parametrize("bidirectional", [False, True])
+@pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+def test_a_recurrent_layer_with_gradients_is_one_graph(kind: type[nn.Module], bidirectional: bool) -> None:
+    """oneDNN's LSTM keeps for its backward what it alone can read: the graph has the operators of the plain one."""
+    seed = torch.seed()
+    layer = kind(4, 5, num_layers=2, bidirectional=bidirectional)
+    exact = kind(4, 5, num_layers=2, bidirectional=bidirectional).double()
+    exact.load_state_dict(layer.state_dict())
+
+    def gradients(call: Any, layer: nn.Module, x: torch.Tensor) -> list[torch.Tensor]:
+        x = x.clone().requires_grad_()
+        output, state = call(x)
+        values = [output, *(state if isinstance(state, tuple) else (state,))]
+        sum(v.square().sum() for v in values).backward()
+        found = [p.grad for p in (x, *layer.parameters())]
+        layer.zero_grad()
+        return [*(v.detach() for v in values), *found]
+
+    compiled, x = torchcompile.compile(layer), torch.randn(6, 3, 4)
+    for _ in range(2):
+        expected = gradients(layer, layer, x), gradients(exact, exact, x.double())
+        assert_as_accurate(gradients(compiled, layer, x), *expected, f"seed {seed}")
+    stats = torchdynamo.stats()
+    assert stats.graphs == 1 and not stats.break_details and not stats.fallbacks
