@@ -126,10 +126,9 @@ def renamed(text: str) -> tuple[str, ...]:
     of variables, and so in the order of an index's terms, alone."""
     assigned = set(re.findall(r"(?:^ *|[(;] *|\w )(\w+) = ", text, re.M))
     names: dict[str, str] = {}
-    plain = re.sub(
-        r"\b[A-Za-z]\w*", lambda m: names.setdefault(m[0], f"v{len(names)}") if m[0] in assigned else m[0], text
-    )
-    return tuple(" ".join(sorted(re.findall(r"[\w.]+|\S", line))) for line in plain.splitlines())
+    name = lambda m: names.setdefault(m[0], f"v{len(names)}") if m[0] in assigned else m[0]
+    code = [line for line in text.splitlines() if not line.lstrip().startswith("#")]  # comments tell types
+    return tuple(" ".join(sorted(re.findall(r"[\w.]+|\S", re.sub(r"\b[A-Za-z]\w*", name, line)))) for line in code)
 
 
 def apart(old: Counter[str], new: Counter[str]) -> tuple[int, Counter[str], Counter[str]]:
