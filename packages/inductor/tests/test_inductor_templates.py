@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Callable
@@ -181,13 +182,22 @@ def test_halves_are_multiplied_on_tensor_cores_from_shared_memory(tmp_path: Path
     assert "wgmma.mma_async" in text and "cp.async" in text
 
 
-def test_values_in_the_interpreter() -> None:
+def interpreted(*arguments: str) -> list[dict[str, float | str]]:
     pytest.importorskip("triton")
     environment = {**os.environ, "TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [sys.executable, "template_worker.py"], cwd=TESTS, env=environment, capture_output=True, text=True, check=True
-    )
-    replies = [json.loads(line) for line in done.stdout.splitlines()]
+    command = [sys.executable, "template_worker.py", *arguments]
+    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, check=True)
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_values_in_the_interpreter() -> None:
+    replies = interpreted()
     assert [reply["case"] for reply in replies] == list(CASES)
     for reply in replies:
-        assert reply.get("error", 1.0) <= 2 * reply.get("eager", 0.0) + 1e-15, reply
+        assert reply.get("error", 1.0) <= 2 * float(reply.get("eager", 0.0)) + 1e-15, reply
+
+
+def test_random_programs_in_the_interpreter() -> None:
+    replies = interpreted("--random", str(random.randrange(10**6)), "12")
+    assert not [reply for reply in replies if "failure" in reply]
+    assert sum(int(reply["templates"]) for reply in replies) > 3
