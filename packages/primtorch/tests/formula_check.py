@@ -11,14 +11,16 @@ import collections
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
 
+from primtorch.derived import formula_from_rule
 from primtorch.errors import DataDependent, NoFormula
-from primtorch.fake import formula_of
+from primtorch.fake import formula_of, op_key
 from primtorch.fake.table import RULES
+from primtorch.families import operator_named
 from primtorch.spec import TensorSpec
 
 
@@ -64,6 +66,9 @@ class FormulaCheck:
     def __exit__(self, *exc: object) -> None:
         torch._C._pop_torch_dispatch_stack(None)
 
+    def formula(self, func: Any) -> Any:
+        return formula_of(func)
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
         name = str(func)
@@ -81,7 +86,10 @@ class FormulaCheck:
         if not strided or name == "aten._local_scalar_dense.default" or RULES.of(func).registered:
             return out
         try:
-            predicted = formula_of(func)(*spec_args, **spec_kwargs)
+            formula = self.formula(func)
+            if formula is None:
+                return out
+            predicted = formula(*spec_args, **spec_kwargs)
         except NoFormula:
             self.missing[name] += 1
             return out
@@ -101,11 +109,8 @@ class FormulaCheck:
     def difference(self, real: Any, predicted: Any, in_place: bool) -> str:
         def facts(x: Any) -> Any:
             if isinstance(x, torch.Tensor | TensorSpec):
-                # A stride says something only where the dim has more than one element.
-                empty = any(s == 0 for s in x.shape)
-                strides = tuple(t for s, t in zip(x.shape, x.stride(), strict=True) if s != 1) if not empty else ()
                 offset = 0 if in_place else x.storage_offset()
-                return (tuple(x.shape), strides, x.dtype, x.device, offset)
+                return (tuple(x.shape), strides_of(x), x.dtype, x.device, offset)
             return None
 
         if isinstance(real, tuple | list):
@@ -117,6 +122,43 @@ class FormulaCheck:
         a, b = facts(real), facts(predicted)
         # An undefined tensor comes out of a binding as None or as an empty tensor.
         return "" if a == b else f"real {a}, formula {b}"
+
+
+C = TypeVar("C", bound=FormulaCheck)
+
+
+class RuleCheck(FormulaCheck):
+    """Compares what an operator's rule gives with what came out. A shape or dtype that differs is a failure; of strides,
+    which are those of the last prim, it is counted by overload (`restrided`): there the formula has to know better.
+
+    Operators without a formula of their own have the rule's descriptors anyhow, strides included.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.restrided: collections.Counter[str] = collections.Counter()
+        self.name = ""
+
+    def formula(self, func: Any) -> Any:
+        record = operator_named(op_key(func))
+        self.name = str(func)
+        return None if record.formula is None or record.rule is None else formula_from_rule(func)
+
+    def difference(self, real: Any, predicted: Any, in_place: bool) -> str:
+        if isinstance(real, torch.Tensor) and isinstance(predicted, TensorSpec):
+            differs = strides_of(real) != strides_of(predicted)
+            self.restrided[self.name] += differs
+            predicted = (
+                TensorSpec.of(real) if (real.shape, real.dtype) == (predicted.shape, predicted.dtype) else predicted
+            )
+        return super().difference(real, predicted, in_place)
+
+
+def strides_of(x: Any) -> tuple[int, ...]:
+    """The strides that say something: of dims with more than one element, where there are elements."""
+    if any(size == 0 for size in x.shape):
+        return ()
+    return tuple(stride for size, stride in zip(x.shape, x.stride(), strict=True) if size != 1)
 
 
 def laid_out(part: Any, layout: str) -> Any:
@@ -149,9 +191,13 @@ def samples(names: list[str], dtypes: list[torch.dtype], limit: int, layout: str
 
 
 def run(
-    names: list[str], dtypes: list[torch.dtype], limit: int, layout: str = "contiguous"
-) -> tuple[FormulaCheck, int, int, collections.Counter[str]]:
-    check = FormulaCheck()
+    names: list[str],
+    dtypes: list[torch.dtype],
+    limit: int,
+    layout: str = "contiguous",
+    kind: type[C] = FormulaCheck,  # type: ignore[assignment]
+) -> tuple[C, int, int, collections.Counter[str]]:
+    check = kind()
     total = good = 0
     bad: collections.Counter[str] = collections.Counter()
     for op, grad, first, args, kwargs in samples(names, dtypes, limit, layout):
@@ -180,6 +226,7 @@ def main() -> None:
     parser.add_argument("--dtypes", default="float32")
     parser.add_argument("--limit", type=int, default=6)
     parser.add_argument("--layout", default="contiguous", choices=LAYOUTS)
+    parser.add_argument("--rules", action="store_true", help="what rules give, beside the formulas' operators")
     parser.add_argument("--list", action="store_true")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
@@ -187,11 +234,14 @@ def main() -> None:
     start = time.time()
     names = [n for n in options.names.split(",") if n]
     check, total, good, bad = run(names, [getattr(torch, d) for d in options.dtypes.split(",")],
-                                   options.limit, options.layout)  # fmt: skip
+                                   options.limit, options.layout,
+                                   RuleCheck if options.rules else FormulaCheck)  # fmt: skip
     print(f"{good}/{total} samples, {time.time() - start:.0f} s; {sum(check.checked.values())} calls checked of "
           f"{len(check.checked)} overloads; data dependent {sum(check.data_dependent.values())}")  # fmt: skip
     print(f"no formula: {dict(check.missing.most_common())}")
     print("failed: " + ", ".join(f"{k} {len(v)}" for k, v in check.failed.items()))
+    if isinstance(check, RuleCheck):
+        print(f"other strides: {dict((+check.restrided).most_common())}")
     if options.list:
         for name, cases in check.failed.items():
             for case in cases[:3]:

@@ -6,8 +6,26 @@ import random
 
 import pytest
 import torch
-from formula_check import LAYOUTS, run
+from formula_check import LAYOUTS, RuleCheck, run
 from torch.testing._internal.common_methods_invocations import op_db
+
+# Whose rule lays out the result of row-major operands otherwise than eager: their formulas have to say it.
+RESTRIDED = frozenset(
+    f"aten.{name}.default"
+    for name in "ones_like zeros_like slice_backward select_backward unfold_backward kthvalue clone repeat _conj "
+    "_upsample_bilinear2d_aa".split()
+)
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_rules_give_what_the_formulas_say(layout: str) -> None:
+    seed = random.randrange(1 << 30)
+    names = random.Random(seed).sample([op.name for op in op_db], 60)
+    check, total, _, _ = run(names, [torch.float32], 3, layout, RuleCheck)
+    assert total and not check.failed, f"seed {seed}: { {name: calls[:2] for name, calls in check.failed.items()} }"
+    if layout == "contiguous":
+        assert not set(+check.restrided) - RESTRIDED, f"seed {seed}"
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -375,7 +375,7 @@ class Builder:
         return tensors[0] if len(tensors) == 1 else self.emit(prims.cat, tuple(tensors), dim)
 
     def contiguous_spec(self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> TensorSpec:
-        return TensorSpec(tuple(shape), contiguous_strides(shape), dtype, device)
+        return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), dtype, device)
 
 
 class Results(Sequence[Any]):

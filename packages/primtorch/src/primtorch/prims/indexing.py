@@ -16,7 +16,7 @@ aten = torch.ops.aten
 
 
 def _contiguous(t: TensorSpec, shape: Sequence[Any], dtype: torch.dtype | None = None) -> TensorSpec:
-    return spec_like(t, shape, contiguous_strides(shape), dtype)
+    return spec_like(t, shape, contiguous_strides(tuple(shape)), dtype)
 
 
 def _preserved(t: TensorSpec) -> TensorSpec:

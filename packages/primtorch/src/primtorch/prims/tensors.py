@@ -124,7 +124,7 @@ complex = Prim(
 
 # --- creation ------------------------------------------------------------------------------------
 def _full_meta(shape: Sequence[Any], value: Any, dtype: torch.dtype, device: torch.device) -> TensorSpec:
-    return TensorSpec(tuple(shape), contiguous_strides(shape), dtype, torch.device(device))
+    return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), dtype, torch.device(device))
 
 
 def _iota_meta(length: Any, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> TensorSpec:
@@ -186,13 +186,13 @@ def _uniform_meta(
 ) -> TensorSpec:
     require(seed.dtype is torch.int64 and len(seed.shape) == 0, "random_uniform", lambda: "seed is a 0-d int64 tensor")
     require(dtype.is_floating_point, "random_uniform", lambda: f"draws floating-point numbers, not {dtype}")
-    return TensorSpec(tuple(shape), contiguous_strides(shape), dtype, seed.device)
+    return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), dtype, seed.device)
 
 
 def _bits_meta(seed: TensorSpec, shape: Sequence[Any], stream: int = 0, width: int = 32) -> TensorSpec:
     require(seed.dtype is torch.int64 and len(seed.shape) == 0, "random_bits", lambda: "seed is a 0-d int64 tensor")
     require(width in (32, 64), "random_bits", lambda: f"gives 32 or 64 bits, not {width}")
-    return TensorSpec(tuple(shape), contiguous_strides(shape), torch.int64, seed.device)
+    return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), torch.int64, seed.device)
 
 
 random_seed = Prim(
@@ -258,9 +258,9 @@ def _reshape_meta(t: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
         "reshape",
         lambda: f"shape {tuple(shape)} does not hold the elements of {tuple(t.shape)}",
     )
-    strides = view_strides(t.shape, t.strides, shape)
+    strides = view_strides(t.shape, t.strides, tuple(shape))
     if strides is None:
-        return spec_like(t, shape, contiguous_strides(shape))
+        return spec_like(t, shape, contiguous_strides(tuple(shape)))
     return spec_like(t, shape, strides, offset=t.offset)
 
 
