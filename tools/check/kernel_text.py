@@ -2,7 +2,7 @@
 
     python tools/check/kernel_text.py --of . --out now                     the kernels of all public models, as text
     python tools/check/kernel_text.py --of ../before --out before          the same of another checkout
-    python tools/check/kernel_text.py --compare before now --write docs/results/kernel_text.md
+    python tools/check/kernel_text.py --compare before now [--write page.md]
 
 Each model is captured, differentiated and lowered by the checkout's packages (whose extensions must be built); its
 graphs become C++ and Triton text, and run operator by operator. No kernel is built, and no GPU is needed. Transformers
@@ -134,10 +134,18 @@ def renamed(text: str) -> tuple[str, ...]:
 def apart(old: Counter[str], new: Counter[str]) -> tuple[int, Counter[str], Counter[str]]:
     """How many kernels differ in names alone, and the others that are gone and that have come."""
     gone, come = list((old - new).elements()), list((new - old).elements())
-    before, now = Counter(map(renamed, gone)), Counter(map(renamed, come))
-    lost, made = before - now, now - before
-    others = (Counter(t for t in texts if renamed(t) in left) for texts, left in ((gone, lost), (come, made)))
-    return (before & now).total(), *others
+    shared = Counter(map(renamed, gone)) & Counter(map(renamed, come))
+    return shared.total(), _without(gone, shared), _without(come, shared)
+
+
+def _without(texts: Sequence[str], shared: Counter[tuple[str, ...]]) -> Counter[str]:
+    """The texts but for those that the other side has under other names."""
+    left, rest = shared.copy(), Counter[str]()
+    for text in texts:
+        key = renamed(text)
+        rest[text] += not left[key]
+        left[key] -= left[key] > 0
+    return +rest
 
 
 def page(before: Path, now: Path) -> str:
@@ -152,7 +160,7 @@ def page(before: Path, now: Path) -> str:
             sums[device].update(kernels=new.total(), names=names, texts=come.total(), cases=bool(gone or come))
             if gone or come:
                 changed = difflib.ndiff("".join(gone).splitlines(), "".join(come).splitlines())
-                first = [line.replace("|", "\\|")[:90] for line in changed if line[:2] in ("- ", "+ ")][:2]
+                first = [line.replace("|", "\\|")[:72].strip() for line in changed if line[:2] in ("- ", "+ ")][:2]
                 shown = " ".join(f"`{line}`" for line in first)
                 lines.append(
                     f"| {case} | {device} | {new.total()} | {names} | -{gone.total()} +{come.total()} | {shown} |"
