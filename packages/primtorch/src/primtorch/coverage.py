@@ -12,6 +12,7 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.decompose import decompositions
+from primtorch.effects import said_writes
 from primtorch.prims import PRIMS
 
 _COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
@@ -224,7 +225,7 @@ def _reason(overload: OpOverload) -> Reason | None:
 def _functional_form(overload: OpOverload) -> str | None:
     """The name of the functional operator that an in-place or out= variant writes the result of."""
     schema = overload._schema
-    if not any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments):
+    if not said_writes(overload):
         return None
     name = schema.name.split("::")[1]
     return name[:-1] if name.endswith("_") and not name.endswith("__") else name

@@ -34,16 +34,35 @@ def has_effect(op: OpOverload) -> bool:
     return is_foreign(op) or op._schema.is_mutable or not op._schema.returns
 
 
+_RUNNING = ("running_mean", "running_var")
+_UNSAID: dict[str, tuple[tuple[int, str], ...]] = dict.fromkeys(
+    ("aten::native_batch_norm", "aten::cudnn_batch_norm"), tuple(enumerate(_RUNNING, 3))
+)
+"""What operators write, in training, that their schemas do not mention."""
+
+
+@functools.cache
+def said_writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
+    """The places and names of the arguments that an operator writes to, by its schema."""
+    given = enumerate(op._schema.arguments)
+    return tuple((i, a.name) for i, a in given if a.alias_info is not None and a.alias_info.is_write)
+
+
+def writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
+    """The places and names of all arguments that an operator may write to."""
+    return said_writes(op) + _UNSAID.get(op.name(), ())
+
+
 def tensor_arguments(
     op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Iterator[tuple[torch.Tensor, bool]]:
     """The tensors that a call is given, in the order of the schema, each with whether the call writes to it."""
+    said = said_writes(op)
     for position, argument in enumerate(op._schema.arguments):
-        written = argument.alias_info is not None and argument.alias_info.is_write
         given = args[position] if position < len(args) else kwargs.get(argument.name)
         for one in given if isinstance(given, (list, tuple)) else (given,):
             if isinstance(one, torch.Tensor):
-                yield one, written
+                yield one, (position, argument.name) in said
 
 
 def written_tensors(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -53,8 +72,7 @@ def written_tensors(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, An
     return list({id(t): t for t, written in tensor_arguments(op, args, kwargs) if written}.values())
 
 
-# Functions that write their running statistics, which no schema says, where a switch is on: the places of both.
-_RUNNING = ("running_mean", "running_var")
+# The same of functions, which have no schema: where a switch is on, the places of both statistics.
 _STATISTICS: dict[Any, tuple[tuple[int, int], int, str]] = {
     F.batch_norm: ((1, 2), 5, "training"),
     F.instance_norm: ((1, 2), 5, "use_input_stats"),

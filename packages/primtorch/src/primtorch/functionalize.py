@@ -11,8 +11,8 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from primtorch import effects
 from primtorch.ambient import functionalization, set_functionalization
-from primtorch.effects import has_effect
 from primtorch.errors import TraceError
 from primtorch.schemas import UserFrame
 from primtorch.tracing import RecordingMode
@@ -76,9 +76,7 @@ def unwrap(outer: torch.Tensor) -> torch.Tensor:
 def writes(gm: fx.GraphModule) -> bool:
     """Whether an operator of the graph writes to one of its arguments."""
     return any(
-        n.op == "call_function" and (n.target in _HIDDEN_WRITES or n.target._schema.is_mutable)
-        for n in gm.graph.nodes
-        if hasattr(n.target, "_schema")
+        n.op == "call_function" and effects.writes(n.target) for n in gm.graph.nodes if isinstance(n.target, OpOverload)
     )
 
 
@@ -154,7 +152,9 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.Grap
 
 def _is_effect(node: fx.Node) -> bool:
     target = node.target
-    return isinstance(target, OpOverload) and (torch.Tag.nondeterministic_seeded in target.tags or has_effect(target))
+    return isinstance(target, OpOverload) and (
+        torch.Tag.nondeterministic_seeded in target.tags or effects.has_effect(target)
+    )
 
 
 def _run(node: fx.Node, values: dict[fx.Node, Any]) -> Any:

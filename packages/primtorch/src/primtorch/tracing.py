@@ -10,6 +10,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from primtorch.effects import written_tensors
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
@@ -77,22 +78,14 @@ class RecordingMode:
         options = dict(kwargs or {})
         nodes = tuple(self.node_of(a) for a in args)
         node_options = {k: self.node_of(v) for k, v in options.items()}
-        if self._before_write is not None and func._schema.is_mutable:
-            self._announce(func, args, options)
+        if self._before_write is not None:
+            for written in written_tensors(func, args, options):
+                self._before_write(written)
         out = self._run(func, args, options) if self._run is not None else func(*args, **options)
         node = self.graph.call_function(func, nodes, node_options)
         node.meta["stack"] = self._frames() if self._frames is not None else ()
         self._track_results(out, node)
         return out
-
-    def _announce(self, func: OpOverload, args: tuple[Any, ...], options: Mapping[str, Any]) -> None:
-        assert self._before_write is not None
-        for place, argument in enumerate(func._schema.arguments):
-            if argument.is_write:
-                written = args[place] if place < len(args) else options.get(argument.name)
-                for t in written if isinstance(written, (list, tuple)) else (written,):
-                    if isinstance(t, torch.Tensor):
-                        self._before_write(t)
 
     def _track_results(self, out: Any, node: fx.Node) -> None:
         if isinstance(out, torch.Tensor):

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
+from primtorch.effects import said_writes
 from primtorch.families import elementwise_packets
 from primtorch.layout import is_dense
 
@@ -32,7 +33,7 @@ def overlap_check(op: OpOverload, restrides: bool) -> OverlapCheck | None:
     The check raises RuntimeError. It decides nothing about symbolic sizes that would need a guard.
     """
     schema = op._schema
-    written = [(p, a) for p, a in enumerate(schema.arguments) if a.alias_info is not None and a.alias_info.is_write]
+    written = said_writes(op)
     name = schema.name.removeprefix("aten::")
     if not written or restrides or not schema.name.startswith("aten::"):
         return None
@@ -43,7 +44,7 @@ def overlap_check(op: OpOverload, restrides: bool) -> OverlapCheck | None:
     place, part = name in _NO_SHARING, name in _NO_SHARING or name == "copy" or name in elementwise_packets()
     if not (itself or part):
         return None
-    keys = [a.name if a.kwarg_only else p for p, a in written]
+    keys = [name if schema.arguments[place].kwarg_only else place for place, name in written]
 
     def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         for key in keys:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from primtorch.effects import said_writes
 from primtorch.families import Formula, operator_named
 from primtorch.promotion import TENSORS
 
@@ -55,7 +56,7 @@ def on_one_device(op: OpOverload, formula: Formula) -> Formula:
     if sum("Tensor" in kind for kind in kinds) < 2 and not any("List" in kind and "Tensor" in kind for kind in kinds):
         return formula
     check = _check_indexed if name in INDICES else _check_strictly if name in STRICT else _check
-    written = bool(op._schema.arguments[0].alias_info and op._schema.arguments[0].alias_info.is_write)
+    written = any(place == 0 for place, _ in said_writes(op))
 
     @functools.wraps(formula)
     def both(*args: Any, **kwargs: Any) -> Any:

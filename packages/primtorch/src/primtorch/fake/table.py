@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
-from primtorch.effects import is_foreign
+from primtorch.effects import is_foreign, writes
 from primtorch.errors import NoFormula
 from primtorch.fake.overlap import OverlapCheck, overlap_check
 from primtorch.fake.places import on_one_device
@@ -157,18 +157,10 @@ def register_fallback(fallback: Fallback) -> None:
 
 
 def _effects(op: OpOverload) -> tuple[int | None, tuple[int | str, ...]]:
-    """(argument that the result is a view of, arguments written), from the schema."""
-    alias: int | None = None
-    mutates: list[int | str] = []
-    for position, argument in enumerate(op._schema.arguments):
-        info = argument.alias_info
-        if info is None:
-            continue
-        if info.is_write and op.name() != "aten::detach_":  # which writes no data, and comes with real tensors
-            mutates.append(argument.name if argument.kwarg_only else position)
-        elif alias is None:
-            alias = position
-    # Its schema says nothing of the running statistics that it updates.
-    if op.name() in ("aten::native_batch_norm", "aten::cudnn_batch_norm"):
-        mutates += [3, 4]
-    return (None if mutates else alias), tuple(mutates)
+    """(argument that the result is a view of, arguments written)."""
+    arguments = op._schema.arguments
+    # detach_ writes no data, and comes with real tensors.
+    written = () if op.name() == "aten::detach_" else writes(op)
+    mutates = tuple(name if arguments[place].kwarg_only else place for place, name in written)
+    views = (place for place, argument in enumerate(arguments) if argument.alias_info is not None)
+    return (None if mutates else next(views, None)), mutates
