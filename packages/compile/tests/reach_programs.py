@@ -159,48 +159,48 @@ def scalar(x: torch.Tensor) -> torch.Tensor:
     return (x.sin() * x).sum()
 
 
-@part(FUNC, "grad", "function_transform")
+@part(FUNC, "grad")
 def func_grad(x: torch.Tensor) -> Any:
     return torch.func.grad(scalar)(x)
 
 
-@part(FUNC, "value_and_grad", "function_transform")
+@part(FUNC, "value_and_grad")
 def func_value_and_grad(x: torch.Tensor) -> Any:
     return torch.func.grad_and_value(scalar)(x)
 
 
-@part(FUNC, "vmap", "function_transform")
+@part(FUNC, "vmap")
 def func_vmap(x: torch.Tensor) -> Any:
     return torch.vmap(lambda row: (row * row).sum())(x)
 
 
-@part(FUNC, "vmap of grad", "function_transform")
+@part(FUNC, "vmap of grad")
 def func_per_sample(x: torch.Tensor) -> Any:
     return torch.vmap(torch.func.grad(scalar))(x)
 
 
-@part(FUNC, "jvp", "function_transform")
+@part(FUNC, "jvp")
 def func_jvp(x: torch.Tensor) -> Any:
     return torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
 
 
-@part(FUNC, "vjp", "function_transform")
+@part(FUNC, "vjp")
 def func_vjp(x: torch.Tensor) -> Any:
     value, pull = torch.func.vjp(torch.sin, x)
     return value, pull(torch.ones_like(value))[0]
 
 
-@part(FUNC, "jacrev", "function_transform")
+@part(FUNC, "jacrev")
 def func_jacrev(x: torch.Tensor) -> Any:
     return torch.func.jacrev(lambda t: t.sin().sum(0))(x)
 
 
-@part(FUNC, "jacfwd", "function_transform")
+@part(FUNC, "jacfwd")
 def func_jacfwd(x: torch.Tensor) -> Any:
     return torch.func.jacfwd(lambda t: t.sin().sum(0))(x)
 
 
-@part(FUNC, "hessian", "function_transform")
+@part(FUNC, "hessian")
 def func_hessian(x: torch.Tensor) -> Any:
     return torch.func.hessian(scalar)(x)
 

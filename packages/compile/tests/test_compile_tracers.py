@@ -210,8 +210,7 @@ UNCAPTURED: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
         "higher_order_operator",
         lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)),
     ),
-    "grad within": ("function_transform", lambda x: torch.func.grad(lambda v: v.sin().sum())(x) + 1),
-    "vmap within": ("function_transform", lambda x: torch.vmap(torch.sin)(x) + 1),
+    "linearize within": ("function_transform", lambda x: torch.func.linearize(torch.sin, x)[1](x) + 1),
     "a subclass made": ("tensor_subclass", lambda x: (x.as_subclass(Own) + 1).as_subclass(torch.Tensor)),
 }
 ALSO = {"a subclass made": ("unsplit_frame",)}  # what comes of the break

@@ -34,6 +34,7 @@ from torchdynamo.calls.checkpoints import call_checkpointed
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.optimizers import LOOPS, loop_for
 from torchdynamo.calls.patches import behind_patch
+from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
 from torchdynamo.graph.recorder import METHODS_OF_FAKES, tensors_in
@@ -90,6 +91,7 @@ class Calls:
         self.world = world
         self.interpreter = interpreter
         self.autograd_functions = AutogradFunctions(outside, world, interpreter)
+        self.transforms = Transforms(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
         self.open_blocks: list[OpenBlock] = []  # the innermost last
@@ -143,6 +145,9 @@ class Calls:
             return torch_calls.ANSWERS[fn]
         if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
+        if is_transformed(fn) or fn in self.transforms.pullbacks:
+            self.interpreter.tail_call = False
+            return self.transforms.call(fn, args, kwargs)
         if leaving.transforms(fn):
             raise BreakGraph("function_transform", f"call of {fn.__qualname__}")
         if fn.__code__ is _OPTIMIZER_STEP:
@@ -315,6 +320,10 @@ class Calls:
     def _checkpoint(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         self.interpreter.tail_call = False
         return call_checkpointed(self.outside, self.world, args, kwargs)
+
+    def _along(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        self.interpreter.tail_call = False
+        return (self.transforms.jvp if fn is torch.func.jvp else self.transforms.vjp)(*args, **kwargs)
 
     def _number(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """A builtin or a function of `math`: on symbols it gives a symbol."""
@@ -607,6 +616,9 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     *((function, Calls._autograd_function) for function in _PYTHON_APPLY),
     *((function, Calls._asks_for_overrides) for function in _ASKS_FOR_OVERRIDES),
     (torch.utils.checkpoint.checkpoint, Calls._checkpoint),
+    (torch.func.jvp, Calls._along),
+    (torch.func.vjp, Calls._along),
+    *((maker, Calls._native) for maker in MAKERS),
     (_ProfilerRange.__init__, Calls._native),
     (_ProfilerRange.__enter__, Calls._enter_range),
     (_ProfilerRange.__exit__, Calls._exit_range),

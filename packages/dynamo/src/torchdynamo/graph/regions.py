@@ -38,12 +38,15 @@ class Region:
         self.kept = 0  # how many of `outputs` are for the module that runs the graph
         self.has_effect = False
         self.make: MakeModule | None = None
+        self.sealed: BreakGraph | None = None  # why none of its values can be one more result
 
     def escape(self, inner: fx.Node) -> fx.Node:
         """The node around the call that has the value of `inner`."""
         found = self.items.get(inner)
         if found is not None:
             return found
+        if self.sealed is not None:
+            raise self.sealed
         if self.call is None:
             raise BreakGraph("nested_graph", "a value of a function's backward is used outside of it")
         return self.item(inner, inner.meta.get("val"))
@@ -134,7 +137,7 @@ class Regions:
 
     def call(self, region: Region, inputs: Sequence[fx.Node], name: str, make: MakeModule) -> fx.Node:
         """Writes the node that calls the region, whose module `make` will give."""
-        while name in self._named:
+        while name in self._named or name in self.modules:
             name += "_"
         region.make = make
         region.call = self.graph.create_node("call_module", name, tuple(inputs))
@@ -143,6 +146,28 @@ class Regions:
             region.call.meta["effect"] = True
         self._named[name] = region
         return region.call
+
+    def finished_sealed(self, region: Region) -> fx.GraphModule:
+        """The nested graph of a sealed region, at once: nothing within can get one more result."""
+        for node in region.graph.nodes:
+            inner = self._named.get(node.target) if node.op == "call_module" else None
+            if inner is not None and inner.make is not None:
+                self.modules[node.target], inner.make = inner.make(self.finished(inner), inner), None
+        return self.finished(region)
+
+    def call_module(
+        self, module: nn.Module, inputs: Sequence[fx.Node], name: str, region: Region | None = None
+    ) -> fx.Node:
+        """Writes a node that calls a module which there is; `region`: the sealed one whose graph it runs."""
+        while name in self._named or name in self.modules:
+            name += "_"
+        self.modules[name] = module
+        node = self.graph.create_node("call_module", name, tuple(map(self.visible, inputs)))
+        if region is not None:
+            region.call = node
+            if region.has_effect:
+                node.meta["effect"] = True
+        return node
 
     def visible(self, node: fx.Node) -> fx.Node:
         """The node of the whole graph that has the value of a node that may have moved into a region."""
@@ -157,8 +182,7 @@ class Regions:
     def finish(self) -> None:
         """Makes the modules of all regions that the whole graph still calls."""
         for name, region in self._named.items():
-            if region.call is not None and not region.call._erased:
-                assert region.make is not None
+            if region.make is not None and region.call is not None and not region.call._erased:
                 self.modules[name] = region.make(self.finished(region), region)
 
     def finished(self, region: Region) -> fx.GraphModule:

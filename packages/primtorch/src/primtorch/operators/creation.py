@@ -196,7 +196,7 @@ def _lower_full(
     return _made(b, size, value, dtype or number_dtype(value), device)
 
 
-@OP.formula("empty.memory_format", "zeros", "ones")
+@OP.formula("empty.memory_format", "zeros", "ones", "_efficientzerotensor")
 def _empty(
     size: Sequence[Size],
     *,
@@ -209,7 +209,7 @@ def _empty(
     return made(size, dtype, device, memory_format)
 
 
-@OP.rule("zeros", "empty.memory_format")
+@OP.rule("zeros", "empty.memory_format", "_efficientzerotensor")
 def _lower_zeros(
     b: Builder,
     size: Sequence[Any],

@@ -51,6 +51,21 @@ def _lower_unfold_backward(
     return out.permute([*range(dim), rank - 1, *range(dim, rank - 1)])  # type: ignore[no-any-return]
 
 
+@OP.formula("is_same_size")
+def _is_same_size(x: Any, other: Any) -> bool:
+    return x.dim() == other.dim() and all(a == b for a, b in zip(x.shape, other.shape, strict=True))
+
+
+@OP.formula("_has_same_storage_numel")
+def _has_same_storage_numel(x: Any, other: Any) -> bool:
+    """Of the memory that the tensors span: what lies around them is not known of every fake."""
+    spans = [
+        t.storage_offset() + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
+        for t in (x, other)
+    ]
+    return bool(spans[0] == spans[1])
+
+
 @OP.formula("flip")
 def _flip(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
     shape = tuple(x.shape)

@@ -1,0 +1,420 @@
+"""Function transforms of `torch.func` in the graph: the function as a nested graph that the transform is given.
+
+The function is interpreted like any other, on stand-ins for the tensors that the transform hands it; what it records
+becomes a nested graph, called by a `TransformedGraph`, which gives it to the real transform at each call. So batching
+rules, derivatives and their order are torch's, in capture (on fake tensors) as in every back end.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import FunctionType
+from typing import Any, cast
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from primtorch.spec import TensorSpec
+from torchdynamo.graph.scalars import concrete
+from torchdynamo.interpreter.protocol import World
+from torchdynamo.outside.outside import Outside
+from torchdynamo.reasons import BreakGraph
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+Tensors = tuple[torch.Tensor, ...]
+Body = Callable[..., tuple[Tensors, Tensors]]  # of the stand-ins: (values, auxiliary values)
+
+
+@dataclass(frozen=True, slots=True)
+class Transform:
+    """A transform over flat lists of tensors.
+
+    Attributes:
+        name: what the graph calls it.
+        apply: (body, the call's tensors) -> the transformed call's results, flat.
+        values: how many of the body's results are values; the others are auxiliary, and left alone.
+    """
+
+    name: str
+    apply: Callable[[Body, Tensors], Sequence[torch.Tensor]]
+    values: int
+
+
+class TransformedGraph(nn.Module):
+    """Runs a transform of `body`, whose first `closed_over` inputs are read by it and no arguments of the function."""
+
+    def __init__(self, body: fx.GraphModule, transform: Transform, closed_over: int) -> None:
+        super().__init__()
+        self.body = body
+        self.transform = transform
+        self.closed_over = closed_over
+
+    def forward(self, *inputs: Any) -> Any:
+        around, tensors = inputs[: self.closed_over], inputs[self.closed_over :]
+
+        def body(*inner: Any) -> tuple[Tensors, Tensors]:
+            results = self.body.forward(*around, *inner)
+            return tuple(results[: self.transform.values]), tuple(results[self.transform.values :])
+
+        return tuple(self.transform.apply(body, tensors))
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A function that was interpreted on stand-ins: its nodes, and its results as trees.
+
+    Attributes:
+        values, aux: the leaves, all of them tensors; `of_values`, `of_aux`: what they are the leaves of.
+    """
+
+    nodes: list[fx.Node]
+    values: list[torch.Tensor]
+    of_values: Any
+    aux: list[torch.Tensor]
+    of_aux: Any
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the program asked of a transform: the variables that the function it gave has of it."""
+
+    func: Any
+    argnums: Any = 0
+    has_aux: bool = False
+    in_dims: Any = 0
+    out_dims: Any = 0
+    randomness: str = "error"
+    chunk_size: int | None = None
+
+    @staticmethod
+    def of(function: FunctionType, world: World) -> _Asked:
+        cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
+        known = {name: world.load_cell(cells[name]) for name in _Asked.__slots__ if name in cells}
+        return _Asked(**{name: value if name == "func" else concrete(value) for name, value in known.items()})
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A transformed call in the graph: its module, its inputs as nodes and as fakes, its results as fakes."""
+
+    module: TransformedGraph
+    inputs: list[fx.Node]
+    values: list[Any]
+    results: list[torch.Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Pullback:
+    """What `vjp` gave beside the results of the call: `size` leaves of a tree like `of_values`."""
+
+    call: _Call
+    given: _Given
+    of_values: Any
+    size: int
+
+
+class Transforms:
+    """Captures calls of transformed functions of one capture."""
+
+    def __init__(self, outside: Outside, world: World) -> None:
+        self.outside = outside
+        self.world = world
+        self.recorder = outside.recorder
+        self.pullbacks: dict[FunctionType, _Pullback] = {}
+
+    def call(self, function: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+        """A call of what a transform made of a function, or of what `vjp` gave."""
+        pullback = self.pullbacks.get(function)
+        if pullback is not None:
+            return self.pull(pullback, *args, **kwargs)
+        return _WRAPPERS[id(function.__code__)](self, _Asked.of(function, self.world), args, kwargs)
+
+    # -- the transforms ---------------------------------------------------------------------
+
+    def grad(self, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
+        """`torch.func.grad(func, argnums, has_aux)(*args, **kwargs)`."""
+        gradients, (_, aux) = self._grad_and_value("grad", asked, args, kwargs)
+        return (gradients, aux) if asked.has_aux else gradients
+
+    def grad_and_value(self, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
+        """`torch.func.grad_and_value(func, argnums, has_aux)(*args, **kwargs)`."""
+        gradients, (value, aux) = self._grad_and_value("grad_and_value", asked, args, kwargs)
+        return gradients, (value, aux) if asked.has_aux else value
+
+    def _grad_and_value(self, name: str, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
+        given = _Given(args, asked.argnums)
+        body = self._record(asked.func, given, _as_they_are, kwargs, asked.has_aux)
+        count = len(given.tensors)
+
+        def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
+            def scalar(*inner: torch.Tensor) -> Any:
+                (value,), aux = flat(*inner)
+                return value, aux
+
+            gradients, (value, aux) = torch.func.grad_and_value(scalar, tuple(range(count)), has_aux=True)(*tensors)
+            return *gradients, value, *aux
+
+        if len(body.values) != 1:
+            raise _refusal(f"{name}() of a function that does not return one tensor")
+        results = self._write(Transform(name, apply, 1), body, given.tensors).results
+        value, aux = results[count], pytree.tree_unflatten(results[count + 1 :], body.of_aux)
+        return given.like_arguments(results[:count]), (pytree.tree_unflatten([value], body.of_values), aux)
+
+    def vmap(self, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
+        """`torch.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)(*args, **kwargs)`."""
+        dims = pytree._broadcast_to_and_flatten(asked.in_dims, pytree.tree_structure(args))
+        if dims is None or not isinstance(asked.in_dims, (int, tuple)):
+            raise _refusal(f"in_dims={asked.in_dims!r} of {len(args)} arguments")
+        given = _Given(args, None, [dim is not None for dim in dims])
+        mapped = tuple(dim for dim in dims if dim is not None)
+        kept = iter(mapped)
+        body = self._record(asked.func, given, lambda tensor: tensor.select(next(kept), 0), kwargs, has_aux=False)
+        results = pytree._broadcast_to_and_flatten(asked.out_dims, body.of_values)
+        if results is None or any(type(dim) is not int for dim in (*results, *mapped)):
+            raise _refusal(f"out_dims={asked.out_dims!r}")
+
+        def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
+            values = lambda *inner: flat(*inner)[0]
+            run = torch.vmap(values, mapped, tuple(results), asked.randomness, chunk_size=asked.chunk_size)
+            return run(*tensors)  # type: ignore[no-any-return]
+
+        found = self._write(Transform("vmap", apply, len(body.values)), body, given.tensors).results
+        return pytree.tree_unflatten(found, body.of_values)
+
+    def jvp(self, func: Any, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
+        """`torch.func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)`."""
+        given, along = _Given(primals, None), _Given(tangents, None)
+        count = len(given.tensors)
+        if strict or given.tree != along.tree or not count:
+            raise _refusal("jvp() whose tangents are no tree of tensors like the primals, or strict=True")
+        body = self._record(func, given, _as_they_are, {}, has_aux)
+
+        def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
+            value, tangent, aux = torch.func.jvp(flat, tensors[:count], tensors[count:], has_aux=True)
+            return *value, *tangent, *aux
+
+        found = self._write(Transform("jvp", apply, len(body.values)), body, [*given.tensors, *along.tensors]).results
+        size = len(body.values)
+        value, tangent = (
+            pytree.tree_unflatten(part, body.of_values) for part in (found[:size], found[size : 2 * size])
+        )
+        aux = (pytree.tree_unflatten(found[2 * size :], body.of_aux),) if has_aux else ()
+        return value, tangent, *aux
+
+    def vjp(self, func: Any, *primals: Any, has_aux: bool = False) -> Any:
+        """`torch.func.vjp(func, *primals, has_aux=has_aux)`.
+
+        A call of the pullback runs the nested graph anew: where the graph is traced, the values are computed once.
+        """
+        given = _Given(primals, None)
+        body = self._record(func, given, _as_they_are, {}, has_aux)
+        size = len(body.values)
+        run = Transform("vjp", lambda flat, tensors: [value for part in flat(*tensors) for value in part], size)
+        call = self._write(run, body, given.tensors)
+        value = pytree.tree_unflatten(call.results[:size], body.of_values)
+        pullback = self._pullback(_Pullback(call, given, body.of_values, size))
+        aux = (pytree.tree_unflatten(call.results[size:], body.of_aux),) if has_aux else ()
+        return value, pullback, *aux
+
+    def _pullback(self, record: _Pullback) -> FunctionType:
+        def pullback(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+            raise AssertionError(f"{record} was called outside of the capture that it is of")
+
+        made = cast(FunctionType, pullback)
+        self.pullbacks[made] = record
+        return made
+
+    def pull(self, record: _Pullback, cotangents: Any, *_: Any, **__: Any) -> Any:
+        """A call of the function that `vjp` gave. It never frees what it reads, whatever `retain_graph` says."""
+        leaves, tree = pytree.tree_flatten(cotangents)
+        if tree != record.of_values or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise _refusal("cotangents that are no tree of tensors like the function's results")
+        count, call = len(record.given.tensors), record.call
+
+        def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
+            _, pull, _ = torch.func.vjp(flat, *tensors[:count], has_aux=True)
+            return pull(tensors[count:])  # type: ignore[no-any-return]
+
+        module = TransformedGraph(call.module.body, Transform("pullback", apply, record.size), call.module.closed_over)
+        node = self.recorder.regions.call_module(module, [*call.inputs, *map(self._node, leaves)], "pullback")
+        results = self._finish(node, module, [*call.values, *leaves])
+        return record.given.like_arguments(results)
+
+    def jacobian(self, asked: _Asked, args: Args, kwargs: Kwargs, name: str) -> Any:
+        """`torch.func.jacrev(func, argnums, ...)(*args)`, or `jacfwd`."""
+        more = {"chunk_size": asked.chunk_size} if name == "jacrev" else {"randomness": asked.randomness}
+        given = _Given(args, asked.argnums)
+        body = self._record(asked.func, given, _as_they_are, {}, asked.has_aux)
+        count = len(given.tensors)
+
+        def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
+            transform = getattr(torch.func, name)(flat, tuple(range(count)), has_aux=True, **more)
+            rows, aux = transform(*tensors)
+            return *(column for row in rows for column in row), *aux
+
+        found = self._write(Transform(name, apply, len(body.values)), body, given.tensors).results
+        rows = [given.like_arguments(found[i * count : (i + 1) * count]) for i in range(len(body.values))]
+        jacobian = pytree.tree_unflatten(rows, body.of_values)
+        aux = pytree.tree_unflatten(found[len(body.values) * count :], body.of_aux)
+        return (jacobian, aux) if asked.has_aux else jacobian
+
+    # -- the nested graph -------------------------------------------------------------------
+
+    def _record(
+        self,
+        func: Any,
+        given: _Given,
+        inner: Callable[[torch.Tensor], torch.Tensor],
+        kwargs: Kwargs,
+        has_aux: bool,
+    ) -> Recorded:
+        """Interprets the function on stand-ins: tensors with the metadata of `inner` of those that are given."""
+        regions, written = self.recorder.regions, len(self.recorder.written)
+        mark = regions.mark()
+        stand_ins = [self._stand_in(tensor, inner) for tensor in given.tensors]
+        try:
+            result = self.world.call(func, given.with_tensors(stand_ins), kwargs)
+        except BreakGraph as error:
+            wrapped = _refusal(f"in the transformed function, {error.reason}: {error.detail}")
+            wrapped.positions = error.positions
+            raise wrapped from error
+        if has_aux and not (type(result) is tuple and len(result) == 2):
+            raise _refusal("has_aux=True, and the function does not return a pair")
+        values, of_values = pytree.tree_flatten(result[0] if has_aux else result)
+        aux, of_aux = pytree.tree_flatten(result[1] if has_aux else ())
+        if not values or not all(isinstance(leaf, torch.Tensor) for leaf in (*values, *aux)):
+            raise _refusal("the function returns something else than tensors")
+        nodes = regions.since(mark)
+        own = set(nodes)
+        if any(self.recorder.node_of(tensor) not in own for tensor in self.recorder.written[written:]):
+            raise _refusal("the function writes to a tensor that was made before")
+        del self.recorder.written[written:]
+        return Recorded(nodes, values, of_values, aux, of_aux)
+
+    def _stand_in(self, tensor: torch.Tensor, inner: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            fake = self.outside.mode.from_spec(TensorSpec.of(inner(tensor)))
+        node = self.recorder.graph.create_node("placeholder", "of_function")
+        node.meta["nested"] = True
+        self.recorder.annotate(node, fake)
+        self.recorder.remember(fake, node)
+        return fake
+
+    def _write(self, transform: Transform, body: Recorded, tensors: Sequence[torch.Tensor]) -> _Call:
+        """The node of the transformed call, and its results as fakes."""
+        regions = self.recorder.regions
+        results = [self._node(tensor) for tensor in (*body.values, *body.aux)]
+        inputs = [self._node(tensor) for tensor in tensors]
+        own = set(body.nodes)
+        region = regions.outline(body.nodes, [node for node in results if node not in own])
+        region.outputs = [region.copies[node] for node in results]
+        region.sealed = BreakGraph("function_transform", "a value of a transformed function is used outside of it")
+        values = [*(node.meta["val"] for node in region.inputs), *tensors]
+        module = TransformedGraph(regions.finished_sealed(region), transform, len(region.inputs))
+        inputs = [*region.inputs, *inputs]
+        node = regions.call_module(module, inputs, transform.name, region)
+        return _Call(module, inputs, values, self._finish(node, module, values))
+
+    def _finish(self, node: fx.Node, module: TransformedGraph, values: Sequence[Any]) -> list[torch.Tensor]:
+        """What a transformed call gives for fakes. They are results of the node."""
+        recorder = self.recorder
+        try:
+            with torch._C.DisableTorchFunction():
+                found = list(module(*values))
+        except Exception as error:  # eager's, or of what transforms cannot do with sizes that are symbols
+            text = str(error).partition("\n")[0]
+            raise _refusal(f"{module.transform.name}(): {type(error).__name__}: {text}") from error
+        recorder.annotate(node, tuple(found))
+        for place, fake in enumerate(found):
+            item = recorder.graph.call_function(operator.getitem, (node, place))
+            recorder.annotate(item, fake)
+            recorder.remember(fake, item)
+        return found
+
+    def _node(self, tensor: torch.Tensor) -> fx.Node:
+        node = self.recorder.node_of(tensor)
+        if node is None:
+            raise _refusal("a tensor that capture did not see being made")
+        return node
+
+
+class _Given:
+    """The arguments of a transformed call, and the tensors among them that the transform works on.
+
+    Args:
+        argnums: the positions of those arguments, all of whose leaves are tensors; None for all of them.
+        chosen: for each leaf of the arguments, whether the transform works on it; by `argnums` where not given.
+    """
+
+    def __init__(self, args: Any, argnums: Any, chosen: Sequence[bool] | None = None) -> None:
+        if type(args) is not tuple or not args:
+            raise _refusal("arguments that are no tuple")
+        numbers = range(len(args)) if argnums is None else argnums if isinstance(argnums, tuple) else (argnums,)
+        if not numbers or not all(type(n) is int and -len(args) <= n < len(args) for n in numbers):
+            raise _refusal(f"argnums={argnums!r}")
+        self.numbers = tuple(n % len(args) for n in numbers)
+        self.one = argnums is not None and not isinstance(argnums, tuple)
+        if len(set(self.numbers)) < len(self.numbers):
+            raise _refusal(f"argnums={argnums!r}")
+        self.leaves, self.tree = pytree.tree_flatten(args)
+        sizes = [len(pytree.tree_leaves(arg)) for arg in args]
+        starts = [sum(sizes[:n]) for n in range(len(args))]
+        self.chosen = (
+            [place for n in self.numbers for place in range(starts[n], starts[n] + sizes[n])]
+            if chosen is None
+            else [place for place, is_chosen in enumerate(chosen) if is_chosen]
+        )
+        self.trees = [pytree.tree_structure(args[n]) for n in self.numbers]
+        self.tensors = [self.leaves[place] for place in self.chosen]
+        if not self.tensors or not all(isinstance(leaf, torch.Tensor) for leaf in self.tensors):
+            raise _refusal("a transformed argument that is no tensor")
+
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+        """The arguments with others in the place of the tensors."""
+        leaves = list(self.leaves)
+        for place, tensor in zip(self.chosen, tensors, strict=True):
+            leaves[place] = tensor
+        return pytree.tree_unflatten(leaves, self.tree)  # type: ignore[no-any-return]
+
+    def like_arguments(self, tensors: Sequence[Any]) -> Any:
+        """One value for each tensor, as the arguments of `argnums` hold them."""
+        rest = iter(tensors)
+        trees = [pytree.tree_unflatten([next(rest) for _ in range(tree.num_leaves)], tree) for tree in self.trees]
+        return trees[0] if self.one else tuple(trees)
+
+
+def _as_they_are(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+def _refusal(why: str) -> BreakGraph:
+    return BreakGraph("function_transform", why)
+
+
+def _wrapped_by(transform: Any) -> Any:
+    """The code of the functions that a transform returns."""
+    names = ("wrapper", "wrapped", "wrapper_fn")
+    return next((code for code in transform.__code__.co_consts if getattr(code, "co_name", "") in names), None)
+
+
+# By the identity of the code: code is compared by its contents otherwise, and at length.
+_WRAPPERS: dict[int, Callable[[Transforms, _Asked, Any, Any], Any]] = {
+    id(_wrapped_by(torch.func.grad)): Transforms.grad,
+    id(_wrapped_by(torch.func.grad_and_value)): Transforms.grad_and_value,
+    id(_wrapped_by(torch.func.vmap)): Transforms.vmap,
+    id(_wrapped_by(torch.func.jacrev)): functools.partial(Transforms.jacobian, name="jacrev"),
+    id(_wrapped_by(torch.func.jacfwd)): functools.partial(Transforms.jacobian, name="jacfwd"),
+}
+
+# They only make a function of a function.
+MAKERS: tuple[Any, ...] = (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian)
+
+
+def is_transformed(function: FunctionType) -> bool:
+    """Whether a function is what a transform made of another one."""
+    return id(function.__code__) in _WRAPPERS
