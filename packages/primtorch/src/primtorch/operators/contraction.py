@@ -24,6 +24,7 @@ from primtorch.layout import (
 from primtorch.operators.build import contiguous, elementwise, per_dim, strided
 from primtorch.operators.normalization import like
 from primtorch.operators.refusals import refuse
+from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.spec import Size, TensorSpec
 
@@ -62,11 +63,6 @@ def _bmm(a: Any, b: Any) -> TensorSpec:
     return contiguous(a, (a.shape[0], a.shape[1], b.shape[2]))
 
 
-def window_size(size: Size, kernel: Size, stride: int, padding: int, dilation: int) -> Size:
-    """Output length of a convolution: floor((size + 2*padding - dilation*(kernel-1) - 1) / stride) + 1."""
-    return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
-
-
 def _conv_strides(x: Any, weight: Any, shape: Sizes, transposed: bool) -> Sizes:
     """channels_last when the input or the weight suggests it, as ATen's convolution back ends choose.
 
@@ -102,7 +98,7 @@ def _convolution(
         if transposed:
             shape.append((size - 1) * s[i] - 2 * p[i] + d[i] * (kernel - 1) + o[i] + 1)
         else:
-            shape.append(window_size(size, kernel, s[i], p[i], d[i]))
+            shape.append(pooled_size(size, kernel, s[i], p[i], d[i], False))
     out = tuple(shape)
     if any(size <= 0 for size in out[2:]):
         raise RuntimeError(f"Calculated output size: {list(out)}. Output size is too small")

@@ -298,10 +298,6 @@ def _correction(unbiased: bool, correction: Any) -> Any:
     return (1 if unbiased else 0) if correction is None else correction
 
 
-def _real_dtype(dtype: torch.dtype) -> torch.dtype:
-    return dtype.to_real() if dtype.is_complex else dtype
-
-
 @OP.formula("var", "std")
 def _var_all(x: Any, unbiased: bool = True) -> TensorSpec:
     return contiguous(x, (), real_of(x.dtype))
@@ -316,13 +312,13 @@ def _var(
 
 @OP.rule("var.correction")
 def _lower_var(b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
-    return _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)[0].to(_real_dtype(x.dtype))
+    return _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)[0].to(real_of(x.dtype))
 
 
 @OP.rule("std.correction")
 def _lower_std(b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
     variance = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)[0]
-    return variance.map(prims.sqrt).to(_real_dtype(x.dtype))
+    return variance.map(prims.sqrt).to(real_of(x.dtype))
 
 
 @OP.formula("var_mean.correction", "std_mean.correction")
@@ -338,7 +334,7 @@ def _lower_var_mean(
     b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     var, mean = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)
-    return var.to(_real_dtype(x.dtype)), mean.to(x.dtype)
+    return var.to(real_of(x.dtype)), mean.to(x.dtype)
 
 
 @OP.rule("std_mean.correction")
@@ -346,7 +342,7 @@ def _lower_std_mean(
     b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
     var, mean = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)
-    return var.map(prims.sqrt).to(_real_dtype(x.dtype)), mean.to(x.dtype)
+    return var.map(prims.sqrt).to(real_of(x.dtype)), mean.to(x.dtype)
 
 
 def _unbiased_arguments(rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, bool, bool]:
@@ -407,7 +403,7 @@ def _lower_linalg_vector_norm(
     out_dtype = dtype or x.dtype
     wide = x.to(compute_dtype(out_dtype))
     out = vector_norm(b, wide, float(order), reduced_dims(dim, x.rank), keepdim)
-    return out.to(_real_dtype(out_dtype))
+    return out.to(real_of(out_dtype))
 
 
 @OP.formula("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")

@@ -15,6 +15,7 @@ from primtorch.families import Family, Refusal
 from primtorch.layout import Sizes, channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
 from primtorch.operators.refusals import is_empty, refuse
+from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
 from primtorch.spec import Size, TensorSpec
 
@@ -96,15 +97,6 @@ def by_rows(x: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpe
 
 # Of the pools over volumes, those that average and those that adapt forget channels_last.
 _LAID_OUT = {1: laid_out, 2: laid_out, 3: by_rows}
-
-
-def pooled_size(size: Size, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool) -> Size:
-    """Output length of a pooling window; with ceil_mode a last window that starts inside the input or left padding."""
-    span = size + 2 * padding - dilation * (kernel - 1) - 1
-    length = (span + (stride - 1 if ceil_mode else 0)) // stride + 1
-    if ceil_mode and (length - 1) * stride >= size + padding:
-        length = length - 1
-    return length
 
 
 def _pooled_shape(

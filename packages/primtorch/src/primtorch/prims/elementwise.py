@@ -15,18 +15,12 @@ from torch._ops import OpOverload
 
 from primtorch.layout import dense_like, elementwise_strides
 from primtorch.prims.record import Pointwise, Prim, require, same_shape
+from primtorch.promotion import category, real_of
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
 
 _KIND_RANK = {bool: 0, int: 1, torch.SymInt: 1, float: 2, torch.SymFloat: 2, complex: 3}
-_COMPLEX_TO_REAL = {torch.complex32: torch.float16, torch.complex64: torch.float32, torch.complex128: torch.float64}
-
-
-def _dtype_rank(dtype: torch.dtype) -> int:
-    if dtype is torch.bool:
-        return 0
-    return 3 if dtype.is_complex else 2 if dtype.is_floating_point else 1
 
 
 def _operands(name: str, *args: Any) -> TensorSpec:
@@ -43,7 +37,7 @@ def _operands(name: str, *args: Any) -> TensorSpec:
         )
         require(other.device == first.device, name, lambda: f"operands on {first.device} and {other.device}")
     if len(specs) < len(args):
-        rank = _dtype_rank(first.dtype)
+        rank = category(first.dtype)
         for arg in args:
             if not isinstance(arg, TensorSpec):
                 require(
@@ -74,7 +68,7 @@ def _unary(
     accepted = frozenset("bifc".index(k) for k in kinds)
 
     def meta(t: TensorSpec) -> TensorSpec:
-        require(_dtype_rank(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
+        require(category(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
         return TensorSpec(t.shape, dense_like(t.shape, t.strides), t.dtype, t.device)
 
     return Prim(
@@ -176,8 +170,8 @@ def _real_result(name: str, reference: Callable[..., Any], doc: str, kinds: str)
     accepted = frozenset("bifc".index(k) for k in kinds)
 
     def meta(t: TensorSpec) -> TensorSpec:
-        require(_dtype_rank(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
-        return TensorSpec(t.shape, dense_like(t.shape, t.strides), _COMPLEX_TO_REAL.get(t.dtype, t.dtype), t.device)
+        require(category(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
+        return TensorSpec(t.shape, dense_like(t.shape, t.strides), real_of(t.dtype), t.device)
 
     return Prim(
         name, f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference, frozenset({"pointwise"})
