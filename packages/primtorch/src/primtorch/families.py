@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from functools import wraps
 from importlib import import_module
 from types import MappingProxyType
@@ -44,6 +46,23 @@ FAMILIES = (
     "random",
 )
 """Files of `primtorch.operators`. The first fake tensor or lowering loads them: `import primtorch` is for sizes too."""
+
+
+class Trait(Enum):
+    """What eager does with operands, out= and shared memory of an operator, all overloads of a name or one."""
+
+    ANYWHERE = "copies between devices itself, or reads metadata only"
+    INDICES_ANYWHERE = "indices may be on the CPU, and so may a 0-d value to put"
+    ONE_DEVICE = "takes no 0-d CPU tensor beside tensors of another device either"
+    TO_FIRST = "brings the other operands, of any rank, to the device of the first"
+    CONVERTS_OUT = "is not elementwise, and converts its result to the dtype of out="
+    EXACT_OUT = "is elementwise, and takes an out= of the dtype of its result alone"
+    TRUTH_OUT = "out= is a bool or a byte"
+    DTYPE_OF_OUT = "the dtype of out= is that of the result"
+    TYPE_ERROR_OUT = "an out= whose dtype does not fit is a TypeError"
+    ROWS_OUT = "lays out a resized out= by rows, whatever its own result's layout"
+    OVERLAPS = "takes a target that overlaps itself; in-place forms like the others unless named apart"
+    SHARES_NOTHING = "refuses an operand in the target's own memory, even at the same place"
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +137,7 @@ class Family:
         self.refusals: dict[str, Refusal] = {}
         self.rules: dict[str, Rule] = {}
         self.optional: set[str] = set()
+        self.traits: dict[Trait, tuple[str, ...]] = {}
 
     def formula(self, *names: str) -> Callable[[F], F]:
         """Decorator: the shape-and-stride formula of these operators."""
@@ -130,6 +150,10 @@ class Family:
     def rule(self, *names: str) -> Callable[[F], F]:
         """Decorator: the rule of these operators into prims."""
         return self._declares(self.rules, "rules", names)
+
+    def trait(self, trait: Trait, names: str) -> None:
+        """Says this of the operators of these names, each of an overload or of all."""
+        self.traits[trait] = tuple(names.split())
 
     def _declares(self, table: dict[str, Any], what: str, names: tuple[str, ...]) -> Callable[[F], F]:
         def declare(function: F) -> F:
@@ -158,6 +182,11 @@ class Family:
             )
 
 
+def _families() -> Iterator[Family]:
+    for name in FAMILIES:
+        yield import_module(f"primtorch.operators.{name}").OP
+
+
 @once
 def operators() -> Mapping[str, Operator]:
     """All records, by name.
@@ -166,8 +195,7 @@ def operators() -> Mapping[str, Operator]:
         ValueError: an operator stands in two families.
     """
     found: dict[str, Operator] = {}
-    for name in FAMILIES:
-        family: Family = import_module(f"primtorch.operators.{name}").OP
+    for family in _families():
         for operator in family.operators():
             known = found.setdefault(operator.name, operator)
             if known is not operator:
@@ -178,6 +206,21 @@ def operators() -> Mapping[str, Operator]:
 def operator_named(name: str) -> Operator:
     """A record; of an operator that no family speaks of, one that says nothing."""
     return operators().get(name) or Operator(name, "")
+
+
+@once
+def _traits() -> Mapping[str, set[Trait]]:
+    found: defaultdict[str, set[Trait]] = defaultdict(set)
+    for family in _families():
+        for trait, names in family.traits.items():
+            for name in names:
+                found[name].add(trait)
+    return found
+
+
+def has_trait(trait: Trait, *names: str) -> bool:
+    """Whether a family says this of one of the names."""
+    return any(trait in _traits().get(name, ()) for name in names)
 
 
 @once

@@ -15,29 +15,9 @@ from torch.utils import _pytree as pytree
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
+from primtorch.families import Trait, has_trait
 
-aten = torch.ops.aten
 _CPU = torch.device("cpu")
-
-INTO_THE_FIRST: frozenset[OpOverload] = frozenset(
-    {
-        aten.copy.default,
-        aten.fill.Tensor,
-        aten.select_scatter.default,
-        aten.slice_scatter.default,
-        aten.diagonal_scatter.default,
-        aten.as_strided_scatter.default,
-        aten.index.Tensor,
-        aten._unsafe_index.Tensor,
-        aten.index_put.default,
-        aten._unsafe_index_put.default,
-        aten._unsafe_masked_index.default,
-        aten._unsafe_masked_index_put_accumulate.default,
-        aten.index_fill.int_Tensor,
-        aten.bernoulli.Tensor,
-    }
-)
-"""Operators that bring their other operands, of any rank, to the device of the first."""
 
 
 def placed(
@@ -48,7 +28,7 @@ def placed(
     Args:
         result: the node's `meta["val"]`. An operator computes where its result is.
     """
-    if op in INTO_THE_FIRST:
+    if isinstance(op, OpOverload) and has_trait(Trait.TO_FIRST, op.name().removeprefix("aten::")):
         home = args[0].device
 
         def move(leaf: Any) -> Any:

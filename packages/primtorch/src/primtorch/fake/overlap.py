@@ -9,22 +9,10 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.effects import said_writes
-from primtorch.families import elementwise_packets
+from primtorch.families import Trait, elementwise_packets, has_trait
 from primtorch.layout import is_dense
 
 OverlapCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]
-
-_ANY_TARGET = frozenset(
-    [
-        *("fill", "zero", "masked_fill", "index_fill", "index_put", "threshold", "tril", "triu", "conj_physical"),
-        *("addmv_", "baddbmm_", "mm", "bmm", "mv", "linear", "multinomial", "histc", "hash_tensor"),
-        *("all", "any", "amax", "amin", "argmax", "argmin", "sum", "nansum", "prod", "std", "var", "cummax", "cummin"),
-        *("linalg_vector_norm", "ones", "zeros", "full", "eye", "empty", "rand", "randn", "randint", "randperm"),
-    ]
-)
-"""Operators whose kernels take a target that overlaps itself; in-place forms like the others unless named apart."""
-_NO_SHARING = frozenset(["cat", "gather", "take", "index_select", "linalg_cross", "masked_select", "kthvalue"])
-"""Operators that refuse an operand in the target's own memory, even at the same place."""
 
 
 def overlap_check(op: OpOverload, restrides: bool) -> OverlapCheck | None:
@@ -39,9 +27,10 @@ def overlap_check(op: OpOverload, restrides: bool) -> OverlapCheck | None:
         return None
     if name.startswith("_") and not name.startswith(("_fft", "_linalg", "_chunk_cat")):
         return None
-    itself = not {name, name.removesuffix("_")} & _ANY_TARGET
+    itself = not has_trait(Trait.OVERLAPS, name, name.removesuffix("_"))
     name = name.removesuffix("_")
-    place, part = name in _NO_SHARING, name in _NO_SHARING or name == "copy" or name in elementwise_packets()
+    place = has_trait(Trait.SHARES_NOTHING, name)
+    part = place or name == "copy" or name in elementwise_packets()
     if not (itself or part):
         return None
     keys = [name if schema.arguments[place].kwarg_only else place for place, name in written]

@@ -10,36 +10,11 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.effects import said_writes
-from primtorch.families import Formula, operator_named
+from primtorch.families import Formula, Trait, has_trait, operator_named
 from primtorch.promotion import TENSORS
 
-ANYWHERE = frozenset(
-    {
-        *("copy", "copy_", "_copy_from", "fill", "fill_", "_to_copy", "select_scatter", "slice_scatter"),
-        *("diagonal_scatter", "as_strided_scatter", "bernoulli", "bernoulli_", "_ctc_loss", "ctc_loss"),
-        *("_ctc_loss_backward", "_pack_padded_sequence", "result_type", "is_same_size", "is_set_to", "resize_as_"),
-    }
-)
-"""Operators that copy between devices themselves, or read metadata only."""
 _ANYWHERE_STARTS = ("_foreach", "_fused", "_amp", "_scaled_dot_product", "_flash_attention", "_efficient_attention",
                     "_cudnn", "set")  # fmt: skip
-INDICES = frozenset(
-    {
-        *("index", "_unsafe_index", "index_put", "index_put_", "_unsafe_index_put", "_index_put_impl_"),
-        *("_unsafe_masked_index", "_unsafe_masked_index_put_accumulate"),
-    }
-)
-"""Their indices may be on the CPU, and so may a 0-d value to put."""
-STRICT = frozenset(
-    {
-        *("mm", "bmm", "addmm", "baddbmm", "addmv", "mv", "dot", "vdot", "addbmm", "addr", "convolution"),
-        *("convolution_overrideable", "native_layer_norm", "native_group_norm", "native_batch_norm", "stack", "gather"),
-        *("scatter", "scatter_add", "scatter_reduce", "index_add", "index_copy", "index_select", "index_reduce"),
-        *("embedding", "take", "put", "masked_scatter", "masked_select", "grid_sampler_2d", "grid_sampler_3d"),
-        *("_softmax_backward_data", "_log_softmax_backward_data", "nll_loss_forward", "nll_loss2d_forward"),
-    }
-)
-"""Operators whose kernels take no 0-d CPU tensor beside tensors of another device either."""
 
 
 def on_one_device(op: OpOverload, formula: Formula) -> Formula:
@@ -48,14 +23,15 @@ def on_one_device(op: OpOverload, formula: Formula) -> Formula:
     Pointwise formulas find the common device of their operands themselves, as TensorIterator does.
     """
     namespace, _, name = op._schema.name.partition("::")
-    if namespace != "aten" or name in ANYWHERE or name.startswith(_ANYWHERE_STARTS):
+    if namespace != "aten" or has_trait(Trait.ANYWHERE, name) or name.startswith(_ANYWHERE_STARTS):
         return formula
     if operator_named(op.name().removeprefix("aten::")).elementwise:
         return formula
     kinds = [str(a.type) for a in op._schema.arguments]
     if sum("Tensor" in kind for kind in kinds) < 2 and not any("List" in kind and "Tensor" in kind for kind in kinds):
         return formula
-    check = _check_indexed if name in INDICES else _check_strictly if name in STRICT else _check
+    indexed, strict = has_trait(Trait.INDICES_ANYWHERE, name), has_trait(Trait.ONE_DEVICE, name)
+    check = _check_indexed if indexed else _check_strictly if strict else _check
     written = any(place == 0 for place, _ in said_writes(op))
 
     @functools.wraps(formula)

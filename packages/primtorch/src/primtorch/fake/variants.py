@@ -9,7 +9,7 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.errors import NoFormula
-from primtorch.families import Formula, elementwise_packets, operator_named
+from primtorch.families import Formula, Trait, elementwise_packets, has_trait, operator_named
 from primtorch.layout import broadcast, contiguous_strides
 from primtorch.operators.build import contiguous
 from primtorch.promotion import TENSORS, category
@@ -37,34 +37,6 @@ RESTRIDING = frozenset(
 _RESTRIDED_AS = dict.fromkeys(("transpose_", "swapaxes_", "swapdims_"), "transpose.int")
 _WRITTEN_AS = {"pow.Scalar": "pow.Tensor_Scalar", "pow.Tensor": "pow.Tensor_Tensor"}
 """In-place overloads that are named otherwise than the functional ones: `pow.Scalar` has a number to the power."""
-
-_CONVERTING = frozenset(
-    [
-        *("addr", "cholesky", "cholesky_inverse", "cholesky_solve", "geqrf", "mvlgamma", "cat", "stack", "_chunk_cat"),
-        *("normal", "bernoulli", "cumsum", "cumprod", "logsumexp", "mean", "sum", "nansum", "prod", "std", "var"),
-        *("all", "any", "_fft_r2c", "_fft_c2c", "_fft_c2r", "linalg_eig", "linalg_eigvals", "linalg_pinv"),
-        *("linalg_householder_product", "linalg_lstsq", "arange", "range", "linspace", "logspace", "ones", "zeros"),
-        *("full", "eye", "empty", "rand", "randn", "randint", "randperm", "copy", "max.unary_out", "min.unary_out"),
-    ]
-)
-"""Operators other than elementwise ones that convert their result to the dtype of out=."""
-_EXACT = frozenset(
-    [
-        *("abs", "ceil", "conj_physical", "complex", "frac", "floor", "frexp", "heaviside", "log_sigmoid_forward"),
-        *("softshrink", "hardshrink", "gelu", "neg", "round", "sign", "sgn", "signbit", "trunc", "nan_to_num"),
-        *("isposinf", "isneginf", "polar", "where", "softplus", "lerp.Tensor_out"),
-    ]
-)
-"""Elementwise operators that do not."""
-_OF_TRUTH = frozenset(["all", "any"])
-"""Their out= is a bool or a byte."""
-_FREE_DTYPE = frozenset(["arange", "range", "linspace", "logspace", "ones", "zeros", "full", "eye", "empty", "rand",
-                         "randn", "randint", "randperm", "bernoulli"])  # fmt: skip
-"""The dtype of out= is that of the result."""
-_OF_TENSORS = frozenset(["cat", "stack", "_chunk_cat"])
-"""A dtype that does not fit is a TypeError."""
-_ROW_MAJOR = frozenset(["_fft_r2c", "_fft_c2c", "_fft_c2r", "cholesky"])
-"""Lay out a resized out= by rows, whatever their own result's layout."""
 
 Find = Callable[[OpOverload], Formula]
 
@@ -160,8 +132,10 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
     """The out= tensors; where one has another shape than the result, a description of what it becomes."""
     name = op._schema.name.removeprefix("aten::")
     fresh = is_fresh(op)
-    names = {name, f"{name}.{op._schema.overload_name}"}
-    exact = bool(names & _EXACT) or not (names & elementwise_packets() or names & _CONVERTING)
+    names = name, f"{name}.{op._schema.overload_name}"
+    exact = has_trait(Trait.EXACT_OUT, *names) or not (
+        name in elementwise_packets() or has_trait(Trait.CONVERTS_OUT, *names)
+    )
 
     def out_variant(*args: Any, **kwargs: Any) -> Any:
         targets = [kwargs.pop(out) for out in outs]
@@ -177,8 +151,8 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
     def _written(result: Any, target: Any) -> Any:
         if not isinstance(result, TENSORS) or not isinstance(target, TENSORS):
             return target
-        if target.dtype is not result.dtype and name not in _FREE_DTYPE:
-            if name in _OF_TRUTH:
+        if target.dtype is not result.dtype and not has_trait(Trait.DTYPE_OF_OUT, name):
+            if has_trait(Trait.TRUTH_OUT, name):
                 if target.dtype not in (torch.bool, torch.uint8):
                     raise RuntimeError(f"{name} only supports bool tensor for result, got: {target.dtype}")
             elif exact:
@@ -187,7 +161,9 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
                     f"{_scalar_name(target.dtype)} instead"
                 )
             else:
-                _check_conversion(result.dtype, target.dtype, TypeError if name in _OF_TENSORS else RuntimeError)
+                _check_conversion(
+                    result.dtype, target.dtype, TypeError if has_trait(Trait.TYPE_ERROR_OUT, name) else RuntimeError
+                )
         if target.device != result.device:
             raise RuntimeError(
                 f"Expected out tensor to be on device {result.device}, but it is on {target.device} instead"
@@ -195,7 +171,7 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
         shape = tuple(result.shape)
         if not fresh and tuple(target.shape) == shape:
             return target
-        strides = contiguous_strides(shape) if name in _ROW_MAJOR else result.stride()
+        strides = contiguous_strides(shape) if has_trait(Trait.ROWS_OUT, name) else result.stride()
         return TensorSpec(shape, strides, target.dtype, target.device, target.storage_offset())
 
     out_variant.__name__ = op.name()

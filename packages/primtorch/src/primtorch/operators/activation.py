@@ -9,7 +9,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
-from primtorch.families import Family, Formula
+from primtorch.families import Family, Formula, Trait
 from primtorch.layout import contiguous_strides, dense_like
 from primtorch.operators.build import elementwise
 from primtorch.operators.elementwise import pointwise, promoted, same, unary_formula
@@ -19,6 +19,8 @@ from primtorch.promotion import compute_dtype, float_of, promote_number, result_
 from primtorch.spec import TensorSpec
 
 OP = Family("activation", elementwise=True)
+OP.trait(Trait.EXACT_OUT, "gelu hardshrink log_sigmoid_forward softplus softshrink")
+OP.trait(Trait.OVERLAPS, "threshold")
 
 
 OP.formula(

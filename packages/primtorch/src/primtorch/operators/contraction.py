@@ -10,7 +10,7 @@ import torch
 from primtorch import prims
 from primtorch.builder import Builder, Value
 from primtorch.errors import NoFormula
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import (
     Sizes,
     broadcast,
@@ -29,6 +29,12 @@ from primtorch.promotion import compute_dtype
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("contraction")
+OP.trait(
+    Trait.ONE_DEVICE,
+    "addbmm addmm addmv addr baddbmm bmm convolution convolution_overrideable dot mm mv vdot",
+)
+OP.trait(Trait.CONVERTS_OUT, "addr")
+OP.trait(Trait.OVERLAPS, "addmv_ baddbmm_ bmm linear mm mv")
 
 
 # --- matrix products -----------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import (
     Sizes,
     channels_last_strides,
@@ -27,6 +27,11 @@ from primtorch.promotion import COMPUTE_DTYPE, TENSORS, number_dtype
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("creation")
+OP.trait(Trait.ANYWHERE, "_copy_from _to_copy copy copy_ resize_as_")
+OP.trait(Trait.TO_FIRST, "copy")
+OP.trait(Trait.CONVERTS_OUT, "arange copy empty eye full linspace logspace ones range zeros")
+OP.trait(Trait.DTYPE_OF_OUT, "arange empty eye full linspace logspace ones range zeros")
+OP.trait(Trait.OVERLAPS, "empty eye full ones tril triu zero zeros")
 
 
 def with_strides(b: Builder, x: Value, strides: Sequence[Any]) -> Value:

@@ -10,7 +10,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
-from primtorch.families import Family, Formula, Rule
+from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import broadcast, broadcast_shapes, iterator_strides
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.refusals import WHOLE, refuse, refuse_overflow
@@ -30,6 +30,14 @@ from primtorch.promotion import (
 from primtorch.spec import TensorSpec
 
 OP = Family("elementwise", elementwise=True)
+OP.trait(Trait.ANYWHERE, "fill fill_ result_type")
+OP.trait(Trait.TO_FIRST, "fill.Tensor")
+OP.trait(
+    Trait.EXACT_OUT,
+    "abs ceil complex conj_physical floor frac heaviside isneginf isposinf lerp.Tensor_out nan_to_num neg polar "
+    "round sgn sign signbit trunc where",
+)
+OP.trait(Trait.OVERLAPS, "conj_physical fill")
 DtypeRule = Callable[[torch.dtype], torch.dtype]
 
 

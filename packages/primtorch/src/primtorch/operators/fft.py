@@ -10,7 +10,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import Sizes, strides_in_order, wrap_dims
 from primtorch.operators.build import contiguous, strided
 from primtorch.placement import resolved_device
@@ -18,6 +18,8 @@ from primtorch.promotion import complex_of, real_of
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("fft")
+OP.trait(Trait.CONVERTS_OUT, "_fft_c2c _fft_c2r _fft_r2c")
+OP.trait(Trait.ROWS_OUT, "_fft_c2c _fft_c2r _fft_r2c")
 
 
 # --- windows of signals ----------------------------------------------------------------------------

@@ -11,7 +11,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value, same_sizes
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import (
     Sizes,
     broadcast,
@@ -32,6 +32,24 @@ from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.sym_node import node_of
 
 OP = Family("indexing")
+OP.trait(Trait.ANYWHERE, "_pack_padded_sequence")
+OP.trait(
+    Trait.INDICES_ANYWHERE,
+    "_index_put_impl_ _unsafe_index _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate "
+    "index index_put index_put_",
+)
+OP.trait(
+    Trait.ONE_DEVICE,
+    "embedding gather index_add index_copy index_reduce index_select masked_scatter masked_select put scatter "
+    "scatter_add scatter_reduce take",
+)
+OP.trait(
+    Trait.TO_FIRST,
+    "_unsafe_index.Tensor _unsafe_index_put _unsafe_masked_index _unsafe_masked_index_put_accumulate index.Tensor "
+    "index_fill.int_Tensor index_put",
+)
+OP.trait(Trait.OVERLAPS, "index_fill index_put masked_fill")
+OP.trait(Trait.SHARES_NOTHING, "gather index_select masked_select take")
 
 
 @OP.formula("masked_fill.Scalar", "masked_fill.Tensor", "masked_scatter")

@@ -9,7 +9,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
-from primtorch.families import Family, Refusal
+from primtorch.families import Family, Refusal, Trait
 from primtorch.layout import broadcast, contiguous_strides, wrap_dim
 from primtorch.operators.build import common_device, contiguous, strided
 from primtorch.operators.contraction import adjoint, batched_matmul
@@ -19,6 +19,13 @@ from primtorch.promotion import complex_of, compute_dtype, real_of, result_type
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("linalg")
+OP.trait(
+    Trait.CONVERTS_OUT,
+    "cholesky cholesky_inverse cholesky_solve geqrf linalg_eig linalg_eigvals linalg_householder_product "
+    "linalg_lstsq linalg_pinv",
+)
+OP.trait(Trait.ROWS_OUT, "cholesky")
+OP.trait(Trait.SHARES_NOTHING, "linalg_cross")
 
 
 @OP.formula("_linalg_check_errors")

@@ -9,7 +9,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
-from primtorch.families import Family, Formula, Rule
+from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import dense_like
 from primtorch.operators.activation import LEAST_VARIANCE, log_sigmoid, sigmoid
 from primtorch.operators.build import Fresh, contiguous, elementwise, refuse_fresh, strided
@@ -18,6 +18,8 @@ from primtorch.promotion import compute_dtype, result_type
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("loss")
+OP.trait(Trait.ANYWHERE, "_ctc_loss _ctc_loss_backward ctc_loss")
+OP.trait(Trait.ONE_DEVICE, "nll_loss2d_forward nll_loss_forward")
 
 
 # --- losses that reduce pointwise terms --------------------------------------------------------------

@@ -12,7 +12,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import contiguous_strides, product, suggested_strides, wrap_dim
 from primtorch.operators.build import contiguous, strided
 from primtorch.operators.reduction import vector_norm
@@ -21,6 +21,10 @@ from primtorch.promotion import compute_dtype, result_type
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("normalization")
+OP.trait(
+    Trait.ONE_DEVICE,
+    "_log_softmax_backward_data _softmax_backward_data native_batch_norm native_group_norm native_layer_norm",
+)
 
 
 def _rsqrt(variance: Value, eps: float) -> Value:

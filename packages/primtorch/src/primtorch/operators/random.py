@@ -11,7 +11,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.creation import full_like, like, made
@@ -22,6 +22,11 @@ from primtorch.promotion import TENSORS, compute_dtype
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("random")
+OP.trait(Trait.ANYWHERE, "bernoulli bernoulli_")
+OP.trait(Trait.TO_FIRST, "bernoulli.Tensor")
+OP.trait(Trait.CONVERTS_OUT, "bernoulli normal rand randint randn randperm")
+OP.trait(Trait.DTYPE_OF_OUT, "bernoulli rand randint randn randperm")
+OP.trait(Trait.OVERLAPS, "multinomial rand randint randn randperm")
 OP.formula("rand_like", "randn_like")(like)
 OP.formula("randint_like")(full_like)
 

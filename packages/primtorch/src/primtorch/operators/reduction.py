@@ -13,7 +13,7 @@ import torch
 from primtorch import prims
 from primtorch.builder import Builder, Value
 from primtorch.errors import DataDependentValue
-from primtorch.families import Family, Formula
+from primtorch.families import Family, Formula, Trait
 from primtorch.layout import product, reduced_dims, wrap_dim
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.elementwise import same, truth
@@ -24,6 +24,12 @@ from primtorch.spec import TensorSpec
 from primtorch.symbolic import hint_of
 
 OP = Family("reduction")
+OP.trait(Trait.CONVERTS_OUT, "all any logsumexp max.unary_out mean min.unary_out nansum prod std sum var")
+OP.trait(Trait.TRUTH_OUT, "all any")
+OP.trait(
+    Trait.OVERLAPS,
+    "all amax amin any argmax argmin hash_tensor linalg_vector_norm nansum prod std sum var",
+)
 
 
 def accumulated(x: Value, dtype: torch.dtype | None) -> Value:

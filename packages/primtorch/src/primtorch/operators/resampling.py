@@ -10,12 +10,13 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.operators.window import by_rows, laid_out, times
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("resampling")
+OP.trait(Trait.ONE_DEVICE, "grid_sampler_2d grid_sampler_3d")
 
 
 # --- resampling ----------------------------------------------------------------------------------

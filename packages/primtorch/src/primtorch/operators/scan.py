@@ -8,7 +8,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import wrap_dim
 from primtorch.operators.build import contiguous
 from primtorch.operators.reduction import accumulated
@@ -17,6 +17,8 @@ from primtorch.promotion import integer_sum_dtype
 from primtorch.spec import TensorSpec
 
 OP = Family("scan")
+OP.trait(Trait.CONVERTS_OUT, "cumprod cumsum")
+OP.trait(Trait.OVERLAPS, "cummax cummin")
 
 
 # --- scans ---------------------------------------------------------------------------------------

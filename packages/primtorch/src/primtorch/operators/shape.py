@@ -11,7 +11,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
@@ -29,6 +29,12 @@ from primtorch.promotion import result_type
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("shape")
+OP.trait(Trait.ANYWHERE, "as_strided_scatter diagonal_scatter select_scatter slice_scatter")
+OP.trait(Trait.ONE_DEVICE, "stack")
+OP.trait(Trait.TO_FIRST, "as_strided_scatter diagonal_scatter select_scatter slice_scatter")
+OP.trait(Trait.CONVERTS_OUT, "_chunk_cat cat stack")
+OP.trait(Trait.TYPE_ERROR_OUT, "_chunk_cat cat stack")
+OP.trait(Trait.SHARES_NOTHING, "cat")
 
 
 @OP.formula("select_backward", "diagonal_backward", "unfold_backward")

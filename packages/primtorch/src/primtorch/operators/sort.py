@@ -10,7 +10,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import contiguous_strides, dense_like, product, strides_in_order, wrap_dim
 from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
 from primtorch.operators.creation import lower_linspace
@@ -20,6 +20,8 @@ from primtorch.operators.refusals import refuse
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("sort")
+OP.trait(Trait.OVERLAPS, "histc")
+OP.trait(Trait.SHARES_NOTHING, "kthvalue")
 
 
 # --- order ---------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.operators.build import elementwise
 from primtorch.operators.elementwise import binary_formula, promoted, same, unary_formula
 from primtorch.prims import Prim
@@ -17,6 +17,8 @@ from primtorch.promotion import compute_dtype, float_of, result_type
 from primtorch.spec import TensorSpec
 
 OP = Family("special", elementwise=True)
+OP.trait(Trait.CONVERTS_OUT, "mvlgamma")
+OP.trait(Trait.EXACT_OUT, "frexp")
 
 
 def _x_log(b: Builder, x: Any, y: Any, prim: Prim) -> Value:

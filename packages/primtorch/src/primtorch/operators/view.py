@@ -9,7 +9,7 @@ import torch
 
 from primtorch import prims
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family
+from primtorch.families import Family, Trait
 from primtorch.layout import Sizes, alike, depends_on_data, product, reduced_dims, view_strides, wrap_dim, wrap_dims
 from primtorch.operators.build import contiguous, view
 from primtorch.promotion import real_of
@@ -17,6 +17,7 @@ from primtorch.spec import Size, TensorSpec
 
 aten = torch.ops.aten
 OP = Family("view")
+OP.trait(Trait.ANYWHERE, "is_same_size is_set_to")
 
 
 _LAST = 2**62  # an end of at least this means "to the end"

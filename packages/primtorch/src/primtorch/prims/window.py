@@ -19,7 +19,7 @@ aten = torch.ops.aten
 
 # --- windows -------------------------------------------------------------------------------------
 def pooled_size(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
-    """Number of windows; with `ceil_mode` also one that passes the end, if it starts inside the input or low padding."""
+    """Number of windows; with `ceil_mode` also one that passes the end, if it starts in the input or low padding."""
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
         return span // stride + 1
