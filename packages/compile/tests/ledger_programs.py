@@ -335,6 +335,16 @@ def writes_outside(x: torch.Tensor) -> torch.Tensor:
 _PLACE = threading.local()
 
 
+@case("class")
+def returns_a_class(x: torch.Tensor) -> Any:
+    y = x + 1
+
+    class Local:  # here
+        pass
+
+    return y * 2, Local
+
+
 @case("exception", whole="program_raised", calls=((torch.ones(3),),) * 3, run=lambda f, a: _caught(f, a))
 def raises_again_and_again(x: torch.Tensor) -> torch.Tensor:
     y = x + 1

@@ -92,6 +92,7 @@ class Directions:
         stop_at: path to the instruction before which it stops, of an earlier one that broke there for `reason`.
         refused_raise: ordinal of a raise that breaks the graph.
         refused_start: ordinal of a generator at whose start the graph ends.
+        refused_class: ordinal of a class before whose making it ends.
         cut_at: number of recorded calls behind which the graph ends.
     """
 
@@ -99,6 +100,7 @@ class Directions:
     reason: GraphBreak | None = None
     refused_raise: int = -1
     refused_start: int = -1
+    refused_class: int = -1
     cut_at: int | None = None
 
     def to_the_end(self) -> Directions:
@@ -160,6 +162,7 @@ def interpret(
     stack.frames = interpreter.frames
     interpreter.refused_raise = directions.refused_raise
     interpreter.refused_start = directions.refused_start
+    outside.refused_class = directions.refused_class
     capture = Capture(outside, interpreter, calls)
     frame: InterpretedFrame | None = None
     with preserved(), interpreter.deep_stack(_DEEPEST):

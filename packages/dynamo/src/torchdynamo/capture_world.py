@@ -168,10 +168,7 @@ class CaptureWorld(PlainWorld):
         self.outside.class_delete(cls, name)
 
     def build_class(self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        made = super().build_class(body, name, bases, kwargs)
-        if isinstance(made, type):
-            self.outside.new_class(made)
-        return made
+        return self.outside.make_class(name, lambda: super(CaptureWorld, self).build_class(body, name, bases, kwargs))
 
     def leaf_getattr(self, obj: Any, name: str) -> Any:
         return self.outside.leaf_get(obj, name)
@@ -433,7 +430,15 @@ class CaptureWorld(PlainWorld):
             raise BreakGraph("c_function", f"call of {module}.{getattr(fn, '__qualname__', fn)}")
         if package == "torch" and getattr(fn, "__name__", "") != "__repr__":
             return super().call_leaf(fn, args, kwargs)
+        if isinstance(fn, type) and issubclass(fn, type) and len(args) == 3:
+            return self._make_class(fn, *args, kwargs)
         return self._call_c(fn, args, kwargs)
+
+    def _make_class(self, meta: type, name: Any, bases: Any, namespace: Any, kwargs: dict[str, Any]) -> Any:
+        """`type(name, bases, namespace)`, which takes the module from the frame that calls it."""
+        if type(namespace) is dict and "__module__" not in namespace:
+            namespace = {**namespace, "__module__": self._module_of_frame()}
+        return self.outside.make_class(name, lambda: self._call_c(meta, (name, bases, namespace), kwargs))
 
     def _call_c(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.outside.shape_env.symbols:

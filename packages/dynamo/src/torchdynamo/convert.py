@@ -50,7 +50,7 @@ from torchdynamo.guards.shape_guards import add_shape_guards, shape_guards
 from torchdynamo.interpreter.bytecode_text import bytecode_text
 from torchdynamo.interpreter.protocol import Marker
 from torchdynamo.outside.outside import Outside
-from torchdynamo.reasons import BreakGraph, OutlivesGraph, describe
+from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph, describe
 from torchdynamo.schemas import AmbientRead, GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.sources import Attribute, Source
 
@@ -65,6 +65,7 @@ class Generated:
     codegen: Codegen
     tail: list[str]
     graph_break: GraphBreak | None  # where the tail goes on after one
+    module: Any  # the name of the module that what the tail calls is called from
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +165,10 @@ def _capture_and_generate(
             return _generate(state, capture, ambient)
         except OutlivesGraph as error:
             directions, depth = Directions(refused_start=error.start), None
+        except ClassOutlivesGraph as error:
+            directions, depth = Directions(refused_class=error.ordinal), None
+        except GivesUp as error:
+            directions, depth = Directions(refused_raise=error.ordinal), None
         except BreakGraph as error:
             if error.reason == "data_dependent_shape" and not state.breaks_at_data:
                 state.breaks_at_data, depth = True, None
@@ -258,13 +263,15 @@ def _break_at_writes(state: Function, shared: tuple[Source, Source]) -> Entry | 
 def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Generated:
     """Writes values and effects; the tail returns, or goes on after a break."""
     outside, calls = capture.outside, capture.calls
-    codegen = Codegen(outside.recorder, outside.externals, outside.overlays, outside.shape_env, outside.symbol_sources)
+    codegen = Codegen(outside, capture.interpreter)
     graph_break: GraphBreak | None = None
+    caller = outside.function
     with torch._C.DisableTorchFunction():
         match capture.ending:
             case Finished(value=value):
                 tail = [f"return {codegen.value(value)}"]
             case Stopped(graph_break=graph_break) as stopped:
+                caller = stopped.frames[-1].frame.function
                 hook = None if state.nested is None else state.nested.hook
                 tail = continue_after(codegen, stopped, _resume_factory(state), hook)
             case ending:
@@ -276,7 +283,7 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
             codegen.effects.append(f"{codegen.pin(block.enter)}({codegen.items(block.args)})")
         if capture.grad_enabled != ambient.grad_enabled:
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({capture.grad_enabled})")
-    return Generated(capture, codegen, tail, graph_break)
+    return Generated(capture, codegen, tail, graph_break, caller.__globals__.get("__name__"))
 
 
 def _resume_factory(state: Function) -> Resume:
@@ -375,6 +382,8 @@ def _entry(
     rerun = Rerun(function, state.stats.ledger, _written(outside, finished.inputs), casts)
     closure = function.__closure__ or ()
     names = {"P": pinned, "G": function.__globals__, "C": closure, "sys": sys, "graph": compiled_graph, "rerun": rerun}
+    if generated.module is not None:
+        names["__name__"] = generated.module  # some C code asks the frame that calls it
     code = load(text, function.__qualname__, names)
     if graph_break is not None and origin_of(function) is None:
         code = started(code)

@@ -119,6 +119,11 @@ _TABLE = (
         "call it outside of the compiled function; what DistributedDataParallel holds is compiled all the same",
     ),
     Reason(
+        "class",
+        "the program makes a class that outlives the graph: there is a new one at each call",
+        "define the class outside of the compiled function",
+    ),
+    Reason(
         "function_transform",
         "a function under a transform of torch.func cannot become a graph of its own (it breaks the graph, writes to a"
         " tensor that was made before, or returns something else than tensors), or the transform is none that graphs"
@@ -249,8 +254,20 @@ class OutlivesGraph(BreakGraph):
         self.start = start
 
 
+class ClassOutlivesGraph(BreakGraph):
+    """A class that the program makes is seen behind the graph: it has to be made at each call.
+
+    Attributes:
+        ordinal: which of the classes that were made during capture it is.
+    """
+
+    def __init__(self, detail: str, ordinal: int) -> None:
+        super().__init__("class", detail)
+        self.ordinal = ordinal
+
+
 class GivesUp(BreakGraph):
-    """An exception leaves what it closes: it has to be raised for real.
+    """An exception leaves what it closes, or is kept: it has to be raised for real.
 
     Attributes:
         ordinal: that of its raise, or -1 where it was raised before capture began.

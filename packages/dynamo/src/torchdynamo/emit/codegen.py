@@ -35,9 +35,8 @@ import torch
 from torch import fx
 
 from primtorch.fake import FakeTensor
-from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, ShapeEnv, expr_of, float_expr_of
+from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, expr_of, float_expr_of
 from torchdynamo.graph import numpy_values
-from torchdynamo.graph.recorder import Recorder
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
 from torchdynamo.interpreter.generators import InterpretedGenerator
@@ -52,9 +51,10 @@ from torchdynamo.interpreter.iterators import (
     ZipIterator,
 )
 from torchdynamo.interpreter.protocol import InterpreterObject, Marker
-from torchdynamo.outside.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External, Externals
-from torchdynamo.outside.overlays import DELETED, Overlays, Slot
-from torchdynamo.reasons import BreakGraph, OutlivesGraph
+from torchdynamo.outside.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES, ITERATOR_FIELDS, External
+from torchdynamo.outside.outside import Outside
+from torchdynamo.outside.overlays import DELETED, Slot
+from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph
 from torchdynamo.sources import Item, Source, base_of
 
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin
@@ -82,19 +82,15 @@ def parameter_name(index: int, name: str) -> str:
 class Codegen:
     """Writes one compiled function. `value` gives an expression for an object as capture left it."""
 
-    def __init__(
-        self,
-        recorder: Recorder,
-        externals: Externals,
-        overlays: Overlays,
-        shape_env: ShapeEnv,
-        symbol_sources: Mapping[str, Source],
-    ) -> None:
-        self.recorder = recorder
-        self.externals = externals
-        self.overlays = overlays
-        self.shape_env = shape_env
-        self.symbol_sources = symbol_sources
+    def __init__(self, outside: Outside, interpreter: Interpreter) -> None:
+        self.raises = interpreter.raises  # ordinals of raises, by the ids of exceptions that the program raised
+        self.made_functions = interpreter.made_functions
+        self.recorder = outside.recorder
+        self.externals = outside.externals
+        self.overlays = outside.overlays
+        self.shape_env = outside.shape_env
+        self.symbol_sources = outside.symbol_sources
+        self.made_classes = outside.made_classes
         self.keep_iterators = False  # set for values that only the rest of the same function will see
         self.loads: list[str] = []
         self.build: list[str] = []
@@ -130,6 +126,8 @@ class Codegen:
         self._alive.append(obj)
 
     def pin(self, obj: Any) -> str:
+        if isinstance(obj, type) and obj in self.made_classes:
+            raise ClassOutlivesGraph(f"{obj.__qualname__} outlives the graph", self.made_classes[obj])
         return self.externals.pins.source(obj).expression()
 
     def load(self, source: Source) -> str:
@@ -324,7 +322,8 @@ class Codegen:
         return self._name(obj, f"{self.pin(type(obj))}({parts}, **{self.value(obj.keywords)})")
 
     def _function(self, obj: types.FunctionType) -> str:
-        if obj.__closure__ is None and obj.__defaults__ is None and obj.__kwdefaults__ is None:
+        bare = obj.__closure__ is None and obj.__defaults__ is None and obj.__kwdefaults__ is None
+        if bare and obj not in self.made_functions:
             return self.pin(obj)
         cells = "".join(f"{self.value(cell)}, " for cell in obj.__closure__ or ())
         name = self._name(
@@ -430,7 +429,10 @@ class Codegen:
         return self._name(obj, f"{base}.{name}({self.value(table)})")
 
     def _exception(self, obj: BaseException) -> str:
-        """As it was raised, but for its traceback, which grows again where it is raised anew."""
+        """One that was never raised: the traceback that it would have cannot be made."""
+        ordinal = self.raises.get(id(obj), -1)
+        if ordinal >= 0:
+            raise GivesUp(f"{type(obj).__name__} outlives the graph", ordinal)
         kind, base = type(obj), native_base(type(obj))
         if kind is base:
             reduced: Any = obj.__reduce__()

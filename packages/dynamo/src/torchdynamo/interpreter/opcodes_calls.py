@@ -103,13 +103,16 @@ class CallOpcodes(FrameState):
         function.__kwdefaults__ = keyword_defaults
         if annotations is not None:
             _set_annotations(function, annotations)
+        self.interpreter.made_functions.add(function)
         self.stack.append(function)
 
     @opcode("MAKE_FUNCTION", since=(3, 13))
     def MAKE_FUNCTION_bare(self, _: int) -> None:
         code = self.stack.pop()
         empty = tuple(types.CellType() for _ in code.co_freevars)
-        self.stack.append(types.FunctionType(code, self.function.__globals__, None, None, empty))
+        function = types.FunctionType(code, self.function.__globals__, None, None, empty)
+        self.interpreter.made_functions.add(function)
+        self.stack.append(function)
 
     @opcode(since=(3, 13))
     def SET_FUNCTION_ATTRIBUTE(self, which: int) -> None:
@@ -123,6 +126,7 @@ class CallOpcodes(FrameState):
             _set_annotations(function, value)
         else:  # the closure; it comes first, before anything else is set
             function = types.FunctionType(function.__code__, function.__globals__, None, None, value)
+            self.interpreter.made_functions.add(function)
         self.stack.append(function)
 
     @opcode()

@@ -96,7 +96,9 @@ class Outside:
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self._cells: set[int] = set()
-        self._own_classes: set[type] = set()  # that the program made itself
+        self._own_classes: dict[type, int] = {}  # that the program made itself, and which of them it is
+        self.refused_class = -1  # ordinal of the class at whose making the graph ends
+        self._classes_made = 0
         self.emitted = 0  # log records and warnings so far
         self._alive: list[Any] = []
         for index, cell in enumerate(function.__closure__ or ()):
@@ -568,9 +570,15 @@ class Outside:
             raise AttributeError(f"type object {kind.__name__!r} has no attribute {name!r}")
         self.overlays.write(kind, name, DELETED)
 
-    def new_class(self, kind: type) -> None:
-        """The program made this class itself."""
-        self._own_classes.add(kind)
+    def make_class(self, name: Any, make: Callable[[], Any]) -> Any:
+        """A class that the program makes itself; the graph ends before one that has to be made at each call."""
+        self._classes_made += 1
+        if self._classes_made == self.refused_class:
+            raise BreakGraph("class", f"{name} outlives the graph")
+        ordinal, kind = self._classes_made, make()
+        if isinstance(kind, type):
+            self._own_classes[kind] = ordinal
+        return kind
 
     def class_dict(self, kind: type) -> Mapping[str, Any]:
         """`kind.__dict__`: each of its attributes is read."""
@@ -585,6 +593,11 @@ class Outside:
     def made_class(self, kind: type) -> bool:
         """Whether the program made this class itself."""
         return kind in self._own_classes
+
+    @property
+    def made_classes(self) -> Mapping[type, int]:
+        """The classes that the program made itself, each with its ordinal."""
+        return self._own_classes
 
     def _know_external_class(self, kind: type) -> None:
         if self.externals.lookup(kind) is None:
