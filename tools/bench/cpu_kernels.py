@@ -70,6 +70,7 @@ def cases() -> dict[str, Case]:
         "row_sum": Case(lambda x: x.sum(1), (x,), one),
         "full_sum": Case(lambda x: x.sum(), (x,), one),
         "full_var_mean": Case(lambda x: torch.var_mean(x, dim=None), (x,), one),
+        "column_var_mean": Case(lambda x: torch.var_mean(x, 0), (torch.randn(8 * n, d // 2),), 4 * one),
         "argmax": Case(lambda x: x.argmax(-1), (x,), one),
         "cumsum": Case(lambda x: x.cumsum(-1), (x,), 2 * one),
         "transpose_scale": Case(lambda x: (x.t() * 2).contiguous(), (x,), 2 * one),
@@ -81,6 +82,11 @@ def cases() -> dict[str, Case]:
         "batch_norm_relu": Case(
             lambda x, w, b, m, v: F.relu(F.batch_norm(x, m, v, w, b, True)),
             (images, scale, shift, mean, var),
+            3 * images.numel() * 4,
+        ),
+        "batch_norm_channels_last": Case(
+            lambda x, w, b, m, v: F.relu(F.batch_norm(x, m, v, w, b, True)),
+            (images.contiguous(memory_format=torch.channels_last), scale, shift, mean, var),
             3 * images.numel() * 4,
         ),
         "max_pool": Case(lambda x: F.max_pool2d(F.relu(x), 3, 2, 1), (images,), images.numel() * 5),
