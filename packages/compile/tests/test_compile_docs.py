@@ -39,12 +39,17 @@ def of_pages() -> bool:
     return pinned is not None and minor(torch.__version__) == minor(pinned[1])
 
 
+EXAMPLE_NAMES = (
+    "backend_dynamo.py", "backend_autograd.py", "backend_prims.py", "backend_codegen.py", "function_transforms.py",
+)  # fmt: skip
+
+
 @pytest.mark.skipif(not of_pages(), reason="the pages are generated with the torch of constraints.txt")
 def test_generated_pages_are_fresh() -> None:
     run(ROOT / "tools" / "docs.py", "--check")
 
 
-@pytest.mark.parametrize("name", ["backend_dynamo.py", "backend_autograd.py", "backend_prims.py", "backend_codegen.py"])
+@pytest.mark.parametrize("name", EXAMPLE_NAMES)
 def test_examples_run(name: str) -> None:
     run(EXAMPLES / name)
 

@@ -211,6 +211,12 @@ def test_a_transform_is_part_of_the_graph(name: str, backend: str) -> None:
     assert torchcompile.report().clean or name == "raising"
 
 
+@pytest.mark.parametrize("made", [torch.vmap, lambda f: torch.func.grad(lambda t: f(t).sum()), torch.func.jacrev])
+def test_what_a_transform_gave_is_compiled_itself(made: Callable[[Program], Program]) -> None:
+    compare(made(lambda t: (t * SCALE[0]).sin()), "aot_eager")
+    assert torchcompile.report().clean
+
+
 @pytest.mark.parametrize(
     "name",
     [pytest.param(n, marks=pytest.mark.expected_eager("function_transform", *BREAKING[n][1])) for n in BREAKING],

@@ -12,6 +12,7 @@ from torch import nn
 
 from primtorch.ledger import LEDGER, Event, Ledger
 from torchdynamo._C import CompiledCallable
+from torchdynamo.calls.transforms import is_transformed
 from torchdynamo.convert import convert
 from torchdynamo.emit.generated_code import forget_ended_code
 from torchdynamo.events import DISABLED_FUNCTION, frame_of, refusal
@@ -84,7 +85,7 @@ def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | N
     if isinstance(target, CompiledCallable):
         return target
     if isinstance(target, types.FunctionType):
-        if is_leaf(target):  # one of torch's own: it is recorded where it is called, its body is not the program's
+        if is_leaf(target) or is_transformed(target):  # known where it is called: its body is not the program's
             target = _caller_of(target)
         stats = Stats(ledger, TOTAL)
         setting = (convert, backend, options, dump, stats)
