@@ -8,7 +8,7 @@ import operator
 import sys
 import types
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableSet, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -40,7 +40,7 @@ class Interpreter:
         self.caught: set[int] = set()
         self.raised_groups: dict[int, BaseException] = {}
         self.passed: set[int] = set()
-        self.made_functions: weakref.WeakSet[types.FunctionType] = weakref.WeakSet()
+        self.made_functions: MutableSet[types.FunctionType] = weakref.WeakSet()
         self.refused_raise = -1
         self.room = _RECURSION_LIMIT  # frames that the program may have
         self.refused_start = -1

@@ -8,7 +8,7 @@ This module and its neighbours import nothing outside of the standard library.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, MutableSet, Sequence
 from typing import Any, Final, NoReturn, Protocol
 
 
@@ -93,6 +93,7 @@ class InterpreterApi(Protocol):
     caught: set[int]  # identities of the exceptions that reached a handler
     raised_groups: dict[int, BaseException]  # groups that a `raise` names, and none has raised again; by identity
     passed: set[int]  # identities of the exceptions that left a frame
+    made_functions: MutableSet[types.FunctionType]  # by the program itself
     refused_raise: int  # ordinal of the raise that ends capture, or -1
     refused_start: int  # ordinal of the generator at whose start capture ends, or -1
 
