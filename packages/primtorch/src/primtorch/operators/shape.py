@@ -383,11 +383,16 @@ def _lower_diag_embed(b: Builder, x: Value, offset: int = 0, dim1: int = -2, dim
     return filled.permute(order)  # type: ignore[no-any-return]
 
 
+def _shuffled(x: Any, shape: tuple[Size, ...]) -> TensorSpec:
+    """The CPU's kernel keeps channels_last; elsewhere it is a program of views and a copy by rows."""
+    return laid_out(x, shape) if x.device.type == "cpu" else contiguous(x, shape)
+
+
 @OP.formula("pixel_shuffle")
 def _pixel_shuffle(x: Any, upscale_factor: int) -> TensorSpec:
     *lead, c, h, w = x.shape
     r = upscale_factor
-    return laid_out(x, (*lead, c // (r * r), h * r, w * r))
+    return _shuffled(x, (*lead, c // (r * r), h * r, w * r))
 
 
 @OP.refuses("pixel_shuffle")
@@ -413,7 +418,7 @@ def _lower_pixel_shuffle(b: Builder, x: Value, factor: int) -> Value:
 def _pixel_unshuffle(x: Any, downscale_factor: int) -> TensorSpec:
     *lead, c, h, w = x.shape
     r = downscale_factor
-    return laid_out(x, (*lead, c * r * r, h // r, w // r))
+    return _shuffled(x, (*lead, c * r * r, h // r, w // r))
 
 
 @OP.refuses("pixel_unshuffle")
