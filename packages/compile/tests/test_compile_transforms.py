@@ -94,6 +94,26 @@ def under_no_grad(x: torch.Tensor) -> Any:
         return torch.func.grad(lambda t: t.square().sum())(x)
 
 
+def asking_inside(x: torch.Tensor) -> Any:
+    """Whether arguments require gradients, by transform: code branches on it."""
+    asked: list[bool] = []
+
+    def function(t: torch.Tensor) -> torch.Tensor:
+        asked.extend((t.requires_grad, t.is_leaf, torch.is_grad_enabled()))
+        return t.square().sum()
+
+    torch.func.grad(function)(x)
+    torch.vmap(function)(x)
+    torch.func.jvp(function, (x,), (x,))
+    torch.func.vjp(function, x)
+    torch.func.jacrev(function)(x)
+    torch.func.jacfwd(function)(x)
+    with torch.no_grad():
+        torch.func.grad(function)(x)
+        torch.vmap(function)(x)
+    return x * sum(2**place for place, answer in enumerate(asked) if answer)
+
+
 IN_THE_GRAPH: dict[str, Program] = {
     "grad": lambda x: torch.func.grad(lambda t: (t.sin() * t).sum())(x),
     "grad with aux": lambda x: torch.func.grad(lambda t: (t.square().sum(), {"a": t.sin()}), has_aux=True)(x),
@@ -133,6 +153,7 @@ IN_THE_GRAPH: dict[str, Program] = {
     "raising": raising,
     "effects inside": noting_inside,
     "under no_grad": under_no_grad,
+    "questions inside": asking_inside,
 }
 
 

@@ -188,7 +188,7 @@ class AutogradFunctions:
         if not any(needs) or not (torch.is_grad_enabled() or within):
             return self._without_gradient(kind, context, args)
         mark = self.recorder.regions.mark()
-        with _no_grad():
+        with grad_mode(False):
             value = _forward(self.world, kind, context, args)
         return _Capture(self, kind, context, args, mark).result(value)
 
@@ -212,7 +212,7 @@ class AutogradFunctions:
     def backward(self) -> Iterator[None]:
         self._backwards += 1
         try:
-            with _no_grad():
+            with grad_mode(False):
                 yield
         finally:
             self._backwards -= 1
@@ -228,11 +228,11 @@ def _forward(world: World, kind: Any, context: FunctionContext, args: tuple[Any,
 
 
 @contextmanager
-def _no_grad() -> Iterator[None]:
-    """Grad mode off, without a node for it: an autograd function runs that way by itself."""
+def grad_mode(on: bool) -> Iterator[None]:
+    """Grad mode set without a node for it: what runs the block in eager sets it by itself."""
     enabled = torch.is_grad_enabled()
     with torch._C.DisableTorchFunction():
-        torch._C._set_grad_enabled(False)
+        torch._C._set_grad_enabled(on)
     try:
         yield
     finally:

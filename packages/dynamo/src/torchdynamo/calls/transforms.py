@@ -19,6 +19,7 @@ from torch import fx, nn
 from torch.utils import _pytree as pytree
 
 from primtorch.spec import TensorSpec
+from torchdynamo.calls.autograd_functions import grad_mode
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.interpreter.protocol import World
 from torchdynamo.outside.outside import Outside
@@ -28,6 +29,10 @@ Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
 Tensors = tuple[torch.Tensor, ...]
 Body = Callable[..., tuple[Tensors, Tensors]]  # of the stand-ins: (values, auxiliary values)
+
+
+def _as_they_are(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +153,7 @@ class Transforms:
 
     def _grad_and_value(self, name: str, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
         given = _Given(args, asked.argnums)
-        body = self._record(asked.func, given, _as_they_are, kwargs, asked.has_aux)
+        body = self._record(asked.func, given, kwargs, asked.has_aux, derives=True)
         count = len(given.tensors)
 
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
@@ -173,7 +178,7 @@ class Transforms:
         given = _Given(args, None, [dim is not None for dim in dims])
         mapped = tuple(dim for dim in dims if dim is not None)
         kept = iter(mapped)
-        body = self._record(asked.func, given, lambda tensor: tensor.select(next(kept), 0), kwargs, has_aux=False)
+        body = self._record(asked.func, given, kwargs, inner=lambda tensor: tensor.select(next(kept), 0))
         results = pytree._broadcast_to_and_flatten(asked.out_dims, body.of_values)
         if results is None or any(type(dim) is not int for dim in (*results, *mapped)):
             raise _refusal(f"out_dims={asked.out_dims!r}")
@@ -192,7 +197,7 @@ class Transforms:
         count = len(given.tensors)
         if strict or given.tree != along.tree or not count:
             raise _refusal("jvp() whose tangents are no tree of tensors like the primals, or strict=True")
-        body = self._record(func, given, _as_they_are, {}, has_aux)
+        body = self._record(func, given, {}, has_aux)
 
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
             value, tangent, aux = torch.func.jvp(flat, tensors[:count], tensors[count:], has_aux=True)
@@ -212,7 +217,7 @@ class Transforms:
         A call of the pullback runs the nested graph anew: where the graph is traced, the values are computed once.
         """
         given = _Given(primals, None)
-        body = self._record(func, given, _as_they_are, {}, has_aux)
+        body = self._record(func, given, {}, has_aux, derives=True)
         size = len(body.values)
         run = Transform("vjp", lambda flat, tensors: [value for part in flat(*tensors) for value in part], size)
         call = self._write(run, body, given.tensors)
@@ -249,7 +254,7 @@ class Transforms:
         """`torch.func.jacrev(func, argnums, ...)(*args)`, or `jacfwd`."""
         more = {"chunk_size": asked.chunk_size} if name == "jacrev" else {"randomness": asked.randomness}
         given = _Given(args, asked.argnums)
-        body = self._record(asked.func, given, _as_they_are, {}, asked.has_aux)
+        body = self._record(asked.func, given, {}, asked.has_aux, derives=name == "jacrev")
         count = len(given.tensors)
 
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
@@ -269,16 +274,21 @@ class Transforms:
         self,
         func: Any,
         given: _Given,
-        inner: Callable[[torch.Tensor], torch.Tensor],
         kwargs: Kwargs,
-        has_aux: bool,
+        has_aux: bool = False,
+        derives: bool = False,
+        inner: Callable[[torch.Tensor], torch.Tensor] = _as_they_are,
     ) -> Recorded:
-        """Interprets the function on stand-ins: tensors with the metadata of `inner` of those that are given."""
+        """Interprets the function on stand-ins, with the metadata of `inner` of the tensors that are given.
+
+        derives: whether autograd records what the function does: its arguments then require gradients, to whoever asks.
+        """
         regions, written = self.recorder.regions, len(self.recorder.written)
         mark = regions.mark()
-        stand_ins = [self._stand_in(tensor, inner) for tensor in given.tensors]
+        stand_ins = [self._stand_in(tensor, inner, derives) for tensor in given.tensors]
         try:
-            result = self.world.call(func, given.with_tensors(stand_ins), kwargs)
+            with grad_mode(derives or torch.is_grad_enabled()):
+                result = self.world.call(func, given.with_tensors(stand_ins), kwargs)
         except BreakGraph as error:
             wrapped = _refusal(f"in the transformed function, {error.reason}: {error.detail}")
             wrapped.positions = error.positions
@@ -296,9 +306,11 @@ class Transforms:
         del self.recorder.written[written:]
         return Recorded(nodes, values, of_values, aux, of_aux)
 
-    def _stand_in(self, tensor: torch.Tensor, inner: Callable[[torch.Tensor], torch.Tensor]) -> torch.Tensor:
+    def _stand_in(
+        self, tensor: torch.Tensor, inner: Callable[[torch.Tensor], torch.Tensor], derives: bool
+    ) -> torch.Tensor:
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            fake = self.outside.mode.from_spec(TensorSpec.of(inner(tensor)))
+            fake = self.outside.mode.from_spec(TensorSpec.of(inner(tensor)), requires_grad=derives)
         node = self.recorder.graph.create_node("placeholder", "of_function")
         node.meta["nested"] = True
         self.recorder.annotate(node, fake)
@@ -386,10 +398,6 @@ class _Given:
         rest = iter(tensors)
         trees = [pytree.tree_unflatten([next(rest) for _ in range(tree.num_leaves)], tree) for tree in self.trees]
         return trees[0] if self.one else tuple(trees)
-
-
-def _as_they_are(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 def _refusal(why: str) -> BreakGraph:
