@@ -54,7 +54,6 @@ class CaptureWorld(PlainWorld):
             return value
         builtins = fn.__builtins__  # type: ignore[attr-defined]
         if name in builtins:
-            self.outside.global_absent(fn.__globals__, name)
             return builtins[name]
         raise NameError(f"name {name!r} is not defined", name=name)
 

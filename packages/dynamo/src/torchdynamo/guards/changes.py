@@ -22,7 +22,7 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
             continue
         try:
             value = resolve(guard.source, scope)
-        except (LookupError, AttributeError, TypeError):
+        except (LookupError, AttributeError, TypeError, ValueError):
             continue
         if guard.kind is GuardKind.IDENTITY:
             both = type(value) is type(guard.payload) is types.FunctionType

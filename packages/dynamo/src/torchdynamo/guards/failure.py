@@ -85,7 +85,7 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
         shape: ShapeProgram = guard.payload
         try:
             values = {name: resolve(source, scope) for name, source in shape.symbols.items()}
-        except (LookupError, AttributeError, TypeError) as error:
+        except (LookupError, AttributeError, TypeError, ValueError) as error:
             return f"{shape.text}: cannot be read ({error})"
         if run_program(shape.program, values):
             return None

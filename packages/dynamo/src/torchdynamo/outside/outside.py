@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -58,6 +59,33 @@ from torchdynamo.sources import (
     instance_dict,
     is_beneath,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class EmptySlot:
+    """A guard: an object has no value in one of its class's slots."""
+
+    member: types.MemberDescriptorType
+
+    @property
+    def __name__(self) -> str:
+        return f"empty_slot_{self.member.__name__}"
+
+    def __call__(self, obj: Any) -> bool:
+        try:
+            self.member.__get__(obj)
+        except AttributeError:
+            return True
+        return False
+
+
+def is_empty(cell: types.CellType) -> bool:
+    """A guard: a cell holds nothing."""
+    try:
+        _ = cell.cell_contents
+    except ValueError:
+        return True
+    return False
 
 
 class KnownSizes(FakeMode):
@@ -241,22 +269,15 @@ class Outside:
         return self.externals.wrap(value, Argument(index, name))
 
     def global_get(self, namespace: dict[str, Any], name: str) -> Any:
-        """The global `name`, or MISSING when it is not in `namespace` (then the builtins are asked)."""
+        """The global `name`, or MISSING where there is none, which is guarded (then the builtins are asked)."""
         written = self.overlays.read(namespace, name, "global")
         if written is not MISSING:
             return MISSING if written is DELETED else written
         if name not in namespace:
+            if not is_trusted_module(str(namespace.get("__name__"))):
+                self.externals.guard(self.externals.pins.source(namespace, "globals"), GuardKind.KEY_ABSENT, name)
             return MISSING
         return self.externals.wrap(namespace[name], self._global_source(namespace, name))
-
-    def global_absent(self, namespace: dict[str, Any], name: str) -> None:
-        """The program reads the built-in `name`: no global is to hide it."""
-        if (
-            is_trusted_module(str(namespace.get("__name__")))
-            or self.overlays.read(namespace, name, "global") is DELETED
-        ):
-            return
-        self.externals.guard(self.externals.pins.source(namespace, "globals"), GuardKind.KEY_ABSENT, name)
 
     def _global_source(self, namespace: dict[str, Any], name: str) -> Source:
         if namespace is self.function.__globals__:
@@ -308,6 +329,7 @@ class Outside:
         try:
             contents = cell.cell_contents
         except ValueError:
+            self.externals.guard(known.source, GuardKind.PREDICATE, is_empty)
             return MISSING
         roots = [source for source in known.sources if isinstance(source, ClosureCell)]
         return self.externals.wrap(contents, roots[0] if roots else CellContents(known.source))
@@ -399,6 +421,8 @@ class Outside:
         try:
             value = member.__get__(obj if known is None else known.original)
         except AttributeError:
+            if known is not None:
+                self.externals.guard(known.source, GuardKind.PREDICATE, EmptySlot(member))
             return MISSING
         native = vars(object)["__getattribute__"] is type(obj).__getattribute__
         return value if known is None else self.externals.wrap(value, Attribute(known.source, name, native))
