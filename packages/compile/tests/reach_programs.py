@@ -368,7 +368,7 @@ def chosen_kernel(q: Any, k: Any, v: Any) -> Any:
         return F.scaled_dot_product_attention(q, k, v)
 
 
-@part(ATTENTION, "flex_attention", "higher_order_operator", calls=heads, gradient=False)
+@part(ATTENTION, "flex_attention", "c_function", "higher_order_operator", "import", calls=heads, gradient=False)
 def flexible(q: Any, k: Any, v: Any) -> Any:
     from torch.nn.attention.flex_attention import flex_attention
 
@@ -446,7 +446,7 @@ def generating(x: torch.Tensor) -> Any:
     return sum(parts())
 
 
-@part(PYTHON, "dataclasses, named tuples, enums", "unsupported_read")
+@part(PYTHON, "dataclasses, named tuples, enums", "class", "unsupported_read")
 def records(x: torch.Tensor) -> Any:
     @dataclasses.dataclass
     class State:
@@ -541,7 +541,7 @@ def lazy() -> Program:
     return lambda x: net(x).shape[1] * x
 
 
-@part(PYTHON, "a torch-function mode", "ambient_state", "function_mode")
+@part(PYTHON, "a torch-function mode", "ambient_state", "class", "function_mode")
 def under_mode(x: torch.Tensor) -> Any:
     class Doubling(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
