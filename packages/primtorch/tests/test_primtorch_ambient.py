@@ -124,7 +124,7 @@ NO_STATE = {
     "_set_graph_exec_group", "_set_graph_executor_optimize", "_set_num_profiled_runs", "_set_tracing_state",
     "_set_cached_tensors_enabled", "_set_only_lift_cpu_tensors", "_set_meta_in_tls_dispatch_include",
     "_set_skip_next_torch_function", "_set_autograd_fallback_mode", "_set_backcompat_broadcast_warn",
-    "_set_backcompat_keepdim_warn", "_set_check_sparse_tensor_invariants", "_set_sm_carveout_experimental",
+    "_set_backcompat_keepdim_warn", "_set_sm_carveout_experimental",
     "_set_dtensor_allow_implicit_replication", "_set_grad_layout_enforcement_enabled",
     "_set_warn_on_accumulate_grad_stream_mismatch", "set_flush_denormal", "set_num_interop_threads",
     "_set_rocm_fa_preferred_backend", "_set_cudnn_depthwise_kernel", "_set_sdp_use_fa3",

@@ -307,6 +307,7 @@ AMBIENT: tuple[Ambient, ...] = (
         "_get_math_sdp_allow_fp16_bf16_reduction",
         "_set_math_sdp_allow_fp16_bf16_reduction",
     ),
+    *_switch("checks of sparse tensors", "_check_sparse_tensor_invariants", "_set_check_sparse_tensor_invariants"),
     # the process
     Ambient("threads", torch.get_num_threads, torch.set_num_threads),
     *_switch("warnings always", "_get_warnAlways", "_set_warnAlways"),
