@@ -27,8 +27,8 @@ from typing import Any, Literal
 import numpy
 import torch
 from crawled_files import load
+from drawn_rounding import DRAWS, DrawnRounding
 from pool import Row, told
-from torch.utils._python_dispatch import TorchDispatchMode
 
 CALLS = 2
 ULPS = 4
@@ -38,8 +38,6 @@ IN_DOUBLE = 1e-9
 # and rounding is as chance has it. What is computed wrongly is as wrong in either.
 SHRINKS_TO = 2.0**-29 * 64
 DEPTH = 6
-# Runs of eager whose rounding errors are drawn anew, at most: until they reach as far as each difference in hand.
-DRAWS = 12
 
 
 @dataclass
@@ -233,44 +231,6 @@ def mapped(value: Any, f: Callable[[torch.Tensor], Any]) -> Any:
 
 def to_double(value: torch.Tensor) -> torch.Tensor:
     return value.detach().double() if value.is_floating_point() else value
-
-
-class DrawnRounding(TorchDispatchMode):
-    """Gives each operator's results another rounding error, of at most a unit in the last place, drawn at random.
-
-    So what eager computes varies as much as its rounding matters (Monte Carlo arithmetic: Parker, 1997): by a little
-    where a program is well conditioned, by all of a value that is nothing but rounding, and in jumps where a comparison
-    or a maximum hangs on a last digit.
-    """
-
-    EXACT = frozenset(
-        {
-            "_to_copy", "arange", "cat", "ceil", "clone", "constant_pad_nd", "copy_", "fill_", "flip", "floor", "full",
-            "full_like", "gather", "index", "index_select", "masked_fill", "masked_fill_", "neg", "new_full",
-            "new_ones", "new_zeros", "one_hot", "ones", "ones_like", "relu", "relu_", "repeat", "roll", "round",
-            "scalar_tensor", "scatter", "scatter_", "sign", "stack", "threshold_backward", "tril", "triu", "trunc",
-            "where", "zero_", "zeros", "zeros_like",
-        }
-    )  # fmt: skip
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self.generator = torch.Generator().manual_seed(seed)
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        out = func(*args, **(kwargs or {}))
-        returned = func._schema.returns
-        rounds = func._schema.name.split("::")[-1] not in self.EXACT
-        for value, spec in zip(out if isinstance(out, tuple) else (out,), returned, strict=False):
-            view = spec.alias_info is not None and not spec.alias_info.is_write
-            if rounds and not view and isinstance(value, torch.Tensor) and value.is_floating_point():
-                self.vary(value)
-        return out
-
-    def vary(self, value: torch.Tensor) -> None:
-        if value.layout is torch.strided and value.numel():
-            off = (torch.rand(value.shape, generator=self.generator) * 2 - 1) * torch.finfo(value.dtype).eps
-            value.mul_(1 + off.to(value.dtype))
 
 
 def seed_all(seed: int) -> None:

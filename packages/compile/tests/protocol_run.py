@@ -39,9 +39,20 @@ for folder in (
     sys.path.insert(0, str(folder))
 
 import torch  # noqa: E402
+from drawn_rounding import DrawnRounding  # noqa: E402
 from pool import Row, Worker, append_row, read_rows, run_cases, told  # noqa: E402
 from protocol_programs import SIDE, Program, build, public_names  # noqa: E402
-from protocols import PROTOCOLS, Precision, Subject, computes_in_single, differences, observed, raised_by  # noqa: E402
+from protocols import (  # noqa: E402
+    PROTOCOLS,
+    Note,
+    Precision,
+    Protocol,
+    Subject,
+    computes_in_single,
+    differences,
+    observed,
+    raised_by,
+)  # fmt: skip
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 from torchvision_import import import_torchvision  # noqa: E402
@@ -83,7 +94,9 @@ def check(program: str, pairs: Sequence[Pair], seen: Seen, side: int = SIDE) -> 
             subject = subjects[backend]
             subject.loaders = loaders
             began, before = time.process_time(), torchcompile.report().captured
-            found = differences(expected, observed(protocol, subject, state), exact)
+            found = differences(
+                expected, observed(protocol, subject, state), exact, rounded_anew(protocol, eager, state)
+            )
             report = torchcompile.report()
             captured[backend] += report.captured - before
             if captured[backend] == 0 and not raised:
@@ -93,6 +106,14 @@ def check(program: str, pairs: Sequence[Pair], seen: Seen, side: int = SIDE) -> 
             seconds = round(time.process_time() - began, 2)
             finding = {"differences": found[:5], "events": events[:9], "seconds": seconds}
             seen(protocol.name, backend, finding | ({"eager": raised} if raised else {}))
+
+
+def rounded_anew(protocol: Protocol, eager: Subject, state: dict[str, torch.Tensor]) -> Callable[[int], list[Note]]:
+    def run(draw: int) -> list[Note]:
+        with DrawnRounding(draw):
+            return observed(protocol, eager, state)
+
+    return run
 
 
 def compiled(program: Program, backend: str) -> Subject:
