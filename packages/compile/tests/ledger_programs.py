@@ -301,7 +301,10 @@ def calls_an_operator_that_views(x: torch.Tensor) -> torch.Tensor:
 
 
 class Named(torch.Tensor):
-    pass
+    """Of a class that answers for names that no tensor has."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(name)
 
 
 @case("tensor_subclass", calls=((torch.ones(3).as_subclass(Named),),))
@@ -547,6 +550,20 @@ def _calls_back(function: Callable[[], int]) -> int:
 
 def _two() -> int:
     return 2
+
+
+lazy: list[nn.Module] = []
+
+
+def with_new_modules(compiled: Program, arguments: tuple[Any, ...]) -> None:
+    lazy[:] = [nn.LazyLinear(2)]
+    for _ in range(2):
+        compiled(*arguments)
+
+
+@case("lazy_module", run=with_new_modules)
+def calls_a_lazy_module(x: torch.Tensor) -> Any:
+    return lazy[0](x)
 
 
 @case("nothing_to_compile", whole="disabled")

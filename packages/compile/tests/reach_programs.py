@@ -312,7 +312,7 @@ class Pair(torch.Tensor):
         return cls(*each) if isinstance(each[0], torch.Tensor) else each[0]
 
 
-@part(SUBCLASSES, "__torch_function__ by default", "tensor_subclass", "unsplit_frame", gradient=False)
+@part(SUBCLASSES, "__torch_function__ by default", gradient=False)
 def tagged(x: torch.Tensor) -> Any:
     return x.as_subclass(Tagged).sin() + 1
 
@@ -534,7 +534,7 @@ def distributions(x: torch.Tensor) -> Any:
     return torch.distributions.Normal(x, x.exp(), validate_args=True).log_prob(x + 1)
 
 
-@maker(PYTHON, "lazy modules", "tensor_subclass", gradient=False)
+@maker(PYTHON, "lazy modules", gradient=False)
 def lazy() -> Program:
     torch.manual_seed(3)
     net = nn.Sequential(nn.LazyLinear(4), nn.ReLU()).double()

@@ -25,7 +25,7 @@ from torchdynamo.marks import region
 from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.growing_lists import ReadWhole
 from torchdynamo.outside.outside import Outside
-from torchdynamo.reasons import BreakGraph, GivesUp
+from torchdynamo.reasons import BreakGraph, GivesUp, Uninitialized
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
 
@@ -44,6 +44,7 @@ class Broke:
     graph_break: GraphBreak
     path: tuple[int, ...]  # to the instruction
     is_error: bool  # breaks are errors where it is
+    uninitialized: bool = False  # a parameter that a lazy module's first call makes
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +201,12 @@ def _broke(error: BreakGraph, outside: Outside) -> Broke | HasToRaise:
         return HasToRaise(error.ordinal)
     errors = outside.overlays.read(region(), "errors")
     is_error = bool(region().errors if errors is MISSING else errors)
-    return Broke(GraphBreak(error.reason, error.detail, as_user_frames(error.positions)), error.path, is_error)
+    return Broke(
+        GraphBreak(error.reason, error.detail, as_user_frames(error.positions)),
+        error.path,
+        is_error,
+        isinstance(error, Uninitialized),
+    )
 
 
 def _stopped(frames: list[InterpretedFrame], handled: BaseException | None) -> list[StoppedFrame]:

@@ -10,6 +10,7 @@ import re
 import types
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -22,7 +23,9 @@ from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
 from torchdynamo.graph.recorder import FAKE_ERRORS, as_break
 from torchdynamo.graph.scalars import SYMBOLIC, NumberNeeded, concrete
+from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, own_classes
 from torchdynamo.interpreter import PlainWorld
+from torchdynamo.interpreter.attributes import bind, is_data_descriptor
 from torchdynamo.interpreter.classes import is_python_class, may_change, native_base
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
@@ -33,6 +36,15 @@ from torchdynamo.outside.outside import Outside, getattr_static_dict
 from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
 from torchdynamo.sources import Attribute
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSuper:
+    """`super()` in a method of a tensor's class: the fake that stands for the tensor is of another one."""
+
+    behind: type
+    tensor: torch.Tensor
+    kind: type
 
 
 class CaptureWorld(PlainWorld):
@@ -86,8 +98,11 @@ class CaptureWorld(PlainWorld):
         """The program asks for these special methods of `obj`: that its class has them, or not, is guarded."""
         kind = type(obj)
         if isinstance(obj, torch.Tensor):
+            kind = self.outside.type_of(obj)
             for name in names:
-                self.outside.torch_names.of_tensor(self.outside.type_of(obj), name)
+                self.outside.torch_names.of_tensor(kind, name)
+                if any(name in vars(klass) for klass in own_classes(kind)):
+                    raise BreakGraph("tensor_subclass", f"{kind.__qualname__} has its own {name}")
             return
         if not may_change(kind) or isinstance(obj, _NOT_OF_THE_PROGRAM) or self.outside.made_class(kind):
             return
@@ -98,7 +113,10 @@ class CaptureWorld(PlainWorld):
 
     def getattr(self, obj: Any, name: str) -> Any:
         if isinstance(obj, torch.Tensor):
-            return self.outside.tensor_get(obj, name)
+            value = self._of_tensor_class(obj, name)
+            return self.outside.tensor_get(obj, name) if value is MISSING else value
+        if type(obj) is TensorSuper:
+            return self._behind_class(obj, name)
         self.know_methods(obj, "__getattribute__")
         if name == "__traceback__" and isinstance(obj, BaseException) and self.outside.externals.lookup(obj) is None:
             raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
@@ -112,6 +130,34 @@ class CaptureWorld(PlainWorld):
                 return value
         return super().getattr(obj, name)
 
+    def _of_tensor_class(self, tensor: torch.Tensor, name: str) -> Any:
+        """What a tensor has from a class of the program's, or MISSING."""
+        kind = self.outside.type_of(tensor)
+        if kind in PLAIN_TENSORS or not any(name in vars(klass) for klass in own_classes(kind)):
+            return MISSING
+        descriptor = self.class_get(kind, name)[0]
+        if is_data_descriptor(type(descriptor)) or name not in self.outside.stored_names(tensor):
+            return bind(self, descriptor, tensor, kind)
+        return MISSING
+
+    def _behind_class(self, proxy: TensorSuper, name: str) -> Any:
+        mro = proxy.kind.__mro__
+        for klass in mro[mro.index(proxy.behind) + 1 :]:
+            if klass in PLAIN_TENSORS:
+                break
+            if name in vars(klass):
+                return bind(self, self.class_get(klass, name)[0], proxy.tensor, proxy.kind)
+        return self.outside.tensor_get(proxy.tensor, name)
+
+    def make_super(self, cls: Any, obj: Any) -> Any:
+        kind = self.outside.type_of(obj) if isinstance(obj, torch.Tensor) else None
+        if kind is None or kind in PLAIN_TENSORS:
+            return super().make_super(cls, obj)
+        return TensorSuper(cls, obj, kind)
+
+    def class_of(self, obj: Any) -> type:
+        return self.outside.type_of(obj) if isinstance(obj, torch.Tensor) else super().class_of(obj)
+
     def _module_attribute(self, module: nn.Module, name: str) -> Any:
         """Parameters, buffers and submodules, when nothing else has the name."""
         if type_has(type(module), name):
@@ -124,6 +170,7 @@ class CaptureWorld(PlainWorld):
     def setattr(self, obj: Any, name: str, value: Any) -> None:
         self.know_methods(obj, "__setattr__")
         if isinstance(obj, torch.Tensor):
+            self._refuse_descriptor(obj, name)
             self.outside.tensor_set(obj, name, value)
         elif isinstance(obj, types.ModuleType):
             self.outside.global_set(obj.__dict__, name, value)
@@ -144,9 +191,16 @@ class CaptureWorld(PlainWorld):
     def delattr(self, obj: Any, name: str) -> None:
         self.know_methods(obj, "__delattr__")
         if isinstance(obj, torch.Tensor):
+            self._refuse_descriptor(obj, name)
             self.outside.tensor_delete(obj, name)
         else:
             super().delattr(obj, name)
+
+    def _refuse_descriptor(self, tensor: torch.Tensor, name: str) -> None:
+        kind = self.outside.type_of(tensor)
+        for klass in own_classes(kind):
+            if is_data_descriptor(type(vars(klass).get(name))):
+                raise BreakGraph("tensor_subclass", f"{kind.__qualname__}.{name} is set by a descriptor")
 
     def instance_get(self, obj: Any, name: str) -> Any:
         return self.outside.instance_get(obj, name)
@@ -400,6 +454,8 @@ class CaptureWorld(PlainWorld):
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """C code. What is not known to be pure breaks the graph."""
         refuse_coroutines(fn)
+        if fn is torch.Tensor.__new__ and args[0] is not torch.Tensor:
+            return self.calls.handle(fn, args[:2], {})  # what follows is for __init__
         if not _only_keeps(fn):
             self.outside.refuse_opaque(*args, *kwargs.values())
         self.tell_apart(*_compared(fn, args))

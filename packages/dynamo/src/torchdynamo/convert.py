@@ -5,6 +5,7 @@ interpret -> (break? again, stopping there) -> values and effects -> finish the 
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import types
@@ -43,6 +44,7 @@ from torchdynamo.events import NOTHING_TO_COMPILE, UNSTARTED_GENERATOR, of_funct
 from torchdynamo.function import Compiled, Function
 from torchdynamo.graph.recorder import as_break
 from torchdynamo.graph.regions import graph_module
+from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, on_plain_tensors
 from torchdynamo.guards.global_state import function_modes, global_state
 from torchdynamo.guards.guard_table import print_guards
 from torchdynamo.guards.memory_guards import guard_written_memory, guard_written_objects, written_inputs
@@ -55,6 +57,10 @@ from torchdynamo.schemas import AmbientRead, GlobalState, GraphBreak, Guard, Gua
 from torchdynamo.sources import Attribute, Source
 
 _AGAIN: Final = Marker("AGAIN")  # what a capture has taught makes another one of the same call
+
+
+# Classes of tensors have a say in what the program does with one, and in nothing that capture asks of it.
+_without_classes = torch._C.DisableTorchFunctionSubclass
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +112,7 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
 def _convert(state: Function, flat: tuple[Any, ...], opened: list[Capture]) -> Entry | Marker | None:
     """The stages, each with what it may end in before the next."""
     ambient = global_state()
-    with _own_faults(state):
+    with _own_faults(state), _without_classes():
         state.show("bytecode.txt", bytecode_text, state.function.__code__)
         generated = _capture_and_generate(state, flat, ambient, opened)
         if not isinstance(generated, Generated):
@@ -131,7 +137,7 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Capture]) -> E
             raise
         broke = as_break(error)
         return state.no_graph(GraphBreak(broke.reason, broke.detail, error.frames or state.frames()))
-    with _own_faults(state):
+    with _own_faults(state), _without_classes():
         return _entry(state, generated, finished, compiled_graph)
 
 
@@ -219,6 +225,8 @@ def _capture(
                 if broke.graph_break.reason == "symbolic_size" and state.options.fullgraph and symbols:
                     symbols, told = False, told.to_the_end()  # one graph for these sizes
                     continue
+                if broke.uninitialized and not state.lazy:
+                    return state.makes_parameters(broke.graph_break)
                 told = _stopping(state, broke, depth, told)
                 if not told.stop_at:
                     assert told.reason is not None
@@ -352,15 +360,17 @@ def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
 def _call_backend(state: Function, finished: Finishing) -> Callable[..., Sequence[Any]]:
     """What it raises is for the user to see."""
     assert finished.graph is not None
+    examples = [item.example for item in finished.inputs]
+    classes = {type(one) for one in examples if isinstance(one, torch.Tensor)} - PLAIN_TENSORS
     began = time.perf_counter()
     try:
-        with preserved():
-            compiled = state.backend(finished.graph, [item.example for item in finished.inputs])
+        with preserved(), _without_classes() if classes else contextlib.nullcontext():
+            compiled = state.backend(finished.graph, examples)
     finally:
         state.stats.add(backend_seconds=time.perf_counter() - began)
     if not callable(compiled):
         raise TypeError(f"the backend returned {type(compiled).__name__}, expected a callable")
-    return compiled
+    return on_plain_tensors(compiled) if classes else compiled
 
 
 def _entry(

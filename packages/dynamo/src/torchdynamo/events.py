@@ -106,6 +106,12 @@ NOTHING_TO_COMPILE = Kind(
     "nothing to do",
     Effect.PLAIN,
 )
+LAZY_MODULE = Kind(
+    "lazy_module",
+    "a lazy module makes its parameters at its first call: that call runs as it was written, and the next is captured",
+    "nothing to do",
+    Effect.PLAIN,
+)
 PROGRAM_RAISED = Kind(
     "program_raised",
     "the program raised an exception while it was captured, where nothing had run yet: the call ran eagerly, so that"
@@ -138,7 +144,8 @@ RECOMPILED = Kind(
 KINDS = kinds(
     CAPTURE_FAULT, RECOMPILE_LIMIT, RECOMPILE_REFUSED, TRANSFORMED_CALL, FORWARD_DERIVATIVES, FUNCTION_MODE,
     DISABLED_OVERRIDES, FOREIGN_TRACER, WITHIN_OPERATOR, UNSPLIT_FRAME, SUSPENDING_FRAME, UNSTARTED_GENERATOR,
-    DISABLED_FUNCTION, LIBRARY_CODE, NOTHING_TO_COMPILE, PROGRAM_RAISED, GRAPH_RAISED, RAISED_AT_ENTRY, RECOMPILED,
+    DISABLED_FUNCTION, LIBRARY_CODE, NOTHING_TO_COMPILE, LAZY_MODULE, PROGRAM_RAISED, GRAPH_RAISED, RAISED_AT_ENTRY,
+    RECOMPILED,
 )  # fmt: skip
 
 _ERRORS: dict[str, type[TorchDynamoError]] = {

@@ -27,6 +27,7 @@ from torchdynamo.errors import InternalError, RecompileLimitExceeded
 from torchdynamo.events import (
     CAPTURE_FAULT,
     DISABLED_FUNCTION,
+    LAZY_MODULE,
     LIBRARY_CODE,
     PROGRAM_RAISED,
     RECOMPILE_LIMIT,
@@ -95,6 +96,7 @@ class Function:
     found: bool = False  # by the frame hook, in a call that runs for real
     raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
     nested: Nested | None = None
+    lazy: bool = False  # a call has run as it was written for a lazy module to make its parameters
     unheld: int = 0  # captures in a row of one call whose guards did not hold: other threads change what it reads
     made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
 
@@ -168,7 +170,8 @@ class Function:
         scope = Scope.of(self.function, flat, info.pinned)
         failure = first_failure(info.guards, scope)
         if failure is not None:
-            self.changed.update(changed_sources(info.guards, scope))
+            with torch._C.DisableTorchFunctionSubclass():
+                self.changed.update(changed_sources(info.guards, scope))
         return failure
 
     def _may_recompile(self, why: Sequence[str]) -> bool:
@@ -245,6 +248,19 @@ class Function:
 
         return as_written(run, reason)
 
+    def makes_parameters(self, broke: GraphBreak) -> Entry:
+        """A lazy module is called for the first time: so is the function, as it was written. Later calls find
+        parameters; where one does not, the graph breaks."""
+        function, self.lazy = self.function, True
+        event = Event(LAZY_MODULE, function.__qualname__, broke.detail, broke.user_frames)
+
+        def run(flat: Sequence[Any], error: BaseException | None) -> Any:
+            self.stats.ledger.add(event)
+            args, kwargs = unflatten(function.__code__, flat)
+            return function(*args, **kwargs)
+
+        return self._for_one_call(None, run)
+
     def knows_raise(self, ending: Raised) -> bool:
         """Whether an eager run has shown that the program raises there; a deep recursion may end elsewhere."""
         return ending.place in self.raised and not isinstance(ending.error, RecursionError)
@@ -277,7 +293,7 @@ class Function:
 
         return self._for_one_call(ending.error, run)
 
-    def _for_one_call(self, error: BaseException, run: Callable[[Sequence[Any], Any], Any]) -> Entry:
+    def _for_one_call(self, error: BaseException | None, run: Callable[[Sequence[Any], Any], Any]) -> Entry:
         """An entry that one call takes out. Its `run` gets the arguments and, the first time, the error."""
         held = [error]  # taken out by the run: the error's traceback leads to the arguments
 

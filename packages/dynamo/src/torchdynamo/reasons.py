@@ -278,6 +278,13 @@ class GivesUp(BreakGraph):
         self.ordinal = ordinal
 
 
+class Uninitialized(BreakGraph):
+    """A parameter of a lazy module that its first call is to make."""
+
+    def __init__(self, detail: str) -> None:
+        super().__init__("tensor_subclass", detail)
+
+
 def describe(graph_break: GraphBreak) -> str:
     """The reason, its detail, where it happened and the remedy, as text for a person."""
     return str(Event(REASONS[graph_break.reason], "", graph_break.detail, graph_break.user_frames))

@@ -138,7 +138,8 @@ def _generators() -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
 
 def _metadata(tensor: torch.Tensor) -> tuple[Any, ...] | None:
     """What a write changes; None for a tensor that does not count its writes."""
-    return None if tensor.is_inference() else (tensor._version, tensor.shape, tensor.stride())
+    with torch._C.DisableTorchFunctionSubclass():
+        return None if tensor.is_inference() else (tensor._version, tensor.shape, tensor.stride())
 
 
 def _unwritten(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:

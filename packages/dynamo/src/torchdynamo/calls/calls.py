@@ -33,12 +33,14 @@ from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.optimizers import LOOPS, loop_for
+from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
 from torchdynamo.graph.recorder import METHODS_OF_FAKES, tensors_in
 from torchdynamo.graph.scalars import SYMBOLIC
+from torchdynamo.graph.tensor_classes import SWITCHES, TENSOR_METACLASSES, class_of, is_instance, overriding
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.protocol import InterpreterApi, World
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of, region
@@ -93,11 +95,13 @@ class Calls:
         self.autograd_functions = AutogradFunctions(outside, world, interpreter)
         self.transforms = Transforms(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
+        self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
         self.open_blocks: list[OpenBlock] = []  # the innermost last
         self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for function, rule in self.emissions.rules()},
+            **{id(function): rule for function, rule in self.overrides.rules()},
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
@@ -125,6 +129,8 @@ class Calls:
             return self._builtin(fn, args, kwargs)
         if isinstance(fn, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             return self._native(fn, args, kwargs)
+        if kind in TENSOR_METACLASSES:
+            return self.overrides.makes(fn, args, kwargs)
         if isinstance(fn, torch._ops.HigherOrderOperator):
             raise BreakGraph("higher_order_operator", f"call of torch.ops.higher_order.{fn.__name__}")
         return MISSING
@@ -191,8 +197,12 @@ class Calls:
         if args and isinstance(args[0], leaving.STATE_BLOCKS):
             return self._ambient(fn, args, kwargs)
         owner = getattr(fn, "__self__", None)
+        if isinstance(owner, SWITCHES) and fn.__name__ in ("__enter__", "__exit__"):
+            return self.overrides.switch(fn.__name__)
         if isinstance(owner, torch.device) and fn.__name__ in ("__enter__", "__exit__"):
             return self.handle(getattr(torch.device, fn.__name__), (owner, *args), kwargs)
+        if fn.__name__ == "as_subclass":
+            return self.outside.recorder.as_subclass(*(args if owner is None else (owner, *args)), **kwargs)
         if fn.__name__ == "is_inference":
             return self._is_inference(fn, args, kwargs)
         if fn.__name__ in _METADATA_WRITES:
@@ -314,6 +324,9 @@ class Calls:
 
     def _asks_for_overrides(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """Whether a torch function is overridden for its arguments: not by capture's own mode."""
+        given = args[0] if fn is torch._C._has_torch_function and args else args
+        if overriding(tuple(given), {}) and not self.outside.recorder.overrides_off:
+            return True
         with self.outside.recorder.set_aside():
             return fn(*args, **kwargs)
 
@@ -375,17 +388,6 @@ class Calls:
             raise BreakGraph("c_function", "call of torch.autograd.Variable with more than a tensor")
         tensor = args[0].detach()
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
-
-    def _make_subclass(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        """What makes an `nn.Parameter`. One that requires no gradient is its data by another type."""
-        kind, data, *rest = args
-        if kind is not nn.Parameter or not isinstance(data, FakeTensor) or kwargs or len(rest) > 1:
-            raise BreakGraph("tensor_subclass", f"a {kind.__qualname__} is made")
-        if rest and rest[0]:
-            raise BreakGraph("leaf", "a Parameter is made")
-        parameter = data.detach()
-        parameter._is_param = True
-        return parameter
 
     def _numpy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         args, kwargs = scalars.concrete(args), scalars.concrete(kwargs)
@@ -478,7 +480,11 @@ class Calls:
 
     def _isinstance(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """A symbol is what its value would be; the interpreter's own rule answers for all else."""
-        if kwargs or len(args) != 2 or not isinstance(args[0], SYMBOLIC):
+        if kwargs or len(args) != 2:
+            return MISSING
+        if isinstance(args[0], FakeTensor) and class_of(args[0]) is not None:
+            return is_instance(args[0], args[1])
+        if not isinstance(args[0], SYMBOLIC):
             return MISSING
         kind = self.outside.type_of(args[0])
         return Redirect(isinstance, (kind(), args[1]), {})
@@ -640,7 +646,7 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     *((function, Calls._tensor_of_array) for function in numpy_values.MAKERS),
     *((kind, Calls._tensor_of_type) for kind in torch_calls.TENSOR_TYPES),
     (torch.autograd.Variable, Calls._variable),
-    (torch.Tensor._make_subclass, Calls._make_subclass),
+    *((switch, Calls._native) for switch in SWITCHES),
     *((function, Calls._number) for function in scalars.NUMBER_FUNCTIONS),
 )
 _MODULE_CALL: Any = nn.Module.__call__

@@ -37,6 +37,7 @@ from torch import fx
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, expr_of, float_expr_of
 from torchdynamo.graph import numpy_values
+from torchdynamo.graph.tensor_classes import class_of, size_of, with_class
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
 from torchdynamo.interpreter.generators import InterpretedGenerator
@@ -55,7 +56,7 @@ from torchdynamo.outside.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES,
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED, Slot
 from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph
-from torchdynamo.sources import Item, Source, base_of
+from torchdynamo.sources import Item, Source, TensorSize, base_of
 
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
@@ -91,6 +92,7 @@ class Codegen:
         self.shape_env = outside.shape_env
         self.symbol_sources = outside.symbol_sources
         self.made_classes = outside.made_classes
+        self.classed = {source for source, _, fake in outside.tensors if class_of(fake) is not None}
         self.keep_iterators = False  # set for values that only the rest of the same function will see
         self.loads: list[str] = []
         self.build: list[str] = []
@@ -190,8 +192,11 @@ class Codegen:
         if node is None:
             raise BreakGraph("rebuild", "a tensor that the graph does not make")
         if getattr(tensor, "_is_param", False) and not tensor.requires_grad:
-            make, kind = self.pin(torch.Tensor._make_subclass), self.pin(torch.nn.Parameter)
-            return self._name(tensor, f"{make}({kind}, {self._node(node)}, False)")
+            make, parameter = self.pin(torch.Tensor._make_subclass), self.pin(torch.nn.Parameter)
+            return self._name(tensor, f"{make}({parameter}, {self._node(node)}, False)")
+        kind = class_of(tensor)
+        if kind is not None:
+            return self._name(tensor, f"{self.pin(with_class)}({self._node(node)}, {self.pin(kind)})")
         return self._node(node)
 
     def _symbolic(self, number: torch.SymInt | torch.SymFloat) -> str:
@@ -218,7 +223,12 @@ class Codegen:
         self._symbols.add(name)
         definition = self.shape_env.definitions.get(name)
         if definition is None:
-            text = self._spelt(self.symbol_sources[name]).expression()
+            source = self._spelt(self.symbol_sources[name])
+            text = source.expression()
+            if (
+                isinstance(source, TensorSize) and source.base in self.classed
+            ):  # the tensor's class may have a word to say of `shape`
+                text = f"{self.pin(size_of)}({source.base.expression()}, {source.dim})"
         else:
             record, operands = SCALAR_OPS[definition.op], tuple(map(self._expression, definition.args))
             text = record.text(operands) if record.symbol else f"{self.pin(record.function)}({', '.join(operands)})"

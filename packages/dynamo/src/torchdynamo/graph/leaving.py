@@ -87,7 +87,6 @@ _TABLE = (
         ),
         methods=("set_", "resize_", "resize_as_", "share_memory_", "rename_"),
     ),
-    Leaving("tensor_subclass", (torch.Tensor.as_subclass,)),
     Leaving(
         "random_state",
         (torch.manual_seed, torch.seed),

@@ -30,6 +30,7 @@ from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.graph.regions import Regions
+from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, is_capturable, overriding, redefines, remember_class
 from torchdynamo.graph.view_writes import gap_behind, memory_of, reads_memory_of
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Computed, Source
@@ -112,6 +113,8 @@ class Recorder:
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
+        self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
+        self.override: Callable[..., Any] = _no_override  # what a call means to the classes that torch would ask
 
     # -- entering and leaving ---------------------------------------------------------------
 
@@ -183,6 +186,13 @@ class Recorder:
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
+        kinds = () if self.overrides_off else overriding(args, kwargs)
+        if kinds:
+            torch._C._push_on_torch_function_stack(self)
+            try:
+                return self.override(kinds, func, args, kwargs)
+            finally:
+                torch._C._pop_torch_function_stack()
         name = function_name(func)
         known = constants.answer(name, args)
         if known is not None and not kwargs:
@@ -265,6 +275,14 @@ class Recorder:
                 if name not in RESTRIDES:
                     self._wrote(written.values())
         return result
+
+    def as_subclass(self, tensor: torch.Tensor, cls: type) -> torch.Tensor:
+        """Another view of the tensor, which has the class. No mode and no class is asked about it."""
+        if cls not in PLAIN_TENSORS and not is_capturable(cls):
+            raise BreakGraph("tensor_subclass", f"a {cls.__qualname__} is made")
+        made: torch.Tensor = self.record(torch.ops.aten.alias.default, (tensor,), {})
+        remember_class(made, cls)
+        return made
 
     def _wrote(self, tensors: Iterable[torch.Tensor]) -> None:
         if self.on_write is not None:
@@ -409,6 +427,10 @@ class Recorder:
         return value
 
 
+def _no_override(kinds: tuple[type, ...], func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    raise BreakGraph("tensor_subclass", f"{function_name(func)}() of a {kinds[0].__qualname__}")
+
+
 # What torch takes Python's types for, where it wants a dtype.
 _DTYPES_OF_TYPES = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}
 
@@ -459,6 +481,9 @@ _WRAPPED_OPERATORS: dict[Any, str] = {
 def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
     """(FX node kind, target, arguments) for a torch function as the mode receives it."""
     raw = _WRAPPED_OPERATORS.get(func) or getattr(func, "__name__", "")
+    redefined = redefines(args, function_name(func) if raw == "__get__" else raw)
+    if redefined is not None and (raw == "__get__" or raw in _OPERATORS or raw in _REFLECTED):
+        raise BreakGraph("tensor_subclass", f"{redefined.__qualname__} has its own {function_name(func)}")
     if raw == "__get__":
         return "call_function", getattr, (args[0], function_name(func))
     if raw in _OPERATORS:
@@ -467,7 +492,8 @@ def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, .
         return "call_function", _REFLECTED[raw], (args[1], args[0], *args[2:])
     if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], torch.Size):
         return "call_method", "new_empty", args  # FX writes sizes as a tuple, which `new` would take for the elements
-    if raw and args and isinstance(args[0], torch.Tensor) and getattr(torch.Tensor, raw, None) is func:
+    method = raw and args and isinstance(args[0], torch.Tensor) and getattr(torch.Tensor, raw, None) is func
+    if method and redefined is None:
         return "call_method", raw, args
     return "call_function", func, args
 

@@ -81,6 +81,11 @@ def explain_failure(guard: Guard, scope: Scope) -> str | None:
         read: AmbientRead = guard.payload
         value = read.function(*read.args)
         return None if same_constant(value, read.value) else f"{call_text(read)} is {value!r}, was {read.value!r}"
+    with torch._C.DisableTorchFunctionSubclass():
+        return _explain_objects(guard, scope)
+
+
+def _explain_objects(guard: Guard, scope: Scope) -> str | None:
     if guard.kind is GuardKind.SHAPE:
         shape: ShapeProgram = guard.payload
         try:

@@ -85,6 +85,8 @@ def call_object_delattr(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 @RULES.interprets(super)
 def call_super(world: World, args: Args, kwargs: Kwargs) -> Any:
+    if len(args) == 2 and not kwargs:
+        return world.make_super(*args)
     if args or kwargs:
         return super(*args, **kwargs)
     frame = world.interpreter.frames[-1]
@@ -100,4 +102,4 @@ def call_super(world: World, args: Args, kwargs: Kwargs) -> Any:
     cls = world.load_cell(cell)
     if cls is MISSING:
         raise RuntimeError("super(): empty __class__ cell")
-    return super(cls, first)
+    return world.make_super(cls, first)

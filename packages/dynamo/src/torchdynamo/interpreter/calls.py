@@ -206,16 +206,17 @@ class Interpreter:
 
     def instantiate(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         world = self.world
-        new, init = cls.__new__, cls.__init__
-        if not is_python(new) and not is_python(init):
+        new = cls.__new__
+        if not is_python(new) and not is_python(cls.__init__):
             return world.call_leaf(cls, args, kwargs)
         if is_python(new):
             obj = world.call(new, (cls, *args), kwargs)
         else:
             obj = world.call_leaf(new, (cls, *args), kwargs)
-        if not isinstance(obj, cls):
+        kind = world.class_of(obj)
+        if not issubclass(kind, cls):
             return obj
-        init = type(obj).__init__
+        init: Any = kind.__init__
         if init is object.__init__:
             return obj  # the arguments were checked by __new__
         call = world.call if is_python(init) else world.call_leaf

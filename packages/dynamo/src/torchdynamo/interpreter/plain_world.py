@@ -74,6 +74,12 @@ class PlainWorld:
     def delattr(self, obj: Any, name: str) -> None:
         attributes.delete_attribute(self, obj, name)
 
+    def class_of(self, obj: Any) -> type:
+        return type(obj)
+
+    def make_super(self, cls: Any, obj: Any) -> Any:
+        return super(cls, obj)
+
     def instance_get(self, obj: Any, name: str) -> Any:
         try:
             storage = object.__getattribute__(obj, "__dict__")

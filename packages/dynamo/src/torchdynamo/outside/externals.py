@@ -28,6 +28,7 @@ import torch
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from torchdynamo.graph import numpy_values
+from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, is_capturable
 from torchdynamo.interpreter.classes import may_change, native_base
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
@@ -41,7 +42,7 @@ from torchdynamo.interpreter.iterators import (
 )
 from torchdynamo.outside.growing_lists import GrowingList
 from torchdynamo.outside.guard_set import GuardSet
-from torchdynamo.reasons import BreakGraph
+from torchdynamo.reasons import BreakGraph, Uninitialized
 from torchdynamo.schemas import GuardKind, TensorGuard
 from torchdynamo.sources import Attribute, DictKeyAt, Global, Item, Pinned, Source, base_of, own_keys
 
@@ -244,7 +245,9 @@ class Externals:
     def _tensor(self, tensor: torch.Tensor, source: Source) -> Any:
         if isinstance(tensor, FakeTensor):
             return tensor
-        if type(tensor) not in PLAIN_TENSORS:
+        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+            raise Uninitialized(f"{source.expression()} is a {type(tensor).__qualname__}")
+        if type(tensor) not in PLAIN_TENSORS and (not is_capturable(type(tensor)) or outside_graphs(tensor)):
             raise BreakGraph("tensor_subclass", f"{source.expression()} is a {type(tensor).__qualname__}")
         if stays_outside(tensor):  # an object like any other, until the program uses it as a tensor
             self.guard(source, GuardKind.PREDICATE, stays_outside)
@@ -416,7 +419,6 @@ ITERATOR_FIELDS: dict[type, tuple[str, ...]] = {
 }
 _BOUND_C_METHODS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType})
 CONSTANT_BASES: tuple[type, ...] = (type(None),)
-PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 
 
 def _is_bound(value: Any) -> bool:

@@ -19,6 +19,7 @@ from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.graph.symbol_nodes import SymbolNodes
+from torchdynamo.graph.tensor_classes import class_of, remember_class
 from torchdynamo.interpreter.attributes import missing_attribute
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import LocalIterator, native_type
@@ -164,6 +165,7 @@ class Outside:
                 fake._is_param = True  # type: ignore[attr-defined]
             if isinstance(tensor, nn.Buffer):
                 fake._is_buffer = True  # type: ignore[attr-defined]
+            remember_class(fake, type(tensor))
             self.recorder.add_input(fake, source, _input_name(source))
         self.tensors.append((source, tensor, fake))
         return fake
@@ -650,7 +652,8 @@ class Outside:
             known = self.externals.lookup(obj)
             if known is not None:
                 return type(known.original)
-            return nn.Parameter if getattr_static_dict(obj).get("_is_param") else torch.Tensor  # type: ignore[union-attr]
+            plain = nn.Parameter if obj.__dict__.get("_is_param") else torch.Tensor
+            return class_of(obj) or plain
         if isinstance(obj, InterpreterObject):
             return native_type(obj)
         if type(obj) is GrowingList:
