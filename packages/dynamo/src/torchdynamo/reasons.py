@@ -165,8 +165,9 @@ _TABLE = (
     ),
     Reason(
         "tensor_subclass",
-        "a tensor subclass with its own behaviour enters the graph",
-        "pass plain tensors, or unwrap the subclass outside of the compiled function",
+        "a tensor's class changes what operators or attributes mean (`__torch_dispatch__`, `__getattr__`, a method in"
+        " the place of torch's)",
+        "keep the class to `__torch_function__`, pass plain tensors, or unwrap it outside of the compiled function",
     ),
     Reason(
         "special_tensor",

@@ -481,7 +481,7 @@ _WRAPPED_OPERATORS: dict[Any, str] = {
 def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
     """(FX node kind, target, arguments) for a torch function as the mode receives it."""
     raw = _WRAPPED_OPERATORS.get(func) or getattr(func, "__name__", "")
-    redefined = redefines(args, function_name(func) if raw == "__get__" else raw)
+    redefined = redefines(args, function_name(func) if raw == "__get__" else str(raw))
     if redefined is not None and (raw == "__get__" or raw in _OPERATORS or raw in _REFLECTED):
         raise BreakGraph("tensor_subclass", f"{redefined.__qualname__} has its own {function_name(func)}")
     if raw == "__get__":

@@ -15,14 +15,15 @@ from primtorch.fake import FakeTensor
 
 PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 # What switches `__torch_function__` of classes off; the second one, that of modes, too.
-SWITCHES: tuple[type, ...] = (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction)
+SWITCHES: tuple[Any, ...] = (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction)
 
 _MARK = "_class"
 _NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__
 _NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl
 DEFAULT: Any = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 TENSOR_METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter))
-_NOT_CAPTURED = (FakeTensor, torch.nn.parameter.UninitializedTensorMixin)  # the latter has no elements yet
+UNINITIALIZED: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # without elements yet
+_NOT_CAPTURED = (FakeTensor, UNINITIALIZED)
 # Methods of a class that capture would have to run in the place of torch's, where it reads and writes attributes.
 _OWN_ACCESS = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__")
 
@@ -58,11 +59,15 @@ def class_of(fake: torch.Tensor) -> type | None:
 
 def is_default(kind: type) -> bool:
     """Whether a class has the `__torch_function__` that every subclass of torch.Tensor inherits."""
-    return getattr(kind.__torch_function__, "__func__", None) is DEFAULT
+    return getattr(override_of(kind), "__func__", None) is DEFAULT
 
 
 def overrides(kind: type) -> bool:
-    return kind.__torch_function__ is not _NO_OVERRIDE
+    return override_of(kind) is not _NO_OVERRIDE
+
+
+def override_of(kind: Any) -> Any:
+    return kind.__torch_function__
 
 
 def overriding(args: Sequence[Any], kwargs: Any) -> tuple[type, ...]:

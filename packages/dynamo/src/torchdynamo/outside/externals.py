@@ -28,7 +28,7 @@ import torch
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from torchdynamo.graph import numpy_values
-from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, is_capturable
+from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, UNINITIALIZED, is_capturable
 from torchdynamo.interpreter.classes import may_change, native_base
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
@@ -245,7 +245,7 @@ class Externals:
     def _tensor(self, tensor: torch.Tensor, source: Source) -> Any:
         if isinstance(tensor, FakeTensor):
             return tensor
-        if isinstance(tensor, torch.nn.parameter.UninitializedTensorMixin):
+        if isinstance(tensor, UNINITIALIZED):
             raise Uninitialized(f"{source.expression()} is a {type(tensor).__qualname__}")
         if type(tensor) not in PLAIN_TENSORS and (not is_capturable(type(tensor)) or outside_graphs(tensor)):
             raise BreakGraph("tensor_subclass", f"{source.expression()} is a {type(tensor).__qualname__}")
