@@ -32,6 +32,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
         ("schemas", "spec", "supported", "extensions", "once", "ambient", "effects", "placement", "out_arguments"),
         ("errors", "ledger", "promotion", "families", "building"),
+        ("higher_order",),
         ("symbolic",),
         ("layout",),
         ("prims",),
@@ -55,7 +56,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("lowering", "in_place", "missing_tangents", "partitioners"),
         ("recompute", "double_backward", "assumptions", "eager_compiler"),
         ("recorder",),
-        ("special_operators", "backward"),
+        ("special_operators", "higher_order", "backward"),
         ("joint",),
         ("api",),
         ("",),

@@ -248,7 +248,7 @@ def transforms(x: torch.Tensor) -> torch.Tensor:
 @case("higher_order_operator")
 def asks_for_a_branch(x: torch.Tensor) -> torch.Tensor:
     y = x + 1
-    y = torch.cond(y.sum() > 0, torch.sin, torch.cos, (y,))  # here
+    y = torch.cond(y.sum() > 0, lambda t: t.sin(), lambda t: t[:1].cos(), (y,))  # here
     return y * 2
 
 

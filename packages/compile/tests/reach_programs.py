@@ -119,7 +119,7 @@ def part(group: str, name: str, *breaks: str, **more: Any) -> Callable[[Program]
 HIGHER = "Higher-order operators"
 
 
-@part(HIGHER, "torch.cond", "higher_order_operator")
+@part(HIGHER, "torch.cond")
 def cond(x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (x,))
 

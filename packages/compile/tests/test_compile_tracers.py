@@ -202,9 +202,9 @@ def test_the_written_call_is_compiled() -> None:
 
 
 UNCAPTURED: dict[str, tuple[str, Callable[[torch.Tensor], Any]]] = {
-    "cond": (
+    "cond of two shapes": (
         "higher_order_operator",
-        lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v.cos(), (x,)),
+        lambda x: torch.cond(x.sum() > 0, lambda v: v.sin(), lambda v: v[1:].cos(), (x,)),
     ),
     "linearize within": ("function_transform", lambda x: torch.func.linearize(torch.sin, x)[1](x) + 1),
 }

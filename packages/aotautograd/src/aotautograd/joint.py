@@ -23,6 +23,7 @@ from aotautograd.backward import failing_backwards, reached, tangent_placeholder
 from aotautograd.errors import AotAutogradError, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
 from aotautograd.gradients import arrange, share_memory
+from aotautograd.higher_order import TracedCalls
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Rebased
 from aotautograd.present_views import PresentViews
@@ -33,6 +34,7 @@ from primtorch.errors import DataDependent, PrimTorchError
 from primtorch.fake import FakeMode
 from primtorch.functional_forms import adopting, is_refusal
 from primtorch.functionalize import functional_region, unwrap, wrap
+from primtorch.higher_order import handled_by
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
 
@@ -181,6 +183,7 @@ def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
         fake_mode,
         recorder,
         functional_region(),
+        handled_by(TracedCalls(recorder, trace_joint)),
     ):
         try:
             yield

@@ -14,6 +14,7 @@ from aotautograd.analysis import returns_alias
 from aotautograd.inputs import dense_spec
 from aotautograd.schemas import PHASE
 from primtorch import effects
+from primtorch.higher_order import HigherOrder
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -45,6 +46,8 @@ def has_effect(node: fx.Node) -> bool:
 
 def is_effect(node: fx.Node) -> bool:
     """Calls of operators that do something beside giving results: assertions, operators that are not torch's own."""
+    if isinstance(node.target, HigherOrder):
+        return "effect" in node.target.tags
     return isinstance(node.target, OpOverload) and effects.has_effect(node.target)
 
 

@@ -20,6 +20,7 @@ from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.schemas import PHASE
 from primtorch.errors import DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor, propagate
+from primtorch.higher_order import HigherOrder
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import expr_of, materialize
@@ -242,6 +243,12 @@ class Recorder:
         node = self._node(func, args, kwargs)
         self._attach(node, out)
         return node
+
+    def call_graphs(self, target: HigherOrder, args: tuple[Any, ...], out: Any) -> None:
+        """The node of an operator over graphs. It is looked up nowhere, and lives as long as the graph."""
+        node = self.graph.create_node("call_function", target, (), {}, target.name)
+        _set_arguments(node, args)
+        self._attach(node, out)
 
     def _node(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
         node = self.graph.create_node("call_function", target, (), {}, _operator_of(target).name)

@@ -7,6 +7,7 @@ from collections.abc import Hashable
 import torch
 from torch import fx
 
+from primtorch.higher_order import HigherOrder
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
 from torchdynamo.guards.global_state import function_modes, global_state
@@ -25,7 +26,9 @@ def signature(gm: fx.GraphModule) -> Hashable | None:
     """
     rows: list[Hashable] = [global_state(), function_modes(), *facts(gm)]
     for node in gm.graph.nodes:
-        if node.op in ("get_attr", "call_module") or not _is_plain((node.args, node.kwargs)):
+        if node.op in ("get_attr", "call_module") or isinstance(node.target, HigherOrder):
+            return None
+        if not _is_plain((node.args, node.kwargs)):
             return None
         value = ""
         if node.op == "placeholder":

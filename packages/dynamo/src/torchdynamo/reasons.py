@@ -132,9 +132,11 @@ _TABLE = (
     ),
     Reason(
         "higher_order_operator",
-        "an operator that takes functions (torch.cond, while_loop, flex_attention) traces them itself: a graph has no"
-        " place for it",
-        "write the choice with torch.where, or call the operator outside of the compiled function",
+        "a function given to an operator (torch.cond, scan, while_loop) cannot become a graph of its own: it writes to"
+        " a tensor or changes an object that was there before, breaks the graph, returns what it is given, or results"
+        " that are not alike; or the operator is none that graphs take (flex_attention)",
+        "see the detail; let the function compute new tensors of its arguments and of what it reads, or call the"
+        " operator outside of the compiled function",
     ),
     Reason(
         "tensor_metadata_write",

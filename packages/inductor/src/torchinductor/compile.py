@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import fx
 
+from primtorch.higher_order import HigherOrder, with_bodies
 from primtorch.ledger import LEDGER, Event, Ledger
+from primtorch.printing import body_names
 from torchinductor.codegen.base import Built, KernelSource, codegen_for, generated, legalized, takes, warm_codegen
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, refusal
 from torchinductor.emit import Handle, emit
@@ -70,7 +72,7 @@ def compile_graph(
     clock = _Clock()
     for device in _device_types(gm):
         warm_codegen(device, options)
-    lowered = lower_graph(gm, options, takes)
+    lowered = lower_graph(gm, options, takes, _Bodies(options, dump, ledger, title))
     for name, frames in lowered.by_reference:
         ledger.add(Event(OPERATOR_BY_REFERENCE, title, name, frames))
     clock.lap("lower")
@@ -104,6 +106,48 @@ def compile_graph(
         _dump(dump, lowered, operations, files, program)
     stats = _stats(gm, operations, built, clock)
     return CompiledGraph(program, stats, files, run, consume, graph_runs)
+
+
+@dataclass(frozen=True)
+class CompiledBodies:
+    """What a program calls where the graph calls an operator over graphs."""
+
+    operator: HigherOrder
+
+    def __call__(self, *operands: Value) -> tuple[Value, ...]:
+        return self.operator.run(*operands)
+
+    def __str__(self) -> str:
+        return self.operator.name
+
+
+@dataclass(frozen=True)
+class _Bodies:
+    """Compiles the graphs that an operator over graphs runs: each is a program of its own, which the operator calls.
+
+    Such a call is no part of a CUDA graph.
+    """
+
+    options: InductorOptions
+    dump: Dump | None
+    ledger: Ledger
+    title: str
+
+    def __call__(self, node: fx.Node) -> CompiledBodies:
+        operator = node.target
+        assert isinstance(operator, HigherOrder)
+        options, compiled = replace(self.options, cuda_graphs=False), []
+        for body, name in zip(operator.bodies, body_names(node), strict=True):
+            assert isinstance(body, fx.GraphModule)
+            dump = None if self.dump is None else partial(_dump_as, self.dump, name)
+            compiled.append(
+                compile_graph(body, (), options, dump=dump, ledger=self.ledger, title=f"{self.title} {name}")
+            )
+        return CompiledBodies(with_bodies(operator, compiled))
+
+
+def _dump_as(dump: Dump, prefix: str, name: str, text: str) -> None:
+    dump(f"{prefix}_{name}", text)
 
 
 def _device_types(gm: fx.GraphModule) -> set[str]:

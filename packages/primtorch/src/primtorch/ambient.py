@@ -107,11 +107,11 @@ def _set_autocast_nesting(depth: int) -> None:
         torch.autocast_decrement_nesting()
 
 
-def _autocast() -> tuple[tuple[str, bool, torch.dtype], ...]:
+def autocast_state() -> tuple[tuple[str, bool, torch.dtype], ...]:
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in AUTOCAST_DEVICES)
 
 
-def _set_autocast(casts: Sequence[tuple[str, bool, torch.dtype]]) -> None:
+def set_autocast_state(casts: Sequence[tuple[str, bool, torch.dtype]]) -> None:
     for device, enabled, dtype in casts:
         torch.set_autocast_enabled(device, enabled)
         torch.set_autocast_dtype(device, dtype)
@@ -265,7 +265,7 @@ AMBIENT: tuple[Ambient, ...] = (
     *_switch("torch functions", "_get_torch_function_state", "_set_torch_function_state"),
     Ambient("default device", lambda: default_device.CURRENT_DEVICE, _set_default_device),
     Ambient("default dtype", torch.get_default_dtype, torch.set_default_dtype),
-    Ambient("autocast", _autocast, _set_autocast),
+    Ambient("autocast", autocast_state, set_autocast_state),
     Ambient("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     Ambient("autocast nesting", _autocast_nesting, _set_autocast_nesting),
     Ambient("functionalization", functionalization, set_functionalization),
@@ -351,7 +351,7 @@ _UNSET: dict[str, Callable[[], Any]] = {
     "functionalization": lambda: None,
     "dispatch keys": lambda: (frozenset(), frozenset()),
     "default device": lambda: None,
-    "autocast": lambda: tuple((device, False, dtype) for device, _, dtype in _autocast()),
+    "autocast": lambda: tuple((device, False, dtype) for device, _, dtype in autocast_state()),
 }
 
 

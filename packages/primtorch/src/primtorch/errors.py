@@ -83,3 +83,7 @@ class NotClosed(PrimTorchError):
 
 class TraceError(PrimTorchError):
     """A function can't be recorded as a graph."""
+
+
+class NoDerivative(PrimTorchError):
+    """An operator over graphs has no derivative: it is itself one that is taken as a whole."""

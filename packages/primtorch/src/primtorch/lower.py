@@ -17,6 +17,7 @@ from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect
 from primtorch.errors import DataDependent, NotClosed
+from primtorch.higher_order import HigherOrder, with_bodies
 from primtorch.memory import memory_of
 from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
@@ -181,6 +182,8 @@ class _Lowering:
         self.b.val = node.meta.get("val")
         if isinstance(target, Prim):
             return self.b.emit(target, *args, **kwargs)
+        if isinstance(target, HigherOrder):
+            return self.over_graphs(node, target, args)
         rule = self.rules.get(target)
         if rule is None:
             return self.keep(node, args, kwargs)
@@ -200,6 +203,22 @@ class _Lowering:
             raise
         self.check(node, result)
         return result
+
+    def over_graphs(self, node: fx.Node, operator: HigherOrder, args: tuple[Any, ...]) -> Any:
+        """The operator over lowered bodies, with its operands laid out as the bodies have them."""
+        bodies = []
+        for body in operator.bodies:
+            assert isinstance(body, fx.GraphModule)
+            count = sum(len(n.args[0]) for n in body.graph.nodes if n.op == "output")  # type: ignore[arg-type]
+            bodies.append(lower(body, self.opset, tuple(self.preserve), fresh=(True,) * count))
+        laid_out = [
+            self.b.emit(copy_strided, value, tuple(source.meta["val"].stride()))
+            if isinstance(value, Value) and not _same_strides(value.spec, tuple(source.meta["val"].stride()))
+            else value
+            for source, value in zip(node.args, args, strict=True)
+        ]
+        lowered = with_bodies(operator, bodies)
+        return self.b.record(lowered, tuple(laid_out), {}, _described(node.meta["val"]), node.name)
 
     def over_memory(self, node: fx.Node, args: tuple[Any, ...], kwargs: Any) -> tuple[tuple[Any, ...], Any]:
         """The arguments of an operator that names places in memory, with its tensor laid out as in the ATen graph.
@@ -355,6 +374,7 @@ def _remove_dead(graph: fx.Graph) -> None:
             and node.op not in ("placeholder", "output")
             and not (isinstance(node.target, Prim) and node.target.name == "assert_async")
             and not (isinstance(node.target, OpOverload) and _stays(node.target))
+            and not (isinstance(node.target, HigherOrder) and node.target.tags)
         ):
             graph.erase_node(node)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import linecache
 import operator
+import textwrap
 from collections.abc import Iterator
 from pathlib import PurePath
 from typing import Any
@@ -13,6 +14,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import _get_qualified_name
 
+from primtorch.higher_order import HigherOrder
 from primtorch.prims import Prim
 from primtorch.schemas import UserFrame
 
@@ -54,7 +56,22 @@ def graph_text(gm: fx.GraphModule, name: str = "forward", heading: str = "") -> 
     passes = gm.meta.get(MADE_BY, ())
     top = [f"# made by {', '.join(passes)}"] if passes else []
     top += [f"# {line}".rstrip() for line in heading.splitlines()]
-    return "\n".join([*top, f"def {name}(", *_aligned(parameters), "):", *_aligned(body)]) + "\n"
+    nested = [line for node in gm.graph.nodes for line in _bodies(node)]
+    return "\n".join([*top, f"def {name}(", *_aligned(parameters), "):", *nested, *_aligned(body)]) + "\n"
+
+
+def _bodies(node: fx.Node) -> Iterator[str]:
+    """The graphs that an operator over graphs runs, as functions within the function, which the call names."""
+    if isinstance(node.target, HigherOrder):
+        for body, label in zip(node.target.bodies, body_names(node), strict=True):
+            if isinstance(body, fx.GraphModule):
+                yield from textwrap.indent(graph_text(body, label), "    ").splitlines()
+                yield ""
+
+
+def body_names(node: fx.Node) -> list[str]:
+    """What the bodies of a node that calls an operator over graphs are called in the graph's text."""
+    return [f"{node.name}_{label}" for label in node.target.labels]  # type: ignore[union-attr]
 
 
 def value_text(value: Any) -> str:
@@ -107,6 +124,8 @@ def _call(node: fx.Node) -> str:
         return f"{arguments[0]}.{node.target}({', '.join(arguments[1:])})"
     if node.target is operator.getitem:
         return f"{arguments[0]}[{arguments[1]}]"
+    if isinstance(node.target, HigherOrder):
+        arguments = [*body_names(node), *arguments]
     return f"{_target(node.target)}({', '.join(arguments)})"
 
 

@@ -13,6 +13,7 @@ from primtorch.decompose import WHOLE_IN_PART, Opset, decompositions
 from primtorch.decompose.core_aten import SPELLINGS
 from primtorch.decompose.devices import devices_of
 from primtorch.errors import NotClosed
+from primtorch.higher_order import HigherOrder
 from primtorch.lower import SIZE_FUNCTIONS
 from primtorch.prims import PRIMS, Prim
 
@@ -21,7 +22,7 @@ _OPS = frozenset({"placeholder", "get_attr", "call_function", "output"})
 
 def verify(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOverload] = ()) -> None:
     """Check that every node belongs to `opset` (or `preserve`, or computes sizes, or calls an operator that no rule
-    brings there) and says what it gives, and that no prim has operands on two devices.
+    brings there or one over such graphs) and says what it gives, and that no prim has operands on two devices.
 
     Raises:
         NotClosed: names the first node that does not, with the user's frames.
@@ -30,6 +31,9 @@ def verify(gm: fx.GraphModule, opset: Opset = "prims", preserve: Sequence[OpOver
         reason = _reason(node, opset, preserve)
         if reason is not None:
             raise NotClosed(str(node.target), reason, node.name, node.meta.get("stack", ()))
+        if isinstance(node.target, HigherOrder):
+            for body in node.target.bodies:
+                verify(body, opset, preserve)  # type: ignore[arg-type]
 
 
 def _reason(node: fx.Node, opset: Opset, preserve: Sequence[OpOverload]) -> str | None:
@@ -42,6 +46,9 @@ def _reason(node: fx.Node, opset: Opset, preserve: Sequence[OpOverload]) -> str 
     target = node.target
     if target is operator.getitem or target in SIZE_FUNCTIONS or target in preserve:
         return None
+    if isinstance(target, HigherOrder):
+        graphs = all(isinstance(body, fx.GraphModule) for body in target.bodies)
+        return None if graphs else "has a body that is no graph"
     if isinstance(target, Prim):
         return _wrong_prim(node, target)
     if not isinstance(target, OpOverload):

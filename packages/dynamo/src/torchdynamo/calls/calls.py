@@ -32,6 +32,7 @@ from torchdynamo.calls import torch_calls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
 from torchdynamo.calls.emissions import Emissions
+from torchdynamo.calls.higher_order import HigherOrderCalls
 from torchdynamo.calls.optimizers import LOOPS, loop_for
 from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
@@ -94,6 +95,7 @@ class Calls:
         self.interpreter = interpreter
         self.autograd_functions = AutogradFunctions(outside, world, interpreter)
         self.transforms = Transforms(outside, world)
+        self.higher_order = HigherOrderCalls(outside, world, interpreter)
         self.emissions = Emissions(outside, world, interpreter)
         self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
@@ -162,6 +164,8 @@ class Calls:
             return Redirect(fn.__wrapped__, args, kwargs)  # type: ignore[attr-defined]
         if module.startswith("numpy"):
             return self._numpy(fn, args, kwargs)
+        if self.higher_order.takes(fn):
+            return self.higher_order.call(fn, args, kwargs)
         self._break_if_listed(fn, module)
         if fn.__name__ == "__deepcopy__" and len(args) == 2 and isinstance(args[0], FakeTensor):
             return self._copied_tensor(*args)

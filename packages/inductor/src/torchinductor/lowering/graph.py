@@ -13,6 +13,7 @@ from torch._ops import OpOverload
 from torch.fx.node import Argument
 
 from primtorch.effects import is_foreign
+from primtorch.higher_order import HigherOrder
 from primtorch.memory import memory_of
 from primtorch.prims import Prim
 from primtorch.schemas import UserFrame
@@ -78,8 +79,14 @@ class Lowered:
     definitions: Mapping[str, Definition]  # of symbols that are computed from the inputs'
 
 
-def lower_graph(gm: fx.GraphModule, options: InductorOptions, takes: Callable[[Template], bool] = refuse) -> Lowered:
-    """`takes` says of a template whether the back end of its device makes it.
+def lower_graph(
+    gm: fx.GraphModule,
+    options: InductorOptions,
+    takes: Callable[[Template], bool] = refuse,
+    compile_bodies: Callable[[fx.Node], Callable[..., object]] | None = None,
+) -> Lowered:
+    """`takes` says of a template whether the back end of its device makes it; `compile_bodies` gives the callable that
+    a node which calls an operator over graphs becomes.
 
     Raises:
         LoweringError: a node has no rule.
@@ -97,6 +104,11 @@ def lower_graph(gm: fx.GraphModule, options: InductorOptions, takes: Callable[[T
                 values[node] = _constant(ctx, gm, node)
             case "output":
                 outputs = _outputs(ctx, node, values)
+            case "call_function" if isinstance(node.target, HigherOrder):
+                if compile_bodies is None:
+                    raise ctx.fail("an operator over graphs, and nobody compiles them")
+                args = tuple(_plain(_given(arg, values)) for arg in node.args)
+                values[node] = _extern(ctx, compile_bodies(node), args, {}, node.meta["val"], "exact")
             case "call_function":
                 values[node] = _call(ctx, node, values)
             case _:

@@ -1,0 +1,170 @@
+"""Operators over graphs (`primtorch.higher_order`) in a trace: their bodies become functional graphs of their own.
+
+Where a traced program calls one, its bodies are traced for the operands' metadata, and one node calls the operator over
+these graphs. Autograd sees one node, too: its backward is a call of the derivative, which is such an operator again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import fx
+
+from aotautograd.errors import AotAutogradError, user_location
+from aotautograd.inputs import sizes_of
+from aotautograd.passes import (
+    eliminate_common_subexpressions,
+    eliminate_dead_code,
+    is_effect,
+    is_random,
+    output_values,
+    remove_no_ops,
+)
+from aotautograd.recorder import Recorder
+from aotautograd.schemas import JointGraph, OutputKind
+from primtorch.ambient import autocast_state, set_autocast_state, unset
+from primtorch.functionalize import unwrap, wrap
+from primtorch.higher_order import Body, HigherOrder, Pullback, handled_by, spec_of, with_bodies
+from primtorch.printing import made_by
+from primtorch.schemas import UserFrame
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import expr_of, float_expr_of
+
+Trace = Callable[[Callable[..., Any], Sequence[Any]], JointGraph]
+
+
+class TracedCalls:
+    """Takes the calls of a program that `recorder` records; `trace` traces a body."""
+
+    def __init__(self, recorder: Recorder, trace: Trace) -> None:
+        self.recorder = recorder
+        self.trace = trace
+
+    def __call__(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        tensors = operands[operator.sizes :]
+        if any(operator.differentiable) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+            results: tuple[Any, ...] = _Differentiated.apply(self, operator, *operands)  # type: ignore[no-untyped-call]
+            return results
+        return self.emit(operator, operands)
+
+    def emit(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
+        """Writes the node of a call, and gives its results."""
+        recorder = self.recorder
+        numbers, tensors = operands[: operator.sizes], [unwrap(t) for t in operands[operator.sizes :]]
+        inner = (*numbers, *tensors)
+        symbols = self._symbols(inner)
+        graphs: list[fx.GraphModule] = []
+        for body, given in zip(operator.bodies, operator.given(inner), strict=True):
+            alike = [n.meta["val"] for n in output_values(graphs[0].graph)] if graphs and operator.alike else ()
+            graphs.append(self._graph(body, symbols, numbers, given, alike))
+        found = [[node.meta["val"] for node in output_values(graph.graph)] for graph in graphs]
+        specs = operator.results(inner, found)
+        traced = with_bodies(operator, graphs, sizes=len(symbols), tags=_tags(graphs))
+        args = (*(recorder.size(symbol) for symbol in symbols), *(recorder.lift(t) for t in tensors))
+        fakes = tuple(recorder.fake_mode.from_spec(spec) for spec in specs)
+        recorder.call_graphs(traced, args, fakes)
+        return tuple(map(wrap, fakes))
+
+    def _symbols(self, operands: Iterable[Any]) -> list[Any]:
+        """A number for each symbol in the operands' sizes, which every body takes."""
+        known: dict[str, Any] = {str(v): v for v in operands if isinstance(v, (torch.SymInt, torch.SymFloat))}
+        names = {name for value in operands for size in sizes_of(value) for name in expr_of(size).symbols()}
+        names |= {name for v in operands if isinstance(v, torch.SymFloat) for name in float_expr_of(v).symbols()}
+        nodes = self.recorder.symbol_nodes
+        return [known[name] if name in known else nodes[name].meta["val"] for name in sorted(names)]
+
+    def _graph(
+        self, body: Body, symbols: Sequence[Any], numbers: Sequence[Any], given: Sequence[Any], alike: Sequence[Any]
+    ) -> fx.GraphModule:
+        """A body as a functional graph of the symbols and the tensors. Its results are memory of their own, laid out
+        as those of `alike` where there are any."""
+        casts = autocast_state()
+
+        def program(*flat: Any) -> list[torch.Tensor]:
+            found = body(*numbers, *flat[len(symbols) :])
+            wanted = [spec.stride() for spec in alike] or [None] * len(found)
+            return [_own(value, strides) for value, strides in zip(found, wanted, strict=True)]
+
+        with unset(torch.get_default_dtype()), torch.no_grad(), handled_by(None):
+            set_autocast_state(casts)
+            joint = self.trace(program, [*symbols, *map(_described, given)])
+        if any(o.kind is not OutputKind.VALUE for o in joint.metadata.outputs) or any(
+            i.mutates_data or i.mutates_metadata for i in joint.metadata.inputs
+        ):
+            raise AotAutogradError("the body of an operator over graphs writes to its operands", self.recorder.stack)
+        graph = _simplified(joint, self.recorder.stack)
+        if isinstance(body, Pullback) and _tags([graph]):
+            raise AotAutogradError(
+                "the body of an operator over graphs draws random numbers or has an effect, and its derivative would "
+                "run it again" + user_location(self.recorder.stack)
+            )
+        return graph
+
+
+class _Differentiated(torch.autograd.Function):
+    """A call, and behind it the call of its derivative."""
+
+    @staticmethod
+    def forward(ctx: Any, calls: TracedCalls, operator: HigherOrder, *operands: Any) -> Any:
+        results = calls.emit(operator.keeping(), operands)
+        count = len(operator.differentiable)
+        ctx.calls, ctx.operator, ctx.numbers = calls, operator, operands[: operator.sizes]
+        ctx.casts = autocast_state()
+        ctx.save_for_backward(*operands[operator.sizes :], *results[count:])
+        ctx.operands = len(operands) - operator.sizes
+        apart = [value for value, has in zip(results, operator.differentiable, strict=False) if not has]
+        ctx.mark_non_differentiable(*apart)
+        return results[:count]
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        operator: HigherOrder = ctx.operator
+        tensors, kept = ctx.saved_tensors[: ctx.operands], ctx.saved_tensors[ctx.operands :]
+        operands = (*ctx.numbers, *tensors)
+        tangents = tuple(g for g, has in zip(gradients, operator.differentiable, strict=True) if has)
+        needs = ctx.needs_input_grad[2:]
+        before = autocast_state()
+        set_autocast_state(ctx.casts)  # the body runs again as it ran
+        try:
+            derivative = operator.derivative(operands, kept, tangents, needs)
+        finally:
+            set_autocast_state(before)
+        found = ctx.calls(derivative.operator, derivative.operands)
+        results: list[Any] = [None] * len(operands)
+        for place, gradient in zip(derivative.places, found, strict=True):
+            results[place] = gradient
+        return (None, None, *results)
+
+
+def _described(value: Any) -> TensorSpec:
+    """A body's input as a tensor that begins where its memory does."""
+    spec = spec_of(value)
+    return TensorSpec(spec.shape, spec.strides, spec.dtype, spec.device)
+
+
+def _own(value: torch.Tensor, strides: Any) -> torch.Tensor:
+    if strides is None or tuple(value.stride()) == tuple(strides):
+        return value.clone()
+    return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)
+
+
+def _simplified(joint: JointGraph, stack: tuple[UserFrame, ...]) -> fx.GraphModule:
+    graph = joint.module.graph
+    eliminate_dead_code(graph)
+    remove_no_ops(graph, output_values(graph))
+    eliminate_common_subexpressions(graph, output_values(graph))
+    eliminate_dead_code(graph)
+    for node in graph.nodes:
+        if node.op == "call_function" and not node.meta.get("stack"):
+            node.meta["stack"] = stack
+    joint.module.recompile()
+    made_by(joint.module, "simplify")
+    return joint.module
+
+
+def _tags(graphs: Sequence[fx.GraphModule]) -> frozenset[str]:
+    nodes = [node for graph in graphs for node in graph.graph.nodes if node.op == "call_function"]
+    tags = {"random"} if any(map(is_random, nodes)) else set()
+    return frozenset(tags | ({"effect"} if any(map(is_effect, nodes)) else set()))

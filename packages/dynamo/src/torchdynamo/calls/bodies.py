@@ -1,0 +1,189 @@
+"""Functions that an operator runs in the program's stead, captured as graphs of their own.
+
+A body is interpreted once, whatever the operator makes of it when the graph runs. So it has to be a function of
+tensors: what it changes of anything else would be changed at capture, and never again.
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx, nn
+from torch.utils import _pytree as pytree
+
+from primtorch.fake import FakeTensor
+from primtorch.spec import TensorSpec
+from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.interpreter.protocol import InterpreterApi, World
+from torchdynamo.outside.outside import Outside
+from torchdynamo.reasons import BreakGraph
+
+REASON = "higher_order_operator"
+
+
+def refusal(detail: str) -> BreakGraph:
+    return BreakGraph(REASON, detail)
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """A body that was interpreted: its nodes, the nodes around it that it reads, and its results.
+
+    Attributes:
+        numbers, tensors: what it reads, in the order in which it first does.
+        results, specs, history: of each result its node, what it is, and whether it requires a gradient.
+        tree: what they are the leaves of.
+    """
+
+    nodes: list[fx.Node]
+    numbers: list[fx.Node]
+    tensors: list[fx.Node]
+    results: list[fx.Node]
+    specs: list[TensorSpec]
+    history: list[bool]
+    tree: Any
+
+
+class Bodies:
+    """Records bodies, and makes graphs of them."""
+
+    def __init__(self, outside: Outside, world: World, interpreter: InterpreterApi) -> None:
+        self.outside = outside
+        self.world = world
+        self.interpreter = interpreter
+        self.recorder = outside.recorder
+
+    def record(self, what: str, function: Callable[..., Any], make_args: Callable[[], tuple[Any, ...]]) -> Recorded:
+        """Interprets `function`. `make_args` gives its arguments; stand-ins among them are inputs of the body.
+
+        Raises:
+            BreakGraph: the body does more than to compute new tensors, or raises.
+        """
+        recorder = self.recorder
+        mark = recorder.regions.mark()
+        before, said = effects_so_far(self.outside), self.outside.emitted
+        written, restrided = len(recorder.written), len(recorder.restrided)
+        held = list(_contents(function, self.outside))
+        self.interpreter.tail_call = False
+        try:
+            value = self.world.call(function, make_args(), {})
+            nodes = recorder.regions.since(mark)
+        except BreakGraph as error:
+            wrapped = refusal(f"in {what}, {error.reason}: {error.detail}")
+            wrapped.positions = error.positions
+            raise wrapped from error
+        except Exception as error:
+            raise refusal(f"{what} raises {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        changed = any(_items(thing) != items for thing, items in held)
+        if changed or effects_so_far(self.outside, before) != before or self.outside.emitted != said:
+            raise refusal(f"{what} changes objects outside of it")
+        own = set(nodes)
+        leaves, tree = pytree.tree_flatten(value)
+        if not leaves or not all(isinstance(leaf, FakeTensor) for leaf in leaves):
+            raise refusal(f"{what} returns something else than tensors")
+        read = dict.fromkeys(source for node in nodes for source in node.all_input_nodes if source not in own)
+        numbers = [node for node in read if isinstance(node.meta["val"], (torch.SymInt, torch.SymFloat))]
+        tensors = [node for node in read if isinstance(node.meta["val"], torch.Tensor)]
+        if len(numbers) + len(tensors) < len(read):
+            raise refusal(f"{what} reads something else than tensors and numbers of what is around it")
+        later = (*recorder.written[written:], *recorder.restrided[restrided:])
+        del recorder.written[written:], recorder.restrided[restrided:]
+        with torch._C.DisableTorchFunction():
+            given = {id(node.meta["val"].memory) for node in (*tensors, *_stand_ins(nodes))}
+            if any(recorder.node_of(tensor) not in own or id(tensor.memory) in given for tensor in later):
+                raise refusal(f"{what} writes to a tensor that was made before")
+            results = self._own_results(what, leaves, own, given)
+            specs, history = [TensorSpec.of(leaf) for leaf in leaves], [leaf.requires_grad for leaf in leaves]
+        return Recorded(nodes, numbers, tensors, results, specs, history, tree)
+
+    def _own_results(
+        self, what: str, leaves: Sequence[FakeTensor], own: set[fx.Node], given: set[int]
+    ) -> list[fx.Node]:
+        """The nodes of a body's results, each of which is memory of its own."""
+        taken = set(given)
+        results: list[fx.Node] = []
+        for leaf in leaves:
+            node = self.recorder.node_of(leaf)
+            if node is None or node not in own or id(leaf.memory) in taken:
+                raise refusal(f"{what} returns a tensor that is given to it, or a view, or one tensor twice; clone it")
+            taken.add(id(leaf.memory))
+            results.append(node)
+        return results
+
+    def stand_in(self, spec: TensorSpec, requires_grad: bool) -> FakeTensor:
+        """A tensor that the operator hands to a body."""
+        recorder = self.recorder
+        with torch._C.DisableTorchFunction(), torch.no_grad():
+            fake = self.outside.mode.from_spec(spec, requires_grad=requires_grad)
+        node = recorder.graph.create_node("placeholder", "of_body")
+        node.meta["nested"] = True
+        recorder.annotate(node, fake)
+        recorder.remember(fake, node)
+        return fake
+
+    def graph(self, body: Recorded, inputs: Sequence[fx.Node]) -> tuple[fx.GraphModule, bool]:
+        """The body as a graph of `inputs` and then its stand-ins, and whether it has an effect."""
+        regions = self.recorder.regions
+        region = regions.outline(body.nodes, inputs)
+        region.outputs = [region.copies[node] for node in body.results]
+        region.sealed = refusal("a value of a body is used outside of it")
+        return regions.finished_sealed(region), region.has_effect
+
+
+def _stand_ins(nodes: Sequence[fx.Node]) -> list[fx.Node]:
+    return [node for node in nodes if node.op == "placeholder"]
+
+
+def _items(thing: Any) -> Any:
+    """What an object holds, by identity."""
+    if isinstance(thing, types.CellType):
+        try:
+            return id(thing.cell_contents)
+        except ValueError:
+            return None
+    if isinstance(thing, (set, frozenset)):
+        return set(map(id, thing))
+    if isinstance(thing, dict):
+        return [(id(key), id(item)) for key, item in dict.items(thing)]
+    return list(map(id, list.__iter__(thing)))
+
+
+def _contents(root: Any, outside: Outside) -> Iterator[tuple[Any, Any]]:
+    """What a function can reach that the program made itself and could change: each with what it holds."""
+    seen: set[int] = set()
+    waiting = [root]
+    while waiting:
+        thing = waiting.pop()
+        if id(thing) in seen or outside.externals.lookup(thing) is not None or isinstance(thing, _LEFT_ALONE):
+            continue
+        seen.add(id(thing))
+        if isinstance(thing, types.FunctionType):
+            waiting += [*(thing.__closure__ or ()), *(thing.__defaults__ or ())]
+        elif isinstance(thing, types.MethodType):
+            waiting += [thing.__self__, thing.__func__]
+        elif isinstance(thing, functools.partial):
+            waiting += [thing.func, *thing.args, *thing.keywords.values()]
+        elif isinstance(thing, types.CellType):
+            yield thing, _items(thing)
+            try:
+                waiting.append(thing.cell_contents)
+            except ValueError:
+                continue
+        elif isinstance(thing, dict):
+            yield thing, _items(thing)
+            waiting += dict.values(thing)
+        elif isinstance(thing, (list, set)):
+            yield thing, _items(thing)
+            waiting += list(thing)
+        elif isinstance(thing, (tuple, frozenset)):
+            waiting += thing
+        elif isinstance(namespace := getattr(thing, "__dict__", None), dict):
+            waiting.append(namespace)
+
+
+_LEFT_ALONE = (torch.Tensor, nn.Module, type, types.ModuleType, str, bytes, int, float, complex, type(None))
