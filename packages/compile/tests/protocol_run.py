@@ -52,7 +52,7 @@ from protocols import (  # noqa: E402
     differences,
     observed,
     raised_by,
-)  # fmt: skip
+)  # noqa: E402
 from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn  # noqa: E402
 from torchvision_import import import_torchvision  # noqa: E402
