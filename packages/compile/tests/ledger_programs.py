@@ -358,7 +358,7 @@ def raises_again_and_again(x: torch.Tensor) -> torch.Tensor:
 def _caught(compiled: Program, arguments: tuple[Any, ...]) -> str:
     try:
         compiled(*arguments)
-    except ValueError as error:
+    except (ValueError, AssertionError) as error:
         return str(error)
     return ""
 
@@ -577,6 +577,24 @@ def raises_once(x: torch.Tensor) -> torch.Tensor:
     if len(x) == 3:
         raise ValueError("no")  # here
     return y
+
+
+@case("condition_not_met", calls=((-torch.ones(3),),), run=lambda f, a: _caught(f, a))
+def asserts(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    assert y.sum() > 0  # here
+    return y * 2
+
+
+@case("raise_was_handled", calls=((-torch.ones(3),),))
+def handles_its_own(x: torch.Tensor) -> torch.Tensor:
+    y = x + 1
+    try:
+        if not y.sum() > 0:  # here
+            raise ValueError("none is left")
+    except ValueError:
+        return y
+    return y * 2
 
 
 @case("graph_raised", calls=((torch.ones(3), torch.tensor([7])),))

@@ -395,7 +395,7 @@ def branching(x: torch.Tensor) -> Any:
     return x.sin() if x.sum() > 0 else x.cos()
 
 
-@part(PYTHON, "assert on a tensor", "data_dependent_branch")
+@part(PYTHON, "assert on a tensor")
 def asserting(x: torch.Tensor) -> Any:
     assert (x.abs() < 1e9).all()
     return x.sin()
@@ -529,7 +529,7 @@ def generator_state(x: torch.Tensor) -> Any:
     return x * 0 + first.sum() - torch.rand(3).sum()
 
 
-@part(PYTHON, "torch.distributions with validation", "data_dependent_branch")
+@part(PYTHON, "torch.distributions with validation")
 def distributions(x: torch.Tensor) -> Any:
     return torch.distributions.Normal(x, x.exp(), validate_args=True).log_prob(x + 1)
 

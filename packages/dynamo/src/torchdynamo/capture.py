@@ -156,6 +156,8 @@ def interpret(
     outside = Outside(function, policy, stack.now)
     outside.recorder.cut_at = directions.cut_at
     outside.recorder.refused = policy.refused
+    if policy.asks_data:
+        outside.recorder.conditions.refuse()
     refuse_writes(outside, policy.shared)
     world = CaptureWorld(outside)
     interpreter = Interpreter(world)

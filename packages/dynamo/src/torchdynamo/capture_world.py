@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from primtorch.fake import FakeTensor
 from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
 from torchdynamo.calls import torch_calls
@@ -286,7 +287,7 @@ class CaptureWorld(PlainWorld):
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
         with self._numbers_shown():
-            return super().format_value(concrete(value), spec)
+            return str(_text(super().format_value(concrete(value), spec)))
 
     @contextmanager
     def _numbers_shown(self) -> Iterator[None]:
@@ -367,6 +368,11 @@ class CaptureWorld(PlainWorld):
         if hasattr(type(obj), "__bool__") or hasattr(type(obj), "__len__"):
             self.outside.refuse_opaque(obj)
         return super().truth(obj)
+
+    def check(self, obj: Any, expected: bool) -> bool:
+        if isinstance(obj, FakeTensor) and self.outside.recorder.conditions.take_for_granted(obj, expected):
+            return expected
+        return self.truth(obj)
 
     def unary(self, op: str, a: Any) -> Any:
         self.know_methods(a, UNARY[op][1])
@@ -497,9 +503,9 @@ class CaptureWorld(PlainWorld):
 
     def _call_c(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self.outside.shape_env.symbols:
-            return super().call_leaf(fn, args, kwargs)
+            return _text(super().call_leaf(fn, args, kwargs))
         with self._numbers_shown():
-            return super().call_leaf(fn, args, kwargs)
+            return _text(super().call_leaf(fn, args, kwargs))
 
     def _module_of_frame(self) -> Any:
         """The module in which the code that runs now is written."""
@@ -521,6 +527,13 @@ class CaptureWorld(PlainWorld):
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)
+
+
+def _text(made: Any) -> Any:
+    """What C code has made, but no text of a method of what stands in for a tensor."""
+    if isinstance(made, str) and f"of {FakeTensor.__name__} object at" in made:
+        raise BreakGraph("tensor_repr", "the text of a tensor's method")
+    return made
 
 
 def _only_keeps(fn: Any) -> bool:

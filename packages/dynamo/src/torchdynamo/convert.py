@@ -117,6 +117,9 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Capture]) -> E
         generated = _capture_and_generate(state, flat, ambient, opened)
         if not isinstance(generated, Generated):
             return generated
+        if _cannot_begin_anew(generated.capture.outside):
+            state.asks_data = True
+            return _AGAIN
         shared = guard_written_memory(generated.capture.outside)
         if shared is not None:
             return _break_at_writes(state, shared)
@@ -256,6 +259,12 @@ def _break_there(state: Function, error: DataDependent) -> bool:
     return True
 
 
+def _cannot_begin_anew(outside: Outside) -> bool:
+    """Whether the graph takes conditions for granted, and does what may not be done twice where they are not met."""
+    conditions = outside.recorder.conditions
+    return bool(conditions.met) and (not conditions.can_begin_anew or bool(written_inputs(outside)))
+
+
 def _break_at_writes(state: Function, shared: tuple[Source, Source]) -> Entry | Marker | None:
     """Lets the graph end before a write to either of two inputs, which share memory."""
     if not state.shared.issuperset(shared):
@@ -285,6 +294,7 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
             case ending:
                 raise InternalError(f"no code for a capture that ended in {type(ending).__name__}")
         codegen.side_effects()
+        codegen.check_conditions()
         for said in calls.emissions.made:
             codegen.call_at_each_call(said.function, said.args, said.kwargs)
         for block in calls.close_blocks():

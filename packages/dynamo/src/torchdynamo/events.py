@@ -126,6 +126,20 @@ GRAPH_RAISED = Kind(
     "test for the condition instead of raising, where it is met often",
     Effect.RERUN,
 )
+CONDITION_NOT_MET = Kind(
+    "condition_not_met",
+    "a condition on data, behind which the program raises, was not met: the graph had taken it for met, before"
+    " anything else that the function does, and the call ran again, eagerly, and raised",
+    "nothing to do, unless this is met often: then test for it outside of the compiled function",
+    Effect.PLAIN,
+)
+RAISE_WAS_HANDLED = Kind(
+    "raise_was_handled",
+    "a condition on data, behind which the program raises, was not met: the call ran again, eagerly, and the program"
+    " handled its own exception",
+    "choose by torch.where, or test for the condition outside of the compiled function",
+    Effect.RERUN,
+)
 RAISED_AT_ENTRY = Kind(
     "raised_at_entry",
     "a compiled graph raised an exception and the call could not run again (the graph had written to an input, or the"
@@ -144,8 +158,8 @@ RECOMPILED = Kind(
 KINDS = kinds(
     CAPTURE_FAULT, RECOMPILE_LIMIT, RECOMPILE_REFUSED, TRANSFORMED_CALL, FORWARD_DERIVATIVES, FUNCTION_MODE,
     DISABLED_OVERRIDES, FOREIGN_TRACER, WITHIN_OPERATOR, UNSPLIT_FRAME, SUSPENDING_FRAME, UNSTARTED_GENERATOR,
-    DISABLED_FUNCTION, LIBRARY_CODE, NOTHING_TO_COMPILE, LAZY_MODULE, PROGRAM_RAISED, GRAPH_RAISED, RAISED_AT_ENTRY,
-    RECOMPILED,
+    DISABLED_FUNCTION, LIBRARY_CODE, NOTHING_TO_COMPILE, LAZY_MODULE, PROGRAM_RAISED, GRAPH_RAISED, CONDITION_NOT_MET,
+    RAISE_WAS_HANDLED, RAISED_AT_ENTRY, RECOMPILED,
 )  # fmt: skip
 
 _ERRORS: dict[str, type[TorchDynamoError]] = {

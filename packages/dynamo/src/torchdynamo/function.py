@@ -90,6 +90,7 @@ class Function:
     changed: set[Source] = field(default_factory=set)
     fixed: set[Source] = field(default_factory=set)  # integers that are no symbols, lists that are read as a whole
     breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
+    asks_data: bool = False  # where the way into an exception does, since its graphs cannot begin anew
     refused: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks of calls that it cannot do even so
     shared: set[Source] = field(default_factory=set)  # inputs that shared memory which the program writes to
     eager: Event | None = None  # why calls run as they are from now on
@@ -207,6 +208,7 @@ class Function:
             breaks_at_data=self.breaks_at_data,
             refused=frozenset(self.refused),
             shared=frozenset(self.shared),
+            asks_data=self.asks_data,
         )
 
     def show(self, file: str, text: Callable[..., str], *of: Any) -> None:

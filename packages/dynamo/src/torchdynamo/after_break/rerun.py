@@ -13,19 +13,20 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import fx
 
 from primtorch import ambient
-from primtorch.ledger import Kind, Ledger
+from primtorch.ledger import Event, Kind, Ledger
 from torchdynamo.after_break.resume import Entrance, StackSlot, make_resume, origin_of
 from torchdynamo.after_break.resume import Entry as How
 from torchdynamo.emit.codegen import flat_size
 from torchdynamo.errors import TorchDynamoError
-from torchdynamo.events import GRAPH_RAISED, RAISED_AT_ENTRY, of_function
+from torchdynamo.events import CONDITION_NOT_MET, GRAPH_RAISED, RAISE_WAS_HANDLED, RAISED_AT_ENTRY, of_function
+from torchdynamo.graph.conditions import ConditionNotMet
 
 # What the nodes of a graph change for those behind them, and leave changed where one of those raises.
 _GRAD = tuple(state for state in ambient.AMBIENT if state.name == "grad mode")
@@ -84,6 +85,10 @@ class Rerun:
             if before is not None:
                 before.put_back()
                 again = again and _unwritten(before.written, self._metadata(inputs))
+            if again and isinstance(error, ConditionNotMet):
+                event = Event(CONDITION_NOT_MET, self.function.__qualname__, str(error), error.places[0])
+                error = None
+                return self._raising(event, flat)
             if again:
                 self._tell(GRAPH_RAISED, error)
                 error = None
@@ -93,6 +98,17 @@ class Rerun:
             return raise_at_entry(self.function, flat, error)
         finally:
             error = None  # its traceback holds this frame
+
+    def _raising(self, event: Event, flat: Any) -> Any:
+        """The call where a condition is not met, behind which the program raises; tells of it by `event`."""
+        args, kwargs = unflatten(self.function.__code__, flat)
+        try:
+            result = self.function(*args, **kwargs)
+        except BaseException:
+            self.ledger.add(event)
+            raise
+        self.ledger.add(replace(event, kind=RAISE_WAS_HANDLED))
+        return result
 
     def _tell(self, kind: Kind, error: BaseException) -> None:
         self.ledger.add(of_function(kind, self.function, f"{type(error).__name__}: {error}"))

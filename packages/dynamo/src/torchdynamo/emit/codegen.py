@@ -37,6 +37,7 @@ from torch import fx
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, expr_of, float_expr_of
 from torchdynamo.graph import numpy_values
+from torchdynamo.graph.conditions import ConditionNotMet
 from torchdynamo.graph.tensor_classes import class_of, size_of, with_class
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
@@ -106,6 +107,7 @@ class Codegen:
         self._sources: dict[Source, str] = {}
         self._symbols: set[str] = set()  # those that the code has loaded under their names
         self.scalars: list[str] = []  # inputs of the graph that the code computes
+        self.checks: list[str] = []  # statements that follow the graph, and raise what calls for an eager run
         self._count = 0
 
     # -- names ------------------------------------------------------------------------------
@@ -595,6 +597,15 @@ class Codegen:
         arguments = [*map(self.value, args), *(f"{name}={self.value(value)}" for name, value in kwargs.items())]
         self.effects.append(f"{self.pin(function)}({', '.join(arguments)})")
 
+    def check_conditions(self) -> None:
+        """Asks whether what the graph takes for granted is so."""
+        conditions = self.recorder.conditions
+        if conditions.met:
+            met = " and ".join(map(self.value, conditions.met.values()))
+            self.checks.append(
+                f"if not ({met}): raise {self.pin(ConditionNotMet)}({self.pin(tuple(conditions.places))})"
+            )
+
     # -- the whole --------------------------------------------------------------------------
 
     def source_text(self, parameters: Sequence[str], has_graph: bool, has_effects: bool, tail: Sequence[str]) -> str:
@@ -611,6 +622,7 @@ class Codegen:
             lines += ["    before = rerun.begin(inputs)"] if has_effects else []
             lines += ["    failed = []", "    try:"]
             lines.append(f"        ({outputs}) = {call}" if outputs else f"        {call}")
+            lines += [f"        {check}" for check in self.checks]
             lines += ["    except BaseException as error:", "        failed.append(error)", "    if failed:"]
             given = f"({''.join(f'{parameter}, ' for parameter in parameters)})"
             lines.append(f"        return rerun(failed, {'before' if has_effects else None}, inputs, {given})")

@@ -26,6 +26,7 @@ from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
 from torchdynamo.graph import dense_values, numpy_values
 from torchdynamo.graph import known_tensors as constants
+from torchdynamo.graph.conditions import Conditions
 from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
@@ -98,6 +99,7 @@ class Recorder:
     ) -> None:
         self.graph = fx.Graph()
         self.regions = Regions(self.graph)
+        self.conditions = Conditions(user_frames)
         self.mode = mode
         self.user_frames = user_frames
         self.adopt = adopt  # turns a real tensor that reached a call unseen into an input's fake
@@ -145,6 +147,7 @@ class Recorder:
         self.written.clear()
         self.on_write = None
         self.restrided.clear()
+        self.conditions.release()
 
     # -- inputs -----------------------------------------------------------------------------
 
@@ -265,7 +268,8 @@ class Recorder:
         written |= {id(tensor): tensor for tensor in unsaid_writes(func, args, kwargs)}
         written |= {id(tensor): tensor for tensor in tensors_in(kwargs.get("out"))}  # in a list, no count tells
         effect = bool(written) or is_inplace(name) or name in _EFFECTS
-        effect = effect or (overload is not None and has_effect(overload))
+        if overload is not None and has_effect(overload) and name not in _EFFECTS and name not in _RANDOM:
+            effect, self.conditions.can_begin_anew = True, False
         if not effect and isinstance(result, torch.Tensor) and id(result) in self._nodes:
             return result  # an operand came back unchanged (`contiguous`, dropout in eval): nothing to compute
         if effect or tensors_in(result):
@@ -359,6 +363,7 @@ class Recorder:
         self._wrote(written)
         if written or not tensors_in(result):  # called for what it does
             node.meta["effect"] = True
+            self.conditions.can_begin_anew = False
         return result
 
     def annotate(self, node: fx.Node, value: Any) -> None:

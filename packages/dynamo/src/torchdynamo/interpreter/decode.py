@@ -24,6 +24,11 @@ _RESUME = dis.opmap["RESUME"]
 _HAS_NAME = frozenset(dis.hasname)
 _HAS_CONST = frozenset(dis.hasconst)
 _HAS_JUMP = frozenset(dis.hasjrel)
+_RAISE = dis.opmap["RAISE_VARARGS"]
+# What ends a stretch of instructions that follow one another.
+_GOES_ELSEWHERE = _HAS_JUMP | {
+    code for name, code in dis.opmap.items() if name.startswith(("RETURN_", "YIELD_", "RERAISE"))
+}
 _NOT_RUN_HERE = inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 
@@ -64,10 +69,19 @@ class DecodedCode:
     line_table: list[tuple[int, int, int | None]]
     lines: dict[int, int] = field(default_factory=dict)
     live: list[int] | None = None  # slots that are read later, as bits, for each instruction; filled in when asked
+    raising: dict[int, bool] = field(default_factory=dict)  # what `raises` has said
 
     def handler(self, offset: int) -> ExceptionEntry | None:
         """Where an exception raised at `offset` goes."""
         return next((entry for entry in self.exceptions if entry.start <= offset < entry.end), None)
+
+    def raises(self, index: int) -> bool:
+        """Whether what begins at an instruction ends in a `raise`, with no jump and no return before it."""
+        known = self.raising.get(index)
+        if known is None:
+            ends = (op for op in self.opcodes[index:] if op == _RAISE or op in _GOES_ELSEWHERE)
+            known = self.raising[index] = next(ends, None) == _RAISE
+        return known
 
     def line(self, index: int) -> int:
         """The source line of an instruction."""

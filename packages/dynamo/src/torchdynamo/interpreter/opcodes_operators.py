@@ -48,7 +48,14 @@ class OperatorOpcodes(FrameState):
 
     @opcode(since=(3, 13))
     def TO_BOOL(self, _: int) -> None:
-        self.stack[-1] = self.world.truth(self.stack[-1])
+        decoded, following = self.decoded, self.index
+        branch, target = dis.opname[decoded.opcodes[following]], decoded.program[following].operand
+        if branch == "POP_JUMP_IF_TRUE":
+            self.stack[-1] = self.branches_on(self.stack[-1], target, following + 1)
+        elif branch == "POP_JUMP_IF_FALSE":
+            self.stack[-1] = self.branches_on(self.stack[-1], following + 1, target)
+        else:
+            self.stack[-1] = self.world.truth(self.stack[-1])
 
     @opcode()
     def BINARY_OP(self, argument: int) -> None:

@@ -177,6 +177,9 @@ class PlainWorld:
     def truth(self, obj: Any) -> bool:
         return operators.truth(self, obj)
 
+    def check(self, obj: Any, expected: bool) -> bool:
+        return self.truth(obj)
+
     def unary(self, op: str, a: Any) -> Any:
         return operators.unary(self, op, a)
 

@@ -27,6 +27,7 @@ class DynamicPolicy:
         breaks_at_data: a size that depends on data breaks the graph.
         refused: the user's stacks where a back end asks for a number that only the data tells; calls there break, too.
         shared: inputs that share memory with others; a write to them breaks the graph.
+        asks_data: a condition on data breaks the graph, also where only a `raise` is behind it.
     """
 
     everything: bool
@@ -36,6 +37,7 @@ class DynamicPolicy:
     breaks_at_data: bool = False
     refused: frozenset[tuple[UserFrame, ...]] = frozenset()
     shared: frozenset[Source] = frozenset()
+    asks_data: bool = False
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         marks = size_marks(tensor)

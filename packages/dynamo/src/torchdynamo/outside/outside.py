@@ -89,7 +89,28 @@ def is_empty(cell: types.CellType) -> bool:
     return False
 
 
-class KnownSizes(FakeMode):
+class CapturedMode(FakeMode):
+    """Has no text for a tensor while a program runs that would take it for its own."""
+
+    def __init__(self, shape_env: ShapeEnv) -> None:
+        super().__init__(shape_env)
+        self._entered = 0
+
+    def __enter__(self) -> FakeMode:
+        self._entered += 1
+        return super().__enter__()
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: types.TracebackType | None) -> None:
+        self._entered -= 1
+        super().__exit__(kind, error, traceback)
+
+    def text_of(self, fake: FakeTensor) -> str:
+        if self._entered:
+            raise BreakGraph("tensor_repr", "the text of what holds a tensor")
+        return super().text_of(fake)
+
+
+class KnownSizes(CapturedMode):
     """Refuses operators whose result has a size that only the data tells."""
 
     def fresh_size(self, maximum: int | torch.SymInt | None, minimum: int = 0) -> int | torch.SymInt:
@@ -112,7 +133,7 @@ class Outside:
         self.dynamic = dynamic
         self.user_frames = user_frames
         self.shape_env = ShapeEnv(user_frames)
-        self.mode = (KnownSizes if dynamic.breaks_at_data else FakeMode)(self.shape_env)
+        self.mode = (KnownSizes if dynamic.breaks_at_data else CapturedMode)(self.shape_env)
         self.overlays = Overlays()
         code = function.__code__
         entry = (UserFrame(code.co_filename, code.co_firstlineno, function.__name__),)

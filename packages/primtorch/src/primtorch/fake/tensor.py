@@ -118,8 +118,7 @@ class FakeTensor(torch.Tensor):
         return propagate(_mode_among((args, kwargs)), func, args, kwargs or {})
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
-        grad = ", requires_grad=True" if self.requires_grad else ""
-        return f"FakeTensor({self.spec!r}{grad})"
+        return self.fake_mode.text_of(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
         copied = memo.get(id(self))
@@ -244,6 +243,11 @@ class FakeMode:
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         return propagate(self, func, args, kwargs or {})
+
+    def text_of(self, fake: FakeTensor) -> str:
+        """What `repr` of a fake is, also within that of a container."""
+        grad = ", requires_grad=True" if fake.requires_grad else ""
+        return f"FakeTensor({fake.spec!r}{grad})"
 
     def user_frames(self) -> tuple[UserFrame, ...]:
         """The user's lines, outermost first: as the ShapeEnv's owner tells them, else those of the Python stack."""
