@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem as _getitem
-from typing import Any
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import fx
 
 from primtorch import prims
+from primtorch.arguments import Number, Sizes, TensorLike
 from primtorch.layout import broadcast_shapes, contiguous_strides, product, wrap_dim
 from primtorch.prims import Prim
 from primtorch.promotion import COMPUTE_DTYPE, number_as
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, materialize
 
 _ATOMS = frozenset({int, float, bool, type(None), str, complex, torch.dtype, torch.device})
-Operand = Any  # Value | int | float | bool | complex | SymInt
+Operand: TypeAlias = "Value | Number"
+"""An operand of arithmetic in a rule."""
 
 
 class Value:
@@ -31,7 +33,7 @@ class Value:
         self.spec = spec
 
     @property
-    def shape(self) -> tuple[Any, ...]:
+    def shape(self) -> Sizes:
         return self.spec.shape
 
     @property
@@ -46,7 +48,7 @@ class Value:
     def rank(self) -> int:
         return len(self.spec.shape)
 
-    def numel(self) -> Any:
+    def numel(self) -> Size:
         return product(self.spec.shape)
 
     def dim(self, dim: int, rank: int | None = None) -> int:
@@ -87,7 +89,7 @@ class Value:
         return self.b.binary(prims.pow, self, other)
 
     def __neg__(self) -> Value:
-        return self.b.emit(prims.neg, self)  # type: ignore[no-any-return]
+        return self.b.emit(prims.neg, self)
 
     def __and__(self, other: Operand) -> Value:
         return self.b.binary(prims.bitwise_and, self, other)
@@ -99,7 +101,7 @@ class Value:
         return self.b.binary(prims.bitwise_xor, self, other)
 
     def __invert__(self) -> Value:
-        return self.b.emit(prims.bitwise_not, self)  # type: ignore[no-any-return]
+        return self.b.emit(prims.bitwise_not, self)
 
     def __lt__(self, other: Operand) -> Value:
         return self.b.binary(prims.lt, self, other)
@@ -127,32 +129,32 @@ class Value:
 
     def map(self, prim: Prim) -> Value:
         """A unary prim of this value."""
-        return self.b.emit(prim, self)  # type: ignore[no-any-return]
+        return self.b.emit(prim, self)
 
     def to(self, dtype: torch.dtype) -> Value:
         if self.spec.dtype is dtype:
             return self
-        return self.b.emit(prims.convert_element_type, self, dtype)  # type: ignore[no-any-return]
+        return self.b.emit(prims.convert_element_type, self, dtype)
 
     def compute(self) -> Value:
         """This value in the dtype in which arithmetic on it is done."""
         wide = COMPUTE_DTYPE.get(self.spec.dtype)
         return self if wide is None else self.to(wide)
 
-    def expand(self, shape: Sequence[Any]) -> Value:
+    def expand(self, shape: Sequence[Size]) -> Value:
         if same_sizes(self.spec.shape, shape):
             return self
-        return self.b.emit(prims.expand, self, tuple(shape))  # type: ignore[no-any-return]
+        return self.b.emit(prims.expand, self, tuple(shape))
 
-    def reshape(self, shape: Sequence[Any]) -> Value:
+    def reshape(self, shape: Sequence[Size]) -> Value:
         if same_sizes(self.spec.shape, shape):
             return self
-        return self.b.emit(prims.reshape, self, tuple(shape))  # type: ignore[no-any-return]
+        return self.b.emit(prims.reshape, self, tuple(shape))
 
     def permute(self, dims: Sequence[int]) -> Value:
         if tuple(dims) == tuple(range(self.rank)):
             return self
-        return self.b.emit(prims.permute, self, tuple(dims))  # type: ignore[no-any-return]
+        return self.b.emit(prims.permute, self, tuple(dims))
 
     def transpose(self, a: int, b: int) -> Value:
         order = list(range(self.rank))
@@ -160,18 +162,18 @@ class Value:
         return self.permute(order)
 
     def unsqueeze(self, *dims: int) -> Value:
-        return self.b.emit(prims.unsqueeze, self, tuple(sorted(dims))) if dims else self  # type: ignore[no-any-return]
+        return self.b.emit(prims.unsqueeze, self, tuple(sorted(dims))) if dims else self
 
     def squeeze(self, *dims: int) -> Value:
-        return self.b.emit(prims.squeeze, self, tuple(sorted(dims))) if dims else self  # type: ignore[no-any-return]
+        return self.b.emit(prims.squeeze, self, tuple(sorted(dims))) if dims else self
 
-    def slice(self, dim: int, start: Any, stop: Any, step: Any = 1) -> Value:
+    def slice(self, dim: int, start: Size, stop: Size, step: Size = 1) -> Value:
         size = self.spec.shape[dim]
         if type(start) is int and start == 0 and type(step) is int and step == 1 and same_size(stop, size):
             return self
-        return self.b.emit(prims.slice, self, dim, start, stop, step)  # type: ignore[no-any-return]
+        return self.b.emit(prims.slice, self, dim, start, stop, step)
 
-    def select(self, dim: int, index: Any) -> Value:
+    def select(self, dim: int, index: Size) -> Value:
         return self.slice(dim, index, index + 1).squeeze(dim)
 
     def sum(self, dims: Sequence[int], keepdim: bool = False) -> Value:
@@ -180,18 +182,26 @@ class Value:
     def reduce(self, prim: Prim, dims: Sequence[int], keepdim: bool = False) -> Value:
         if not dims:
             return self
-        return self.b.emit(prim, self, tuple(dims), keepdim)  # type: ignore[no-any-return]
+        return self.b.emit(prim, self, tuple(dims), keepdim)
 
     def mean(self, dims: Sequence[int], keepdim: bool = False) -> Value:
         count = product([self.spec.shape[d] for d in dims])
-        return self.sum(dims, keepdim) / count  # type: ignore[no-any-return]
+        return self.sum(dims, keepdim) / count
 
 
-def same_size(a: Any, b: Any) -> bool:
+def tensor_among(*operands: Operand) -> Value:
+    """The first tensor among operands of which one is no number."""
+    for operand in operands:
+        if isinstance(operand, Value):
+            return operand
+    raise TypeError("one of the operands must be a tensor")
+
+
+def same_size(a: Size, b: Size) -> bool:
     return a is b or bool(a == b)
 
 
-def same_sizes(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
 
 
@@ -232,11 +242,21 @@ class Builder:
         self._known: dict[Any, Any] = {}
 
     # --- recording -------------------------------------------------------------------------------
-    def emit(self, prim: Prim, *args: Any, **kwargs: Any) -> Any:
-        """One call of a prim; a call equal to an earlier one gives that one's result.
+    def emit(self, prim: Prim, *args: object, **kwargs: object) -> Value:
+        """One call of a prim that gives a tensor; a call equal to an earlier one gives that one's result.
 
         An effect is done each time.
         """
+        value: Value = self.call(prim, args, kwargs)
+        return value
+
+    def emit_several(self, prim: Prim, *args: object, **kwargs: object) -> Results:
+        """`emit` of a prim that gives several tensors."""
+        results: Results = self.call(prim, args, kwargs)
+        return results
+
+    def call(self, prim: Prim, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+        """`emit` of any prim: a Value, Results, or a number that depends on data, as its schema says."""
         key: tuple[Any, ...] | None = None
         if "effect" not in prim.tags:
             key = (prim, "recomputed" in self.meta, *[a.node if type(a) is Value else _frozen(a) for a in args])
@@ -252,7 +272,7 @@ class Builder:
             self._known[key] = result
         return result
 
-    def emit_anew(self, prim: Prim, *args: Any, **kwargs: Any) -> Any:
+    def emit_anew(self, prim: Prim, *args: object, **kwargs: object) -> Any:
         """One call of a prim, whatever was called before."""
         if "dynamic" in prim.tags and self.val is not None:
             specs = self.val  # the sizes' symbols are those that the rest of the graph knows
@@ -332,17 +352,19 @@ class Builder:
     # --- arithmetic with broadcasting --------------------------------------------------------------
     def binary(self, prim: Prim, x: Operand, y: Operand) -> Value:
         """A binary prim; operands broadcast, a number takes the tensor's dtype."""
-        if isinstance(x, Value) and isinstance(y, Value):
-            if not same_sizes(x.spec.shape, y.spec.shape):
+        if isinstance(x, Value):
+            if not isinstance(y, Value):
+                y = self.number(y, x)
+            elif not same_sizes(x.spec.shape, y.spec.shape):
                 shape = broadcast_shapes(x.spec.shape, y.spec.shape)
                 x, y = x.expand(shape), y.expand(shape)
-        elif isinstance(x, Value):
-            y = self.number(y, x)
-        else:
+        elif isinstance(y, Value):
             x = self.number(x, y)
-        return self.emit(prim, x, y)  # type: ignore[no-any-return]
+        else:
+            raise TypeError(f"{prim.name}: one of the operands must be a tensor")
+        return self.emit(prim, x, y)
 
-    def number(self, value: Any, like: Value) -> Any:
+    def number(self, value: Number, like: Value) -> Operand:
         """A number in the kind of a value's dtype; a symbolic one becomes a tensor where a float is needed."""
         dtype = like.spec.dtype
         if isinstance(value, torch.SymInt) and (dtype.is_floating_point or dtype.is_complex):
@@ -352,34 +374,33 @@ class Builder:
     def where(self, cond: Value, x: Operand, y: Operand) -> Value:
         tensors = [v for v in (cond, x, y) if isinstance(v, Value)]
         shape = broadcast_shapes(*(v.spec.shape for v in tensors))
-        if not isinstance(x, Value) and not isinstance(y, Value):
-            raise TypeError("where: one of the values must be a tensor")
-        like = (x if isinstance(x, Value) else y).expand(shape)
+        like = tensor_among(x, y).expand(shape)
         x = x.expand(shape) if isinstance(x, Value) else self.number(x, like)
         y = y.expand(shape) if isinstance(y, Value) else self.number(y, like)
-        return self.emit(prims.where, cond.expand(shape), x, y)  # type: ignore[no-any-return]
+        return self.emit(prims.where, cond.expand(shape), x, y)
 
     # --- creation ----------------------------------------------------------------------------------
-    def full(self, shape: Sequence[Any], value: Any, dtype: torch.dtype, device: torch.device) -> Value:
-        return self.emit(prims.full, tuple(shape), number_as(value, dtype), dtype, device)  # type: ignore[no-any-return]
+    def full(self, shape: Sequence[Size], value: Number, dtype: torch.dtype, device: torch.device) -> Value:
+        return self.emit(prims.full, tuple(shape), number_as(value, dtype), dtype, device)
 
-    def full_like(self, like: Value, value: Any) -> Value:
+    def full_like(self, like: Value, value: Number) -> Value:
         return self.full(like.spec.shape, value, like.spec.dtype, like.spec.device)
 
     def iota(
-        self, length: Any, device: torch.device, start: Any = 0, step: Any = 1, dtype: torch.dtype = torch.int64
+        self, length: Size, device: torch.device, start: Size = 0, step: Size = 1, dtype: torch.dtype = torch.int64
     ) -> Value:
-        return self.emit(prims.iota, length, start, step, dtype, device)  # type: ignore[no-any-return]
+        return self.emit(prims.iota, length, start, step, dtype, device)
 
     def cat(self, tensors: Sequence[Value], dim: int) -> Value:
         return tensors[0] if len(tensors) == 1 else self.emit(prims.cat, tuple(tensors), dim)
 
-    def contiguous_spec(self, shape: Sequence[Any], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+    def contiguous_spec(self, shape: Sequence[Size], dtype: torch.dtype, device: torch.device) -> TensorSpec:
         return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), dtype, device)
 
 
-class Results(Sequence[Any]):
-    """The results of a call that has several; reading one records its getitem once."""
+class Results(Sequence[Value]):
+    """The results of a call that has several; reading one records its getitem once. Where the operator leaves one out
+    (a gradient that nobody asked for) there is None."""
 
     __slots__ = ("_read", "b", "node", "vals")
 
@@ -392,7 +413,11 @@ class Results(Sequence[Any]):
     def __len__(self) -> int:
         return len(self.vals)
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> Value: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[Value, ...]: ...
+    def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
             return tuple(self[i] for i in range(*index.indices(len(self.vals))))
         if index < 0:
@@ -421,7 +446,7 @@ def _specs(argument: Any) -> Any:
     return argument
 
 
-def as_spec(val: Any) -> TensorSpec:
+def as_spec(val: TensorLike) -> TensorSpec:
     """The descriptor of a tensor-like `meta["val"]`."""
     if isinstance(val, TensorSpec):
         return val

@@ -7,29 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, reduce
-from typing import Protocol, TypeAlias, TypeVar, cast
+from typing import TypeVar, cast
 
 import torch
 
+from primtorch.arguments import Sizes, TensorLike
 from primtorch.spec import Size
 from primtorch.symbolic.sym_node import SymNode, node_of
-
-Sizes: TypeAlias = tuple[Size, ...]
-
-
-class TensorLike(Protocol):
-    """What formulas ask of a tensor; a TensorSpec and a torch.Tensor both answer."""
-
-    @property
-    def shape(self) -> Sizes: ...
-    @property
-    def dtype(self) -> torch.dtype: ...
-    @property
-    def device(self) -> torch.device: ...
-    def stride(self) -> Sizes: ...
-    def storage_offset(self) -> Size: ...
-    def dim(self) -> int: ...
-
 
 F = TypeVar("F", bound=Callable[..., object])
 

@@ -181,7 +181,7 @@ class _Lowering:
             args, kwargs = self.over_memory(node, args, kwargs)
         self.b.val = node.meta.get("val")
         if isinstance(target, Prim):
-            return self.b.emit(target, *args, **kwargs)
+            return self.b.call(target, args, kwargs)
         if isinstance(target, HigherOrder):
             return self.over_graphs(node, target, args)
         rule = self.rules.get(target)
@@ -315,7 +315,7 @@ class _Lowering:
             return self.b.emit_anew(copy_strided, value, spec.strides).node  # type: ignore[no-any-return]
         base = as_spec(owner.meta["val"])
         memory = self.b.emit_anew(copy_strided, Value(self.b, owner, base), base.strides)
-        return self.b.emit(as_strided, memory, spec.shape, spec.strides, spec.offset - base.offset).node  # type: ignore[no-any-return]
+        return self.b.emit(as_strided, memory, spec.shape, spec.strides, spec.offset - base.offset).node
 
     def exported(self, node: fx.Node) -> Any:
         """An output in the strides that ATen gives it."""

@@ -8,14 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, Protocol
 
 import torch
 
-from primtorch.spec import TensorSpec
-
-Number: TypeAlias = bool | int | float | complex | torch.SymInt | torch.SymFloat | torch.SymBool
-TENSORS = (TensorSpec, torch.Tensor)
+from primtorch.arguments import Number, Sizes
 
 COMPUTE_DTYPE: dict[torch.dtype, torch.dtype] = {
     torch.bfloat16: torch.float32,
@@ -96,11 +93,21 @@ def promote_number(dtype: torch.dtype, number: Number) -> torch.dtype:
     return _with_number(dtype, _NUMBER_TYPES[type(number)], torch.get_default_dtype())
 
 
-def result_type(operands: Iterable[Any]) -> torch.dtype:
-    """The dtype of tensors (whatever has a shape and a dtype) and Python numbers; None is skipped."""
+class Typed(Protocol):
+    """A tensor as far as promotion goes: a descriptor, a tensor, or a rule's Value."""
+
+    @property
+    def shape(self) -> Sizes: ...
+    @property
+    def dtype(self) -> torch.dtype: ...
+
+
+def result_type(operands: Iterable[Typed | Number | None]) -> torch.dtype:
+    """The dtype of tensors and Python numbers; None is skipped."""
     dims: torch.dtype | None = None
     zero: torch.dtype | None = None
     numbers: torch.dtype | None = None
+    operand: Any  # told apart by its type, which is cheaper than isinstance
     for operand in operands:
         if operand is None:
             continue
@@ -134,14 +141,18 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     return COMPUTE_DTYPE.get(dtype, dtype)
 
 
-def number_as(value: Any, dtype: torch.dtype) -> Any:
-    """A Python number in the kind of `dtype`, so that a prim takes it."""
+def number_as(value: Number, dtype: torch.dtype) -> Number:
+    """A Python number in the kind of `dtype`, so that a prim takes it.
+
+    Raises:
+        TypeError: a complex number for a dtype that is not.
+    """
     if isinstance(value, (torch.SymInt, torch.SymFloat)):
         return value
     if dtype.is_complex:
-        return complex(value)
+        return complex(value)  # type: ignore[arg-type]
     if dtype.is_floating_point:
-        return float(value)
+        return float(value)  # type: ignore[arg-type]
     if dtype is torch.bool:
         return bool(value)
-    return int(value)
+    return int(value)  # type: ignore[arg-type]

@@ -29,7 +29,7 @@ class TakenWhole:
     prim: Prim
 
     def __call__(self, b: Builder, *args: Any, **kwargs: Any) -> Any:
-        return b.emit(self.prim, *args, **kwargs)
+        return b.call(self.prim, args, kwargs)
 
 
 @lru_cache(maxsize=1)

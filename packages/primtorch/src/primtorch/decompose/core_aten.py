@@ -95,7 +95,7 @@ _TENSORS_ONLY: Mapping[str, Any] = {
 def _scalar_tensor(b: Builder, value: Any, like: Value) -> Value:
     return b.record(  # type: ignore[no-any-return]
         aten.scalar_tensor.default,
-        (value,),  # type: ignore[no-any-return]
+        (value,),
         {"dtype": like.dtype, "device": like.device},
         b.contiguous_spec((), like.dtype, like.device),
         "scalar_tensor",

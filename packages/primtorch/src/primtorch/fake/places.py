@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from primtorch.arguments import TENSORS
 from primtorch.effects import said_writes
 from primtorch.families import Formula, Trait, has_trait, operator_named
-from primtorch.promotion import TENSORS
 
 _ANYWHERE_STARTS = ("_foreach", "_fused", "_amp", "_scaled_dot_product", "_flash_attention", "_efficient_attention",
                     "_cudnn", "set")  # fmt: skip

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from primtorch.promotion import TENSORS
+from primtorch.arguments import TENSORS
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.expr import IntExpr, constant
 from primtorch.symbolic.shape_env import ShapeEnv

@@ -8,9 +8,9 @@ import torch
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from primtorch.arguments import TENSORS
 from primtorch.errors import NoFormula
 from primtorch.families import Formula
-from primtorch.promotion import TENSORS
 from primtorch.spec import TensorSpec
 
 

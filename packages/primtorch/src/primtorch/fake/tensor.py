@@ -127,7 +127,7 @@ class FakeTensor(torch.Tensor):
             if getattr(self, "_is_param", False):
                 copied._is_param = True
             memo[id(self)] = copied
-        return copied  # type: ignore[no-any-return]
+        return copied
 
     def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., FakeTensor], tuple[Any, ...]]:
         spec = self.spec

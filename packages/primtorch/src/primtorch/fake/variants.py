@@ -8,11 +8,12 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
+from primtorch.arguments import TENSORS
 from primtorch.errors import NoFormula
 from primtorch.families import Formula, Trait, elementwise_packets, has_trait, operator_named
 from primtorch.layout import broadcast, contiguous_strides
 from primtorch.operators.build import contiguous
-from primtorch.promotion import TENSORS, category
+from primtorch.promotion import category
 from primtorch.spec import TensorSpec
 
 RESTRIDING = frozenset(

@@ -8,11 +8,12 @@ from typing import Any
 import torch
 
 from primtorch import prims
-from primtorch.builder import Builder, Value
+from primtorch.arguments import Number, TensorLike
+from primtorch.builder import Builder, Operand, Value
 from primtorch.families import Family, Formula, Trait
 from primtorch.layout import contiguous_strides, dense_like
 from primtorch.operators.build import elementwise
-from primtorch.operators.elementwise import pointwise, promoted, same, unary_formula
+from primtorch.operators.elementwise import pointwise, promoted, same, scaled, unary_formula
 from primtorch.operators.random import chance
 from primtorch.operators.refusals import refuse
 from primtorch.promotion import compute_dtype, float_of, promote_number, result_type
@@ -30,12 +31,12 @@ OP.formula(
 
 
 @OP.refuses("softshrink")
-def _refuse_softshrink(x: Any, lambd: Any = 0.5) -> None:
+def _refuse_softshrink(x: TensorLike, lambd: float = 0.5) -> None:
     refuse(not (torch.is_tensor(lambd) or lambd >= 0), lambda: f"lambda must be in range [0, inf), but found {lambd}")
 
 
 @OP.refuses("gelu", "gelu_backward")
-def _refuse_gelu(*args: Any, approximate: str = "none") -> None:
+def _refuse_gelu(*args: object, approximate: str = "none") -> None:
     refuse(approximate not in ("none", "tanh"), "approximate argument must be either none or tanh.")
 
 
@@ -66,7 +67,7 @@ OP.rule("threshold")(pointwise(lambda x, threshold, value: x.b.where(x <= thresh
 def _grad_of(*positions: int) -> Formula:
     """A backward operator that iterates over the tensors at these positions; the dtype is theirs together."""
 
-    def formula(*args: Any, **kwargs: Any) -> TensorSpec:
+    def formula(*args: Any, **kwargs: object) -> TensorSpec:
         operands = [args[p] for p in positions]
         dtype = operands[0].dtype
         if any(o.dtype is not dtype for o in operands):
@@ -132,12 +133,12 @@ OP.rule("sigmoid_backward")(pointwise(lambda grad, y: grad * _conj(1 - y) * _con
 OP.rule("tanh_backward")(pointwise(lambda grad, y: grad * _conj(1 - y * y), 2))
 
 
-def _softplus(x: Value, beta: Any = 1, threshold: Any = 20) -> Value:
+def _softplus(x: Value, beta: Number = 1, threshold: float = 20) -> Value:
     scaled = x * beta
     return x.b.where(scaled > threshold, x, scaled.map(prims.exp).map(prims.log1p) / beta)
 
 
-def _softplus_backward(grad: Value, x: Value, beta: Any, threshold: Any) -> Value:
+def _softplus_backward(grad: Value, x: Value, beta: Number, threshold: float) -> Value:
     scaled = x * beta
     return x.b.where(scaled > threshold, grad, grad * sigmoid(scaled))
 
@@ -164,7 +165,7 @@ def log_sigmoid(x: Value) -> Value:
 
 
 @OP.formula("log_sigmoid_forward")
-def _log_sigmoid(x: Any) -> tuple[TensorSpec, TensorSpec]:
+def _log_sigmoid(x: TensorLike) -> tuple[TensorSpec, TensorSpec]:
     if x.device.type == "cpu":
         shape = tuple(x.shape)
         out = TensorSpec(shape, contiguous_strides(shape), x.dtype, x.device)
@@ -183,7 +184,7 @@ def _lower_log_sigmoid_forward(b: Builder, x: Value) -> tuple[Value, Value]:
 
 
 @OP.formula("log_sigmoid_backward")
-def _log_sigmoid_backward(grad: Any, x: Any, buffer: Any) -> TensorSpec:
+def _log_sigmoid_backward(grad: TensorLike, x: TensorLike, buffer: TensorLike) -> TensorSpec:
     return elementwise((grad,), x.dtype)
 
 
@@ -220,7 +221,7 @@ OP.rule("prelu")(pointwise(lambda x, w: x.b.where(x > 0, x, x * w), 2))
 
 
 @OP.formula("_prelu_kernel")
-def _prelu(x: Any, weight: Any) -> TensorSpec:
+def _prelu(x: TensorLike, weight: TensorLike) -> TensorSpec:
     return elementwise((x, weight), result_type((x, weight)))
 
 
@@ -231,7 +232,7 @@ def _lower_prelu_kernel(b: Builder, x: Value, weight: Value) -> Value:
 
 
 @OP.formula("_prelu_kernel_backward")
-def _prelu_backward(grad: Any, x: Any, weight: Any) -> tuple[TensorSpec, TensorSpec]:
+def _prelu_backward(grad: TensorLike, x: TensorLike, weight: TensorLike) -> tuple[TensorSpec, TensorSpec]:
     result = elementwise((grad, x, weight), x.dtype)
     return result, result
 
@@ -243,11 +244,11 @@ def _lower_prelu_kernel_backward(b: Builder, grad: Value, x: Value, weight: Valu
     return b.where(positive, g, g * w).to(x.dtype), b.where(positive, 0, g * t).to(x.dtype)
 
 
-def _elu(x: Value, alpha: Any = 1, scale: Any = 1, input_scale: Any = 1) -> Value:
+def _elu(x: Value, alpha: float = 1, scale: float = 1, input_scale: float = 1) -> Value:
     return x.b.where(x > 0, x * scale, (x * input_scale).map(prims.expm1) * (alpha * scale))
 
 
-def _elu_slope(grad: Value, x: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool) -> Value:
+def _elu_slope(grad: Value, x: Value, alpha: float, scale: float, input_scale: float, is_result: bool) -> Value:
     """Argument order of the rule's body; the ATen order puts the tensor last."""
     negative = (
         grad * input_scale * (x + alpha * scale)
@@ -261,13 +262,15 @@ OP.rule("elu")(pointwise(_elu, 1))
 
 
 @OP.formula("elu_backward")
-def _elu_backward(grad: Any, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Any) -> TensorSpec:
+def _elu_backward(
+    grad: TensorLike, alpha: float, scale: float, input_scale: float, is_result: bool, x: TensorLike
+) -> TensorSpec:
     return elementwise((grad, x), grad.dtype)
 
 
 @OP.rule("elu_backward")
 def _lower_elu_backward(
-    b: Builder, grad: Value, alpha: Any, scale: Any, input_scale: Any, is_result: bool, x: Value
+    b: Builder, grad: Value, alpha: float, scale: float, input_scale: float, is_result: bool, x: Value
 ) -> Value:
     return pointwise(_elu_slope, 2)(b, grad, x, alpha, scale, input_scale, is_result)  # type: ignore[no-any-return]
 
@@ -280,7 +283,7 @@ OP.rule("hardshrink_backward")(
 )
 
 
-def _softshrink(x: Value, lambd: Any = 0.5) -> Value:
+def _softshrink(x: Value, lambd: float = 0.5) -> Value:
     b = x.b
     out = b.where(x > lambd, x - lambd, b.where(x < -lambd, x + lambd, 0))
     return b.where(x.map(prims.isnan), x, out)
@@ -299,7 +302,7 @@ def _halves(x: Value, dim: int) -> tuple[Value, Value]:
 
 
 @OP.formula("glu")
-def _glu(x: Any, dim: int = -1) -> TensorSpec:
+def _glu(x: TensorLike, dim: int = -1) -> TensorSpec:
     wrapped = dim % x.dim()
     shape = list(x.shape)
     shape[wrapped] = shape[wrapped] // 2
@@ -314,7 +317,7 @@ def _lower_glu(b: Builder, x: Value, dim: int = -1) -> Value:
 
 
 @OP.formula("glu_backward")
-def _glu_backward(grad: Any, x: Any, dim: int) -> TensorSpec:
+def _glu_backward(grad: TensorLike, x: TensorLike, dim: int) -> TensorSpec:
     return TensorSpec(tuple(x.shape), contiguous_strides(tuple(x.shape)), x.dtype, x.device)
 
 
@@ -327,7 +330,7 @@ def _lower_glu_backward(b: Builder, grad: Value, x: Value, dim: int) -> Value:
 
 
 @OP.formula("native_dropout")
-def _native_dropout(x: Any, p: float, train: bool | None) -> tuple[TensorSpec, TensorSpec]:
+def _native_dropout(x: TensorLike, p: float, train: bool | None) -> tuple[TensorSpec, TensorSpec]:
     strides = dense_like(tuple(x.shape), x.stride())
     out = TensorSpec(tuple(x.shape), strides, x.dtype, x.device)
     return out, TensorSpec(out.shape, strides, torch.bool, x.device)
@@ -343,7 +346,7 @@ def _lower_native_dropout(b: Builder, x: Value, p: float, train: bool | None) ->
 
 
 @OP.formula("native_dropout_backward")
-def _native_dropout_backward(grad: Any, mask: Any, scale: float) -> TensorSpec:
+def _native_dropout_backward(grad: TensorLike, mask: TensorLike, scale: float) -> TensorSpec:
     return elementwise((grad, mask), promote_number(grad.dtype, scale))
 
 
@@ -357,11 +360,11 @@ def _lower_native_dropout_backward(b: Builder, grad: Value, mask: Value, scale: 
 
 # --- fused ---------------------------------------------------------------------------------------
 @OP.rule("_add_relu.Tensor", "_add_relu.Scalar")
-def _lower_add_relu(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
+def _lower_add_relu(b: Builder, x: Value, y: Operand, alpha: Number = 1) -> Value:
     dtype = result_type((x, y))
     wide = x.to(dtype).compute()
     other = y.to(wide.dtype) if isinstance(y, Value) else y
-    other = other if alpha == 1 else other * alpha
+    other = scaled(b, other, alpha)
     return (wide + other).maximum(0).to(dtype)
 
 
@@ -372,7 +375,9 @@ def _lower_masked_scale(b: Builder, x: Value, mask: Value, scale: float) -> Valu
 
 
 @OP.rule("_fused_dropout")
-def _lower_fused_dropout(b: Builder, x: Value, p: float, generator: Any = None) -> tuple[Value, Value]:
+def _lower_fused_dropout(
+    b: Builder, x: Value, p: float, generator: torch.Generator | None = None
+) -> tuple[Value, Value]:
     """Keeps each element with probability p, unlike dropout."""
     if generator is not None:
         raise NotImplementedError("_fused_dropout with a generator of its own: draws come from the device's generator")

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from primtorch.arguments import Sizes, TensorLike
 from primtorch.families import Family
-from primtorch.layout import Sizes, dense_like, strides_in_order
+from primtorch.layout import dense_like, strides_in_order
 from primtorch.operators.build import contiguous, strided
 from primtorch.promotion import compute_dtype
 from primtorch.spec import Size, TensorSpec
@@ -20,25 +20,18 @@ _HEADS_INSIDE = (3, 1, 2, 0)
 """Memory order of the output of most kernels, innermost first: that of a (N, L, H, E) tensor transposed."""
 
 
-def _transposed(like: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+def _transposed(like: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
     return strided(like, shape, strides_in_order(shape, _HEADS_INSIDE), dtype)
 
 
-def _seed(query: Any) -> tuple[TensorSpec, TensorSpec]:
+def _seed(query: TensorLike) -> tuple[TensorSpec, TensorSpec]:
     number = TensorSpec((), (), torch.int64, query.device)
     return number, number
 
 
 @OP.formula("_scaled_dot_product_flash_attention_for_cpu")
 def _flash_cpu(
-    query: Any,
-    key: Any,
-    value: Any,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    attn_mask: Any = None,
-    scale: Any = None,
+    query: TensorLike, key: TensorLike, value: TensorLike, *args: object, **options: object
 ) -> tuple[TensorSpec, TensorSpec]:
     n, heads, length, _ = query.shape
     shape = (n, heads, length, value.shape[3])
@@ -49,7 +42,7 @@ def _flash_cpu(
 
 @OP.formula("_scaled_dot_product_flash_attention_for_cpu_backward")
 def _flash_cpu_backward(
-    grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any
+    grad: TensorLike, query: TensorLike, key: TensorLike, value: TensorLike, *args: object, **kwargs: object
 ) -> tuple[TensorSpec, ...]:
     return tuple(_transposed(t, tuple(t.shape)) for t in (query, key, value))
 
@@ -60,15 +53,14 @@ def _round_up(size: Size, multiple: int) -> Size:
 
 @OP.formula("_scaled_dot_product_flash_attention")
 def _flash(
-    query: Any,
-    key: Any,
-    value: Any,
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     return_debug_mask: bool = False,
-    *,
-    scale: Any = None,
-) -> tuple[Any, ...]:
+    **options: object,
+) -> tuple[TensorSpec | Size | None, ...]:
     n, heads, length, _ = query.shape
     keys = key.shape[2]
     out = _transposed(query, (n, heads, length, value.shape[3]))
@@ -81,21 +73,22 @@ def _flash(
 
 
 @OP.formula("_scaled_dot_product_flash_attention_backward")
-def _flash_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+def _flash_backward(
+    grad: TensorLike, query: TensorLike, key: TensorLike, value: TensorLike, *args: object, **kwargs: object
+) -> tuple[TensorSpec, ...]:
     return tuple(_transposed(t, tuple(t.shape)) for t in (query, key, value))
 
 
 @OP.formula("_scaled_dot_product_efficient_attention")
 def _efficient(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_bias: Any,
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
+    attn_bias: TensorLike | None,
     compute_log_sumexp: bool,
     dropout_p: float = 0.0,
     is_causal: bool = False,
-    *,
-    scale: Any = None,
+    **options: object,
 ) -> tuple[TensorSpec, ...]:
     n, heads, length, _ = query.shape
     out = _transposed(query, (n, heads, length, value.shape[3]))
@@ -107,20 +100,19 @@ def _efficient(
 
 @OP.formula("_scaled_dot_product_efficient_attention_backward")
 def _efficient_backward(
-    grad: Any,
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_bias: Any,
-    out: Any,
-    logsumexp: Any,
-    philox_seed: Any,
-    philox_offset: Any,
+    grad: TensorLike,
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
+    attn_bias: TensorLike | None,
+    out: TensorLike,
+    logsumexp: TensorLike,
+    philox_seed: TensorLike,
+    philox_offset: TensorLike,
     dropout_p: float,
     grad_input_mask: Sequence[bool],
     is_causal: bool = False,
-    *,
-    scale: Any = None,
+    **options: object,
 ) -> tuple[TensorSpec | None, ...]:
     grads: list[TensorSpec | None] = [
         _transposed(t, tuple(t.shape)) if wanted else None
@@ -152,17 +144,16 @@ class _Key:
 
 @OP.formula("_scaled_dot_product_cudnn_attention")
 def _cudnn(
-    query: Any,
-    key: Any,
-    value: Any,
-    attn_bias: Any,
+    query: TensorLike,
+    key: TensorLike,
+    value: TensorLike,
+    attn_bias: TensorLike | None,
     compute_log_sumexp: bool,
     dropout_p: float = 0.0,
     is_causal: bool = False,
     return_debug_mask: bool = False,
-    *,
-    scale: Any = None,
-) -> tuple[Any, ...]:
+    **options: object,
+) -> tuple[TensorSpec | Size | None, ...]:
     n, heads, length, _ = query.shape
     shape = (n, heads, length, value.shape[3])
     like = tuple(query.shape)
@@ -173,5 +164,7 @@ def _cudnn(
 
 
 @OP.formula("_scaled_dot_product_cudnn_attention_backward")
-def _cudnn_backward(grad: Any, query: Any, key: Any, value: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+def _cudnn_backward(
+    grad: TensorLike, query: TensorLike, key: TensorLike, value: TensorLike, *args: object, **kwargs: object
+) -> tuple[TensorSpec, ...]:
     return tuple(strided(t, t.shape, dense_like(tuple(t.shape), t.stride())) for t in (query, key, value))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
+from primtorch.arguments import TENSORS, Number, Sizes, TensorLike
 from primtorch.errors import DataDependentShape
-from primtorch.layout import Sizes, TensorLike, broadcast, contiguous_strides, iterator_strides
-from primtorch.promotion import TENSORS
+from primtorch.layout import broadcast, contiguous_strides, iterator_strides
 from primtorch.spec import Size, TensorSpec
 
 
@@ -28,7 +28,7 @@ def refuse_fresh(maximum: Size | None, minimum: int = 0) -> Size:
     )
 
 
-def per_dim(values: Any, rank: int, default: Sequence[Any] | None = None) -> tuple[Any, ...]:
+def per_dim(values: Size | Sequence[Size], rank: int, default: Sequence[Size] | None = None) -> Sizes:
     """One entry for each spatial dim, from eager's number, its list of one, or its empty list (the default)."""
     if isinstance(values, int | torch.SymInt):
         return (values,) * rank
@@ -78,7 +78,7 @@ def common_device(operands: Sequence[TensorLike]) -> torch.device:
     return device
 
 
-def elementwise(operands: Sequence[Any], dtype: torch.dtype) -> TensorSpec:
+def elementwise(operands: Sequence[TensorLike | Number | None], dtype: torch.dtype) -> TensorSpec:
     """The output of TensorIterator over the tensors among the operands."""
     tensors = [t for t in operands if isinstance(t, TENSORS)]
     if len(tensors) == 1:

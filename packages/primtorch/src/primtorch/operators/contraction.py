@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import Number, PerDim, Sizes, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.errors import NoFormula
 from primtorch.families import Family, Trait
 from primtorch.layout import (
-    Sizes,
     broadcast,
     broadcast_shapes,
     channels_last_strides,
@@ -38,7 +37,7 @@ OP.trait(Trait.OVERLAPS, "addmv_ baddbmm_ bmm linear mm mv")
 
 
 # --- matrix products -----------------------------------------------------------------------------
-def _check_inner(a: Any, b: Any) -> None:
+def _check_inner(a: TensorLike, b: TensorLike) -> None:
     if a.dtype is not b.dtype:
         raise RuntimeError(f"expected m1 and m2 to have the same dtype, but got: {a.dtype} != {b.dtype}")
     if a.shape[-1] != b.shape[-2]:
@@ -48,7 +47,7 @@ def _check_inner(a: Any, b: Any) -> None:
 
 
 @OP.formula("mm")
-def _mm(a: Any, b: Any) -> TensorSpec:
+def _mm(a: TensorLike, b: TensorLike) -> TensorSpec:
     if a.dim() != 2 or b.dim() != 2:
         raise RuntimeError("mm: both arguments must be matrices")
     _check_inner(a, b)
@@ -56,7 +55,7 @@ def _mm(a: Any, b: Any) -> TensorSpec:
 
 
 @OP.formula("bmm")
-def _bmm(a: Any, b: Any) -> TensorSpec:
+def _bmm(a: TensorLike, b: TensorLike) -> TensorSpec:
     if a.dim() != 3 or b.dim() != 3:
         raise RuntimeError("batch1 must be a 3D tensor")
     if a.shape[0] != b.shape[0] or a.shape[2] != b.shape[1]:
@@ -69,7 +68,7 @@ def _bmm(a: Any, b: Any) -> TensorSpec:
     return contiguous(a, (a.shape[0], a.shape[1], b.shape[2]))
 
 
-def _conv_strides(x: Any, weight: Any, shape: Sizes, transposed: bool) -> Sizes:
+def _conv_strides(x: TensorLike, weight: TensorLike, shape: Sizes, transposed: bool) -> Sizes:
     """channels_last when the input or the weight suggests it, as ATen's convolution back ends choose.
 
     The CPU's own transposed convolution of volumes is by rows.
@@ -82,7 +81,8 @@ def _conv_strides(x: Any, weight: Any, shape: Sizes, transposed: bool) -> Sizes:
 
 @OP.formula("convolution", "convolution_overrideable")
 def _convolution(
-    x: Any, weight: Any, bias: Any, stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
+    x: TensorLike, weight: TensorLike, bias: TensorLike | None,
+    stride: Sequence[int], padding: Sequence[int], dilation: Sequence[int],
     transposed: bool, output_padding: Sequence[int], groups: int,
 ) -> TensorSpec:  # fmt: skip
     spatial = x.dim() - 2
@@ -113,12 +113,20 @@ def _convolution(
 
 @OP.refuses("convolution", "convolution_overrideable")
 def _refuse_convolution(
-    x: Any, weight: Any, bias: Any, stride: Any, padding: Any, dilation: Any, transposed: bool, *rest: Any
+    x: TensorLike,
+    weight: TensorLike,
+    bias: TensorLike | None,
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    transposed: bool,
+    output_padding: Sequence[Size],
+    groups: int,
 ) -> None:
     refuse(any(d <= 0 for d in dilation), "dilation should be greater than zero")
     refuse(any(s <= 0 for s in stride), "non-positive stride is not supported")
     refuse(any(p < 0 for p in padding), "negative padding is not supported")
-    channels = weight.shape[0] if not transposed else weight.shape[1] * rest[-1]
+    channels = weight.shape[0] if not transposed else weight.shape[1] * groups
     refuse(
         bias is not None and (bias.dim() != 1 or bias.shape[0] != channels),
         lambda: (
@@ -129,10 +137,11 @@ def _refuse_convolution(
 
 @OP.formula("convolution_backward")
 def _convolution_backward(
-    grad: Any, x: Any, weight: Any, bias_sizes: Sequence[Size] | None, stride: Any, padding: Any, dilation: Any,
-    transposed: bool, output_padding: Any, groups: int, output_mask: Sequence[bool],
+    grad: TensorLike, x: TensorLike, weight: TensorLike, bias_sizes: Sequence[Size] | None,
+    stride: Sequence[Size], padding: Sequence[Size], dilation: Sequence[Size], transposed: bool,
+    output_padding: Sequence[Size], groups: int, output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:  # fmt: skip
-    def laid_out(like: Any) -> TensorSpec:
+    def laid_out(like: TensorLike) -> TensorSpec:
         shape = tuple(like.shape)
         return strided(like, shape, _conv_strides(x, weight, shape, transposed))
 
@@ -143,37 +152,39 @@ def _convolution_backward(
     )
 
 
-def _scales(beta: Any, alpha: Any) -> dict[str, Any]:
+def _scales(beta: Number, alpha: Number) -> dict[str, Number]:
     return {name: v for name, v in (("beta", beta), ("alpha", alpha)) if not (isinstance(v, (int, float)) and v == 1)}
 
 
-def _expand_to(x: Any, shape: Sizes) -> None:
+def _expand_to(x: TensorLike, shape: Sizes) -> None:
     if len(x.shape) > len(shape) or broadcast(tuple(x.shape), shape) != shape:
         raise RuntimeError(f"The expanded size {list(shape)} does not fit the tensor of sizes {list(x.shape)}")
 
 
 @OP.formula("addmm", "_addmm_activation")
-def _addmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False) -> TensorSpec:
+def _addmm(
+    c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1, use_gelu: bool = False
+) -> TensorSpec:
     out = _mm(a, b)
     _expand_to(c, out.shape)
     return out
 
 
 @OP.rule("addmm")
-def _lower_addmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    return b.emit(prims.addmm, bias, x, y, **_scales(beta, alpha))  # type: ignore[no-any-return]
+def _lower_addmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
+    return b.emit(prims.addmm, bias, x, y, **_scales(beta, alpha))
 
 
 @OP.formula("baddbmm")
-def _baddbmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+def _baddbmm(c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
     out = _bmm(a, b)
     _expand_to(c, out.shape)
     return out
 
 
 @OP.rule("baddbmm")
-def _lower_baddbmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
-    return b.emit(prims.baddbmm, bias, x, y, **_scales(beta, alpha))  # type: ignore[no-any-return]
+def _lower_baddbmm(b: Builder, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
+    return b.emit(prims.baddbmm, bias, x, y, **_scales(beta, alpha))
 
 
 def _gelu_tanh(x: Value) -> Value:
@@ -184,14 +195,14 @@ def _gelu_tanh(x: Value) -> Value:
 
 @OP.rule("_addmm_activation")
 def _lower_addmm_activation(
-    b: Builder, bias: Value, x: Value, y: Value, *, beta: Any = 1, alpha: Any = 1, use_gelu: bool = False
+    b: Builder, bias: Value, x: Value, y: Value, *, beta: Number = 1, alpha: Number = 1, use_gelu: bool = False
 ) -> Value:
     out = _lower_addmm(b, bias, x, y, beta=beta, alpha=alpha)
     return _gelu_tanh(out) if use_gelu else out.maximum(0)
 
 
 @OP.formula("mv")
-def _mv(a: Any, v: Any) -> TensorSpec:
+def _mv(a: TensorLike, v: TensorLike) -> TensorSpec:
     if a.shape[1] != v.shape[0]:
         raise RuntimeError(
             f"size mismatch, got input ({a.shape[0]}), mat ({a.shape[0]}x{a.shape[1]}), vec ({v.shape[0]})"
@@ -201,11 +212,11 @@ def _mv(a: Any, v: Any) -> TensorSpec:
 
 @OP.rule("mv")
 def _lower_mv(b: Builder, x: Value, v: Value) -> Value:
-    return b.emit(prims.mm, x, v.unsqueeze(1)).squeeze(1)  # type: ignore[no-any-return]
+    return b.emit(prims.mm, x, v.unsqueeze(1)).squeeze(1)
 
 
 @OP.formula("linear")
-def _linear(x: Any, weight: Any, bias: Any = None) -> TensorSpec:
+def _linear(x: TensorLike, weight: TensorLike, bias: TensorLike | None = None) -> TensorSpec:
     """Of `linear.out`: without `out` it is a program of other operators."""
     if x.shape[-1] != weight.shape[-1]:
         raise RuntimeError(f"linear(): input of {x.shape[-1]} features and weight of {weight.shape[-1]}")
@@ -213,7 +224,7 @@ def _linear(x: Any, weight: Any, bias: Any = None) -> TensorSpec:
 
 
 @OP.formula("dot", "vdot")
-def _dot(a: Any, b: Any) -> TensorSpec:
+def _dot(a: TensorLike, b: TensorLike) -> TensorSpec:
     if a.dim() != 1 or b.dim() != 1 or a.dtype is not b.dtype or a.shape[0] != b.shape[0]:
         raise RuntimeError(
             f"dot: expected two 1D tensors of one size and dtype, got {list(a.shape)} and {list(b.shape)}"
@@ -228,20 +239,20 @@ def _lower_dot(b: Builder, x: Value, y: Value) -> Value:
 
 @OP.rule("vdot")
 def _lower_vdot(b: Builder, x: Value, y: Value) -> Value:
-    return _lower_dot(b, x.map(prims.conj) if x.dtype.is_complex else x, y)  # type: ignore[no-any-return]
+    return _lower_dot(b, x.map(prims.conj) if x.dtype.is_complex else x, y)
 
 
-def _scaled(b: Builder, x: Value, factor: Any) -> Value:
+def _scaled(b: Builder, x: Value, factor: Number) -> Value:
     return x if isinstance(factor, (int, float)) and factor == 1 else b.binary(prims.mul, x, factor)
 
 
 @OP.formula("addmv")
-def _addmv(c: Any, a: Any, v: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+def _addmv(c: TensorLike, a: TensorLike, v: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
     return _mv(a, v)
 
 
 @OP.rule("addmv")
-def _lower_addmv(b: Builder, bias: Value, x: Value, v: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+def _lower_addmv(b: Builder, bias: Value, x: Value, v: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
     product = _scaled(b, _lower_mv(b, x, v).compute(), alpha)
     if isinstance(beta, (int, float)) and beta == 0:
         return product.to(x.dtype)
@@ -249,14 +260,14 @@ def _lower_addmv(b: Builder, bias: Value, x: Value, v: Value, *, beta: Any = 1, 
 
 
 @OP.formula("addr")
-def _addr(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+def _addr(c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
     column = TensorSpec((a.shape[0], 1), (*a.stride(), 1), a.dtype, a.device)
     dtype = torch.promote_types(c.dtype, torch.promote_types(a.dtype, b.dtype))
     return elementwise((c, column, b), dtype)
 
 
 @OP.rule("addr")
-def _lower_addr(b: Builder, x: Value, u: Value, v: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+def _lower_addr(b: Builder, x: Value, u: Value, v: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
     dtype = torch.promote_types(x.dtype, torch.promote_types(u.dtype, v.dtype))
     compute = compute_dtype(dtype)
     outer = _scaled(b, u.to(compute).unsqueeze(1) * v.to(compute).unsqueeze(0), alpha)
@@ -266,12 +277,12 @@ def _lower_addr(b: Builder, x: Value, u: Value, v: Value, *, beta: Any = 1, alph
 
 
 @OP.formula("addbmm")
-def _addbmm(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> TensorSpec:
+def _addbmm(c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorSpec:
     return contiguous(a, (a.shape[1], b.shape[2]))
 
 
 @OP.rule("addbmm")
-def _lower_addbmm(b: Builder, x: Value, u: Value, v: Value, *, beta: Any = 1, alpha: Any = 1) -> Value:
+def _lower_addbmm(b: Builder, x: Value, u: Value, v: Value, *, beta: Number = 1, alpha: Number = 1) -> Value:
     product = _scaled(b, b.emit(prims.bmm, u, v).compute().sum((0,)), alpha)
     if isinstance(beta, (int, float)) and beta == 0:
         return product.to(u.dtype)
@@ -284,7 +295,7 @@ def batched_matmul(b: Builder, x: Value, y: Value) -> Value:
     n = product(batch)
     left = x.expand((*batch, *x.shape[-2:])).reshape((n, *x.shape[-2:]))
     right = y.expand((*batch, *y.shape[-2:])).reshape((n, *y.shape[-2:]))
-    return b.emit(prims.bmm, left, right).reshape((*batch, x.shape[-2], y.shape[-1]))  # type: ignore[no-any-return]
+    return b.emit(prims.bmm, left, right).reshape((*batch, x.shape[-2], y.shape[-1]))
 
 
 def adjoint(x: Value) -> Value:
@@ -326,7 +337,7 @@ def _lower_linear_backward(
     )
 
 
-def _summed_to(x: Value, shape: Sequence[Any]) -> Value:
+def _summed_to(x: Value, shape: Sequence[Size]) -> Value:
     lead = x.rank - len(shape)
     x = x.sum(tuple(range(lead)))
     dims = tuple(d for d, (have, want) in enumerate(zip(x.shape, shape, strict=True)) if want == 1 and have != 1)
@@ -347,26 +358,26 @@ def _lower_matmul_backward(
 # --- products with another result dtype ------------------------------------------------------------
 @OP.rule("mm.dtype?")
 def _lower_mm_dtype(b: Builder, x: Value, y: Value, out_dtype: torch.dtype) -> Value:
-    return b.emit(prims.mm, x.to(out_dtype), y.to(out_dtype))  # type: ignore[no-any-return]
+    return b.emit(prims.mm, x.to(out_dtype), y.to(out_dtype))
 
 
 @OP.rule("bmm.dtype?")
 def _lower_bmm_dtype(b: Builder, x: Value, y: Value, out_dtype: torch.dtype) -> Value:
-    return b.emit(prims.bmm, x.to(out_dtype), y.to(out_dtype))  # type: ignore[no-any-return]
+    return b.emit(prims.bmm, x.to(out_dtype), y.to(out_dtype))
 
 
 @OP.rule("addmm.dtype?")
 def _lower_addmm_dtype(
-    b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+    b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Number = 1, alpha: Number = 1
 ) -> Value:
-    return b.emit(prims.addmm, *(v.to(out_dtype) for v in (bias, x, y)), beta=beta, alpha=alpha)  # type: ignore[no-any-return]
+    return b.emit(prims.addmm, *(v.to(out_dtype) for v in (bias, x, y)), beta=beta, alpha=alpha)
 
 
 @OP.rule("baddbmm.dtype?")
 def _lower_baddbmm_dtype(
-    b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Any = 1, alpha: Any = 1
+    b: Builder, bias: Value, x: Value, y: Value, out_dtype: torch.dtype, *, beta: Number = 1, alpha: Number = 1
 ) -> Value:
-    return b.emit(prims.baddbmm, *(v.to(out_dtype) for v in (bias, x, y)), beta=beta, alpha=alpha)  # type: ignore[no-any-return]
+    return b.emit(prims.baddbmm, *(v.to(out_dtype) for v in (bias, x, y)), beta=beta, alpha=alpha)
 
 
 def _plain_convolution(
@@ -374,12 +385,12 @@ def _plain_convolution(
     x: Value,
     weight: Value,
     bias: Value | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: PerDim,
+    padding: PerDim,
+    dilation: PerDim,
     *,
-    groups: Any = 1,
-    extra: Any = None,
+    groups: Size = 1,
+    extra: PerDim | None = None,
 ) -> Value:
     rank = weight.rank - 2
     each = [
@@ -390,19 +401,26 @@ def _plain_convolution(
     out = b.emit(
         prims.convolution, x.unsqueeze(0) if single else x, weight, bias, *each[:3], extra is not None, each[3], groups
     )
-    return out.squeeze(0) if single else out  # type: ignore[no-any-return]
+    return out.squeeze(0) if single else out
 
 
 @OP.rule("_conv_depthwise2d", "conv_depthwise3d")
 def _lower_conv_depthwise(
-    b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None, stride: Any, padding: Any, dilation: Any
+    b: Builder,
+    x: Value,
+    weight: Value,
+    kernel_size: PerDim,
+    bias: Value | None,
+    stride: PerDim,
+    padding: PerDim,
+    dilation: PerDim,
 ) -> Value:
     return _plain_convolution(b, x, weight, bias, stride, padding, dilation, groups=x.shape[1])
 
 
 @OP.rule("_slow_conv2d_forward", "slow_conv3d_forward")
 def _lower_slow_conv(
-    b: Builder, x: Value, weight: Value, kernel_size: Any, bias: Value | None, stride: Any, padding: Any
+    b: Builder, x: Value, weight: Value, kernel_size: PerDim, bias: Value | None, stride: PerDim, padding: PerDim
 ) -> Value:
     return _plain_convolution(b, x, weight, bias, stride, padding, (1,) * (weight.rank - 2))
 
@@ -412,11 +430,11 @@ def _lower_slow_conv_dilated(
     b: Builder,
     x: Value,
     weight: Value,
-    kernel_size: Any,
+    kernel_size: PerDim,
     bias: Value | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    dilation: Any = 1,
+    stride: PerDim = 1,
+    padding: PerDim = 0,
+    dilation: PerDim = 1,
 ) -> Value:
     return _plain_convolution(b, x, weight, bias, stride, padding, dilation)
 
@@ -426,12 +444,12 @@ def _lower_slow_conv_transpose(
     b: Builder,
     x: Value,
     weight: Value,
-    kernel_size: Any,
+    kernel_size: PerDim,
     bias: Value | None = None,
-    stride: Any = 1,
-    padding: Any = 0,
-    output_padding: Any = 0,
-    dilation: Any = 1,
+    stride: PerDim = 1,
+    padding: PerDim = 0,
+    output_padding: PerDim = 0,
+    dilation: PerDim = 1,
 ) -> Value:
     return _plain_convolution(b, x, weight, bias, stride, padding, dilation, extra=output_padding)
 
@@ -442,11 +460,11 @@ def _lower_convolution(
     x: Value,
     weight: Value,
     bias: Value | None,
-    stride: Any,
-    padding: Any,
-    dilation: Any,
+    stride: PerDim,
+    padding: PerDim,
+    dilation: PerDim,
     transposed: bool,
-    output_padding: Any,
+    output_padding: PerDim,
     groups: int,
     *flags: bool,
 ) -> Value:
@@ -462,23 +480,23 @@ def _lower_conv_tbc(b: Builder, x: Value, weight: Value, bias: Value, pad: int =
     out = b.emit(
         prims.convolution, x.permute((1, 2, 0)), weight.permute((2, 1, 0)), bias, (1,), (pad,), (1,), False, (0,), 1
     )
-    return out.permute((2, 0, 1))  # type: ignore[no-any-return]
+    return out.permute((2, 0, 1))
 
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("_int_mm")
-def _int_mm(a: Any, b: Any) -> TensorSpec:
+def _int_mm(a: TensorLike, b: TensorLike) -> TensorSpec:
     return contiguous(_mm(a, b), (a.shape[0], b.shape[1]), torch.int32)
 
 
 @OP.formula("_scaled_mm")
 def _scaled_mm(
-    a: Any,
-    b: Any,
-    scale_a: Any,
-    scale_b: Any,
-    bias: Any = None,
-    scale_result: Any = None,
+    a: TensorLike,
+    b: TensorLike,
+    scale_a: TensorLike,
+    scale_b: TensorLike,
+    bias: TensorLike | None = None,
+    scale_result: TensorLike | None = None,
     out_dtype: torch.dtype | None = None,
     use_fast_accum: bool = False,
 ) -> TensorSpec:
@@ -488,7 +506,7 @@ def _scaled_mm(
 
 
 @OP.formula("_weight_int8pack_mm")
-def _weight_int8pack_mm(a: Any, weight: Any, scales: Any) -> TensorSpec:
+def _weight_int8pack_mm(a: TensorLike, weight: TensorLike, scales: TensorLike) -> TensorSpec:
     return contiguous(a, (a.shape[0], weight.shape[0]))
 
 
@@ -497,12 +515,12 @@ def _weight_int8pack_mm(a: Any, weight: Any, scales: Any) -> TensorSpec:
     "fake_quantize_per_channel_affine_cachemask",
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
 )
-def _fake_quantize(x: Any, *parameters: Any, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+def _fake_quantize(x: TensorLike, *parameters: object, **options: object) -> tuple[TensorSpec, TensorSpec]:
     return elementwise([x], x.dtype), elementwise([x], torch.bool)
 
 
 @OP.formula("addbmm_")
-def _addbmm_in_place(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -> Any:
+def _addbmm_in_place(c: TensorLike, a: TensorLike, b: TensorLike, *, beta: Number = 1, alpha: Number = 1) -> TensorLike:
     if tuple(c.shape) != (a.shape[1], b.shape[2]):
         raise NoFormula("aten::addbmm_", reason="it gives the tensor that it writes to another shape")
     return c
@@ -510,13 +528,13 @@ def _addbmm_in_place(c: Any, a: Any, b: Any, *, beta: Any = 1, alpha: Any = 1) -
 
 @OP.formula("mkldnn_rnn_layer")
 def _mkldnn_rnn_layer(
-    x: Any,
-    weight0: Any,
-    weight1: Any,
-    weight2: Any,
-    weight3: Any,
-    hx: Any,
-    cx: Any,
+    x: TensorLike,
+    weight0: TensorLike,
+    weight1: TensorLike,
+    weight2: TensorLike,
+    weight3: TensorLike,
+    hx: TensorLike,
+    cx: TensorLike,
     reverse: bool,
     batch_sizes: Sequence[int],
     mode: int,

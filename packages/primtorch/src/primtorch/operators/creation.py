@@ -4,26 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import TENSORS, Device, LikeOptions, Number, Real, Sizes, TensorLike, TensorOptions
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Trait
-from primtorch.layout import (
-    Sizes,
-    channels_last_strides,
-    contiguous_strides,
-    dense_like,
-    format_strides,
-    strides_in_order,
-)
+from primtorch.families import Family, Rule, Trait
+from primtorch.layout import channels_last_strides, contiguous_strides, dense_like, format_strides, strides_in_order
 from primtorch.operators.build import contiguous
 from primtorch.operators.elementwise import filled
 from primtorch.operators.refusals import refuse
 from primtorch.placement import resolved_device
-from primtorch.promotion import COMPUTE_DTYPE, TENSORS, number_dtype
+from primtorch.promotion import COMPUTE_DTYPE, number_dtype
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("creation")
@@ -32,13 +26,14 @@ OP.trait(Trait.TO_FIRST, "copy")
 OP.trait(Trait.CONVERTS_OUT, "arange copy empty eye full linspace logspace ones range zeros")
 OP.trait(Trait.DTYPE_OF_OUT, "arange empty eye full linspace logspace ones range zeros")
 OP.trait(Trait.OVERLAPS, "empty eye full ones tril triu zero zeros")
+_WHOLE = (int, torch.SymInt)
 
 
-def with_strides(b: Builder, x: Value, strides: Sequence[Any]) -> Value:
+def with_strides(b: Builder, x: Value, strides: Sequence[Size]) -> Value:
     """x with given strides; a size-1 dimension's stride means nothing but is kept as asked."""
     if tuple(x.spec.strides) == tuple(strides):
         return x
-    return b.emit(prims.copy_strided, x, tuple(strides))  # type: ignore[no-any-return]
+    return b.emit(prims.copy_strided, x, tuple(strides))
 
 
 def _in_format(b: Builder, x: Value, memory_format: torch.memory_format | None) -> Value:
@@ -54,10 +49,10 @@ def _cast(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     """A conversion that stands in the program. One that autocast put there says so, and needs no rounding."""
     if dtype is x.dtype or dtype not in COMPUTE_DTYPE or "autocast" in b.meta:
         return x.to(dtype)
-    return b.emit(prims.convert_element_type, x, dtype, True)  # type: ignore[no-any-return]
+    return b.emit(prims.convert_element_type, x, dtype, True)
 
 
-def like_strides(x: Any, memory_format: torch.memory_format | None) -> Sizes:
+def like_strides(x: TensorLike, memory_format: torch.memory_format | None) -> Sizes:
     """Strides of an `*_like` result; None means preserve_format."""
     shape = tuple(x.shape)
     if memory_format is None or memory_format is torch.preserve_format:
@@ -66,7 +61,7 @@ def like_strides(x: Any, memory_format: torch.memory_format | None) -> Sizes:
 
 
 @OP.formula("clone")
-def _clone(x: Any, *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+def _clone(x: TensorLike, *, memory_format: torch.memory_format | None = None) -> TensorSpec:
     return TensorSpec(tuple(x.shape), like_strides(x, memory_format), x.dtype, x.device)
 
 
@@ -76,7 +71,7 @@ def _lower_clone(b: Builder, x: Value, *, memory_format: torch.memory_format | N
 
 
 @OP.formula("contiguous")
-def _contiguous(x: Any, *, memory_format: torch.memory_format = torch.contiguous_format) -> TensorSpec:
+def _contiguous(x: TensorLike, *, memory_format: torch.memory_format = torch.contiguous_format) -> TensorSpec:
     return _clone(x, memory_format=memory_format)
 
 
@@ -87,9 +82,13 @@ def _lower_contiguous(b: Builder, x: Value, *, memory_format: torch.memory_forma
 
 @OP.formula("empty_like", "zeros_like", "ones_like")
 def like(
-    x: Any, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-    memory_format: torch.memory_format | None = None, generator: Any = None,
-) -> TensorSpec:  # fmt: skip
+    x: TensorLike,
+    *,
+    dtype: torch.dtype | None = None,
+    device: Device = None,
+    memory_format: torch.memory_format | None = None,
+    **options: object,
+) -> TensorSpec:
     return TensorSpec(
         tuple(x.shape),
         like_strides(x, memory_format),
@@ -99,30 +98,18 @@ def like(
 
 
 @OP.formula("_to_copy")
-def _to_copy(
-    x: Any, *, dtype: torch.dtype | None = None, layout: Any = None, device: Any = None, pin_memory: Any = None,
-    non_blocking: bool = False, memory_format: torch.memory_format | None = None,
-) -> TensorSpec:  # fmt: skip
-    return like(x, dtype=dtype, device=device, memory_format=memory_format)
+def _to_copy(x: TensorLike, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> TensorSpec:
+    return like(x, **options)
 
 
 @OP.rule("_to_copy")
-def _lower_to_copy(
-    b: Builder,
-    x: Value,
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    non_blocking: bool = False,
-    memory_format: torch.memory_format | None = None,
-) -> Value:
-    if device is not None and resolved_device(device) != x.device:
-        x = b.emit(prims.device_put, x, resolved_device(device))
-    if dtype is not None:
+def _lower_to_copy(b: Builder, x: Value, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> Value:
+    dtype, device = _made_like(x, options)
+    if device != x.device:
+        x = b.emit(prims.device_put, x, device)
+    if options.get("dtype") is not None:
         x = _cast(b, x, dtype)
-    return _in_format(b, x, memory_format)
+    return _in_format(b, x, options.get("memory_format"))
 
 
 @OP.rule("_autocast_to_reduced_precision?", "_autocast_to_full_precision?")
@@ -136,7 +123,7 @@ def _lower_autocast(b: Builder, x: Value, cuda_enabled: bool, cpu_enabled: bool,
 
 
 @OP.formula("copy")
-def _copy(x: Any, src: Any, non_blocking: bool = False) -> TensorSpec:
+def _copy(x: TensorLike, src: TensorLike, non_blocking: bool = False) -> TensorSpec:
     shape = tuple(x.shape)
     return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
 
@@ -149,7 +136,7 @@ def _lower_copy(b: Builder, x: Value, src: Value, non_blocking: bool = False) ->
 
 
 @OP.formula("zero")
-def _zero(x: Any) -> TensorSpec:
+def _zero(x: TensorLike) -> TensorSpec:
     shape = tuple(x.shape)
     return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
 
@@ -159,11 +146,17 @@ def _lower_zero(b: Builder, x: Value) -> Value:
     return b.full_like(x, 0)
 
 
-def _made(b: Builder, size: Sequence[Any], value: Any, dtype: Any, device: Any) -> Value:
-    return b.full(size, value, dtype or torch.get_default_dtype(), resolved_device(device))
+def made_by(options: TensorOptions) -> tuple[torch.dtype, torch.device]:
+    """The dtype and the device of what a factory makes."""
+    return options.get("dtype") or torch.get_default_dtype(), resolved_device(options.get("device"))
 
 
-def made(size: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_format: Any = None) -> TensorSpec:
+def made(
+    size: Sequence[Size],
+    dtype: torch.dtype | None,
+    device: Device,
+    memory_format: torch.memory_format | None = None,
+) -> TensorSpec:
     shape: Sizes = tuple(size)
     if any(type(s) is int and s < 0 for s in shape):
         raise RuntimeError(f"Trying to create tensor with negative dimension {min(s for s in shape)}: {list(shape)}")
@@ -172,104 +165,80 @@ def made(size: Sequence[Size], dtype: torch.dtype | None, device: Any, memory_fo
 
 
 @OP.formula("full")
-def _full(
-    size: Sequence[Size], value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
-) -> TensorSpec:
-    return made(size, dtype or number_dtype(value), device)
+def _full(size: Sequence[Size], value: Number, **options: Unpack[TensorOptions]) -> TensorSpec:
+    return made(size, options.get("dtype") or number_dtype(value), options.get("device"))
 
 
 @OP.refuses("full")
-def _refuse_full(
-    size: Any, value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
-) -> None:
-    if dtype is None and type(value) is float:
-        dtype = torch.get_default_dtype()
-    filled(value, dtype or torch.int64, size, device)
+def _refuse_full(size: Sequence[Size], value: Number, **options: Unpack[TensorOptions]) -> None:
+    assumed = torch.get_default_dtype() if type(value) is float else torch.int64
+    filled(value, options.get("dtype") or assumed, size, options.get("device"))
 
 
 @OP.rule("full")
 def _lower_full(
     b: Builder,
-    size: Sequence[Any],
-    value: Any,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    size: Sequence[Size],
+    value: Number,
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    return _made(b, size, value, dtype or number_dtype(value), device)
+    return b.full(size, value, options.get("dtype") or number_dtype(value), resolved_device(options.get("device")))
 
 
 @OP.formula("empty.memory_format", "zeros", "ones", "_efficientzerotensor")
 def _empty(
     size: Sequence[Size],
-    *,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: torch.memory_format | None = None,
+    **options: Unpack[LikeOptions],
 ) -> TensorSpec:
-    return made(size, dtype, device, memory_format)
+    return made(size, options.get("dtype"), options.get("device"), options.get("memory_format"))
 
 
 @OP.rule("zeros", "empty.memory_format", "_efficientzerotensor")
 def _lower_zeros(
     b: Builder,
-    size: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    size: Sequence[Size],
+    **options: Unpack[LikeOptions],
 ) -> Value:
-    return _made(b, size, 0, dtype, device)
+    return b.full(size, 0, *made_by(options))
 
 
 @OP.rule("ones")
 def _lower_ones(
     b: Builder,
-    size: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    size: Sequence[Size],
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    return _made(b, size, 1, dtype, device)
+    return b.full(size, 1, *made_by(options))
 
 
 @OP.formula("scalar_tensor")
-def _scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> TensorSpec:
-    return made((), dtype, device)
+def _scalar_tensor(value: Number, **options: Unpack[TensorOptions]) -> TensorSpec:
+    return made((), options.get("dtype"), options.get("device"))
 
 
 @OP.refuses("scalar_tensor")
-def _refuse_scalar_tensor(value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> None:
-    filled(value, dtype or torch.get_default_dtype(), (), device)
+def _refuse_scalar_tensor(value: Number, **options: Unpack[TensorOptions]) -> None:
+    filled(value, options.get("dtype") or torch.get_default_dtype(), (), options.get("device"))
 
 
 @OP.rule("scalar_tensor")
-def _lower_scalar_tensor(
-    b: Builder, value: Any, *, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-) -> Value:
-    return _made(b, (), value, dtype, device)
+def _lower_scalar_tensor(b: Builder, value: Number, **options: Unpack[TensorOptions]) -> Value:
+    return b.full((), value, *made_by(options))
 
 
-def _filled_like(value: Any) -> Any:
+def _made_like(x: Value, options: TensorOptions) -> tuple[torch.dtype, torch.device]:
+    """The dtype and the device of what a factory makes that takes from a tensor what it is not given."""
+    device = options.get("device")
+    return options.get("dtype") or x.dtype, x.device if device is None else resolved_device(device)
+
+
+def _filled_like(value: Number) -> Rule:
     def rule(
         b: Builder,
         x: Value,
-        *,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
-        memory_format: Any = None,
+        **options: Unpack[LikeOptions],
     ) -> Value:
-        return b.full(x.shape, value, dtype or x.dtype, x.device if device is None else resolved_device(device))
+        return b.full(x.shape, value, *_made_like(x, options))
 
     return rule
 
@@ -280,43 +249,36 @@ OP.rule("empty_like")(_filled_like(0))
 
 
 @OP.formula("full_like")
-def full_like(x: Any, value: Any, **options: Any) -> TensorSpec:
+def full_like(x: TensorLike, value: Number, **options: Unpack[LikeOptions]) -> TensorSpec:
     return like(x, **options)
 
 
 @OP.refuses("full_like")
-def _refuse_full_like(
-    x: Any, value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
-) -> None:
-    filled(value, dtype or x.dtype, x.shape, device or x.device)
+def _refuse_full_like(x: TensorLike, value: Number, **options: Unpack[LikeOptions]) -> None:
+    filled(value, options.get("dtype") or x.dtype, x.shape, options.get("device") or x.device)
 
 
 @OP.rule("full_like")
-def _lower_full_like(b: Builder, x: Value, value: Any, **options: Any) -> Value:
-    return _filled_like(value)(b, x, **options)  # type: ignore[no-any-return]
+def _lower_full_like(b: Builder, x: Value, value: Number, **options: Unpack[LikeOptions]) -> Value:
+    return b.full(x.shape, value, *_made_like(x, options))  # type: ignore[no-any-return]
 
 
-def _filled_new(value: Any) -> Any:
+def _filled_new(value: Number) -> Rule:
     def rule(
         b: Builder,
         x: Value,
-        size: Sequence[Any],
-        *,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
+        size: Sequence[Size],
+        **options: Unpack[TensorOptions],
     ) -> Value:
-        return b.full(size, value, dtype or x.dtype, x.device if device is None else resolved_device(device))
+        return b.full(size, value, *_made_like(x, options))
 
     return rule
 
 
 @OP.formula("new_empty", "new_zeros", "new_ones")
-def _new(
-    x: Any, size: Sequence[Size], *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
-) -> TensorSpec:
-    return made(size, dtype or x.dtype, x.device if device is None else device)
+def _new(x: TensorLike, size: Sequence[Size], **options: Unpack[TensorOptions]) -> TensorSpec:
+    device = options.get("device")
+    return made(size, options.get("dtype") or x.dtype, x.device if device is None else device)
 
 
 OP.rule("new_zeros")(_filled_new(0))
@@ -325,103 +287,80 @@ OP.rule("new_empty")(_filled_new(0))
 
 
 @OP.formula("new_full")
-def _new_full(x: Any, size: Sequence[Size], value: Any, **options: Any) -> TensorSpec:
+def _new_full(x: TensorLike, size: Sequence[Size], value: Number, **options: Unpack[TensorOptions]) -> TensorSpec:
     return _new(x, size, **options)
 
 
 @OP.refuses("new_full")
-def _refuse_new_full(
-    x: Any, size: Any, value: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
-) -> None:
-    filled(value, dtype or x.dtype, size, device or x.device)
+def _refuse_new_full(x: TensorLike, size: Sequence[Size], value: Number, **options: Unpack[TensorOptions]) -> None:
+    filled(value, options.get("dtype") or x.dtype, size, options.get("device") or x.device)
 
 
 @OP.rule("new_full")
-def _lower_new_full(b: Builder, x: Value, size: Sequence[Any], value: Any, **options: Any) -> Value:
-    return _filled_new(value)(b, x, size, **options)  # type: ignore[no-any-return]
+def _lower_new_full(
+    b: Builder, x: Value, size: Sequence[Size], value: Number, **options: Unpack[TensorOptions]
+) -> Value:
+    return b.full(size, value, *_made_like(x, options))  # type: ignore[no-any-return]
 
 
 @OP.formula("empty_strided")
 def _empty_strided(
     size: Sequence[Size],
     stride: Sequence[Size],
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    **options: Any,
+    **options: Unpack[TensorOptions],
 ) -> TensorSpec:
-    return TensorSpec(tuple(size), tuple(stride), dtype or torch.get_default_dtype(), resolved_device(device))
+    return TensorSpec(tuple(size), tuple(stride), *made_by(options))
 
 
 @OP.rule("empty_strided")
 def _lower_empty_strided(
     b: Builder,
-    size: Sequence[Any],
-    stride: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    return b.emit(  # type: ignore[no-any-return]
-        prims.empty_strided,
-        tuple(size),
-        tuple(stride),  # type: ignore[no-any-return]
-        dtype or torch.get_default_dtype(),
-        resolved_device(device),
-    )
+    return b.emit(prims.empty_strided, tuple(size), tuple(stride), *made_by(options))
 
 
 @OP.formula("new_empty_strided")
 def _new_empty_strided(
-    x: Any,
+    x: TensorLike,
     size: Sequence[Size],
     stride: Sequence[Size],
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    **options: Any,
+    **options: Unpack[TensorOptions],
 ) -> TensorSpec:
-    return TensorSpec(
-        tuple(size), tuple(stride), dtype or x.dtype, x.device if device is None else resolved_device(device)
-    )
+    device = options.get("device")
+    place = x.device if device is None else resolved_device(device)
+    return TensorSpec(tuple(size), tuple(stride), options.get("dtype") or x.dtype, place)
 
 
 @OP.rule("new_empty_strided")
 def _lower_new_empty_strided(
     b: Builder,
     x: Value,
-    size: Sequence[Any],
-    stride: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    size: Sequence[Size],
+    stride: Sequence[Size],
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    return _lower_empty_strided(b, size, stride, dtype=dtype or x.dtype, device=device or x.device)  # type: ignore[no-any-return]
+    return b.emit(prims.empty_strided, tuple(size), tuple(stride), *_made_like(x, options))
 
 
 @OP.formula("empty_permuted")
 def _empty_permuted(
     size: Sequence[Size],
     physical_layout: Sequence[int],
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    **options: Any,
+    **options: Unpack[TensorOptions],
 ) -> TensorSpec:
     strides: list[Size] = [0] * len(size)
     step: Size = 1
     for dim in reversed(physical_layout):
         strides[dim] = step
         step = step * size[dim]
-    return TensorSpec(tuple(size), tuple(strides), dtype or torch.get_default_dtype(), resolved_device(device))
+    return TensorSpec(tuple(size), tuple(strides), *made_by(options))
 
 
 @OP.refuses("empty_permuted")
-def _refuse_empty_permuted(size: Sequence[Any], physical_layout: Sequence[int], **options: Any) -> None:
+def _refuse_empty_permuted(size: Sequence[Size], physical_layout: Sequence[int], **options: object) -> None:
     refuse(len(size) != len(physical_layout), "Number of dimensions in size does not match the physical_layout")
     refuse(
         any(not 0 <= d < len(size) for d in physical_layout),
@@ -433,103 +372,89 @@ def _refuse_empty_permuted(size: Sequence[Any], physical_layout: Sequence[int], 
 @OP.rule("empty_permuted")
 def _lower_empty_permuted(
     b: Builder,
-    size: Sequence[Any],
+    size: Sequence[Size],
     physical_layout: Sequence[int],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    **options: Unpack[TensorOptions],
 ) -> Value:
     strides = strides_in_order(tuple(size), physical_layout[::-1])
-    return _lower_empty_strided(b, size, strides, dtype=dtype, device=device)  # type: ignore[no-any-return]
+    return b.emit(prims.empty_strided, tuple(size), strides, *made_by(options))
 
 
-def _count(start: Any, end: Any, step: Any) -> Any:
-    if all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step)):
-        return (end - start + step - 1) // step if step > 0 else (start - end - step - 1) // -step
-    return math.ceil((end - start) / step)
+def _whole_count(start: Size, end: Size, step: Size) -> Size:
+    return (end - start + step - 1) // step if step > 0 else (start - end - step - 1) // -step
+
+
+def _steps(start: Real, end: Real, step: Real) -> float:
+    return (end - start) / step  # type: ignore[operator]  # torch does not say that symbols and floats subtract
 
 
 @OP.formula("arange.start_step")
-def _arange_step(
-    start: Any, end: Any, step: Any = 1, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
-) -> TensorSpec:
+def _arange_step(start: Real, end: Real, step: Real = 1, **options: Unpack[TensorOptions]) -> TensorSpec:
     if step == 0:
         raise RuntimeError("step must be nonzero")
     if (step > 0 and start > end) or (step < 0 and start < end):
         raise RuntimeError("upper bound and lower bound inconsistent with step sign")
-    whole = all(isinstance(v, int | torch.SymInt) for v in (start, end, step))
-    if whole:
-        length = (end - start + step - 1) // step if step > 0 else (start - end - step - 1) // -step
+    length: Size
+    if isinstance(start, _WHOLE) and isinstance(end, _WHOLE) and isinstance(step, _WHOLE):
+        length, assumed = _whole_count(start, end, step), torch.int64
     else:
-        length = -int((float(start) - float(end)) // float(step))
-    if dtype is None:
-        dtype = torch.int64 if whole else torch.get_default_dtype()
-    return made((length,), dtype, device)
+        length, assumed = -int((float(start) - float(end)) // float(step)), torch.get_default_dtype()
+    return made((length,), options.get("dtype") or assumed, options.get("device"))
 
 
 @OP.refuses("arange", "arange.start", "arange.start_step")
-def _refuse_arange(*given: Any, step: Any = 1, **options: Any) -> None:
+def _refuse_arange(*given: Real, step: Real = 1, **options: object) -> None:
     ends = (0, *given) if len(given) == 1 else given
-    start, end, step = ends if len(ends) == 3 else (*ends, step)
+    start, end, by = ends if len(ends) == 3 else (*ends, step)
     finite = all(not isinstance(v, float) or math.isfinite(v) for v in (start, end))
     refuse(not finite, lambda: f"unsupported range: {start} -> {end}")
-    refuse(not isinstance(step, torch.SymInt) and step == 0, "step must be nonzero")
+    refuse(not isinstance(by, torch.SymInt) and by == 0, "step must be nonzero")
 
 
 @OP.formula("arange")
-def _arange(end: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> TensorSpec:
-    return _arange_step(0, end, 1, dtype=dtype, device=device)
+def _arange(end: Real, **options: Unpack[TensorOptions]) -> TensorSpec:
+    return _arange_step(0, end, 1, **options)
 
 
 @OP.formula("arange.start")
-def _arange_start(
-    start: Any, end: Any, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any
-) -> TensorSpec:
-    return _arange_step(start, end, 1, dtype=dtype, device=device)
+def _arange_start(start: Real, end: Real, **options: Unpack[TensorOptions]) -> TensorSpec:
+    return _arange_step(start, end, 1, **options)
 
 
 @OP.rule("arange", "arange.start", "arange.start_step")
-def _lower_arange(
-    b: Builder, *ends: Any, dtype: Any = None, layout: Any = None, device: Any = None, pin_memory: Any = None
-) -> Value:
+def _lower_arange(b: Builder, *ends: Real, **options: Unpack[TensorOptions]) -> Value:
     start, end, step = (0, ends[0], 1) if len(ends) == 1 else (*ends, 1) if len(ends) == 2 else ends
-    integral = all(isinstance(v, (int, torch.SymInt)) for v in (start, end, step))
-    dtype = dtype or (torch.int64 if integral else torch.get_default_dtype())
-    length, place = _count(start, end, step), resolved_device(device)
-    if not integral and not dtype.is_floating_point:
-        start, end, step = int(start), int(end), int(step)
-        integral = True
-        if dtype is torch.int64:  # the other integers have as many elements as the uncut numbers give
-            length = _count(start, end, step)
-    if integral:
-        return b.iota(length, place, start, step).to(dtype)
-    return (b.iota(length, place).to(torch.float64) * float(step) + float(start)).to(dtype)
+    dtype, place = options.get("dtype"), resolved_device(options.get("device"))
+    if isinstance(start, _WHOLE) and isinstance(end, _WHOLE) and isinstance(step, _WHOLE):
+        return b.iota(_whole_count(start, end, step), place, start, step).to(dtype or torch.int64)
+    dtype = dtype or torch.get_default_dtype()
+    length = math.ceil(_steps(start, end, step))
+    if dtype.is_floating_point:
+        return (b.iota(length, place).to(torch.float64) * float(step) + float(start)).to(dtype)
+    first, stop, by = int(start), int(end), int(step)
+    if dtype is torch.int64:  # the other integers have as many elements as the uncut numbers give
+        return b.iota(_whole_count(first, stop, by), place, first, by)
+    return b.iota(length, place, first, by).to(dtype)
 
 
 @OP.rule("range", "range.step")
 def _lower_range(
     b: Builder,
-    start: Any,
-    end: Any,
-    step: Any = 1,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    start: Real,
+    end: Real,
+    step: Real = 1,
+    **options: Unpack[TensorOptions],
 ) -> Value:
     """start, start + step, ..., with the end."""
-    count = math.floor((end - start) / step) + 1
-    dtype = dtype or torch.get_default_dtype()
-    index = b.iota(count, resolved_device(device))
+    count = math.floor(_steps(start, end, step)) + 1
+    dtype, place = made_by(options)
+    index = b.iota(count, place)
     if not dtype.is_floating_point:
         return (index * int(step) + int(start)).to(dtype)
     return (index.to(torch.float64) * float(step) + float(start)).to(dtype)
 
 
-def _end(value: Any, dtype: torch.dtype, work: torch.dtype) -> Any:
+def _end(value: Value | float, dtype: torch.dtype, work: torch.dtype) -> Value | float:
     """An end of a range as eager has it: for integers it is cut first."""
     if dtype.is_floating_point or dtype.is_complex:
         return value.to(work) if isinstance(value, Value) else value
@@ -547,50 +472,37 @@ def _end(value: Any, dtype: torch.dtype, work: torch.dtype) -> Any:
     "logspace.Scalar_Tensor",
 )
 def _linspace(
-    start: Any,
-    end: Any,
+    start: TensorLike | Number,
+    end: TensorLike | Number,
     steps: Size,
     base: float = 10.0,
-    *,
-    dtype: torch.dtype | None = None,
-    device: Any = None,
-    **options: Any,
+    **options: Unpack[TensorOptions],
 ) -> TensorSpec:
+    dtype = options.get("dtype")
     if dtype is None and any(isinstance(v, complex) for v in (start, end)):
         dtype = number_dtype(1j)
-    return made((steps,), dtype, device)
+    return made((steps,), dtype, options.get("device"))
 
 
 @OP.refuses(*(f"{name}.{kind}" for name in ("linspace", "logspace")
        for kind in ("Tensor_Tensor", "Tensor_Scalar", "Scalar_Tensor")))  # fmt: skip
-def _refuse_range_ends(start: Any, end: Any, steps: Any, *args: Any, **options: Any) -> None:
+def _refuse_range_ends(start: TensorLike | Number, end: TensorLike | Number, *args: object, **options: object) -> None:
     ranks = [v.dim() for v in (start, end) if isinstance(v, TENSORS)]
     refuse(any(ranks), lambda: f"only supports 0-dimensional start and end tensors, but got {ranks} dimension(s)")
 
 
 @OP.rule("linspace", "linspace.Tensor_Tensor", "linspace.Tensor_Scalar", "linspace.Scalar_Tensor")
 def lower_linspace(
-    b: Builder,
-    start: Any,
-    end: Any,
-    steps: Any,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    b: Builder, start: Value | float, end: Value | float, steps: Size, **options: Unpack[TensorOptions]
 ) -> Value:
     complex_ends = any(isinstance(v, complex) or (isinstance(v, Value) and v.dtype.is_complex) for v in (start, end))
-    dtype = dtype or (torch.complex64 if complex_ends else torch.get_default_dtype())
+    dtype = options.get("dtype") or (torch.complex64 if complex_ends else torch.get_default_dtype())
+    place = resolved_device(options.get("device"))
     work = torch.complex128 if dtype.is_complex else torch.float64
     start, end = (_end(v, dtype, work) for v in (start, end))
-    index = b.iota(steps, resolved_device(device))
+    index = b.iota(steps, place)
     if isinstance(steps, int) and steps == 1:
-        return (
-            start.reshape((1,)).to(dtype)
-            if isinstance(start, Value)
-            else b.full((1,), start, dtype, resolved_device(device))
-        )
+        return start.reshape((1,)).to(dtype) if isinstance(start, Value) else b.full((1,), start, dtype, place)
     step = (end - start) / (steps - 1) if not (isinstance(steps, int) and steps == 0) else 0.0
     up = index.to(work) * step + start
     down = ((steps - 1) - index).to(work) * -step + end
@@ -600,70 +512,62 @@ def lower_linspace(
 @OP.rule("logspace", "logspace.Tensor_Tensor", "logspace.Tensor_Scalar", "logspace.Scalar_Tensor")
 def _lower_logspace(
     b: Builder,
-    start: Any,
-    end: Any,
-    steps: Any,
+    start: Value | float,
+    end: Value | float,
+    steps: Size,
     base: float = 10.0,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    dtype = dtype or torch.get_default_dtype()
+    dtype, place = made_by(options)
     work = torch.complex128 if dtype.is_complex else torch.float64
     if not same_size(steps, 1):
         start, end = (_end(v, dtype, work) for v in (start, end))
-    exponents = lower_linspace(b, start, end, steps, dtype=work, device=device)
+    exponents = lower_linspace(b, start, end, steps, dtype=work, device=place)
     return b.binary(prims.pow, float(base), exponents).to(dtype)
 
 
 @OP.formula("eye")
-def _eye(n: Size, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> TensorSpec:
-    return made((n, n), dtype, device)
+def _eye(n: Size, **options: Unpack[TensorOptions]) -> TensorSpec:
+    return _eye_m(n, n, **options)
 
 
 @OP.formula("eye.m")
-def _eye_m(n: Size, m: Size, *, dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> TensorSpec:
-    return made((n, m), dtype, device)
+def _eye_m(n: Size, m: Size, **options: Unpack[TensorOptions]) -> TensorSpec:
+    return made((n, m), options.get("dtype"), options.get("device"))
 
 
 @OP.rule("eye", "eye.m")
 def _lower_eye(
     b: Builder,
-    n: Any,
-    m: Any = None,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    n: Size,
+    m: Size | None = None,
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    m = n if m is None else m
-    rows, columns = b.iota(n, resolved_device(device)).unsqueeze(1), b.iota(m, resolved_device(device)).unsqueeze(0)
-    return rows.eq(columns).to(dtype or torch.get_default_dtype())
+    dtype, place = made_by(options)
+    rows, columns = b.iota(n, place).unsqueeze(1), b.iota(n if m is None else m, place).unsqueeze(0)
+    return rows.eq(columns).to(dtype)
 
 
-def triangle(b: Builder, rows: Any, columns: Any, diagonal: Any, device: torch.device) -> Value:
+def triangle(b: Builder, rows: Size, columns: Size, diagonal: Size, device: torch.device) -> Value:
     """(rows, columns) bool: true at and below the given diagonal."""
     i, j = b.iota(rows, device).unsqueeze(1), b.iota(columns, device).unsqueeze(0)
     return j <= i + diagonal  # type: ignore[no-any-return]
 
 
 @OP.formula("tril", "triu")
-def _tril(x: Any, diagonal: int = 0) -> TensorSpec:
+def _tril(x: TensorLike, diagonal: int = 0) -> TensorSpec:
     if x.dim() < 2:
         raise RuntimeError("tril: input tensor must have at least 2 dimensions")
     return contiguous(x, x.shape)
 
 
 @OP.rule("tril")
-def _lower_tril(b: Builder, x: Value, diagonal: Any = 0) -> Value:
+def _lower_tril(b: Builder, x: Value, diagonal: Size = 0) -> Value:
     return b.where(triangle(b, x.shape[-2], x.shape[-1], diagonal, x.device), x, 0)
 
 
 @OP.rule("triu")
-def _lower_triu(b: Builder, x: Value, diagonal: Any = 0) -> Value:
+def _lower_triu(b: Builder, x: Value, diagonal: Size = 0) -> Value:
     return b.where(triangle(b, x.shape[-2], x.shape[-1], diagonal - 1, x.device), b.full((), 0, x.dtype, x.device), x)
 
 
@@ -673,14 +577,10 @@ def _triangle_indices(lower: bool) -> Callable[..., Value]:
         rows: int,
         columns: int,
         offset: int = 0,
-        *,
-        dtype: Any = None,
-        layout: Any = None,
-        device: Any = None,
-        pin_memory: Any = None,
+        **options: Unpack[TensorOptions],
     ) -> Value:
-        place = resolved_device(device)
-        kind = dtype or torch.int64
+        place = resolved_device(options.get("device"))
+        kind = options.get("dtype") or torch.int64
 
         def span(i: int) -> tuple[int, int]:
             edge = min(max(i + offset + (1 if lower else 0), 0), columns)
@@ -705,22 +605,18 @@ def _triangle_indices(lower: bool) -> Callable[..., Value]:
 
 
 @OP.formula("tril_indices")
-def _tril_indices(
-    row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = torch.int64, device: Any = None, **options: Any
-) -> TensorSpec:
+def _tril_indices(row: int, col: int, offset: int = 0, **options: Unpack[TensorOptions]) -> TensorSpec:
     lengths = [min(max(r + offset + 1, 0), col) for r in range(row)]
-    return made((2, sum(lengths)), dtype or torch.int64, device)
+    return made((2, sum(lengths)), options.get("dtype") or torch.int64, options.get("device"))
 
 
 OP.rule("tril_indices")(_triangle_indices(True))
 
 
 @OP.formula("triu_indices")
-def _triu_indices(
-    row: int, col: int, offset: int = 0, *, dtype: torch.dtype | None = torch.int64, device: Any = None, **options: Any
-) -> TensorSpec:
+def _triu_indices(row: int, col: int, offset: int = 0, **options: Unpack[TensorOptions]) -> TensorSpec:
     lengths = [col - min(max(r + offset, 0), col) for r in range(row)]
-    return made((2, sum(lengths)), dtype or torch.int64, device)
+    return made((2, sum(lengths)), options.get("dtype") or torch.int64, options.get("device"))
 
 
 OP.rule("triu_indices")(_triangle_indices(False))
@@ -730,24 +626,26 @@ OP.rule("triu_indices")(_triangle_indices(False))
 
 
 @OP.formula("resize_")
-def _resize(x: Any, size: Sequence[Size], *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+def _resize(x: TensorLike, size: Sequence[Size], *, memory_format: torch.memory_format | None = None) -> TensorSpec:
     return TensorSpec(
         tuple(size), format_strides(tuple(size), memory_format or torch.contiguous_format), x.dtype, x.device
     )
 
 
 @OP.formula("resize_as_")
-def _resize_as(x: Any, template: Any, *, memory_format: torch.memory_format | None = None) -> TensorSpec:
+def _resize_as(x: TensorLike, template: TensorLike, *, memory_format: torch.memory_format | None = None) -> TensorSpec:
     strides = like_strides(template, memory_format)
     return TensorSpec(tuple(template.shape), strides, x.dtype, x.device)
 
 
 @OP.formula("set_.source_Tensor")
-def _set_tensor(x: Any, source: Any) -> TensorSpec:
+def _set_tensor(x: TensorLike, source: TensorLike) -> TensorSpec:
     return TensorSpec(tuple(source.shape), source.stride(), x.dtype, x.device, source.storage_offset())
 
 
 @OP.formula("set_.source_Tensor_storage_offset", "set_.source_Storage_storage_offset")
-def _set_storage(x: Any, source: Any, offset: Size, size: Sequence[Size], stride: Sequence[Size] = ()) -> TensorSpec:
+def _set_storage(
+    x: TensorLike, source: object, offset: Size, size: Sequence[Size], stride: Sequence[Size] = ()
+) -> TensorSpec:
     shape = tuple(size)
     return TensorSpec(shape, tuple(stride) or contiguous_strides(shape), x.dtype, x.device, offset)

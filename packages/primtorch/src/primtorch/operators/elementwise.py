@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, overload
 
 import torch
 
 from primtorch import prims
-from primtorch.builder import Builder, Value
+from primtorch.arguments import TENSORS, Device, Number, Sizes, TensorLike
+from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import broadcast, broadcast_shapes, iterator_strides
 from primtorch.operators.build import contiguous, elementwise
@@ -18,7 +19,6 @@ from primtorch.prims import Prim
 from primtorch.prims.record import Pointwise
 from primtorch.promotion import (
     COMPUTE_DTYPE,
-    TENSORS,
     complex_of,
     compute_dtype,
     float_of,
@@ -27,7 +27,7 @@ from primtorch.promotion import (
     real_of,
     result_type,
 )
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 
 OP = Family("elementwise", elementwise=True)
 OP.trait(Trait.ANYWHERE, "fill fill_ result_type")
@@ -50,7 +50,7 @@ def _bool(dtype: torch.dtype) -> torch.dtype:
 
 
 def unary_formula(rule: DtypeRule) -> Formula:
-    def formula(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    def formula(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
         shape = tuple(x.shape)
         return TensorSpec(shape, iterator_strides(shape, ((shape, x.stride()),)), rule(x.dtype), x.device)
 
@@ -58,7 +58,7 @@ def unary_formula(rule: DtypeRule) -> Formula:
 
 
 def binary_formula(rule: DtypeRule) -> Formula:
-    def formula(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+    def formula(a: TensorLike | Number, b: TensorLike | Number, *args: object, **kwargs: object) -> TensorSpec:
         if isinstance(a, TENSORS):
             if isinstance(b, TENSORS):
                 dtype = a.dtype
@@ -73,6 +73,7 @@ def binary_formula(rule: DtypeRule) -> Formula:
                     )
                 return elementwise((a, b), rule(dtype))
             return elementwise((a,), rule(promote_number(a.dtype, b)))
+        assert isinstance(b, TENSORS)
         return elementwise((b,), rule(promote_number(b.dtype, a)))
 
     return formula
@@ -81,7 +82,9 @@ def binary_formula(rule: DtypeRule) -> Formula:
 Body = Callable[..., Value]
 
 
-def _number(b: Builder, value: Any, dtype: torch.dtype, shape: tuple[Any, ...], operands: tuple[Any, ...]) -> Any:
+def _number(
+    b: Builder, value: Number | None, dtype: torch.dtype, shape: Sizes, operands: tuple[Operand | None, ...]
+) -> Operand | None:
     if value is None:
         return None
     if isinstance(value, torch.SymInt) and (dtype.is_floating_point or dtype.is_complex):
@@ -90,7 +93,13 @@ def _number(b: Builder, value: Any, dtype: torch.dtype, shape: tuple[Any, ...], 
     return number_as(value, dtype)
 
 
-def promoted(b: Builder, operands: tuple[Any, ...], dtype: torch.dtype) -> list[Any]:
+@overload
+def promoted(b: Builder, operands: tuple[Value, ...], dtype: torch.dtype) -> list[Value]: ...
+@overload
+def promoted(b: Builder, operands: tuple[Operand, ...], dtype: torch.dtype) -> list[Operand]: ...
+@overload
+def promoted(b: Builder, operands: tuple[Operand | None, ...], dtype: torch.dtype) -> list[Operand | None]: ...
+def promoted(b: Builder, operands: tuple[Operand | None, ...], dtype: torch.dtype) -> Sequence[Operand | None]:
     """Operands in one dtype and shape; numbers stay numbers, None stays None."""
     shapes = [o.spec.shape for o in operands if isinstance(o, Value)]
     shape = shapes[0] if len(shapes) == 1 else broadcast_shapes(*shapes)
@@ -109,7 +118,7 @@ def pointwise(body: Body, arity: int, *, to_float: bool = False, exact: bool = F
         to_bool: the body gives bool, operands are compared in their promoted dtype.
     """
 
-    def rule(b: Builder, *args: Any, **kwargs: Any) -> Value:
+    def rule(b: Builder, *args: Any, **kwargs: object) -> Value:
         operands, rest = args[:arity], args[arity:]
         dtype = result_type(operands)
         if to_float:
@@ -147,7 +156,7 @@ OP.formula(
 )(unary_formula(same))
 
 
-def filled(value: Any, dtype: torch.dtype, size: Sequence[Any], device: Any) -> None:
+def filled(value: Number, dtype: torch.dtype, size: Sequence[Size], device: Device) -> None:
     """A fill. One element on the CPU is set without a check where the dtype is narrower than float."""
     single = all(type(n) is int and n == 1 for n in size)
     if not (single and dtype in (torch.float16, torch.bfloat16) and torch.device(device or "cpu").type == "cpu"):
@@ -155,7 +164,7 @@ def filled(value: Any, dtype: torch.dtype, size: Sequence[Any], device: Any) -> 
 
 
 @OP.refuses("fill.Scalar")
-def _refuse_fill(x: Any, value: Any) -> None:
+def _refuse_fill(x: TensorLike, value: Number) -> None:
     filled(value, x.dtype, x.shape, x.device)
 
 
@@ -179,14 +188,14 @@ def _lower_sign(b: Builder, x: Value) -> Value:
 @OP.rule("sgn")
 def _lower_sgn(b: Builder, x: Value) -> Value:
     if not x.dtype.is_complex:
-        return _lower_sign(b, x)  # type: ignore[no-any-return]
+        return _lower_sign(b, x)
     size = x.map(prims.abs)
     zero = size.eq(0.0)
     return b.where(zero, 0j, x / b.where(zero, 1.0, size).to(x.dtype))
 
 
 @OP.formula("angle")
-def _angle(x: Any) -> TensorSpec:
+def _angle(x: TensorLike) -> TensorSpec:
     if x.dtype.is_complex:  # computed as complex numbers, whose real parts are then copied into a tensor of their own
         return contiguous(x, x.shape, real_of(x.dtype))
     return elementwise((x,), float_of(x.dtype))
@@ -223,12 +232,12 @@ def _lower_imag(b: Builder, x: Value) -> Value:
 
 
 @OP.formula("complex")
-def _complex(real: Any, imag: Any) -> TensorSpec:
+def _complex(real: TensorLike, imag: TensorLike) -> TensorSpec:
     return elementwise((real, imag), complex_of(real.dtype))
 
 
 @OP.refuses("complex")
-def _refuse_complex(real: Any, imag: Any) -> None:
+def _refuse_complex(real: TensorLike, imag: TensorLike) -> None:
     floats = (torch.float16, torch.float32, torch.float64)
     refuse(
         real.dtype not in floats or imag.dtype not in floats,
@@ -240,47 +249,56 @@ def _refuse_complex(real: Any, imag: Any) -> None:
 @OP.rule("complex")
 def _lower_complex(b: Builder, re: Value, im: Value) -> Value:
     re, im = promoted(b, (re, im), result_type((re, im)))
-    return b.emit(prims.complex, re, im)  # type: ignore[no-any-return]
+    return b.emit(prims.complex, re, im)
 
 
 @OP.formula("polar")
-def _polar(magnitude: Any, angle: Any) -> TensorSpec:
+def _polar(magnitude: TensorLike, angle: TensorLike) -> TensorSpec:
     return elementwise((magnitude, angle), complex_of(magnitude.dtype))
 
 
 @OP.rule("polar")
 def _lower_polar(b: Builder, size: Value, angle: Value) -> Value:
     size, angle = promoted(b, (size, angle), result_type((size, angle)))
-    return b.emit(prims.complex, size * angle.map(prims.cos), size * angle.map(prims.sin))  # type: ignore[no-any-return]
+    return b.emit(prims.complex, size * angle.map(prims.cos), size * angle.map(prims.sin))
 
 
 # --- arithmetic ----------------------------------------------------------------------------------
-def _is_one(alpha: Any) -> bool:
+def _is_one(alpha: Number) -> bool:
     return not isinstance(alpha, torch.SymInt) and alpha == 1
 
 
-def _as_held(number: Any, dtype: torch.dtype) -> Any:
+def scaled(b: Builder, x: Operand, alpha: Number) -> Operand:
+    if _is_one(alpha):
+        return x
+    if isinstance(x, Value):
+        return b.binary(prims.mul, x, alpha)
+    return x * alpha  # type: ignore[operator]  # torch does not say that symbolic floats multiply
+
+
+def _as_held(number: Number, dtype: torch.dtype) -> Number:
     """The value of a number that a tensor of the dtype holds."""
     return torch.tensor(number, dtype=dtype, device="cpu").item() if isinstance(number, (int, float)) else number
 
 
-def _terms(b: Builder, x: Any, y: Any, alpha: Any, dtype: torch.dtype) -> tuple[Any, Any, Any]:
-    """The operands and alpha of a sum in the dtype that it is computed in. On the CPU eager rounds numbers too."""
-    place = (x if isinstance(x, Value) else y).device
+def _terms(b: Builder, x: Operand, y: Operand, alpha: Number, dtype: torch.dtype) -> tuple[Operand, Operand]:
+    """x and alpha * y in the dtype that their sum is computed in. On the CPU eager rounds numbers too."""
+    place = tensor_among(x, y).device
     if dtype in COMPUTE_DTYPE and place.type == "cpu":
         x, y = (v.to(dtype) if isinstance(v, Value) else _as_held(v, dtype) for v in (x, y))
         alpha = _as_held(alpha, dtype)
-    return (*promoted(b, (x, y), compute_dtype(dtype)), alpha)
+    x, y = promoted(b, (x, y), compute_dtype(dtype))
+    return x, scaled(b, y, alpha)
 
 
-def _is_boolean(x: Any) -> bool:
+def _is_boolean(x: TensorLike | Number) -> bool:
     return x.dtype is torch.bool if isinstance(x, TENSORS) else type(x) is bool
 
 
 def _sum(*, booleans: bool) -> Formula:
     formula = binary_formula(same)
 
-    def scaled(a: Any, b: Any, alpha: Any = 1) -> TensorSpec:
+    def summed(a: TensorLike | Number, b: TensorLike | Number, alpha: Number = 1) -> TensorSpec:
         out: TensorSpec = formula(a, b)
         if type(alpha) is float and not (out.dtype.is_floating_point or out.dtype.is_complex):
             raise RuntimeError("For integral input tensors, argument alpha must not be a floating point number.")
@@ -288,46 +306,39 @@ def _sum(*, booleans: bool) -> Formula:
             raise RuntimeError("Subtraction, the `-` operator, with a bool tensor is not supported.")
         return out
 
-    return scaled
+    return summed
 
 
 OP.formula("add.Tensor|Scalar")(_sum(booleans=True))
 
 
 @OP.rule("add.Tensor|Scalar")
-def _lower_add(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
+def _lower_add(b: Builder, x: Value, y: Operand, alpha: Number = 1) -> Value:
     dtype = result_type((x, y))
-    x, y, alpha = _terms(b, x, y, alpha, dtype)
-    if not _is_one(alpha):
-        y = b.binary(prims.mul, y, alpha) if isinstance(y, Value) else y * alpha
-    return b.binary(prims.add, x, y).to(dtype)
+    left, right = _terms(b, x, y, alpha, dtype)
+    return b.binary(prims.add, left, right).to(dtype)
 
 
 OP.formula("sub.Tensor|Scalar rsub.Tensor|Scalar")(_sum(booleans=False))
 
 
 @OP.rule("sub.Tensor|Scalar")
-def _lower_sub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
+def _lower_sub(b: Builder, x: Value, y: Operand, alpha: Number = 1) -> Value:
     dtype = result_type((x, y))
-    x, y, alpha = _terms(b, x, y, alpha, dtype)
-    if not _is_one(alpha):
-        y = b.binary(prims.mul, y, alpha) if isinstance(y, Value) else y * alpha
-    return b.binary(prims.sub, x, y).to(dtype)
+    left, right = _terms(b, x, y, alpha, dtype)
+    return b.binary(prims.sub, left, right).to(dtype)
 
 
 @OP.rule("rsub.Tensor|Scalar")
-def _lower_rsub(b: Builder, x: Value, y: Any, alpha: Any = 1) -> Value:
+def _lower_rsub(b: Builder, x: Value, y: Operand, alpha: Number = 1) -> Value:
     dtype = result_type((x, y))
-    x, y, alpha = _terms(b, x, y, alpha, dtype)
-    if not _is_one(alpha):
-        x = b.binary(prims.mul, x, alpha)
-    return b.binary(prims.sub, y, x).to(dtype)
+    left, right = _terms(b, y, x, alpha, dtype)
+    return b.binary(prims.sub, left, right).to(dtype)
 
 
 def _binary(prim: Prim) -> Body:
-    def body(x: Any, y: Any) -> Value:
-        b = (x if isinstance(x, Value) else y).b
-        return b.binary(prim, x, y)  # type: ignore[no-any-return]
+    def body(x: Operand, y: Operand) -> Value:
+        return tensor_among(x, y).b.binary(prim, x, y)
 
     return body
 
@@ -335,13 +346,13 @@ def _binary(prim: Prim) -> Body:
 def _whole(prim: Prim) -> Body:
     """A prim of tensors only."""
 
-    def body(x: Any, y: Any) -> Value:
-        like = x if isinstance(x, Value) else y
+    def body(x: Operand, y: Operand) -> Value:
+        like = tensor_among(x, y)
         b = like.b
         x, y = (
             v if isinstance(v, Value) else b.full((), v, like.dtype, like.device).expand(like.shape) for v in (x, y)
         )
-        return b.emit(prim, x, y)  # type: ignore[no-any-return]
+        return b.emit(prim, x, y)
 
     return body
 
@@ -350,42 +361,42 @@ OP.formula("div.Tensor|Scalar true_divide.Tensor")(binary_formula(float_of))
 
 
 @OP.formula("div.Tensor_mode", "div.Scalar_mode")
-def _div_mode(a: Any, b: Any, *, rounding_mode: str | None) -> TensorSpec:
+def _div_mode(a: TensorLike | Number, b: TensorLike | Number, *, rounding_mode: str | None) -> TensorSpec:
     dtype = result_type((a, b))
     return elementwise((a, b), float_of(dtype) if rounding_mode is None else dtype)
 
 
 @OP.rule("div.Tensor|Scalar|Tensor_mode|Scalar_mode")
-def _lower_div(b: Builder, x: Value, y: Any, *, rounding_mode: str | None = None) -> Value:
+def _lower_div(b: Builder, x: Value, y: Operand, *, rounding_mode: str | None = None) -> Value:
     dtype = result_type((x, y))
     if rounding_mode is None:
         dtype = float_of(dtype)
-    x, y = promoted(b, (x, y), compute_dtype(dtype))
+    left, right = promoted(b, (x, y), compute_dtype(dtype))
     prim = {None: prims.div, "floor": prims.floor_div, "trunc": prims.trunc_div}[rounding_mode]
-    return b.binary(prim, x, y).to(dtype)
+    return b.binary(prim, left, right).to(dtype)
 
 
 OP.formula("floor_divide.|Scalar heaviside pow.Tensor_Tensor|Tensor_Scalar")(binary_formula(same))
 
 
 @OP.formula("pow.Scalar")
-def _power_of_number(base: Any, exponent: Any) -> TensorSpec:
+def _power_of_number(base: Number, exponent: TensorLike) -> TensorSpec:
     """By rows, whatever the exponent's layout."""
     return contiguous(exponent, exponent.shape, promote_number(exponent.dtype, base))
 
 
 @OP.refuses("pow.Tensor_Scalar")
-def _refuse_pow(x: Any, exponent: Any) -> None:
+def _refuse_pow(x: TensorLike, exponent: Number) -> None:
     wrong = x.dtype in WHOLE and type(exponent) is int and exponent < 0
     refuse(wrong, "Integers to negative integer powers are not allowed.")
 
 
 @OP.rule("floor_divide.|Scalar")
-def _lower_floor_divide(b: Builder, x: Value, y: Any) -> Value:
-    return _lower_div(b, x, y, rounding_mode="floor")  # type: ignore[no-any-return]
+def _lower_floor_divide(b: Builder, x: Value, y: Operand) -> Value:
+    return _lower_div(b, x, y, rounding_mode="floor")
 
 
-def _power_by_number(b: Builder, x: Value, exponent: Any, held: torch.dtype) -> Value | None:
+def _power_by_number(b: Builder, x: Value, exponent: Number, held: torch.dtype) -> Value | None:
     """The exponents that eager computes without pow; `held` is the dtype that it keeps a square in."""
     if exponent == 2:
         return x * x
@@ -407,7 +418,7 @@ def _power_by_number(b: Builder, x: Value, exponent: Any, held: torch.dtype) -> 
 
 
 @OP.rule("pow.Tensor_Tensor|Tensor_Scalar|Scalar")
-def _lower_pow(b: Builder, x: Any, y: Any) -> Value:
+def _lower_pow(b: Builder, x: Operand, y: Operand) -> Value:
     dtype = result_type((x, y))
     if dtype is torch.bool:
         dtype = torch.int64 if not isinstance(y, Value) or not isinstance(x, Value) else torch.bool
@@ -493,12 +504,12 @@ def _lower_signbit(b: Builder, x: Value) -> Value:
 
 # --- selection -----------------------------------------------------------------------------------
 @OP.formula("where.self", "where.ScalarSelf", "where.ScalarOther", "where.Scalar")
-def _where(condition: Any, a: Any, b: Any) -> TensorSpec:
+def _where(condition: TensorLike, a: TensorLike | Number, b: TensorLike | Number) -> TensorSpec:
     return elementwise((condition, a, b), result_type((a, b)))
 
 
 @OP.rule("where.self", "where.ScalarOther", "where.ScalarSelf", "where.Scalar")
-def _lower_where(b: Builder, cond: Value, x: Any, y: Any) -> Value:
+def _lower_where(b: Builder, cond: Value, x: Operand, y: Operand) -> Value:
     dtype = result_type((x, y))
     x = x.to(dtype) if isinstance(x, Value) else b.full((), x, dtype, cond.device)
     y = y.to(dtype) if isinstance(y, Value) else y
@@ -506,41 +517,42 @@ def _lower_where(b: Builder, cond: Value, x: Any, y: Any) -> Value:
 
 
 @OP.formula("clamp", "clip", "clamp.Tensor", "clip.Tensor")
-def _clamp(x: Any, min: Any = None, max: Any = None) -> TensorSpec:
+def _clamp(x: TensorLike, min: TensorLike | Number | None = None, max: TensorLike | Number | None = None) -> TensorSpec:
     if min is None and max is None:
         raise RuntimeError("torch.clamp: At least one of 'min' or 'max' must not be None")
     return elementwise((x, min, max), result_type((x, min, max)))
 
 
 @OP.refuses("clamp", "clamp_min", "clamp_max")
-def _refuse_clamp(x: Any, *limits: Any, **named: Any) -> None:
+def _refuse_clamp(x: TensorLike, *limits: Number | None, **named: Number | None) -> None:
     for limit in (*limits, *named.values()):
-        if type(limit) in (int, float):
+        if type(limit) is int or type(limit) is float:
             refuse_overflow(limit, promote_number(x.dtype, limit))
 
 
 @OP.rule("clamp", "clamp.Tensor")
-def _lower_clamp(b: Builder, x: Value, min: Any = None, max: Any = None) -> Value:
+def _lower_clamp(b: Builder, x: Value, min: Operand | None = None, max: Operand | None = None) -> Value:
     dtype = result_type((x, min, max))
-    x, min, max = promoted(b, (x, min, max), dtype)
-    if min is not None:
-        x = x.maximum(min)
-    return x if max is None else x.minimum(max)
+    out, low, high = promoted(b, (x, min, max), dtype)
+    assert isinstance(out, Value)
+    if low is not None:
+        out = out.maximum(low)
+    return out if high is None else out.minimum(high)
 
 
 @OP.formula("clamp_min", "clamp_max", "clamp_min.Tensor", "clamp_max.Tensor")
-def _clamp_one(x: Any, limit: Any) -> TensorSpec:
+def _clamp_one(x: TensorLike, limit: TensorLike | Number) -> TensorSpec:
     return elementwise((x, limit), result_type((x, limit)))
 
 
 @OP.rule("clamp_min", "clamp_min.Tensor")
-def _lower_clamp_min(b: Builder, x: Value, min: Any) -> Value:
-    return _lower_clamp(b, x, min)  # type: ignore[no-any-return]
+def _lower_clamp_min(b: Builder, x: Value, min: Operand) -> Value:
+    return _lower_clamp(b, x, min)
 
 
 @OP.rule("clamp_max", "clamp_max.Tensor")
-def _lower_clamp_max(b: Builder, x: Value, max: Any) -> Value:
-    return _lower_clamp(b, x, None, max)  # type: ignore[no-any-return]
+def _lower_clamp_max(b: Builder, x: Value, max: Operand) -> Value:
+    return _lower_clamp(b, x, None, max)
 
 
 @OP.rule("heaviside")
@@ -565,12 +577,12 @@ def _lower_nan_to_num(
 
 # --- compounds -----------------------------------------------------------------------------------
 @OP.formula("addcmul", "addcdiv")
-def _addc(x: Any, a: Any, b: Any, *, value: Any = 1) -> TensorSpec:
+def _addc(x: TensorLike, a: TensorLike, b: TensorLike, *, value: Number = 1) -> TensorSpec:
     return elementwise((x, a, b), result_type((x, a, b)))
 
 
 @OP.rule("addcmul")
-def _lower_addcmul(b: Builder, x: Value, u: Value, v: Value, *, value: Any = 1) -> Value:
+def _lower_addcmul(b: Builder, x: Value, u: Value, v: Value, *, value: Number = 1) -> Value:
     dtype = result_type((x, u, v))
     x, u, v = promoted(b, (x, u, v), compute_dtype(dtype))
     product = u * v if _is_one(value) else u * value * v
@@ -578,19 +590,19 @@ def _lower_addcmul(b: Builder, x: Value, u: Value, v: Value, *, value: Any = 1) 
 
 
 @OP.rule("addcdiv")
-def _lower_addcdiv(b: Builder, x: Value, u: Value, v: Value, *, value: Any = 1) -> Value:
+def _lower_addcdiv(b: Builder, x: Value, u: Value, v: Value, *, value: Number = 1) -> Value:
     dtype = result_type((x, u, v))
     x, u, v = promoted(b, (x, u, v), compute_dtype(dtype))
     return (x + (u if _is_one(value) else u * value) / v).to(dtype)
 
 
 @OP.formula("lerp.Scalar", "lerp.Tensor")
-def _lerp(start: Any, end: Any, weight: Any) -> TensorSpec:
+def _lerp(start: TensorLike, end: TensorLike, weight: TensorLike | Number) -> TensorSpec:
     return elementwise((start, end, weight), start.dtype)
 
 
 @OP.rule("lerp.Scalar", "lerp.Tensor")
-def _lower_lerp(b: Builder, start: Value, end: Value, weight: Any) -> Value:
+def _lower_lerp(b: Builder, start: Value, end: Value, weight: Value | float) -> Value:
     dtype = result_type((start, end))
     if isinstance(weight, Value):
         start, end, weight = promoted(b, (start, end, weight), compute_dtype(dtype))
@@ -598,7 +610,7 @@ def _lower_lerp(b: Builder, start: Value, end: Value, weight: Any) -> Value:
         return b.where(weight.map(prims.abs) < 0.5, near, end - (end - start) * (1 - weight)).to(dtype)
     start, end = promoted(b, (start, end), compute_dtype(dtype))
     out = start + (end - start) * weight if abs(weight) < 0.5 else end - (end - start) * (1 - weight)
-    return out.to(dtype)  # type: ignore[no-any-return]
+    return out.to(dtype)
 
 
 OP.formula("deg2rad rad2deg")(unary_formula(float_of))
@@ -623,16 +635,16 @@ def _lower_frac(b: Builder, x: Value) -> Value:
 
 @OP.rule("square")
 def _lower_square(b: Builder, x: Value) -> Value:
-    return _lower_pow(b, x, 2)  # type: ignore[no-any-return]
+    return _lower_pow(b, x, 2)
 
 
 @OP.formula("fill.Tensor")
-def _fill_tensor(x: Any, value: Any) -> TensorSpec:
+def _fill_tensor(x: TensorLike, value: TensorLike) -> TensorSpec:
     return elementwise((x,), x.dtype)
 
 
 @OP.rule("fill.Scalar", "fill.Tensor")
-def _lower_fill(b: Builder, x: Value, value: Any) -> Value:
+def _lower_fill(b: Builder, x: Value, value: Operand) -> Value:
     if isinstance(value, Value):
         return value.to(x.dtype).expand(x.shape)
     return b.full_like(x, value)
@@ -640,12 +652,12 @@ def _lower_fill(b: Builder, x: Value, value: Any) -> Value:
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("isclose")
-def _isclose(a: Any, b: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _isclose(a: TensorLike, b: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return elementwise((a, b), torch.bool)
 
 
 @OP.refuses("neg")
-def _refuse_neg(x: Any) -> None:
+def _refuse_neg(x: TensorLike) -> None:
     refuse(x.dtype is torch.bool, "Negation, the `-` operator, on a bool tensor is not supported")
 
 
@@ -653,13 +665,13 @@ def _refuse_neg(x: Any) -> None:
     *(f"bitwise_{op}.Tensor|Scalar|Scalar_Tensor" for op in ("and", "or", "xor")),
     *(f"bitwise_{side}_shift.Tensor|Tensor_Scalar|Scalar_Tensor" for side in ("left", "right")),
 )
-def _refuse_bitwise(a: Any, b: Any) -> None:
+def _refuse_bitwise(a: TensorLike | Number, b: TensorLike | Number) -> None:
     for x in (a, b):
         whole = x.dtype in WHOLE if isinstance(x, TENSORS) else not isinstance(x, float | complex)
         refuse(not whole, "a bitwise operator is not implemented for floating point", NotImplementedError)
 
 
 @OP.refuses("remainder.Tensor", "remainder.Scalar", "remainder.Scalar_Tensor", "fmod.Tensor", "fmod.Scalar")
-def _refuse_rest(a: Any, b: Any) -> None:
+def _refuse_rest(a: TensorLike | Number, b: TensorLike | Number) -> None:
     truths = all(x.dtype is torch.bool if isinstance(x, TENSORS) else type(x) is bool for x in (a, b))
     refuse(truths, "the rest of a division is not implemented for 'Bool'", NotImplementedError)

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import Sizes, TensorLike, TensorOptions
 from primtorch.builder import Builder, Value
-from primtorch.families import Family, Trait
-from primtorch.layout import Sizes, strides_in_order, wrap_dims
+from primtorch.families import Family, Rule, Trait
+from primtorch.layout import strides_in_order, wrap_dims
 from primtorch.operators.build import contiguous, strided
 from primtorch.placement import resolved_device
 from primtorch.promotion import complex_of, real_of
@@ -37,7 +38,7 @@ def _cosines(*terms: float) -> Callable[[Value], Value]:
     return shape
 
 
-def _window(b: Builder, length: Any, periodic: bool, shape: Callable[[Value], Value], options: Any) -> Value:
+def _window(b: Builder, length: Size, periodic: bool, shape: Callable[[Value], Value], options: TensorOptions) -> Value:
     dtype = options.get("dtype") or torch.get_default_dtype()
     device = options.get("device")
     place = resolved_device(device)
@@ -47,8 +48,8 @@ def _window(b: Builder, length: Any, periodic: bool, shape: Callable[[Value], Va
     return shape(t).to(dtype)
 
 
-def _window_rule(shape: Callable[[Value], Value]) -> Any:
-    def rule(b: Builder, length: Any, periodic: bool = True, **options: Any) -> Value:
+def _window_rule(shape: Callable[[Value], Value]) -> Rule:
+    def rule(b: Builder, length: Size, periodic: bool = True, **options: Unpack[TensorOptions]) -> Value:
         return _window(b, length, periodic, shape, options)
 
     return rule
@@ -66,13 +67,20 @@ for _name, _shape in (
     "hamming_window", "hamming_window.periodic", "hamming_window.periodic_alpha", "hamming_window.periodic_alpha_beta"
 )
 def _lower_hamming(
-    b: Builder, length: Any, periodic: bool = True, alpha: float = 0.54, beta: float = 0.46, **options: Any
+    b: Builder,
+    length: Size,
+    periodic: bool = True,
+    alpha: float = 0.54,
+    beta: float = 0.46,
+    **options: Unpack[TensorOptions],
 ) -> Value:
     return _window(b, length, periodic, _cosines(alpha, beta), options)
 
 
 @OP.rule("kaiser_window", "kaiser_window.periodic", "kaiser_window.beta")
-def _lower_kaiser(b: Builder, length: Any, periodic: bool = True, beta: float = 12.0, **options: Any) -> Value:
+def _lower_kaiser(
+    b: Builder, length: Size, periodic: bool = True, beta: float = 12.0, **options: Unpack[TensorOptions]
+) -> Value:
     def shape(t: Value) -> Value:
         r = t * 2.0 - 1.0
         top = ((1.0 - r * r).maximum(0.0).map(prims.sqrt) * beta).map(prims.i0)
@@ -81,7 +89,7 @@ def _lower_kaiser(b: Builder, length: Any, periodic: bool = True, beta: float = 
     return _window(b, length, periodic, shape, options)
 
 
-def _frequencies(b: Builder, n: Any, d: float, positive: Any, length: Any, options: Any) -> Value:
+def _frequencies(b: Builder, n: Size, d: float, positive: Size, length: Size, options: TensorOptions) -> Value:
     dtype = options.get("dtype") or torch.get_default_dtype()
     device = options.get("device")
     place = resolved_device(device)
@@ -90,12 +98,12 @@ def _frequencies(b: Builder, n: Any, d: float, positive: Any, length: Any, optio
 
 
 @OP.rule("fft_fftfreq")
-def _lower_fftfreq(b: Builder, n: Any, d: float = 1.0, **options: Any) -> Value:
+def _lower_fftfreq(b: Builder, n: Size, d: float = 1.0, **options: Unpack[TensorOptions]) -> Value:
     return _frequencies(b, n, d, (n + 1) // 2, n, options)
 
 
 @OP.rule("fft_rfftfreq")
-def _lower_rfftfreq(b: Builder, n: Any, d: float = 1.0, **options: Any) -> Value:
+def _lower_rfftfreq(b: Builder, n: Size, d: float = 1.0, **options: Unpack[TensorOptions]) -> Value:
     return _frequencies(b, n, d, n // 2 + 1, n // 2 + 1, options)
 
 
@@ -110,7 +118,7 @@ def _by_falling_stride(dims: Sequence[int], strides: Sizes) -> list[int]:
     return ordered
 
 
-def _transformed(x: TensorSpec, shape: Sizes, dims: Sequence[int], dtype: torch.dtype) -> TensorSpec:
+def _transformed(x: TensorLike, shape: Sizes, dims: Sequence[int], dtype: torch.dtype) -> TensorSpec:
     """The library transforms batches that lie one after another: batch dims, by falling stride, then the dims.
 
     Builds of torch without MKL have another CPU library, which writes row-major results.
@@ -123,7 +131,7 @@ def _transformed(x: TensorSpec, shape: Sizes, dims: Sequence[int], dtype: torch.
 
 
 @OP.formula("_fft_c2c")
-def _c2c(x: Any, dim: Sequence[int], normalization: int, forward: bool) -> TensorSpec:
+def _c2c(x: TensorLike, dim: Sequence[int], normalization: int, forward: bool) -> TensorSpec:
     if not dim:
         return contiguous(x, x.shape)
     dims = _by_falling_stride(wrap_dims(dim, x.dim()), x.stride())
@@ -131,7 +139,7 @@ def _c2c(x: Any, dim: Sequence[int], normalization: int, forward: bool) -> Tenso
 
 
 @OP.formula("_fft_r2c")
-def _r2c(x: Any, dim: Sequence[int], normalization: int, onesided: bool) -> TensorSpec:
+def _r2c(x: TensorLike, dim: Sequence[int], normalization: int, onesided: bool) -> TensorSpec:
     *others, last = wrap_dims(dim, x.dim())
     shape: list[Size] = list(x.shape)
     if onesided:
@@ -140,10 +148,12 @@ def _r2c(x: Any, dim: Sequence[int], normalization: int, onesided: bool) -> Tens
 
 
 @OP.formula("_fft_c2r")
-def _c2r(x: Any, dim: Sequence[int], normalization: int, last_dim_size: Size) -> TensorSpec:
+def _c2r(x: TensorLike, dim: Sequence[int], normalization: int, last_dim_size: Size) -> TensorSpec:
     *others, last = wrap_dims(dim, x.dim())
     # Several dims are transformed in two steps, the last one alone.
-    source = _transformed(x, tuple(x.shape), _by_falling_stride(others, x.stride()), x.dtype) if others else x
+    source = x
+    if others:
+        source = _transformed(x, tuple(x.shape), _by_falling_stride(others, x.stride()), x.dtype)
     shape: list[Size] = list(x.shape)
     shape[last] = last_dim_size
     return _transformed(source, tuple(shape), [last], real_of(x.dtype))

@@ -1,19 +1,18 @@
-"""Gather, scatter, advanced indexing, embeddings."""
+"""Gather, scatter, advanced indexing."""
 
 # ruff: noqa: B023 -- the messages are built at once, in the iteration that fails
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from primtorch import prims
-from primtorch.builder import Builder, Value, same_sizes
+from primtorch.arguments import TENSORS, Number, Sizes, TensorLike
+from primtorch.builder import Builder, Operand, Value, same_sizes, tensor_among
 from primtorch.families import Family, Trait
 from primtorch.layout import (
-    Sizes,
     broadcast,
     broadcast_shapes,
     contiguous_strides,
@@ -24,10 +23,10 @@ from primtorch.layout import (
 )
 from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
 from primtorch.operators.elementwise import truth
-from primtorch.operators.reduction import vector_norm
 from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
+from primtorch.prims import Prim
 from primtorch.prims.indexing import indexed_shape
-from primtorch.promotion import TENSORS, compute_dtype, result_type
+from primtorch.promotion import result_type
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.sym_node import node_of
 
@@ -40,7 +39,7 @@ OP.trait(
 )
 OP.trait(
     Trait.ONE_DEVICE,
-    "embedding gather index_add index_copy index_reduce index_select masked_scatter masked_select put scatter "
+    "gather index_add index_copy index_reduce index_select masked_scatter masked_select put scatter "
     "scatter_add scatter_reduce take",
 )
 OP.trait(
@@ -53,12 +52,12 @@ OP.trait(Trait.SHARES_NOTHING, "gather index_select masked_select take")
 
 
 @OP.formula("masked_fill.Scalar", "masked_fill.Tensor", "masked_scatter")
-def _masked(x: Any, mask: Any, value: Any) -> TensorSpec:
+def _masked(x: TensorLike, mask: TensorLike, value: Number) -> TensorSpec:
     return contiguous(x, broadcast(tuple(x.shape), tuple(mask.shape)))
 
 
 @OP.refuses("masked_fill.Tensor", "masked_fill.Scalar")
-def _refuse_masked_fill(x: Any, mask: Any, value: Any) -> None:
+def _refuse_masked_fill(x: TensorLike, mask: TensorLike, value: Number) -> None:
     refuse(mask.dtype is not torch.bool, lambda: f"masked_fill only supports boolean masks, but got dtype {mask.dtype}")
     if isinstance(value, TENSORS):
         refuse(
@@ -72,7 +71,7 @@ def _refuse_masked_fill(x: Any, mask: Any, value: Any) -> None:
 
 
 @OP.refuses("masked_scatter")
-def _refuse_masked_scatter(x: Any, mask: Any, source: Any) -> None:
+def _refuse_masked_scatter(x: TensorLike, mask: TensorLike, source: TensorLike) -> None:
     refuse(mask.dtype is not torch.bool, lambda: f"masked_scatter_ only supports boolean masks, but got {mask.dtype}")
     refuse(
         x.dtype is not source.dtype, lambda: f"masked_scatter: expected {x.dtype} and got {source.dtype} for the source"
@@ -80,14 +79,14 @@ def _refuse_masked_scatter(x: Any, mask: Any, source: Any) -> None:
 
 
 @OP.rule("masked_fill.Scalar", "masked_fill.Tensor")
-def _lower_masked_fill(b: Builder, x: Value, mask: Value, value: Any) -> Value:
+def _lower_masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Value:
     if isinstance(value, Value):
         value = value.to(x.dtype)
     return b.where(truth(mask), value, x)
 
 
 def _integer_indices(
-    b: Builder, x: Value, indices: Sequence[Value | None], count: Any = None
+    b: Builder, x: Value, indices: Sequence[Value | None], count: Size | None = None
 ) -> tuple[Value | None, ...]:
     """int64 indices; a mask becomes the positions of its true elements, whose number only the data knows: `count`
     where the graph has a symbol for it."""
@@ -107,15 +106,16 @@ def _integer_indices(
     return tuple(out)
 
 
-def _selected(b: Builder, indices: Sequence[Value | None]) -> Any:
+def _selected(b: Builder, indices: Sequence[Value | None]) -> Size | None:
     """The size that the result has where one mask alone selects."""
     tensors = [i for i in indices if i is not None]
     if len(tensors) != 1 or tensors[0].dtype is torch.int64 or b.val is None:
         return None
-    return b.val.shape[list(indices).index(tensors[0])]
+    size: Size = b.val.shape[list(indices).index(tensors[0])]
+    return size
 
 
-def _like(x: Any) -> TensorSpec:
+def _like(x: TensorLike) -> TensorSpec:
     shape = tuple(x.shape)
     return strided(x, shape, dense_like(shape, x.stride()))
 
@@ -127,9 +127,9 @@ def _index_strides(shape: Sizes, operands: tuple[tuple[Sizes, Sizes], ...]) -> S
     return iterator_strides(shape, operands)
 
 
-def _expand_masks(x: Any, indices: Sequence[Any], fresh: Fresh) -> list[Any]:
+def _expand_masks(x: TensorLike, indices: Sequence[TensorLike | None], fresh: Fresh) -> list[TensorLike | None]:
     """Boolean masks become one index per masked dim, all of one data-dependent length."""
-    out: list[Any] = []
+    out: list[TensorLike | None] = []
     for index in indices:
         if index is None or index.dtype not in (torch.bool, torch.uint8):
             out.append(index)
@@ -148,18 +148,19 @@ def _expand_masks(x: Any, indices: Sequence[Any], fresh: Fresh) -> list[Any]:
 
 
 @OP.formula("index.Tensor", "_unsafe_index.Tensor")
-def _index(x: Any, indices: Sequence[Any], *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+def _index(x: TensorLike, indices: Sequence[TensorLike | None], *, fresh: Fresh = refuse_fresh) -> TensorSpec:
     plain = _expand_masks(x, indices, fresh)
     if len(plain) > x.dim():
         raise IndexError(f"too many indices for tensor of dimension {x.dim()} (got {len(plain)})")
     plain += [None] * (x.dim() - len(plain))
-    used = [d for d, i in enumerate(plain) if i is not None]
+    given = {d: index for d, index in enumerate(plain) if index is not None}
+    used = list(given)
     shape, strides = tuple(x.shape), x.stride()
     if not used:
         return _like(x)
     common: Sizes = ()
     for d in used:
-        common = broadcast(common, tuple(plain[d].shape))
+        common = broadcast(common, tuple(given[d].shape))
     # Indices that are not adjacent move to the front.
     adjacent = used == list(range(used[0], used[-1] + 1))
     order = [d for d in range(len(plain)) if plain[d] is None]
@@ -170,17 +171,17 @@ def _index(x: Any, indices: Sequence[Any], *, fresh: Fresh = refuse_fresh) -> Te
     source = (*(strides[d] for d in before), *(0 for _ in common), *(strides[d] for d in after))
     operands: list[tuple[Sizes, Sizes]] = [(out, source)]
     for d in used:
-        own = tuple(plain[d].shape)
+        own = tuple(given[d].shape)
         lead_ones = (1,) * (len(common) - len(own))
         index_shape = (*(1 for _ in before), *lead_ones, *own, *(1 for _ in after))
-        index_strides = (*(0 for _ in before), *(0 for _ in lead_ones), *plain[d].stride(), *(0 for _ in after))
+        index_strides = (*(0 for _ in before), *(0 for _ in lead_ones), *given[d].stride(), *(0 for _ in after))
         operands.append((index_shape, index_strides))
     return strided(x, out, _index_strides(out, tuple(operands)))
 
 
 @OP.refuses("index.Tensor", "_unsafe_index.Tensor")
-def _refuse_index(x: Any, indices: Sequence[Any], **options: Any) -> None:
-    common: tuple[Any, ...] = ()
+def _refuse_index(x: TensorLike, indices: Sequence[TensorLike | None], **options: object) -> None:
+    common: Sizes = ()
     for index in indices:
         if index is None or index.dtype in (torch.bool, torch.uint8):
             continue
@@ -200,7 +201,7 @@ def _refuse_index(x: Any, indices: Sequence[Any], **options: Any) -> None:
 
 @OP.rule("index.Tensor", "_unsafe_index.Tensor?")
 def _lower_index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
-    return b.emit(prims.index, x, _integer_indices(b, x, indices, _selected(b, indices)), True)  # type: ignore[no-any-return]
+    return b.emit(prims.index, x, _integer_indices(b, x, indices, _selected(b, indices)), True)
 
 
 def _unit(rank: int, dim: int) -> tuple[int, ...]:
@@ -224,7 +225,7 @@ def _counted(b: Builder, values: Value, lead: int, mask: Value) -> Value:
     if not isinstance(count, int):
         place = place.maximum(0)
     picked = b.emit(prims.index, values, (*(None,) * lead, place), False)
-    return picked.reshape((*values.shape[:lead], *mask.shape, *values.shape[lead + 1 :]))  # type: ignore[no-any-return]
+    return picked.reshape((*values.shape[:lead], *mask.shape, *values.shape[lead + 1 :]))
 
 
 def _masked_put(b: Builder, x: Value, lead: int, mask: Value, values: Value, accumulate: bool) -> Value:
@@ -253,12 +254,12 @@ def _masked_put(b: Builder, x: Value, lead: int, mask: Value, values: Value, acc
 
 
 @OP.formula("index_fill.int_Scalar", "index_fill.int_Tensor", "index_put", "_unsafe_index_put", "put")
-def _updated(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _updated(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return _like(x)
 
 
 @OP.refuses("index_fill.int_Scalar")
-def _refuse_index_fill(x: Any, dim: int, index: Any, value: Any) -> None:
+def _refuse_index_fill(x: TensorLike, dim: int, index: TensorLike, value: Number) -> None:
     refuse_overflow(value, x.dtype)
 
 
@@ -274,7 +275,7 @@ def _lower_index_put(
     surplus = values.rank - len(shape)
     if surplus > 0:  # eager lets leading dimensions of size 1 go
         values = values.reshape(values.shape[surplus:])
-    return b.emit(prims.index_put, x, whole, values.expand(shape), accumulate, True)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, whole, values.expand(shape), accumulate, True)
 
 
 def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
@@ -282,7 +283,7 @@ def _along(x: Value, dim: int, index: Value) -> tuple[Value | None, ...]:
 
 
 @OP.formula("index_select")
-def _index_select(x: Any, dim: int, index: Any) -> TensorSpec:
+def _index_select(x: TensorLike, dim: int, index: TensorLike) -> TensorSpec:
     shape = list(x.shape)
     at = wrap_dim(dim, x.dim())
     if index.dim() > 1:
@@ -293,7 +294,7 @@ def _index_select(x: Any, dim: int, index: Any) -> TensorSpec:
 
 
 @OP.refuses("index_select")
-def _refuse_index_select(x: Any, dim: int, index: Any) -> None:
+def _refuse_index_select(x: TensorLike, dim: int, index: TensorLike) -> None:
     wrap_dim(dim, x.dim())
     refuse(index.dim() > 1, "index_select(): Index is supposed to be a vector", IndexError)
     refuse(index.dtype not in (torch.int64, torch.int32), "index_select(): Expected dtype int32 or int64 for index")
@@ -303,7 +304,7 @@ def _refuse_index_select(x: Any, dim: int, index: Any) -> None:
 def _lower_index_select(b: Builder, x: Value, dim: int, index: Value) -> Value:
     if x.rank == 0:
         return x
-    return b.emit(prims.index, x, _along(x, x.dim(dim), index), False)  # type: ignore[no-any-return]
+    return b.emit(prims.index, x, _along(x, x.dim(dim), index), False)
 
 
 def _expanded_values(x: Value, dim: int, index: Value, source: Value) -> Value:
@@ -322,11 +323,11 @@ def _expanded_values(x: Value, dim: int, index: Value, source: Value) -> Value:
     "index_copy",
     "index_reduce",
 )
-def _rewritten(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _rewritten(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return contiguous(x, x.shape)
 
 
-def _index_dtype(name: str, index: Any) -> None:
+def _index_dtype(name: str, index: TensorLike) -> None:
     if any(is_empty(s) for s in index.shape):
         return
     refuse(index.dtype not in (torch.int64, torch.int32), lambda: f"{name}(): Expected dtype int32/int64 for index")
@@ -334,7 +335,9 @@ def _index_dtype(name: str, index: Any) -> None:
 
 @OP.refuses("scatter.src", "scatter.reduce", "scatter_add", "scatter_reduce.two",
      "scatter.value", "scatter.value_reduce")  # fmt: skip
-def _refuse_scatter(x: Any, dim: int, index: Any, src: Any, *args: Any, **options: Any) -> None:
+def _refuse_scatter(
+    x: TensorLike, dim: int, index: TensorLike, src: TensorLike, *args: object, **options: object
+) -> None:
     at = wrap_dim(dim, x.dim())
     if any(is_empty(s) for s in index.shape):
         return
@@ -361,7 +364,7 @@ def _refuse_scatter(x: Any, dim: int, index: Any, src: Any, *args: Any, **option
 
 
 @OP.refuses("index_add")
-def _refuse_index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any = 1) -> None:
+def _refuse_index_add(x: TensorLike, dim: int, index: TensorLike, source: TensorLike, *, alpha: Number = 1) -> None:
     at = wrap_dim(dim, x.dim())
     refuse(index.dim() > 1, "index_add_(): Index is supposed to be a vector", IndexError)
     refuse(x.dtype is not source.dtype, "index_add_(): self and source must have the same scalar type")
@@ -382,13 +385,13 @@ def _refuse_index_add(x: Any, dim: int, index: Any, source: Any, *, alpha: Any =
 
 
 @OP.rule("index_add")
-def _lower_index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, *, alpha: Any = 1) -> Value:
+def _lower_index_add(b: Builder, x: Value, dim: int, index: Value, source: Value, *, alpha: Number = 1) -> Value:
     if not (isinstance(alpha, (int, float)) and alpha == 1):
         source = b.binary(prims.mul, source.compute(), alpha).to(source.dtype)
     if x.rank == 0:
         return x + source.reshape(())
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), True, False)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), True, False)
 
 
 @OP.rule("index_copy")
@@ -396,16 +399,16 @@ def _lower_index_copy(b: Builder, x: Value, dim: int, index: Value, source: Valu
     if x.rank == 0:
         return source.reshape(())
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), False, False)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, source), False, False)
 
 
 @OP.rule("index_fill.int_Scalar", "index_fill.int_Tensor")
-def _lower_index_fill(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Value:
-    value = value.to(x.dtype) if isinstance(value, Value) else b.full((), value, x.dtype, x.device)
+def _lower_index_fill(b: Builder, x: Value, dim: int, index: Value, value: Operand) -> Value:
+    fill = value.to(x.dtype) if isinstance(value, Value) else b.full((), value, x.dtype, x.device)
     if x.rank == 0:
-        return value  # type: ignore[no-any-return]
+        return fill
     dim = x.dim(dim)
-    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, value), False, True)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, _along(x, dim, index), _expanded_values(x, dim, index, fill), False, True)
 
 
 def _is_empty(index: Value) -> bool:
@@ -417,14 +420,14 @@ def _full_rank(x: Value, index: Value) -> Value:
     return index.to(torch.int64).reshape((1,) * x.rank) if index.rank != x.rank else index.to(torch.int64)
 
 
-def _for_each(b: Builder, x: Value, index: Value, value: Any) -> Value:
+def _for_each(b: Builder, x: Value, index: Value, value: Number) -> Value:
     """A number as the `src` of a scatter."""
     shape = index.shape if index.rank == x.rank or _is_empty(index) else (1,) * max(x.rank, 1)
-    return b.full((), value, x.dtype, x.device).expand(shape)  # type: ignore[no-any-return]
+    return b.full((), value, x.dtype, x.device).expand(shape)
 
 
 @OP.formula("gather")
-def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> TensorSpec:
+def _gather(x: TensorLike, dim: int, index: TensorLike, *, sparse_grad: bool = False) -> TensorSpec:
     wrap_dim(dim, x.dim())
     empty = any(type(size) is int and size == 0 for size in index.shape)
     if x.dim() != index.dim() and x.dim() and index.dim() and not empty:
@@ -433,7 +436,7 @@ def _gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> Tenso
 
 
 @OP.refuses("gather")
-def _refuse_gather(x: Any, dim: int, index: Any, *, sparse_grad: bool = False) -> None:
+def _refuse_gather(x: TensorLike, dim: int, index: TensorLike, *, sparse_grad: bool = False) -> None:
     at = wrap_dim(dim, x.dim())
     _index_dtype("gather", index)
     if x.dim() != index.dim() or any(is_empty(s) for s in index.shape):
@@ -453,14 +456,14 @@ def _lower_gather(b: Builder, x: Value, dim: int, index: Value, *, sparse_grad: 
     if x.rank == 0:
         return x.expand(index.shape)
     if index.rank == 0:  # of a 1-d tensor
-        return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64).reshape((1,))).reshape(())  # type: ignore[no-any-return]
+        return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64).reshape((1,))).reshape(())
     if index.rank != x.rank and _is_empty(index):
         return b.full(index.shape, 0, x.dtype, x.device)
-    return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64))  # type: ignore[no-any-return]
+    return b.emit(prims.gather, x, x.dim(dim), index.to(torch.int64))
 
 
 def _scattering(
-    b: Builder, prim: Any, x: Value, dim: int, index: Value, src: Value, *rest: Any, **options: Any
+    b: Builder, prim: Prim, x: Value, dim: int, index: Value, src: Value, *rest: object, **options: object
 ) -> Value:
     """Scatter prims take equal ranks and a src of the index's shape; a 0-d tensor is one of a single element."""
     if index.rank != x.rank and _is_empty(index):
@@ -473,7 +476,7 @@ def _scattering(
         for d, size in enumerate(index.shape):
             src = src.slice(d, 0, size)
     out = b.emit(prim, x, x.dim(dim), index, src.to(x.dtype), *rest, **options)
-    return out.reshape(shape)  # type: ignore[no-any-return]
+    return out.reshape(shape)
 
 
 @OP.rule("scatter.src")
@@ -482,7 +485,7 @@ def _lower_scatter(b: Builder, x: Value, dim: int, index: Value, src: Value) -> 
 
 
 @OP.rule("scatter.value")
-def _lower_scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Any) -> Value:
+def _lower_scatter_value(b: Builder, x: Value, dim: int, index: Value, value: Number) -> Value:
     src = _for_each(b, x, index, value)
     return _scattering(b, prims.scatter, x, dim, index, src)
 
@@ -501,7 +504,9 @@ def _lower_scatter_with_reduce(b: Builder, x: Value, dim: int, index: Value, src
 
 
 @OP.rule("scatter.value_reduce")
-def _lower_scatter_value_with_reduce(b: Builder, x: Value, dim: int, index: Value, value: Any, *, reduce: str) -> Value:
+def _lower_scatter_value_with_reduce(
+    b: Builder, x: Value, dim: int, index: Value, value: Number, *, reduce: str
+) -> Value:
     src = _for_each(b, x, index, value)
     return _scatter_by(b, x, dim, index, src, {"add": "sum", "multiply": "prod"}[reduce])
 
@@ -528,17 +533,17 @@ def _lower_index_reduce(
             reduce,
             include_self=include_self,
         )
-        return out.reshape(())  # type: ignore[no-any-return]
+        return out.reshape(())
     dim = x.dim(dim)
     source = source.to(x.dtype)
     places = index.to(torch.int64).reshape([index.numel() if d == dim else 1 for d in range(x.rank)])
-    return b.emit(  # type: ignore[no-any-return]
+    return b.emit(
         prims.scatter_reduce,
         x,
         dim,
         places.expand(source.shape),
         source,
-        reduce,  # type: ignore[no-any-return]
+        reduce,
         include_self=include_self,
     )
 
@@ -551,19 +556,23 @@ def _clamped(x: Value, indices: Sequence[Value | None]) -> tuple[Value | None, .
 
 
 @OP.formula("_unsafe_masked_index")
-def _masked_index(x: Any, mask: Any, indices: Sequence[Any], fill: Any) -> TensorSpec:
+def _masked_index(x: TensorLike, mask: TensorLike, indices: Sequence[TensorLike | None], fill: Number) -> TensorSpec:
     return _index(x, indices)
 
 
 @OP.rule("_unsafe_masked_index")
-def _lower_unsafe_masked_index(b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], fill: Any) -> Value:
+def _lower_unsafe_masked_index(
+    b: Builder, x: Value, mask: Value, indices: Sequence[Value | None], fill: Number
+) -> Value:
     """x at the indices, clamped into range, where the mask is true; `fill` elsewhere."""
     out = b.emit(prims.index, x, _clamped(x, indices), True)
     return b.where(mask, out, fill)
 
 
 @OP.formula("_unsafe_masked_index_put_accumulate")
-def _masked_index_put(x: Any, mask: Any, indices: Sequence[Any], values: Any) -> TensorSpec:
+def _masked_index_put(
+    x: TensorLike, mask: TensorLike, indices: Sequence[TensorLike | None], values: TensorLike
+) -> TensorSpec:
     return _like(x)
 
 
@@ -573,32 +582,36 @@ def _lower_unsafe_masked_index_put(
 ) -> Value:
     places = _clamped(x, indices)
     kept = b.where(mask, values, 0).expand(indexed_shape(x.shape, places))
-    return b.emit(prims.index_put, x, places, kept, True, True)  # type: ignore[no-any-return]
+    return b.emit(prims.index_put, x, places, kept, True, True)
 
 
 @OP.formula("isin.Tensor_Tensor", "isin.Tensor_Scalar")
-def _isin(elements: Any, test: Any, *, assume_unique: bool = False, invert: bool = False) -> TensorSpec:
+def _isin(elements: TensorLike, test: TensorLike, *, assume_unique: bool = False, invert: bool = False) -> TensorSpec:
     return contiguous(elements, elements.shape, torch.bool)
 
 
 @OP.rule("isin.Tensor_Tensor", "isin.Tensor_Scalar", "isin.Scalar_Tensor")
-def _lower_isin(b: Builder, elements: Any, tests: Any, *, assume_unique: bool = False, invert: bool = False) -> Value:
-    device = (elements if isinstance(elements, Value) else tests).device
+def _lower_isin(
+    b: Builder, elements: Operand, tests: Operand, *, assume_unique: bool = False, invert: bool = False
+) -> Value:
+    device = tensor_among(elements, tests).device
     dtype = result_type((elements, tests))
-    elements, tests = (v.to(dtype) if isinstance(v, Value) else b.full((), v, dtype, device) for v in (elements, tests))
-    hits = elements.unsqueeze(elements.rank).eq(tests.reshape((tests.numel(),)))
-    found = hits.reduce(prims.any, (elements.rank,))
-    return ~found if invert else found  # type: ignore[no-any-return]
+    given, sought = (v.to(dtype) if isinstance(v, Value) else b.full((), v, dtype, device) for v in (elements, tests))
+    hits = given.unsqueeze(given.rank).eq(sought.reshape((sought.numel(),)))
+    found = hits.reduce(prims.any, (given.rank,))
+    return ~found if invert else found
 
 
 @OP.formula("repeat_interleave.Tensor")
-def _repeat_interleave(repeats: Any, *, output_size: Size | None = None, fresh: Fresh = refuse_fresh) -> TensorSpec:
+def _repeat_interleave(
+    repeats: TensorLike, *, output_size: Size | None = None, fresh: Fresh = refuse_fresh
+) -> TensorSpec:
     count = fresh(None) if output_size is None else output_size
     return TensorSpec((count,), (1,), torch.int64, repeats.device)
 
 
 @OP.rule("repeat_interleave.Tensor")
-def _lower_repeat_interleave(b: Builder, repeats: Value, *, output_size: Any = None) -> Value:
+def _lower_repeat_interleave(b: Builder, repeats: Value, *, output_size: Size | None = None) -> Value:
     """Each position i repeats[i] times."""
     whole = b.val
     if output_size is None and whole is not None and type(whole.shape[0]) is int:
@@ -606,34 +619,36 @@ def _lower_repeat_interleave(b: Builder, repeats: Value, *, output_size: Any = N
     if output_size is None:
         if whole is not None:
             b.val = whole.shape[0]  # the number is the one that the result's size stands for
-        output_size = b.emit(prims.local_scalar, repeats.to(torch.int64).sum((0,)))
+        count: Size = b.call(prims.local_scalar, (repeats.to(torch.int64).sum((0,)),), {})
         b.val = whole
+    else:
+        count = output_size
     if isinstance(repeats.shape[0], int) and repeats.shape[0] == 0:
         return b.full((0,), 0, repeats.dtype, repeats.device)
     ends = b.emit(prims.cumsum, repeats.to(torch.int64), 0)
-    found = b.emit(prims.searchsorted, ends, b.iota(output_size, repeats.device), True)
-    return found.to(repeats.dtype)  # type: ignore[no-any-return]
+    found = b.emit(prims.searchsorted, ends, b.iota(count, repeats.device), True)
+    return found.to(repeats.dtype)
 
 
 @OP.formula("take")
-def _take(x: Any, index: Any) -> TensorSpec:
+def _take(x: TensorLike, index: TensorLike) -> TensorSpec:
     return contiguous(x, index.shape)
 
 
 @OP.rule("take")
 def _lower_take(b: Builder, x: Value, index: Value) -> Value:
-    return b.emit(prims.index, x.reshape((x.numel(),)), (index.to(torch.int64),), True)  # type: ignore[no-any-return]
+    return b.emit(prims.index, x.reshape((x.numel(),)), (index.to(torch.int64),), True)
 
 
 @OP.rule("put")
 def _lower_put(b: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     flat = x.reshape((x.numel(),))
     out = b.emit(prims.index_put, flat, (index.to(torch.int64),), source.reshape(index.shape), accumulate, True)
-    return out.reshape(x.shape)  # type: ignore[no-any-return]
+    return out.reshape(x.shape)
 
 
 @OP.formula("masked_select")
-def _masked_select(x: Any, mask: Any, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+def _masked_select(x: TensorLike, mask: TensorLike, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
     count = fresh(product(broadcast(tuple(x.shape), tuple(mask.shape))))
     return TensorSpec((count,), (1,), x.dtype, x.device)
 
@@ -645,7 +660,7 @@ def _lower_masked_select(b: Builder, x: Value, mask: Value) -> Value:
     if not shape:
         mask, x = mask.reshape((1,)), x.reshape((1,))
     count = None if b.val is None else b.val.shape[0]
-    return b.emit(prims.index, x, _integer_indices(b, x, (mask,), count), False)  # type: ignore[no-any-return]
+    return b.emit(prims.index, x, _integer_indices(b, x, (mask,), count), False)
 
 
 @OP.rule("masked_scatter")
@@ -660,7 +675,7 @@ def _lower_masked_scatter(b: Builder, x: Value, mask: Value, source: Value) -> V
 
 
 @OP.formula("nonzero")
-def _nonzero(x: Any, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+def _nonzero(x: TensorLike, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
     count = fresh(product(x.shape))
     # The result is filled column by column: its transpose is row-major.
     return TensorSpec((count, x.dim()), (1, count), torch.int64, x.device)
@@ -668,77 +683,7 @@ def _nonzero(x: Any, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
 
 @OP.rule("nonzero")
 def _lower_nonzero(b: Builder, x: Value) -> Value:
-    return b.emit(prims.nonzero, x)  # type: ignore[no-any-return]
-
-
-# --- embeddings ----------------------------------------------------------------------------------
-@OP.formula("embedding")
-def _embedding(
-    weight: Any, indices: Any, padding_idx: Size = -1, scale_grad_by_freq: bool = False, sparse: bool = False
-) -> TensorSpec:
-    if weight.dim() != 2:
-        raise RuntimeError("'weight' must be 2-D")
-    return contiguous(weight, (*indices.shape, weight.shape[1]))
-
-
-@OP.refuses("embedding")
-def _refuse_embedding(weight: Any, indices: Any, *args: Any) -> None:
-    refuse(weight.dim() != 2, "'weight' must be 2-D")
-    refuse(
-        indices.dtype not in (torch.int64, torch.int32),
-        lambda: f"Expected tensor for argument #1 'indices' to be Long or Int; but got {indices.dtype}",
-    )
-
-
-@OP.rule("embedding")
-def _lower_embedding(
-    b: Builder,
-    weight: Value,
-    indices: Value,
-    padding_idx: Any = -1,
-    scale_grad_by_freq: bool = False,
-    sparse: bool = False,
-) -> Value:
-    return b.emit(prims.index, weight, (indices.to(torch.int64),), False)  # type: ignore[no-any-return]
-
-
-@OP.formula("embedding_dense_backward")
-def _embedding_backward(
-    grad: Any, indices: Any, num_weights: Size, padding_idx: Size, scale_grad_by_freq: bool
-) -> TensorSpec:
-    return contiguous(grad, (num_weights, grad.shape[-1]))
-
-
-@OP.rule("embedding_dense_backward")
-def _lower_embedding_dense_backward(
-    b: Builder, grad: Value, indices: Value, num_weights: Any, padding_idx: Any, scale_grad_by_freq: bool
-) -> Value:
-    """Sum the gradient's rows into the rows that they were read from; reduced precision is summed in float32."""
-    indices = indices.to(torch.int64)
-    g = grad.to(compute_dtype(grad.dtype))
-    if scale_grad_by_freq:
-        ones = b.full(indices.shape, 1, torch.int64, grad.device)
-        counts = b.emit(
-            prims.index_put, b.full((num_weights,), 0, torch.int64, grad.device), (indices,), ones, True, False
-        )
-        g = g / b.emit(prims.index, counts, (indices,), False).to(g.dtype).unsqueeze(indices.rank)
-    if not isinstance(padding_idx, int) or padding_idx >= 0:
-        g = b.where(indices.eq(padding_idx).unsqueeze(indices.rank), 0.0, g)
-    table = b.full((num_weights, grad.shape[-1]), 0, g.dtype, grad.device)
-    return b.emit(prims.index_put, table, (indices,), g, True, False).to(grad.dtype)  # type: ignore[no-any-return]
-
-
-@OP.rule("embedding_renorm?")
-def _lower_embedding_renorm(b: Builder, weight: Value, indices: Value, max_norm: float, norm_type: float) -> Value:
-    """The rows that are read, scaled down to `max_norm` where they are longer."""
-    rows = b.full((weight.shape[0],), False, torch.bool, weight.device)
-    flat = indices.to(torch.int64).reshape((indices.numel(),))
-    marks = b.full((indices.numel(),), True, torch.bool, weight.device)
-    read = b.emit(prims.index_put, rows, (flat,), marks, False, False)
-    wide = weight.compute()
-    norms = vector_norm(b, wide, float(norm_type), (1,), True)
-    scaled = (wide * (float(max_norm) / (norms + 1e-7))).to(weight.dtype)
-    return b.where(read.unsqueeze(1) & (norms > float(max_norm)), scaled, weight)
+    return b.emit(prims.nonzero, x)
 
 
 # --- positions -----------------------------------------------------------------------------------
@@ -749,12 +694,12 @@ def _rank_among_true(b: Builder, mask: Value) -> tuple[Value, Value]:
 
 
 @OP.formula("nonzero_static")
-def _nonzero_static(x: Any, *, size: Size, fill_value: int = -1) -> TensorSpec:
+def _nonzero_static(x: TensorLike, *, size: Size, fill_value: int = -1) -> TensorSpec:
     return contiguous(x, (size, x.dim()), torch.int64)
 
 
 @OP.rule("nonzero_static")
-def _lower_nonzero_static(b: Builder, x: Value, *, size: Any, fill_value: int = -1) -> Value:
+def _lower_nonzero_static(b: Builder, x: Value, *, size: Size, fill_value: int = -1) -> Value:
     if x.rank == 0:
         return b.full((size, 0), 0, torch.int64, x.device)
     mask = x if x.dtype is torch.bool else x.ne(0)
@@ -773,87 +718,16 @@ def _lower_nonzero_static(b: Builder, x: Value, *, size: Any, fill_value: int = 
 
 
 @OP.formula("masked_scatter_backward")
-def _masked_scatter_backward(grad: Any, mask: Any, sizes: Sequence[Size]) -> TensorSpec:
+def _masked_scatter_backward(grad: TensorLike, mask: TensorLike, sizes: Sequence[Size]) -> TensorSpec:
     return contiguous(grad, sizes)
 
 
 @OP.rule("masked_scatter_backward")
-def _lower_masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: Sequence[Any]) -> Value:
-    total: Any = 1
-    for s in sizes:
-        total = total * s
+def _lower_masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: Sequence[Size]) -> Value:
+    total = product(sizes)
     mask = mask.expand(grad.shape)
     before, _ = _rank_among_true(b, mask)
     slots = b.where(mask.reshape((mask.numel(),)), before, total)
     zeros = b.full((total + 1,), 0, grad.dtype, grad.device)
     out = b.emit(prims.scatter, zeros, 0, slots, grad.reshape((grad.numel(),)))
-    return out.slice(0, 0, total).reshape(sizes)  # type: ignore[no-any-return]
-
-
-# --- without a rule of their own ------------------------------------------------------------------
-DATA_DEPENDENT = frozenset(
-    {
-        "index.Tensor",
-        "_unsafe_index.Tensor",
-        "nonzero",
-        "masked_select",
-        "_unique2",
-        "unique_dim",
-        "unique_consecutive",
-        "unique_dim_consecutive",
-        "bincount",
-        "repeat_interleave.Tensor",
-        "_unique",
-        "_ctc_loss.Tensor",
-    }
-)
-"""Operators whose formula takes `fresh`."""
-
-
-@OP.formula("_embedding_bag_backward")
-def _embedding_bag_backward(
-    grad: Any,
-    indices: Any,
-    offsets: Any,
-    offset2bag: Any,
-    bag_size: Any,
-    maximum_indices: Any,
-    num_weights: Size,
-    *args: Any,
-) -> TensorSpec:
-    return contiguous(grad, (num_weights, grad.shape[1]))
-
-
-@OP.formula("_embedding_bag_dense_backward")
-def _embedding_bag_dense_backward(
-    grad: Any, indices: Any, offset2bag: Any, bag_size: Any, maximum_indices: Any, num_weights: Size, *args: Any
-) -> TensorSpec:
-    return contiguous(grad, (num_weights, grad.shape[1]))
-
-
-@OP.formula("_embedding_bag", "_embedding_bag_forward_only")
-def _embedding_bag(
-    weight: Any,
-    indices: Any,
-    offsets: Any,
-    scale_grad_by_freq: bool = False,
-    mode: int = 0,
-    sparse: bool = False,
-    per_sample_weights: Any = None,
-    include_last_offset: bool = False,
-    padding_idx: int = -1,
-) -> tuple[TensorSpec, ...]:
-    """The bags, of which bag each index is, the bags' sizes, and of a maximum where it was found."""
-    bags = offsets.shape[0] - 1 if include_last_offset else offsets.shape[0]
-    fast_sum = mode == 0 and padding_idx < 0 and weight.dtype in (torch.float32, torch.float16, torch.bfloat16)
-    return (
-        contiguous(weight, (bags, weight.shape[1])),
-        contiguous(indices, (0,) if fast_sum and weight.stride()[1] == 1 else (indices.shape[0],)),
-        contiguous(indices, (bags,)),
-        contiguous(indices, (bags, weight.shape[1]) if mode == 2 else (bags,)),
-    )
-
-
-@OP.formula("_embedding_bag_per_sample_weights_backward")
-def _embedding_bag_weights_backward(grad: Any, weight: Any, indices: Any, *args: Any) -> TensorSpec:
-    return contiguous(grad, (indices.shape[0],))
+    return out.slice(0, 0, total).reshape(sizes)

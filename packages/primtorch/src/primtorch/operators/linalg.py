@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from primtorch import prims
-from primtorch.builder import Builder, Value
+from primtorch.arguments import TensorLike
+from primtorch.builder import Builder, Operand, Value
 from primtorch.families import Family, Refusal, Trait
 from primtorch.layout import broadcast, contiguous_strides, wrap_dim
 from primtorch.operators.build import common_device, contiguous, strided
@@ -29,7 +29,7 @@ OP.trait(Trait.SHARES_NOTHING, "linalg_cross")
 
 
 @OP.formula("_linalg_check_errors")
-def _check_errors(info: Any, api_name: str, *, is_matrix: bool) -> None:
+def _check_errors(info: object, api_name: str, *, is_matrix: bool) -> None:
     return None
 
 
@@ -45,13 +45,13 @@ def _lower_check_errors(b: Builder, info: Value, api_name: str, *, is_matrix: bo
 
 
 @OP.formula("linalg_cross")
-def _cross(a: Any, b: Any, *, dim: int = -1) -> TensorSpec:
+def _cross(a: TensorLike, b: TensorLike, *, dim: int = -1) -> TensorSpec:
     wrap_dim(dim, a.dim())
     return contiguous(a, broadcast(tuple(a.shape), tuple(b.shape)))
 
 
 @OP.refuses("linalg_cross")
-def _refuse_cross(x: Any, other: Any, *, dim: int = -1) -> None:
+def _refuse_cross(x: TensorLike, other: TensorLike, *, dim: int = -1) -> None:
     refuse(x.dim() != other.dim(), "linalg.cross: inputs must have the same number of dimensions.")
     at = wrap_dim(dim, x.dim())
     refuse(
@@ -67,7 +67,7 @@ def _lower_cross(b: Builder, x: Value, y: Value, *, dim: int = -1) -> Value:
     dim = x.dim(dim)
 
     def turned(v: Value, shift: int) -> Value:
-        return b.emit(prims.roll, v, (shift,), (dim,))  # type: ignore[no-any-return]
+        return b.emit(prims.roll, v, (shift,), (dim,))
 
     return (turned(x, -1) * turned(y, -2) - turned(x, -2) * turned(y, -1)).to(dtype)
 
@@ -82,14 +82,14 @@ def _lower_pinv(
     if isinstance(x.numel(), int) and x.numel() == 0:
         return b.full((*x.shape[:-2], columns, rows), 0, x.dtype, x.device)
     if hermitian:
-        values, u = b.emit(prims.linalg_eigh, x, "L", True)
+        values, u = b.emit_several(prims.linalg_eigh, x, "L", True)
         sizes = values.map(prims.abs)
     else:
-        u, values, vh = b.emit(prims.linalg_svd, x, False, True)
+        u, values, vh = b.emit_several(prims.linalg_svd, x, False, True)
         sizes = values
     largest = sizes.reduce(prims.amax, (sizes.rank - 1,), True)
     eps = torch.finfo(real).eps * torch.sym_max(rows, columns)
-    relative: Any = eps if rtol is None else rtol.to(real).unsqueeze(rtol.rank)
+    relative: Operand = eps if rtol is None else rtol.to(real).unsqueeze(rtol.rank)
     if rtol is None and atol is not None:
         relative = b.where(atol.to(real).unsqueeze(atol.rank) > 0.0, 0.0, b.full((), eps, real, x.device))
     limit = largest * relative
@@ -103,15 +103,15 @@ def _lower_pinv(
 
 @OP.rule("_euclidean_dist")
 def _lower_euclidean(b: Builder, x: Value, y: Value) -> Value:
-    return b.emit(prims.cdist_forward, x, y, 2.0, None)  # type: ignore[no-any-return]
+    return b.emit(prims.cdist_forward, x, y, 2.0, None)
 
 
 @OP.rule("_linalg_eigvals")
 def _lower_eigenvalues(b: Builder, x: Value) -> Value:
-    return b.emit(prims.linalg_eigvals, x)  # type: ignore[no-any-return]
+    return b.emit(prims.linalg_eigvals, x)
 
 
-def column_major(like: Any, shape: Sequence[Size], dtype: torch.dtype | None = None) -> TensorSpec:
+def column_major(like: TensorLike, shape: Sequence[Size], dtype: torch.dtype | None = None) -> TensorSpec:
     """A batch of column-major matrices."""
     sizes = tuple(shape)
     swapped = (*sizes[:-2], sizes[-1], sizes[-2])
@@ -120,12 +120,12 @@ def column_major(like: Any, shape: Sequence[Size], dtype: torch.dtype | None = N
 
 
 @OP.formula("cholesky")
-def _cholesky(a: Any, upper: bool = False) -> TensorSpec:
+def _cholesky(a: TensorLike, upper: bool = False) -> TensorSpec:
     return column_major(a, a.shape)
 
 
 def _refuse_unless_square(name: str) -> Refusal:
-    def check(a: Any, *args: Any, **options: Any) -> None:
+    def check(a: TensorLike, *args: object, **options: object) -> None:
         refuse(a.dim() < 2, lambda: f"linalg.{name}: The input tensor A must have at least 2 dimensions.")
         refuse(
             a.shape[-1] != a.shape[-2],
@@ -145,9 +145,9 @@ for _name in ("linalg_cholesky_ex", "linalg_inv_ex", "_linalg_det", "_linalg_slo
 
 @OP.rule("cholesky?")  # torch before 2.14
 def _lower_cholesky(b: Builder, x: Value, upper: bool = False) -> Value:
-    factor, info = b.emit(prims.linalg_cholesky_ex, x, upper=upper, check_errors=False)
+    factor, info = b.emit_several(prims.linalg_cholesky_ex, x, upper=upper, check_errors=False)
     _lower_check_errors(b, info, "cholesky", is_matrix=x.rank == 2)
-    return factor  # type: ignore[no-any-return]
+    return factor
 
 
 # --- without a rule of their own ------------------------------------------------------------------
@@ -155,37 +155,37 @@ def _smaller(a: Size, b: Size) -> Size:
     return a if a is b else torch.sym_min(a, b)
 
 
-def _pivots(a: Any) -> TensorSpec:
+def _pivots(a: TensorLike) -> TensorSpec:
     return contiguous(a, (*a.shape[:-2], _smaller(a.shape[-2], a.shape[-1])), torch.int32)
 
 
-def _info(a: Any) -> TensorSpec:
+def _info(a: TensorLike) -> TensorSpec:
     return contiguous(a, a.shape[:-2], torch.int32)
 
 
 @OP.formula("linalg_cholesky_ex")
-def _cholesky_ex(a: Any, *, upper: bool = False, check_errors: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _cholesky_ex(a: TensorLike, *, upper: bool = False, check_errors: bool = False) -> tuple[TensorSpec, TensorSpec]:
     return column_major(a, a.shape), _info(a)
 
 
 @OP.formula("linalg_inv_ex")
-def _inv_ex(a: Any, *, check_errors: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _inv_ex(a: TensorLike, *, check_errors: bool = False) -> tuple[TensorSpec, TensorSpec]:
     return column_major(a, a.shape), _info(a)
 
 
 @OP.formula("linalg_lu_factor_ex")
-def _lu_factor_ex(a: Any, *, pivot: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
+def _lu_factor_ex(a: TensorLike, *, pivot: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
     return column_major(a, a.shape), _pivots(a), _info(a)
 
 
 @OP.refuses("linalg_qr", "linalg_lu", "linalg_lu_factor_ex", "_linalg_svd")
-def _refuse_matrix(a: Any, *args: Any, **options: Any) -> None:
+def _refuse_matrix(a: TensorLike, *args: object, **options: object) -> None:
     refuse(a.dim() < 2, lambda: f"The input tensor A must have at least 2 dimensions, but it has {a.dim()}.")
 
 
 @OP.formula("lu_unpack")
 def _lu_unpack(
-    lu: Any, pivots: Any, unpack_data: bool = True, unpack_pivots: bool = True
+    lu: TensorLike, pivots: TensorLike | None, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     *lead, m, n = lu.shape
     k = _smaller(m, n)
@@ -197,19 +197,23 @@ def _lu_unpack(
 
 
 @OP.formula("linalg_lu")
-def _lu(a: Any, *, pivot: bool = True) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
+def _lu(a: TensorLike, *, pivot: bool = True) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     return _lu_unpack(a, None, True, pivot)
 
 
 @OP.formula("linalg_lu_solve")
-def _lu_solve(lu: Any, pivots: Any, b: Any, *, left: bool = True, adjoint: bool = False) -> TensorSpec:
+def _lu_solve(
+    lu: TensorLike, pivots: TensorLike, b: TensorLike, *, left: bool = True, adjoint: bool = False
+) -> TensorSpec:
     lead = broadcast(tuple(lu.shape[:-2]), tuple(b.shape[:-2]))
     shape = (*lead, *b.shape[-2:])
     return column_major(b, shape) if left else contiguous(b, shape)
 
 
 @OP.formula("linalg_solve_triangular")
-def _solve_triangular(a: Any, b: Any, *, upper: bool, left: bool = True, unitriangular: bool = False) -> TensorSpec:
+def _solve_triangular(
+    a: TensorLike, b: TensorLike, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> TensorSpec:
     """The solver works on a copy by columns, of the transposed system where the solution stands on the left."""
     for x in (a, b):
         if x.dim() < 2:
@@ -219,7 +223,9 @@ def _solve_triangular(a: Any, b: Any, *, upper: bool, left: bool = True, unitria
 
 
 @OP.formula("linalg_lstsq")
-def _lstsq(a: Any, b: Any, rcond: float | None = None, *, driver: str | None = None) -> tuple[TensorSpec, ...]:
+def _lstsq(
+    a: TensorLike, b: TensorLike, rcond: float | None = None, *, driver: str | None = None
+) -> tuple[TensorSpec, ...]:
     """The solver leaves the solution in the memory of a right side, which is as high as the matrix where that is more
     than its width."""
     *lead, rows, columns = a.shape
@@ -243,30 +249,30 @@ def _lstsq(a: Any, b: Any, rcond: float | None = None, *, driver: str | None = N
 
 
 @OP.refuses("linalg_lstsq")
-def _refuse_lstsq(x: Any, other: Any, *args: Any, **options: Any) -> None:
+def _refuse_lstsq(x: TensorLike, other: TensorLike, *args: object, **options: object) -> None:
     refuse(x.dim() < 2, "torch.linalg.lstsq: input must have at least 2 dimensions.")
     refuse(other.dim() < 1, "torch.linalg.lstsq: other must have at least 1 dimension.")
 
 
 @OP.formula("linalg_ldl_solve")
-def _ldl_solve(ld: Any, pivots: Any, b: Any, *, hermitian: bool = False) -> TensorSpec:
+def _ldl_solve(ld: TensorLike, pivots: TensorLike, b: TensorLike, *, hermitian: bool = False) -> TensorSpec:
     lead = broadcast(tuple(ld.shape[:-2]), tuple(b.shape[:-2]))
     return column_major(b, (*lead, *b.shape[-2:]))
 
 
 @OP.formula("_linalg_det")
-def _det(a: Any) -> tuple[TensorSpec, ...]:
+def _det(a: TensorLike) -> tuple[TensorSpec, ...]:
     return contiguous(a, a.shape[:-2]), column_major(a, a.shape), _pivots(a)
 
 
 @OP.formula("_linalg_slogdet")
-def _slogdet(a: Any) -> tuple[TensorSpec, ...]:
+def _slogdet(a: TensorLike) -> tuple[TensorSpec, ...]:
     lead = a.shape[:-2]
     return contiguous(a, lead), contiguous(a, lead, real_of(a.dtype)), column_major(a, a.shape), _pivots(a)
 
 
 @OP.formula("linalg_qr")
-def _qr(a: Any, mode: str = "reduced") -> tuple[TensorSpec, TensorSpec]:
+def _qr(a: TensorLike, mode: str = "reduced") -> tuple[TensorSpec, TensorSpec]:
     *lead, m, n = a.shape
     k = _smaller(m, n) if mode == "reduced" else m
     r = column_major(a, (*lead, _smaller(m, n) if mode != "complete" else m, n))
@@ -275,7 +281,7 @@ def _qr(a: Any, mode: str = "reduced") -> tuple[TensorSpec, TensorSpec]:
 
 @OP.formula("_linalg_svd")
 def _svd(
-    a: Any, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
+    a: TensorLike, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None
 ) -> tuple[TensorSpec, TensorSpec, TensorSpec]:
     *lead, m, n = a.shape
     k = _smaller(m, n)
@@ -291,31 +297,31 @@ def _svd(
 
 
 @OP.formula("_linalg_eigh")
-def _eigh(a: Any, UPLO: str = "L", compute_v: bool = True) -> tuple[TensorSpec, TensorSpec]:
+def _eigh(a: TensorLike, UPLO: str = "L", compute_v: bool = True) -> tuple[TensorSpec, TensorSpec]:
     values = contiguous(a, a.shape[:-1], real_of(a.dtype))
     return values, column_major(a, a.shape) if compute_v else contiguous(a, (0,))
 
 
 @OP.formula("linalg_eig")
-def _eig(a: Any) -> tuple[TensorSpec, TensorSpec]:
+def _eig(a: TensorLike) -> tuple[TensorSpec, TensorSpec]:
     dtype = complex_of(a.dtype)
     return contiguous(a, a.shape[:-1], dtype), column_major(a, a.shape, dtype)
 
 
 @OP.formula("linalg_matrix_exp")
-def _matrix_exp(a: Any) -> TensorSpec:
+def _matrix_exp(a: TensorLike) -> TensorSpec:
     return contiguous(a, a.shape)
 
 
 @OP.formula("_cdist_forward")
-def _cdist(x1: Any, x2: Any, p: float, compute_mode: int | None) -> TensorSpec:
+def _cdist(x1: TensorLike, x2: TensorLike, p: float, compute_mode: int | None) -> TensorSpec:
     common_device((x1, x2))
     lead = broadcast(tuple(x1.shape[:-2]), tuple(x2.shape[:-2]))
     return contiguous(x1, (*lead, x1.shape[-2], x2.shape[-2]))
 
 
 @OP.formula("_cdist_backward")
-def _cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> TensorSpec:
+def _cdist_backward(grad: TensorLike, x1: TensorLike, x2: TensorLike, p: float, cdist: TensorLike) -> TensorSpec:
     if any(size == 0 for size in (*cdist.shape, x1.shape[-1])):
         return contiguous(x1, x1.shape)  # the kernel leaves before it expands the batch
     lead = broadcast(tuple(x1.shape[:-2]), tuple(x2.shape[:-2]))
@@ -323,7 +329,7 @@ def _cdist_backward(grad: Any, x1: Any, x2: Any, p: float, cdist: Any) -> Tensor
 
 
 @OP.refuses("_linalg_solve_ex")
-def _refuse_solve(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> None:
+def _refuse_solve(a: TensorLike, b: TensorLike, *, left: bool = True, check_errors: bool = False) -> None:
     _refuse_unless_square("linalg.solve")(a)
     rows = b.shape[-1] if _takes_vectors(a, b) or not left else b.shape[-2]
     refuse(
@@ -333,7 +339,9 @@ def _refuse_solve(a: Any, b: Any, *, left: bool = True, check_errors: bool = Fal
 
 
 @OP.refuses("ormqr")
-def _refuse_ormqr(x: Any, tau: Any, other: Any, left: bool = True, transpose: bool = False) -> None:
+def _refuse_ormqr(
+    x: TensorLike, tau: TensorLike, other: TensorLike, left: bool = True, transpose: bool = False
+) -> None:
     refuse(x.dim() < 2 or other.dim() < 2, "torch.ormqr: input and other must have at least 2 dimensions.")
     rows = other.shape[-2] if left else other.shape[-1]
     smaller = rows if rows < x.shape[-1] else x.shape[-1]
@@ -342,55 +350,55 @@ def _refuse_ormqr(x: Any, tau: Any, other: Any, left: bool = True, transpose: bo
 
 # --- factors and solutions -----------------------------------------------------------------------
 @OP.formula("cholesky_inverse", "cholesky_solve", "_cholesky_solve_helper", "linalg_householder_product")
-def _by_columns(a: Any, *args: Any, **options: Any) -> TensorSpec:
+def _by_columns(a: TensorLike, *args: object, **options: object) -> TensorSpec:
     return column_major(a, a.shape)
 
 
 @OP.formula("ormqr")
-def _ormqr(a: Any, tau: Any, other: Any, left: bool = True, transpose: bool = False) -> TensorSpec:
+def _ormqr(a: TensorLike, tau: TensorLike, other: TensorLike, left: bool = True, transpose: bool = False) -> TensorSpec:
     return column_major(other, other.shape)
 
 
 @OP.formula("linalg_eigvals")
-def _eigvals(a: Any) -> TensorSpec:
+def _eigvals(a: TensorLike) -> TensorSpec:
     return contiguous(a, a.shape[:-1], complex_of(a.dtype))
 
 
 @OP.formula("geqrf")
-def _geqrf(a: Any) -> tuple[TensorSpec, TensorSpec]:
+def _geqrf(a: TensorLike) -> tuple[TensorSpec, TensorSpec]:
     return column_major(a, a.shape), contiguous(a, (*a.shape[:-2], _smaller(a.shape[-2], a.shape[-1])))
 
 
 @OP.formula("linalg_ldl_factor_ex")
-def _ldl_factor_ex(a: Any, *, hermitian: bool = False, check_errors: bool = False) -> tuple[TensorSpec, ...]:
+def _ldl_factor_ex(a: TensorLike, *, hermitian: bool = False, check_errors: bool = False) -> tuple[TensorSpec, ...]:
     return column_major(a, a.shape), contiguous(a, a.shape[:-1], torch.int32), _info(a)
 
 
-def _takes_vectors(a: Any, b: Any) -> bool:
+def _takes_vectors(a: TensorLike, b: TensorLike) -> bool:
     """As eager has it, b is a vector, or a batch of them, where it has a's batch dims and one more."""
     return b.dim() == 1 or (a.dim() - 1 == b.dim() and list(b.shape) == list(a.shape[:-1]))
 
 
 @OP.formula("_linalg_solve_ex")
-def _solve(a: Any, b: Any, *, left: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
+def _solve(a: TensorLike, b: TensorLike, *, left: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
     shape = (*a.shape[:-2], *(a.shape[-1:] if _takes_vectors(a, b) else b.shape[-2:]))
     x = column_major(a, shape) if left and len(shape) > 1 else contiguous(a, shape)  # a batch of vectors as a matrix
     return x, column_major(a, a.shape), contiguous(a, a.shape[:-1], torch.int32), _info(a)
 
 
 @OP.formula("triangular_solve")
-def _triangular_solve(b: Any, a: Any, *args: Any, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+def _triangular_solve(b: TensorLike, a: TensorLike, *args: object, **options: object) -> tuple[TensorSpec, TensorSpec]:
     batch = a.shape[:-2] if a.dim() >= b.dim() else b.shape[:-2]
     return column_major(b, (*batch, *b.shape[-2:])), column_major(a, (*batch, *a.shape[-2:]))
 
 
 # --- distances -------------------------------------------------------------------------------------
 @OP.formula("_pdist_forward")
-def _pdist(x: Any, p: float = 2) -> TensorSpec:
+def _pdist(x: TensorLike, p: float = 2) -> TensorSpec:
     n = x.shape[0]
     return contiguous(x, ((n * (n - 1)) // 2,))
 
 
 @OP.formula("_pdist_backward")
-def _pdist_backward(grad: Any, x: Any, p: float, pdist: Any) -> TensorSpec:
+def _pdist_backward(grad: TensorLike, x: TensorLike, p: float, pdist: TensorLike) -> TensorSpec:
     return contiguous(x, x.shape)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import Sizes, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import dense_like
@@ -35,8 +35,8 @@ def reduced_loss(loss: Value, reduction: int, dtype: torch.dtype) -> Value:
     return loss.to(dtype)
 
 
-def _loss(body: Any) -> Rule:
-    def rule(b: Builder, x: Value, target: Value, reduction: int = MEAN, *rest: Any, **options: Any) -> Value:
+def _loss(body: Callable[..., Value]) -> Rule:
+    def rule(b: Builder, x: Value, target: Value, reduction: int = MEAN, *rest: object, **options: object) -> Value:
         dtype = result_type((x, target))
         t, y = x.to(compute_dtype(dtype)), target.to(compute_dtype(dtype))
         return reduced_loss(body(t, y, *rest, **options), reduction, dtype)
@@ -44,17 +44,19 @@ def _loss(body: Any) -> Rule:
     return rule
 
 
-def _loss_backward(slope: Any) -> Rule:
+def _loss_backward(slope: Callable[..., Value]) -> Rule:
     """slope(x, target, *rest): the derivative of one term for x."""
 
-    def rule(b: Builder, grad: Value, x: Value, target: Value, reduction: int, *rest: Any, **options: Any) -> Value:
+    def rule(
+        b: Builder, grad: Value, x: Value, target: Value, reduction: int, *rest: object, **options: object
+    ) -> Value:
         dtype = result_type((x, target))
         compute = compute_dtype(dtype)
         t, y, g = x.to(compute), target.to(compute), grad.to(compute)
         out = slope(t, y, *rest, **options)
         if reduction == MEAN:
             g = g / out.numel()
-        return (out * g).to(dtype)  # type: ignore[no-any-return]
+        return (out * g).to(dtype)
 
     return rule
 
@@ -82,7 +84,7 @@ def _smooth_l1_slope(x: Value, y: Value, beta: float) -> Value:
 def _pointwise_loss(*positions: int) -> Formula:
     """A loss of elementwise parts with `reduction` 0 none, 1 mean, 2 sum."""
 
-    def formula(x: Any, target: Any, *args: Any, reduction: int = 1, **kwargs: Any) -> TensorSpec:
+    def formula(x: TensorLike, target: TensorLike, *args: object, reduction: int = 1, **kwargs: object) -> TensorSpec:
         numbers = [a for a in args if isinstance(a, int) and not isinstance(a, bool)]
         how = numbers[0] if numbers else reduction
         out = elementwise((x, target), result_type((x, target)))
@@ -95,7 +97,7 @@ OP.formula("mse_loss smooth_l1_loss huber_loss soft_margin_loss binary_cross_ent
 
 
 @OP.refuses("huber_loss")
-def _refuse_huber_loss(x: Any, target: Any, reduction: int = 1, delta: float = 1.0) -> None:
+def _refuse_huber_loss(x: TensorLike, target: TensorLike, reduction: int = 1, delta: float = 1.0) -> None:
     refuse(delta <= 0, "huber_loss does not support non-positive values for delta.")
 
 
@@ -103,12 +105,12 @@ OP.rule("mse_loss")(_loss(lambda x, y: (x - y) * (x - y)))
 
 
 @OP.formula("soft_margin_loss_backward")
-def _pointwise_loss_backward(grad: Any, x: Any, target: Any, *args: Any) -> TensorSpec:
+def _pointwise_loss_backward(grad: TensorLike, x: TensorLike, target: TensorLike, *args: object) -> TensorSpec:
     return elementwise((x, target, grad), result_type((x, target, grad)))
 
 
 @OP.formula("mse_loss_backward", "smooth_l1_loss_backward", "huber_loss_backward")
-def _row_major_loss_backward(grad: Any, x: Any, target: Any, *args: Any) -> TensorSpec:
+def _row_major_loss_backward(grad: TensorLike, x: TensorLike, target: TensorLike, *args: object) -> TensorSpec:
     out = _pointwise_loss_backward(grad, x, target)
     return contiguous(out, out.shape)
 
@@ -134,7 +136,9 @@ def _lower_bce(b: Builder, x: Value, target: Value, weight: Value | None = None,
 
 
 @OP.formula("binary_cross_entropy_backward")
-def _bce_backward(grad: Any, x: Any, target: Any, weight: Any = None, reduction: int = 1) -> TensorSpec:
+def _bce_backward(
+    grad: TensorLike, x: TensorLike, target: TensorLike, weight: TensorLike | None = None, reduction: int = 1
+) -> TensorSpec:
     shape = tuple(x.shape)
     return strided(x, shape, dense_like(shape, x.stride()))
 
@@ -176,7 +180,7 @@ def _rows(x: Value, target: Value) -> tuple[Value, Value]:
 
 # --- multi_margin_loss -----------------------------------------------------------------------------
 def _margins(
-    b: Builder, x: Value, target: Value, margin: Any, weight: Value | None
+    b: Builder, x: Value, target: Value, margin: float, weight: Value | None
 ) -> tuple[Value, Value, Value | None]:
     """(margin - x[y] + x[c], 0 at c = y; mask of c = y; weight of y as (N, 1))."""
     column = target.to(torch.int64).unsqueeze(1)
@@ -188,12 +192,17 @@ def _margins(
 
 @OP.formula("multi_margin_loss")
 def _multi_margin_loss(
-    x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+    x: TensorLike,
+    target: TensorLike,
+    p: float = 1,
+    margin: float = 1,
+    weight: TensorLike | None = None,
+    reduction: int = 1,
 ) -> TensorSpec:
     return contiguous(x, target.shape if reduction == NONE else ())
 
 
-def _check_rows(x: Any) -> None:
+def _check_rows(x: TensorLike) -> None:
     shape = x.shape
     refuse(
         x.dim() > 2 or (bool(shape) and is_empty(shape[-1])),
@@ -203,7 +212,12 @@ def _check_rows(x: Any) -> None:
 
 @OP.refuses("multi_margin_loss")
 def _refuse_multi_margin_loss(
-    x: Any, target: Any, p: Any = 1, margin: Any = 1, weight: Any = None, reduction: int = 1
+    x: TensorLike,
+    target: TensorLike,
+    p: float = 1,
+    margin: float = 1,
+    weight: TensorLike | None = None,
+    reduction: int = 1,
 ) -> None:
     refuse(p not in (1, 2), "multi_margin_loss: only p == 1 and p == 2 supported")
     _check_rows(x)
@@ -225,8 +239,8 @@ def _lower_multi_margin(
     b: Builder,
     x: Value,
     target: Value,
-    p: Any = 1,
-    margin: Any = 1,
+    p: float = 1,
+    margin: float = 1,
     weight: Value | None = None,
     reduction: int = MEAN,
 ) -> Value:
@@ -239,12 +253,12 @@ def _lower_multi_margin(
         terms = terms * scale
     loss = terms.sum((1,)) / wide.shape[1]
     if reduction == NONE:
-        return loss.reshape(target.shape if x.rank == 2 else ()).to(x.dtype)  # type: ignore[no-any-return]
+        return loss.reshape(target.shape if x.rank == 2 else ()).to(x.dtype)
     return reduced_loss(loss, reduction, x.dtype)
 
 
 @OP.formula("multi_margin_loss_backward", "multilabel_margin_loss_backward")
-def _margin_loss_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _margin_loss_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return contiguous(x, x.shape)
 
 
@@ -254,8 +268,8 @@ def _lower_multi_margin_backward(
     grad: Value,
     x: Value,
     target: Value,
-    p: Any,
-    margin: Any,
+    p: float,
+    margin: float,
     weight: Value | None = None,
     reduction: int = MEAN,
 ) -> Value:
@@ -271,7 +285,7 @@ def _lower_multi_margin_backward(
     g = g.reshape((wide.shape[0], 1)) if reduction == NONE else g
     if reduction == MEAN:
         g = g / wide.shape[0]
-    return (slope * g).reshape(x.shape).to(x.dtype)  # type: ignore[no-any-return]
+    return (slope * g).reshape(x.shape).to(x.dtype)
 
 
 # --- multilabel_margin_loss --------------------------------------------------------------------------
@@ -293,13 +307,13 @@ def _label_terms(b: Builder, x: Value, labels: Value, counts: Value, named: Valu
 
 
 @OP.formula("multilabel_margin_loss_forward")
-def _multilabel_margin_loss(x: Any, target: Any, reduction: int) -> tuple[TensorSpec, TensorSpec]:
+def _multilabel_margin_loss(x: TensorLike, target: TensorLike, reduction: int) -> tuple[TensorSpec, TensorSpec]:
     each = x.shape[:1] if x.dim() == 2 else ()
     return contiguous(x, each if reduction == NONE else ()), contiguous(x, target.shape)
 
 
 @OP.refuses("multilabel_margin_loss_forward")
-def _refuse_multilabel_margin_loss(x: Any, target: Any, reduction: int) -> None:
+def _refuse_multilabel_margin_loss(x: TensorLike, target: TensorLike, reduction: int) -> None:
     _check_rows(x)
     fits = x.numel() == target.numel() if x.dim() < 2 else tuple(x.shape) == tuple(target.shape)
     refuse(not fits, lambda: f"inconsistent target size: {list(target.shape)} for input of size: {list(x.shape)}")
@@ -328,7 +342,7 @@ def _lower_multilabel_margin_backward(
     g = g.reshape((wide.shape[0], 1)) if reduction == NONE else g
     if reduction == MEAN:
         g = g / wide.shape[0]
-    return (slope * g).reshape(x.shape).to(x.dtype)  # type: ignore[no-any-return]
+    return (slope * g).reshape(x.shape).to(x.dtype)
 
 
 # --- negative log-likelihood ---------------------------------------------------------------------
@@ -336,7 +350,7 @@ def _class_dim(x: Value) -> int:
     return 0 if x.rank == 1 else 1
 
 
-def _picked(b: Builder, x: Value, target: Value, ignore_index: int) -> tuple[Value, Value, int]:
+def _picked(b: Builder, x: Value, target: Value, ignore_index: Size) -> tuple[Value, Value, int]:
     """(target with ignored entries set to class 0, both with the class dimension; valid mask; class dim)."""
     dim = _class_dim(x)
     target = target.to(torch.int64).unsqueeze(dim) if target.rank < x.rank else target.to(torch.int64)
@@ -345,19 +359,21 @@ def _picked(b: Builder, x: Value, target: Value, ignore_index: int) -> tuple[Val
 
 
 def _class_weights(b: Builder, x: Value, weight: Value, safe: Value) -> Value:
-    return b.emit(prims.index, weight.to(compute_dtype(x.dtype)), (safe,), False)  # type: ignore[no-any-return]
+    return b.emit(prims.index, weight.to(compute_dtype(x.dtype)), (safe,), False)
 
 
 @OP.formula("nll_loss_forward", "nll_loss2d_forward")
-def _nll_loss(x: Any, target: Any, weight: Any, reduction: int, ignore_index: Size) -> tuple[TensorSpec, TensorSpec]:
-    shape = ()
+def _nll_loss(
+    x: TensorLike, target: TensorLike, weight: TensorLike | None, reduction: int, ignore_index: Size
+) -> tuple[TensorSpec, TensorSpec]:
+    shape: Sizes = ()
     if reduction == 0 and x.dim() > 1:
         shape = (x.shape[0], *x.shape[2:])
     return contiguous(x, shape), contiguous(x, ())
 
 
 @OP.refuses("nll_loss_forward", "nll_loss2d_forward")
-def _refuse_nll_loss(x: Any, target: Any, *args: Any) -> None:
+def _refuse_nll_loss(x: TensorLike, target: TensorLike, *args: object) -> None:
     refuse(
         target.dtype not in (torch.int64, torch.uint8),
         lambda: f"expected target dtype to be Long or Byte, but got {target.dtype}",
@@ -366,7 +382,7 @@ def _refuse_nll_loss(x: Any, target: Any, *args: Any) -> None:
 
 @OP.rule("nll_loss_forward", "nll_loss2d_forward")
 def _lower_nll_loss(
-    b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Any
+    b: Builder, x: Value, target: Value, weight: Value | None, reduction: int, ignore_index: Size
 ) -> tuple[Value, Value]:
     wide = x.compute()
     safe, valid, dim = _picked(b, x, target, ignore_index)
@@ -384,7 +400,7 @@ def _lower_nll_loss(
 
 
 @OP.formula("nll_loss_backward", "nll_loss2d_backward")
-def _nll_loss_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _nll_loss_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return contiguous(x, x.shape)
 
 
@@ -396,7 +412,7 @@ def _lower_nll_loss_backward(
     target: Value,
     weight: Value | None,
     reduction: int,
-    ignore_index: Any,
+    ignore_index: Size,
     total_weight: Value,
 ) -> Value:
     compute = compute_dtype(x.dtype)
@@ -416,7 +432,7 @@ def _lower_nll_loss_backward(
 
 
 # --- without a rule of their own ------------------------------------------------------------------
-def _ctc(log_probs: Any, longest: Size) -> tuple[TensorSpec, TensorSpec]:
+def _ctc(log_probs: TensorLike, longest: Size) -> tuple[TensorSpec, TensorSpec]:
     steps, batch = (log_probs.shape[0], log_probs.shape[1]) if log_probs.dim() == 3 else (log_probs.shape[0], 1)
     lead = (batch,) if log_probs.dim() == 3 else ()
     return contiguous(log_probs, lead), contiguous(log_probs, (*lead, steps, 2 * longest + 1))
@@ -424,19 +440,29 @@ def _ctc(log_probs: Any, longest: Size) -> tuple[TensorSpec, TensorSpec]:
 
 @OP.formula("_ctc_loss")
 def _ctc_loss(
-    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Sequence[int], *args: Any, **kwargs: Any
+    log_probs: TensorLike,
+    targets: TensorLike,
+    input_lengths: TensorLike,
+    target_lengths: Sequence[int],
+    *args: object,
+    **kwargs: object,
 ) -> tuple[TensorSpec, TensorSpec]:
     return _ctc(log_probs, max(target_lengths, default=0))
 
 
 @OP.formula("_ctc_loss.Tensor")
 def _ctc_loss_tensor(
-    log_probs: Any, targets: Any, input_lengths: Any, target_lengths: Any, *args: Any, fresh: Fresh = refuse_fresh,
-    **kwargs: Any,
-) -> tuple[TensorSpec, TensorSpec]:  # fmt: skip
+    log_probs: TensorLike,
+    targets: TensorLike,
+    input_lengths: TensorLike,
+    target_lengths: TensorLike,
+    *args: object,
+    fresh: Fresh = refuse_fresh,
+    **kwargs: object,
+) -> tuple[TensorSpec, TensorSpec]:
     return _ctc(log_probs, fresh(None))
 
 
 @OP.formula("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
-def _ctc_loss_backward(grad: Any, log_probs: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _ctc_loss_backward(grad: TensorLike, log_probs: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return contiguous(log_probs, log_probs.shape)

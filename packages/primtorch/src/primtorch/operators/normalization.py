@@ -1,19 +1,19 @@
-"""Layer, batch, group and weight normalisation, softmax, each with its gradient."""
+"""Layer, batch, group and weight normalisation, each with its gradient."""
 
 # ruff: noqa: B023 -- the messages are built at once, in the iteration that fails
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.families import Family, Trait
-from primtorch.layout import contiguous_strides, product, suggested_strides, wrap_dim
+from primtorch.layout import contiguous_strides, product, suggested_strides
 from primtorch.operators.build import contiguous, strided
 from primtorch.operators.reduction import vector_norm
 from primtorch.operators.refusals import refuse
@@ -23,7 +23,7 @@ from primtorch.spec import Size, TensorSpec
 OP = Family("normalization")
 OP.trait(
     Trait.ONE_DEVICE,
-    "_log_softmax_backward_data _softmax_backward_data native_batch_norm native_group_norm native_layer_norm",
+    "native_batch_norm native_group_norm native_layer_norm",
 )
 
 
@@ -39,20 +39,21 @@ def _kept_dtype(x: Value, *parameters: Value | None) -> torch.dtype:
 
 
 # --- layer norm ----------------------------------------------------------------------------------
-def like(x: Any, dtype: torch.dtype | None = None) -> TensorSpec:
+def like(x: TensorLike, dtype: torch.dtype | None = None) -> TensorSpec:
     return contiguous(x, x.shape, dtype)
 
 
-def _statistics_dtype(x: Any, weight: Any) -> torch.dtype:
+def _statistics_dtype(x: TensorLike, weight: TensorLike | None) -> torch.dtype:
     """CPU keeps statistics in the input's dtype, except for mixed dtypes; CUDA in the accumulator's."""
     if x.device.type != "cpu":
         return compute_dtype(x.dtype)
-    dtype: torch.dtype = x.dtype if weight is None else weight.dtype
-    return dtype
+    return x.dtype if weight is None else weight.dtype
 
 
 @OP.formula("native_layer_norm")
-def _layer_norm(x: Any, normalized_shape: Sequence[Size], weight: Any, bias: Any, eps: float) -> tuple[TensorSpec, ...]:
+def _layer_norm(
+    x: TensorLike, normalized_shape: Sequence[Size], weight: TensorLike, bias: TensorLike | None, eps: float
+) -> tuple[TensorSpec, ...]:
     lead = x.dim() - len(normalized_shape)
     if tuple(x.shape[lead:]) != tuple(normalized_shape):
         raise RuntimeError(
@@ -66,7 +67,9 @@ def _layer_norm(x: Any, normalized_shape: Sequence[Size], weight: Any, bias: Any
 
 
 @OP.refuses("native_layer_norm")
-def _refuse_layer_norm(x: Any, normalized_shape: Sequence[Any], weight: Any, bias: Any, eps: float) -> None:
+def _refuse_layer_norm(
+    x: TensorLike, normalized_shape: Sequence[Size], weight: TensorLike, bias: TensorLike | None, eps: float
+) -> None:
     shape = list(normalized_shape)
     refuse(not shape, "Expected normalized_shape to be at least 1-dimensional")
     for name, given in (("weight", weight), ("bias", bias)):
@@ -82,12 +85,12 @@ def _refuse_layer_norm(x: Any, normalized_shape: Sequence[Any], weight: Any, bia
 
 @OP.rule("native_layer_norm")
 def _lower_layer_norm(
-    b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None, bias: Value | None, eps: float
+    b: Builder, x: Value, normalized_shape: Sequence[Size], weight: Value | None, bias: Value | None, eps: float
 ) -> tuple[Value, Value, Value]:
     """(x - mean) * rstd * weight + bias over the last dims (Ba, Kiros, Hinton 2016)."""
     dims = tuple(range(x.rank - len(normalized_shape), x.rank))
     wide = x.compute()
-    var, mean = b.emit(prims.var_mean, wide, dims, 0.0, True)
+    var, mean = b.emit_several(prims.var_mean, wide, dims, 0.0, True)
     rstd = _rsqrt(var, eps)
     out = (wide - mean) * rstd
     if weight is not None:
@@ -100,13 +103,13 @@ def _lower_layer_norm(
 
 @OP.formula("native_layer_norm_backward")
 def _layer_norm_backward(
-    grad: Any,
-    x: Any,
+    grad: TensorLike,
+    x: TensorLike,
     normalized_shape: Sequence[Size],
-    mean: Any,
-    rstd: Any,
-    weight: Any,
-    bias: Any,
+    mean: TensorLike,
+    rstd: TensorLike,
+    weight: TensorLike,
+    bias: TensorLike | None,
     output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:
     return (
@@ -121,7 +124,7 @@ def _lower_layer_norm_backward(
     b: Builder,
     grad: Value,
     x: Value,
-    normalized_shape: Sequence[Any],
+    normalized_shape: Sequence[Size],
     mean: Value,
     rstd: Value,
     weight: Value | None,
@@ -148,7 +151,7 @@ def _lower_layer_norm_backward(
 
 @OP.formula("_fused_rms_norm")
 def _rms_norm(
-    x: Any, normalized_shape: Sequence[Size], weight: Any, eps: float | None
+    x: TensorLike, normalized_shape: Sequence[Size], weight: TensorLike, eps: float | None
 ) -> tuple[TensorSpec, TensorSpec]:
     lead = x.dim() - len(normalized_shape)
     dtype = x.dtype if weight is None else result_type((x, weight))
@@ -158,7 +161,7 @@ def _rms_norm(
 
 @OP.rule("_fused_rms_norm?")
 def _lower_rms_norm(
-    b: Builder, x: Value, normalized_shape: Sequence[Any], weight: Value | None, eps: float | None
+    b: Builder, x: Value, normalized_shape: Sequence[Size], weight: Value | None, eps: float | None
 ) -> tuple[Value, Value]:
     """x / sqrt(mean(x^2) + eps) * weight (Zhang and Sennrich 2019)."""
     dims = tuple(range(x.rank - len(normalized_shape), x.rank))
@@ -172,7 +175,12 @@ def _lower_rms_norm(
 
 @OP.formula("_fused_rms_norm_backward")
 def _rms_norm_backward(
-    grad: Any, x: Any, normalized_shape: Any, rstd: Any, weight: Any, output_mask: Sequence[bool]
+    grad: TensorLike,
+    x: TensorLike,
+    normalized_shape: Sequence[Size],
+    rstd: TensorLike,
+    weight: TensorLike,
+    output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, ...]:
     return (like(x) if output_mask[0] else None, like(weight) if output_mask[1] and weight is not None else None)
 
@@ -182,7 +190,7 @@ def _lower_rms_norm_backward(
     b: Builder,
     grad: Value,
     x: Value,
-    normalized_shape: Sequence[Any],
+    normalized_shape: Sequence[Size],
     rstd: Value,
     weight: Value | None,
     output_mask: Sequence[bool],
@@ -210,54 +218,79 @@ def _other_dims(x: Value) -> tuple[int, ...]:
     return (0, *range(2, x.rank))
 
 
-def _batch_norm_parts(
-    b: Builder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, Value, Value, Value | None, Value | None]:
-    """(output, mean, rstd, new running mean, new running variance), statistics of (C,) in the compute dtype."""
-    wide = x.compute()
-    dims = _other_dims(x)
-    new_mean, new_var = running_mean, running_var
-    if training:
-        var, mean = b.emit(prims.var_mean, wide, dims, 0.0, False)
-        count = product([x.shape[d] for d in dims])
-        if running_mean is not None:
-            old = running_mean.to(wide.dtype)
-            new_mean = (mean * momentum + old * (1.0 - momentum)).to(running_mean.dtype)
-        if running_var is not None:
-            old = running_var.to(wide.dtype)
-            unbiased = var * (count / (count - 1)) if not (isinstance(count, int) and count == 1) else var
-            new_var = (unbiased * momentum + old * (1.0 - momentum)).to(running_var.dtype)
-    else:
-        assert running_mean is not None and running_var is not None
-        mean, var = running_mean.to(wide.dtype), running_var.to(wide.dtype)
-    rstd = _rsqrt(var, eps)
-    out = (wide - _per_channel(mean, x.rank)) * _per_channel(rstd, x.rank)
+@dataclass(frozen=True, slots=True)
+class _BatchNorm:
+    """A call of ATen's batch norms: its arguments, in the order of the overloads."""
+
+    x: Value
+    weight: Value | None
+    bias: Value | None
+    running_mean: Value | None
+    running_var: Value | None
+    training: bool
+    momentum: float
+    eps: float
+
+    def parts(self, b: Builder) -> tuple[Value, Value, Value, Value | None, Value | None]:
+        """(output, mean, rstd, new running mean, new running variance), statistics of (C,) in the compute dtype."""
+        x, wide = self.x, self.x.compute()
+        dims = _other_dims(x)
+        new_mean, new_var = self.running_mean, self.running_var
+        if self.training:
+            var, mean = b.emit_several(prims.var_mean, wide, dims, 0.0, False)
+            count = product([x.shape[d] for d in dims])
+            if self.running_mean is not None:
+                old = self.running_mean.to(wide.dtype)
+                new_mean = self._moved(old, mean).to(self.running_mean.dtype)
+            if self.running_var is not None:
+                old = self.running_var.to(wide.dtype)
+                unbiased = var * (count / (count - 1)) if not (isinstance(count, int) and count == 1) else var
+                new_var = self._moved(old, unbiased).to(self.running_var.dtype)
+        else:
+            assert self.running_mean is not None and self.running_var is not None
+            mean, var = self.running_mean.to(wide.dtype), self.running_var.to(wide.dtype)
+        rstd = _rsqrt(var, self.eps)
+        out = (wide - _per_channel(mean, x.rank)) * _per_channel(rstd, x.rank)
+        return _affine(out, self.weight, self.bias).to(x.dtype), mean, rstd, new_mean, new_var
+
+    def _moved(self, old: Value, new: Value) -> Value:
+        """A running statistic a step nearer to the batch's."""
+        return new * self.momentum + old * (1.0 - self.momentum)
+
+    def saved(self, b: Builder, mean: Value, rstd: Value) -> tuple[Value, Value]:
+        """The statistics as the overloads give them, for the backward."""
+        kept = _kept_dtype(self.x, self.weight, self.bias, self.running_mean, self.running_var)
+        if self.training:
+            return mean.to(kept), rstd.to(kept)
+        empty = b.full((0,), 0, kept, self.x.device)
+        return (empty, empty) if self.x.device.type == "cpu" else (mean.to(kept), rstd.to(kept))
+
+    def results(self, b: Builder) -> tuple[Value, Value, Value]:
+        """Output and saved statistics."""
+        out, mean, rstd, _, _ = self.parts(b)
+        return (out, *self.saved(b, mean, rstd))
+
+    def functional_results(self, b: Builder) -> tuple[Value | None, ...]:
+        """Output, saved statistics, new running statistics."""
+        out, mean, rstd, new_mean, new_var = self.parts(b)
+        return (out, *self.saved(b, mean, rstd), new_mean, new_var)
+
+
+def _affine(out: Value, weight: Value | None, bias: Value | None) -> Value:
+    """Channels scaled and shifted."""
     if weight is not None:
-        out = out * _per_channel(weight.to(wide.dtype), x.rank)
+        out = out * _per_channel(weight.to(out.dtype), out.rank)
     if bias is not None:
-        out = out + _per_channel(bias.to(wide.dtype), x.rank)
-    return out.to(x.dtype), mean, rstd, new_mean, new_var
+        out = out + _per_channel(bias.to(out.dtype), out.rank)
+    return out
 
 
-def _saved(
-    b: Builder, x: Value, mean: Value, rstd: Value, training: bool, *parameters: Value | None
-) -> tuple[Value, Value]:
-    kept = _kept_dtype(x, *parameters)
-    if training:
-        return mean.to(kept), rstd.to(kept)
-    empty = b.full((0,), 0, kept, x.device)
-    return (empty, empty) if x.device.type == "cpu" else (mean.to(kept), rstd.to(kept))
+def _reserve(b: Builder, x: Value) -> Value:
+    """What a kernel keeps for its own backward: nothing."""
+    return b.full((0,), 0, torch.uint8, x.device)
 
 
-def _batch_norm_specs(x: Any, weight: Any, training: bool) -> tuple[TensorSpec, TensorSpec]:
+def _batch_norm_specs(x: TensorLike, weight: TensorLike | None, training: bool) -> tuple[TensorSpec, TensorSpec]:
     shape = tuple(x.shape)
     out = strided(x, shape, suggested_strides(x, shape))
     keeps = training or x.device.type != "cpu"
@@ -267,136 +300,80 @@ def _batch_norm_specs(x: Any, weight: Any, training: bool) -> tuple[TensorSpec, 
 
 @OP.formula("native_batch_norm", "_native_batch_norm_legit")
 def _batch_norm(
-    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+    x: TensorLike,
+    weight: TensorLike | None,
+    bias: object,
+    running_mean: object,
+    running_var: object,
+    training: bool,
+    *rest: object,
 ) -> tuple[TensorSpec, ...]:
     out, statistics = _batch_norm_specs(x, weight, training)
     return out, statistics, statistics
-
-
-@OP.rule("native_batch_norm")
-def _lower_native_batch_norm(
-    b: Builder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, ...]:
-    out, mean, rstd, _, _ = _batch_norm_parts(b, x, weight, bias, running_mean, running_var, training, momentum, eps)
-    return (out, *_saved(b, x, mean, rstd, training, weight, bias, running_mean, running_var))
 
 
 @OP.formula("_native_batch_norm_legit.no_stats")
 def _batch_norm_no_stats(
-    x: Any, weight: Any, bias: Any, training: bool, momentum: float, eps: float
+    x: TensorLike, weight: TensorLike | None, bias: object, training: bool, *rest: object
 ) -> tuple[TensorSpec, ...]:
-    out, statistics = _batch_norm_specs(x, weight, training)
-    return out, statistics, statistics
-
-
-@OP.rule("_native_batch_norm_legit.no_stats")
-def _lower_batch_norm_no_stats(
-    b: Builder, x: Value, weight: Value | None, bias: Value | None, training: bool, momentum: float, eps: float
-) -> tuple[Value, ...]:
-    return _lower_native_batch_norm(b, x, weight, bias, None, None, training, momentum, eps)  # type: ignore[no-any-return]
+    return _batch_norm(x, weight, bias, None, None, training)
 
 
 @OP.formula("_native_batch_norm_legit_no_training")
-def _batch_norm_no_training(
-    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
-) -> tuple[TensorSpec, ...]:
+def _batch_norm_no_training(x: TensorLike, weight: TensorLike | None, *rest: object) -> tuple[TensorSpec, ...]:
     out, statistics = _batch_norm_specs(x, weight, False)
     return out, statistics, statistics
 
 
-@OP.rule("_native_batch_norm_legit_no_training")
-def _lower_batch_norm_no_training(
-    b: Builder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, ...]:
-    return _lower_native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)  # type: ignore[no-any-return]
-
-
 @OP.formula("_native_batch_norm_legit_functional")
 def _batch_norm_functional(
-    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+    x: TensorLike,
+    weight: TensorLike | None,
+    bias: object,
+    running_mean: TensorLike,
+    running_var: TensorLike,
+    training: bool,
+    *rest: object,
 ) -> tuple[TensorSpec, ...]:
     out, statistics = _batch_norm_specs(x, weight, training)
     return out, statistics, statistics, like(running_mean), like(running_var)
 
 
-@OP.rule("_native_batch_norm_legit_functional")
-def _lower_batch_norm_functional(
-    b: Builder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    out, mean, rstd, new_mean, new_var = _batch_norm_parts(
-        b, x, weight, bias, running_mean, running_var, training, momentum, eps
-    )
-    return (out, *_saved(b, x, mean, rstd, training, weight, bias, running_mean, running_var), new_mean, new_var)
-
-
-@OP.rule("_batch_norm_with_update_functional?")
-def _lower_batch_norm_with_update(
-    b: Builder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    out, mean, rstd, new_mean, new_var = _batch_norm_parts(
-        b, x, weight, bias, running_mean, running_var, True, momentum, eps
-    )
-    saved = _saved(b, x, mean, rstd, True, weight, bias, running_mean, running_var)
-    return (out, *saved, b.full((0,), 0, torch.uint8, x.device), new_mean, new_var)
-
-
 @OP.formula("_batch_norm_with_update", "_batch_norm_no_update")
-def _batch_norm_updating(
-    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, momentum: float, eps: float
-) -> tuple[TensorSpec, ...]:
+def _batch_norm_updating(x: TensorLike, weight: TensorLike | None, *rest: object) -> tuple[TensorSpec, ...]:
     out, statistics = _batch_norm_specs(x, weight, True)
     return out, statistics, statistics, TensorSpec((0,), (1,), torch.uint8, x.device)
 
 
-@OP.rule("_batch_norm_no_update?")
-def _lower_batch_norm_no_update(
-    b: Builder,
-    x: Value,
-    weight: Value | None,
-    bias: Value | None,
-    running_mean: Value,
-    running_var: Value,
-    momentum: float,
-    eps: float,
-) -> tuple[Any, ...]:
-    out = _lower_native_batch_norm(b, x, weight, bias, running_mean, running_var, False, momentum, eps)
-    return (*out, b.full((0,), 0, torch.uint8, x.device))
+def _in_mode(training: bool) -> Callable[..., _BatchNorm]:
+    """The call of an overload whose name says whether it trains."""
+    return lambda x, weight, bias, running_mean, running_var, momentum, eps: _BatchNorm(
+        x, weight, bias, running_mean, running_var, training, momentum, eps
+    )
+
+
+_TRAINING, _EVALUATING = _in_mode(True), _in_mode(False)
+OP.rule("native_batch_norm")(lambda b, *call, **named: _BatchNorm(*call, **named).results(b))
+OP.rule("_native_batch_norm_legit_functional")(
+    lambda b, *call, **named: _BatchNorm(*call, **named).functional_results(b)
+)
+OP.rule("_native_batch_norm_legit.no_stats")(
+    lambda b, x, weight, bias, *rest: _BatchNorm(x, weight, bias, None, None, *rest).results(b)
+)
+OP.rule("_native_batch_norm_legit_no_training")(lambda b, *call: _EVALUATING(*call).results(b))
+OP.rule("_batch_norm_no_update?")(lambda b, x, *rest: (*_EVALUATING(x, *rest).results(b), _reserve(b, x)))
+
+
+@OP.rule("_batch_norm_with_update_functional?")
+def _lower_batch_norm_with_update(b: Builder, x: Value, *rest: object) -> tuple[Value | None, ...]:
+    out, mean, rstd, new_mean, new_var = _TRAINING(x, *rest).functional_results(b)
+    return out, mean, rstd, _reserve(b, x), new_mean, new_var
 
 
 # --- batch norm over several devices -----------------------------------------------------------------
 @OP.rule("batch_norm_stats")
 def _lower_batch_norm_stats(b: Builder, x: Value, eps: float) -> tuple[Value, Value]:
-    var, mean = b.emit(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
+    var, mean = b.emit_several(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
     return mean, _rsqrt(var, eps)
 
 
@@ -404,7 +381,7 @@ def _lower_batch_norm_stats(b: Builder, x: Value, eps: float) -> tuple[Value, Va
 def _lower_batch_norm_update_stats(
     b: Builder, x: Value, running_mean: Value | None, running_var: Value | None, momentum: float
 ) -> tuple[Value, Value]:
-    var, mean = b.emit(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
+    var, mean = b.emit_several(prims.var_mean, x.compute(), _other_dims(x), 0.0, False)
     return mean, var
 
 
@@ -414,11 +391,7 @@ def _lower_batch_norm_elemt(
 ) -> Value:
     wide = x.compute()
     out = (wide - _per_channel(mean.to(wide.dtype), x.rank)) * _per_channel(invstd.to(wide.dtype), x.rank)
-    if weight is not None:
-        out = out * _per_channel(weight.to(wide.dtype), x.rank)
-    if bias is not None:
-        out = out + _per_channel(bias.to(wide.dtype), x.rank)
-    return out.to(x.dtype)
+    return _affine(out, weight, bias).to(x.dtype)
 
 
 @OP.rule("batch_norm_backward_reduce")
@@ -516,13 +489,13 @@ def _batch_norm_grads(
 
 @OP.formula("native_batch_norm_backward")
 def _batch_norm_backward(
-    grad: Any,
-    x: Any,
-    weight: Any,
-    running_mean: Any,
-    running_var: Any,
-    save_mean: Any,
-    save_invstd: Any,
+    grad: TensorLike,
+    x: TensorLike,
+    weight: TensorLike,
+    running_mean: TensorLike | None,
+    running_var: TensorLike | None,
+    save_mean: TensorLike | None,
+    save_invstd: TensorLike | None,
     train: bool,
     eps: float,
     output_mask: Sequence[bool],
@@ -559,15 +532,14 @@ def _lower_native_batch_norm_backward(
     return _batch_norm_grads(b, grad, x, weight, mean, rstd, train, output_mask)
 
 
-@OP.rule("batch_norm_backward?")
-def _lower_batch_norm_backward(b: Builder, *arguments: Any) -> tuple[Value | None, ...]:
-    """The arguments of native_batch_norm_backward, and last the kernel's reserve, which only that kernel reads."""
-    gradients: tuple[Value | None, ...] = _lower_native_batch_norm_backward(b, *arguments[:-1])
-    return gradients
+# Its last argument is the kernel's reserve, which only that kernel reads.
+OP.rule("batch_norm_backward?")(lambda b, *call: _lower_native_batch_norm_backward(b, *call[:-1]))
 
 
 @OP.formula("cudnn_batch_norm_backward")
-def _cudnn_batch_norm_backward(x: Any, grad: Any, weight: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, ...]:
+def _cudnn_batch_norm_backward(
+    x: TensorLike, grad: TensorLike, weight: TensorLike, *args: object, **kwargs: object
+) -> tuple[TensorSpec, ...]:
     shape = tuple(x.shape)
     return strided(x, shape, suggested_strides(x, shape)), like(weight), like(weight)
 
@@ -581,7 +553,13 @@ OP.rule("cudnn_batch_norm_backward")(
 
 @OP.formula("cudnn_batch_norm")
 def _cudnn_batch_norm(
-    x: Any, weight: Any, bias: Any, running_mean: Any, running_var: Any, training: bool, momentum: float, eps: float
+    x: TensorLike,
+    weight: TensorLike,
+    bias: object,
+    running_mean: object,
+    running_var: object,
+    training: bool,
+    *rest: object,
 ) -> tuple[TensorSpec, ...]:
     shape = tuple(x.shape)
     statistics = contiguous(weight, (x.shape[1] if training else 0,))
@@ -589,26 +567,13 @@ def _cudnn_batch_norm(
     return strided(x, shape, suggested_strides(x, shape)), statistics, statistics, reserve
 
 
-@OP.rule("cudnn_batch_norm?")
-def _lower_cudnn_batch_norm(
-    b: Builder,
-    x: Value,
-    weight: Value,
-    bias: Value | None,
-    running_mean: Value | None,
-    running_var: Value | None,
-    training: bool,
-    momentum: float,
-    eps: float,
-) -> tuple[Value, ...]:
-    out, mean, rstd, _, _ = _batch_norm_parts(b, x, weight, bias, running_mean, running_var, training, momentum, eps)
-    return out, mean, rstd, b.full((0,), 0, torch.uint8, x.device)
+OP.rule("cudnn_batch_norm?")(lambda b, x, *rest: (*_BatchNorm(x, *rest).parts(b)[:3], _reserve(b, x)))
 
 
 # --- group norm ----------------------------------------------------------------------------------
 @OP.formula("native_group_norm")
 def _group_norm(
-    x: Any, weight: Any, bias: Any, N: Size, C: Size, HxW: Size, group: int, eps: float
+    x: TensorLike, weight: TensorLike, bias: TensorLike | None, N: Size, C: Size, HxW: Size, group: int, eps: float
 ) -> tuple[TensorSpec, ...]:
     statistics = contiguous(x, (N, group), _statistics_dtype(x, weight))
     strides = suggested_strides(x, tuple(x.shape)) if x.device.type == "cpu" else contiguous_strides(tuple(x.shape))
@@ -617,12 +582,12 @@ def _group_norm(
 
 @OP.rule("native_group_norm")
 def _lower_group_norm(
-    b: Builder, x: Value, weight: Value | None, bias: Value | None, n: Any, c: Any, hw: Any, group: int, eps: float
+    b: Builder, x: Value, weight: Value | None, bias: Value | None, n: Size, c: Size, hw: Size, group: int, eps: float
 ) -> tuple[Value, Value, Value]:
     """Normalise each of `group` blocks of channels (Wu and He 2018)."""
     wide = x.compute()
     grouped = wide.reshape((n, group, c // group, hw))
-    var, mean = b.emit(prims.var_mean, grouped, (2, 3), 0.0, True)
+    var, mean = b.emit_several(prims.var_mean, grouped, (2, 3), 0.0, True)
     rstd = _rsqrt(var, eps)
     out = ((grouped - mean) * rstd).reshape((n, c, hw))
     if weight is not None:
@@ -635,11 +600,11 @@ def _lower_group_norm(
 
 @OP.formula("native_group_norm_backward")
 def _group_norm_backward(
-    grad: Any,
-    x: Any,
-    mean: Any,
-    rstd: Any,
-    weight: Any,
+    grad: TensorLike,
+    x: TensorLike,
+    mean: TensorLike,
+    rstd: TensorLike,
+    weight: TensorLike,
     N: Size,
     C: Size,
     HxW: Size,
@@ -663,9 +628,9 @@ def _lower_group_norm_backward(
     mean: Value,
     rstd: Value,
     weight: Value | None,
-    n: Any,
-    c: Any,
-    hw: Any,
+    n: Size,
+    c: Size,
+    hw: Size,
     group: int,
     output_mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
@@ -685,80 +650,6 @@ def _lower_group_norm_backward(
     if output_mask[2]:
         grad_bias = g.sum((0, 3)).reshape((c,)).to(parameter)
     return grad_x, grad_weight, grad_bias
-
-
-# --- softmax -------------------------------------------------------------------------------------
-def _shifted(b: Builder, x: Value, dim: int) -> Value:
-    return x - x.reduce(prims.amax, (dim,), True) if x.rank else x - x
-
-
-def _is_empty(x: Value, dim: int) -> bool:
-    return x.rank > 0 and isinstance(x.shape[dim], int) and x.shape[dim] == 0
-
-
-@OP.formula("_softmax", "_log_softmax")
-def _softmax(x: Any, dim: int, half_to_float: bool) -> TensorSpec:
-    wrap_dim(dim, x.dim())
-    shape = tuple(x.shape)
-    return contiguous(x, shape, torch.float32 if half_to_float else x.dtype)
-
-
-@OP.rule("_softmax")
-def _lower_softmax(b: Builder, x: Value, dim: int, half_to_float: Any = False) -> Value:
-    out_dtype = torch.float32 if half_to_float is True else x.dtype
-    wide, dim = x.compute(), x.dim(dim)
-    if _is_empty(x, dim):
-        return wide.to(out_dtype)
-    e = _shifted(b, wide, dim).map(prims.exp)
-    return (e / (e.sum((dim,), True) if x.rank else e)).to(out_dtype)
-
-
-@OP.formula("_safe_softmax")
-def _safe_softmax(x: Any, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
-    return contiguous(x, x.shape, dtype or x.dtype)
-
-
-@OP.rule("_safe_softmax?")
-def _lower_safe_softmax(b: Builder, x: Value, dim: int, dtype: torch.dtype | None = None) -> Value:
-    """Softmax whose rows of minus infinity alone give zeros."""
-    wide = x if dtype is None else x.to(dtype)
-    out = _lower_softmax(b, wide, dim, False)
-    if not x.rank or _is_empty(x, x.dim(dim)):
-        return out  # type: ignore[no-any-return]
-    return b.where(wide.eq(-math.inf).reduce(prims.all, (x.dim(dim),), True), 0, out)
-
-
-@OP.rule("_log_softmax")
-def _lower_log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
-    out_dtype = torch.float32 if half_to_float else x.dtype
-    wide, dim = x.compute(), x.dim(dim)
-    if _is_empty(x, dim):
-        return wide.to(out_dtype)
-    shifted = _shifted(b, wide, dim)
-    e = shifted.map(prims.exp)
-    return (shifted - (e.sum((dim,), True) if x.rank else e).map(prims.log)).to(out_dtype)
-
-
-@OP.formula("_softmax_backward_data", "_log_softmax_backward_data")
-def _softmax_backward(grad: Any, output: Any, dim: int, input_dtype: torch.dtype) -> TensorSpec:
-    return contiguous(grad, grad.shape, input_dtype)
-
-
-@OP.rule("_softmax_backward_data")
-def _lower_softmax_backward(b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
-    compute, dim = compute_dtype(grad.dtype), output.dim(dim)
-    y = output.to(compute)
-    product = grad.to(compute) * y
-    total = product.sum((dim,), True) if output.rank else product
-    return (product - y * total).to(input_dtype)
-
-
-@OP.rule("_log_softmax_backward_data")
-def _lower_log_softmax_backward(b: Builder, grad: Value, output: Value, dim: int, input_dtype: torch.dtype) -> Value:
-    compute, dim = compute_dtype(grad.dtype), output.dim(dim)
-    g = grad.to(compute)
-    total = g.sum((dim,), True) if output.rank else g
-    return (g - output.to(compute).map(prims.exp) * total).to(input_dtype)
 
 
 # --- weight norm ---------------------------------------------------------------------------------
@@ -783,34 +674,6 @@ def _lower_weight_norm_backward(
     along = (w * wide).sum(_dims_but(v, dim), True)
     grad_v = scale / n * (w - wide * (along / (n * n)))
     return grad_v.to(v.dtype), (along / n).to(g.dtype)
-
-
-@OP.rule("_masked_softmax")
-def _lower_masked_softmax(
-    b: Builder, x: Value, mask: Value, dim: int | None = None, mask_type: int | None = None
-) -> Value:
-    """Softmax over the elements whose mask is false."""
-    dim = x.rank - 1 if dim is None else x.dim(dim)
-    if mask_type == 0:
-        mask = mask.unsqueeze(0, 1)
-    elif mask_type == 1:
-        mask = mask.unsqueeze(1, 2)
-    wide = b.where(mask.expand(x.shape), -math.inf, x.compute())
-    top = wide.reduce(prims.amax, (dim,), True)
-    e = (wide - b.where(top.eq(-math.inf), 0.0, top)).map(prims.exp)
-    total = e.sum((dim,), True)
-    return b.where(total.eq(0.0), 0.0, e / b.where(total.eq(0.0), 1.0, total)).to(x.dtype)
-
-
-@OP.rule("_masked_softmax_backward")
-def _lower_masked_softmax_backward(
-    b: Builder, grad: Value, output: Value, mask: Value, dim: int | None = None
-) -> Value:
-    dim = output.rank - 1 if dim is None else output.dim(dim)
-    y, g = output.compute(), grad.compute()
-    g = b.where(mask.expand(grad.shape), 0.0, g)
-    product = g * y
-    return (product - y * product.sum((dim,), True)).to(grad.dtype)
 
 
 @OP.rule("batch_norm_gather_stats_with_counts")
@@ -848,11 +711,4 @@ def _lower_gathered_equal_statistics(
     count: int,
 ) -> tuple[Value, Value]:
     counts = b.full((mean.shape[0],), count, mean.dtype, mean.device)
-    return _lower_gathered_statistics(b, x, mean, invstd, running_mean, running_var, momentum, eps, counts)  # type: ignore[no-any-return]
-
-
-# --- without a rule of their own ------------------------------------------------------------------
-@OP.formula("softmax.int", "log_softmax.int")
-def _softmax_as(x: Any, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
-    wrap_dim(dim, x.dim())
-    return contiguous(x, x.shape, dtype or x.dtype)
+    return _lower_gathered_statistics(b, x, mean, invstd, running_mean, running_var, momentum, eps, counts)

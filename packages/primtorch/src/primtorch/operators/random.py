@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from primtorch import prims
+from primtorch.arguments import TENSORS
 from primtorch.builder import Builder, Value
 from primtorch.families import Family, Trait
 from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
@@ -18,7 +19,7 @@ from primtorch.operators.creation import full_like, like, made
 from primtorch.operators.refusals import WHOLE, refuse
 from primtorch.placement import resolved_device
 from primtorch.prims import philox
-from primtorch.promotion import TENSORS, compute_dtype
+from primtorch.promotion import compute_dtype
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("random")
@@ -40,7 +41,7 @@ def _randint_like(x: Any, low: Any, high: Any, **options: Any) -> TensorSpec:
 def draw(b: Builder, shape: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Value:
     """In [0, 1), with the dtype's digits and a seed of its own."""
     seed = b.emit(prims.random_seed, device)
-    return b.emit(prims.random_uniform, seed, tuple(shape), 0, dtype)  # type: ignore[no-any-return]
+    return b.emit(prims.random_uniform, seed, tuple(shape), 0, dtype)
 
 
 _RARE = 2.0**-10
@@ -162,7 +163,7 @@ def _own(generator: Any) -> None:
 
 def _bits(b: Builder, shape: Sequence[Any], device: torch.device, width: int = 32) -> Value:
     seed = b.emit(prims.random_seed, device)
-    return b.emit(prims.random_bits, seed, tuple(shape), 0, width)  # type: ignore[no-any-return]
+    return b.emit(prims.random_bits, seed, tuple(shape), 0, width)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
@@ -176,7 +177,7 @@ def _of_parts(
     """A draw in `dtype`; of a complex number, both parts are drawn."""
     if not dtype.is_complex:
         return draw_real(shape, dtype)
-    return b.emit(prims.view_as_complex, draw_real((*shape, 2), dtype.to_real()))  # type: ignore[no-any-return]
+    return b.emit(prims.view_as_complex, draw_real((*shape, 2), dtype.to_real()))
 
 
 def _fraction(b: Builder, shape: Sequence[Any], device: torch.device, dtype: torch.dtype) -> Value:
@@ -189,7 +190,7 @@ def _standard_normal(b: Builder, shape: Sequence[Any], device: torch.device, dty
     radius = b.emit(prims.random_uniform, seed, tuple(shape), 0, dtype)
     angle = b.emit(prims.random_uniform, seed, tuple(shape), 1, dtype)
     length = ((1.0 - radius).map(prims.log) * -2.0).map(prims.sqrt)
-    return length * (angle * (2 * math.pi)).map(prims.cos)  # type: ignore[no-any-return]
+    return length * (angle * (2 * math.pi)).map(prims.cos)
 
 
 def _normal_draw(
@@ -223,7 +224,7 @@ def _lower_bernoulli_tensor(b: Builder, x: Value, p: Value, *, generator: Any = 
 
 @OP.rule("bernoulli")
 def _lower_bernoulli(b: Builder, x: Value, *, generator: Any = None) -> Value:
-    return _lower_bernoulli_tensor(b, x, x, generator=generator)  # type: ignore[no-any-return]
+    return _lower_bernoulli_tensor(b, x, x, generator=generator)
 
 
 @OP.rule("bernoulli.p")

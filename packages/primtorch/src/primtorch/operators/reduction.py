@@ -5,22 +5,22 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import Dims, TensorLike
 from primtorch.builder import Builder, Value
 from primtorch.errors import DataDependentValue
-from primtorch.families import Family, Formula, Trait
+from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import product, reduced_dims, wrap_dim
 from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.elementwise import same, truth
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.prims import Prim
 from primtorch.promotion import compute_dtype, float_of, integer_sum_dtype, real_of, result_type
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import hint_of
 
 OP = Family("reduction")
@@ -39,8 +39,8 @@ def accumulated(x: Value, dtype: torch.dtype | None) -> Value:
     return x.to(dtype)
 
 
-def full_formula(dtype_rule: Any) -> Formula:
-    def formula(x: Any, *, dtype: torch.dtype | None = None) -> TensorSpec:
+def full_formula(dtype_rule: Callable[[torch.dtype], torch.dtype]) -> Formula:
+    def formula(x: TensorLike, *, dtype: torch.dtype | None = None) -> TensorSpec:
         return contiguous(x, (), dtype or dtype_rule(x.dtype))
 
     return formula
@@ -49,7 +49,7 @@ def full_formula(dtype_rule: Any) -> Formula:
 OP.formula("sum prod")(full_formula(integer_sum_dtype))
 
 
-def reduced(x: Any, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> TensorSpec:
+def reduced(x: TensorLike, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> TensorSpec:
     """The output of a reduction: row-major, whatever the input's strides."""
     gone = set(dims)
     if keepdim:
@@ -59,21 +59,25 @@ def reduced(x: Any, dims: Sequence[int], keepdim: bool, dtype: torch.dtype) -> T
 
 @OP.formula("sum.dim_IntList", "nansum")
 def _sum(
-    x: Any, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: TensorLike, dim: Sequence[int] | None = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, dtype or integer_sum_dtype(x.dtype))
 
 
 @OP.rule("sum", "sum.dim_IntList")
-def _lower_sum(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+def _lower_sum(
+    b: Builder, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     return accumulated(x, dtype).sum(reduced_dims(dim, x.rank), keepdim)
 
 
 @OP.rule("nansum")
-def _lower_nansum(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+def _lower_nansum(
+    b: Builder, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     if x.dtype.is_floating_point:
         x = b.where(x.map(prims.isnan), 0, x)
-    return _lower_sum(b, x, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
+    return _lower_sum(b, x, dim, keepdim, dtype=dtype)
 
 
 def _mean_of(x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
@@ -84,7 +88,7 @@ def _mean_of(x: Value, dims: tuple[int, ...], keepdim: bool) -> Value:
 
 @OP.formula("mean.dim")
 def _mean_dim(
-    x: Any, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: TensorLike, dim: Sequence[int] | None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorSpec:
     out = dtype or x.dtype
     if not (out.is_floating_point or out.is_complex):
@@ -96,12 +100,14 @@ def _mean_dim(
 
 
 @OP.formula("mean")
-def _mean(x: Any, *, dtype: torch.dtype | None = None) -> TensorSpec:
+def _mean(x: TensorLike, *, dtype: torch.dtype | None = None) -> TensorSpec:
     return _mean_dim(x, None, dtype=dtype)
 
 
 @OP.rule("mean", "mean.dim")
-def _lower_mean(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+def _lower_mean(
+    b: Builder, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     out_dtype = dtype or x.dtype
     if not (out_dtype.is_floating_point or out_dtype.is_complex):
         raise RuntimeError(
@@ -113,16 +119,18 @@ def _lower_mean(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *,
 
 
 @OP.formula("prod.dim_int")
-def _prod(x: Any, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
+def _prod(x: TensorLike, dim: int, keepdim: bool = False, *, dtype: torch.dtype | None = None) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, dtype or integer_sum_dtype(x.dtype))
 
 
 @OP.rule("prod", "prod.dim_int")
-def _lower_prod(b: Builder, x: Value, dim: Any = None, keepdim: bool = False, *, dtype: Any = None) -> Value:
+def _lower_prod(
+    b: Builder, x: Value, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+) -> Value:
     return accumulated(x, dtype).reduce(prims.prod, reduced_dims(dim, x.rank), keepdim)
 
 
-def is_known(size: Any) -> bool:
+def is_known(size: Size) -> bool:
     """Whether a size, or a product of sizes, does not depend on data."""
     return isinstance(size, int) or hint_of(size, -1) >= 0
 
@@ -135,8 +143,8 @@ def want_some(b: Builder, x: Value, dims: tuple[int, ...]) -> None:
         b.emit(prims.assert_async, b.full((), count, torch.int64, x.device).ne(0), message)
 
 
-def _extremum(prim: Prim) -> Any:
-    def rule(b: Builder, x: Value, dim: Any = (), keepdim: bool = False) -> Value:
+def _extremum(prim: Prim) -> Rule:
+    def rule(b: Builder, x: Value, dim: Dims = (), keepdim: bool = False) -> Value:
         dims = reduced_dims(dim, x.rank)
         want_some(b, x, dims)
         return x.reduce(prim, dims, keepdim)
@@ -145,11 +153,11 @@ def _extremum(prim: Prim) -> Any:
 
 
 @OP.formula("amax", "amin")
-def _amax(x: Any, dim: Sequence[int] = (), keepdim: bool = False) -> TensorSpec:
+def _amax(x: TensorLike, dim: Sequence[int] = (), keepdim: bool = False) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, x.dtype)
 
 
-def _want_elements(x: Any, dims: Sequence[int], name: str) -> None:
+def _want_elements(x: TensorLike, dims: Sequence[int], name: str) -> None:
     for d in dims:
         at = wrap_dim(d, x.dim())
         refuse(
@@ -163,7 +171,7 @@ _OF_NOTHING = "Expected reduction dim to be specified for input.numel() == 0. Sp
 
 
 @OP.refuses("amax", "amin")
-def _refuse_extremum(x: Any, dim: Any = (), keepdim: bool = False) -> None:
+def _refuse_extremum(x: TensorLike, dim: Dims = (), keepdim: bool = False) -> None:
     refuse(x.dim() > 64, "only tensors with up to 64 dims are supported")
     dims = dim if isinstance(dim, list | tuple) else (dim,)
     refuse(any(map(is_empty, x.shape)) and not dims, _OF_NOTHING)
@@ -176,17 +184,17 @@ OP.formula("max min")(full_formula(same))
 
 
 @OP.refuses("max", "min")
-def _refuse_extremum_of_all(x: Any) -> None:
+def _refuse_extremum_of_all(x: TensorLike) -> None:
     refuse(any(map(is_empty, x.shape)), _OF_NOTHING)
 
 
 @OP.refuses("max.dim", "min.dim")
-def refuse_element_along(x: Any, dim: int = -1, keepdim: bool = False) -> None:
+def refuse_element_along(x: TensorLike, dim: int = -1, keepdim: bool = False) -> None:
     _want_elements(x, (dim,), "max, min, median or mode")
 
 
 @OP.formula("max.dim", "min.dim")
-def max_dim(x: Any, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def max_dim(x: TensorLike, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
     dims = reduced_dims(dim, x.dim())
     return reduced(x, dims, keepdim, x.dtype), reduced(x, dims, keepdim, torch.int64)
 
@@ -196,13 +204,13 @@ OP.rule("min")(_extremum(prims.amin))
 
 
 @OP.formula("aminmax")
-def _aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _aminmax(x: TensorLike, *, dim: int | None = None, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
     out = reduced(x, reduced_dims(dim, x.dim()), keepdim, x.dtype)
     return out, out
 
 
 @OP.refuses("aminmax")
-def _refuse_aminmax(x: Any, *, dim: int | None = None, keepdim: bool = False) -> None:
+def _refuse_aminmax(x: TensorLike, *, dim: int | None = None, keepdim: bool = False) -> None:
     refuse(x.dim() > 64, "only tensors with up to 64 dims are supported")
     if dim is not None:
         _want_elements(x, (dim,), "aminmax")
@@ -217,7 +225,7 @@ def _lower_aminmax(b: Builder, x: Value, dim: int | None = None, keepdim: bool =
     return x.reduce(prims.amin, dims, keepdim), x.reduce(prims.amax, dims, keepdim)
 
 
-def _extremum_along(value: Prim, place: Prim) -> Any:
+def _extremum_along(value: Prim, place: Prim) -> Rule:
     def rule(b: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, Value]:
         if x.rank == 0:
             return x, b.full((), 0, torch.int64, x.device)
@@ -233,24 +241,24 @@ OP.rule("max.dim")(_extremum_along(prims.amax, prims.argmax))
 OP.rule("min.dim")(_extremum_along(prims.amin, prims.argmin))
 
 
-def _arg(prim: Prim) -> Any:
+def _arg(prim: Prim) -> Rule:
     def rule(b: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
         if x.rank == 0:
             return b.full((), 0, torch.int64, x.device)
         want_some(b, x, reduced_dims(dim, x.rank))
         keys = x.to(torch.uint8) if x.dtype is torch.bool else x
-        return b.emit(prim, keys, () if dim is None else (x.dim(dim),), keepdim)  # type: ignore[no-any-return]
+        return b.emit(prim, keys, () if dim is None else (x.dim(dim),), keepdim)
 
     return rule
 
 
 @OP.formula("argmax", "argmin")
-def _argmax(x: Any, dim: int | None = None, keepdim: bool = False) -> TensorSpec:
+def _argmax(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.int64)
 
 
 @OP.refuses("argmax", "argmin")
-def _refuse_place_of_extremum(x: Any, dim: int | None = None, keepdim: bool = False) -> None:
+def _refuse_place_of_extremum(x: TensorLike, dim: int | None = None, keepdim: bool = False) -> None:
     refuse(dim is None and any(map(is_empty, x.shape)), _OF_NOTHING, IndexError)
     if dim is not None:
         _want_elements(x, (dim,), "argmax or argmin")
@@ -260,8 +268,8 @@ OP.rule("argmax")(_arg(prims.argmax))
 OP.rule("argmin")(_arg(prims.argmin))
 
 
-def _logical(prim: Prim) -> Any:
-    def rule(b: Builder, x: Value, dim: Any = None, keepdim: bool = False) -> Value:
+def _logical(prim: Prim) -> Rule:
+    def rule(b: Builder, x: Value, dim: Dims = None, keepdim: bool = False) -> Value:
         out = truth(x).reduce(prim, reduced_dims(dim, x.rank), keepdim)
         return out.to(torch.uint8) if x.dtype is torch.uint8 else out
 
@@ -272,7 +280,7 @@ OP.formula("any all")(full_formula(lambda d: torch.uint8 if d is torch.uint8 els
 
 
 @OP.formula("any.dim", "all.dim", "any.dims", "all.dims")
-def _any(x: Any, dim: Any = None, keepdim: bool = False) -> TensorSpec:
+def _any(x: TensorLike, dim: Dims = None, keepdim: bool = False) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.uint8 if x.dtype is torch.uint8 else torch.bool)
 
 
@@ -281,55 +289,65 @@ OP.rule("all.|dim|dims")(_logical(prims.all))
 
 
 @OP.formula("count_nonzero", "count_nonzero.dim_IntList")
-def _count_nonzero(x: Any, dim: Any = None) -> TensorSpec:
+def _count_nonzero(x: TensorLike, dim: Dims = None) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), False, torch.int64)
 
 
 @OP.rule("count_nonzero", "count_nonzero.dim_IntList")
-def _lower_count_nonzero(b: Builder, x: Value, dim: Any = None) -> Value:
+def _lower_count_nonzero(b: Builder, x: Value, dim: Dims = None) -> Value:
     return truth(x).to(torch.int64).sum(reduced_dims(dim, x.rank))
 
 
 # --- variance ------------------------------------------------------------------------------------
-def _var_mean_wide(b: Builder, x: Value, dim: Any, correction: Any, keepdim: bool) -> tuple[Value, Value]:
+def _var_mean_wide(b: Builder, x: Value, dim: Dims, correction: float, keepdim: bool) -> tuple[Value, Value]:
     dims = reduced_dims(dim, x.rank)
     if not x.dtype.is_complex:
-        return b.emit(prims.var_mean, x.compute(), dims, float(correction), keepdim)  # type: ignore[no-any-return]
-    re = b.emit(prims.var_mean, x.compute().map(prims.real), dims, float(correction), keepdim)
-    im = b.emit(prims.var_mean, x.compute().map(prims.imag), dims, float(correction), keepdim)
+        var, mean = b.emit_several(prims.var_mean, x.compute(), dims, float(correction), keepdim)
+        return var, mean
+    re = b.emit_several(prims.var_mean, x.compute().map(prims.real), dims, float(correction), keepdim)
+    im = b.emit_several(prims.var_mean, x.compute().map(prims.imag), dims, float(correction), keepdim)
     return re[0] + im[0], b.emit(prims.complex, re[1], im[1])
 
 
-def _correction(unbiased: bool, correction: Any) -> Any:
-    return (1 if unbiased else 0) if correction is None else correction
+def _correction(correction: float | None) -> float:
+    return 1 if correction is None else correction
 
 
 @OP.formula("var", "std")
-def _var_all(x: Any, unbiased: bool = True) -> TensorSpec:
+def _var_all(x: TensorLike, unbiased: bool = True) -> TensorSpec:
     return contiguous(x, (), real_of(x.dtype))
 
 
 @OP.formula("var.dim", "std.dim", "var.correction", "std.correction")
 def _var(
-    x: Any, dim: Any = None, unbiased: bool = True, keepdim: bool = False, *, correction: Any = None
+    x: TensorLike,
+    dim: Dims = None,
+    unbiased: bool = True,
+    keepdim: bool = False,
+    *,
+    correction: float | None = None,
 ) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(x.dtype))
 
 
 @OP.rule("var.correction")
-def _lower_var(b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
-    return _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)[0].to(real_of(x.dtype))
+def _lower_var(
+    b: Builder, x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Value:
+    return _var_mean_wide(b, x, dim, _correction(correction), keepdim)[0].to(real_of(x.dtype))
 
 
 @OP.rule("std.correction")
-def _lower_std(b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Value:
-    variance = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)[0]
+def _lower_std(
+    b: Builder, x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
+) -> Value:
+    variance = _var_mean_wide(b, x, dim, _correction(correction), keepdim)[0]
     return variance.map(prims.sqrt).to(real_of(x.dtype))
 
 
 @OP.formula("var_mean.correction", "std_mean.correction")
 def _var_mean(
-    x: Any, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    x: TensorLike, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[TensorSpec, TensorSpec]:
     dims = reduced_dims(dim, x.dim())
     return reduced(x, dims, keepdim, real_of(x.dtype)), reduced(x, dims, keepdim, x.dtype)
@@ -337,37 +355,31 @@ def _var_mean(
 
 @OP.rule("var_mean.correction")
 def _lower_var_mean(
-    b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    b: Builder, x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    var, mean = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)
+    var, mean = _var_mean_wide(b, x, dim, _correction(correction), keepdim)
     return var.to(real_of(x.dtype)), mean.to(x.dtype)
 
 
 @OP.rule("std_mean.correction")
 def _lower_std_mean(
-    b: Builder, x: Value, dim: Any = None, *, correction: Any = None, keepdim: bool = False
+    b: Builder, x: Value, dim: Dims = None, *, correction: float | None = None, keepdim: bool = False
 ) -> tuple[Value, Value]:
-    var, mean = _var_mean_wide(b, x, dim, _correction(True, correction), keepdim)
+    var, mean = _var_mean_wide(b, x, dim, _correction(correction), keepdim)
     return var.map(prims.sqrt).to(real_of(x.dtype)), mean.to(x.dtype)
 
 
-def _unbiased_arguments(rest: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, bool, bool]:
-    if rest and isinstance(rest[0], bool):
-        return None, rest[0], False
-    padded = (*rest, *(None, True, False)[len(rest) :])
-    return (options.get("dim", padded[0]), options.get("unbiased", padded[1]), options.get("keepdim", padded[2]))
+def _unbiased_of_all(rule: Rule) -> Rule:
+    return lambda b, x, unbiased=True: rule(b, x, None, correction=int(unbiased))
 
 
-@OP.rule("var", "var.dim")
-def _lower_var_unbiased(b: Builder, x: Value, *rest: Any, **options: Any) -> Value:
-    dim, unbiased, keepdim = _unbiased_arguments(rest, options)
-    return _lower_var(b, x, dim, correction=int(unbiased), keepdim=keepdim)  # type: ignore[no-any-return]
+def _unbiased(rule: Rule) -> Rule:
+    return lambda b, x, dim, unbiased=True, keepdim=False: rule(b, x, dim, correction=int(unbiased), keepdim=keepdim)
 
 
-@OP.rule("std", "std.dim")
-def _lower_std_unbiased(b: Builder, x: Value, *rest: Any, **options: Any) -> Value:
-    dim, unbiased, keepdim = _unbiased_arguments(rest, options)
-    return _lower_std(b, x, dim, correction=int(unbiased), keepdim=keepdim)  # type: ignore[no-any-return]
+for _name, _rule in (("var", _lower_var), ("std", _lower_std)):
+    OP.rule(_name)(_unbiased_of_all(_rule))
+    OP.rule(f"{_name}.dim")(_unbiased(_rule))
 
 
 # --- norms of vectors ------------------------------------------------------------------------------
@@ -388,13 +400,13 @@ def vector_norm(b: Builder, x: Value, order: float, dims: tuple[int, ...], keepd
 
 @OP.formula("linalg_vector_norm")
 def _vector_norm(
-    x: Any, ord: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: TensorLike, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(dtype or x.dtype))
 
 
 @OP.refuses("linalg_vector_norm")
-def _refuse_vector_norm(x: Any, ord: Any = 2, dim: Any = None, *args: Any, **options: Any) -> None:
+def _refuse_vector_norm(x: TensorLike, ord: float = 2, dim: Dims = None, *args: object, **options: object) -> None:
     if ord >= 0 and ord != math.inf:
         return  # of no elements it is zero
     dims = range(x.dim()) if dim is None else (dim,) if isinstance(dim, int) else dim or range(x.dim())
@@ -404,7 +416,13 @@ def _refuse_vector_norm(x: Any, ord: Any = 2, dim: Any = None, *args: Any, **opt
 
 @OP.rule("linalg_vector_norm")
 def _lower_linalg_vector_norm(
-    b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    b: Builder,
+    x: Value,
+    order: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Value:
     out_dtype = dtype or x.dtype
     wide = x.to(compute_dtype(out_dtype))
@@ -414,30 +432,36 @@ def _lower_linalg_vector_norm(
 
 @OP.formula("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")
 def _norm(
-    x: Any, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
+    x: TensorLike, p: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(dtype or x.dtype))
 
 
 @OP.rule("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim_dtype")
 def _lower_norm(
-    b: Builder, x: Value, p: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    b: Builder,
+    x: Value,
+    p: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Value:
-    return _lower_linalg_vector_norm(b, x, 2 if p is None else p, dim, keepdim, dtype=dtype)  # type: ignore[no-any-return]
+    return _lower_linalg_vector_norm(b, x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 @OP.formula("renorm")
-def _renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> TensorSpec:
+def _renorm(x: TensorLike, p: float, dim: int, maxnorm: float) -> TensorSpec:
     return contiguous(x, x.shape)
 
 
 @OP.refuses("renorm")
-def _refuse_renorm(x: Any, p: Any, dim: int, maxnorm: Any) -> None:
+def _refuse_renorm(x: TensorLike, p: float, dim: int, maxnorm: float) -> None:
     refuse(x.dim() < 2, lambda: f"renorm: input needs at least 2 dimensions, got {x.dim()} dimensions")
 
 
 @OP.rule("renorm")
-def _lower_renorm(b: Builder, x: Value, p: Any, dim: int, maxnorm: Any) -> Value:
+def _lower_renorm(b: Builder, x: Value, p: float, dim: int, maxnorm: float) -> Value:
     dim = x.dim(dim)
     wide = x.compute()
     norm = vector_norm(b, wide, float(p), tuple(d for d in range(x.rank) if d != dim), True)
@@ -446,28 +470,28 @@ def _lower_renorm(b: Builder, x: Value, p: Any, dim: int, maxnorm: Any) -> Value
 
 
 @OP.formula("dist")
-def _dist(a: Any, b: Any, p: Any = 2) -> TensorSpec:
+def _dist(a: TensorLike, b: TensorLike, p: float = 2) -> TensorSpec:
     return contiguous(a, (), real_of(elementwise((a, b), result_type((a, b))).dtype))
 
 
 @OP.refuses("dist")
-def _refuse_dist(x: Any, y: Any, p: Any = 2) -> None:
+def _refuse_dist(x: TensorLike, y: TensorLike, p: float = 2) -> None:
     _refuse_vector_norm(x if any(map(is_empty, x.shape)) else y, p)
 
 
 @OP.rule("dist")
-def _lower_dist(b: Builder, x: Value, y: Value, p: Any = 2) -> Value:
+def _lower_dist(b: Builder, x: Value, y: Value, p: float = 2) -> Value:
     difference = x - y.to(x.dtype)
-    return _lower_linalg_vector_norm(b, difference, p)  # type: ignore[no-any-return]
+    return _lower_linalg_vector_norm(b, difference, p)
 
 
 @OP.formula("logsumexp")
-def _logsumexp(x: Any, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
+def _logsumexp(x: TensorLike, dim: Sequence[int], keepdim: bool = False) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, float_of(x.dtype))
 
 
 @OP.rule("logsumexp")
-def _lower_logsumexp(b: Builder, x: Value, dim: Any, keepdim: bool = False) -> Value:
+def _lower_logsumexp(b: Builder, x: Value, dim: Dims, keepdim: bool = False) -> Value:
     dtype = float_of(x.dtype)
     wide = x.to(compute_dtype(dtype))
     dims = reduced_dims(dim, x.rank)
@@ -496,7 +520,13 @@ def _lower_is_any_true(b: Builder, x: Value) -> Value:
 
 @OP.rule("linalg__powsum?")
 def _lower_powsum(
-    b: Builder, x: Value, order: Any = 2, dim: Any = None, keepdim: bool = False, *, dtype: Any = None
+    b: Builder,
+    x: Value,
+    order: float = 2,
+    dim: Dims = None,
+    keepdim: bool = False,
+    *,
+    dtype: torch.dtype | None = None,
 ) -> Value:
     """sum |x|^p."""
     out_dtype = dtype or (x.dtype.to_real() if x.dtype.is_complex else x.dtype)
@@ -508,7 +538,7 @@ def _lower_powsum(
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("equal", "allclose")
-def _equal(x: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
+def _equal(x: TensorLike, other: TensorLike, *args: object, **kwargs: object) -> bool:
     raise DataDependentValue(
         "whether two tensors are equal (torch.equal, torch.allclose)",
         "it is known only when the program runs",
@@ -518,21 +548,30 @@ def _equal(x: Any, other: Any, *args: Any, **kwargs: Any) -> bool:
 
 @OP.formula("segment_reduce")
 def _segment_reduce(
-    data: Any, reduce: str, *, lengths: Any = None, indices: Any = None, offsets: Any = None, axis: int = 0,
-    unsafe: bool = False, initial: Any = None,
-) -> TensorSpec:  # fmt: skip
+    data: TensorLike,
+    reduce: str,
+    *,
+    lengths: TensorLike | None = None,
+    indices: TensorLike | None = None,
+    offsets: TensorLike | None = None,
+    axis: int = 0,
+    **options: object,
+) -> TensorSpec:
     if lengths is not None:
         segments = tuple(lengths.shape)
     else:
+        assert offsets is not None
         segments = (*offsets.shape[:-1], offsets.shape[-1] - 1)
     return contiguous(data, (*segments, *data.shape[axis + 1 :]))
 
 
 @OP.formula("_segment_reduce_backward")
-def _segment_reduce_backward(grad: Any, output: Any, data: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _segment_reduce_backward(
+    grad: TensorLike, output: TensorLike, data: TensorLike, *args: object, **kwargs: object
+) -> TensorSpec:
     return contiguous(grad, data.shape)
 
 
 @OP.formula("hash_tensor?")
-def _hash_tensor(x: Any, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> TensorSpec:
+def _hash_tensor(x: TensorLike, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.uint64)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
+
+from primtorch.arguments import Number
+from primtorch.spec import Size
 
 WHOLE = frozenset({torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64,
                    torch.uint16, torch.uint32, torch.uint64})  # fmt: skip
@@ -29,12 +31,12 @@ def refuse(wrong: bool, message: str | Callable[[], str], error: type[Exception]
         raise error(message if isinstance(message, str) else message())
 
 
-def is_empty(size: Any) -> bool:
+def is_empty(size: Size) -> bool:
     """Whether a size is known to be 0."""
     return type(size) is int and size == 0
 
 
-def refuse_overflow(value: Any, dtype: torch.dtype) -> None:
+def refuse_overflow(value: Number, dtype: torch.dtype) -> None:
     """Raises what eager raises for a Python number out of a dtype's range; one that is symbolic has none yet.
 
     Infinities are floats, and negative numbers count from above in unsigned ones, as c10's checked conversions have it.
@@ -43,7 +45,7 @@ def refuse_overflow(value: Any, dtype: torch.dtype) -> None:
         RuntimeError: the number overflows.
     """
     name = _C_NAMES.get(dtype)
-    if name is None or type(value) not in (int, float):
+    if name is None or not (type(value) is int or type(value) is float):
         return
     if dtype.is_floating_point:
         wrong = math.isfinite(value) and abs(value) > torch.finfo(dtype).max

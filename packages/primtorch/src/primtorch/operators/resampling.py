@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Trait
+from primtorch.families import Family, Rule, Trait
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.operators.window import by_rows, laid_out, times
 from primtorch.spec import Size, TensorSpec
@@ -20,7 +20,7 @@ OP.trait(Trait.ONE_DEVICE, "grid_sampler_2d grid_sampler_3d")
 
 
 # --- resampling ----------------------------------------------------------------------------------
-def _nearest_index(b: Builder, size: Any, out: Any, scale: float | None, exact: bool, device: torch.device) -> Value:
+def _nearest_index(b: Builder, size: Size, out: Size, scale: float | None, exact: bool, device: torch.device) -> Value:
     ratio = 1 / scale if scale is not None and scale > 0 else size / out
     position = b.iota(out, device).to(torch.float32)
     place = (position + 0.5) * ratio if exact else position * ratio
@@ -28,7 +28,12 @@ def _nearest_index(b: Builder, size: Any, out: Any, scale: float | None, exact: 
 
 
 def _nearest_indices(
-    b: Builder, spatial: Sequence[Any], out: Sequence[Any], scales: Sequence[Any], exact: bool, device: torch.device
+    b: Builder,
+    spatial: Sequence[Size],
+    out: Sequence[Size],
+    scales: Sequence[float | None],
+    exact: bool,
+    device: torch.device,
 ) -> list[Value]:
     rank = len(out)
     return [
@@ -37,26 +42,28 @@ def _nearest_indices(
     ]
 
 
-def _nearest(rank: int, exact: bool) -> Any:
-    def rule(b: Builder, x: Value, output_size: Sequence[Any], *scales: Any) -> Value:
+def _nearest(rank: int, exact: bool) -> Rule:
+    def rule(b: Builder, x: Value, output_size: Sequence[Size], *scales: float | None) -> Value:
         indices = _nearest_indices(b, x.shape[2:], output_size, scales or (None,) * rank, exact, x.device)
-        return b.emit(prims.index, x, (None, None, *indices), False)  # type: ignore[no-any-return]
+        return b.emit(prims.index, x, (None, None, *indices), False)
 
     return rule
 
 
-def _nearest_backward(rank: int, exact: bool) -> Any:
-    def rule(b: Builder, grad: Value, output_size: Sequence[Any], input_size: Sequence[Any], *scales: Any) -> Value:
+def _nearest_backward(rank: int, exact: bool) -> Rule:
+    def rule(
+        b: Builder, grad: Value, output_size: Sequence[Size], input_size: Sequence[Size], *scales: float | None
+    ) -> Value:
         indices = _nearest_indices(b, input_size[2:], output_size, scales or (None,) * rank, exact, grad.device)
         g = grad.compute()
         zeros = b.full(input_size, 0, g.dtype, g.device)
-        return b.emit(prims.index_put, zeros, (None, None, *indices), g, True, False).to(grad.dtype)  # type: ignore[no-any-return]
+        return b.emit(prims.index_put, zeros, (None, None, *indices), g, True, False).to(grad.dtype)
 
     return rule
 
 
 def _linear_weights(
-    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, like: Value
+    b: Builder, size: Size, out: Size, align_corners: bool, scale: float | None, like: Value
 ) -> tuple[Value, Value, Value]:
     """For each output position the two source positions and the weight of the second."""
     position = b.iota(out, like.device).to(like.dtype)
@@ -78,8 +85,8 @@ def refuse_bytes(x: Value) -> None:
         )
 
 
-def _linear(rank: int) -> Any:
-    def rule(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool, *scales: Any) -> Value:
+def _linear(rank: int) -> Rule:
+    def rule(b: Builder, x: Value, output_size: Sequence[Size], align_corners: bool, *scales: float | None) -> Value:
         refuse_bytes(x)
         out = x.compute()
         for d in range(rank):
@@ -97,14 +104,14 @@ def _linear(rank: int) -> Any:
     return rule
 
 
-def _linear_backward(rank: int) -> Any:
+def _linear_backward(rank: int) -> Rule:
     def rule(
         b: Builder,
         grad: Value,
-        output_size: Sequence[Any],
-        input_size: Sequence[Any],
+        output_size: Sequence[Size],
+        input_size: Sequence[Size],
         align_corners: bool,
-        *scales: Any,
+        *scales: float | None,
     ) -> Value:
         g = grad.compute()
         for d in reversed(range(rank)):
@@ -127,7 +134,7 @@ _KEYS = -0.75  # Keys (1981), the parameter that eager uses
 _KEYS_ANTIALIASED = -0.5
 
 
-def _ratio(size: Any, out: Any, align_corners: bool, scale: float | None) -> Any:
+def _ratio(size: Size, out: Size, align_corners: bool, scale: float | None) -> float:
     if align_corners:
         return (size - 1) / (out - 1) if not same_size(out, 1) and out > 1 else 0.0
     return 1 / scale if scale is not None and scale > 0 else size / out
@@ -141,7 +148,7 @@ def _cubic(t: Value, a: float) -> Value:
 
 
 def _cubic_taps(
-    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, like: Value
+    b: Builder, size: Size, out: Size, align_corners: bool, scale: float | None, like: Value
 ) -> list[tuple[Value, Value]]:
     """Four (position, weight) pairs of shape (out,)."""
     ratio = _ratio(size, out, align_corners, scale)
@@ -167,7 +174,7 @@ def _cubic_taps(
     "_upsample_bilinear2d_aa",
     "_upsample_bicubic2d_aa",
 )
-def _upsample(x: Any, output_size: Sequence[Size], *args: Any, **kwargs: Any) -> TensorSpec:
+def _upsample(x: TensorLike, output_size: Sequence[Size], *args: object, **kwargs: object) -> TensorSpec:
     shape = (*x.shape[:2], *output_size)
     if len(output_size) == 1:
         return by_rows(x, shape)
@@ -175,7 +182,9 @@ def _upsample(x: Any, output_size: Sequence[Size], *args: Any, **kwargs: Any) ->
 
 
 @OP.rule("upsample_bicubic2d")
-def _lower_bicubic(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool, *scales: Any) -> Value:
+def _lower_bicubic(
+    b: Builder, x: Value, output_size: Sequence[Size], align_corners: bool, *scales: float | None
+) -> Value:
     refuse_bytes(x)
     out = x.compute()
     for d in (1, 0):
@@ -200,7 +209,7 @@ def _lower_bicubic(b: Builder, x: Value, output_size: Sequence[Any], align_corne
     "_upsample_bilinear2d_aa_backward",
 )
 def _upsample_backward(
-    grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any
+    grad: TensorLike, output_size: Sequence[Size], input_size: Sequence[Size], *args: object, **kwargs: object
 ) -> TensorSpec:
     return laid_out(grad, tuple(input_size))
 
@@ -215,14 +224,19 @@ def _upsample_backward(
     "_upsample_bicubic2d_aa_backward",
 )
 def _upsample_backward_by_rows(
-    grad: Any, output_size: Sequence[Size], input_size: Sequence[Size], *args: Any, **kwargs: Any
+    grad: TensorLike, output_size: Sequence[Size], input_size: Sequence[Size], *args: object, **kwargs: object
 ) -> TensorSpec:
     return by_rows(grad, tuple(input_size))
 
 
 @OP.rule("upsample_bicubic2d_backward")
 def _lower_bicubic_backward(
-    b: Builder, grad: Value, output_size: Sequence[Any], input_size: Sequence[Any], align_corners: bool, *scales: Any
+    b: Builder,
+    grad: Value,
+    output_size: Sequence[Size],
+    input_size: Sequence[Size],
+    align_corners: bool,
+    *scales: float | None,
 ) -> Value:
     g = grad.compute()
     for d in (0, 1):
@@ -257,7 +271,7 @@ _FILTERS: dict[str, tuple[float, Callable[[Value], Value]]] = {
 
 
 def _antialiasing(
-    b: Builder, size: Any, out: Any, align_corners: bool, scale: float | None, name: str, like: Value
+    b: Builder, size: Size, out: Size, align_corners: bool, scale: float | None, name: str, like: Value
 ) -> Value:
     """(out, size) matrix: a filter stretched by the scale where the image shrinks, each row summing to 1."""
     reach, kernel = _FILTERS[name]
@@ -274,8 +288,8 @@ def _antialiasing(
     return weights / weights.sum((1,), True)
 
 
-def _antialiased(name: str) -> Any:
-    def rule(b: Builder, x: Value, output_size: Sequence[Any], align_corners: bool, *scales: Any) -> Value:
+def _antialiased(name: str) -> Rule:
+    def rule(b: Builder, x: Value, output_size: Sequence[Size], align_corners: bool, *scales: float | None) -> Value:
         refuse_bytes(x)
         out = x.compute()
         for d in (1, 0):
@@ -288,14 +302,14 @@ def _antialiased(name: str) -> Any:
     return rule
 
 
-def _antialiased_backward(name: str) -> Any:
+def _antialiased_backward(name: str) -> Rule:
     def rule(
         b: Builder,
         grad: Value,
-        output_size: Sequence[Any],
-        input_size: Sequence[Any],
+        output_size: Sequence[Size],
+        input_size: Sequence[Size],
         align_corners: bool,
-        *scales: Any,
+        *scales: float | None,
     ) -> Value:
         g = grad.compute()
         for d in (0, 1):
@@ -315,7 +329,7 @@ for _name in _FILTERS:
 
 # --- affine grids ----------------------------------------------------------------------------------
 @OP.rule("affine_grid_generator")
-def _lower_affine_grid(b: Builder, theta: Value, size: Sequence[Any], align_corners: bool) -> Value:
+def _lower_affine_grid(b: Builder, theta: Value, size: Sequence[Size], align_corners: bool) -> Value:
     """Homogeneous pixel coordinates in [-1, 1], x first, times theta (N, rank, rank + 1)."""
     n, _, *spatial = size
     rank = len(spatial)
@@ -328,24 +342,30 @@ def _lower_affine_grid(b: Builder, theta: Value, size: Sequence[Any], align_corn
         axes.append(axis.unsqueeze(*(e for e in range(rank) if e != d)).expand(spatial))
     ones = b.full(spatial, 1, wide.dtype, theta.device)
     base = b.cat([a.unsqueeze(rank) for a in (*reversed(axes), ones)], rank)
-    points: Any = 1
+    points: Size = 1
     for length in spatial:
         points = points * length
     flat = base.reshape((points, rank + 1)).unsqueeze(0).expand((n, points, rank + 1))
     grid = b.emit(prims.bmm, flat, wide.transpose(1, 2))
-    return grid.reshape((n, *spatial, rank)).to(theta.dtype)  # type: ignore[no-any-return]
+    return grid.reshape((n, *spatial, rank)).to(theta.dtype)
 
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("grid_sampler_2d", "grid_sampler_3d")
-def _grid_sampler(x: Any, grid: Any, *args: Any) -> TensorSpec:
+def _grid_sampler(x: TensorLike, grid: TensorLike, *args: object) -> TensorSpec:
     shape = (*x.shape[:2], *grid.shape[1:-1])
     return by_rows(x, shape)
 
 
 @OP.formula("grid_sampler_2d_backward", "grid_sampler_3d_backward")
 def _grid_sampler_backward(
-    grad: Any, x: Any, grid: Any, interpolation: int, padding: int, align_corners: bool, output_mask: Sequence[bool]
+    grad: TensorLike,
+    x: TensorLike,
+    grid: TensorLike,
+    interpolation: int,
+    padding: int,
+    align_corners: bool,
+    output_mask: Sequence[bool],
 ) -> tuple[TensorSpec | None, TensorSpec]:
     return by_rows(x, tuple(x.shape)) if output_mask[0] else None, by_rows(grid, tuple(grid.shape))
 
@@ -354,7 +374,7 @@ _UPSAMPLED = ("nearest1d", "nearest2d", "nearest3d", "linear1d", "bilinear2d", "
 
 
 @OP.refuses(*(f"upsample_{kind}" for kind in _UPSAMPLED), *(f"_upsample_nearest_exact{n}d" for n in (1, 2, 3)))
-def _refuse_upsample(x: Any, output_size: Sequence[Any], *args: Any, **options: Any) -> None:
+def _refuse_upsample(x: TensorLike, output_size: Sequence[Size], *args: object, **options: object) -> None:
     sizes = *x.shape[2:], *output_size
     refuse(any(map(is_empty, sizes)), lambda: f"Input and output sizes should be greater than 0, but got {sizes}")
     refuse(is_empty(x.shape[1]), lambda: f"Non-empty data tensor expected but got a tensor with sizes {list(x.shape)}")

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Trait
+from primtorch.families import Family, Rule, Trait
 from primtorch.layout import wrap_dim
 from primtorch.operators.build import contiguous
 from primtorch.operators.reduction import accumulated
@@ -22,8 +23,8 @@ OP.trait(Trait.OVERLAPS, "cummax cummin")
 
 
 # --- scans ---------------------------------------------------------------------------------------
-def _scan(prim: Prim) -> Any:
-    def rule(b: Builder, x: Value, dim: int, *, dtype: Any = None) -> Value:
+def _scan(prim: Prim) -> Rule:
+    def rule(b: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
         x = accumulated(x, dtype)
         return b.emit(prim, x, x.dim(dim)) if x.rank else x
 
@@ -31,7 +32,7 @@ def _scan(prim: Prim) -> Any:
 
 
 @OP.formula("cumsum", "cumprod")
-def _cumsum(x: Any, dim: int, *, dtype: torch.dtype | None = None) -> TensorSpec:
+def _cumsum(x: TensorLike, dim: int, *, dtype: torch.dtype | None = None) -> TensorSpec:
     wrap_dim(dim, x.dim())
     return contiguous(x, x.shape, dtype or integer_sum_dtype(x.dtype))
 
@@ -41,30 +42,31 @@ OP.rule("cumprod")(_scan(prims.cumprod))
 
 
 @OP.formula("logcumsumexp")
-def _logcumsumexp(x: Any, dim: int) -> TensorSpec:
+def _logcumsumexp(x: TensorLike, dim: int) -> TensorSpec:
     wrap_dim(dim, x.dim())
     return contiguous(x, x.shape)
 
 
 @OP.rule("logcumsumexp", "_logcumsumexp?")
 def _lower_logcumsumexp(b: Builder, x: Value, dim: int) -> Value:
-    return b.emit(prims.logcumsumexp, x.compute(), x.dim(dim)).to(x.dtype) if x.rank else x  # type: ignore[no-any-return]
+    return b.emit(prims.logcumsumexp, x.compute(), x.dim(dim)).to(x.dtype) if x.rank else x
 
 
 @OP.formula("cummax", "cummin")
-def _cummax(x: Any, dim: int) -> tuple[TensorSpec, TensorSpec]:
+def _cummax(x: TensorLike, dim: int) -> tuple[TensorSpec, TensorSpec]:
     wrap_dim(dim, x.dim())
     return contiguous(x, x.shape), contiguous(x, x.shape, torch.int64)
 
 
-@OP.rule("cummax")
-def _lower_cummax(b: Builder, x: Value, dim: int) -> Any:
-    return b.emit(prims.cummax, x, x.dim(dim)) if x.rank else (x, b.full((), 0, torch.int64, x.device))
+def _extremes(prim: Prim) -> Rule:
+    def rule(b: Builder, x: Value, dim: int) -> Sequence[Value]:
+        return b.emit_several(prim, x, x.dim(dim)) if x.rank else (x, b.full((), 0, torch.int64, x.device))
+
+    return rule
 
 
-@OP.rule("cummin")
-def _lower_cummin(b: Builder, x: Value, dim: int) -> Any:
-    return b.emit(prims.cummin, x, x.dim(dim)) if x.rank else (x, b.full((), 0, torch.int64, x.device))
+OP.rule("cummax")(_extremes(prims.cummax))
+OP.rule("cummin")(_extremes(prims.cummin))
 
 
 @OP.rule("diff")

@@ -4,18 +4,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import Number, PerDim, TensorLike
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Trait
+from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import (
     channels_last_strides,
     contiguous_strides,
     dense_like,
+    product,
     reduced_dims,
     suggests_channels_last,
     wrap_dim,
@@ -38,13 +39,13 @@ OP.trait(Trait.SHARES_NOTHING, "cat")
 
 
 @OP.formula("select_backward", "diagonal_backward", "unfold_backward")
-def _select_backward(grad: Any, input_sizes: Sequence[Size], *args: Any) -> TensorSpec:
+def _select_backward(grad: TensorLike, input_sizes: Sequence[Size], *args: object) -> TensorSpec:
     return contiguous(grad, input_sizes)
 
 
 @OP.rule("unfold_backward")
 def _lower_unfold_backward(
-    b: Builder, grad: Value, input_sizes: Sequence[Any], dim: int, size: Any, step: Any
+    b: Builder, grad: Value, input_sizes: Sequence[Size], dim: int, size: Size, step: Size
 ) -> Value:
     rank = len(input_sizes)
     if rank == 0:
@@ -54,16 +55,16 @@ def _lower_unfold_backward(
     moved = grad.permute([*range(dim), *range(dim + 1, rank), dim, rank])
     zeros = b.full([*(s for d, s in enumerate(input_sizes) if d != dim), input_sizes[dim]], 0, grad.dtype, grad.device)
     out = b.emit(prims.index_put, zeros, (*(None,) * (rank - 1), index), moved, True, False)
-    return out.permute([*range(dim), rank - 1, *range(dim, rank - 1)])  # type: ignore[no-any-return]
+    return out.permute([*range(dim), rank - 1, *range(dim, rank - 1)])
 
 
 @OP.formula("is_same_size")
-def _is_same_size(x: Any, other: Any) -> bool:
+def _is_same_size(x: TensorLike, other: TensorLike) -> bool:
     return x.dim() == other.dim() and all(a == b for a, b in zip(x.shape, other.shape, strict=True))
 
 
 @OP.formula("_has_same_storage_numel")
-def _has_same_storage_numel(x: Any, other: Any) -> bool:
+def _has_same_storage_numel(x: TensorLike, other: TensorLike) -> bool:
     """Of the memory that the tensors span: what lies around them is not known of every fake."""
     spans = [
         t.storage_offset() + sum((n - 1) * step for n, step in zip(t.shape, t.stride(), strict=True))
@@ -73,13 +74,13 @@ def _has_same_storage_numel(x: Any, other: Any) -> bool:
 
 
 @OP.formula("flip")
-def _flip(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _flip(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     shape = tuple(x.shape)
     return strided(x, shape, dense_like(shape, x.stride()))
 
 
 @OP.refuses("flip")
-def _refuse_flip(x: Any, dims: Sequence[int]) -> None:
+def _refuse_flip(x: TensorLike, dims: Sequence[int]) -> None:
     wrap_dims(dims, x.dim())
 
 
@@ -90,7 +91,7 @@ def _lower_flip(b: Builder, x: Value, dims: Sequence[int]) -> Value:
 
 
 @OP.formula("roll")
-def _roll(x: Any, shifts: Any, dims: Any = ()) -> TensorSpec:
+def _roll(x: TensorLike, shifts: PerDim, dims: int | Sequence[int] = ()) -> TensorSpec:
     shape = tuple(x.shape)
     # On the CPU the pieces are joined by cat, which keeps channels_last.
     if dims and x.device.type == "cpu" and suggests_channels_last(shape, x.stride()):
@@ -99,7 +100,7 @@ def _roll(x: Any, shifts: Any, dims: Any = ()) -> TensorSpec:
 
 
 @OP.refuses("roll")
-def _refuse_roll(x: Any, shifts: Any, dims: Any = ()) -> None:
+def _refuse_roll(x: TensorLike, shifts: PerDim, dims: int | Sequence[int] = ()) -> None:
     moves = shifts if isinstance(shifts, list | tuple) else (shifts,)
     along = dims if isinstance(dims, list | tuple) else (dims,)
     refuse(not moves, "`shifts` required")
@@ -113,21 +114,21 @@ def _refuse_roll(x: Any, shifts: Any, dims: Any = ()) -> None:
 
 
 @OP.rule("roll")
-def _lower_roll(b: Builder, x: Value, shifts: Any, dims: Any = ()) -> Value:
+def _lower_roll(b: Builder, x: Value, shifts: PerDim, dims: int | Sequence[int] = ()) -> Value:
     shifts = (shifts,) if isinstance(shifts, (int, torch.SymInt)) else tuple(shifts)
     dims = (dims,) if isinstance(dims, int) else tuple(dims)
     if isinstance(x.numel(), int) and x.numel() == 0:
         return x
     if not dims:
         flat = b.emit(prims.roll, x.reshape((x.numel(),)), shifts, (0,))
-        return flat.reshape(x.shape)  # type: ignore[no-any-return]
+        return flat.reshape(x.shape)
     for shift, dim in zip(shifts, dims, strict=True):
         x = b.emit(prims.roll, x, (shift,), (x.dim(dim),))
     return x
 
 
 @OP.formula("rot90")
-def _rot90(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorSpec:
+def _rot90(x: TensorLike, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorSpec:
     if k % 4 == 0:
         return contiguous(x, x.shape)
     flipped = _flip(x)
@@ -141,7 +142,7 @@ def _rot90(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> TensorSpec:
 
 
 @OP.refuses("rot90")
-def _refuse_rot90(x: Any, k: int = 1, dims: Sequence[int] = (0, 1)) -> None:
+def _refuse_rot90(x: TensorLike, k: int = 1, dims: Sequence[int] = (0, 1)) -> None:
     refuse(len(dims) != 2, lambda: f"expected total rotation dims == 2, but got dims = {len(dims)}")
     refuse(x.dim() < 2, lambda: f"expected total dims >= 2, but got total dims = {x.dim()}")
     first, second = (d + x.dim() if d < 0 else d for d in dims)
@@ -153,14 +154,14 @@ def _lower_rot90(b: Builder, x: Value, k: int = 1, dims: Sequence[int] = (0, 1))
     first, second = (x.dim(d) for d in dims)
     k %= 4
     if k == 1:
-        return _lower_flip(b, x, (second,)).transpose(first, second)  # type: ignore[no-any-return]
+        return _lower_flip(b, x, (second,)).transpose(first, second)
     if k == 2:
-        return _lower_flip(b, x, (first, second))  # type: ignore[no-any-return]
-    return _lower_flip(b, x, (first,)).transpose(first, second) if k == 3 else x  # type: ignore[no-any-return]
+        return _lower_flip(b, x, (first, second))
+    return _lower_flip(b, x, (first,)).transpose(first, second) if k == 3 else x
 
 
 @OP.formula("repeat")
-def _repeat(x: Any, repeats: Sequence[Size]) -> TensorSpec:
+def _repeat(x: TensorLike, repeats: Sequence[Size]) -> TensorSpec:
     lead = len(repeats) - x.dim()
     if lead < 0:
         raise RuntimeError("Number of dimensions of repeat dims can not be smaller than number of dimensions of tensor")
@@ -169,7 +170,7 @@ def _repeat(x: Any, repeats: Sequence[Size]) -> TensorSpec:
 
 
 @OP.rule("repeat")
-def _lower_repeat(b: Builder, x: Value, repeats: Sequence[Any]) -> Value:
+def _lower_repeat(b: Builder, x: Value, repeats: Sequence[Size]) -> Value:
     lead = len(repeats) - x.rank
     shape = (*(1,) * lead, *x.shape)
     x = x.reshape(shape)
@@ -183,7 +184,7 @@ def _lower_repeat(b: Builder, x: Value, repeats: Sequence[Any]) -> Value:
 
 # --- joins ---------------------------------------------------------------------------------------
 @OP.formula("cat", "concat", "concatenate")
-def _cat(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
+def _cat(tensors: Sequence[TensorLike], dim: int = 0) -> TensorSpec:
     if not tensors:
         raise RuntimeError("torch.cat(): expected a non-empty list of Tensors")
     device = common_device(tensors)
@@ -218,7 +219,7 @@ def _cat(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
 
 
 @OP.refuses("cat")
-def _refuse_cat(tensors: Sequence[Any], dim: int = 0) -> None:
+def _refuse_cat(tensors: Sequence[TensorLike], dim: int = 0) -> None:
     refuse(not tensors, "torch.cat(): expected a non-empty list of Tensors", ValueError)
 
 
@@ -233,7 +234,7 @@ def _lower_cat(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 @OP.formula("stack")
-def _stack(tensors: Sequence[Any], dim: int = 0) -> TensorSpec:
+def _stack(tensors: Sequence[TensorLike], dim: int = 0) -> TensorSpec:
     first = tensors[0]
     at = wrap_dim(dim, first.dim() + 1)
     for t in tensors[1:]:
@@ -262,13 +263,13 @@ def _lower_stack(b: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 
 @OP.formula("slice_backward")
-def _slice_backward(grad: Any, input_sizes: Sequence[Size], *args: Any) -> TensorSpec:
+def _slice_backward(grad: TensorLike, input_sizes: Sequence[Size], *args: object) -> TensorSpec:
     return contiguous(grad, input_sizes)
 
 
 @OP.rule("slice_backward")
 def _lower_slice_backward(
-    b: Builder, grad: Value, sizes: Sequence[Any], dim: int, start: Any, end: Any, step: Any
+    b: Builder, grad: Value, sizes: Sequence[Size], dim: int, start: Size | None, end: Size | None, step: Size
 ) -> Value:
     dim = wrap_dim(dim, len(sizes))
     size = sizes[dim]
@@ -277,23 +278,23 @@ def _lower_slice_backward(
     if isinstance(step, int) and step == 1:
         low = tuple(start if d == dim else 0 for d in range(len(sizes)))
         high = tuple(size - start - grad.shape[dim] if d == dim else 0 for d in range(len(sizes)))
-        return b.emit(prims.pad, grad, low, high, b.number(0, grad))  # type: ignore[no-any-return]
+        return b.emit(prims.pad, grad, low, high, b.number(0, grad))
     zeros = b.full(sizes, 0, grad.dtype, grad.device)
     stop = start if end < start else end
-    return b.emit(prims.slice_scatter, zeros, grad, dim, start, stop, step)  # type: ignore[no-any-return]
+    return b.emit(prims.slice_scatter, zeros, grad, dim, start, stop, step)
 
 
 @OP.rule("select_backward")
-def _lower_select_backward(b: Builder, grad: Value, sizes: Sequence[Any], dim: int, index: Any) -> Value:
+def _lower_select_backward(b: Builder, grad: Value, sizes: Sequence[Size], dim: int, index: Size) -> Value:
     dim = wrap_dim(dim, len(sizes))
     place = select_position(index, sizes[dim], dim)
     low = tuple(place if d == dim else 0 for d in range(len(sizes)))
     high = tuple(sizes[dim] - 1 - place if d == dim else 0 for d in range(len(sizes)))
-    return b.emit(prims.pad, grad.unsqueeze(dim), low, high, b.number(0, grad))  # type: ignore[no-any-return]
+    return b.emit(prims.pad, grad.unsqueeze(dim), low, high, b.number(0, grad))
 
 
 @OP.formula("slice_scatter", "select_scatter", "diagonal_scatter", "as_strided_scatter")
-def _scatter_slice(x: Any, src: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _scatter_slice(x: TensorLike, src: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     """In the layout of `x`, gaps included, unless elements of `x` surely share memory."""
     shape, strides = tuple(x.shape), tuple(x.stride())
     expanded = any(
@@ -313,18 +314,20 @@ def _lower_diagonal_scatter(b: Builder, x: Value, src: Value, offset: int = 0, d
     moved = x.permute(order)
     indices = (*(None,) * (x.rank - 2), rows, columns)
     out = b.emit(prims.index_put, moved, indices, src.to(x.dtype), False, False)
-    return out.permute([order.index(d) for d in range(x.rank)])  # type: ignore[no-any-return]
+    return out.permute([order.index(d) for d in range(x.rank)])
 
 
 @OP.rule("diagonal_backward")
-def _lower_diagonal_backward(b: Builder, grad: Value, sizes: Sequence[Any], offset: int, dim1: int, dim2: int) -> Value:
+def _lower_diagonal_backward(
+    b: Builder, grad: Value, sizes: Sequence[Size], offset: int, dim1: int, dim2: int
+) -> Value:
     zeros = b.full(sizes, 0, grad.dtype, grad.device)
-    return _lower_diagonal_scatter(b, zeros, grad, offset, dim1, dim2)  # type: ignore[no-any-return]
+    return _lower_diagonal_scatter(b, zeros, grad, offset, dim1, dim2)
 
 
 @OP.rule("slice_scatter")
 def _lower_slice_scatter(
-    b: Builder, x: Value, src: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1
+    b: Builder, x: Value, src: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1
 ) -> Value:
     dim = x.dim(dim)
     size = x.shape[dim]
@@ -335,27 +338,27 @@ def _lower_slice_scatter(
     src = src.to(x.dtype).expand([length if d == dim else s for d, s in enumerate(x.shape)])
     if isinstance(step, int) and step == 1 and isinstance(start, int) and start == 0 and same_size(end, size):
         return src
-    return b.emit(prims.slice_scatter, x, src, dim, start, end, step)  # type: ignore[no-any-return]
+    return b.emit(prims.slice_scatter, x, src, dim, start, end, step)
 
 
 @OP.rule("select_scatter")
-def _lower_select_scatter(b: Builder, x: Value, src: Value, dim: int, index: Any) -> Value:
+def _lower_select_scatter(b: Builder, x: Value, src: Value, dim: int, index: Size) -> Value:
     dim = x.dim(dim)
     place = select_position(index, x.shape[dim], dim)
     src = src.to(x.dtype).unsqueeze(dim)
-    return b.emit(prims.slice_scatter, x, src, dim, place, place + 1, 1)  # type: ignore[no-any-return]
+    return b.emit(prims.slice_scatter, x, src, dim, place, place + 1, 1)
 
 
 @OP.rule("as_strided_scatter")
 def _lower_as_strided_scatter(
-    b: Builder, x: Value, src: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None
+    b: Builder, x: Value, src: Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None
 ) -> Value:
     at = x.spec.offset if offset is None else offset
-    return b.emit(prims.as_strided_scatter, x, src.to(x.dtype), tuple(size), tuple(stride), at)  # type: ignore[no-any-return]
+    return b.emit(prims.as_strided_scatter, x, src.to(x.dtype), tuple(size), tuple(stride), at)
 
 
 @OP.formula("diag_embed")
-def _diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorSpec:
+def _diag_embed(x: TensorLike, offset: int = 0, dim1: int = -2, dim2: int = -1) -> TensorSpec:
     rank = x.dim() + 1
     size = x.shape[-1] + abs(offset)
     shape: list[Size] = list(x.shape[:-1])
@@ -365,7 +368,7 @@ def _diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> Tens
 
 
 @OP.refuses("diag_embed")
-def _refuse_diag_embed(x: Any, offset: int = 0, dim1: int = -2, dim2: int = -1) -> None:
+def _refuse_diag_embed(x: TensorLike, offset: int = 0, dim1: int = -2, dim2: int = -1) -> None:
     first, second = wrap_dim(dim1, x.dim() + 1), wrap_dim(dim2, x.dim() + 1)
     refuse(first == second, lambda: f"diagonal dimensions cannot be identical {dim1}, {dim2}")
 
@@ -380,23 +383,23 @@ def _lower_diag_embed(b: Builder, x: Value, offset: int = 0, dim1: int = -2, dim
     order = list(range(rank - 2))
     for dim, place in sorted(((dim1, rank - 2), (dim2, rank - 1))):
         order.insert(dim, place)
-    return filled.permute(order)  # type: ignore[no-any-return]
+    return filled.permute(order)
 
 
-def _shuffled(x: Any, shape: tuple[Size, ...]) -> TensorSpec:
+def _shuffled(x: TensorLike, shape: tuple[Size, ...]) -> TensorSpec:
     """The CPU's kernel keeps channels_last; elsewhere it is a program of views and a copy by rows."""
     return laid_out(x, shape) if x.device.type == "cpu" else contiguous(x, shape)
 
 
 @OP.formula("pixel_shuffle")
-def _pixel_shuffle(x: Any, upscale_factor: int) -> TensorSpec:
+def _pixel_shuffle(x: TensorLike, upscale_factor: int) -> TensorSpec:
     *lead, c, h, w = x.shape
     r = upscale_factor
     return _shuffled(x, (*lead, c // (r * r), h * r, w * r))
 
 
 @OP.refuses("pixel_shuffle")
-def _refuse_pixel_shuffle(x: Any, upscale_factor: int) -> None:
+def _refuse_pixel_shuffle(x: TensorLike, upscale_factor: int) -> None:
     refuse(x.dim() < 3, lambda: f"pixel_shuffle expects input to have at least 3 dimensions, but got {x.dim()}")
     refuse(upscale_factor <= 0, lambda: f"pixel_shuffle expects a positive upscale_factor, but got {upscale_factor}")
     refuse(
@@ -415,14 +418,14 @@ def _lower_pixel_shuffle(b: Builder, x: Value, factor: int) -> Value:
 
 
 @OP.formula("pixel_unshuffle")
-def _pixel_unshuffle(x: Any, downscale_factor: int) -> TensorSpec:
+def _pixel_unshuffle(x: TensorLike, downscale_factor: int) -> TensorSpec:
     *lead, c, h, w = x.shape
     r = downscale_factor
     return _shuffled(x, (*lead, c * r * r, h // r, w // r))
 
 
 @OP.refuses("pixel_unshuffle")
-def _refuse_pixel_unshuffle(x: Any, downscale_factor: int) -> None:
+def _refuse_pixel_unshuffle(x: TensorLike, downscale_factor: int) -> None:
     refuse(x.dim() < 3, lambda: f"pixel_unshuffle expects input to have at least 3 dimensions, but got {x.dim()}")
     refuse(
         downscale_factor <= 0,
@@ -444,7 +447,7 @@ def _lower_pixel_unshuffle(b: Builder, x: Value, factor: int) -> Value:
 
 
 @OP.formula("channel_shuffle")
-def _channel_shuffle(x: Any, groups: Size) -> TensorSpec:
+def _channel_shuffle(x: TensorLike, groups: Size) -> TensorSpec:
     return laid_out(x, tuple(x.shape))
 
 
@@ -455,12 +458,12 @@ def _lower_channel_shuffle(b: Builder, x: Value, groups: int) -> Value:
 
 
 @OP.formula("trace")
-def _trace(a: Any) -> TensorSpec:
+def _trace(a: TensorLike) -> TensorSpec:
     return contiguous(a, (), a.dtype if a.dtype.is_floating_point or a.dtype.is_complex else torch.int64)
 
 
 @OP.refuses("trace")
-def _refuse_trace(x: Any) -> None:
+def _refuse_trace(x: TensorLike) -> None:
     refuse(x.dim() != 2, lambda: f"trace: expected a matrix, but got tensor with dim {x.dim()}")
 
 
@@ -468,11 +471,11 @@ def _refuse_trace(x: Any) -> None:
 def _lower_trace(b: Builder, x: Value) -> Value:
     diagonal = b.emit(prims.diagonal, x, 0, 0, 1)
     wide = diagonal if x.dtype.is_floating_point or x.dtype.is_complex else diagonal.to(torch.int64)
-    return wide.sum((0,))  # type: ignore[no-any-return]
+    return wide.sum((0,))
 
 
 @OP.formula("constant_pad_nd")
-def _constant_pad(x: Any, pad: Sequence[Size], value: Any = 0) -> TensorSpec:
+def _constant_pad(x: TensorLike, pad: Sequence[Size], value: Number = 0) -> TensorSpec:
     shape = list(x.shape)
     for k in range(len(pad) // 2):
         dim = len(shape) - 1 - k
@@ -490,33 +493,37 @@ def _constant_pad(x: Any, pad: Sequence[Size], value: Any = 0) -> TensorSpec:
 
 
 @OP.refuses("constant_pad_nd")
-def _refuse_constant_pad(x: Any, pad: Sequence[Any], value: Any = 0) -> None:
+def _refuse_constant_pad(x: TensorLike, pad: Sequence[Size], value: Number = 0) -> None:
     refuse_overflow(value, x.dtype)
 
 
 @OP.rule("constant_pad_nd")
-def _lower_constant_pad(b: Builder, x: Value, pad: Sequence[Any], value: Any = 0) -> Value:
-    low: list[Any] = [0] * x.rank
-    high: list[Any] = [0] * x.rank
+def _lower_constant_pad(b: Builder, x: Value, pad: Sequence[Size], value: Number = 0) -> Value:
+    low: list[Size] = [0] * x.rank
+    high: list[Size] = [0] * x.rank
     for i in range(len(pad) // 2):
         low[x.rank - 1 - i], high[x.rank - 1 - i] = pad[2 * i], pad[2 * i + 1]
     if all(isinstance(n, int) and n == 0 for n in (*low, *high)):
         return x
-    return b.emit(prims.pad, x, tuple(low), tuple(high), b.number(value, x))  # type: ignore[no-any-return]
+    return b.emit(prims.pad, x, tuple(low), tuple(high), b.number(value, x))
 
 
-def _mirrored(i: Value, size: Any) -> Value:
+def _mirrored(i: Value, size: Size) -> Value:
     """Positions outside [0, size) reflected at the ends, which are not repeated."""
     last = size - 1
-    return last - (last - i.map(prims.abs)).map(prims.abs)  # type: ignore[no-any-return]
+    return last - (last - i.map(prims.abs)).map(prims.abs)
 
 
-def _nearest_inside(i: Value, size: Any) -> Value:
+def _nearest_inside(i: Value, size: Size) -> Value:
     return i.maximum(0).minimum(size - 1)
 
 
 def _pad_indices(
-    b: Builder, place: Any, spatial: Sequence[Any], padding: Sequence[Any], device: torch.device
+    b: Builder,
+    place: Callable[[Value, Size], Value],
+    spatial: Sequence[Size],
+    padding: Sequence[Size],
+    device: torch.device,
 ) -> list[Value]:
     rank = len(spatial)
     indices = []
@@ -527,22 +534,22 @@ def _pad_indices(
     return indices
 
 
-def _indexed_pad(place: Any, rank: int) -> Any:
-    def rule(b: Builder, x: Value, padding: Sequence[Any]) -> Value:
+def _indexed_pad(place: Callable[[Value, Size], Value], rank: int) -> Rule:
+    def rule(b: Builder, x: Value, padding: Sequence[Size]) -> Value:
         lead = x.rank - rank
         indices = _pad_indices(b, place, x.shape[lead:], padding, x.device)
-        return b.emit(prims.index, x, (*(None,) * lead, *indices), False)  # type: ignore[no-any-return]
+        return b.emit(prims.index, x, (*(None,) * lead, *indices), False)
 
     return rule
 
 
-def _indexed_pad_backward(place: Any, rank: int) -> Any:
-    def rule(b: Builder, grad: Value, x: Value, padding: Sequence[Any]) -> Value:
+def _indexed_pad_backward(place: Callable[[Value, Size], Value], rank: int) -> Rule:
+    def rule(b: Builder, grad: Value, x: Value, padding: Sequence[Size]) -> Value:
         lead = x.rank - rank
         indices = _pad_indices(b, place, x.shape[lead:], padding, x.device)
         g = grad.compute()
         zeros = b.full(x.shape, 0, g.dtype, g.device)
-        return b.emit(prims.index_put, zeros, (*(None,) * lead, *indices), g, True, False).to(grad.dtype)  # type: ignore[no-any-return]
+        return b.emit(prims.index_put, zeros, (*(None,) * lead, *indices), g, True, False).to(grad.dtype)
 
     return rule
 
@@ -555,7 +562,7 @@ for _rank in (1, 2, 3):
 
 # --- joins of matrices -----------------------------------------------------------------------------
 @OP.formula("block_diag")
-def _block_diag(tensors: Sequence[Any]) -> TensorSpec:
+def _block_diag(tensors: Sequence[TensorLike]) -> TensorSpec:
     rows: Size = 0
     columns: Size = 0
     dtype = tensors[0].dtype
@@ -570,10 +577,11 @@ def _block_diag(tensors: Sequence[Any]) -> TensorSpec:
 def _lower_block_diag(b: Builder, tensors: Sequence[Value]) -> Value:
     dtype = result_type(tensors)
     blocks = [t.to(dtype).reshape((*(1,) * (2 - t.rank), *t.shape)) for t in tensors]
-    width: Any = 0
+    width: Size = 0
     for t in blocks:
         width = width + t.shape[1]
-    rows, start = [], 0
+    rows: list[Value] = []
+    start: Size = 0
     for t in blocks:
         rows.append(b.emit(prims.pad, t, (0, start), (0, width - start - t.shape[1]), b.number(0, t)))
         start = start + t.shape[1]
@@ -581,7 +589,7 @@ def _lower_block_diag(b: Builder, tensors: Sequence[Value]) -> Value:
 
 
 @OP.formula("_chunk_cat")
-def _chunk_cat(tensors: Sequence[Any], dim: int, num_chunks: int) -> TensorSpec:
+def _chunk_cat(tensors: Sequence[TensorLike], dim: int, num_chunks: int) -> TensorSpec:
     first = tensors[0]
     at = wrap_dim(dim, first.dim())
     width: Size = 0
@@ -594,7 +602,7 @@ def _chunk_cat(tensors: Sequence[Any], dim: int, num_chunks: int) -> TensorSpec:
 
 
 @OP.refuses("_chunk_cat")
-def _refuse_chunk_cat(tensors: Sequence[Any], dim: int, num_chunks: int) -> None:
+def _refuse_chunk_cat(tensors: Sequence[TensorLike], dim: int, num_chunks: int) -> None:
     refuse(num_chunks < 1, "_chunk_cat expects positive num_chunks")
     refuse(not tensors, "_chunk_cat expects a non-empty input tensor list")
     refuse(any(is_empty(s) for t in tensors for s in t.shape), "_chunk_cat expects non-empty tensor")
@@ -615,15 +623,12 @@ def _lower_chunk_cat(b: Builder, tensors: Sequence[Value], dim: int, num_chunks:
         size = (t.shape[axis] + num_chunks - 1) // num_chunks
         high = tuple(size * num_chunks - t.shape[axis] if d == axis else 0 for d in range(t.rank))
         padded = b.emit(prims.pad, t, (0,) * t.rank, high, b.number(0, t)) if not same_size(high[axis], 0) else t
-        rest: Any = size
-        for s in t.shape[axis + 1 :]:
-            rest = rest * s
-        parts.append(padded.reshape((*t.shape[:axis], num_chunks, rest)))
+        parts.append(padded.reshape((*t.shape[:axis], num_chunks, product((size, *t.shape[axis + 1 :])))))
     return b.cat(parts, parts[0].rank - 1)
 
 
 @OP.refuses("narrow_copy")
-def _refuse_narrow_copy(x: Any, dim: int, start: Any, length: Any) -> None:
+def _refuse_narrow_copy(x: TensorLike, dim: int, start: Size, length: Size) -> None:
     refuse(dim >= x.dim(), lambda: f"Expected dim < {x.dim()}, but got {dim}")
     size = x.shape[wrap_dim(dim, x.dim())]
     refuse(start > size or start < -size, lambda: f"start out of range [{-size}, {size}], but got {start}", IndexError)
@@ -635,15 +640,15 @@ def _refuse_narrow_copy(x: Any, dim: int, start: Any, length: Any) -> None:
 
 
 @OP.rule("narrow_copy")
-def _lower_narrow_copy(b: Builder, x: Value, dim: int, start: Any, length: Any) -> Value:
+def _lower_narrow_copy(b: Builder, x: Value, dim: int, start: Size, length: Size) -> Value:
     dim = x.dim(dim)
     start = start + x.shape[dim] if start < 0 else start
     return x.slice(dim, start, start + length)
 
 
 # --- without a rule of their own ------------------------------------------------------------------
-def _padded(spatial: int) -> Any:
-    def formula(x: Any, padding: Sequence[Size]) -> TensorSpec:
+def _padded(spatial: int) -> Formula:
+    def formula(x: TensorLike, padding: Sequence[Size]) -> TensorSpec:
         shape = list(x.shape)
         for i in range(spatial):
             shape[-1 - i] = shape[-1 - i] + padding[2 * i] + padding[2 * i + 1]
@@ -658,5 +663,5 @@ for _spatial in (1, 2, 3):
 
 @OP.formula("reflection_pad1d_backward", "reflection_pad2d_backward", "reflection_pad3d_backward",
           "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")  # fmt: skip
-def _pad_backward(grad: Any, x: Any, padding: Sequence[Size]) -> TensorSpec:
+def _pad_backward(grad: TensorLike, x: TensorLike, padding: Sequence[Size]) -> TensorSpec:
     return laid_out(x, tuple(x.shape))

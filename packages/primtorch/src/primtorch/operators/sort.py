@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from primtorch import prims
-from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Trait
+from primtorch.arguments import Number, TensorLike
+from primtorch.builder import Builder, Operand, Value, same_size
+from primtorch.families import Family, Rule, Trait
 from primtorch.layout import contiguous_strides, dense_like, product, strides_in_order, wrap_dim
 from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
 from primtorch.operators.creation import lower_linspace
@@ -26,7 +26,7 @@ OP.trait(Trait.SHARES_NOTHING, "kthvalue")
 
 # --- order ---------------------------------------------------------------------------------------
 @OP.formula("sort")
-def _sort(x: Any, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _sort(x: TensorLike, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, TensorSpec]:
     wrap_dim(dim, x.dim())
     shape = tuple(x.shape)
     strides = dense_like(shape, x.stride())
@@ -35,27 +35,33 @@ def _sort(x: Any, dim: int = -1, descending: bool = False) -> tuple[TensorSpec, 
 
 @OP.formula("sort.stable")
 def _sort_stable(
-    x: Any, *, stable: bool | None, dim: int = -1, descending: bool = False
+    x: TensorLike, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[TensorSpec, TensorSpec]:
     return _sort(x, dim, descending)
 
 
+def _sorted(b: Builder, x: Value, dim: int, descending: bool, *, stable: bool) -> Sequence[Value]:
+    if not x.rank:
+        return x, b.full((), 0, torch.int64, x.device)
+    return b.emit_several(prims.sort, x, x.dim(dim), descending, stable)
+
+
 @OP.rule("sort")
-def _lower_sort(b: Builder, x: Value, dim: int = -1, descending: bool = False) -> Any:
-    return b.emit(prims.sort, x, x.dim(dim), descending, False) if x.rank else (x, b.full((), 0, torch.int64, x.device))
+def _lower_sort(b: Builder, x: Value, dim: int = -1, descending: bool = False) -> Sequence[Value]:
+    return _sorted(b, x, dim, descending, stable=False)
 
 
 @OP.rule("sort.stable")
-def _lower_sort_stable(b: Builder, x: Value, *, stable: bool | None, dim: int = -1, descending: bool = False) -> Any:
-    return (
-        b.emit(prims.sort, x, x.dim(dim), descending, bool(stable))
-        if x.rank
-        else (x, b.full((), 0, torch.int64, x.device))
-    )
+def _lower_sort_stable(
+    b: Builder, x: Value, *, stable: bool | None, dim: int = -1, descending: bool = False
+) -> Sequence[Value]:
+    return _sorted(b, x, dim, descending, stable=bool(stable))
 
 
 @OP.formula("topk")
-def _topk(x: Any, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True) -> tuple[TensorSpec, TensorSpec]:
+def _topk(
+    x: TensorLike, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[TensorSpec, TensorSpec]:
     shape = list(x.shape)
     at = wrap_dim(dim, x.dim())
     if shape:
@@ -66,30 +72,32 @@ def _topk(x: Any, k: Size, dim: int = -1, largest: bool = True, sorted: bool = T
 
 
 @OP.rule("topk")
-def _lower_topk(b: Builder, x: Value, k: Any, dim: int = -1, largest: bool = True, sorted: bool = True) -> Any:
-    return b.emit(prims.topk, x, k, x.dim(dim), largest, sorted)
+def _lower_topk(
+    b: Builder, x: Value, k: Size, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> Sequence[Value]:
+    return b.emit_several(prims.topk, x, k, x.dim(dim), largest, sorted)
 
 
-def _at_rank(b: Builder, x: Value, place: Any, dim: int, keepdim: bool) -> tuple[Value, Value]:
-    values, indices = b.emit(prims.sort, x, dim, False, True)
+def _at_rank(b: Builder, x: Value, place: Size, dim: int, keepdim: bool) -> tuple[Value, Value]:
+    values, indices = b.emit_several(prims.sort, x, dim, False, True)
     picked = [v.slice(dim, place, place + 1) for v in (values, indices)]
     first, second = picked if keepdim else [v.squeeze(dim) for v in picked]
     return first, second
 
 
 @OP.formula("kthvalue")
-def _kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _kthvalue(x: TensorLike, k: Size, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
     return max_dim(x, dim, keepdim)
 
 
 @OP.refuses("kthvalue")
-def _refuse_kthvalue(x: Any, k: Any, dim: int = -1, keepdim: bool = False) -> None:
+def _refuse_kthvalue(x: TensorLike, k: Size, dim: int = -1, keepdim: bool = False) -> None:
     size = x.shape[wrap_dim(dim, x.dim())] if x.dim() else 1
     refuse(k < 1 or k > size, lambda: f"kthvalue(): selected number k out of range for dimension {dim}")
 
 
 @OP.rule("kthvalue")
-def _lower_kthvalue(b: Builder, x: Value, k: Any, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
+def _lower_kthvalue(b: Builder, x: Value, k: Size, dim: int = -1, keepdim: bool = False) -> tuple[Value, Value]:
     if x.rank == 0:
         return x, b.full((), 0, torch.int64, x.device)
     return _at_rank(b, x, k - 1, x.dim(dim), keepdim)
@@ -99,7 +107,7 @@ def _medians(b: Builder, x: Value, dim: int, keepdim: bool, *, ignore_nan: bool)
     """The lower of the two middle elements; NaN sorts last, so it decides only when it may."""
     want_some(b, x, (dim,))
     size = x.shape[dim]
-    values, indices = b.emit(prims.sort, x, dim, False, True)
+    values, indices = b.emit_several(prims.sort, x, dim, False, True)
     nan = x.map(prims.isnan).to(torch.int64).sum((dim,), True) if x.dtype.is_floating_point else None
     if nan is None:
         place = b.full([1 if d == dim else s for d, s in enumerate(x.shape)], (size - 1) // 2, torch.int64, x.device)
@@ -113,7 +121,7 @@ def _medians(b: Builder, x: Value, dim: int, keepdim: bool, *, ignore_nan: bool)
 
 
 @OP.formula("median.dim", "nanmedian.dim")
-def _median(x: Any, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _median(x: TensorLike, dim: int, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
     return max_dim(x, dim, keepdim)
 
 
@@ -134,7 +142,7 @@ def _lower_nanmedian(b: Builder, x: Value, dim: int, keepdim: bool = False) -> t
     return _medians(b, x, x.dim(dim), keepdim, ignore_nan=True)
 
 
-def _median_of_all(*, ignore_nan: bool) -> Any:
+def _median_of_all(*, ignore_nan: bool) -> Rule:
     def rule(b: Builder, x: Value) -> Value:
         """That of nothing is NaN, or the least integer."""
         nothing = math.nan if x.dtype.is_floating_point else torch.iinfo(x.dtype).min
@@ -156,7 +164,9 @@ OP.rule("nanmedian")(_median_of_all(ignore_nan=True))
 
 
 @OP.formula("searchsorted.Tensor")
-def _searchsorted(sequence: Any, values: Any, *, out_int32: bool = False, **options: Any) -> TensorSpec:
+def _searchsorted(
+    sequence: TensorLike, values: TensorLike, *, out_int32: bool = False, **options: object
+) -> TensorSpec:
     return contiguous(values, values.shape, torch.int32 if out_int32 else torch.int64)
 
 
@@ -164,7 +174,7 @@ def _searchsorted(sequence: Any, values: Any, *, out_int32: bool = False, **opti
 def _lower_searchsorted(
     b: Builder,
     sequence: Value,
-    values: Any,
+    values: Operand,
     *,
     out_int32: bool = False,
     right: bool = False,
@@ -176,24 +186,24 @@ def _lower_searchsorted(
     if not isinstance(values, Value):
         values = b.full((), values, sequence.dtype, sequence.device)
     found = b.emit(prims.searchsorted, sequence, values.to(sequence.dtype), right or side == "right")
-    return found.to(torch.int32) if out_int32 else found  # type: ignore[no-any-return]
+    return found.to(torch.int32) if out_int32 else found
 
 
 @OP.formula("bucketize.Tensor")
-def _bucketize(x: Any, boundaries: Any, *, out_int32: bool = False, right: bool = False) -> TensorSpec:
+def _bucketize(x: TensorLike, boundaries: TensorLike, *, out_int32: bool = False, right: bool = False) -> TensorSpec:
     return contiguous(x, x.shape, torch.int32 if out_int32 else torch.int64)
 
 
 @OP.refuses("bucketize.Tensor")
-def _refuse_bucketize(x: Any, boundaries: Any, **options: Any) -> None:
+def _refuse_bucketize(x: TensorLike, boundaries: TensorLike, **options: object) -> None:
     refuse(boundaries.dim() != 1, lambda: f"boundaries tensor must be 1 dimension, but got dim({boundaries.dim()})")
 
 
 @OP.rule("bucketize.Tensor", "bucketize.Scalar")
 def _lower_bucketize(
-    b: Builder, values: Any, boundaries: Value, *, out_int32: bool = False, right: bool = False
+    b: Builder, values: Operand, boundaries: Value, *, out_int32: bool = False, right: bool = False
 ) -> Value:
-    return _lower_searchsorted(b, boundaries, values, out_int32=out_int32, right=right)  # type: ignore[no-any-return]
+    return _lower_searchsorted(b, boundaries, values, out_int32=out_int32, right=right)
 
 
 # --- histograms ----------------------------------------------------------------------------------
@@ -212,12 +222,12 @@ def _counted(b: Builder, x: Value, edges: Value, weight: Value | None, density: 
 
 
 @OP.formula("histogram.bin_ct")
-def _histogram(x: Any, bins: Size = 100, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+def _histogram(x: TensorLike, bins: Size = 100, **options: object) -> tuple[TensorSpec, TensorSpec]:
     return contiguous(x, (bins,)), contiguous(x, (bins + 1,))
 
 
 @OP.formula("histogram.bins_tensor")
-def _histogram_edges(x: Any, bins: Any, **options: Any) -> tuple[TensorSpec, TensorSpec]:
+def _histogram_edges(x: TensorLike, bins: TensorLike, **options: object) -> tuple[TensorSpec, TensorSpec]:
     return contiguous(x, (bins.shape[0] - 1,)), contiguous(x, bins.shape)
 
 
@@ -253,7 +263,7 @@ def _lower_histogram_by_count(
 
 @OP.formula("_unique2")
 def _unique(
-    x: Any,
+    x: TensorLike,
     sorted: bool = True,
     return_inverse: bool = False,
     return_counts: bool = False,
@@ -271,7 +281,7 @@ def _unique(
 
 @OP.formula("_unique")
 def _unique_flat(
-    x: Any, sorted: bool = True, return_inverse: bool = False, *, fresh: Fresh = refuse_fresh
+    x: TensorLike, sorted: bool = True, return_inverse: bool = False, *, fresh: Fresh = refuse_fresh
 ) -> tuple[TensorSpec, ...]:
     return _unique(x, sorted, return_inverse, fresh=fresh)[:2]
 
@@ -280,14 +290,14 @@ def _unique_flat(
 def _lower_unique(b: Builder, x: Value, sorted: bool = True, return_inverse: bool = False) -> tuple[Value, Value]:
     if b.val is not None:
         b.val = (*b.val, b.contiguous_spec((0,), torch.int64, x.device))
-    values, inverse, _ = b.emit(prims.unique2, x, sorted, return_inverse, False)
+    values, inverse, _ = b.emit_several(prims.unique2, x, sorted, return_inverse, False)
     return values, inverse
 
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("unique_dim")
 def _unique_dim(
-    x: Any,
+    x: TensorLike,
     dim: int,
     sorted: bool = True,
     return_inverse: bool = False,
@@ -307,14 +317,14 @@ def _unique_dim(
 
 @OP.formula("unique_dim_consecutive")
 def _unique_dim_consecutive(
-    x: Any, dim: int, return_inverse: bool = False, return_counts: bool = False, *, fresh: Fresh = refuse_fresh
+    x: TensorLike, dim: int, return_inverse: bool = False, return_counts: bool = False, *, fresh: Fresh = refuse_fresh
 ) -> tuple[TensorSpec, ...]:
     return _unique_dim(x, dim, fresh=fresh)
 
 
 @OP.formula("unique_consecutive")
 def _unique_consecutive(
-    x: Any,
+    x: TensorLike,
     return_inverse: bool = False,
     return_counts: bool = False,
     dim: int | None = None,
@@ -329,7 +339,9 @@ def _unique_consecutive(
 
 
 @OP.formula("bincount")
-def _bincount(x: Any, weights: Any = None, minlength: int = 0, *, fresh: Fresh = refuse_fresh) -> TensorSpec:
+def _bincount(
+    x: TensorLike, weights: TensorLike | None = None, minlength: int = 0, *, fresh: Fresh = refuse_fresh
+) -> TensorSpec:
     kept = torch.float32 if weights is not None and weights.dtype is torch.float32 else torch.float64
     empty = type(x.shape[0]) is int and x.shape[0] == 0
     count = minlength if empty else fresh(None, minlength)
@@ -337,25 +349,25 @@ def _bincount(x: Any, weights: Any = None, minlength: int = 0, *, fresh: Fresh =
 
 
 @OP.formula("_histogramdd_bin_edges")
-def _histogramdd_bin_edges(x: Any, bins: Sequence[Size], **options: Any) -> list[TensorSpec]:
+def _histogramdd_bin_edges(x: TensorLike, bins: Sequence[Size], **options: object) -> list[TensorSpec]:
     return [contiguous(x, (count + 1,)) for count in bins]
 
 
 @OP.formula("_histogramdd_from_bin_cts")
-def _histogramdd(x: Any, bins: Sequence[Size], **options: Any) -> TensorSpec:
+def _histogramdd(x: TensorLike, bins: Sequence[Size], **options: object) -> TensorSpec:
     return contiguous(x, bins)
 
 
 @OP.formula("_histogramdd_from_bin_tensors")
-def _histogramdd_edges(x: Any, bins: Sequence[Any], **options: Any) -> TensorSpec:
+def _histogramdd_edges(x: TensorLike, bins: Sequence[TensorLike], **options: object) -> TensorSpec:
     return contiguous(x, [edges.shape[0] - 1 for edges in bins])
 
 
 @OP.formula("mode")
-def _mode(x: Any, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
+def _mode(x: TensorLike, dim: int = -1, keepdim: bool = False) -> tuple[TensorSpec, TensorSpec]:
     return max_dim(x, dim, keepdim)
 
 
 @OP.formula("histc")
-def _histc(x: Any, bins: Size = 100, min: Any = 0, max: Any = 0) -> TensorSpec:
+def _histc(x: TensorLike, bins: Size = 100, min: Number = 0, max: Number = 0) -> TensorSpec:
     return contiguous(x, (bins,))

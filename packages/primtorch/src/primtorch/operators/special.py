@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import torch
 
 from primtorch import prims
-from primtorch.builder import Builder, Value
+from primtorch.arguments import TensorLike
+from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Trait
 from primtorch.operators.build import elementwise
 from primtorch.operators.elementwise import binary_formula, promoted, same, unary_formula
@@ -21,11 +21,11 @@ OP.trait(Trait.CONVERTS_OUT, "mvlgamma")
 OP.trait(Trait.EXACT_OUT, "frexp")
 
 
-def _x_log(b: Builder, x: Any, y: Any, prim: Prim) -> Value:
+def _x_log(b: Builder, x: Operand, y: Operand, prim: Prim) -> Value:
     dtype = float_of(result_type((x, y)))
     compute = compute_dtype(dtype)
     x, y = promoted(b, (x, y), compute)
-    like = x if isinstance(x, Value) else y
+    like = tensor_among(x, y)
     x, y = (v if isinstance(v, Value) else b.full_like(like, v) for v in (x, y))
     product = b.where(x.eq(0), 0, x * y.map(prim))
     return b.where(y.map(prims.isnan), math.nan, product).to(dtype)
@@ -35,7 +35,7 @@ OP.formula("xlogy.Tensor|Scalar_Self|Scalar_Other special_xlog1py.|self_scalar|o
 
 
 @OP.rule("xlogy.Tensor|Scalar_Other|Scalar_Self")
-def _lower_xlogy(b: Builder, x: Any, y: Any) -> Value:
+def _lower_xlogy(b: Builder, x: Operand, y: Operand) -> Value:
     return _x_log(b, x, y, prims.log)
 
 
@@ -52,7 +52,7 @@ def _lower_entr(b: Builder, x: Value) -> Value:
 
 
 @OP.formula("frexp.Tensor")
-def _frexp(x: Any) -> tuple[TensorSpec, TensorSpec]:
+def _frexp(x: TensorLike) -> tuple[TensorSpec, TensorSpec]:
     return elementwise((x,), x.dtype), elementwise((x,), torch.int32)
 
 
@@ -141,18 +141,18 @@ def _lower_mvlgamma(b: Builder, x: Value, p: int) -> Value:
 
 
 @OP.formula("polygamma")
-def _polygamma(n: int, x: Any) -> TensorSpec:
+def _polygamma(n: int, x: TensorLike) -> TensorSpec:
     return elementwise((x,), float_of(x.dtype))
 
 
 @OP.rule("polygamma")
 def _lower_polygamma(b: Builder, n: int, x: Value) -> Value:
     dtype = float_of(x.dtype)
-    return b.emit(prims.polygamma, n, x.to(compute_dtype(dtype))).to(dtype)  # type: ignore[no-any-return]
+    return b.emit(prims.polygamma, n, x.to(compute_dtype(dtype))).to(dtype)
 
 
 @OP.formula("ldexp.Tensor")
-def _ldexp(x: Any, exponent: Any) -> TensorSpec:
+def _ldexp(x: TensorLike, exponent: TensorLike) -> TensorSpec:
     """x * 2**exponent: a product with the power, which is dense."""
     dtype = float_of(result_type((x, exponent)))
     return elementwise((x, elementwise((exponent,), dtype)), dtype)
@@ -167,7 +167,7 @@ def _lower_ldexp(b: Builder, x: Value, exponent: Value) -> Value:
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("polygamma_")
-def _polygamma_in_place(x: Any, n: int) -> Any:
+def _polygamma_in_place(x: TensorLike, n: int) -> TensorLike:
     if not x.dtype.is_floating_point:
         raise RuntimeError(f"result type Float can't be cast to the desired output type {x.dtype}")
     return x

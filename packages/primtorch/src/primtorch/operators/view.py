@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from primtorch import prims
+from primtorch.arguments import Dims, Sizes, TensorLike
 from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Trait
-from primtorch.layout import Sizes, alike, depends_on_data, product, reduced_dims, view_strides, wrap_dim, wrap_dims
+from primtorch.layout import alike, depends_on_data, product, reduced_dims, view_strides, wrap_dim, wrap_dims
 from primtorch.operators.build import contiguous, view
 from primtorch.promotion import real_of
 from primtorch.spec import Size, TensorSpec
@@ -23,7 +24,7 @@ OP.trait(Trait.ANYWHERE, "is_same_size is_set_to")
 _LAST = 2**62  # an end of at least this means "to the end"
 
 
-def resolved_shape(shape: Sequence[Any], count: Any) -> tuple[Any, ...]:
+def resolved_shape(shape: Sequence[Size], count: Size) -> Sizes:
     """A target shape with its -1 worked out from the number of elements."""
     for place, size in enumerate(shape):
         if isinstance(size, int) and size == -1:
@@ -64,7 +65,7 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Sizes:
             "size -1 can be "
             "any value and is ambiguous"
         )
-    whole: Any = numel
+    whole: Any = numel  # torch does not say that an int has a rest by a symbol
     if whole % known != 0:
         raise RuntimeError(f"shape '{list(shape)}' is invalid for input of size {numel}")
     filled = list(shape)
@@ -73,7 +74,7 @@ def infer_size(shape: Sequence[Size], numel: Size) -> Sizes:
 
 
 @OP.formula("view", "_unsafe_view")
-def _view(x: Any, size: Sequence[Size]) -> TensorSpec:
+def _view(x: TensorLike, size: Sequence[Size]) -> TensorSpec:
     old = tuple(x.shape)
     shape = infer_size(size, product(old))
     strides = view_strides(old, x.stride(), shape)
@@ -86,12 +87,12 @@ def _view(x: Any, size: Sequence[Size]) -> TensorSpec:
 
 
 @OP.formula("_reshape_alias")
-def _reshape_alias(x: Any, size: Sequence[Size], stride: Sequence[Size]) -> TensorSpec:
+def _reshape_alias(x: TensorLike, size: Sequence[Size], stride: Sequence[Size]) -> TensorSpec:
     return view(x, size, stride)
 
 
 @OP.formula("view.dtype")
-def _view_dtype(x: Any, dtype: torch.dtype) -> TensorSpec:
+def _view_dtype(x: TensorLike, dtype: torch.dtype) -> TensorSpec:
     old, new = x.dtype.itemsize, dtype.itemsize
     shape, strides, offset = list(x.shape), list(x.stride()), x.storage_offset()
     if old > new:
@@ -118,13 +119,13 @@ def _view_dtype(x: Any, dtype: torch.dtype) -> TensorSpec:
 
 
 @OP.formula("view_copy")
-def _view_copy(x: Any, size: Sequence[Size]) -> TensorSpec:
+def _view_copy(x: TensorLike, size: Sequence[Size]) -> TensorSpec:
     """Also where no view fits the strides."""
     return contiguous(x, infer_size(size, product(tuple(x.shape))))
 
 
 @OP.rule("view", "reshape", "_unsafe_view", "_reshape_alias", "view_copy?", "_reshape_copy?", "_reshape_alias_copy?")
-def _lower_view(b: Builder, x: Value, size: Sequence[Any], *strides: Any) -> Value:
+def _lower_view(b: Builder, x: Value, size: Sequence[Size], *strides: object) -> Value:
     return x.reshape(resolved_shape(size, x.numel()))
 
 
@@ -140,12 +141,12 @@ def _lower_neg_view(b: Builder, x: Value) -> Value:
 
 @OP.rule("view_as_real", "view_as_real_copy?")
 def _lower_view_as_real(b: Builder, x: Value) -> Value:
-    return b.emit(prims.view_as_real, x)  # type: ignore[no-any-return]
+    return b.emit(prims.view_as_real, x)
 
 
 @OP.rule("view_as_complex", "view_as_complex_copy?")
 def _lower_view_as_complex(b: Builder, x: Value) -> Value:
-    return b.emit(prims.view_as_complex, x)  # type: ignore[no-any-return]
+    return b.emit(prims.view_as_complex, x)
 
 
 @OP.rule("view.dtype", "view_copy.dtype?")
@@ -153,7 +154,7 @@ def _lower_view_dtype(b: Builder, x: Value, dtype: torch.dtype) -> Value:
     if x.dtype is dtype:
         return x
     if x.dtype.itemsize == dtype.itemsize:
-        return b.emit(prims.bitcast, x, dtype)  # type: ignore[no-any-return]
+        return b.emit(prims.bitcast, x, dtype)
     # Elements are joined or split: a call of itself, on rows that lie in memory one after the other.
     row_major = b.contiguous_spec(x.shape, x.dtype, x.spec.device).strides
     dense = x if x.spec.strides == row_major else b.emit(prims.copy_strided, x, row_major)
@@ -163,7 +164,7 @@ def _lower_view_dtype(b: Builder, x: Value, dtype: torch.dtype) -> Value:
 
 
 @OP.formula("expand")
-def _expand(x: Any, size: Sequence[Size], *, implicit: bool = False) -> TensorSpec:
+def _expand(x: TensorLike, size: Sequence[Size], *, implicit: bool = False) -> TensorSpec:
     shape, strides = x.shape, x.stride()
     lead = len(size) - len(shape)
     if lead < 0:
@@ -207,14 +208,14 @@ def _expand(x: Any, size: Sequence[Size], *, implicit: bool = False) -> TensorSp
 
 
 @OP.rule("expand", "expand_copy?")
-def _lower_expand(b: Builder, x: Value, size: Sequence[Any], *, implicit: bool = False) -> Value:
+def _lower_expand(b: Builder, x: Value, size: Sequence[Size], *, implicit: bool = False) -> Value:
     lead = len(size) - x.rank
     shape = tuple(x.shape[i - lead] if isinstance(s, int) and s == -1 else s for i, s in enumerate(size))
     return x.expand(shape)
 
 
 @OP.formula("permute")
-def _permute(x: Any, dims: Sequence[int]) -> TensorSpec:
+def _permute(x: TensorLike, dims: Sequence[int]) -> TensorSpec:
     if len(dims) != x.dim():
         raise RuntimeError(
             "permute(sparse_coo): number of dimensions in the tensor input does not match the length of the "
@@ -232,7 +233,7 @@ def _lower_permute(b: Builder, x: Value, dims: Sequence[int]) -> Value:
 
 
 @OP.formula("transpose.int", "swapaxes", "swapdims")
-def _transpose(x: Any, dim0: int, dim1: int) -> TensorSpec:
+def _transpose(x: TensorLike, dim0: int, dim1: int) -> TensorSpec:
     ndim = x.dim()
     a, b = wrap_dim(dim0, ndim), wrap_dim(dim1, ndim)
     shape, strides = list(x.shape), list(x.stride())
@@ -248,7 +249,7 @@ def _lower_transpose(b: Builder, x: Value, dim0: int, dim1: int) -> Value:
 
 
 @OP.formula("t")
-def _t(x: Any) -> TensorSpec:
+def _t(x: TensorLike) -> TensorSpec:
     if x.dim() > 2:
         raise RuntimeError(f"t() expects a tensor with <= 2 dimensions, but self is {x.dim()}D")
     return view(x, tuple(x.shape)[::-1], x.stride()[::-1])
@@ -260,7 +261,7 @@ def _lower_t(b: Builder, x: Value) -> Value:
 
 
 @OP.formula("unsqueeze")
-def _unsqueeze(x: Any, dim: int) -> TensorSpec:
+def _unsqueeze(x: TensorLike, dim: int) -> TensorSpec:
     at = wrap_dim(dim, x.dim() + 1)
     shape, strides = list(x.shape), list(x.stride())
     stride = shape[at] * strides[at] if at < len(shape) else 1
@@ -274,34 +275,34 @@ def _lower_unsqueeze(b: Builder, x: Value, dim: int) -> Value:
     return x.unsqueeze(wrap_dim(dim, x.rank + 1))
 
 
-def _drop(x: Any, dims: set[int]) -> TensorSpec:
+def _drop(x: TensorLike, dims: set[int]) -> TensorSpec:
     shape, strides = x.shape, x.stride()
     keep = [d for d in range(len(shape)) if d not in dims or shape[d] != 1]
     return view(x, [shape[d] for d in keep], [strides[d] for d in keep])
 
 
 @OP.formula("squeeze")
-def _squeeze(x: Any) -> TensorSpec:
+def _squeeze(x: TensorLike) -> TensorSpec:
     return _drop(x, set(range(x.dim())))
 
 
 @OP.formula("squeeze.dim")
-def _squeeze_dim(x: Any, dim: int) -> TensorSpec:
+def _squeeze_dim(x: TensorLike, dim: int) -> TensorSpec:
     return _drop(x, {wrap_dim(dim, x.dim())})
 
 
 @OP.formula("squeeze.dims")
-def _squeeze_dims(x: Any, dim: Sequence[int]) -> TensorSpec:
+def _squeeze_dims(x: TensorLike, dim: Sequence[int]) -> TensorSpec:
     return _drop(x, set(wrap_dims(dim, x.dim())))
 
 
 @OP.rule("squeeze", "squeeze.dim", "squeeze.dims", "squeeze_copy?", "squeeze_copy.dim?", "squeeze_copy.dims?")
-def _lower_squeeze(b: Builder, x: Value, dims: Any = None) -> Value:
+def _lower_squeeze(b: Builder, x: Value, dims: Dims | None = None) -> Value:
     wanted = range(x.rank) if dims is None else reduced_dims(dims, x.rank, empty_is_all=False)
     return x.squeeze(*(d for d in wanted if same_size(x.shape[d], 1)))
 
 
-def slice_bound(place: Any, size: Any, default: Any) -> Any:
+def slice_bound(place: Size | None, size: Size, default: Size) -> Size:
     """A slice's end as Python has it: negative counts from the back, then clamped to [0, size]."""
     if place is None:
         return default
@@ -346,7 +347,9 @@ def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) ->
 
 
 @OP.formula("slice.Tensor")
-def _slice(x: Any, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1) -> TensorSpec:
+def _slice(
+    x: TensorLike, dim: int = 0, start: Size | None = None, end: Size | None = None, step: int = 1
+) -> TensorSpec:
     if x.dim() == 0:
         raise IndexError("slice() cannot be applied to a 0-dim tensor.")
     at = wrap_dim(dim, x.dim())
@@ -359,7 +362,9 @@ def _slice(x: Any, dim: int = 0, start: Size | None = None, end: Size | None = N
 
 
 @OP.rule("slice.Tensor", "slice_copy.Tensor?")
-def _lower_slice(b: Builder, x: Value, dim: int = 0, start: Any = None, end: Any = None, step: Any = 1) -> Value:
+def _lower_slice(
+    b: Builder, x: Value, dim: int = 0, start: Size | None = None, end: Size | None = None, step: Size = 1
+) -> Value:
     dim = x.dim(dim)
     size = x.shape[dim]
     start = slice_bound(start, size, 0)
@@ -368,14 +373,14 @@ def _lower_slice(b: Builder, x: Value, dim: int = 0, start: Any = None, end: Any
     return x.slice(dim, start, end, step)
 
 
-def select_position(index: Any, size: Any, dim: int) -> Any:
+def select_position(index: Size, size: Size, dim: int) -> Size:
     if isinstance(size, int) and isinstance(index, int) and not -size <= index < size:
         raise IndexError(f"select(): index {index} out of range for tensor of size {size} at dimension {dim}")
     return index + size if index < 0 else index
 
 
 @OP.formula("select.int")
-def _select(x: Any, dim: int, index: Size) -> TensorSpec:
+def _select(x: TensorLike, dim: int, index: Size) -> TensorSpec:
     if x.dim() == 0:
         raise IndexError("select() cannot be applied to a 0-dim tensor.")
     at = wrap_dim(dim, x.dim())
@@ -391,13 +396,13 @@ def _select(x: Any, dim: int, index: Size) -> TensorSpec:
 
 
 @OP.rule("select.int", "select_copy.int?")
-def _lower_select(b: Builder, x: Value, dim: int, index: Any) -> Value:
+def _lower_select(b: Builder, x: Value, dim: int, index: Size) -> Value:
     dim = x.dim(dim)
     return x.select(dim, select_position(index, x.shape[dim], dim))
 
 
 @OP.formula("split_with_sizes", "split.sizes")
-def _split_with_sizes(x: Any, sizes: Sequence[Size], dim: int = 0) -> list[TensorSpec]:
+def _split_with_sizes(x: TensorLike, sizes: Sequence[Size], dim: int = 0) -> list[TensorSpec]:
     at = wrap_dim(dim, x.dim())
     total: Size = 0
     out = []
@@ -414,10 +419,10 @@ def _split_with_sizes(x: Any, sizes: Sequence[Size], dim: int = 0) -> list[Tenso
 
 
 @OP.rule("split_with_sizes", "unsafe_split_with_sizes", "split_with_sizes_copy?")
-def _lower_split_with_sizes(b: Builder, x: Value, sizes: Sequence[Any], dim: int = 0) -> tuple[Value, ...]:
+def _lower_split_with_sizes(b: Builder, x: Value, sizes: Sequence[Size], dim: int = 0) -> tuple[Value, ...]:
     dim = x.dim(dim)
     parts = []
-    start: Any = 0
+    start: Size = 0
     for size in sizes:
         parts.append(x.slice(dim, start, start + size))
         start = start + size
@@ -425,7 +430,7 @@ def _lower_split_with_sizes(b: Builder, x: Value, sizes: Sequence[Any], dim: int
 
 
 @OP.formula("split.Tensor")
-def _split(x: Any, split_size: Size, dim: int = 0) -> list[TensorSpec]:
+def _split(x: TensorLike, split_size: Size, dim: int = 0) -> list[TensorSpec]:
     at = wrap_dim(dim, x.dim())
     size = x.shape[at]
     if split_size == 0:
@@ -437,13 +442,13 @@ def _split(x: Any, split_size: Size, dim: int = 0) -> list[TensorSpec]:
 
 
 @OP.rule("split.Tensor", "unsafe_split.Tensor", "split_copy.Tensor?")
-def _lower_split(b: Builder, x: Value, size: Any, dim: int = 0) -> tuple[Value, ...]:
+def _lower_split(b: Builder, x: Value, size: Size, dim: int = 0) -> tuple[Value, ...]:
     dim = x.dim(dim)
     total = x.shape[dim]
     if same_size(size, 0):
         return (x,)
     parts = []
-    start: Any = 0
+    start: Size = 0
     while start < total:
         stop = total if start + size >= total else start + size
         parts.append(x.slice(dim, start, stop))
@@ -452,7 +457,7 @@ def _lower_split(b: Builder, x: Value, size: Any, dim: int = 0) -> tuple[Value, 
 
 
 @OP.formula("unbind.int")
-def _unbind(x: Any, dim: int = 0) -> list[TensorSpec]:
+def _unbind(x: TensorLike, dim: int = 0) -> list[TensorSpec]:
     at = wrap_dim(dim, x.dim())
     return [_select(x, at, k) for k in range(int(x.shape[at]))]
 
@@ -464,7 +469,7 @@ def _lower_unbind(b: Builder, x: Value, dim: int = 0) -> tuple[Value, ...]:
 
 
 @OP.formula("alias", "detach", "lift_fresh", "lift", "_conj", "_neg_view", "resolve_conj", "resolve_neg")
-def _alias(x: Any) -> TensorSpec:
+def _alias(x: TensorLike) -> TensorSpec:
     return view(x, x.shape, x.stride())
 
 
@@ -481,12 +486,12 @@ def _alias(x: Any) -> TensorSpec:
     "view_as?",
     "_fw_primal?",
 )
-def _lower_same(b: Builder, x: Value, *rest: Any) -> Value:
+def _lower_same(b: Builder, x: Value, *rest: object) -> Value:
     return x
 
 
 @OP.formula("diagonal")
-def _diagonal(x: Any, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
+def _diagonal(x: TensorLike, offset: int = 0, dim1: int = 0, dim2: int = 1) -> TensorSpec:
     a, b = wrap_dim(dim1, x.dim()), wrap_dim(dim2, x.dim())
     if a == b:
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
@@ -507,11 +512,11 @@ def _lower_diagonal(b: Builder, x: Value, offset: int = 0, dim1: int = 0, dim2: 
     dim1, dim2 = x.dim(dim1), x.dim(dim2)
     if dim1 == dim2:
         raise RuntimeError(f"diagonal dimensions cannot be identical {dim1}, {dim2}")
-    return b.emit(prims.diagonal, x, offset, dim1, dim2)  # type: ignore[no-any-return]
+    return b.emit(prims.diagonal, x, offset, dim1, dim2)
 
 
 @OP.formula("unfold")
-def _unfold(x: Any, dimension: int, size: int, step: int) -> TensorSpec:
+def _unfold(x: TensorLike, dimension: int, size: int, step: int) -> TensorSpec:
     at = wrap_dim(dimension, x.dim())
     if x.dim() == 0:
         if size > 1:
@@ -529,40 +534,44 @@ def _unfold(x: Any, dimension: int, size: int, step: int) -> TensorSpec:
 
 
 @OP.rule("unfold", "unfold_copy?")
-def _lower_unfold(b: Builder, x: Value, dim: int, size: Any, step: Any) -> Value:
-    return b.emit(prims.unfold, x, x.dim(dim), size, step)  # type: ignore[no-any-return]
+def _lower_unfold(b: Builder, x: Value, dim: int, size: Size, step: Size) -> Value:
+    return b.emit(prims.unfold, x, x.dim(dim), size, step)
 
 
 @OP.formula("as_strided")
-def _as_strided(x: Any, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None) -> TensorSpec:
+def _as_strided(
+    x: TensorLike, size: Sequence[Size], stride: Sequence[Size], storage_offset: Size | None = None
+) -> TensorSpec:
     return view(x, size, stride, storage_offset)
 
 
 @OP.rule("as_strided", "as_strided_copy?")
-def _lower_as_strided(b: Builder, x: Value, size: Sequence[Any], stride: Sequence[Any], offset: Any = None) -> Value:
-    return b.emit(  # type: ignore[no-any-return]
+def _lower_as_strided(
+    b: Builder, x: Value, size: Sequence[Size], stride: Sequence[Size], offset: Size | None = None
+) -> Value:
+    return b.emit(
         prims.as_strided,
         x,
         tuple(size),
-        tuple(stride),  # type: ignore[no-any-return]
+        tuple(stride),
         x.spec.offset if offset is None else offset,
     )
 
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("narrow")
-def _narrow(x: Any, dim: int, start: Size, length: Size) -> TensorSpec:
+def _narrow(x: TensorLike, dim: int, start: Size, length: Size) -> TensorSpec:
     return _slice(x, dim, start, start + length)
 
 
 @OP.formula("view_as_real")
-def _view_as_real(x: Any) -> TensorSpec:
+def _view_as_real(x: TensorLike) -> TensorSpec:
     strides = [s * 2 for s in x.stride()]
     return TensorSpec((*x.shape, 2), (*strides, 1), real_of(x.dtype), x.device, x.storage_offset() * 2)
 
 
 @OP.formula("view_as_complex")
-def _view_as_complex(x: Any) -> TensorSpec:
+def _view_as_complex(x: TensorLike) -> TensorSpec:
     dtypes = {torch.float16: torch.complex32, torch.float32: torch.complex64, torch.float64: torch.complex128}
     if x.dtype not in dtypes:
         raise RuntimeError(

@@ -5,14 +5,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from primtorch import prims
+from primtorch.arguments import PerDim, Sizes, TensorLike
 from primtorch.builder import Builder, Value, same_size
-from primtorch.families import Family, Refusal
-from primtorch.layout import Sizes, channels_last_strides, contiguous_strides, product, suggests_channels_last
+from primtorch.families import Family, Formula, Refusal, Rule
+from primtorch.layout import channels_last_strides, contiguous_strides, product, suggests_channels_last
 from primtorch.operators.build import per_dim, strided
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.prims.window import pooled_size
@@ -27,19 +27,19 @@ def _batched(x: Value, rank: int) -> tuple[Value, bool]:
 
 
 # --- pooling -------------------------------------------------------------------------------------
-def _lower_max_pool(rank: int) -> Any:
+def _lower_max_pool(rank: int) -> Rule:
     def rule(
         b: Builder,
         x: Value,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
-        dilation: Any = 1,
+        kernel: PerDim,
+        stride: PerDim = (),
+        padding: PerDim = 0,
+        dilation: PerDim = 1,
         ceil_mode: bool = False,
     ) -> tuple[Value, Value]:
         kernel = per_dim(kernel, rank)
         image, single = _batched(x, rank)
-        values, indices = b.emit(
+        values, indices = b.emit_several(
             prims.max_pool,
             image,
             kernel,
@@ -53,45 +53,28 @@ def _lower_max_pool(rank: int) -> Any:
     return rule
 
 
-def _lower_max_pool_backward(rank: int) -> Any:
-    def rule(
-        b: Builder,
-        grad: Value,
-        x: Value,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
-        dilation: Any,
-        ceil_mode: bool,
-        indices: Value,
-    ) -> Value:
-        lead = x.shape[: x.rank - rank]
-        count: Any = 1
-        for size in x.shape[x.rank - rank :]:
-            count = count * size
-        windows: Any = 1
-        for size in grad.shape[x.rank - rank :]:
-            windows = windows * size
-        compute = compute_dtype(grad.dtype)
-        zeros = b.full((*lead, count), 0, compute, grad.device)
-        out = b.emit(
-            prims.scatter_add,
-            zeros,
-            len(lead),
-            indices.reshape((*lead, windows)),
-            grad.to(compute).reshape((*lead, windows)),
-        )
-        return out.reshape(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
-
-    return rule
+def scatter_by_position(b: Builder, grad: Value, x: Value, indices: Value, rank: int) -> Value:
+    """Add each element of `grad` to the element of x's spatial dims whose flat position `indices` gives."""
+    lead = x.shape[: x.rank - rank]
+    count, windows = product(x.shape[x.rank - rank :]), product(grad.shape[grad.rank - rank :])
+    compute = compute_dtype(grad.dtype)
+    zeros = b.full((*lead, count), 0, compute, grad.device)
+    out = b.emit(
+        prims.scatter_add,
+        zeros,
+        len(lead),
+        indices.reshape((*lead, windows)),
+        grad.to(compute).reshape((*lead, windows)),
+    )
+    return out.reshape(x.shape).to(grad.dtype)
 
 
-def laid_out(x: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+def laid_out(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
     keeps = suggests_channels_last(tuple(x.shape), x.stride())
     return strided(x, shape, channels_last_strides(shape) if keeps else contiguous_strides(shape), dtype)
 
 
-def by_rows(x: Any, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
+def by_rows(x: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
     return strided(x, shape, contiguous_strides(shape), dtype)
 
 
@@ -100,7 +83,13 @@ _LAID_OUT = {1: laid_out, 2: laid_out, 3: by_rows}
 
 
 def _pooled_shape(
-    x: Any, spatial: int, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool
+    x: TensorLike,
+    spatial: int,
+    kernel: Sequence[Size],
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
+    ceil_mode: bool,
 ) -> Sizes:
     k = per_dim(kernel, spatial)
     s = per_dim(stride, spatial) if len(stride) else k
@@ -114,9 +103,14 @@ def _pooled_shape(
     return (*x.shape[:lead], *sizes)
 
 
-def _max_pool(spatial: int) -> Any:
+def _max_pool(spatial: int) -> Formula:
     def formula(
-        x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+        x: TensorLike,
+        kernel_size: Sequence[Size],
+        stride: Sequence[Size] = (),
+        padding: Sequence[Size] = (0,),
+        dilation: Sequence[Size] = (1,),
+        ceil_mode: bool = False,
     ) -> tuple[TensorSpec, TensorSpec]:
         shape = _pooled_shape(x, spatial, kernel_size, stride, padding, dilation, ceil_mode)
         return laid_out(x, shape), laid_out(x, shape, torch.int64)
@@ -127,7 +121,7 @@ def _max_pool(spatial: int) -> Any:
 OP.formula("max_pool2d_with_indices")(_max_pool(2))
 
 
-def _check_window(kernel: Any, padding: Any, dilation: Any) -> None:
+def _check_window(kernel: Sequence[Size], padding: Sequence[Size], dilation: Sequence[Size]) -> None:
     wide = max(len(kernel), len(padding), len(dilation))
     k, p, d = (list(v) * wide if len(v) == 1 else list(v) for v in (kernel, padding, dilation))
     for size, pad, spread in zip(k, p, d, strict=False):
@@ -141,7 +135,7 @@ def _check_window(kernel: Any, padding: Any, dilation: Any) -> None:
         )
 
 
-def _check_pooled_rank(x: Any, spatial: int) -> None:
+def _check_pooled_rank(x: TensorLike, spatial: int) -> None:
     refuse(
         x.dim() not in (spatial + 1, spatial + 2),
         lambda: f"non-empty {spatial + 1}D or {spatial + 2}D (batch mode) tensor expected for input",
@@ -150,7 +144,12 @@ def _check_pooled_rank(x: Any, spatial: int) -> None:
 
 def _refuse_max_pool(spatial: int) -> Refusal:
     def check(
-        x: Any, kernel_size: Any, stride: Any = (), padding: Any = (0,), dilation: Any = (1,), ceil_mode: bool = False
+        x: TensorLike,
+        kernel_size: Sequence[Size],
+        stride: Sequence[Size] = (),
+        padding: Sequence[Size] = (0,),
+        dilation: Sequence[Size] = (1,),
+        ceil_mode: bool = False,
     ) -> None:
         _check_pooled_rank(x, spatial)
         _check_window(kernel_size, padding, dilation)
@@ -174,26 +173,30 @@ OP.rule("max_pool3d_with_indices")(_lower_max_pool(3))
     "_adaptive_avg_pool2d_backward",
     "adaptive_max_pool2d_backward",
 )
-def _pool_backward(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _pool_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return laid_out(x, tuple(x.shape))
 
 
 @OP.formula("avg_pool3d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool3d_backward")
-def _pool_backward_by_rows(grad: Any, x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _pool_backward_by_rows(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return by_rows(x, tuple(x.shape))
 
 
-OP.rule("max_pool2d_with_indices_backward")(_lower_max_pool_backward(2))
-OP.rule("max_pool3d_with_indices_backward")(_lower_max_pool_backward(3))
+for _rank in (2, 3):
+    OP.rule(f"max_pool{_rank}d_with_indices_backward")(
+        lambda b, grad, x, kernel, stride, padding, dilation, ceil_mode, indices, rank=_rank: scatter_by_position(
+            b, grad, x, indices, rank
+        )
+    )
 
 
-def _lower_avg_pool(rank: int) -> Any:
+def _lower_avg_pool(rank: int) -> Rule:
     def rule(
         b: Builder,
         x: Value,
-        kernel: Any,
-        stride: Any = (),
-        padding: Any = 0,
+        kernel: PerDim,
+        stride: PerDim = (),
+        padding: PerDim = 0,
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
@@ -210,23 +213,30 @@ def _lower_avg_pool(rank: int) -> Any:
             count_include_pad,
             divisor_override,
         ).to(x.dtype)
-        return out.squeeze(0) if single else out  # type: ignore[no-any-return]
+        return out.squeeze(0) if single else out
 
     return rule
 
 
 def _window_counts(
-    b: Builder, size: Any, out: Any, kernel: Any, stride: Any, padding: Any, include_pad: bool, device: torch.device
+    b: Builder,
+    size: Size,
+    out: Size,
+    kernel: Size,
+    stride: Size,
+    padding: Size,
+    include_pad: bool,
+    device: torch.device,
 ) -> Value:
     """(out,) number of elements that each window along one dimension counts."""
     start = b.iota(out, device, start=-padding, step=stride)
     stop = (start + kernel).minimum(size + padding)
     if not include_pad:
         start, stop = start.maximum(0), stop.minimum(size)
-    return stop - start  # type: ignore[no-any-return]
+    return stop - start
 
 
-def _spread(b: Builder, grad: Value, dim: int, size: Any, kernel: Any, stride: Any, padding: Any) -> Value:
+def _spread(b: Builder, grad: Value, dim: int, size: Size, kernel: Size, stride: Size, padding: Size) -> Value:
     """Sum over the windows along `dim` that cover each input position: dilate by the stride, then add k shifts."""
     out = grad.shape[dim]
     length = out * stride
@@ -249,14 +259,14 @@ def _spread(b: Builder, grad: Value, dim: int, size: Any, kernel: Any, stride: A
     return total
 
 
-def _lower_avg_pool_backward(rank: int) -> Any:
+def _lower_avg_pool_backward(rank: int) -> Rule:
     def rule(
         b: Builder,
         grad: Value,
         x: Value,
-        kernel: Any,
-        stride: Any,
-        padding: Any,
+        kernel: PerDim,
+        stride: PerDim,
+        padding: PerDim,
         ceil_mode: bool,
         count_include_pad: bool,
         divisor_override: int | None,
@@ -287,14 +297,14 @@ def _lower_avg_pool_backward(rank: int) -> Any:
     return rule
 
 
-def _avg_pool(spatial: int) -> Any:
+def _avg_pool(spatial: int) -> Formula:
     kept = _LAID_OUT[spatial]
 
     def formula(
-        x: Any,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = (0,),
+        x: TensorLike,
+        kernel_size: Sequence[Size],
+        stride: Sequence[Size] = (),
+        padding: Sequence[Size] = (0,),
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
@@ -309,10 +319,10 @@ OP.formula("avg_pool1d")(_avg_pool(1))
 
 def _refuse_avg_pool(spatial: int) -> Refusal:
     def check(
-        x: Any,
-        kernel_size: Any,
-        stride: Any = (),
-        padding: Any = (0,),
+        x: TensorLike,
+        kernel_size: Sequence[Size],
+        stride: Sequence[Size] = (),
+        padding: Sequence[Size] = (0,),
         ceil_mode: bool = False,
         count_include_pad: bool = True,
         divisor_override: int | None = None,
@@ -336,29 +346,26 @@ OP.rule("avg_pool2d_backward")(_lower_avg_pool_backward(2))
 OP.rule("avg_pool3d_backward")(_lower_avg_pool_backward(3))
 
 
-def _averaging(b: Builder, size: Any, out: Any, like: Value) -> Value:
+def _averaging(b: Builder, size: Size, out: Size, like: Value) -> Value:
     """(out, size) matrix whose row i averages the window [floor(i*size/out), ceil((i+1)*size/out))."""
     i = b.iota(out, like.device)
     start, stop = (i * size) // out, ((i + 1) * size + (out - 1)) // out
     j = b.iota(size, like.device).unsqueeze(0)
     inside = (j >= start.unsqueeze(1)) & (j < stop.unsqueeze(1))
-    return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)  # type: ignore[no-any-return]
+    return inside.to(like.dtype) / (stop - start).to(like.dtype).unsqueeze(1)
 
 
 def times(b: Builder, x: Value, dim: int, matrix: Value) -> Value:
     """Multiply dimension `dim` (size n) by a matrix (m, n)."""
     order = [d for d in range(x.rank) if d != dim] + [dim]
     moved = x.permute(order)
-    rows: Any = 1
-    for size in moved.shape[:-1]:
-        rows = rows * size
-    flat = b.emit(prims.mm, moved.reshape((rows, x.shape[dim])), matrix.transpose(0, 1))
+    flat = b.emit(prims.mm, moved.reshape((product(moved.shape[:-1]), x.shape[dim])), matrix.transpose(0, 1))
     out = flat.reshape((*moved.shape[:-1], matrix.shape[0]))
-    return out.permute([order.index(d) for d in range(x.rank)])  # type: ignore[no-any-return]
+    return out.permute([order.index(d) for d in range(x.rank)])
 
 
-def _lower_adaptive_avg_pool(rank: int) -> Any:
-    def rule(b: Builder, x: Value, output_size: Any) -> Value:
+def _lower_adaptive_avg_pool(rank: int) -> Rule:
+    def rule(b: Builder, x: Value, output_size: PerDim) -> Value:
         first = x.rank - rank
         sizes = tuple(x.shape[first + d] if s is None else s for d, s in enumerate(per_dim(output_size, rank)))
         wide = x.compute()
@@ -372,15 +379,12 @@ def _lower_adaptive_avg_pool(rank: int) -> Any:
     return rule
 
 
-def _lower_adaptive_avg_pool_backward(rank: int) -> Any:
+def _lower_adaptive_avg_pool_backward(rank: int) -> Rule:
     def rule(b: Builder, grad: Value, x: Value) -> Value:
         first = x.rank - rank
         g = grad.compute()
         if all(isinstance(grad.shape[first + d], int) and grad.shape[first + d] == 1 for d in range(rank)):
-            count: Any = 1
-            for size in x.shape[first:]:
-                count = count * size
-            return (g / count).expand(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
+            return (g / product(x.shape[first:])).expand(x.shape).to(grad.dtype)
         for d in range(rank):
             if not same_size(grad.shape[first + d], x.shape[first + d]):
                 matrix = _averaging(b, x.shape[first + d], grad.shape[first + d], g)
@@ -391,13 +395,13 @@ def _lower_adaptive_avg_pool_backward(rank: int) -> Any:
 
 
 @OP.formula("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-def _adaptive_avg_pool(x: Any, output_size: Sequence[Size]) -> TensorSpec:
+def _adaptive_avg_pool(x: TensorLike, output_size: Sequence[Size]) -> TensorSpec:
     lead = x.dim() - len(output_size)
     return _LAID_OUT[len(output_size)](x, (*x.shape[:lead], *output_size))
 
 
 @OP.refuses("_adaptive_avg_pool2d", "_adaptive_avg_pool3d")
-def _refuse_adaptive_avg_pool(x: Any, output_size: Sequence[Any]) -> None:
+def _refuse_adaptive_avg_pool(x: TensorLike, output_size: Sequence[Size]) -> None:
     refuse(
         any(map(is_empty, x.shape[-len(output_size) :])),
         lambda: f"adaptive_avg_pool: Expected input to have non-zero size for pooled dimensions, not {list(x.shape)}",
@@ -411,7 +415,7 @@ OP.rule("_adaptive_avg_pool3d_backward")(_lower_adaptive_avg_pool_backward(3))
 
 
 # --- adaptive maxima -------------------------------------------------------------------------------
-def _adaptive_positions(b: Builder, size: Any, out: Any, device: torch.device) -> tuple[Value, Any]:
+def _adaptive_positions(b: Builder, size: Size, out: Size, device: torch.device) -> tuple[Value, Size]:
     """(out, window) positions of the window [floor(i*size/out), ceil((i+1)*size/out)), its last one repeated where
     the window is shorter than the longest."""
     exact = isinstance(size, int) and isinstance(out, int) and size % out == 0
@@ -422,8 +426,8 @@ def _adaptive_positions(b: Builder, size: Any, out: Any, device: torch.device) -
     return place.minimum(stop.unsqueeze(1) - 1), longest
 
 
-def _lower_adaptive_max_pool(rank: int) -> Any:
-    def rule(b: Builder, x: Value, output_size: Any) -> tuple[Value, Value]:
+def _lower_adaptive_max_pool(rank: int) -> Rule:
+    def rule(b: Builder, x: Value, output_size: PerDim) -> tuple[Value, Value]:
         out = per_dim(output_size, rank)
         lead, spatial = x.shape[: x.rank - rank], x.shape[x.rank - rank :]
         if any(isinstance(n, int) and n == 0 for n in (*out, *x.shape)):
@@ -453,22 +457,6 @@ def _lower_adaptive_max_pool(rank: int) -> Any:
     return rule
 
 
-def scatter_by_position(b: Builder, grad: Value, x: Value, indices: Value, rank: int) -> Value:
-    """Add each element of `grad` to the element of x's spatial dims whose flat position `indices` gives."""
-    lead = x.shape[: x.rank - rank]
-    count, windows = product(x.shape[x.rank - rank :]), product(grad.shape[grad.rank - rank :])
-    compute = compute_dtype(grad.dtype)
-    zeros = b.full((*lead, count), 0, compute, grad.device)
-    out = b.emit(
-        prims.scatter_add,
-        zeros,
-        len(lead),
-        indices.reshape((*lead, windows)),
-        grad.to(compute).reshape((*lead, windows)),
-    )
-    return out.reshape(x.shape).to(grad.dtype)  # type: ignore[no-any-return]
-
-
 for _rank in (2, 3):
     OP.rule(f"adaptive_max_pool{_rank}d")(_lower_adaptive_max_pool(_rank))
     OP.rule(f"adaptive_max_pool{_rank}d_backward")(
@@ -480,24 +468,24 @@ for _rank in (2, 3):
 
 
 # --- unpooling -----------------------------------------------------------------------------------
-def _lower_max_unpool(rank: int) -> Any:
-    def rule(b: Builder, x: Value, indices: Value, output_size: Sequence[Any], *geometry: Any) -> Value:
+def _lower_max_unpool(rank: int) -> Rule:
+    def rule(b: Builder, x: Value, indices: Value, output_size: Sequence[Size], *geometry: object) -> Value:
         lead = x.shape[: x.rank - rank]
         windows = product(x.shape[x.rank - rank :])
         zeros = b.full((*lead, product(output_size)), 0, x.dtype, x.device)
         out = b.emit(prims.scatter, zeros, len(lead), indices.reshape((*lead, windows)), x.reshape((*lead, windows)))
-        return out.reshape((*lead, *output_size))  # type: ignore[no-any-return]
+        return out.reshape((*lead, *output_size))
 
     return rule
 
 
 @OP.formula("max_unpool2d")
-def _max_unpool2d(x: Any, indices: Any, output_size: Sequence[Size]) -> TensorSpec:
+def _max_unpool2d(x: TensorLike, indices: TensorLike, output_size: Sequence[Size]) -> TensorSpec:
     return laid_out(x, (*x.shape[:-2], *output_size))
 
 
 @OP.refuses("max_unpool2d", "max_unpool3d")
-def _refuse_max_unpool(x: Any, indices: Any, *args: Any) -> None:
+def _refuse_max_unpool(x: TensorLike, indices: TensorLike, *args: object) -> None:
     refuse(
         indices.dtype is not torch.int64, lambda: f"elements in indices should be type int64 but got {indices.dtype}"
     )
@@ -514,7 +502,7 @@ OP.rule("max_unpool2d")(_lower_max_unpool(2))
 
 
 @OP.formula("max_unpool3d")
-def _max_unpool3d(x: Any, indices: Any, output_size: Sequence[Size], *args: Any) -> TensorSpec:
+def _max_unpool3d(x: TensorLike, indices: TensorLike, output_size: Sequence[Size], *args: object) -> TensorSpec:
     shape = (*x.shape[:-3], *output_size)
     return by_rows(x, shape)
 
@@ -523,19 +511,19 @@ OP.rule("max_unpool3d")(_lower_max_unpool(3))
 
 
 # --- columns of patches ----------------------------------------------------------------------------
-def _patch_positions(b: Builder, out: Any, kernel: Any, dilation: Any, stride: Any, device: torch.device) -> Value:
+def _patch_positions(b: Builder, out: Size, kernel: Size, dilation: Size, stride: Size, device: torch.device) -> Value:
     """(kernel, out) positions in the padded image."""
     tap = b.iota(kernel, device, step=dilation).unsqueeze(1)
-    return tap + b.iota(out, device, step=stride).unsqueeze(0)  # type: ignore[no-any-return]
+    return tap + b.iota(out, device, step=stride).unsqueeze(0)
 
 
-def _patch_count(size: Any, kernel: Any, dilation: Any, padding: Any, stride: Any) -> Any:
+def _patch_count(size: Size, kernel: Size, dilation: Size, padding: Size, stride: Size) -> Size:
     return (size + 2 * padding - dilation * (kernel - 1) - 1) // stride + 1
 
 
 @OP.formula("im2col")
 def _im2col(
-    x: Any, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
+    x: TensorLike, kernel_size: Sequence[int], dilation: Sequence[int], padding: Sequence[int], stride: Sequence[int]
 ) -> TensorSpec:
     *lead, channels, height, width = x.shape
     rows, columns = (
@@ -547,7 +535,9 @@ def _im2col(
 
 
 @OP.rule("im2col")
-def _lower_im2col(b: Builder, x: Value, kernel_size: Any, dilation: Any, padding: Any, stride: Any) -> Value:
+def _lower_im2col(
+    b: Builder, x: Value, kernel_size: PerDim, dilation: PerDim, padding: PerDim, stride: PerDim
+) -> Value:
     kernel, dilation, padding, stride = (per_dim(v, 2) for v in (kernel_size, dilation, padding, stride))
     image = x if x.rank == 4 else x.unsqueeze(0)
     n, c, *spatial = image.shape
@@ -557,11 +547,11 @@ def _lower_im2col(b: Builder, x: Value, kernel_size: Any, dilation: Any, padding
     rows, columns = (_patch_positions(b, out[d], kernel[d], dilation[d], stride[d], x.device) for d in range(2))
     patches = b.emit(prims.index, image, (None, None, rows.unsqueeze(2, 3), columns.unsqueeze(0, 1)), False)
     result = patches.permute((0, 1, 2, 4, 3, 5)).reshape((n, c * kernel[0] * kernel[1], out[0] * out[1]))
-    return result if x.rank == 4 else result.squeeze(0)  # type: ignore[no-any-return]
+    return result if x.rank == 4 else result.squeeze(0)
 
 
 @OP.formula("col2im")
-def _col2im(x: Any, output_size: Sequence[Size], kernel_size: Sequence[int], *args: Any) -> TensorSpec:
+def _col2im(x: TensorLike, output_size: Sequence[Size], kernel_size: Sequence[int], *args: object) -> TensorSpec:
     *lead, rows, _ = x.shape
     shape = (*lead, rows // (kernel_size[0] * kernel_size[1]), *output_size)
     return by_rows(x, shape)
@@ -569,7 +559,7 @@ def _col2im(x: Any, output_size: Sequence[Size], kernel_size: Sequence[int], *ar
 
 @OP.rule("col2im")
 def _lower_col2im(
-    b: Builder, x: Value, output_size: Any, kernel_size: Any, dilation: Any, padding: Any, stride: Any
+    b: Builder, x: Value, output_size: PerDim, kernel_size: PerDim, dilation: PerDim, padding: PerDim, stride: PerDim
 ) -> Value:
     kernel, dilation, padding, stride = (per_dim(v, 2) for v in (kernel_size, dilation, padding, stride))
     size = per_dim(output_size, 2)
@@ -586,12 +576,12 @@ def _lower_col2im(
     for d in range(2):
         image = image.slice(2 + d, padding[d], padding[d] + size[d])
     image = image.to(x.dtype)
-    return image if x.rank == 3 else image.squeeze(0)  # type: ignore[no-any-return]
+    return image if x.rank == 3 else image.squeeze(0)
 
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("adaptive_max_pool2d", "adaptive_max_pool3d")
-def _adaptive_max_pool(x: Any, output_size: Sequence[Size]) -> tuple[TensorSpec, TensorSpec]:
+def _adaptive_max_pool(x: TensorLike, output_size: Sequence[Size]) -> tuple[TensorSpec, TensorSpec]:
     lead = x.dim() - len(output_size)
     shape = (*x.shape[:lead], *output_size)
     kept = _LAID_OUT[len(output_size)]
@@ -599,7 +589,7 @@ def _adaptive_max_pool(x: Any, output_size: Sequence[Size]) -> tuple[TensorSpec,
 
 
 def _refuse_adaptive_max_pool(rank: int) -> Refusal:
-    def check(x: Any, output_size: Sequence[Any]) -> None:
+    def check(x: TensorLike, output_size: Sequence[Size]) -> None:
         refuse(len(output_size) != rank, lambda: f"adaptive_max_pool{rank}d(): output_size must have {rank} elements")
         refuse(any(s < 0 for s in output_size), lambda: f"negative dimension in output_size {list(output_size)}")
 
@@ -612,7 +602,7 @@ OP.refuses("adaptive_max_pool3d")(_refuse_adaptive_max_pool(3))
 
 @OP.formula("fractional_max_pool2d", "fractional_max_pool3d")
 def _fractional_max_pool(
-    x: Any, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: Any
+    x: TensorLike, kernel_size: Sequence[int], output_size: Sequence[int], random_samples: TensorLike
 ) -> tuple[TensorSpec, TensorSpec]:
     shape = (*x.shape[: x.dim() - len(output_size)], *output_size)
     strides = contiguous_strides(shape)
@@ -620,6 +610,6 @@ def _fractional_max_pool(
 
 
 @OP.formula("fractional_max_pool2d_backward", "fractional_max_pool3d_backward")
-def _fractional_max_pool_backward(grad: Any, x: Any, *args: Any) -> TensorSpec:
+def _fractional_max_pool_backward(grad: TensorLike, x: TensorLike, *args: object) -> TensorSpec:
     shape = tuple(x.shape)
     return by_rows(x, shape)

@@ -12,12 +12,9 @@ from torch._ops import OpOverload
 
 from primtorch.errors import PrimError
 from primtorch.families import operators
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
 
-Size: TypeAlias = "int | torch.SymInt"
-Sizes: TypeAlias = "tuple[int | torch.SymInt, ...]"
-Number: TypeAlias = "int | float | bool | complex | torch.SymInt | torch.SymFloat"
 Meta: TypeAlias = Callable[..., Any]
 Reference: TypeAlias = Callable[..., Any]
 
