@@ -104,7 +104,7 @@ def _to_copy(x: TensorLike, *, non_blocking: bool = False, **options: Unpack[Lik
 
 @OP.rule("_to_copy")
 def _lower_to_copy(b: Builder, x: Value, *, non_blocking: bool = False, **options: Unpack[LikeOptions]) -> Value:
-    dtype, device = _made_like(x, options)
+    dtype, device = made_like(x, options)
     if device != x.device:
         x = b.emit(prims.device_put, x, device)
     if options.get("dtype") is not None:
@@ -226,7 +226,7 @@ def _lower_scalar_tensor(b: Builder, value: Number, **options: Unpack[TensorOpti
     return b.full((), value, *made_by(options))
 
 
-def _made_like(x: Value, options: TensorOptions) -> tuple[torch.dtype, torch.device]:
+def made_like(x: Value, options: TensorOptions) -> tuple[torch.dtype, torch.device]:
     """The dtype and the device of what a factory makes that takes from a tensor what it is not given."""
     device = options.get("device")
     return options.get("dtype") or x.dtype, x.device if device is None else resolved_device(device)
@@ -238,7 +238,7 @@ def _filled_like(value: Number) -> Rule:
         x: Value,
         **options: Unpack[LikeOptions],
     ) -> Value:
-        return b.full(x.shape, value, *_made_like(x, options))
+        return b.full(x.shape, value, *made_like(x, options))
 
     return rule
 
@@ -260,7 +260,7 @@ def _refuse_full_like(x: TensorLike, value: Number, **options: Unpack[LikeOption
 
 @OP.rule("full_like")
 def _lower_full_like(b: Builder, x: Value, value: Number, **options: Unpack[LikeOptions]) -> Value:
-    return b.full(x.shape, value, *_made_like(x, options))  # type: ignore[no-any-return]
+    return b.full(x.shape, value, *made_like(x, options))  # type: ignore[no-any-return]
 
 
 def _filled_new(value: Number) -> Rule:
@@ -270,7 +270,7 @@ def _filled_new(value: Number) -> Rule:
         size: Sequence[Size],
         **options: Unpack[TensorOptions],
     ) -> Value:
-        return b.full(size, value, *_made_like(x, options))
+        return b.full(size, value, *made_like(x, options))
 
     return rule
 
@@ -300,7 +300,7 @@ def _refuse_new_full(x: TensorLike, size: Sequence[Size], value: Number, **optio
 def _lower_new_full(
     b: Builder, x: Value, size: Sequence[Size], value: Number, **options: Unpack[TensorOptions]
 ) -> Value:
-    return b.full(size, value, *_made_like(x, options))  # type: ignore[no-any-return]
+    return b.full(size, value, *made_like(x, options))  # type: ignore[no-any-return]
 
 
 @OP.formula("empty_strided")
@@ -342,7 +342,7 @@ def _lower_new_empty_strided(
     stride: Sequence[Size],
     **options: Unpack[TensorOptions],
 ) -> Value:
-    return b.emit(prims.empty_strided, tuple(size), tuple(stride), *_made_like(x, options))
+    return b.emit(prims.empty_strided, tuple(size), tuple(stride), *made_like(x, options))
 
 
 @OP.formula("empty_permuted")

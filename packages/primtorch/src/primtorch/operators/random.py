@@ -5,17 +5,17 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Unpack
 
 import torch
 
 from primtorch import prims
-from primtorch.arguments import TENSORS
-from primtorch.builder import Builder, Value
-from primtorch.families import Family, Trait
+from primtorch.arguments import TENSORS, LikeOptions, TensorLike, TensorOptions
+from primtorch.builder import Builder, Value, tensor_among
+from primtorch.families import Family, Rule, Trait
 from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
 from primtorch.operators.build import contiguous, elementwise
-from primtorch.operators.creation import full_like, like, made
+from primtorch.operators.creation import full_like, like, made, made_by, made_like
 from primtorch.operators.refusals import WHOLE, refuse
 from primtorch.placement import resolved_device
 from primtorch.prims import philox
@@ -33,12 +33,12 @@ OP.formula("randint_like")(full_like)
 
 
 @OP.formula("randint_like.low_dtype")
-def _randint_like(x: Any, low: Any, high: Any, **options: Any) -> TensorSpec:
+def _randint_like(x: TensorLike, low: Size, high: Size, **options: Unpack[LikeOptions]) -> TensorSpec:
     return like(x, **options)
 
 
 # --- dropout -------------------------------------------------------------------------------------
-def draw(b: Builder, shape: Any, device: torch.device, dtype: torch.dtype = torch.float32) -> Value:
+def draw(b: Builder, shape: Sequence[Size], device: torch.device, dtype: torch.dtype = torch.float32) -> Value:
     """In [0, 1), with the dtype's digits and a seed of its own."""
     seed = b.emit(prims.random_seed, device)
     return b.emit(prims.random_uniform, seed, tuple(shape), 0, dtype)
@@ -47,7 +47,7 @@ def draw(b: Builder, shape: Any, device: torch.device, dtype: torch.dtype = torc
 _RARE = 2.0**-10
 
 
-def chance(b: Builder, shape: Any, device: torch.device, p: float) -> Value:
+def chance(b: Builder, shape: Sequence[Size], device: torch.device, p: float) -> Value:
     """True with probability p. 24 random bits are too coarse for what happens, or fails, once in a thousand times."""
     coarse = p in (0.0, 1.0) or _RARE <= p <= 1 - _RARE
     return draw(b, shape, device, torch.float32 if coarse else torch.float64) < p
@@ -65,13 +65,13 @@ def chance(b: Builder, shape: Any, device: torch.device, p: float) -> Value:
     "random.from",
     "random.to",
 )
-def _random_like(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _random_like(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     shape = tuple(x.shape)
     return TensorSpec(shape, dense_like(shape, x.stride()), x.dtype, x.device)
 
 
 def _draw(name: str, default: Sequence[float], right: Callable[..., bool], message: str) -> None:
-    def check(x: Any, *given: float, generator: Any = None, **named: float) -> None:
+    def check(x: TensorLike, *given: float, generator: object = None, **named: float) -> None:
         values = [*given, *named.values()]
         refuse(not right(*values, *default[len(values) :]), lambda: f"{name} expects {message}")
 
@@ -87,7 +87,7 @@ _draw("normal_functional", (0.0, 1.0), lambda mean, std: std >= 0, "std >= 0.0")
 _draw("bernoulli.p", (), lambda p: 0 <= p <= 1, "p to be in [0, 1]")
 
 
-def _drawn_integers(low: Any, high: Any, dtype: torch.dtype) -> None:
+def _drawn_integers(low: Size, high: Size | None, dtype: torch.dtype) -> None:
     """The limits of `random_`: in order, and within the dtype."""
     refuse(
         high is not None and low >= high,
@@ -102,23 +102,23 @@ def _drawn_integers(low: Any, high: Any, dtype: torch.dtype) -> None:
 
 
 @OP.refuses("random.from")
-def _refuse_random_from(x: Any, low: Any, high: Any, *, generator: Any = None) -> None:
+def _refuse_random_from(x: TensorLike, low: Size, high: Size | None, *, generator: object = None) -> None:
     _drawn_integers(low, high, x.dtype)
 
 
 @OP.refuses("random.to")
-def _refuse_random_to(x: Any, high: Any, *, generator: Any = None) -> None:
+def _refuse_random_to(x: TensorLike, high: Size, *, generator: object = None) -> None:
     _drawn_integers(0, high, x.dtype)
 
 
 @OP.refuses("random")
-def _refuse_random(x: Any, *, generator: Any = None) -> None:
+def _refuse_random(x: TensorLike, *, generator: object = None) -> None:
     wide = x.dtype in (torch.uint16, torch.uint32, torch.uint64)
     refuse(wide, lambda: f"random_ is not implemented for {x.dtype}", NotImplementedError)
 
 
 @OP.formula("rrelu_with_noise_functional")
-def _rrelu(x: Any, noise: Any, *args: Any, **kwargs: Any) -> tuple[TensorSpec, TensorSpec]:
+def _rrelu(x: TensorLike, noise: TensorLike, *args: object, **kwargs: object) -> tuple[TensorSpec, TensorSpec]:
     return _random_like(x), _random_like(noise)
 
 
@@ -130,7 +130,7 @@ def _lower_rrelu(
     lower: float = 0.125,
     upper: float = 1 / 3,
     training: bool = False,
-    generator: Any = None,
+    generator: torch.Generator | None = None,
 ) -> tuple[Value, Value]:
     if not training:
         return b.where(x > 0, x, (x.compute() * ((lower + upper) / 2)).to(x.dtype)), noise
@@ -140,7 +140,7 @@ def _lower_rrelu(
 
 
 @OP.formula("rrelu_with_noise_backward")
-def _rrelu_backward(grad: Any, x: Any, noise: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _rrelu_backward(grad: TensorLike, x: TensorLike, noise: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return elementwise((grad, x, noise), grad.dtype)
 
 
@@ -153,7 +153,7 @@ def _lower_rrelu_backward(
     return b.where(x > 0, grad, (grad.compute() * ((lower + upper) / 2)).to(grad.dtype))
 
 
-def _own(generator: Any) -> None:
+def _own(generator: torch.Generator | None) -> None:
     if generator is not None:
         raise NotImplementedError(
             "a generator of the program's own: draws in a graph come from the device's default "
@@ -161,7 +161,7 @@ def _own(generator: Any) -> None:
         )
 
 
-def _bits(b: Builder, shape: Sequence[Any], device: torch.device, width: int = 32) -> Value:
+def _bits(b: Builder, shape: Sequence[Size], device: torch.device, width: int = 32) -> Value:
     seed = b.emit(prims.random_seed, device)
     return b.emit(prims.random_bits, seed, tuple(shape), 0, width)
 
@@ -172,7 +172,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _of_parts(
-    b: Builder, shape: Sequence[Any], dtype: torch.dtype, draw_real: Callable[[Sequence[Any], torch.dtype], Value]
+    b: Builder, shape: Sequence[Size], dtype: torch.dtype, draw_real: Callable[[Sequence[Size], torch.dtype], Value]
 ) -> Value:
     """A draw in `dtype`; of a complex number, both parts are drawn."""
     if not dtype.is_complex:
@@ -180,11 +180,11 @@ def _of_parts(
     return b.emit(prims.view_as_complex, draw_real((*shape, 2), dtype.to_real()))
 
 
-def _fraction(b: Builder, shape: Sequence[Any], device: torch.device, dtype: torch.dtype) -> Value:
+def _fraction(b: Builder, shape: Sequence[Size], dtype: torch.dtype, device: torch.device) -> Value:
     return _of_parts(b, shape, dtype, lambda sizes, real: draw(b, sizes, device, real))
 
 
-def _standard_normal(b: Builder, shape: Sequence[Any], device: torch.device, dtype: torch.dtype) -> Value:
+def _standard_normal(b: Builder, shape: Sequence[Size], device: torch.device, dtype: torch.dtype) -> Value:
     """By Box and Muller (1958) from two streams of one seed, in float32 or float64."""
     seed = b.emit(prims.random_seed, device)
     radius = b.emit(prims.random_uniform, seed, tuple(shape), 0, dtype)
@@ -194,12 +194,12 @@ def _standard_normal(b: Builder, shape: Sequence[Any], device: torch.device, dty
 
 
 def _normal_draw(
-    b: Builder, shape: Sequence[Any], device: torch.device, dtype: torch.dtype, mean: float = 0.0, std: float = 1.0
+    b: Builder, shape: Sequence[Size], dtype: torch.dtype, device: torch.device, mean: float = 0.0, std: float = 1.0
 ) -> Value:
     """Normal numbers. A complex one's parts share the variance, and both have the mean."""
     part = std * math.sqrt(0.5) if dtype.is_complex else std
 
-    def real(sizes: Sequence[Any], kind: torch.dtype) -> Value:
+    def real(sizes: Sequence[Size], kind: torch.dtype) -> Value:
         z = _standard_normal(b, sizes, device, _wide(kind))
         return (z if (mean, part) == (0.0, 1.0) else z * part + mean).to(kind)
 
@@ -211,39 +211,31 @@ def _want(b: Builder, fine: Value, message: str) -> None:
 
 
 @OP.formula("bernoulli.|p poisson binomial _standard_gamma _standard_gamma_grad _sample_dirichlet _dirichlet_grad")
-def _drawn(x: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _drawn(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return contiguous(x, x.shape)
 
 
 @OP.rule("bernoulli.Tensor")
-def _lower_bernoulli_tensor(b: Builder, x: Value, p: Value, *, generator: Any = None) -> Value:
+def _lower_bernoulli_tensor(b: Builder, x: Value, p: Value, *, generator: torch.Generator | None = None) -> Value:
     _own(generator)
     _want(b, (p >= 0) & (p <= 1), "bernoulli expects all elements of p to be in [0, 1]")
     return (draw(b, x.shape, x.device, _wide(p.dtype)) < p.to(_wide(p.dtype))).to(x.dtype)
 
 
 @OP.rule("bernoulli")
-def _lower_bernoulli(b: Builder, x: Value, *, generator: Any = None) -> Value:
+def _lower_bernoulli(b: Builder, x: Value, *, generator: torch.Generator | None = None) -> Value:
     return _lower_bernoulli_tensor(b, x, x, generator=generator)
 
 
 @OP.rule("bernoulli.p")
-def _lower_bernoulli_p(b: Builder, x: Value, p: float, *, generator: Any = None) -> Value:
+def _lower_bernoulli_p(b: Builder, x: Value, p: float, *, generator: torch.Generator | None = None) -> Value:
     _own(generator)
     return chance(b, x.shape, x.device, float(p)).to(x.dtype)
 
 
 @OP.formula("rand", "randn", "rand.generator", "randn.generator")
-def _rand(
-    size: Sequence[Size],
-    *,
-    generator: Any = None,
-    dtype: torch.dtype | None = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-) -> TensorSpec:
-    return made(size, dtype, device)
+def _rand(size: Sequence[Size], *, generator: object = None, **options: Unpack[TensorOptions]) -> TensorSpec:
+    return made(size, options.get("dtype"), options.get("device"))
 
 
 def _refuse_whole(dtype: torch.dtype | None) -> None:
@@ -251,25 +243,21 @@ def _refuse_whole(dtype: torch.dtype | None) -> None:
 
 
 @OP.refuses("rand", "randn")
-def _refuse_rand(size: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+def _refuse_rand(size: object, *, dtype: torch.dtype | None = None, **options: object) -> None:
     _refuse_whole(dtype)
 
 
 @OP.rule("rand")
 def _lower_rand(
     b: Builder,
-    size: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    size: Sequence[Size],
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    return _fraction(b, size, resolved_device(device), dtype or torch.get_default_dtype())
+    return _fraction(b, size, *made_by(options))
 
 
 @OP.refuses("rand_like", "randn_like")
-def _refuse_rand_like(x: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+def _refuse_rand_like(x: TensorLike, *, dtype: torch.dtype | None = None, **options: object) -> None:
     _refuse_whole(dtype or x.dtype)
 
 
@@ -277,48 +265,34 @@ def _refuse_rand_like(x: Any, *, dtype: torch.dtype | None = None, **options: An
 def _lower_rand_like(
     b: Builder,
     x: Value,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    **options: Unpack[LikeOptions],
 ) -> Value:
-    return _fraction(b, x.shape, resolved_device(device or x.device), dtype or x.dtype)
+    return _fraction(b, x.shape, *made_like(x, options))
 
 
 @OP.rule("randn")
 def _lower_randn(
     b: Builder,
-    size: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    size: Sequence[Size],
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    return _normal_draw(b, size, resolved_device(device), dtype or torch.get_default_dtype())
+    return _normal_draw(b, size, *made_by(options))
 
 
 @OP.rule("randn_like")
 def _lower_randn_like(
     b: Builder,
     x: Value,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    **options: Unpack[LikeOptions],
 ) -> Value:
-    return _normal_draw(b, x.shape, resolved_device(device or x.device), dtype or x.dtype)
+    return _normal_draw(b, x.shape, *made_like(x, options))
 
 
 _FEW, _MANY = 2**16, 2**40
 _LOWEST = -(2**63)
 
 
-def _integers(b: Builder, low: Any, high: Any, shape: Sequence[Any], device: torch.device) -> Value:
+def _integers(b: Builder, low: Size, high: Size, shape: Sequence[Size], device: torch.device) -> Value:
     """int64 in [low, high), at most 2^64 of them, each as likely as the remainder of a 64-bit number makes it.
 
     Up to 2^16 of them are remainders of 32 bits; for symbolic limits and up to 2^40, of 63 bits: both are even to one
@@ -348,69 +322,62 @@ def _integers(b: Builder, low: Any, high: Any, shape: Sequence[Any], device: tor
 
 @OP.formula("randint", "randint.generator")
 def _randint(
-    high: Any,
-    size: Sequence[Size],
-    *,
-    generator: Any = None,
-    dtype: torch.dtype | None = torch.int64,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    high: Size, size: Sequence[Size], *, generator: object = None, **options: Unpack[TensorOptions]
 ) -> TensorSpec:
-    return made(size, dtype or torch.int64, device)
+    return made(size, options.get("dtype") or torch.int64, options.get("device"))
 
 
 @OP.refuses("randint", "randint.generator")
-def _refuse_randint(high: Any, size: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+def _refuse_randint(high: Size, size: object, *, dtype: torch.dtype | None = None, **options: object) -> None:
     _drawn_integers(0, high, dtype or torch.int64)
 
 
 @OP.refuses("randint.low", "randint.low_generator")
-def _refuse_randint_low(low: Any, high: Any, size: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+def _refuse_randint_low(
+    low: Size, high: Size, size: object, *, dtype: torch.dtype | None = None, **options: object
+) -> None:
     _drawn_integers(low, high, dtype or torch.int64)
 
 
 @OP.formula("randint.low", "randint.low_generator")
-def _randint_low(low: Any, high: Any, size: Sequence[Size], **options: Any) -> TensorSpec:
+def _randint_low(
+    low: Size, high: Size, size: Sequence[Size], *, generator: object = None, **options: Unpack[TensorOptions]
+) -> TensorSpec:
     return _randint(high, size, **options)
 
 
 @OP.rule("randint")
 def _lower_randint(
     b: Builder,
-    high: Any,
-    size: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    high: Size,
+    size: Sequence[Size],
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    return _integers(b, 0, high, size, resolved_device(device)).to(dtype or torch.int64)
+    place = resolved_device(options.get("device"))
+    return _integers(b, 0, high, size, place).to(options.get("dtype") or torch.int64)
 
 
 @OP.rule("randint.low")
 def _lower_randint_low(
     b: Builder,
-    low: Any,
-    high: Any,
-    size: Sequence[Any],
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    low: Size,
+    high: Size,
+    size: Sequence[Size],
+    **options: Unpack[TensorOptions],
 ) -> Value:
-    return _integers(b, low, high, size, resolved_device(device)).to(dtype or torch.int64)
+    place = resolved_device(options.get("device"))
+    return _integers(b, low, high, size, place).to(options.get("dtype") or torch.int64)
 
 
 @OP.refuses("randint_like")
-def _refuse_randint_like(x: Any, high: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+def _refuse_randint_like(x: TensorLike, high: Size, *, dtype: torch.dtype | None = None, **options: object) -> None:
     _drawn_integers(0, high, dtype or x.dtype)
 
 
 @OP.refuses("randint_like.low_dtype")
-def _refuse_randint_like_low(x: Any, low: Any, high: Any, *, dtype: torch.dtype | None = None, **options: Any) -> None:
+def _refuse_randint_like_low(
+    x: TensorLike, low: Size, high: Size, *, dtype: torch.dtype | None = None, **options: object
+) -> None:
     _drawn_integers(low, high, dtype or x.dtype)
 
 
@@ -418,51 +385,47 @@ def _refuse_randint_like_low(x: Any, low: Any, high: Any, *, dtype: torch.dtype 
 def _lower_randint_like(
     b: Builder,
     x: Value,
-    high: Any,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    high: Size,
+    **options: Unpack[LikeOptions],
 ) -> Value:
-    return _integers(b, 0, high, x.shape, resolved_device(device or x.device)).to(dtype or x.dtype)
+    dtype, place = made_like(x, options)
+    return _integers(b, 0, high, x.shape, place).to(dtype)
 
 
 @OP.rule("randint_like.low_dtype")
 def _lower_randint_like_low(
     b: Builder,
     x: Value,
-    low: Any,
-    high: Any,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    low: Size,
+    high: Size,
+    **options: Unpack[LikeOptions],
 ) -> Value:
-    return _integers(b, low, high, x.shape, resolved_device(device or x.device)).to(dtype or x.dtype)
+    dtype, place = made_like(x, options)
+    return _integers(b, low, high, x.shape, place).to(dtype)
 
 
 @OP.rule("uniform")
-def _lower_uniform(b: Builder, x: Value, low: float = 0, high: float = 1, *, generator: Any = None) -> Value:
+def _lower_uniform(
+    b: Builder, x: Value, low: float = 0, high: float = 1, *, generator: torch.Generator | None = None
+) -> Value:
     _own(generator)
 
-    def real(sizes: Sequence[Any], kind: torch.dtype) -> Value:
+    def real(sizes: Sequence[Size], kind: torch.dtype) -> Value:
         return (draw(b, sizes, x.device, kind).compute() * float(high - low) + float(low)).to(kind)
 
     return _of_parts(b, x.shape, x.dtype, real)
 
 
 @OP.rule("normal_functional?")
-def _lower_normal_functional(b: Builder, x: Value, mean: float = 0, std: float = 1, *, generator: Any = None) -> Value:
+def _lower_normal_functional(
+    b: Builder, x: Value, mean: float = 0, std: float = 1, *, generator: torch.Generator | None = None
+) -> Value:
     _own(generator)
-    return _normal_draw(b, x.shape, x.device, x.dtype, float(mean), float(std))
+    return _normal_draw(b, x.shape, x.dtype, x.device, float(mean), float(std))
 
 
 @OP.rule("exponential")
-def _lower_exponential(b: Builder, x: Value, rate: float = 1, *, generator: Any = None) -> Value:
+def _lower_exponential(b: Builder, x: Value, rate: float = 1, *, generator: torch.Generator | None = None) -> Value:
     """Never zero, so that it may be divided by."""
     _own(generator)
     wide = _wide(x.dtype)
@@ -471,14 +434,16 @@ def _lower_exponential(b: Builder, x: Value, rate: float = 1, *, generator: Any 
 
 
 @OP.rule("cauchy")
-def _lower_cauchy(b: Builder, x: Value, median: float = 0, sigma: float = 1, *, generator: Any = None) -> Value:
+def _lower_cauchy(
+    b: Builder, x: Value, median: float = 0, sigma: float = 1, *, generator: torch.Generator | None = None
+) -> Value:
     _own(generator)
     angle = (draw(b, x.shape, x.device, _wide(x.dtype)) - 0.5) * math.pi
     return (angle.map(prims.tan) * float(sigma) + float(median)).to(x.dtype)
 
 
 @OP.rule("geometric")
-def _lower_geometric(b: Builder, x: Value, p: float, *, generator: Any = None) -> Value:
+def _lower_geometric(b: Builder, x: Value, p: float, *, generator: torch.Generator | None = None) -> Value:
     """The number of trials up to the first success, by inversion."""
     _own(generator)
     trials = (-draw(b, x.shape, x.device, _wide(x.dtype))).map(prims.log1p) / math.log1p(-float(p))
@@ -486,34 +451,41 @@ def _lower_geometric(b: Builder, x: Value, p: float, *, generator: Any = None) -
 
 
 @OP.rule("log_normal")
-def _lower_log_normal(b: Builder, x: Value, mean: float = 1, std: float = 2, *, generator: Any = None) -> Value:
+def _lower_log_normal(
+    b: Builder, x: Value, mean: float = 1, std: float = 2, *, generator: torch.Generator | None = None
+) -> Value:
     _own(generator)
-    return _normal_draw(b, x.shape, x.device, _wide(x.dtype), float(mean), float(std)).map(prims.exp).to(x.dtype)
+    return _normal_draw(b, x.shape, _wide(x.dtype), x.device, float(mean), float(std)).map(prims.exp).to(x.dtype)
 
 
 @OP.formula("normal.Tensor_float", "normal.float_Tensor", "normal.Tensor_Tensor")
-def _normal(mean: Any, std: Any = 1.0, *, generator: Any = None) -> TensorSpec:
+def _normal(
+    mean: TensorLike | float, std: TensorLike | float = 1.0, *, generator: torch.Generator | None = None
+) -> TensorSpec:
     tensors = [t for t in (mean, std) if isinstance(t, TENSORS)]
     return contiguous(tensors[0], elementwise(tensors, tensors[0].dtype).shape)
 
 
 @OP.refuses("normal.Tensor_float", "normal.float_float")
-def _refuse_normal(mean: Any, std: Any = 1.0, *args: Any, **options: Any) -> None:
+def _refuse_normal(mean: TensorLike | float, std: float = 1.0, *args: object, **options: object) -> None:
     refuse(std < 0, lambda: f"normal expects std >= 0.0, but found std {std}")
 
 
 @OP.formula("normal.float_float")
-def _normal_filled(mean: float, std: float, size: Sequence[Size], *, generator: Any = None,
-                   dtype: torch.dtype | None = None, device: Any = None, **options: Any) -> TensorSpec:  # fmt: skip
+def _normal_filled(
+    mean: float, std: float, size: Sequence[Size], *, generator: object = None, **options: Unpack[TensorOptions]
+) -> TensorSpec:
     shape = tuple(size)
-    place = torch.device("cpu" if device is None else device)
-    return TensorSpec(shape, contiguous_strides(shape), dtype or torch.get_default_dtype(), place)
+    place = torch.device(options.get("device") or "cpu")
+    return TensorSpec(shape, contiguous_strides(shape), options.get("dtype") or torch.get_default_dtype(), place)
 
 
 @OP.rule("normal.Tensor_float", "normal.Tensor_Tensor", "normal.float_Tensor")
-def _lower_normal_of(b: Builder, mean: Any, std: Any = 1.0, *, generator: Any = None) -> Value:
+def _lower_normal_of(
+    b: Builder, mean: Value | float, std: Value | float = 1.0, *, generator: torch.Generator | None = None
+) -> Value:
     _own(generator)
-    like = mean if isinstance(mean, Value) else std
+    like = tensor_among(mean, std)
     shape = broadcast_shapes(*(v.shape for v in (mean, std) if isinstance(v, Value)))
     kind = functools.reduce(torch.promote_types, (_wide(v.dtype) for v in (mean, std) if isinstance(v, Value)))
     if isinstance(std, Value):
@@ -528,16 +500,13 @@ def _lower_normal_numbers(
     b: Builder,
     mean: float,
     std: float,
-    size: Sequence[Any],
+    size: Sequence[Size],
     *,
-    generator: Any = None,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
+    generator: torch.Generator | None = None,
+    **options: Unpack[TensorOptions],
 ) -> Value:
     _own(generator)
-    return _normal_draw(b, size, resolved_device(device), dtype or torch.get_default_dtype(), float(mean), float(std))
+    return _normal_draw(b, size, *made_by(options), float(mean), float(std))
 
 
 def _top(dtype: torch.dtype) -> int:
@@ -548,20 +517,22 @@ def _top(dtype: torch.dtype) -> int:
 
 
 @OP.rule("random")
-def _lower_random(b: Builder, x: Value, *, generator: Any = None) -> Value:
+def _lower_random(b: Builder, x: Value, *, generator: torch.Generator | None = None) -> Value:
     _own(generator)
     return _integers(b, 0, _top(x.dtype) + 1, x.shape, x.device).to(x.dtype)
 
 
 @OP.rule("random.to")
-def _lower_random_below(b: Builder, x: Value, to: Any, *, generator: Any = None) -> Value:
+def _lower_random_below(b: Builder, x: Value, to: Size, *, generator: torch.Generator | None = None) -> Value:
     _own(generator)
     return _integers(b, 0, to, x.shape, x.device).to(x.dtype)
 
 
 # In the schema `from` is a word that Python keeps for itself; FX passes it by position.
 @OP.rule("random.from?")
-def _lower_random_between(b: Builder, x: Value, low: Any, high: Any, *, generator: Any = None) -> Value:
+def _lower_random_between(
+    b: Builder, x: Value, low: Size, high: Size | None, *, generator: torch.Generator | None = None
+) -> Value:
     """Without `high`, up to the largest number; from the least of all integers, each of them."""
     _own(generator)
     if high is None:
@@ -574,21 +545,18 @@ def _lower_randint_like_tensor(
     b: Builder,
     x: Value,
     high: Value,
-    *,
-    dtype: Any = None,
-    layout: Any = None,
-    device: Any = None,
-    pin_memory: Any = None,
-    memory_format: Any = None,
+    **options: Unpack[LikeOptions],
 ) -> Value:
     bits = _bits(b, x.shape, x.device, 64) & (2**63 - 1)
-    return (bits % high.to(torch.int64)).to(dtype or x.dtype)
+    return (bits % high.to(torch.int64)).to(options.get("dtype") or x.dtype)
 
 
-def _with_generator(rule: Any) -> Any:
+def _with_generator(rule: Rule) -> Rule:
     """The same draw in the overload that has a generator."""
 
-    def with_generator(b: Builder, *args: Any, generator: Any = None, **options: Any) -> Any:
+    def with_generator(
+        b: Builder, *args: object, generator: torch.Generator | None = None, **options: object
+    ) -> object:
         _own(generator)
         return rule(b, *args, **options)
 
@@ -612,23 +580,27 @@ for _name, _rule in (
 
 # --- without a rule of their own ------------------------------------------------------------------
 @OP.formula("randperm", "randperm.generator")
-def _randperm(n: Size, *, dtype: torch.dtype | None = torch.int64, device: Any = None, **options: Any) -> TensorSpec:
-    return made((n,), dtype or torch.int64, device)
+def _randperm(n: Size, *, generator: object = None, **options: Unpack[TensorOptions]) -> TensorSpec:
+    return made((n,), options.get("dtype") or torch.int64, options.get("device"))
 
 
 @OP.formula("rrelu_with_noise")
-def _rrelu_drawn(x: Any, noise: Any, *args: Any, **kwargs: Any) -> TensorSpec:
+def _rrelu_drawn(x: TensorLike, noise: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return _random_like(x)
 
 
 @OP.formula("multinomial")
-def _multinomial(x: Any, num_samples: Any, replacement: bool = False, *, generator: Any = None) -> TensorSpec:
+def _multinomial(
+    x: TensorLike, num_samples: Size, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> TensorSpec:
     shape = (*x.shape[:-1], num_samples)
     return TensorSpec(shape, contiguous_strides(shape), torch.int64, x.device)
 
 
 @OP.refuses("multinomial")
-def _refuse_multinomial(x: Any, num_samples: Any, replacement: bool = False, *, generator: Any = None) -> None:
+def _refuse_multinomial(
+    x: TensorLike, num_samples: Size, replacement: bool = False, *, generator: torch.Generator | None = None
+) -> None:
     refuse(x.dim() not in (1, 2), "prob_dist must be 1 or 2 dim")
     refuse(
         not x.dtype.is_floating_point,
