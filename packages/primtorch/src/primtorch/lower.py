@@ -213,7 +213,9 @@ class _Lowering:
             bodies.append(lower(body, self.opset, tuple(self.preserve), fresh=(True,) * count))
         laid_out = [
             self.b.emit(copy_strided, value, tuple(source.meta["val"].stride()))
-            if isinstance(value, Value) and not _same_strides(value.spec, tuple(source.meta["val"].stride()))
+            if isinstance(source, fx.Node)
+            and isinstance(value, Value)
+            and not _same_strides(value.spec, tuple(source.meta["val"].stride()))
             else value
             for source, value in zip(node.args, args, strict=True)
         ]

@@ -281,14 +281,14 @@ def _as_held(number: Number, dtype: torch.dtype) -> Number:
     return torch.tensor(number, dtype=dtype, device="cpu").item() if isinstance(number, (int, float)) else number
 
 
-def _terms(b: Builder, x: Operand, y: Operand, alpha: Number, dtype: torch.dtype) -> tuple[Operand, Operand]:
-    """x and alpha * y in the dtype that their sum is computed in. On the CPU eager rounds numbers too."""
+def _terms(b: Builder, x: Operand, y: Operand, alpha: Number, dtype: torch.dtype) -> tuple[Operand, Operand, Number]:
+    """The operands and alpha of a sum in the dtype that it is computed in. On the CPU eager rounds numbers too."""
     place = tensor_among(x, y).device
     if dtype in COMPUTE_DTYPE and place.type == "cpu":
         x, y = (v.to(dtype) if isinstance(v, Value) else _as_held(v, dtype) for v in (x, y))
         alpha = _as_held(alpha, dtype)
     x, y = promoted(b, (x, y), compute_dtype(dtype))
-    return x, scaled(b, y, alpha)
+    return x, y, alpha
 
 
 def _is_boolean(x: TensorLike | Number) -> bool:
@@ -315,8 +315,8 @@ OP.formula("add.Tensor|Scalar")(_sum(booleans=True))
 @OP.rule("add.Tensor|Scalar")
 def _lower_add(b: Builder, x: Value, y: Operand, alpha: Number = 1) -> Value:
     dtype = result_type((x, y))
-    left, right = _terms(b, x, y, alpha, dtype)
-    return b.binary(prims.add, left, right).to(dtype)
+    left, right, alpha = _terms(b, x, y, alpha, dtype)
+    return b.binary(prims.add, left, scaled(b, right, alpha)).to(dtype)
 
 
 OP.formula("sub.Tensor|Scalar rsub.Tensor|Scalar")(_sum(booleans=False))
@@ -325,15 +325,15 @@ OP.formula("sub.Tensor|Scalar rsub.Tensor|Scalar")(_sum(booleans=False))
 @OP.rule("sub.Tensor|Scalar")
 def _lower_sub(b: Builder, x: Value, y: Operand, alpha: Number = 1) -> Value:
     dtype = result_type((x, y))
-    left, right = _terms(b, x, y, alpha, dtype)
-    return b.binary(prims.sub, left, right).to(dtype)
+    left, right, alpha = _terms(b, x, y, alpha, dtype)
+    return b.binary(prims.sub, left, scaled(b, right, alpha)).to(dtype)
 
 
 @OP.rule("rsub.Tensor|Scalar")
 def _lower_rsub(b: Builder, x: Value, y: Operand, alpha: Number = 1) -> Value:
     dtype = result_type((x, y))
-    left, right = _terms(b, y, x, alpha, dtype)
-    return b.binary(prims.sub, left, right).to(dtype)
+    right, left, alpha = _terms(b, x, y, alpha, dtype)
+    return b.binary(prims.sub, left, scaled(b, right, alpha)).to(dtype)
 
 
 def _binary(prim: Prim) -> Body:
