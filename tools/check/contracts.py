@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
         ("schemas", "spec", "supported", "extensions", "once", "ambient", "effects", "placement", "out_arguments"),
+        ("arguments",),
         ("errors", "ledger", "promotion", "families", "building"),
         ("higher_order",),
         ("symbolic",),
