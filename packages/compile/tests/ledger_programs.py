@@ -208,7 +208,7 @@ def asks_for_a_break(x: torch.Tensor) -> torch.Tensor:
     return y * 2
 
 
-@case("backward", calls=((torch.ones(3, requires_grad=True),),))
+@case("backward", calls=((torch.ones(3, requires_grad=True) * 2,),))
 def differentiates(x: torch.Tensor) -> torch.Tensor:
     y = (x * 2).sum()
     y.backward()  # here

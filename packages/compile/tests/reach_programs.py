@@ -247,12 +247,12 @@ def _step(make: Callable[[Any], torch.optim.Optimizer], clip: bool) -> Program:
     return step
 
 
-@maker(STEPS, "backward() and SGD", "backward", gradient=False)
+@maker(STEPS, "backward() and SGD", gradient=False)
 def sgd_step() -> Program:
     return _step(lambda p: torch.optim.SGD(p, 0.1), clip=False)
 
 
-@maker(STEPS, "backward(), clipping and AdamW", "backward", gradient=False)
+@maker(STEPS, "backward(), clipping and AdamW", gradient=False)
 def adam_step() -> Program:
     return _step(lambda p: torch.optim.AdamW(p, 0.1), clip=True)
 

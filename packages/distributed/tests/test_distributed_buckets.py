@@ -109,6 +109,18 @@ def test_split_computes_the_same_and_pieces_follow_buckets(depth: int, cap_bytes
         assert len(pieces) > 3
 
 
+def test_a_graph_that_differentiates_stays_whole() -> None:
+    net = Net(3)
+    gm, placeholders = lifted(net)
+    (output,) = gm.graph.find_nodes(op="output")
+    weight = next(node for node in gm.graph.nodes if node.op == "placeholder")
+    with gm.graph.inserting_before(output):
+        total = gm.graph.call_method("sum", (output.args[0][0],))
+        slope = gm.graph.call_function(torch.autograd.grad, (total, weight))
+    output.args = ((slope,),)
+    assert split_at_buckets(gm, plan_buckets(parameter_infos(net), 300 / MIB, 100 / MIB), placeholders) is gm
+
+
 def test_an_unknown_placeholder_is_named() -> None:
     net = Net(2)
     gm, placeholders = lifted(net)

@@ -10,6 +10,8 @@ namespace {
 PyMethodDef functions[] = {
     {"kernel_switches", torchdynamo::kernel_switches, METH_NOARGS,
      "kernel_switches() -> ((name, number), ...): what decides between kernels besides their arguments"},
+    {"gradient_hooks", torchdynamo::gradient_hooks, METH_O,
+     "gradient_hooks(tensor) -> bool: whether hooks run where a gradient comes to a tensor"},
     {"define_call", torchdynamo::define_call, METH_O,
      "define_call(function): what CompiledCallable.__call__ is to those who look it up"},
     {nullptr, nullptr, 0, nullptr}};

@@ -16,6 +16,7 @@
 #include <torch/csrc/MemoryFormat.h>
 #include <torch/csrc/Size.h>
 #include <torch/csrc/autograd/forward_grad.h>
+#include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
@@ -77,6 +78,20 @@ bool matches(c10::IntArrayRef actual, const std::vector<int64_t>& expected) {
   return true;
 }
 
+// Whether autograd's engine runs something of the program's where a gradient comes to a tensor: hooks on the tensor, on
+// what accumulates its gradient, or what keeps the gradient of a tensor that is no leaf. Hooks that were removed count.
+bool has_gradient_hooks(const at::Tensor& tensor) {
+  namespace impl = torch::autograd::impl;
+  const auto* meta = static_cast<const torch::autograd::AutogradMeta*>(tensor.unsafeGetTensorImpl()->autograd_meta());
+  if (meta == nullptr) return false;
+  if (!meta->hooks_.empty() || meta->post_acc_grad_hooks_ != nullptr || meta->retains_grad_) return true;
+  const auto accumulator = impl::try_get_grad_accumulator(tensor);
+  torch::autograd::Node* node = meta->grad_fn_ ? meta->grad_fn_.get() : accumulator.get();
+  if (node == nullptr) return false;
+  if (!node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty()) return true;
+  return meta->grad_fn_ == nullptr && !(node->pre_hooks().empty() && node->post_hooks().empty());
+}
+
 class MetadataCheck final : public TensorCheck {
  public:
   bool read(PyObject* record) {
@@ -93,7 +108,8 @@ class MetadataCheck final : public TensorCheck {
     bool is_parameter = false;
     if (!read_bool(record, "requires_grad", &requires_grad_) || !read_bool(record, "is_parameter", &is_parameter) ||
         !read_numbers(record, "sizes", &sizes_) || !read_numbers(record, "strides", &strides_) ||
-        !read_optional_bool(record, "is_leaf", &is_leaf_) || !read_optional_bool(record, "has_grad", &has_grad_)) {
+        !read_optional_bool(record, "is_leaf", &is_leaf_) || !read_optional_bool(record, "has_grad", &has_grad_) ||
+        !read_bool(record, "no_hooks", &no_hooks_)) {
       return false;
     }
     // A class that inherits from Parameter says it by its type; a marked instance of another class needs a look.
@@ -118,6 +134,7 @@ class MetadataCheck final : public TensorCheck {
       if (!matches(impl->sizes(), sizes_)) return false;
       if (impl->layout() == c10::kStrided ? !matches(impl->strides(), strides_) : !strides_.empty()) return false;
       if (!gradient_matches(tensor)) return false;
+      if (no_hooks_ && has_gradient_hooks(tensor)) return false;
     } catch (const std::exception&) {
       return false;  // a tensor whose sizes are not plain numbers is not the one that capture saw
     }
@@ -128,7 +145,7 @@ class MetadataCheck final : public TensorCheck {
     return type_.get() == other.type_.get() && type_meta_ == other.type_meta_ && device_ == other.device_ &&
            requires_grad_ == other.requires_grad_ && marked_parameter_ == other.marked_parameter_ &&
            sizes_ == other.sizes_ && strides_ == other.strides_ && is_leaf_ == other.is_leaf_ &&
-           has_grad_ == other.has_grad_ && keys_ == other.keys_;
+           has_grad_ == other.has_grad_ && no_hooks_ == other.no_hooks_ && keys_ == other.keys_;
   }
 
  private:
@@ -154,7 +171,7 @@ class MetadataCheck final : public TensorCheck {
   at::ScalarType dtype_ = at::kFloat;
   caffe2::TypeMeta type_meta_;
   c10::Device device_ = c10::kCPU;
-  bool requires_grad_ = false, marked_parameter_ = false;
+  bool requires_grad_ = false, marked_parameter_ = false, no_hooks_ = false;
   std::vector<int64_t> sizes_, strides_;
   std::optional<bool> is_leaf_, has_grad_;
   std::optional<uint64_t> keys_;
@@ -391,6 +408,14 @@ std::unique_ptr<StateCheck> make_state_check(PyObject* record) {
   return check;
 }
 
+PyObject* gradient_hooks(PyObject*, PyObject* object) {
+  if (!THPVariable_Check(object)) {
+    PyErr_SetString(PyExc_TypeError, "gradient_hooks: expected a tensor");
+    return nullptr;
+  }
+  return PyBool_FromLong(has_gradient_hooks(THPVariable_Unpack(object)));
+}
+
 PyObject* kernel_switches(PyObject*, PyObject*) {
   Ref switches = Ref::steal(PyTuple_New(static_cast<Py_ssize_t>(kSwitchCount)));
   if (!switches) return nullptr;
@@ -452,6 +477,8 @@ std::unique_ptr<StateCheck> make_state_check(PyObject*) {
 }
 
 PyObject* kernel_switches(PyObject*, PyObject*) { return PyTuple_New(0); }
+
+PyObject* gradient_hooks(PyObject*, PyObject*) { return PyBool_FromLong(0); }
 
 bool is_torch_constant(PyObject*) { return false; }
 

@@ -46,6 +46,9 @@ std::unique_ptr<StateCheck> make_state_check(PyObject* record);
 // kernel_switches() -> ((name, number), ...): what a GlobalState holds of the choice between kernels.
 PyObject* kernel_switches(PyObject*, PyObject*);
 
+// gradient_hooks(tensor) -> bool: whether autograd's engine runs something of the program's where a gradient comes to it.
+PyObject* gradient_hooks(PyObject*, PyObject* object);
+
 // False when the object is not a tensor, or has no such dimension.
 bool read_tensor_number(PyObject* object, TensorNumber which, int64_t dim, int64_t* out);
 

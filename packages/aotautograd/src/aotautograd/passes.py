@@ -64,7 +64,8 @@ def eliminate_dead_code(graph: fx.Graph) -> int:
 def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
     """Merges nodes that compute the same value in the same phase.
 
-    Phases stay apart: a forward operator repeated in the backward is a recomputation that the program asked for.
+    Phases stay apart: a forward operator repeated in the backward is a recomputation that the program asked for, as is
+    one of a checkpoint in a derivative that the program takes itself.
     Two nodes of `distinct` (outputs that the caller may write to) are never merged, nor are two that read one
     number of a tensor: each of them is a symbol of its own in the sizes behind it.
     """
@@ -75,7 +76,8 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = (
         if node.op not in ("call_function", "get_attr") or has_effect(node):
             continue
         by_autocast = "autocast" in node.meta
-        key = (node.op, node.target, node.meta.get(PHASE), by_autocast, _key(node.args), _key(node.kwargs))
+        phase = (node.meta.get(PHASE), node.meta.get(PHASE) == "forward" and "recomputed" in node.meta)
+        key = (node.op, node.target, phase, by_autocast, _key(node.args), _key(node.kwargs))
         first = seen.setdefault(key, node)
         if first is node or (first in apart and node in apart) or not _same_sizes(node, first):
             continue

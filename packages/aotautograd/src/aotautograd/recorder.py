@@ -214,14 +214,15 @@ class Recorder:
         node_kwargs = {k: self.lift(v) for k, v in kwargs.items()} if kwargs else {}
         if self.fake_constants:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._as_fake, (args, kwargs))
-        if self.phase == "backward":
-            self._find_forward_stack()
+        deriving = self.deriving()
+        if deriving:
+            self._find_forward_operator()
         if called.rule is not None:
             out: Any = called.rule(self, Call(func, node_args, node_kwargs, args, kwargs or {}))
             if out is not NotImplemented:
                 return out
         random = draws_numbers(called.probability, args, kwargs)
-        if random and self.phase == "backward":
+        if random and deriving:
             drawn = self.draws.repeated(func)
             if drawn is not None:
                 return drawn
@@ -302,25 +303,30 @@ class Recorder:
         meta[PHASE] = self.phase
         if node.target is aten._to_copy.default and self._cast_by_autocast():
             meta["autocast"] = True
-        if self.phase == "backward" and torch.is_grad_enabled():  # of a checkpoint: derivatives run without
+        if torch.is_grad_enabled() and self.deriving():  # of a checkpoint: derivatives run without, but for higher ones
             meta["recomputed"] = True
 
     def _cast_by_autocast(self) -> bool:
         """Whether a conversion of dtype is one that autocast put into the program, or the derivative of one."""
-        if self.phase == "backward":
+        if self.deriving():
             return self.of_autocast
         return torch._C._is_any_autocast_enabled() and not self.written_cast
 
     def _as_fake(self, t: torch.Tensor) -> torch.Tensor:
         return self.fake_constants.get(id(t), t)
 
-    def _find_forward_stack(self) -> None:
+    def deriving(self) -> bool:
+        """Whether autograd's engine runs: for the backward, or for a derivative that the program takes itself."""
+        return self.phase == "backward" or torch._C._current_autograd_node() is not None
+
+    def _find_forward_operator(self) -> None:
         node = torch._C._current_autograd_node()
         if node is None or not self.sequence_starts:
             return
         place = bisect_right(self.sequence_starts, node._sequence_nr()) - 1
         if place >= 0:
-            self.stack = self.sequence_stacks[place]
+            if self.phase == "backward":  # what the program runs itself is of the line where it does
+                self.stack = self.sequence_stacks[place]
             self.of_autocast = self.sequence_autocast[place]
 
 

@@ -58,7 +58,7 @@ def _record_item(recorder: Recorder, call: Call) -> Any:
         return NotImplemented
     if isinstance(tensor, FakeTensor) and tensor.memory.constant is not None:
         return NotImplemented
-    if recorder.phase == "backward":
+    if recorder.deriving():
         return _check_truth(recorder, tensor, call.node_args[0])
     return NotImplemented if values is None else values.assume(call.node_args[0], "value")
 
@@ -67,7 +67,7 @@ def _record_item(recorder: Recorder, call: Call) -> Any:
 def _record_equal(recorder: Recorder, call: Call) -> Any:
     """Whether two tensors are equal, or close: a comparison in the graph, and its value."""
     x, y = call.args[:2]
-    if x.dtype != y.dtype or (recorder.values is None and recorder.phase == "forward"):
+    if x.dtype != y.dtype or (recorder.values is None and not recorder.deriving()):
         return NotImplemented
     if call.func is aten.equal.default and x.shape != y.shape:
         return False
@@ -75,7 +75,7 @@ def _record_equal(recorder: Recorder, call: Call) -> Any:
         alike = aten.eq.Tensor(x, y) if call.func is aten.equal.default else torch.isclose(*call.args, **call.kwargs)
         every = alike.all()
     node = recorder.node_of[id(every)]
-    if recorder.phase == "backward":
+    if recorder.deriving():
         return _check_truth(recorder, every, node)
     return recorder.values.assume(node, "value")  # type: ignore[union-attr]
 

@@ -46,8 +46,11 @@ def split_at_buckets(
 
     `placeholder_of` maps a parameter's name to the placeholder that carries it in `gm`. Raises
     `BucketPlanError` for a placeholder that the graph does not have. Parameters that the graph does not
-    use are left out of the assignment.
+    use are left out of the assignment. A graph that takes derivatives itself stays whole: autograd's
+    engine runs through all that comes before.
     """
+    if any(node.target is torch.autograd.grad for node in gm.graph.nodes):
+        return gm
     names = {node.name for node in gm.graph.nodes if node.op == "placeholder"}
     owner: dict[str, int] = {}
     for bucket in buckets:

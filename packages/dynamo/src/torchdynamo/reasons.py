@@ -99,8 +99,9 @@ _TABLE = (
     Reason("graph_break", "torchdynamo.graph_break() asks for a break here", "remove the call"),
     Reason(
         "backward",
-        "autograd's engine is run inside of the compiled function",
-        "call backward outside of the compiled function",
+        "autograd's engine is run where the graph does not hold all of it: it goes on into a history that began"
+        " outside, calls a hook, keeps a history of gradients (backward with create_graph), or raises",
+        "see the detail; pass tensors without a history, or take the derivative outside of the compiled function",
     ),
     Reason(
         "tensor_hook",

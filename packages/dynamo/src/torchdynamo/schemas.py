@@ -54,6 +54,7 @@ class TensorGuard:
     has_grad: bool | None = None
     dispatch_keys: int | None = None  # raw repr of the key set, None: not compared
     is_parameter: bool = False
+    no_hooks: bool = False  # nothing of the program's runs where a gradient comes to the tensor
 
 
 @dataclass(frozen=True, slots=True)

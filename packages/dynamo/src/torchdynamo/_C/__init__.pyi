@@ -2,6 +2,8 @@ from collections.abc import Callable, Mapping, Sequence
 from types import CodeType, FunctionType, TracebackType
 from typing import Any, Literal
 
+import torch
+
 from torchdynamo.schemas import Guard
 from torchdynamo.sources import Source
 
@@ -62,6 +64,9 @@ def define_call(function: FunctionType, /) -> None:
 
 def kernel_switches() -> tuple[tuple[str, int], ...]:
     """What decides between kernels besides their arguments, by name: see `GlobalState.switches`."""
+
+def gradient_hooks(tensor: torch.Tensor, /) -> bool:
+    """Whether autograd's engine runs something of the program's where a gradient comes to the tensor."""
 
 class Hook:
     """A callback for frames, and the callables that it gave out (this object owns them)."""

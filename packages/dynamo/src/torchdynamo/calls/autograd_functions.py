@@ -188,7 +188,7 @@ class AutogradFunctions:
         if not any(needs) or not (torch.is_grad_enabled() or within):
             return self._without_gradient(kind, context, args)
         mark = self.recorder.regions.mark()
-        with grad_mode(False), self.recorder.conditions.refused():
+        with grad_mode(False), self.recorder.conditions.refused(), self.recorder.regions.body():
             value = _forward(self.world, kind, context, args)
         return _Capture(self, kind, context, args, mark).result(value)
 
@@ -310,7 +310,7 @@ class _Capture:
         mark = regions.mark()
         gradients = [self._gradient(output, number) for number, output in enumerate(outputs)]
         try:
-            with self.owner.backward(), recorder.conditions.refused():
+            with self.owner.backward(), recorder.conditions.refused(), regions.body():
                 value = self.world.call(function, (self.context, *gradients), {})
         except Exception as error:
             raise BreakGraph("autograd_function", f"its backward raises {type(error).__name__}: {error}") from error

@@ -71,7 +71,8 @@ class Bodies:
         held = list(_contents(function, self.outside))
         self.interpreter.tail_call = False
         try:
-            value = self.world.call(function, make_args(), {})
+            with recorder.regions.body():
+                value = self.world.call(function, make_args(), {})
             nodes = recorder.regions.since(mark)
         except BreakGraph as error:
             wrapped = refusal(f"in {what}, {error.reason}: {error.detail}")

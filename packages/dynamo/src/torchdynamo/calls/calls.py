@@ -32,6 +32,7 @@ from torchdynamo.calls import torch_calls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
 from torchdynamo.calls.emissions import Emissions
+from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
 from torchdynamo.calls.optimizers import LOOPS, loop_for
 from torchdynamo.calls.overrides import Overrides
@@ -96,6 +97,7 @@ class Calls:
         self.autograd_functions = AutogradFunctions(outside, world, interpreter)
         self.transforms = Transforms(outside, world)
         self.higher_order = HigherOrderCalls(outside, world, interpreter)
+        self.engine = Engine(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
         self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
@@ -210,6 +212,8 @@ class Calls:
         if fn.__name__ == "is_inference":
             return self._is_inference(fn, args, kwargs)
         if fn.__name__ in _METADATA_WRITES:
+            if _changes_nothing(fn, args, kwargs):
+                return owner if isinstance(owner, torch.Tensor) else args[0]
             self._refuse_metadata_write(fn, args)
         try:
             if fn in torch_calls.ANSWERS:
@@ -411,9 +415,16 @@ class Calls:
             torch._C._set_grad_enabled(enabled)
 
     def _derivative(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
-        given = inspect.signature(fn).bind_partial(*args, **kwargs).arguments.get("inputs")
-        self.outside.recorder.derive(given)
-        raise BreakGraph("backward", f"call of torch.autograd.{fn.__name__}")
+        """Derivatives by autograd's engine: in the graph where all that it runs through is there."""
+        self.interpreter.tail_call = False
+        try:
+            return _ENGINE_CALLS[fn](self.engine, fn, args, kwargs)
+        except BreakGraph as error:
+            given = inspect.signature(fn).bind_partial(*args, **kwargs).arguments.get("inputs")
+            self.outside.recorder.derive(given)
+            if error.reason != "backward":
+                raise
+            raise BreakGraph("backward", f"{fn.__qualname__}(): {error.detail}") from error
 
     def _unfused(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return Redirect(loop_for(fn, args, kwargs), args, kwargs)
@@ -592,6 +603,17 @@ _LINES_OF_SOURCE = (
 _SEEN_BY_NO_MODE = frozenset({"set_"})
 # Methods that change what autograd knows of a tensor, in place; of tensors that the program made, graphs hold them.
 _METADATA_WRITES = frozenset({"requires_grad_", "detach_"}) | _SEEN_BY_NO_MODE
+
+
+def _changes_nothing(fn: Any, args: Args, kwargs: Kwargs) -> bool:
+    """`requires_grad_` of what a tensor is: of all tensors without a history, for False, and of all that have one."""
+    owner = getattr(fn, "__self__", None)
+    given = (owner, *args) if isinstance(owner, torch.Tensor) else args
+    if fn.__name__ != "requires_grad_" or kwargs or len(given) != 2 or not isinstance(given[0], torch.Tensor):
+        return False
+    return type(given[1]) is bool and given[1] is given[0].requires_grad
+
+
 # Torch's decorators of optimizers: their code is the same for all that they wrap.
 _OPTIMIZER_STEP = optimizer._use_grad_for_differentiable(lambda self: None).__code__
 # `torch.autograd.Function.apply`: a classmethod in Python, until torch 2.14 made it one in C, which `_builtin` knows.
@@ -602,6 +624,13 @@ _ASKS_FOR_OVERRIDES = (
     torch._C._has_torch_function_variadic,
 )
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
+
+
+_ENGINE_CALLS: Mapping[Any, Callable[[Engine, Any, Args, Kwargs], Any]] = {
+    torch.autograd.grad: Engine.grad,
+    torch.autograd.backward: Engine.backward,
+    torch.Tensor.backward: Engine.method,
+}
 
 
 # Functions as torch and Python have them: what a program puts in the place of one is a function like any other.
@@ -633,8 +662,7 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (_ProfilerRange.__enter__, Calls._enter_range),
     (_ProfilerRange.__exit__, Calls._exit_range),
     (optimizer._get_value, Calls._step_count),
-    (torch.autograd.grad, Calls._derivative),
-    (torch.autograd.backward, Calls._derivative),
+    *((function, Calls._derivative) for function in _ENGINE_CALLS),
     *((fused, Calls._unfused) for fused in LOOPS),
     (graph_break, Calls._graph_break),
     (region, Calls._region),

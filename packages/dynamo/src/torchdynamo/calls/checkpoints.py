@@ -63,7 +63,8 @@ def call_checkpointed(outside: Outside, world: World, args: tuple[Any, ...], kwa
     _refuse(own, given, rest)
     mark = regions.mark()
     try:
-        value = world.call(function, tuple(given), rest)
+        with regions.body():
+            value = world.call(function, tuple(given), rest)
         nodes = regions.since(mark)
     except BreakGraph as error:
         wrapped = BreakGraph("checkpoint", f"in the checkpointed function, {error.reason}: {error.detail}")

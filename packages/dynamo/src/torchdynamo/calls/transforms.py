@@ -287,7 +287,7 @@ class Transforms:
         mark = regions.mark()
         stand_ins = [self._stand_in(tensor, inner, derives) for tensor in given.tensors]
         try:
-            with grad_mode(derives or torch.is_grad_enabled()), self.recorder.conditions.refused():
+            with grad_mode(derives or torch.is_grad_enabled()), self.recorder.conditions.refused(), regions.body():
                 result = self.world.call(func, given.with_tensors(stand_ins), kwargs)
         except BreakGraph as error:
             wrapped = _refusal(f"in the transformed function, {error.reason}: {error.detail}")

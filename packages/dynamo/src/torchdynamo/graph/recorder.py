@@ -210,7 +210,7 @@ class Recorder:
             raise BreakGraph("unsupported_read", f"{name}() of a tensor that the program made")
         if getattr(func, "__name__", "") in _SETTERS:
             raise BreakGraph("tensor_metadata_write", f"assignment to the tensor attribute {name!r}")
-        args, keywords = self._adopt_all(args), self._adopt_all(dict(kwargs or {}))
+        args, keywords = self.adopt_all(args), self.adopt_all(dict(kwargs or {}))
         if self.default_device is not None and func in _device_constructors() and keywords.get("device") is None:
             keywords["device"] = self.default_device
         if is_over_lists(name):
@@ -223,13 +223,17 @@ class Recorder:
         """The program takes derivatives by the tensors `by`. Those that it computed have to be inputs of a graph."""
         cut_for([self._nodes.get(id(tensor)) for tensor in tensors_of(by) if tensor.requires_grad])
 
-    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
-        name = function_name(func)
+    def refuse_call(self, name: str) -> None:
+        """Breaks where the graph has to end before its next call."""
         if self.cut_at is not None and self.calls >= self.cut_at:
             raise BreakGraph("backward", "a derivative by what was computed last is taken later")
         if self.refused and self.user_frames() in self.refused:
             raise BreakGraph("data_dependent_shape", f"{name}() needs a size that only the data tells")
+
+    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
+        name = function_name(func)
+        self.refuse_call(name)
         if _makes_leaf(name, args, kwargs):
             raise BreakGraph("leaf", f"{name}() gives a tensor that requires a gradient")
         self._refuse_gaps(name, args, kwargs)
@@ -421,14 +425,14 @@ class Recorder:
             raise BreakGraph("numpy", f"a torch function takes a numpy.{type(value).__qualname__}")
         return value
 
-    def _adopt_all(self, value: Any) -> Any:
+    def adopt_all(self, value: Any) -> Any:
         """Real tensors among the arguments become inputs; everything else stays the same object."""
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
             return self.adopt(value)
         if type(value) in (tuple, list) and _has_real_tensor(value):
-            return type(value)(self._adopt_all(item) for item in value)
+            return type(value)(self.adopt_all(item) for item in value)
         if type(value) is dict and _has_real_tensor(tuple(value.values())):
-            return {key: self._adopt_all(item) for key, item in value.items()}
+            return {key: self.adopt_all(item) for key, item in value.items()}
         return value
 
 

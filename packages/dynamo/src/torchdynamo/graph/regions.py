@@ -8,7 +8,8 @@ output of the nested graph. Nested graphs are finished, and made modules, when c
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -80,12 +81,22 @@ class Regions:
         self._all: dict[fx.Graph, Region] = {}
         self._named: dict[str, Region] = {}
         self._moved: dict[fx.Node, fx.Node] = {}
+        self.open = 0  # bodies that are being recorded, one within the other
 
     # -- recording --------------------------------------------------------------------------
 
     def mark(self) -> frozenset[fx.Node]:
         """The nodes there are: what is recorded from here on and not among them is the region's."""
         return frozenset(self.graph.nodes)
+
+    @contextmanager
+    def body(self) -> Iterator[None]:
+        """A block in which what is recorded becomes a nested graph."""
+        self.open += 1
+        try:
+            yield
+        finally:
+            self.open -= 1
 
     def since(self, mark: frozenset[fx.Node]) -> list[fx.Node]:
         """The nodes recorded since, in order; not inputs of the whole graph and what comes from before."""

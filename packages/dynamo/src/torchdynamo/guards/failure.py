@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from torchdynamo._C import gradient_hooks
 from torchdynamo.guards.global_state import global_state
 from torchdynamo.guards.guard_table import call_text, short
 from torchdynamo.guards.memory_guards import overlapping
@@ -67,6 +68,8 @@ def tensor_mismatch(value: torch.Tensor, want: TensorGuard) -> str | None:
         return f"is_leaf {value.is_leaf}, expected {want.is_leaf}"
     if want.has_grad is not None and (value.grad is not None) is not want.has_grad:
         return f"has grad: {value.grad is not None}, expected {want.has_grad}"
+    if want.no_hooks and gradient_hooks(value):
+        return "hooks on its gradient, expected none"
     return None
 
 

@@ -77,6 +77,7 @@ def _tensor_text(want: TensorGuard) -> str:
     parts += ["requires grad"] * want.requires_grad
     parts += [] if want.is_leaf is None else ["leaf" if want.is_leaf else "not a leaf"]
     parts += [] if want.has_grad is None else ["with .grad" if want.has_grad else "without .grad"]
+    parts += ["no hooks"] * want.no_hooks
     parts += [] if want.type is torch.Tensor else [f"type {want.type.__name__}"]
     return ", ".join(parts)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from typing import Any
 
 from primtorch.schemas import UserFrame
@@ -19,6 +21,14 @@ class GuardSet:
         key = (source, kind, _payload_key(payload))
         if key not in self._guards:
             self._guards[key] = Guard(source, kind, payload, user_frames)
+
+    def refuse_hooks(self, sources: Collection[Source]) -> None:
+        """What is known of the tensors at these sources holds of tensors without hooks on their gradients alone."""
+        guards, self._guards = self._guards.values(), {}
+        for guard in guards:
+            if guard.kind is GuardKind.TENSOR and guard.source in sources:
+                guard = replace(guard, payload=replace(guard.payload, no_hooks=True))
+            self.add(guard.source, guard.kind, guard.payload, guard.user_frames)
 
     def guards(self) -> tuple[Guard, ...]:
         return tuple(self._guards.values())
