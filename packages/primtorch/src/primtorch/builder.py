@@ -221,7 +221,10 @@ def _frozen(argument: Any) -> Any:
     return (kind, str(argument))
 
 
-Emitter = Callable[["Builder", Prim, tuple[Any, ...], Mapping[str, Any]], "tuple[Any, tuple[Any, ...], dict[str, Any]]"]
+Emitter = Callable[
+    ["Builder", Prim, tuple[object, ...], Mapping[str, object]],
+    "tuple[Callable[..., object], tuple[object, ...], dict[str, object]]",
+]
 
 
 class Builder:
@@ -239,7 +242,7 @@ class Builder:
         self.val: Any = None
         self.rewrite = rewrite
         self.symbol_nodes: dict[str, fx.Node] = {}
-        self._known: dict[Any, Any] = {}
+        self._known: dict[object, Any] = {}
 
     # --- recording -------------------------------------------------------------------------------
     def emit(self, prim: Prim, *args: object, **kwargs: object) -> Value:
@@ -257,7 +260,7 @@ class Builder:
 
     def call(self, prim: Prim, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """`emit` of any prim: a Value, Results, or a number that depends on data, as its schema says."""
-        key: tuple[Any, ...] | None = None
+        key: tuple[object, ...] | None = None
         if "effect" not in prim.tags:
             key = (prim, "recomputed" in self.meta, *[a.node if type(a) is Value else _frozen(a) for a in args])
             if kwargs:
@@ -280,7 +283,7 @@ class Builder:
             specs = prim.meta(
                 *[a.spec if type(a) is Value else _specs(a) for a in args], **{k: _specs(v) for k, v in kwargs.items()}
             )
-        target: Any = prim
+        target: Callable[..., object] = prim
         if self.rewrite is not None:
             target, args, kwargs = self.rewrite(self, prim, args, kwargs)
         return self.record(target, args, kwargs, specs, prim.name)
@@ -297,7 +300,9 @@ class Builder:
                 (size == other).node.expect_true("", 0)  # type: ignore[union-attr]
                 self.bind(size, materialize(self.graph, other, self.symbol_nodes))
 
-    def record(self, target: Any, args: Any, kwargs: Mapping[str, Any], val: Any, name: str) -> Any:
+    def record(
+        self, target: Callable[..., object], args: object, kwargs: Mapping[str, object], val: object, name: str
+    ) -> Any:
         """One node, whatever its target; `val` describes its result."""
         node = self.graph.create_node("call_function", target, (), {}, name)
         # Given to create_node, they would be walked twice more, in search of symbolic sizes that _nodes has replaced.
@@ -404,7 +409,7 @@ class Results(Sequence[Value]):
 
     __slots__ = ("_read", "b", "node", "vals")
 
-    def __init__(self, b: Builder, node: fx.Node, vals: Sequence[Any]) -> None:
+    def __init__(self, b: Builder, node: fx.Node, vals: Sequence[object]) -> None:
         self.b = b
         self.node = node
         self.vals = tuple(vals)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import fx
@@ -30,7 +29,7 @@ def formula_from_rule(op: OpOverload) -> Formula | None:
     if rule is None:
         return None
 
-    def formula(*args: Any, **kwargs: Any) -> Any:
+    def formula(*args: object, **kwargs: object) -> object:
         graph = fx.Graph()
         builder = Builder(graph)
 
@@ -43,7 +42,7 @@ def formula_from_rule(op: OpOverload) -> Formula | None:
                         node = builder.symbol_nodes[name] = graph.placeholder(name)
                         node.meta["val"] = node_of(size).env.size(symbol(name))
 
-        def value(leaf: Any) -> Any:
+        def value(leaf: object) -> object:
             if isinstance(leaf, torch.SymInt):
                 place_symbols((leaf,))
                 return leaf
@@ -64,7 +63,7 @@ def formula_from_rule(op: OpOverload) -> Formula | None:
 _TENSORS = (torch.Tensor, TensorSpec)
 
 
-def _described(result: Any) -> Any:
+def _described(result: object) -> object:
     if isinstance(result, Value):
         return result.spec
     if isinstance(result, Results):

@@ -54,7 +54,7 @@ def writes(op: OpOverload) -> tuple[tuple[int, str], ...]:
 
 
 def tensor_arguments(
-    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
 ) -> Iterator[tuple[torch.Tensor, bool]]:
     """The tensors that a call is given, in the order of the schema, each with whether the call writes to it."""
     said = said_writes(op)
@@ -65,7 +65,7 @@ def tensor_arguments(
                 yield one, (position, argument.name) in said
 
 
-def written_tensors(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def written_tensors(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
     """The tensors that a call writes to, each once."""
     if not op._schema.is_mutable:
         return []
@@ -82,7 +82,7 @@ _STATISTICS: dict[Any, tuple[tuple[int, int], int, str]] = {
 }
 
 
-def unsaid_writes(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+def unsaid_writes(function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
     """The tensors that a call of one of torch's functions writes to without saying so in its schema."""
     if kwargs.get("out") is not None:
         given = kwargs["out"]
@@ -123,7 +123,7 @@ def returns_memory(op: OpOverload) -> bool:
     return not any(torch._C._dispatch_has_kernel_for_dispatch_key(op.name(), key) for key in keys)
 
 
-def argument_returned(op: OpOverload, place: int, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def argument_returned(op: OpOverload, place: int, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """The argument that a call writes to and gives back as its result number `place`."""
     memory = op._schema.returns[place].alias_info.before_set  # type: ignore[union-attr]
     for position, argument in enumerate(op._schema.arguments):
@@ -132,7 +132,7 @@ def argument_returned(op: OpOverload, place: int, args: Sequence[Any], kwargs: M
     raise LookupError(f"result {place} of {op} is none of its arguments")
 
 
-def overload_of(function: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> OpOverload | None:
+def overload_of(function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> OpOverload | None:
     """The overload that a call of `function` comes to, if that is an operator or one of its overloads."""
     if isinstance(function, OpOverload):
         return function

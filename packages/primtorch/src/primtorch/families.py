@@ -110,7 +110,7 @@ class Operator:
             return formula
 
         @wraps(formula)
-        def both(*args: Any, **kwargs: Any) -> Any:
+        def both(*args: object, **kwargs: object) -> Any:
             refusal(*args, **kwargs)
             return formula(*args, **kwargs)
 

@@ -62,14 +62,14 @@ def _define(op: OpOverload) -> OpOverload:
     returned = ", ".join([*(results[i] for i in own), "Tensor[]"])
     _library.define(f"{name}({arguments}, {star}int[] {_COPIES}) -> ({returned})")
 
-    def run(*args: Any, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: Any) -> Any:
         copies = kwargs.pop(_COPIES)
         made = _each_copied(op, args, kwargs, copies, _copy)
         given = _with_tensors(op, args, kwargs, [made.get(place) for place in copies])
         results = op(*given[0], **given[1])
         return _packed(op, results, list(made.values()))
 
-    def fake(mode: FakeMode, *args: Any, **kwargs: Any) -> Any:
+    def fake(mode: FakeMode, *args: object, **kwargs: Any) -> Any:
         copies = kwargs.pop(_COPIES)
         made = _each_copied(op, args, kwargs, copies, lambda t: _like(t, mode))
         return _packed(op, run_registered(mode, op, args, kwargs), list(made.values()))
@@ -85,8 +85,8 @@ _COPIES = "_copies"
 
 def _each_copied(
     op: OpOverload,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     copies: Sequence[int],
     copy: Callable[[torch.Tensor], torch.Tensor],
 ) -> dict[int, torch.Tensor]:
@@ -96,12 +96,12 @@ def _each_copied(
 
 
 def _with_tensors(
-    op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any], tensors: Sequence[torch.Tensor | None]
-) -> tuple[list[Any], dict[str, Any]]:
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object], tensors: Sequence[torch.Tensor | None]
+) -> tuple[list[object], dict[str, object]]:
     """The arguments of a call with other tensors where there are any, in the order of the schema."""
     rest = iter(tensors)
 
-    def other(value: Any) -> Any:
+    def other(value: object) -> object:
         if isinstance(value, (list, tuple)):
             return [other(item) for item in value]
         if not isinstance(value, torch.Tensor):
@@ -188,11 +188,11 @@ def _writes(packet: str, overload: str) -> bool:
     return any(a.alias_info is not None and a.alias_info.is_write for a in schema.arguments)
 
 
-def _rule(operator: str) -> Any:
+def _rule(operator: str) -> Callable[..., object]:
     namespace, _, rest = operator.partition("::")
     name, _, overload = rest.partition(".")
 
-    def functionalized(*args: Any, **kwargs: Any) -> Any:
+    def functionalized(*args: object, **kwargs: object) -> Any:
         # Looked up at each call: an operator may be taken back, and another defined under its name.
         op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
         return _call_functional(op, args, kwargs)
@@ -203,7 +203,7 @@ def _rule(operator: str) -> Any:
 _FUNCTIONALIZE = DispatchKeySet(DispatchKey.Functionalize)
 
 
-def _call_functional(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _call_functional(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """A call on functional tensors: its functional form on what they hold, then the new values into them."""
     written, copies = _copies_of(op, args, kwargs)
     inner = _with_tensors(op, args, kwargs, [unwrap(t) for t, _ in tensor_arguments(op, args, kwargs)])
@@ -222,20 +222,22 @@ def _call_functional(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, A
     return results[0] if len(results) == 1 else tuple(results) or None
 
 
-def _outer(result: Any) -> Any:
+def _outer(result: object) -> object:
     if isinstance(result, torch.Tensor):
         return wrap(result)
     return type(result)(map(_outer, result)) if isinstance(result, (list, tuple)) else result
 
 
-def _copies_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[torch.Tensor], list[int]]:
+def _copies_of(
+    op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]
+) -> tuple[list[torch.Tensor], list[int]]:
     """The functional tensors that a call writes to, one for each place in memory, and the argument `copies`.
 
     Raises:
         TraceError: what is written shares a part of its memory with another argument, which would not see the write.
     """
     given = [(t, _place(t), written) for t, written in tensor_arguments(op, args, kwargs)]
-    written: dict[Any, torch.Tensor] = {}
+    written: dict[tuple[object, ...], torch.Tensor] = {}
     for t, place, is_written in given:
         if is_written:
             written.setdefault(place, t)
@@ -249,7 +251,7 @@ def _copies_of(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     return list(written.values()), [numbers.get(place, -1) for _, place, _ in given]
 
 
-def _place(t: torch.Tensor) -> tuple[Any, ...]:
+def _place(t: torch.Tensor) -> tuple[object, ...]:
     """The part of memory that a functional tensor is: equal for aliases of the whole of it."""
     layout = str((*t.shape, *t.stride(), t.storage_offset()))  # a comparison of symbols would be a guard
     return t.untyped_storage()._cdata, layout, t.dim(), t.dtype

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument, Target
 
 from primtorch.prims import Prim
 
@@ -23,12 +24,12 @@ class _Run(fx.Interpreter):
         super().__init__(gm)
         self.backend = backend
 
-    def get_attr(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
         value = super().get_attr(target, args, kwargs)
         convert = getattr(self.backend, "from_torch", None)
         return convert(value) if convert is not None and isinstance(value, torch.Tensor) else value
 
-    def call_function(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_function(self, target: Target, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if isinstance(target, Prim):
             return getattr(self.backend, target.name, target)(*args, **kwargs)
         if target is torch.ops.aten.sym_size.int:  # the backend's tensors need not be torch's

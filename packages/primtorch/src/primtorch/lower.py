@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import Argument
 
 from primtorch.builder import as_spec, same_sizes
 from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value, decompositions
@@ -21,7 +22,7 @@ from primtorch.higher_order import HigherOrder, with_bodies
 from primtorch.memory import memory_of
 from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import SCALAR_FUNCTIONS, expr_of
 
 aten = torch.ops.aten
@@ -95,7 +96,7 @@ def _settled(spec: TensorSpec) -> TensorSpec:
     return TensorSpec(known[:rank], known[rank:-1], spec.dtype, spec.device, known[-1])
 
 
-def _number(size: Any) -> Any:
+def _number(size: Size) -> Size:
     if type(size) is not torch.SymInt:
         return size
     number = expr_of(size).as_int()
@@ -204,7 +205,7 @@ class _Lowering:
         self.check(node, result)
         return result
 
-    def over_graphs(self, node: fx.Node, operator: HigherOrder, args: tuple[Any, ...]) -> Any:
+    def over_graphs(self, node: fx.Node, operator: HigherOrder, args: tuple[object, ...]) -> Any:
         """The operator over lowered bodies, with its operands laid out as the bodies have them."""
         bodies = []
         for body in operator.bodies:
@@ -251,9 +252,9 @@ class _Lowering:
             return node.target(*[a.spec if isinstance(a, Value) else a for a in args])  # type: ignore[operator]
         return _number(val)
 
-    def keep(self, node: fx.Node, args: Any, kwargs: Any) -> Any:
+    def keep(self, node: fx.Node, args: object, kwargs: Mapping[str, object]) -> Any:
         """An operator that stays a call of itself: preserved, a member of the opset, or one without a rule."""
-        target: Any = node.target
+        target = node.target
         if not isinstance(target, OpOverload) or target._schema.is_mutable:
             raise self.not_closed(node, _why_no_rule(target))
         val = node.meta.get("val")
@@ -273,7 +274,7 @@ class _Lowering:
             if got.spec.dtype != wanted.dtype or not same_sizes(got.spec.shape, tuple(wanted.shape)):
                 raise self.not_closed(node, f"its rule gives {got.spec}, ATen {as_spec(wanted)}")
 
-    def output(self, node: fx.Node) -> Any:
+    def output(self, node: fx.Node) -> None:
         wanted: Any = node.args[0]
         owners: dict[fx.Node, fx.Node] = {}
         first = tuple(
@@ -284,9 +285,8 @@ class _Lowering:
         results = (*first, *rest) if first else rest
         made = self.graph.output(results)
         made.meta.update(node.meta)
-        return None
 
-    def apart(self, node: fx.Node, owners: dict[fx.Node, fx.Node], fresh: bool) -> Any:
+    def apart(self, node: fx.Node, owners: dict[fx.Node, fx.Node], fresh: bool) -> Argument:
         """An output in memory that is no input's, and where it is `fresh`, no other fresh one's.
 
         `owners`: for a value that is returned already, the memory of the ATen graph that it stands for.
@@ -319,7 +319,7 @@ class _Lowering:
         memory = self.b.emit_anew(copy_strided, Value(self.b, owner, base), base.strides)
         return self.b.emit(as_strided, memory, spec.shape, spec.strides, spec.offset - base.offset).node
 
-    def exported(self, node: fx.Node) -> Any:
+    def exported(self, node: fx.Node) -> Argument:
         """An output in the strides that ATen gives it."""
         value = self.env[node]
         val = node.meta.get("val")
@@ -331,7 +331,8 @@ class _Lowering:
             return value.node
         if isinstance(value, Results):
             return value.node
-        return self.b._nodes(value)
+        exported: Argument = self.b._nodes(value)
+        return exported
 
     def not_closed(self, node: fx.Node, reason: str) -> NotClosed:
         return NotClosed(str(node.target), reason, node.name, node.meta.get("stack", ()))
@@ -340,14 +341,14 @@ class _Lowering:
 _MEMORY_READERS = frozenset({aten.as_strided.default, aten.as_strided_copy.default, aten.as_strided_scatter.default})
 
 
-def _same_strides(spec: TensorSpec, strides: Sequence[Any]) -> bool:
+def _same_strides(spec: TensorSpec, strides: Sequence[Size]) -> bool:
     return all(
         a is b or (isinstance(size, int) and size == 1) or _certainly_equal(a, b)
         for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
     )
 
 
-def _certainly_equal(a: Any, b: Any) -> bool:
+def _certainly_equal(a: Size, b: Size) -> bool:
     """Whether two sizes are one. Where only the data could tell they count as two: what is laid out anew is right."""
     same = a == b
     if isinstance(same, torch.SymBool) and same.node.hint is None:
@@ -355,7 +356,7 @@ def _certainly_equal(a: Any, b: Any) -> bool:
     return bool(same)
 
 
-def _is_question(target: Any) -> bool:
+def _is_question(target: object) -> bool:
     """An operator that gives Python numbers or bools, whose answer a recorded program used outside of the graph."""
     return (
         isinstance(target, OpOverload)
@@ -364,7 +365,7 @@ def _is_question(target: Any) -> bool:
     )
 
 
-def _nested(args: Any) -> bool:
+def _nested(args: Iterable[object]) -> bool:
     return any(isinstance(a, (tuple, list, dict, slice)) for a in args)
 
 
@@ -385,14 +386,14 @@ def _stays(op: OpOverload) -> bool:
     return torch.Tag.nondeterministic_seeded in op.tags or has_effect(op)
 
 
-def _described(val: Any) -> Any:
+def _described(val: object) -> object:
     """What a node says of its result, with descriptors in place of tensors."""
     if isinstance(val, (tuple, list)):
         return tuple(map(_described, val))
     return as_spec(val) if isinstance(val, (torch.Tensor, TensorSpec)) else val
 
 
-def _why_no_rule(target: Any) -> str:
+def _why_no_rule(target: object) -> str:
     if not isinstance(target, OpOverload):
         return "is not an operator; trace the program to ATen first"
     return (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -13,7 +12,7 @@ from primtorch.prims import Prim
 _UNANNOUNCED = frozenset({torch.ops.aten._unsafe_view.default})  # views whose schema does not say so
 
 
-def is_view(target: Any) -> bool:
+def is_view(target: object) -> bool:
     """Whether an operator's result may share memory with its first argument."""
     if isinstance(target, Prim):
         return "view" in target.tags

@@ -10,7 +10,7 @@ from torch._ops import OpOverload
 from torch.overrides import TorchFunctionMode
 
 
-def outs_of(kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+def outs_of(kwargs: Mapping[str, object]) -> tuple[torch.Tensor, ...]:
     """The tensors that a call is given as `out`."""
     out = kwargs.get("out")
     return tuple(t for t in (out if isinstance(out, (tuple, list)) else (out,)) if isinstance(t, torch.Tensor))
@@ -18,8 +18,8 @@ def outs_of(kwargs: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
 
 def land(
     func: Any,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     outs: Sequence[torch.Tensor],
     is_as_it_was: Callable[[torch.Tensor], bool],
 ) -> None:

@@ -14,9 +14,11 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import _get_qualified_name
 
+from primtorch.arguments import TENSORS, Sizes
 from primtorch.higher_order import HigherOrder
 from primtorch.prims import Prim
 from primtorch.schemas import UserFrame
+from primtorch.spec import Size
 
 _DTYPES: dict[torch.dtype, str] = {
     torch.float64: "f64", torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16",
@@ -74,11 +76,11 @@ def body_names(node: fx.Node) -> list[str]:
     return [f"{node.name}_{label}" for label in node.target.labels]  # type: ignore[union-attr]
 
 
-def value_text(value: Any) -> str:
+def value_text(value: object) -> str:
     """`f32[64, 32]` and the like: what a node's `meta["val"]` says."""
     if isinstance(value, (tuple, list)):
         return f"({', '.join(map(value_text, value))})"
-    if not hasattr(value, "shape"):
+    if not isinstance(value, TENSORS):
         return "" if value is None else f"{type(value).__name__} {value}"
     dtype = _DTYPES.get(value.dtype, str(value.dtype).removeprefix("torch."))
     text = f"{dtype}[{', '.join(map(str, value.shape))}]"
@@ -88,9 +90,9 @@ def value_text(value: Any) -> str:
     return text if value.device.type == "cpu" else f"{text} on {value.device}"
 
 
-def _row_major(shape: Any, strides: tuple[Any, ...]) -> bool:
+def _row_major(shape: Sizes, strides: Sizes) -> bool:
     """Whether the printed strides say nothing that the shape does not; compared as text so that no guard is asked."""
-    expected: Any = 1
+    expected: Size = 1
     for size, stride in zip(reversed(tuple(shape)), reversed(strides), strict=True):
         if str(size) != "1" and str(stride) != str(expected):
             return False
@@ -137,7 +139,7 @@ def _target(target: Any) -> str:
     return _get_qualified_name(target).replace("torch._C._nn.", "torch.nn.functional.")
 
 
-def _argument(value: Any) -> str:
+def _argument(value: object) -> str:
     if isinstance(value, fx.Node):
         return value.name
     if isinstance(value, tuple):

@@ -35,7 +35,7 @@ def _user_frames() -> tuple[UserFrame, ...]:
     return tuple(reversed(frames))
 
 
-def trace(fn: Callable[..., Any], *examples: Any) -> fx.GraphModule:
+def trace(fn: Callable[..., Any], *examples: object) -> fx.GraphModule:
     """Run `fn` on the examples once and record every ATen call, gradients included.
 
     The graph takes the tensors among the examples (pytree order) and returns fn's results as a flat tuple. It is

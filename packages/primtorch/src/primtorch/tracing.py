@@ -29,7 +29,7 @@ class RecordingMode:
 
     def __init__(
         self,
-        run: Callable[[OpOverload, tuple[Any, ...], dict[str, Any]], Any] | None = None,
+        run: Callable[[OpOverload, tuple[object, ...], dict[str, object]], object] | None = None,
         frames: Callable[[], tuple[UserFrame, ...]] | None = None,
         before_write: Callable[[torch.Tensor], None] | None = None,
     ) -> None:
@@ -39,13 +39,13 @@ class RecordingMode:
         self._frames = frames
         self._before_write = before_write
         self._nodes: dict[int, fx.Node] = {}
-        self._alive: list[Any] = []  # ids stay unique only while their tensors live
+        self._alive: list[torch.Tensor] = []  # ids stay unique only while their tensors live
 
     @classmethod
     def is_infra_mode(cls) -> bool:
         return False
 
-    def track(self, tensor: Any, node: fx.Node) -> None:
+    def track(self, tensor: torch.Tensor, node: fx.Node) -> None:
         """Make `node` the one that gives `tensor`."""
         # A real tensor's metadata may be changed in place later; a descriptor says what it was here.
         node.meta.setdefault("val", tensor if isinstance(tensor, FakeTensor) else TensorSpec.of(tensor))
@@ -53,12 +53,12 @@ class RecordingMode:
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
 
-    def placeholder(self, tensor: Any, name: str) -> fx.Node:
+    def placeholder(self, tensor: torch.Tensor, name: str) -> fx.Node:
         node = self.graph.placeholder(name)
         self.track(tensor, node)
         return node
 
-    def node_of(self, value: Any) -> Any:
+    def node_of(self, value: object) -> Any:
         """The argument with nodes in place of tensors; a tensor never seen becomes a constant of the graph."""
         if isinstance(value, torch.Tensor):
             node = self._nodes.get(id(value))
@@ -73,8 +73,8 @@ class RecordingMode:
         return value
 
     def __torch_dispatch__(
-        self, func: OpOverload, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self, func: OpOverload, types: object, args: tuple[object, ...] = (), kwargs: Mapping[str, object] | None = None
+    ) -> object:
         options = dict(kwargs or {})
         nodes = tuple(self.node_of(a) for a in args)
         node_options = {k: self.node_of(v) for k, v in options.items()}
@@ -87,7 +87,7 @@ class RecordingMode:
         self._track_results(out, node)
         return out
 
-    def _track_results(self, out: Any, node: fx.Node) -> None:
+    def _track_results(self, out: object, node: fx.Node) -> None:
         if isinstance(out, torch.Tensor):
             self.track(out, node)
             return
@@ -110,7 +110,7 @@ class RecordingMode:
     def __exit__(self, *exc: object) -> None:
         torch._C._pop_torch_dispatch_stack(None)
 
-    def finish(self, outputs: Any) -> fx.GraphModule:
+    def finish(self, outputs: object) -> fx.GraphModule:
         """The recorded graph with these outputs (nested tuples and lists of tensors and numbers)."""
         self.graph.output(
             self.node_of(outputs) if not isinstance(outputs, tuple) else tuple(self.node_of(o) for o in outputs)

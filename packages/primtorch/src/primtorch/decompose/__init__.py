@@ -28,7 +28,7 @@ class TakenWhole:
 
     prim: Prim
 
-    def __call__(self, b: Builder, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, b: Builder, *args: object, **kwargs: object) -> Any:
         return b.call(self.prim, args, kwargs)
 
 

@@ -6,16 +6,19 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch._ops import OpOverload
 
-from primtorch.builder import Builder, Value
+from primtorch.arguments import Number, Sizes
+from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Operator, overloads
 from primtorch.layout import view_strides
 from primtorch.prims import PRIMS, Prim
+from primtorch.spec import Size
 
 aten = torch.ops.aten
-Call = tuple[Any, tuple[Any, ...], dict[str, Any]]
+Call = tuple[Callable[..., object], tuple[object, ...], dict[str, object]]
 
-_SAME_ARGUMENTS: Mapping[str, Any] = {
+_SAME_ARGUMENTS: Mapping[str, OpOverload] = {
     name: getattr(aten, name).default
     for name in [
         "abs",
@@ -65,7 +68,7 @@ _SAME_ARGUMENTS: Mapping[str, Any] = {
     },
 }
 
-_BINARY: Mapping[str, tuple[Any, Any]] = {
+_BINARY: Mapping[str, tuple[OpOverload, OpOverload]] = {
     name: (getattr(aten, name).Tensor, getattr(aten, name).Scalar)
     for name in (
         "add",
@@ -85,43 +88,44 @@ _BINARY: Mapping[str, tuple[Any, Any]] = {
         "ge",
     )
 } | {"pow": (aten.pow.Tensor_Tensor, aten.pow.Tensor_Scalar)}
-_TENSORS_ONLY: Mapping[str, Any] = {
+_TENSORS_ONLY: Mapping[str, OpOverload] = {
     prim.name: Operator(next(overloads(prim.pointwise.overloads)), "").overload
     for prim in PRIMS.values()
     if prim.pointwise is not None and prim.operands == 2 and prim.aten is None and prim.name not in _BINARY
 }
 
 
-def _scalar_tensor(b: Builder, value: Any, like: Value) -> Value:
-    return b.record(  # type: ignore[no-any-return]
+def _scalar_tensor(b: Builder, value: Number, like: Value) -> Value:
+    made: Value = b.record(
         aten.scalar_tensor.default,
         (value,),
         {"dtype": like.dtype, "device": like.device},
         b.contiguous_spec((), like.dtype, like.device),
         "scalar_tensor",
     )
+    return made
 
 
-def _binary(b: Builder, prim: Prim, x: Any, y: Any) -> Call:
+def _binary(b: Builder, prim: Prim, x: Operand, y: Operand) -> Call:
     if prim.name in _BINARY:
         both, scalar = _BINARY[prim.name]
         if not isinstance(x, Value):
-            x = _scalar_tensor(b, x, y)
+            x = _scalar_tensor(b, x, tensor_among(y))
         return (both if isinstance(y, Value) else scalar), (x, y), {}
-    like = x if isinstance(x, Value) else y
+    like = tensor_among(x, y)
     x, y = (v if isinstance(v, Value) else _scalar_tensor(b, v, like) for v in (x, y))
     if prim.name in ("floor_div", "trunc_div"):
         return aten.div.Tensor_mode, (x, y), {"rounding_mode": prim.name.removesuffix("_div")}
     return _TENSORS_ONLY[prim.name], (x, y), {}
 
 
-def _where(b: Builder, prim: Prim, cond: Value, x: Any, y: Any) -> Call:
-    like = x if isinstance(x, Value) else y
+def _where(b: Builder, prim: Prim, cond: Value, x: Operand, y: Operand) -> Call:
+    like = tensor_among(x, y)
     return aten.where.self, (cond, *(v if isinstance(v, Value) else _scalar_tensor(b, v, like) for v in (x, y))), {}
 
 
 def _unsqueeze(b: Builder, prim: Prim, t: Value, dims: tuple[int, ...]) -> Call:
-    shape: list[Any] = list(t.shape)
+    shape: list[Size] = list(t.shape)
     for dim in sorted(dims):
         shape.insert(dim, 1)
     return (
@@ -131,7 +135,7 @@ def _unsqueeze(b: Builder, prim: Prim, t: Value, dims: tuple[int, ...]) -> Call:
     )
 
 
-def _one_dim_at_a_time(overload: Any) -> Callable[..., Call]:
+def _one_dim_at_a_time(overload: OpOverload) -> Callable[..., Call]:
     def rewrite(b: Builder, prim: Prim, t: Value, dims: tuple[int, ...], keepdim: bool = False) -> Call:
         for dim in sorted(dims, reverse=True)[:-1]:
             shape = tuple(1 if keepdim and d == dim else s for d, s in enumerate(t.shape) if keepdim or d != dim)
@@ -141,7 +145,7 @@ def _one_dim_at_a_time(overload: Any) -> Callable[..., Call]:
     return rewrite
 
 
-def _reshape(b: Builder, prim: Prim, t: Value, shape: tuple[Any, ...]) -> Call:
+def _reshape(b: Builder, prim: Prim, t: Value, shape: Sizes) -> Call:
     """A view, of a row-major copy where the elements do not lie so."""
     if view_strides(t.shape, t.spec.strides, shape) is None:
         options = {"memory_format": torch.contiguous_format}
@@ -175,7 +179,7 @@ def _index_put(
     return aten.index_put.default, (t, indices, values, accumulate), {}
 
 
-def _pad(b: Builder, prim: Prim, t: Value, low: Any, high: Any, value: Any) -> Call:
+def _pad(b: Builder, prim: Prim, t: Value, low: Sizes, high: Sizes, value: Number) -> Call:
     flat = tuple(n for a, z in zip(reversed(low), reversed(high), strict=True) for n in (a, z))
     return aten.constant_pad_nd.default, (t, flat, value), {}
 
@@ -229,7 +233,7 @@ _SPELT: Mapping[str, Callable[..., Call]] = {
 }
 
 
-SPELLINGS: frozenset[Any] = frozenset(
+SPELLINGS: frozenset[OpOverload] = frozenset(
     [
         *_SAME_ARGUMENTS.values(),
         *(overload for pair in _BINARY.values() for overload in pair),
@@ -267,7 +271,7 @@ SPELLINGS: frozenset[Any] = frozenset(
 """What a prim may be spelt with: core ATen, and the whole operators that it has no smaller words for."""
 
 
-def as_core_aten(b: Builder, prim: Prim, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Call:
+def as_core_aten(b: Builder, prim: Prim, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Call:
     """(overload, args, kwargs) for a prim call; prims that ATen has no word for stay prims."""
     if prim.aten is not None:
         return prim.aten, args, dict(kwargs)

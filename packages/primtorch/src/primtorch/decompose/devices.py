@@ -21,7 +21,7 @@ _CPU = torch.device("cpu")
 
 
 def placed(
-    b: Builder, op: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any], result: Any
+    b: Builder, op: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, object], result: object
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """The arguments of one ATen call with its tensors on the device where it computes.
 
@@ -31,21 +31,21 @@ def placed(
     if isinstance(op, OpOverload) and has_trait(Trait.TO_FIRST, op.name().removeprefix("aten::")):
         home = args[0].device
 
-        def move(leaf: Any) -> Any:
+        def move(leaf: object) -> object:
             return b.emit(prims.device_put, leaf, home) if isinstance(leaf, Value) and leaf.device != home else leaf
     else:
         home = next((d for d in devices_of((result, args, kwargs)) if d.type != "cpu"), _CPU)
         if home == _CPU:
             return args, dict(kwargs)
 
-        def move(leaf: Any) -> Any:
+        def move(leaf: object) -> object:
             lone = isinstance(leaf, Value) and not leaf.spec.shape and leaf.device == _CPU
             return b.emit(prims.device_put, leaf, home) if lone else leaf
 
     return pytree.tree_map(move, args), pytree.tree_map(move, dict(kwargs))
 
 
-def devices_of(tree: Any) -> Iterator[torch.device]:
+def devices_of(tree: object) -> Iterator[torch.device]:
     """The devices of the tensors, values and descriptors in a tree."""
     if isinstance(tree, (tuple, list)):
         for part in tree:

@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import torch
 from torch._ops import OpOverload
 
+from primtorch.arguments import TensorLike
 from primtorch.effects import said_writes
 from primtorch.families import Trait, elementwise_packets, has_trait
 from primtorch.layout import is_dense
@@ -53,7 +54,7 @@ _MESSAGE = (
 )
 
 
-def overlaps_itself(t: Any) -> bool:
+def overlaps_itself(t: TensorLike) -> bool:
     """Whether a dim of stride 0 has more than one element, as far as is known without a guard."""
     found = False
     for size, stride in zip(t.shape, t.stride(), strict=True):
@@ -64,7 +65,9 @@ def overlaps_itself(t: Any) -> bool:
     return found
 
 
-def _read(args: Sequence[Any], kwargs: Mapping[str, Any], written: Collection[int | str]) -> Iterator[torch.Tensor]:
+def _read(
+    args: Sequence[object], kwargs: Mapping[str, object], written: Collection[int | str]
+) -> Iterator[torch.Tensor]:
     for key, argument in (*enumerate(args), *kwargs.items()):
         if key in written:
             continue
@@ -73,7 +76,7 @@ def _read(args: Sequence[Any], kwargs: Mapping[str, Any], written: Collection[in
                 yield one
 
 
-def _shares(target: Any, operand: Any, place: bool) -> bool:
+def _shares(target: torch.Tensor, operand: torch.Tensor, place: bool) -> bool:
     """Whether two dense tensors meet in memory: with `place` also where they are the same part of it."""
     memory = getattr(target, "memory", None)
     if memory is None or memory is not getattr(operand, "memory", None):

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from primtorch.arguments import TENSORS
+from primtorch.arguments import TENSORS, TensorLike
 from primtorch.effects import said_writes
 from primtorch.families import Formula, Trait, has_trait, operator_named
 
@@ -35,7 +35,7 @@ def on_one_device(op: OpOverload, formula: Formula) -> Formula:
     written = any(place == 0 for place, _ in said_writes(op))
 
     @functools.wraps(formula)
-    def both(*args: Any, **kwargs: Any) -> Any:
+    def both(*args: object, **kwargs: object) -> Any:
         first: torch.device | None = None
         for operand in _tensors((*args, *kwargs.values()) if kwargs else args):
             device = operand.device
@@ -49,7 +49,7 @@ def on_one_device(op: OpOverload, formula: Formula) -> Formula:
     return both
 
 
-def _tensors(args: Sequence[Any]) -> Iterator[Any]:
+def _tensors(args: Sequence[object]) -> Iterator[TensorLike]:
     for arg in args:
         if isinstance(arg, TENSORS):
             yield arg
@@ -59,12 +59,12 @@ def _tensors(args: Sequence[Any]) -> Iterator[Any]:
                     yield part
 
 
-def _check_strictly(args: Sequence[Any], written: bool) -> None:
+def _check_strictly(args: Sequence[object], written: bool) -> None:
     """One device for all; a tensor on `meta` has no place, and goes with any."""
     _refuse_two([t.device for t in _tensors(args)])
 
 
-def _check(args: Sequence[Any], written: bool) -> None:
+def _check(args: Sequence[object], written: bool) -> None:
     """One device for all but 0-d CPU tensors, which are read and not written."""
     operands = list(_tensors(args))
     _refuse_two([t.device for i, t in enumerate(operands) if (written and i == 0) or t.shape or t.device.type != "cpu"])

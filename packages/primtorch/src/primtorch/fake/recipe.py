@@ -44,7 +44,7 @@ def recipe_of(result: Any) -> Recipe:
     return Recipe(value=result)
 
 
-def call_key(op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def call_key(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Any, ...]:
     """What a result's metadata depends on.
 
     Raises:

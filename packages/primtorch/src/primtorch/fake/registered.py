@@ -36,7 +36,7 @@ class SizeSource:
         return self._mode.fresh_size(max, min)
 
 
-def run_registered(mode: Fakes, op: OpOverload, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def run_registered(mode: Fakes, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
     """The fake result of a call, from the schema where that is enough, else by what was registered for the operator.
 
     Raises:

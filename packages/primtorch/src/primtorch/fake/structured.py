@@ -14,7 +14,7 @@ from primtorch.families import Formula
 from primtorch.spec import TensorSpec
 
 
-def _has_symbols(leaf: Any) -> bool:
+def _has_symbols(leaf: object) -> bool:
     if isinstance(leaf, TENSORS):
         return any(type(s) is not int for s in (*leaf.shape, *leaf.stride()))
     return isinstance(leaf, torch.SymInt)
@@ -41,7 +41,7 @@ def meta_formula(op: OpOverload, symbolic: Formula | None = None) -> Formula:
         NoFormula: (when called) a size is symbolic and there is no formula for that.
     """
 
-    def formula(*args: Any, **kwargs: Any) -> Any:
+    def formula(*args: object, **kwargs: object) -> Any:
         if kwargs.get("layout") not in (None, torch.strided):
             raise NoFormula(op.name(), reason="its result is not strided")
         leaves, tree = pytree.tree_flatten((args, kwargs))

@@ -9,6 +9,7 @@ programs of the dispatch key that fakes with symbols bear.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -30,7 +31,9 @@ _KEPT = frozenset({aten.div_.Tensor, aten.div_.Scalar})
 """Overloads of these whose kernels take symbols."""
 
 
-def symbolic_writes(passing: Callable[[], Any]) -> Iterator[tuple[str, Callable[..., torch.Tensor]]]:
+def symbolic_writes(
+    passing: Callable[[], AbstractContextManager[object]],
+) -> Iterator[tuple[str, Callable[..., torch.Tensor]]]:
     """(name of an overload, its program).
 
     Args:
@@ -47,8 +50,10 @@ def symbolic_writes(passing: Callable[[], Any]) -> Iterator[tuple[str, Callable[
         yield op.name(), _resizing(op, passing)
 
 
-def _program(op: OpOverload, functional: OpOverload, passing: Callable[[], Any]) -> Callable[..., torch.Tensor]:
-    def write(target: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+def _program(
+    op: OpOverload, functional: OpOverload, passing: Callable[[], AbstractContextManager[object]]
+) -> Callable[..., torch.Tensor]:
+    def write(target: torch.Tensor, *args: object, **kwargs: object) -> torch.Tensor:
         if not torch._is_functional_tensor(target):
             with passing():
                 op(target, *args, **kwargs)
@@ -61,7 +66,7 @@ def _program(op: OpOverload, functional: OpOverload, passing: Callable[[], Any])
     return write
 
 
-def _resizing(op: OpOverload, passing: Callable[[], Any]) -> Callable[..., torch.Tensor]:
+def _resizing(op: OpOverload, passing: Callable[[], AbstractContextManager[object]]) -> Callable[..., torch.Tensor]:
     """Nothing happens where the tensor has the size that it would be given, which is decided without a guard."""
 
     def resize(target: torch.Tensor, wanted: Any, *, memory_format: torch.memory_format | None = None) -> torch.Tensor:

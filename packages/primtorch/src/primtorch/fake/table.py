@@ -115,7 +115,7 @@ def is_composite(op: OpOverload) -> bool:
     )
 
 
-def _unused(*args: Any, **kwargs: Any) -> Any:
+def _unused(*args: object, **kwargs: object) -> Any:
     raise AssertionError("an operator with registered shapes has no formula")
 
 

@@ -109,18 +109,18 @@ class FakeTensor(torch.Tensor):
         cls,
         func: OpOverload,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         for arg in args:
             if isinstance(arg, FakeTensor):
                 return propagate(arg.fake_mode, func, args, kwargs or {})
         return propagate(_mode_among((args, kwargs)), func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
+    def __repr__(self, *, tensor_contents: object = None) -> str:  # type: ignore[override]
         return self.fake_mode.text_of(self)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> FakeTensor:
+    def __deepcopy__(self, memo: dict[int, FakeTensor]) -> FakeTensor:
         copied = memo.get(id(self))
         if copied is None:
             copied = FakeTensor(self.spec, self.fake_mode, None, self.requires_grad)
@@ -168,7 +168,7 @@ def _unpickle(spec: TensorSpec, requires_grad: bool) -> FakeTensor:
     return FakeTensor(spec, FakeMode(), None, requires_grad)
 
 
-def _mode_among(tree: Any) -> FakeMode:
+def _mode_among(tree: object) -> FakeMode:
     stack = [tree]
     while stack:
         item = stack.pop()
@@ -239,8 +239,8 @@ class FakeMode:
         self,
         func: OpOverload,
         types: Sequence[type],
-        args: tuple[Any, ...] = (),
-        kwargs: Mapping[str, Any] | None = None,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> Any:
         return propagate(self, func, args, kwargs or {})
 
@@ -325,7 +325,7 @@ def symbolic_strides(sizes: Sequence[int], strides: Sequence[int], symbols: Sequ
     return tuple(out)
 
 
-def propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     """The fake result of an operator on fake tensors."""
     try:
         return _propagate(mode, func, args, kwargs)
@@ -334,7 +334,7 @@ def propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: M
         raise
 
 
-def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
     special = _SPECIAL_BY_IDENTITY.get(id(func))
     if special is not None:
         return special(mode, *args, **kwargs)
@@ -365,9 +365,9 @@ def _propagate(mode: FakeMode, func: OpOverload, args: tuple[Any, ...], kwargs: 
     return _wrapped(out, mode, _shared_memory(rule, args))
 
 
-def _described(args: Iterable[Any]) -> tuple[list[Any], bool]:
+def _described(args: Iterable[Any]) -> tuple[list[object], bool]:
     """Arguments with descriptors for fake tensors, and whether a size or a number among them is symbolic."""
-    described: list[Any] = []
+    described: list[object] = []
     symbolic = False
     for arg in args:
         kind = type(arg)
@@ -387,7 +387,7 @@ def _described(args: Iterable[Any]) -> tuple[list[Any], bool]:
 _SEQUENCES = frozenset({list, tuple, torch.Size, immutable_list})
 
 
-def _propagate_write(mode: FakeMode, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+def _propagate_write(mode: FakeMode, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
     """The result of an operator that writes to arguments or gives its first one another shape."""
     if rule.overlap is not None:
         rule.overlap(args, kwargs)
@@ -407,8 +407,8 @@ def _propagate_symbols(
     mode: FakeMode,
     func: OpOverload,
     rule: Rule,
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: Sequence[object],
+    kwargs: Mapping[str, object],
     memory: Memory | None,
 ) -> Any:
     """As `propagate`, computing the result once for each combination of symbolic arguments."""
@@ -430,7 +430,7 @@ def _built(recipe: Recipe, mode: FakeMode, memory: Memory | None) -> Any:
     return recipe.value
 
 
-def _shared_memory(rule: Rule, args: Sequence[Any]) -> Memory | None:
+def _shared_memory(rule: Rule, args: Sequence[object]) -> Memory | None:
     """The memory of the argument that the result is a view of."""
     if rule.alias is None or rule.alias >= len(args):
         return None
@@ -446,7 +446,7 @@ def _wrapped(out: Any, mode: FakeMode, memory: Memory | None) -> Any:
     return out
 
 
-def _written(mutates: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+def _written(mutates: Sequence[int | str], args: Sequence[object], kwargs: Mapping[str, object]) -> None:
     for where in mutates:
         if isinstance(where, str):
             target = kwargs.get(where)
@@ -462,7 +462,7 @@ def _written(mutates: Sequence[int | str], args: Sequence[Any], kwargs: Mapping[
                 )
 
 
-def _resized(outs: Sequence[str], results: Any, kwargs: Mapping[str, Any]) -> Any:
+def _resized(outs: Sequence[str], results: Any, kwargs: Mapping[str, object]) -> Any:
     """The out= tensors of a call, each in its result's shape."""
     if results is None:  # a list of pieces has none
         return None

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch._ops import OpOverload
 
-from primtorch.arguments import TENSORS
+from primtorch.arguments import TENSORS, TensorLike
 from primtorch.errors import NoFormula
 from primtorch.families import Formula, Trait, elementwise_packets, has_trait, operator_named
 from primtorch.layout import broadcast, contiguous_strides
@@ -85,7 +85,7 @@ def _view_copy(name: str, overload: str) -> Formula | None:
         return None
     found = viewed.formula
 
-    def copied(*args: Any, **kwargs: Any) -> Any:
+    def copied(*args: object, **kwargs: object) -> Any:
         result = found(*args, **kwargs)
         return (
             contiguous(result, result.shape)
@@ -116,7 +116,7 @@ def _in_place(formula: Formula | None, op: OpOverload) -> Formula:
         return lambda target, *args, **kwargs: target
     functional = formula
 
-    def in_place(target: Any, *args: Any, **kwargs: Any) -> Any:
+    def in_place(target: TensorLike, *args: object, **kwargs: object) -> TensorLike:
         result = functional(target, *args, **kwargs)
         own = tuple(target.shape)
         if result.shape != own and (len(result.shape) > len(own) or broadcast(own, result.shape) != own):
@@ -138,7 +138,7 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
         name in elementwise_packets() or has_trait(Trait.CONVERTS_OUT, *names)
     )
 
-    def out_variant(*args: Any, **kwargs: Any) -> Any:
+    def out_variant(*args: object, **kwargs: Any) -> object:
         targets = [kwargs.pop(out) for out in outs]
         results = formula(*args, **kwargs)
         if len(targets) == 1 and isinstance(targets[0], list | tuple):  # a list of pieces
@@ -149,7 +149,7 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
         written = [_written(result, target) for result, target in pairs]
         return written[0] if len(written) == 1 else tuple(written)
 
-    def _written(result: Any, target: Any) -> Any:
+    def _written(result: object, target: object) -> object:
         if not isinstance(result, TENSORS) or not isinstance(target, TENSORS):
             return target
         if target.dtype is not result.dtype and not has_trait(Trait.DTYPE_OF_OUT, name):

@@ -260,7 +260,7 @@ def _refuse_full_like(x: TensorLike, value: Number, **options: Unpack[LikeOption
 
 @OP.rule("full_like")
 def _lower_full_like(b: Builder, x: Value, value: Number, **options: Unpack[LikeOptions]) -> Value:
-    return b.full(x.shape, value, *made_like(x, options))  # type: ignore[no-any-return]
+    return b.full(x.shape, value, *made_like(x, options))
 
 
 def _filled_new(value: Number) -> Rule:
@@ -300,7 +300,7 @@ def _refuse_new_full(x: TensorLike, size: Sequence[Size], value: Number, **optio
 def _lower_new_full(
     b: Builder, x: Value, size: Sequence[Size], value: Number, **options: Unpack[TensorOptions]
 ) -> Value:
-    return b.full(size, value, *made_like(x, options))  # type: ignore[no-any-return]
+    return b.full(size, value, *made_like(x, options))
 
 
 @OP.formula("empty_strided")
@@ -551,7 +551,7 @@ def _lower_eye(
 def triangle(b: Builder, rows: Size, columns: Size, diagonal: Size, device: torch.device) -> Value:
     """(rows, columns) bool: true at and below the given diagonal."""
     i, j = b.iota(rows, device).unsqueeze(1), b.iota(columns, device).unsqueeze(0)
-    return j <= i + diagonal  # type: ignore[no-any-return]
+    return j <= i + diagonal
 
 
 @OP.formula("tril", "triu")

@@ -300,24 +300,24 @@ def _integers(b: Builder, low: Size, high: Size, shape: Sequence[Size], device: 
     """
     count = high - low
     if not isinstance(count, int):
-        return (_bits(b, shape, device, 64) & (2**63 - 1)) % count + low  # type: ignore[no-any-return]
+        return (_bits(b, shape, device, 64) & (2**63 - 1)) % count + low
     if count <= _FEW:
-        return _bits(b, shape, device) % count + low  # type: ignore[no-any-return]
+        return _bits(b, shape, device) % count + low
     bits = _bits(b, shape, device, 64)
     if count == 2**64:
         return bits
     if count & (count - 1) == 0:
-        return (bits & (count - 1)) + low  # type: ignore[no-any-return]
+        return (bits & (count - 1)) + low
     if count <= _MANY:
-        return (bits & (2**63 - 1)) % count + low  # type: ignore[no-any-return]
+        return (bits & (2**63 - 1)) % count + low
     if count > 2**63:  # at most one of them fits into the unsigned number
         over = (bits ^ _LOWEST) >= (count - 2**64) ^ _LOWEST
-        return b.where(over, bits - (count - 2**64), bits) + low  # type: ignore[no-any-return]
+        return b.where(over, bits - (count - 2**64), bits) + low
     # The remainder of the unsigned number, from that of its upper 63 bits.
     half, last = b.binary(prims.shift_right, bits, 1) & (2**63 - 1), bits & 1
     rest = half % count
     short = count - rest - last
-    return b.where(rest >= short, rest - short, rest + rest + last) + low  # type: ignore[no-any-return]
+    return b.where(rest >= short, rest - short, rest + rest + last) + low
 
 
 @OP.formula("randint", "randint.generator")

@@ -8,13 +8,13 @@ prim and takes the tensor's dtype. The result is dense, in the operands' order o
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from primtorch.arguments import Number
 from primtorch.layout import dense_like, elementwise_strides
-from primtorch.prims.record import Pointwise, Prim, require, same_shape
+from primtorch.prims.record import Pointwise, Prim, Reference, require, same_shape
 from primtorch.promotion import category, real_of
 from primtorch.spec import TensorSpec
 
@@ -23,7 +23,7 @@ aten = torch.ops.aten
 _KIND_RANK = {bool: 0, int: 1, torch.SymInt: 1, float: 2, torch.SymFloat: 2, complex: 3}
 
 
-def _operands(name: str, *args: Any) -> TensorSpec:
+def _operands(name: str, *args: TensorSpec | Number) -> TensorSpec:
     """Check a pointwise prim's operands and give the spec of a result with their dtype."""
     specs = [a for a in args if isinstance(a, TensorSpec)]
     require(bool(specs), name, lambda: "needs at least one tensor")
@@ -57,7 +57,7 @@ def _with_dtype(spec: TensorSpec, dtype: torch.dtype) -> TensorSpec:
 
 def _unary(
     name: str,
-    reference: Callable[..., Any],
+    reference: Reference,
     doc: str,
     *tags: str,
     kinds: str = "f",
@@ -85,7 +85,7 @@ def _unary(
 
 
 def _function(
-    name: str, reference: Callable[..., Any], doc: str, *tags: str, kinds: str = "fc", aten: OpOverload | None = None
+    name: str, reference: Reference, doc: str, *tags: str, kinds: str = "fc", aten: OpOverload | None = None
 ) -> Prim:
     """A function of floats, and costly; the ATen operator of its name takes integers too, as the default float."""
     of = Pointwise(name if aten is None else aten._schema.name.removeprefix("aten::"), to_float=True)
@@ -93,25 +93,27 @@ def _function(
     return _unary(name, reference, doc, *tags, *([] if light else ["heavy"]), kinds=kinds, aten=aten, of=of)
 
 
-def _predicate(name: str, reference: Callable[..., Any], doc: str) -> Prim:
+def _predicate(name: str, reference: Reference, doc: str) -> Prim:
     def meta(t: TensorSpec) -> TensorSpec:
         return TensorSpec(t.shape, dense_like(t.shape, t.strides), torch.bool, t.device)
 
     return Prim(name, f"{name}(t: Tensor) -> Tensor", "predicate", doc, meta, reference, frozenset({"pointwise"}))
 
 
-def _as_tensors(a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _as_tensors(a: torch.Tensor | complex, b: torch.Tensor | complex) -> tuple[torch.Tensor, torch.Tensor]:
     """A number as a 0-d tensor of the other operand's dtype."""
-    if not isinstance(a, torch.Tensor):
-        a = torch.scalar_tensor(a, dtype=b.dtype, device=b.device)
-    if not isinstance(b, torch.Tensor):
-        b = torch.scalar_tensor(b, dtype=a.dtype, device=a.device)
-    return a, b
+    like = a if isinstance(a, torch.Tensor) else b
+    assert isinstance(like, torch.Tensor)
+    first, second = (
+        v if isinstance(v, torch.Tensor) else torch.scalar_tensor(v, dtype=like.dtype, device=like.device)
+        for v in (a, b)
+    )
+    return first, second
 
 
 def _binary(
     name: str,
-    reference: Callable[..., Any],
+    reference: Reference,
     doc: str,
     *tags: str,
     aten: OpOverload | None = None,
@@ -119,7 +121,7 @@ def _binary(
 ) -> Prim:
     inexact = name == "div" or (of is not None and of.to_float)
 
-    def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
+    def meta(a: TensorSpec | Number, b: TensorSpec | Number) -> TensorSpec:
         result = _operands(name, a, b)
         require(
             not inexact or result.dtype.is_floating_point or result.dtype.is_complex,
@@ -128,7 +130,7 @@ def _binary(
         )
         return result
 
-    def run(a: Any, b: Any) -> torch.Tensor:
+    def run(a: torch.Tensor | complex, b: torch.Tensor | complex) -> torch.Tensor:
         result: torch.Tensor = reference(*_as_tensors(a, b))
         return result
 
@@ -145,11 +147,11 @@ def _binary(
     )
 
 
-def _comparison(name: str, reference: Callable[..., Any], doc: str, *tags: str) -> Prim:
-    def meta(a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
+def _comparison(name: str, reference: Reference, doc: str, *tags: str) -> Prim:
+    def meta(a: TensorSpec | Number, b: TensorSpec | Number) -> TensorSpec:
         return _with_dtype(_operands(name, a, b), torch.bool)
 
-    def run(a: Any, b: Any) -> torch.Tensor:
+    def run(a: torch.Tensor | complex, b: torch.Tensor | complex) -> torch.Tensor:
         result: torch.Tensor = reference(*_as_tensors(a, b))
         return result
 
@@ -165,7 +167,7 @@ def _comparison(name: str, reference: Callable[..., Any], doc: str, *tags: str) 
     )
 
 
-def _real_result(name: str, reference: Callable[..., Any], doc: str, kinds: str) -> Prim:
+def _real_result(name: str, reference: Reference, doc: str, kinds: str) -> Prim:
     """A prim whose result is real when its operand is complex."""
     accepted = frozenset("bifc".index(k) for k in kinds)
 
@@ -188,7 +190,7 @@ def _dense(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]
     return run
 
 
-def _where_meta(cond: TensorSpec, a: TensorSpec | Any, b: TensorSpec | Any) -> TensorSpec:
+def _where_meta(cond: TensorSpec, a: TensorSpec | Number, b: TensorSpec | Number) -> TensorSpec:
     require(cond.dtype is torch.bool, "where", lambda: f"cond has dtype {cond.dtype}, expected torch.bool")
     out = _operands("where", a, b)
     require(

@@ -4,18 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from primtorch.arguments import Sizes
 from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
 from primtorch.prims.record import Prim, require, require_dim, same_shape, spec_like
-from primtorch.spec import TensorSpec
+from primtorch.promotion import Typed
+from primtorch.spec import Size, TensorSpec
 
 aten = torch.ops.aten
 
 
-def _contiguous(t: TensorSpec, shape: Sequence[Any], dtype: torch.dtype | None = None) -> TensorSpec:
+def _contiguous(t: TensorSpec, shape: Sequence[Size], dtype: torch.dtype | None = None) -> TensorSpec:
     return spec_like(t, shape, contiguous_strides(tuple(shape)), dtype)
 
 
@@ -23,29 +24,29 @@ def _preserved(t: TensorSpec) -> TensorSpec:
     return spec_like(t, t.shape, dense_like(t.shape, t.strides))
 
 
-def indexed_shape(shape: Sequence[Any], indices: Sequence[Any]) -> tuple[Any, ...]:
+def indexed_shape(shape: Sequence[Size], indices: Sequence[Typed | None]) -> Sizes:
     """Shape of t[indices] with None for a whole dimension: adjacent index tensors stay in place, else they lead."""
     used = [d for d, index in enumerate(indices) if index is not None]
     if not used:
         return tuple(shape)
-    block = broadcast_shapes(*(indices[d].shape for d in used))
+    block = broadcast_shapes(*(index.shape for index in indices if index is not None))
     rest = [shape[d] for d in range(len(shape)) if d not in used]
     place = used[0] if used[-1] - used[0] + 1 == len(used) else 0
     return (*rest[:place], *block, *rest[place:])
 
 
-def _check_indices(name: str, t: TensorSpec, indices: Sequence[Any]) -> None:
+def _check_indices(name: str, t: TensorSpec, indices: Sequence[TensorSpec | None]) -> None:
     require(len(indices) <= len(t.shape), name, lambda: f"{len(indices)} indices for a tensor of rank {len(t.shape)}")
-    for index in indices:
-        require(index is None or index.dtype is torch.int64, name, lambda: f"index dtype {index.dtype}, not int64")
+    for dtype in (index.dtype for index in indices if index is not None):
+        require(dtype is torch.int64, name, lambda: f"index dtype {dtype}, not int64")
 
 
-def _index_meta(t: TensorSpec, indices: Sequence[Any], wrap: bool) -> TensorSpec:
+def _index_meta(t: TensorSpec, indices: Sequence[TensorSpec | None], wrap: bool) -> TensorSpec:
     _check_indices("index", t, indices)
     return _contiguous(t, indexed_shape(t.shape, indices))
 
 
-def _refuse_negative(indices: Sequence[Any]) -> None:
+def _refuse_negative(indices: Sequence[torch.Tensor | None]) -> None:
     """What eager does for operators that do not count from the end: an error on the host, an assertion on a device."""
     for index in indices:
         if index is None:
@@ -59,7 +60,7 @@ def _refuse_negative(indices: Sequence[Any]) -> None:
             )
 
 
-def _index(t: torch.Tensor, indices: Sequence[Any], wrap: bool) -> torch.Tensor:
+def _index(t: torch.Tensor, indices: Sequence[torch.Tensor | None], wrap: bool) -> torch.Tensor:
     if not wrap:
         _refuse_negative(indices)
     if all(index is None for index in indices):
@@ -68,7 +69,7 @@ def _index(t: torch.Tensor, indices: Sequence[Any], wrap: bool) -> torch.Tensor:
 
 
 def _index_put_meta(
-    t: TensorSpec, indices: Sequence[Any], values: TensorSpec, accumulate: bool, wrap: bool
+    t: TensorSpec, indices: Sequence[TensorSpec | None], values: TensorSpec, accumulate: bool, wrap: bool
 ) -> TensorSpec:
     _check_indices("index_put", t, indices)
     shape = indexed_shape(t.shape, indices)
@@ -82,7 +83,7 @@ def _index_put_meta(
 
 
 def _index_put(
-    t: torch.Tensor, indices: Sequence[Any], values: torch.Tensor, accumulate: bool, wrap: bool
+    t: torch.Tensor, indices: Sequence[torch.Tensor | None], values: torch.Tensor, accumulate: bool, wrap: bool
 ) -> torch.Tensor:
     if not wrap:
         _refuse_negative(indices)
@@ -104,7 +105,7 @@ def _gather_meta(t: TensorSpec, dim: int, index: TensorSpec) -> TensorSpec:
 
 
 def _scatter_meta(
-    t: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *rest: Any, **options: Any
+    t: TensorSpec, dim: int, index: TensorSpec, src: TensorSpec, *rest: object, **options: object
 ) -> TensorSpec:
     _check_along("scatter", t, dim, index)
     require(src.dtype == t.dtype, "scatter", lambda: f"src has dtype {src.dtype}, the tensor {t.dtype}")
@@ -181,7 +182,7 @@ def _sort_meta(t: TensorSpec, dim: int, descending: bool, stable: bool) -> tuple
     return _preserved(t), spec_like(t, t.shape, dense_like(t.shape, t.strides), torch.int64)
 
 
-def _topk_meta(t: TensorSpec, k: Any, dim: int, largest: bool, sorted: bool) -> tuple[TensorSpec, TensorSpec]:
+def _topk_meta(t: TensorSpec, k: Size, dim: int, largest: bool, sorted: bool) -> tuple[TensorSpec, TensorSpec]:
     require_dim("topk", dim, len(t.shape))
     shape = list(t.shape)
     if shape:

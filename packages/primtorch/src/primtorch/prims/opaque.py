@@ -5,8 +5,6 @@ Each is one ATen overload with the same arguments and results; a backend may cal
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch._ops import OpOverload
 
@@ -227,7 +225,7 @@ embedding_bag_forward_only = _opaque(
 
 
 # --- sizes that depend on data, values that leave the graph ---------------------------------------
-def _local_scalar(t: TensorSpec) -> Any:
+def _local_scalar(t: TensorSpec) -> float | torch.SymInt:
     if t.dtype.is_floating_point or t.dtype.is_complex:
         return 0.0
     return fresh_size((t,), None, -(2**63))

@@ -69,7 +69,7 @@ class Prim:
     def __name__(self) -> str:
         return self.name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Run the reference on real tensors."""
         return self.reference(*args, **kwargs)
 
@@ -86,7 +86,7 @@ class FormulaOf:
 
     operator: str
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         operator = operators()[self.operator]
         assert operator.formula is not None, f"{self.operator} is taken whole and has no formula"
         if operator.fresh:
@@ -98,7 +98,7 @@ def meta_of(overload: OpOverload) -> Meta:
     return FormulaOf(overload.name().removeprefix("aten::"))
 
 
-def fresh_size(operands: Sequence[Any], maximum: Size | None, minimum: int = 0) -> torch.SymInt:
+def fresh_size(operands: Sequence[object], maximum: Size | None, minimum: int = 0) -> torch.SymInt:
     """A size known only when the program runs, in the operands' shape environment if they have one."""
     sizes = (size for spec in operands if isinstance(spec, TensorSpec) for size in spec.shape)
     env = next(filter(None, map(shape_env_of, sizes)), None) or ShapeEnv()

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 
+from primtorch.arguments import Sizes
 from primtorch.layout import contiguous_strides
-from primtorch.prims.record import Prim, require, require_dim, require_dims, spec_like
+from primtorch.prims.record import Prim, Reference, require, require_dim, require_dims, spec_like
 from primtorch.spec import TensorSpec
 
 
-def _reduced(t: TensorSpec, dims: Sequence[int], keepdim: bool) -> tuple[Any, ...]:
+def _reduced(t: TensorSpec, dims: Sequence[int], keepdim: bool) -> Sizes:
     if keepdim:
         return tuple(1 if d in dims else size for d, size in enumerate(t.shape))
     return tuple(size for d, size in enumerate(t.shape) if d not in dims)
@@ -23,7 +23,7 @@ def _result(t: TensorSpec, dims: Sequence[int], keepdim: bool, dtype: torch.dtyp
     return spec_like(t, shape, contiguous_strides(shape), dtype)
 
 
-def _reduction(name: str, reference: Callable[..., Any], doc: str, takes: Callable[[torch.dtype], bool]) -> Prim:
+def _reduction(name: str, reference: Reference, doc: str, takes: Callable[[torch.dtype], bool]) -> Prim:
     def meta(t: TensorSpec, dims: Sequence[int], keepdim: bool = False) -> TensorSpec:
         require_dims(name, dims, len(t.shape))
         require(takes(t.dtype), name, lambda: f"does not take dtype {t.dtype}")
@@ -46,7 +46,7 @@ def _reduction(name: str, reference: Callable[..., Any], doc: str, takes: Callab
     )
 
 
-def _arg_reduction(name: str, reference: Callable[..., Any], doc: str) -> Prim:
+def _arg_reduction(name: str, reference: Reference, doc: str) -> Prim:
     def meta(t: TensorSpec, dims: Sequence[int], keepdim: bool = False) -> TensorSpec:
         require(len(dims) <= 1, name, lambda: f"takes one dimension or (), got {tuple(dims)}")
         require_dims(name, dims, len(t.shape))
@@ -82,7 +82,9 @@ def _var_mean_meta(
     return out, out
 
 
-def _var_mean(t: torch.Tensor, dims: Sequence[int], correction: float, keepdim: bool = False) -> Any:
+def _var_mean(
+    t: torch.Tensor, dims: Sequence[int], correction: float, keepdim: bool = False
+) -> tuple[torch.Tensor, torch.Tensor]:
     if not dims:  # eager takes () to mean every dimension
         return torch.var_mean(t.unsqueeze(-1), (-1,), correction=correction, keepdim=False)
     return torch.var_mean(t, tuple(dims), correction=correction, keepdim=keepdim)
@@ -139,7 +141,7 @@ var_mean = Prim(
 
 
 # --- scans ---------------------------------------------------------------------------------------
-def _scan(name: str, reference: Callable[..., Any], doc: str) -> Prim:
+def _scan(name: str, reference: Reference, doc: str) -> Prim:
     def meta(t: TensorSpec, dim: int) -> TensorSpec:
         require_dim(name, dim, len(t.shape))
         return spec_like(t, t.shape, contiguous_strides(t.shape))
@@ -155,7 +157,7 @@ def _scan(name: str, reference: Callable[..., Any], doc: str) -> Prim:
     )
 
 
-def _index_scan(name: str, reference: Callable[..., Any], doc: str) -> Prim:
+def _index_scan(name: str, reference: Reference, doc: str) -> Prim:
     def meta(t: TensorSpec, dim: int) -> tuple[TensorSpec, TensorSpec]:
         require_dim(name, dim, len(t.shape))
         strides = contiguous_strides(t.shape)

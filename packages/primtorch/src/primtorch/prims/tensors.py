@@ -4,10 +4,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
+from primtorch.arguments import Number, Sizes
 from primtorch.layout import (
     contiguous_strides,
     dense_like,
@@ -18,7 +18,7 @@ from primtorch.layout import (
 )
 from primtorch.prims import philox
 from primtorch.prims.record import Prim, require, require_dim, require_dims, same_shape, spec_like
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 
 aten = torch.ops.aten
 
@@ -123,11 +123,11 @@ complex = Prim(
 
 
 # --- creation ------------------------------------------------------------------------------------
-def _full_meta(shape: Sequence[Any], value: Any, dtype: torch.dtype, device: torch.device) -> TensorSpec:
+def _full_meta(shape: Sequence[Size], value: Number, dtype: torch.dtype, device: torch.device) -> TensorSpec:
     return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), dtype, torch.device(device))
 
 
-def _iota_meta(length: Any, start: Any, step: Any, dtype: torch.dtype, device: torch.device) -> TensorSpec:
+def _iota_meta(length: Size, start: Size, step: Size, dtype: torch.dtype, device: torch.device) -> TensorSpec:
     require(
         not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool,
         "iota",
@@ -141,7 +141,7 @@ def _iota(length: int, start: int, step: int, dtype: torch.dtype, device: torch.
 
 
 def _empty_strided_meta(
-    shape: Sequence[Any], strides: Sequence[Any], dtype: torch.dtype, device: torch.device
+    shape: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype, device: torch.device
 ) -> TensorSpec:
     require(len(shape) == len(strides), "empty_strided", lambda: f"{len(shape)} sizes and {len(strides)} strides")
     return TensorSpec(tuple(shape), tuple(strides), dtype, torch.device(device))
@@ -182,14 +182,14 @@ def _seed_meta(device: torch.device) -> TensorSpec:
 
 
 def _uniform_meta(
-    seed: TensorSpec, shape: Sequence[Any], stream: int = 0, dtype: torch.dtype = torch.float32
+    seed: TensorSpec, shape: Sequence[Size], stream: int = 0, dtype: torch.dtype = torch.float32
 ) -> TensorSpec:
     require(seed.dtype is torch.int64 and len(seed.shape) == 0, "random_uniform", lambda: "seed is a 0-d int64 tensor")
     require(dtype.is_floating_point, "random_uniform", lambda: f"draws floating-point numbers, not {dtype}")
     return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), dtype, seed.device)
 
 
-def _bits_meta(seed: TensorSpec, shape: Sequence[Any], stream: int = 0, width: int = 32) -> TensorSpec:
+def _bits_meta(seed: TensorSpec, shape: Sequence[Size], stream: int = 0, width: int = 32) -> TensorSpec:
     require(seed.dtype is torch.int64 and len(seed.shape) == 0, "random_bits", lambda: "seed is a 0-d int64 tensor")
     require(width in (32, 64), "random_bits", lambda: f"gives 32 or 64 bits, not {width}")
     return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), torch.int64, seed.device)
@@ -229,10 +229,10 @@ random_bits = Prim(
 
 
 # --- view ----------------------------------------------------------------------------------------
-def _expand_meta(t: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
+def _expand_meta(t: TensorSpec, shape: Sequence[Size]) -> TensorSpec:
     lead = len(shape) - len(t.shape)
     require(lead >= 0, "expand", lambda: f"a tensor of rank {len(t.shape)} does not expand to rank {len(shape)}")
-    strides: list[Any] = [0] * lead
+    strides: list[Size] = [0] * lead
     for size, stride, target in zip(t.shape, t.strides, shape[lead:], strict=True):
         if size is target or size == target:
             strides.append(stride)
@@ -252,7 +252,7 @@ def _permute_meta(t: TensorSpec, dims: Sequence[int]) -> TensorSpec:
     return spec_like(t, [t.shape[d] for d in dims], [t.strides[d] for d in dims], offset=t.offset)
 
 
-def _reshape_meta(t: TensorSpec, shape: Sequence[Any]) -> TensorSpec:
+def _reshape_meta(t: TensorSpec, shape: Sequence[Size]) -> TensorSpec:
     require(
         product(t.shape) == product(shape),
         "reshape",
@@ -275,8 +275,8 @@ def _squeeze_meta(t: TensorSpec, dims: Sequence[int]) -> TensorSpec:
 def _unsqueeze_meta(t: TensorSpec, dims: Sequence[int]) -> TensorSpec:
     rank = len(t.shape) + len(dims)
     require_dims("unsqueeze", dims, rank)
-    shape: list[Any] = list(t.shape)
-    strides: list[Any] = list(t.strides)
+    shape: list[Size] = list(t.shape)
+    strides: list[Size] = list(t.strides)
     for dim in sorted(dims):
         strides.insert(dim, shape[dim] * strides[dim] if dim < len(shape) else 1)
         shape.insert(dim, 1)
@@ -289,7 +289,7 @@ def _unsqueeze(t: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
     return t
 
 
-def _slice_meta(t: TensorSpec, dim: int, start: Any, stop: Any, step: Any) -> TensorSpec:
+def _slice_meta(t: TensorSpec, dim: int, start: Size, stop: Size, step: Size) -> TensorSpec:
     require_dim("slice", dim, len(t.shape))
     shape, strides = list(t.shape), list(t.strides)
     length = stop - start
@@ -329,7 +329,7 @@ def _diagonal_meta(t: TensorSpec, offset: int, dim1: int, dim2: int) -> TensorSp
     )
 
 
-def _unfold_meta(t: TensorSpec, dim: int, size: Any, step: Any) -> TensorSpec:
+def _unfold_meta(t: TensorSpec, dim: int, size: Size, step: Size) -> TensorSpec:
     if not t.shape:
         return spec_like(t, (size,), (1,), offset=t.offset)
     require_dim("unfold", dim, len(t.shape))
@@ -339,7 +339,7 @@ def _unfold_meta(t: TensorSpec, dim: int, size: Any, step: Any) -> TensorSpec:
     return spec_like(t, [*shape, size], [*strides, t.strides[dim]], offset=t.offset)
 
 
-def _as_strided_meta(t: TensorSpec, shape: Sequence[Any], strides: Sequence[Any], offset: Any) -> TensorSpec:
+def _as_strided_meta(t: TensorSpec, shape: Sequence[Size], strides: Sequence[Size], offset: Size) -> TensorSpec:
     return spec_like(t, shape, strides, offset=offset)
 
 
@@ -437,7 +437,7 @@ as_strided = Prim(
 
 
 # --- shape, materialising ------------------------------------------------------------------------
-def _cat_strides(tensors: Sequence[TensorSpec], shape: tuple[Any, ...]) -> tuple[Any, ...]:
+def _cat_strides(tensors: Sequence[TensorSpec], shape: Sizes) -> Sizes:
     """cat keeps a dense common order of dimensions, as eager does for channels-last."""
     same_rank = [t for t in tensors if len(t.shape) == len(shape)]
     if len(shape) in (4, 5) and same_rank and not any(is_contiguous(t.shape, t.strides) for t in same_rank):
@@ -451,7 +451,7 @@ def _cat_meta(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
     require(len(tensors) > 0, "cat", lambda: "needs at least one tensor")
     first = tensors[0]
     require_dim("cat", dim, len(first.shape))
-    total: Any = 0
+    total: Size = 0
     for t in tensors:
         require(t.dtype == first.dtype, "cat", lambda: f"dtypes {t.dtype} and {first.dtype}")
         require(
@@ -465,7 +465,7 @@ def _cat_meta(tensors: Sequence[TensorSpec], dim: int) -> TensorSpec:
     return spec_like(first, shape, _cat_strides(tensors, shape))
 
 
-def _pad_meta(t: TensorSpec, low: Sequence[Any], high: Sequence[Any], value: Any) -> TensorSpec:
+def _pad_meta(t: TensorSpec, low: Sequence[Size], high: Sequence[Size], value: Number) -> TensorSpec:
     require(len(low) == len(high) == len(t.shape), "pad", lambda: f"{len(low)} and {len(high)} for {len(t.shape)} dims")
     shape = [size + a + b for size, a, b in zip(t.shape, low, high, strict=True)]
     for size in shape:
@@ -473,19 +473,19 @@ def _pad_meta(t: TensorSpec, low: Sequence[Any], high: Sequence[Any], value: Any
     return spec_like(t, shape, elementwise_strides(tuple(shape), (tuple(dense_like(t.shape, t.strides)),)))
 
 
-def _pad(t: torch.Tensor, low: Sequence[int], high: Sequence[int], value: Any) -> torch.Tensor:
+def _pad(t: torch.Tensor, low: Sequence[int], high: Sequence[int], value: Number) -> torch.Tensor:
     flat = [n for a, b in zip(reversed(low), reversed(high), strict=True) for n in (a, b)]
     spec = _pad_meta(TensorSpec(tuple(t.shape), t.stride(), t.dtype, t.device), low, high, value)
     out = torch.empty_strided(spec.shape, spec.strides, dtype=t.dtype, device=t.device)
     return out.copy_(torch.ops.aten.constant_pad_nd.default(t, flat, value))
 
 
-def _copy_strided_meta(t: TensorSpec, strides: Sequence[Any]) -> TensorSpec:
+def _copy_strided_meta(t: TensorSpec, strides: Sequence[Size]) -> TensorSpec:
     require(len(strides) == len(t.shape), "copy_strided", lambda: f"{len(strides)} strides for rank {len(t.shape)}")
     return spec_like(t, t.shape, strides)
 
 
-def _slice_scatter_meta(t: TensorSpec, src: TensorSpec, dim: int, start: Any, stop: Any, step: Any) -> TensorSpec:
+def _slice_scatter_meta(t: TensorSpec, src: TensorSpec, dim: int, start: Size, stop: Size, step: Size) -> TensorSpec:
     part = _slice_meta(t, dim, start, stop, step)
     require(
         same_shape(part.shape, src.shape),

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
 
+from primtorch.arguments import Sizes
 from primtorch.layout import (
     suggested_strides,
 )
 from primtorch.prims.record import Prim, meta_of, require, spec_like
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 
 aten = torch.ops.aten
 
 
 # --- windows -------------------------------------------------------------------------------------
-def pooled_size(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any, ceil_mode: bool) -> Any:
+def pooled_size(size: Size, kernel: Size, stride: Size, padding: Size, dilation: Size, ceil_mode: bool) -> Size:
     """Number of windows; with `ceil_mode` also one that passes the end, if it starts in the input or low padding."""
     span = size + 2 * padding - dilation * (kernel - 1) - 1
     if not ceil_mode:
@@ -30,12 +30,12 @@ def pooled_size(size: Any, kernel: Any, stride: Any, padding: Any, dilation: Any
 def _pooled(
     name: str,
     t: TensorSpec,
-    kernel: Sequence[Any],
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
+    kernel: Sequence[Size],
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
     ceil_mode: bool,
-) -> tuple[Any, ...]:
+) -> Sizes:
     rank = len(t.shape) - 2
     require(1 <= rank <= 3, name, lambda: f"expects (N, C, *spatial) with 1 to 3 spatial dims, got {tuple(t.shape)}")
     require(
@@ -53,10 +53,10 @@ def _pooled(
 
 def _max_pool_meta(
     t: TensorSpec,
-    kernel: Sequence[Any],
-    stride: Sequence[Any],
-    padding: Sequence[Any],
-    dilation: Sequence[Any],
+    kernel: Sequence[Size],
+    stride: Sequence[Size],
+    padding: Sequence[Size],
+    dilation: Sequence[Size],
     ceil_mode: bool,
 ) -> tuple[TensorSpec, TensorSpec]:
     shape = _pooled("max_pool", t, kernel, stride, padding, dilation, ceil_mode)
@@ -71,19 +71,21 @@ def _max_pool(
     padding: Sequence[int],
     dilation: Sequence[int],
     ceil_mode: bool,
-) -> Any:
+) -> tuple[torch.Tensor, torch.Tensor]:
     pool = (aten.max_pool2d_with_indices, aten.max_pool2d_with_indices, aten.max_pool3d_with_indices)[len(kernel) - 1]
+    out: tuple[torch.Tensor, torch.Tensor]
     if len(kernel) > 1:
-        return pool.default(t, kernel, stride, padding, dilation, ceil_mode)
+        out = pool.default(t, kernel, stride, padding, dilation, ceil_mode)
+        return out
     out = pool.default(t.unsqueeze(2), [1, *kernel], [1, *stride], [0, *padding], [1, *dilation], ceil_mode)
     return out[0].squeeze(2).contiguous(), out[1].squeeze(2).contiguous()
 
 
 def _avg_pool_meta(
     t: TensorSpec,
-    kernel: Sequence[Any],
-    stride: Sequence[Any],
-    padding: Sequence[Any],
+    kernel: Sequence[Size],
+    stride: Sequence[Size],
+    padding: Sequence[Size],
     ceil_mode: bool,
     count_include_pad: bool,
     divisor: int | None,
@@ -100,12 +102,12 @@ def _avg_pool(
     ceil_mode: bool,
     count_include_pad: bool,
     divisor: int | None,
-) -> Any:
+) -> torch.Tensor:
     options = (ceil_mode, count_include_pad, divisor)
-    if len(kernel) == 3:
-        return aten.avg_pool3d.default(t, kernel, stride, padding, *options)
-    if len(kernel) == 2:
-        return aten.avg_pool2d.default(t, kernel, stride, padding, *options)
+    out: torch.Tensor
+    if len(kernel) > 1:
+        out = (aten.avg_pool2d if len(kernel) == 2 else aten.avg_pool3d).default(t, kernel, stride, padding, *options)
+        return out
     out = aten.avg_pool2d.default(t.unsqueeze(2), [1, *kernel], [1, *stride], [0, *padding], *options)
     return out.squeeze(2).contiguous()
 
