@@ -124,23 +124,23 @@ def cond(x: torch.Tensor) -> torch.Tensor:
     return torch.cond(x.sum() > 0, lambda t: t.sin(), lambda t: t.cos(), (x,))
 
 
-@part(HIGHER, "while_loop", "higher_order_operator", gradient=False)
+@part(HIGHER, "while_loop", gradient=False)
 def loop(x: torch.Tensor) -> Any:
     count = torch.zeros((), dtype=torch.int64)
     return while_loop(lambda i, t: i < 3, lambda i, t: (i + 1, t * 1.5), (count, x))
 
 
-@part(HIGHER, "scan", "higher_order_operator")
+@part(HIGHER, "scan")
 def scanned(x: torch.Tensor) -> Any:
     return scan(lambda carry, row: (carry + row, carry * row), torch.zeros_like(x[0]), x)
 
 
-@part(HIGHER, "associative_scan", "higher_order_operator", gradient=False)
+@part(HIGHER, "associative_scan", gradient=False)
 def associative(x: torch.Tensor) -> Any:
     return associative_scan(torch.add, x, 0, combine_mode="generic")
 
 
-@part(HIGHER, "map", "higher_order_operator")
+@part(HIGHER, "map")
 def mapped(x: torch.Tensor) -> Any:
     return hop_map(lambda row: row.sin() * 2, x)
 

@@ -13,6 +13,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.associative_scan import associative_scan
+from torch._higher_order_ops.map import map as hop_map
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree as pytree
 
 import torchcompile
@@ -28,8 +32,56 @@ def _plain_cond(pred: Any, true_fn: Program, false_fn: Program, operands: Any = 
     return true_fn(*operands) if pred else false_fn(*operands)
 
 
-OPERATORS = SimpleNamespace(cond=torch.cond)
-PYTHON = SimpleNamespace(cond=_plain_cond)
+def _slices(tree: Any, dim: int = 0) -> list[Any]:
+    leaves, structure = pytree.tree_flatten(tree)
+    return [pytree.tree_unflatten(list(row), structure) for row in zip(*(x.unbind(dim) for x in leaves), strict=True)]
+
+
+def _stacked(rows: list[Any], dim: int = 0) -> Any:
+    return pytree.tree_map(lambda *leaves: torch.stack(leaves, dim if dim <= leaves[0].dim() else 0), *rows)
+
+
+def _plain_map(f: Program, xs: Any, *args: Any) -> Any:
+    return _stacked([f(row, *args) for row in _slices(xs)])
+
+
+def _plain_scan(combine_fn: Program, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
+    order = -1 if reverse else 1
+    carry, rows = init, []
+    for row in _slices(xs, dim)[::order]:
+        carry, out = combine_fn(carry, row)
+        rows.append(out)
+    return carry, _stacked(rows[::order], dim)
+
+
+def _plain_associative_scan(
+    combine_fn: Program, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "generic"
+) -> Any:
+    order = -1 if reverse else 1
+    first, *rest = _slices(xs, dim)[::order]
+    rows = [first]
+    for row in rest:
+        rows.append(combine_fn(rows[-1], row))
+    return _stacked(rows[::order], dim)
+
+
+def _plain_while_loop(cond_fn: Program, body_fn: Program, carried_inputs: Any) -> Any:
+    carry = carried_inputs
+    while cond_fn(*carry):
+        carry = body_fn(*carry)
+    return carry
+
+
+OPERATORS = SimpleNamespace(
+    cond=torch.cond, map=hop_map, scan=scan, associative_scan=associative_scan, while_loop=while_loop
+)
+PYTHON = SimpleNamespace(
+    cond=_plain_cond,
+    map=_plain_map,
+    scan=_plain_scan,
+    associative_scan=_plain_associative_scan,
+    while_loop=_plain_while_loop,
+)
 
 
 class Gate(nn.Module):
@@ -163,6 +215,117 @@ def a_predicate_of_python(ops: Any) -> Program:
     return lambda x: ops.cond(True, lambda t: t.sin(), lambda t: t.sum(), (x,))
 
 
+@case()
+def a_mapped_function(ops: Any) -> Program:
+    weight = torch.arange(16, dtype=torch.float64).view(4, 4) / 8
+
+    def f(x: torch.Tensor) -> Any:
+        scale = x.mean()
+        return ops.map(lambda row, bias: (row @ weight * scale + bias, row.sum()), x, x[0])
+
+    return f
+
+
+@case()
+def a_mapped_tree(ops: Any) -> Program:
+    return lambda x: ops.map(lambda row: {"a": row["x"].sin() * row["y"]}, {"x": x, "y": x * 2})
+
+
+class Recurrence(nn.Module):
+    """A gated recurrence, as a loop over the rows of its input."""
+
+    def __init__(self, ops: Any) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.ops, self.gate, self.new = ops, nn.Linear(8, 4).double(), nn.Linear(8, 4).double()
+
+    def forward(self, x: torch.Tensor) -> Any:
+        def step(state: torch.Tensor, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            both = torch.cat([state, row])
+            share = self.gate(both).sigmoid()
+            return share * state + (1 - share) * self.new(both).tanh(), state.sum() * row
+
+        return self.ops.scan(step, torch.zeros(4), x)
+
+
+@case()
+def a_recurrence_of_modules(ops: Any) -> Program:
+    return Recurrence(ops)
+
+
+@case()
+def a_loop_from_the_end_along_another_dimension(ops: Any) -> Program:
+    def f(x: torch.Tensor) -> Any:
+        def step(carry: Any, row: Any) -> Any:
+            total = carry["total"] + row[0] * row[1]
+            return {"total": total, "count": carry["count"] + 1}, (total * 2, row[0].sum())
+
+        start = {"total": x[:, 0] * 0, "count": torch.zeros((), dtype=torch.int64)}
+        carry, (rows, sums) = ops.scan(step, start, (x, x.cos()), dim=1, reverse=True)
+        return carry["total"], carry["count"], rows, sums.sum()
+
+    return f
+
+
+@case(shapes=(((3, 4),), ((1, 4),), ((5, 4),)), dynamic_graphs=3)
+def a_loop_over_one_slice(ops: Any) -> Program:
+    return lambda x: ops.scan(lambda carry, row: (carry * row, carry + row), x[0] + 1, x)
+
+
+@case()
+def a_branch_within_a_loop(ops: Any) -> Program:
+    def step(carry: torch.Tensor, row: torch.Tensor) -> Any:
+        carry = ops.cond(row.sum() > carry.sum(), lambda: carry + row.sin(), lambda: carry * row)
+        return carry, carry * 2
+
+    return lambda x: ops.scan(step, torch.ones(4), x)
+
+
+@case()
+def a_loop_within_a_branch(ops: Any) -> Program:
+    def looped(t: torch.Tensor) -> Any:
+        return ops.scan(lambda carry, row: (carry * row, carry.sin() + row), t[0] * 2, t)[1]
+
+    return lambda x: ops.cond(x.sum() > 0, looped, lambda t: t.cos(), (x,))
+
+
+@case()
+def an_associative_loop(ops: Any) -> Program:
+    def combine(a: Any, b: Any) -> Any:
+        return {"decay": a["decay"] * b["decay"], "state": b["decay"] * a["state"] + b["state"]}
+
+    def f(x: torch.Tensor) -> Any:
+        tree = {"decay": x.sigmoid(), "state": x.sin()}
+        return ops.associative_scan(combine, tree, 0, combine_mode="generic")["state"]
+
+    return f
+
+
+@case()
+def an_associative_loop_from_the_end(ops: Any) -> Program:
+    return lambda x: ops.associative_scan(lambda a, b: a * b, x, 1, reverse=True, combine_mode="generic")
+
+
+@case()
+def a_loop_while_a_condition_holds(ops: Any) -> Program:
+    weight = torch.eye(4, requires_grad=True) / 2
+
+    def f(x: torch.Tensor) -> Any:
+        limit = x.abs().sum() / 4
+
+        def holds(count: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
+            return (state.abs().sum() > limit) & (count < 9)
+
+        return ops.while_loop(holds, lambda n, state: (n + 1, state @ weight + x / 9), (torch.zeros(()), x))
+
+    return f
+
+
+@case()
+def a_loop_without_a_step(ops: Any) -> Program:
+    return lambda x: ops.while_loop(lambda t: t.sum() > 99, lambda t: (t * 2,), (x.sin(),))[0]
+
+
 def _results(program: Program, arguments: list[torch.Tensor]) -> tuple[list[Any], list[Any]]:
     leaves = pytree.tree_leaves(program(*arguments))
     wanted = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.requires_grad]
@@ -195,14 +358,32 @@ def test_values_and_gradients(name: str, backend: str, dynamic: bool) -> None:
         assert torchdynamo.stats().graphs <= made.dynamic_graphs * 2
 
 
+TWICE = (
+    "a_branch_of_modules", "a_recurrence_of_modules", "an_associative_loop", "a_branch_within_a_loop",
+    "a_loop_within_a_branch",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TWICE)
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
-def test_second_derivatives(backend: str) -> None:
-    made = CASES["a_branch_of_modules"]
+def test_second_derivatives(name: str, backend: str) -> None:
+    made = CASES[name]
     plain, ours = made.make(PYTHON), torchcompile.compile(made.make(OPERATORS), backend=backend, fullgraph=True)
     for (x,) in made.calls():
-        slopes = [torch.autograd.grad(f(x).sin().sum(), x, create_graph=True)[0] for f in (plain, ours)]
+        totals = [sum(leaf.sin().sum() for leaf in pytree.tree_leaves(f(x))) for f in (plain, ours)]
+        slopes = [torch.autograd.grad(total, x, create_graph=True)[0] for total in totals]
         wanted, found = (torch.autograd.grad(slope.square().sum(), x)[0] for slope in slopes)
         _close(found, wanted)
+
+
+def test_a_loop_of_data_dependent_length_has_no_second_derivative() -> None:
+    made = CASES["a_loop_while_a_condition_holds"]
+    ours = torchcompile.compile(made.make(OPERATORS), backend="aot_eager", fullgraph=True)
+    x = torch.rand(3, 4, requires_grad=True)
+    (slope,) = torch.autograd.grad(ours(x)[1].square().sum(), x, create_graph=True)
+    _close(slope, torch.autograd.grad(made.make(PYTHON)(x)[1].square().sum(), x)[0])
+    with pytest.raises(RuntimeError, match="while_loop_derivative has no derivative"):
+        slope.sum().backward()
 
 
 @pytest.mark.expected_eager("graph_break")
@@ -276,6 +457,16 @@ REFUSED: dict[str, tuple[Program, str]] = {
     "a list of the program's": (_local_log, "changes objects outside"),
     "a variable of the program's": (_nonlocal, "changes objects outside"),
     "a break within": (_cond(lambda t: t * t.sum().item()), "tensor_to_number"),
+    "a carry of another dtype": (
+        lambda x: scan(lambda c, row: ((c + row).float(), row * 2), torch.zeros(4), x),
+        "comes back with different dtypes",
+    ),
+    "a carry as a row": (lambda x: scan(lambda c, row: (c + row, c), torch.zeros(4), x), "given to it"),
+    "a loop over nothing": (lambda x: hop_map(torch.sin, x[:0]), "of different lengths, or of none"),
+    "a number carried": (
+        lambda x: while_loop(lambda n, t: n < 3, lambda n, t: (n + 1, t * 2), (0, x)),
+        "carried inputs that are no tensors",
+    ),
     "an error within": (_cond(lambda t: t @ torch.ones(99, 1)), "raises RuntimeError"),
 }
 

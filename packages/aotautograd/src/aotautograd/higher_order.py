@@ -46,7 +46,7 @@ class TracedCalls:
         tensors = operands[operator.sizes :]
         if any(operator.differentiable) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             results: tuple[Any, ...] = _Differentiated.apply(self, operator, *operands)  # type: ignore[no-untyped-call]
-            return results
+            return results[: len(operator.differentiable)]
         return self.emit(operator, operands)
 
     def emit(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
@@ -104,31 +104,39 @@ class TracedCalls:
 
 
 class _Differentiated(torch.autograd.Function):
-    """A call, and behind it the call of its derivative."""
+    """A call, and behind it the call of its derivative. What is kept for that is a result like the others: it has a
+    derivative of its own, for whoever differentiates twice."""
 
     @staticmethod
     def forward(ctx: Any, calls: TracedCalls, operator: HigherOrder, *operands: Any) -> Any:
-        results = calls.emit(operator.keeping(), operands)
-        count = len(operator.differentiable)
-        ctx.calls, ctx.operator, ctx.numbers = calls, operator, operands[: operator.sizes]
-        ctx.casts = autocast_state()
-        ctx.save_for_backward(*operands[operator.sizes :], *results[count:])
-        ctx.operands = len(operands) - operator.sizes
-        apart = [value for value, has in zip(results, operator.differentiable, strict=False) if not has]
+        keeping = operator.keeping()
+        results = calls.emit(keeping, operands)
+        ctx.calls, ctx.operator, ctx.keeping = calls, operator, keeping
+        ctx.numbers, ctx.casts = operands[: operator.sizes], autocast_state()
+        ctx.specs = [spec_of(value) for value in results]
+        ctx.count = len(operands) - operator.sizes
+        ctx.save_for_backward(*operands[operator.sizes :], *results[len(operator.differentiable) :])
+        apart = [value for value, has in zip(results, keeping.differentiable, strict=True) if not has]
         ctx.mark_non_differentiable(*apart)
-        return results[:count]
+        ctx.set_materialize_grads(False)
+        return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        operator: HigherOrder = ctx.operator
-        tensors, kept = ctx.saved_tensors[: ctx.operands], ctx.saved_tensors[ctx.operands :]
-        operands = (*ctx.numbers, *tensors)
-        tangents = tuple(g for g, has in zip(gradients, operator.differentiable, strict=True) if has)
-        needs = ctx.needs_input_grad[2:]
+        count = len(ctx.operator.differentiable)
+        twice = any(gradient is not None for gradient in gradients[count:])
+        operator: HigherOrder = ctx.keeping if twice else ctx.operator
+        operands = (*ctx.numbers, *ctx.saved_tensors[: ctx.count])
+        tangents = tuple(
+            torch.zeros(spec.shape, dtype=spec.dtype, device=spec.device) if gradient is None else gradient
+            for gradient, spec, has in zip(gradients, ctx.specs, operator.differentiable, strict=False)
+            if has
+        )
         before = autocast_state()
         set_autocast_state(ctx.casts)  # the body runs again as it ran
         try:
-            derivative = operator.derivative(operands, kept, tangents, needs)
+            kept = ctx.saved_tensors[ctx.count :]
+            derivative = operator.derivative(operands, kept, tangents, ctx.needs_input_grad[2:])
         finally:
             set_autocast_state(before)
         found = ctx.calls(derivative.operator, derivative.operands)

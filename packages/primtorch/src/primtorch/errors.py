@@ -85,5 +85,5 @@ class TraceError(PrimTorchError):
     """A function can't be recorded as a graph."""
 
 
-class NoDerivative(PrimTorchError):
-    """An operator over graphs has no derivative: it is itself one that is taken as a whole."""
+class NoDerivative(RuntimeError):
+    """An operator over graphs has no derivative. As eager's error of the kind, it is for who runs the backward."""

@@ -144,6 +144,212 @@ class Cond(HigherOrder):
 
 
 @dataclass(frozen=True, eq=False, repr=False)
+class Scan(HigherOrder):
+    """A loop over the slices of tensors along their first dimension.
+
+    Operands: numbers, what the body closes over, `carries` tensors, `mapped` tensors of one length. The body takes them
+    with a slice in the place of each mapped tensor, and gives the next carries, then a row of each further result.
+    Results: the last carries, then the rows, stacked. Carries are row-major. With `reverse` the last slice is the
+    first; a row stands where its slice does.
+    """
+
+    carries: int = field(kw_only=True)
+    mapped: int = field(kw_only=True)
+    reverse: bool = field(default=False, kw_only=True)
+
+    labels = ("step",)
+    name = "scan"
+
+    def run(self, *operands: Any) -> Values:
+        (step,) = self.bodies
+        around, carry, mapped = self._parts(operands)
+        carry = tuple(value.contiguous() for value in carry)
+        length = mapped[0].shape[0]
+        rows: list[Sequence[Any]] = [()] * length
+        for place in reversed(range(length)) if self.reverse else range(length):
+            found = step(*around, *carry, *(value[place] for value in mapped))
+            carry = tuple(value.contiguous() for value in found[: self.carries])
+            rows[place] = found[self.carries :]
+        return (*carry, *map(torch.stack, zip(*rows, strict=True)))
+
+    def _parts(self, operands: Values) -> tuple[Values, Values, Values]:
+        """(numbers and what is closed over, carries, mapped tensors)"""
+        last = len(operands) - self.mapped
+        return operands[: last - self.carries], operands[last - self.carries : last], operands[last:]
+
+    def given(self, operands: Values) -> tuple[Values, ...]:
+        around, carry, mapped = self._parts(operands)
+        return ((*around[self.sizes :], *map(_as_carry, carry), *map(slice_of, mapped)),)
+
+    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+        length = operands[-1].shape[0]
+        carry, rows = found[0][: self.carries], found[0][self.carries :]
+        return (*map(_as_carry, carry), *(row_major((length, *row.shape), row) for row in rows))
+
+    def keeping(self) -> HigherOrder:
+        """Its further results are the carries that each step was given."""
+        history = (*self.differentiable, *self.differentiable[: self.carries])
+        return replace(self, bodies=(_Keeping(self.bodies[0], self.carries, self.mapped),), differentiable=history)
+
+    def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
+        """The loop the other way round: it carries the gradients of the carries, and sums those of what the body closes
+        over."""
+        around, _, mapped = self._parts(operands)
+        first, last = len(around), len(around) + self.carries
+        closed = tuple(i for i in range(self.sizes, first) if needs[i])
+        carried = tuple(first + i for i in range(self.carries) if self.differentiable[i])
+        sliced = self._needed(operands, needs, last)
+        wanted = (*closed, *carried, *sliced)
+        pull = Pullback(self.bodies[0], len(operands), wanted, self.differentiable, autocast_state())
+        step = _BackwardStep(pull, first, len(carried), len(closed))
+        sums = tuple(torch.zeros_like(operands[i]) for i in closed)
+        inputs = (*around, *tangents[: len(carried)], *sums, *kept, *mapped, *tangents[len(carried) :])
+        operator = Scan(
+            (step,),
+            self.sizes,
+            (True,) * len(wanted),
+            carries=len(carried) + len(closed),
+            mapped=len(inputs) - first - len(carried) - len(closed),
+            reverse=not self.reverse,
+        )
+        return Derivative(operator, inputs, (*carried, *closed, *sliced))
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _Keeping:
+    """A step that gives the carries that it is given, too."""
+
+    step: Body
+    carries: int
+    mapped: int
+
+    def __call__(self, *flat: Any) -> Values:
+        last = len(flat) - self.mapped
+        return (*self.step(*flat), *flat[last - self.carries : last])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class _BackwardStep:
+    """The derivative of a step as a step: (what it closes over, gradients of carries, sums, carries, slices, gradients
+    of rows) -> (gradients of carries, sums, gradients of slices)."""
+
+    pull: Pullback
+    around: int
+    carried: int
+    closed: int
+
+    def __call__(self, *flat: Any) -> Values:
+        first, middle, last = self.around, self.around + self.carried, self.around + self.carried + self.closed
+        inputs = (*flat[:first], *flat[last : last + self.pull.inputs - first])
+        rows = flat[last + self.pull.inputs - first :]
+        found = self.pull(*inputs, *flat[first:middle], *rows)
+        closed, carried = found[: self.closed], found[self.closed : self.closed + self.carried]
+        sums = [total + more for total, more in zip(flat[middle:last], closed, strict=True)]
+        return (*carried, *sums, *found[self.closed + self.carried :])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WhileLoop(HigherOrder):
+    """Steps as long as a condition, a tensor of one element, holds of the carries.
+
+    Operands: numbers, what the bodies close over, `carries` tensors. Both bodies take them all; the results are the
+    last carries, row-major.
+    """
+
+    carries: int = field(kw_only=True)
+
+    labels = ("condition", "step")
+    name = "while_loop"
+
+    def run(self, *operands: Any) -> Values:
+        first = tuple(value.contiguous() for value in operands[-self.carries :])
+        *_, last = self._states(operands[: -self.carries], first)
+        return tuple(value.clone() for value in last) if last is first else last
+
+    def _states(self, around: Values, carry: Values) -> Iterator[Values]:
+        """The carries before each step, and behind the last."""
+        condition, step = self.bodies[:2]
+        yield carry
+        while bool(condition(*around, *carry)[0]):
+            carry = tuple(value.contiguous() for value in step(*around, *carry))
+            yield carry
+
+    def given(self, operands: Values) -> tuple[Values, ...]:
+        around, carry = operands[self.sizes : -self.carries], operands[-self.carries :]
+        return ((*around, *map(_as_carry, carry)),) * 2
+
+    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+        return tuple(map(_as_carry, operands[-self.carries :]))
+
+    def derivative(self, operands: Values, kept: Values, tangents: Values, needs: Sequence[bool]) -> Derivative:
+        first = len(operands) - self.carries
+        closed = tuple(i for i in range(self.sizes, first) if needs[i])
+        carried = tuple(first + i for i in range(self.carries) if self.differentiable[i])
+        pull = Pullback(self.bodies[1], len(operands), (*closed, *carried), self.differentiable, autocast_state())
+        operator = WhileLoopDerivative(
+            (*self.bodies, pull),
+            self.sizes,
+            (True,) * len(pull.wanted),
+            loop=replace(self),
+            closed=tuple(i - self.sizes for i in closed),
+            carried=len(carried),
+        )
+        return Derivative(operator, (*operands, *tangents), pull.wanted)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class WhileLoopDerivative(HigherOrder):
+    """The loop again, and then its steps' derivatives from the last to the first: how many there are only the data
+    tells, so that nothing is kept of them.
+
+    Operands: those of the loop, then the gradients of `carried` of its results. Results: the gradients of what is
+    `closed` over (places behind the numbers), then those of the carries.
+    """
+
+    loop: WhileLoop = field(kw_only=True)
+    closed: tuple[int, ...] = field(kw_only=True)
+    carried: int = field(kw_only=True)
+
+    labels = ("condition", "step", "backward_step")
+    name = "while_loop_derivative"
+
+    def run(self, *operands: Any) -> Values:
+        loop = replace(self.loop, bodies=self.bodies[:2], sizes=self.sizes)
+        around, carry, gradients = self._parts(operands)
+        sums = [torch.zeros_like(around[self.sizes + i], memory_format=torch.contiguous_format) for i in self.closed]
+        *before, _ = loop._states(around, tuple(value.contiguous() for value in carry))
+        gradients = tuple(value.clone(memory_format=torch.contiguous_format) for value in gradients)
+        for state in reversed(before):
+            found = self.bodies[2](*around, *state, *gradients)
+            sums = [total + more for total, more in zip(sums, found[: len(sums)], strict=True)]
+            gradients = tuple(value.contiguous() for value in found[len(sums) :])
+        return (*(total.contiguous() for total in sums), *gradients)
+
+    def _parts(self, operands: Values) -> tuple[Values, Values, Values]:
+        last = len(operands) - self.carried
+        first = last - self.loop.carries
+        return operands[:first], operands[first:last], operands[last:]
+
+    def given(self, operands: Values) -> tuple[Values, ...]:
+        around, carry, gradients = self._parts(operands)
+        of_loop = (*around[self.sizes :], *map(_as_carry, carry))
+        return of_loop, of_loop, (*of_loop, *map(_as_carry, gradients))
+
+    def results(self, operands: Values, found: Sequence[Sequence[Any]]) -> tuple[TensorSpec, ...]:
+        around, _, gradients = self._parts(operands)
+        return tuple(map(_as_carry, (*(around[self.sizes + i] for i in self.closed), *gradients)))
+
+
+def _as_carry(value: Any) -> TensorSpec:
+    return row_major(value.shape, value)
+
+
+def slice_of(value: Any) -> TensorSpec:
+    spec = spec_of(value)
+    return TensorSpec(spec.shape[1:], spec.strides[1:], spec.dtype, spec.device)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
 class Pullback:
     """A body's vector-Jacobian product: (inputs, gradients of the differentiable results) -> gradients of inputs.
 

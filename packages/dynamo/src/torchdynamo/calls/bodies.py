@@ -127,11 +127,17 @@ class Bodies:
         recorder.remember(fake, node)
         return fake
 
-    def graph(self, body: Recorded, inputs: Sequence[fx.Node]) -> tuple[fx.GraphModule, bool]:
-        """The body as a graph of `inputs` and then its stand-ins, and whether it has an effect."""
+    def discard(self, body: Recorded) -> None:
+        """Takes a body out of the graph that is recorded again."""
+        for node in reversed(body.nodes):
+            self.recorder.graph.erase_node(node)
+
+    def graph(self, body: Recorded, inputs: Sequence[fx.Node], repeated: int = 1) -> tuple[fx.GraphModule, bool]:
+        """The body as a graph of `inputs` and then its stand-ins, and whether it has an effect. `repeated`: how often
+        the graph gives the body's results."""
         regions = self.recorder.regions
         region = regions.outline(body.nodes, inputs)
-        region.outputs = [region.copies[node] for node in body.results]
+        region.outputs = [region.copies[node] for node in body.results] * repeated
         region.sealed = refusal("a value of a body is used outside of it")
         return regions.finished_sealed(region), region.has_effect
 

@@ -16,7 +16,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from primtorch.fake import FakeTensor
-from primtorch.higher_order import Cond, HigherOrder
+from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop, row_major, slice_of
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.bodies import Bodies, Recorded, refusal
 from torchdynamo.interpreter.protocol import InterpreterApi, World
@@ -24,6 +24,7 @@ from torchdynamo.outside.outside import Outside
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+Stand = Sequence[tuple[TensorSpec, bool]]  # what stands for tensors in a body: what each is, and whether it has history
 
 
 class HigherOrderCalls:
@@ -74,6 +75,159 @@ class HigherOrderCalls:
         results = self._write(operator, [*numbers, chosen, *tensors], first.specs, any(effects))
         return pytree.tree_unflatten(results, first.tree)
 
+    def map(self, f: Any, xs: Any, *args: Any) -> Any:
+        """`map(f, xs, *args)`: f of each slice of `xs` along its first dimension."""
+        leaves, tree = pytree.tree_flatten(xs)
+        self._refuse_unsliceable(leaves)
+        slices = [(_slice(leaf), leaf.requires_grad) for leaf in leaves]
+        body = self.bodies.record("the mapped function", f, lambda: (self._stand_ins(tree, slices), *args))
+        results = self._scan(body, [], leaves, body.history)
+        return pytree.tree_unflatten(results, body.tree)
+
+    def scan(self, combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
+        """`scan(combine_fn, init, xs, dim=dim, reverse=reverse)`."""
+        carry, of_carry = pytree.tree_flatten(init)
+        leaves, of_xs = pytree.tree_flatten(xs)
+        if not carry or not _tensors_only(carry):
+            raise refusal("an initial carry that is no tree of tensors")
+        moved, dim = self._moved(leaves, dim)
+        slices = [(_slice(leaf), leaf.requires_grad) for leaf in moved]
+
+        def record(carries: Stand) -> Recorded:
+            make = lambda: (self._stand_ins(of_carry, carries), self._stand_ins(of_xs, slices))
+            return self.bodies.record("the step", combine_fn, make)
+
+        def parts(body: Recorded) -> tuple[Any, Any]:
+            found = pytree.tree_unflatten(range(len(body.specs)), body.tree)
+            if type(found) is not tuple or len(found) != 2 or pytree.tree_structure(found[0]) != of_carry:
+                raise refusal("the step returns no pair of a carry like the one that it is given, and a row")
+            return found
+
+        body, history = self._settled(carry, record, lambda body: pytree.tree_leaves(parts(body)[0]))
+        results = self._scan(body, carry, moved, (*history, *body.history[len(carry) :]), reverse=bool(reverse))
+        of_rows = pytree.tree_structure(parts(body)[1])
+        rows = [row.movedim(0, dim) if 0 < dim < row.dim() else row for row in results[len(carry) :]]
+        return pytree.tree_unflatten(results[: len(carry)], of_carry), pytree.tree_unflatten(rows, of_rows)
+
+    def associative_scan(
+        self, combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+    ) -> Any:
+        """`associative_scan(combine_fn, xs, dim, reverse, combine_mode)`, as a loop that carries its last row."""
+        leaves, tree = pytree.tree_flatten(xs)
+        if combine_mode != "generic" and (combine_mode != "pointwise" or any(x.device.type == "cpu" for x in leaves)):
+            raise refusal(f"combine_mode={combine_mode!r} of these tensors")
+        moved, dim = self._moved(leaves, dim)
+        if any(leaf.shape[0] < 2 for leaf in moved):
+            raise refusal("a single slice, which the operator returns as it is")
+        first, rest = (-1, slice(None, -1)) if reverse else (0, slice(1, None))
+        carry, others = [leaf[first] for leaf in moved], [leaf[rest] for leaf in moved]
+        slices = [(_slice(leaf), leaf.requires_grad) for leaf in others]
+
+        def record(carries: Stand) -> Recorded:
+            make = lambda: (self._stand_ins(tree, carries), self._stand_ins(tree, slices))
+            body = self.bodies.record("the combining function", combine_fn, make)
+            if body.tree != tree:
+                raise refusal("the combining function returns another structure than it is given")
+            return body
+
+        body, history = self._settled(carry, record, lambda body: range(len(body.specs)))
+        found = self._scan(body, carry, others, (*history, *history), reverse=bool(reverse), repeated=2)
+        rows = []
+        for start, row in zip(carry, found[len(carry) :], strict=True):
+            whole = torch.cat([row, start[None]] if reverse else [start[None], row])
+            rows.append(whole.movedim(0, dim) if dim else whole)
+        return pytree.tree_unflatten(rows, tree)
+
+    def while_loop(self, cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
+        """`while_loop(cond_fn, body_fn, carried_inputs)`."""
+        carry, tree = pytree.tree_flatten(tuple(carried_inputs))
+        if not carry or not _tensors_only(carry):
+            raise refusal("carried inputs that are no tensors")
+
+        def record(carries: Stand) -> Recorded:
+            make = lambda: tuple(self._stand_ins(tree, carries))
+            body = self.bodies.record("the body of the loop", body_fn, make)
+            if pytree.tree_structure(tuple(pytree.tree_unflatten(range(len(body.specs)), body.tree))) != tree:
+                raise refusal("the body of the loop returns another structure than it is given")
+            return body
+
+        body, history = self._settled(carry, record, lambda body: range(len(body.specs)))
+        carries = [(_carry(value), known) for value, known in zip(carry, history, strict=True)]
+        condition = self.bodies.record("the condition", cond_fn, lambda: tuple(self._stand_ins(tree, carries)))
+        asked = condition.specs[0]
+        if len(condition.specs) != 1 or asked.dtype is not torch.bool or asked.dim() > 0:
+            raise refusal("the condition returns no 0-d bool tensor")
+        numbers, tensors = _read([condition, body])
+        starts = [self._node(value) for value in carry]
+        graphs, effects = zip(
+            *(self.bodies.graph(part, [*numbers, *tensors]) for part in (condition, body)), strict=True
+        )
+        operator = WhileLoop(graphs, len(numbers), tuple(history), carries=len(carry))
+        results = self._write(operator, [*numbers, *tensors, *starts], [spec for spec, _ in carries], any(effects))
+        return pytree.tree_unflatten(results, tree)
+
+    # -- loops ------------------------------------------------------------------------------
+
+    def _moved(self, leaves: Sequence[Any], dim: Any) -> tuple[list[torch.Tensor], int]:
+        """Tensors with the dimension that a loop runs over in the first place, and its number."""
+        if not leaves or not _tensors_only(leaves) or type(dim) is not int:
+            raise refusal("an operand to scan that is no tree of tensors, or a dimension that is no int")
+        rank = leaves[0].dim()
+        if not -rank <= dim < rank or any(leaf.dim() <= dim % rank for leaf in leaves):
+            raise refusal(f"dimension {dim} of tensors without it")
+        dim %= rank
+        moved = [leaf.movedim(dim, 0) if dim else leaf for leaf in leaves]
+        self._refuse_unsliceable(moved)
+        return moved, dim
+
+    def _refuse_unsliceable(self, leaves: Sequence[Any]) -> None:
+        if not leaves or not _tensors_only(leaves) or any(leaf.dim() == 0 for leaf in leaves):
+            raise refusal("an operand to take slices of that is no tree of tensors with dimensions")
+        if any(leaf.shape[0] != leaves[0].shape[0] for leaf in leaves) or leaves[0].shape[0] == 0:
+            raise refusal("operands of different lengths, or of none")
+
+    def _stand_ins(self, tree: Any, described: Stand) -> Any:
+        return pytree.tree_unflatten([self.bodies.stand_in(spec, history) for spec, history in described], tree)
+
+    def _settled(
+        self, carry: Sequence[torch.Tensor], record: Callable[[Stand], Recorded], places: Callable[[Recorded], Any]
+    ) -> tuple[Recorded, list[bool]]:
+        """A step recorded for carries that require a gradient where any step's do, and which do. `places`: of the next
+        carries among its results."""
+        history = [torch.is_grad_enabled() and value.requires_grad for value in carry]
+        specs = [_carry(value) for value in carry]
+        while True:
+            body = record(list(zip(specs, history, strict=True)))
+            found = list(places(body))
+            for spec, place in zip(specs, found, strict=True):
+                _refuse_unlike("a carry comes back with different", spec, body.specs[place])
+            then = [known or body.history[place] for known, place in zip(history, found, strict=True)]
+            if then == history:
+                return body, history
+            self.bodies.discard(body)
+            history = then
+
+    def _scan(
+        self,
+        body: Recorded,
+        carry: Sequence[torch.Tensor],
+        mapped: Sequence[torch.Tensor],
+        history: Sequence[bool],
+        reverse: bool = False,
+        repeated: int = 1,
+    ) -> list[torch.Tensor]:
+        """The node of a loop over slices, and its results."""
+        starts = [self._node(value) for value in (*carry, *mapped)]
+        inputs = [*body.numbers, *body.tensors]
+        graph, effect = self.bodies.graph(body, inputs, repeated)
+        operator = Scan(
+            (graph,), len(body.numbers), tuple(history), carries=len(carry), mapped=len(mapped), reverse=reverse
+        )
+        operands = [*inputs, *starts]
+        with torch._C.DisableTorchFunction():
+            specs = operator.results(tuple(node.meta["val"] for node in operands), [body.specs * repeated])
+        return self._write(operator, operands, specs, effect)
+
     # -- the node ---------------------------------------------------------------------------
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
@@ -117,6 +271,16 @@ class _History(torch.autograd.Function):
         raise RuntimeError("a fake tensor's backward was run during capture")
 
 
+def _slice(tensor: torch.Tensor) -> TensorSpec:
+    with torch._C.DisableTorchFunction():
+        return slice_of(tensor)
+
+
+def _carry(tensor: torch.Tensor) -> TensorSpec:
+    with torch._C.DisableTorchFunction():
+        return row_major(tensor.shape, tensor)
+
+
 def _tensors_only(tree: Any) -> bool:
     return all(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(tree))
 
@@ -148,5 +312,9 @@ def _name(function: Any) -> str:
 
 # By their names: torch has them in modules that a program need not have imported.
 _RULES: dict[str, Callable[..., Any]] = {
+    "torch._higher_order_ops.associative_scan:associative_scan": HigherOrderCalls.associative_scan,
     "torch._higher_order_ops.cond:cond": HigherOrderCalls.cond,
+    "torch._higher_order_ops.map:map": HigherOrderCalls.map,
+    "torch._higher_order_ops.scan:scan": HigherOrderCalls.scan,
+    "torch._higher_order_ops.while_loop:while_loop": HigherOrderCalls.while_loop,
 }
