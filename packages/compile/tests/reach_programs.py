@@ -362,7 +362,7 @@ def grouped(q: Any, k: Any, v: Any) -> Any:
     return F.scaled_dot_product_attention(q, k[:, :2], v[:, :2], mask, enable_gqa=True)
 
 
-@part(ATTENTION, "sdpa_kernel", "ambient_state", "generator", calls=heads)
+@part(ATTENTION, "sdpa_kernel", calls=heads)
 def chosen_kernel(q: Any, k: Any, v: Any) -> Any:
     with sdpa_kernel(SDPBackend.MATH):
         return F.scaled_dot_product_attention(q, k, v)

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from primtorch.ambient import preserved
+from primtorch.ambient import ATTENTION, Ambient, preserved
 from primtorch.schemas import UserFrame
 from torchdynamo.after_break.stopped import Stopped, StoppedFrame
 from torchdynamo.calls.calls import Calls
@@ -118,6 +118,7 @@ class Capture:
     calls: Calls
     ending: Ending | None = None
     grad_enabled: bool = True
+    attention: tuple[tuple[Ambient, Any], ...] = ()  # kernels that the program has chosen for what follows
 
     def raise_to_refuse(self, stopped: Stopped) -> int:
         """The raise of an exception that the program has at hand where it stopped, if the graph cannot hold it, or -1.
@@ -168,6 +169,7 @@ def interpret(
     outside.refused_class = directions.refused_class
     capture = Capture(outside, interpreter, calls)
     frame: InterpretedFrame | None = None
+    chosen = [state.read() for state in ATTENTION]
     with preserved(), interpreter.deep_stack(_DEEPEST):
         try:
             names = function.__code__.co_varnames
@@ -195,6 +197,8 @@ def interpret(
             calls.emissions.close()
             stack.clear()
         capture.grad_enabled = torch.is_grad_enabled()
+        now = ((state, state.read(), before) for state, before in zip(ATTENTION, chosen, strict=True))
+        capture.attention = tuple((state, value) for state, value, before in now if value != before)
     return capture
 
 

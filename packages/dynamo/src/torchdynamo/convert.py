@@ -22,7 +22,7 @@ from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from torchdynamo._C import Entry, GuardTree
 from torchdynamo.after_break.break_step import Resume, continue_after, has_rule, started
-from torchdynamo.after_break.rerun import Rerun, has_casts, has_effects
+from torchdynamo.after_break.rerun import Rerun, has_effects, switched_states
 from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
 from torchdynamo.after_break.stopped import Stopped
 from torchdynamo.capture import (
@@ -301,6 +301,8 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
             codegen.effects.append(f"{codegen.pin(block.enter)}({codegen.items(block.args)})")
         if capture.grad_enabled != ambient.grad_enabled:
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({capture.grad_enabled})")
+        for choice, value in capture.attention:
+            codegen.effects.append(f"{codegen.pin(choice.write)}({value!r})")
     return Generated(capture, codegen, tail, graph_break, caller.__globals__.get("__name__"))
 
 
@@ -398,8 +400,8 @@ def _entry(
     parameters = [parameter_name(index, name) for index, name in enumerate(slots)]
     effects = graph is not None and has_effects(graph)
     text = generated.codegen.source_text(parameters, graph is not None, effects, generated.tail)
-    casts = graph is not None and has_casts(graph)
-    rerun = Rerun(function, state.stats.ledger, _written(outside, finished.inputs), casts)
+    states = () if graph is None else switched_states(graph)
+    rerun = Rerun(function, state.stats.ledger, _written(outside, finished.inputs), states)
     closure = function.__closure__ or ()
     names = {"P": pinned, "G": function.__globals__, "C": closure, "sys": sys, "graph": compiled_graph, "rerun": rerun}
     if generated.module is not None:

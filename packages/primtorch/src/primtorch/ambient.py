@@ -312,6 +312,12 @@ AMBIENT: tuple[Ambient, ...] = (
     Ambient("threads", torch.get_num_threads, torch.set_num_threads),
     *_switch("warnings always", "_get_warnAlways", "_set_warnAlways"),
 )
+# Which kernels attention may take: what a block of a program chooses for the calls in it (`sdpa_kernel`).
+ATTENTION: tuple[Ambient, ...] = tuple(
+    state
+    for state in AMBIENT
+    if state.name.endswith((" attention", " attentions")) and not state.name.startswith("reduced precision")
+)
 
 
 def snapshot() -> tuple[Any, ...]:

@@ -31,6 +31,7 @@ from torchdynamo.graph.conditions import ConditionNotMet
 # What the nodes of a graph change for those behind them, and leave changed where one of those raises.
 _GRAD = tuple(state for state in ambient.AMBIENT if state.name == "grad mode")
 _AUTOCAST = tuple(state for state in ambient.AMBIENT if state.name.startswith("autocast"))
+_CHOICES = {state.write: state for state in ambient.ATTENTION}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,17 +56,17 @@ class Rerun:
 
     Attributes:
         written: which of the graph's inputs the program writes to.
-        casts: whether the graph switches autocast.
+        states: what else the graph switches, besides grad mode.
     """
 
     function: types.FunctionType
     ledger: Ledger
     written: tuple[int, ...]
-    casts: bool
+    states: tuple[ambient.Ambient, ...]
 
     def begin(self, inputs: Sequence[Any]) -> Before:
         """Called before a graph with effects runs."""
-        states = tuple((state, state.read()) for state in (_GRAD + _AUTOCAST if self.casts else _GRAD))
+        states = tuple((state, state.read()) for state in (*_GRAD, *self.states))
         return Before(_generators(), states, self._metadata(inputs))
 
     def _metadata(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
@@ -119,9 +120,11 @@ def has_effects(graph: fx.GraphModule) -> bool:
     return any(node.meta.get("effect") for node in _nodes(graph))
 
 
-def has_casts(graph: fx.GraphModule) -> bool:
-    """Whether a captured graph switches autocast."""
-    return any(node.target is torch.amp.autocast_mode._enter_autocast for node in _nodes(graph))
+def switched_states(graph: fx.GraphModule) -> tuple[ambient.Ambient, ...]:
+    """What a captured graph switches, besides grad mode: autocast, the choice of attention's kernels."""
+    called = {node.target for node in _nodes(graph) if node.op == "call_function"}
+    casts = _AUTOCAST if torch.amp.autocast_mode._enter_autocast in called else ()
+    return (*casts, *(state for setter, state in _CHOICES.items() if setter in called))
 
 
 def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:

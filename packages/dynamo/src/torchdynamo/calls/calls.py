@@ -280,6 +280,11 @@ class Calls:
             raise BreakGraph("ambient_state", f"{fn.__name__}() changes {', '.join(changes)}")
         return result
 
+    def _choose_attention(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
+        """Which kernels attention may take: for the calls behind this one, in the graph as in the program."""
+        fn(*args, **kwargs)
+        self.outside.recorder.write_node(fn, args).meta["effect"] = True
+
     def _globals(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         if args or kwargs:
             return MISSING
@@ -674,6 +679,7 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (torch.autocast.__enter__, Calls._enter_autocast),
     (torch.autocast.__exit__, Calls._exit_autocast),
     (torch._C._set_grad_enabled, Calls._native),
+    *((state.write, Calls._choose_attention) for state in ambient.ATTENTION),
     (torch.tensor, Calls._tensor),
     *((function, Calls._tensor_of_array) for function in numpy_values.MAKERS),
     *((kind, Calls._tensor_of_type) for kind in torch_calls.TENSOR_TYPES),
