@@ -32,7 +32,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
         ("schemas", "spec", "supported", "extensions", "once", "ambient", "effects", "placement", "out_arguments"),
         ("arguments",),
-        ("errors", "ledger", "promotion", "families", "building"),
+        ("errors", "ledger", "promotion", "families", "building", "wrappers"),
         ("higher_order",),
         ("symbolic",),
         ("layout",),
@@ -55,7 +55,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("analysis",),
         ("passes",),
         ("lowering", "in_place", "missing_tangents", "partitioners"),
-        ("recompute", "double_backward", "assumptions", "eager_compiler"),
+        ("recompute", "double_backward", "assumptions", "eager_compiler", "wrappers"),
         ("recorder",),
         ("special_operators", "higher_order", "backward"),
         ("joint",),

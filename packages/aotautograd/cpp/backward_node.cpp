@@ -60,6 +60,8 @@ class Layouts {
                         c10::IntArrayRef strides) {
     const auto options = at::TensorOptions().dtype(layout.dtype).device(layout.device);
     if (!gradient.defined()) return at::empty_strided(sizes, strides, options).zero_();
+    // One that wraps others has no layout of its own: the backward is compiled for that of its parts.
+    if (gradient.key_set().has(c10::DispatchKey::Python)) return gradient;
     if (gradient.is_conj()) gradient = gradient.resolve_conj();
     if (gradient.is_neg()) gradient = gradient.resolve_neg();
     if (gradient.layout() == at::kStrided) {

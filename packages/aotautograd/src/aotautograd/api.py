@@ -28,6 +28,7 @@ from aotautograd.passes import (
 )
 from aotautograd.runtime import inference_callable, training_callable
 from aotautograd.schemas import Compiled, Compiler, Dump, GradientInfo, JointGraph, Opset, Partition, Partitioner
+from aotautograd.wrappers import Lowering, WrapperProgram, of_wrappers
 from primtorch import graph_text
 from primtorch.ambient import unset
 from primtorch.printing import made_by
@@ -87,6 +88,9 @@ def aot_module(
         eager_random,
         tuple(preserve),
     )
+    apart = of_wrappers(program, Lowering(decompositions, eager_random, tuple(preserve), dump))
+    if apart is not None:  # capture lets no graph write to a wrapper or to what it wraps
+        return _compile(apart.module, example_inputs, _over_wrappers(apart, compilers))[1]
     joint, compiled = _compile(program, example_inputs, compilers)
     written = [i.index for i in joint.metadata.inputs if i.mutates_data]
     if distinct_inputs or not written or len(joint.metadata.inputs) == 1:
@@ -106,6 +110,12 @@ def aot_module(
         return rebased.finish(flat, run(*bases_of(rebased, flat)))
 
     return call
+
+
+def _over_wrappers(program: WrapperProgram, compilers: Compilers) -> Compilers:
+    """Compilers of graphs whose values may be wrappers: each takes its graph apart, and lowers what comes of it."""
+    forward, backward, inference = map(program.compiler, (compilers.forward, compilers.backward, compilers.inference))
+    return replace(compilers, forward=forward, backward=backward, inference=inference, decompositions=None)
 
 
 def _compile_rebased(

@@ -10,6 +10,7 @@ from torch import fx
 from primtorch.higher_order import HigherOrder
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import ShapeEnv, shape_env_of
+from primtorch.wrappers import whole_of
 from torchdynamo.guards.global_state import function_modes, global_state
 
 # Arguments whose text says all of them. Any other object may be another one with the same text.
@@ -29,6 +30,9 @@ def signature(gm: fx.GraphModule) -> Hashable | None:
         if node.op in ("get_attr", "call_module") or isinstance(node.target, HigherOrder):
             return None
         if not _is_plain((node.args, node.kwargs)):
+            return None
+        made = node.meta.get("val")
+        if isinstance(made, torch.Tensor) and whole_of(made) is not None:  # by code that the graph does not show
             return None
         value = ""
         if node.op == "placeholder":

@@ -16,6 +16,7 @@ from torch import nn
 from torch.overrides import get_default_nowrap_functions
 
 from primtorch.fake import FakeTensor
+from primtorch.wrappers import is_wrapper
 from torchdynamo.graph import torch_functions
 from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.graph.tensor_classes import DEFAULT, PLAIN_TENSORS, is_capturable, is_default, remember_class
@@ -115,6 +116,9 @@ class Overrides:
         """A class is called: one that leaves the making to torch is another view of the tensor that it is given."""
         if not isinstance(fn, type) or not issubclass(fn, torch.Tensor) or fn in PLAIN_TENSORS:
             return MISSING
+        if is_wrapper(fn):
+            self.outside.know_wrapper(fn)
+            return self.recorder.make_wrapper(fn, args, kwargs)
         if fn.__new__ is not _NEW or fn.__init__ is not torch.Tensor.__init__:
             return MISSING
         return self._new(_NEW, (fn, *args), kwargs)

@@ -36,6 +36,7 @@ from torch import fx
 
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, expr_of, float_expr_of
+from primtorch.wrappers import whole_of
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.conditions import ConditionNotMet
 from torchdynamo.graph.tensor_classes import class_of, size_of, with_class
@@ -197,7 +198,7 @@ class Codegen:
             make, parameter = self.pin(torch.Tensor._make_subclass), self.pin(torch.nn.Parameter)
             return self._name(tensor, f"{make}({parameter}, {self._node(node)}, False)")
         kind = class_of(tensor)
-        if kind is not None:
+        if kind is not None and whole_of(tensor) is None:
             return self._name(tensor, f"{self.pin(with_class)}({self._node(node)}, {self.pin(kind)})")
         return self._node(node)
 

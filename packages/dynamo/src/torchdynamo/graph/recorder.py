@@ -33,6 +33,7 @@ from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, recor
 from torchdynamo.graph.regions import Regions
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, is_capturable, overriding, redefines, remember_class
 from torchdynamo.graph.view_writes import gap_behind, memory_of, reads_memory_of
+from torchdynamo.graph.wrapper_tensors import Wrappers
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Computed, Source
 
@@ -115,6 +116,7 @@ class Recorder:
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
+        self.wrappers = Wrappers(mode)
         self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
         self.override: Callable[..., Any] = _no_override  # what a call means to the classes that torch would ask
 
@@ -238,6 +240,8 @@ class Recorder:
             raise BreakGraph("leaf", f"{name}() gives a tensor that requires a gradient")
         self._refuse_gaps(name, args, kwargs)
         args = constants.sizes_as_numbers(name, args)
+        if self.wrappers.are_in(args, kwargs):
+            return self._record_of_wrappers(name, func, args, kwargs)
         operands = [(tensor, _version(tensor)) for tensor in tensors_in((args, kwargs))]
         if name in _USE_OFFSETS:
             for tensor, _ in operands:
@@ -284,6 +288,40 @@ class Recorder:
                     self._wrote(written.values())
         return result
 
+    def _record_of_wrappers(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A call with tensors that wrap others: their classes say what it gives."""
+        if is_inplace(name) or name in _EFFECTS or "out" in kwargs:
+            raise BreakGraph("tensor_subclass", f"{name}() of a tensor that wraps others")
+        try:
+            with torch._C.DisableTorchFunction():
+                result = self.wrappers.run(name, func, args, kwargs)
+        except FAKE_ERRORS as error:
+            raise as_break(error) from error
+        if not tensors_in(result) or (isinstance(result, torch.Tensor) and id(result) in self._nodes):
+            return result
+        node = self.write(func, args, kwargs, result)
+        if name in _RANDOM:
+            node.meta["effect"] = True
+        return result
+
+    def make_wrapper(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The program calls a class whose tensors wrap others."""
+        with torch._C.DisableTorchFunction():  # the class's own calls are none of the graph
+            result = self.wrappers.make(kind, args, kwargs)
+        if id(result) not in self._nodes:
+            self.write(kind, args, kwargs, result)
+        return result
+
+    def part(self, tensor: torch.Tensor, name: str) -> torch.Tensor | None:
+        """The part of a wrapper that has this name."""
+        with torch._C.DisableTorchFunction():
+            found = self.wrappers.part(tensor, name)
+        if found is not None and id(found) not in self._nodes:
+            node = self.graph.call_function(getattr, (self.argument(tensor), name))
+            self.annotate(node, found)
+            self._bind(found, node)
+        return found
+
     def as_subclass(self, tensor: torch.Tensor, cls: type) -> torch.Tensor:
         """Another view of the tensor, which has the class. No mode and no class is asked about it."""
         if cls not in PLAIN_TENSORS and not is_capturable(cls):
@@ -293,6 +331,10 @@ class Recorder:
         return made
 
     def _wrote(self, tensors: Iterable[torch.Tensor]) -> None:
+        tensors = list(tensors)
+        parts = {id(memory) for memory in self.wrappers.memories}
+        if parts and any(id(memory_of(tensor)) in parts for tensor in tensors):
+            raise BreakGraph("tensor_subclass", "a write to the memory of a tensor that another wraps")
         if self.on_write is not None:
             self.on_write(tensors)
         self.written += tensors

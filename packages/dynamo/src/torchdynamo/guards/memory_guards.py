@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable, Sequence
 import torch
 
 from primtorch.fake import FakeTensor
+from primtorch.wrappers import is_wrapper
 from torchdynamo.outside.externals import IDENTITY_TYPES, External
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -18,8 +19,10 @@ def guard_written_memory(outside: Outside) -> tuple[Source, Source] | None:
     """Guards that what the program writes to shares no memory with its other inputs. Gives two that do now, if any."""
     memories = _memories(outside.recorder.written)
     written = [(source, tensor) for source, tensor, fake in outside.tensors if id(fake.memory) in memories]
-    others = [(source, tensor) for source, tensor, fake in outside.tensors if id(fake.memory) not in memories]
-    if not written or len(outside.tensors) < 2:
+    rest = [*outside.tensors, *outside.parts]
+    others = [(source, tensor) for source, tensor, fake in rest if id(fake.memory) not in memories]
+    others = [(source, tensor) for source, tensor in others if not is_wrapper(type(tensor))]  # its parts are among them
+    if not written or len(rest) < 2:
         return None
     found = overlapping([tensor for _, tensor in written], [tensor for _, tensor in others])
     if found is not None:

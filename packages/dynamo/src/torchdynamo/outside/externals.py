@@ -27,6 +27,7 @@ import torch
 
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
+from primtorch.wrappers import is_wrapper
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, UNINITIALIZED, is_capturable
 from torchdynamo.interpreter.classes import may_change, native_base
@@ -92,6 +93,7 @@ class TensorInputs(Protocol):
     """Who turns an external tensor or number into a graph input."""
 
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
+    def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
     def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
     def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
     def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
@@ -247,6 +249,8 @@ class Externals:
             return tensor
         if isinstance(tensor, UNINITIALIZED):
             raise Uninitialized(f"{source.expression()} is a {type(tensor).__qualname__}")
+        if is_wrapper(type(tensor)):
+            return self._register(tensor, source, self.inputs.wrapper_input(tensor, source)).value
         if type(tensor) not in PLAIN_TENSORS and (not is_capturable(type(tensor)) or outside_graphs(tensor)):
             raise BreakGraph("tensor_subclass", f"{source.expression()} is a {type(tensor).__qualname__}")
         if stays_outside(tensor):  # an object like any other, until the program uses it as a tensor

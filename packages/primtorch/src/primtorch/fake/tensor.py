@@ -22,6 +22,7 @@ from primtorch.operators.build import refuse_fresh
 from primtorch.schemas import UserFrame, calling_frames, frames_of
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.shape_env import ShapeEnv
+from primtorch.wrappers import wrappers_in
 
 _wrap = torch.Tensor._make_wrapper_subclass
 _DATA: Any = torch._C.TensorBase.data  # type: ignore[attr-defined]
@@ -112,6 +113,8 @@ class FakeTensor(torch.Tensor):
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:
+        if len(types) > 1 and wrappers_in(types):
+            return NotImplemented
         for arg in args:
             if isinstance(arg, FakeTensor):
                 return propagate(arg.fake_mode, func, args, kwargs or {})
@@ -242,6 +245,8 @@ class FakeMode:
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> Any:
+        if wrappers_in(types):  # what it does with its parts comes here again
+            return NotImplemented
         return propagate(self, func, args, kwargs or {})
 
     def text_of(self, fake: FakeTensor) -> str:
@@ -267,6 +272,14 @@ class FakeMode:
                 f"{spec}: this torch has no CUDA device, and autograd aborts on a tensor that claims one"
             )
         return FakeTensor(spec, self, None, requires_grad)
+
+    def computed(self, spec: TensorSpec, requires_grad: bool = False) -> FakeTensor:
+        """A fake of this description that is no leaf, where it requires a gradient."""
+        fake = self.from_spec(spec)
+        if requires_grad:
+            with torch.enable_grad():
+                fake = _Computed.apply(fake.requires_grad_(), spec, self)
+        return fake
 
     def from_tensor(self, t: torch.Tensor, *, dynamic: Mapping[int, torch.SymInt] | None = None) -> FakeTensor:
         """The fake of a tensor: same shape, strides, dtype, device, requires_grad, is_leaf. One fake for one tensor.

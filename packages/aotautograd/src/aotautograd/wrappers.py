@@ -1,0 +1,461 @@
+"""Programs over tensors that wrap others (`primtorch.wrappers`).
+
+Autograd is above `__torch_dispatch__`: a gradient is that of the wrapper, computed by operators on wrappers. So the
+joint graph is traced as if a wrapper were any tensor of its metadata, and cut. Only then each part is *taken apart*:
+its nodes run on tensors of the class around fakes, and the operators that the class makes of them, on plain tensors,
+are the graph that is lowered and compiled. Around it, inputs are taken apart and results put together.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from aotautograd.errors import AotAutogradError, UnsupportedMutation
+from aotautograd.lowering import drawing_operators
+from aotautograd.passes import eliminate_common_subexpressions, eliminate_dead_code, output_values, remove_no_ops
+from aotautograd.schemas import PHASE, Compiled, Compiler, Dump, Opset
+from primtorch import graph_text
+from primtorch.fake import FakeMode, FakeTensor, propagate
+from primtorch.fake.tensor import register_special
+from primtorch.lower import lower
+from primtorch.memory import memory_of
+from primtorch.printing import made_by
+from primtorch.spec import TensorSpec
+from primtorch.symbolic import expr_of, materialize
+from primtorch.verify import verify
+from primtorch.wrappers import NotTakenApart, Template, is_wrapper, whole_of, wrappers_in
+
+# A wrapper that the program makes, and a part that it reads of one, in graphs over wrappers. `call` says which.
+_LIBRARY = torch.library.Library("aotautograd_wrappers", "DEF")
+_LIBRARY.define("make(Tensor[] parts, int call) -> Tensor")
+_LIBRARY.define("part(Tensor whole, int call) -> Tensor")
+for _name in ("make", "part"):
+    _LIBRARY.impl(_name, torch.library.fallthrough_kernel, "Autograd")
+MAKE: OpOverload = torch.ops.aotautograd_wrappers.make.default
+PART: OpOverload = torch.ops.aotautograd_wrappers.part.default
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What one of these operators does: to tensors of the classes, and to a fake of the result's metadata."""
+
+    run: Callable[[Any], Any]
+    spec: TensorSpec
+
+
+_CALLS: dict[int, _Call] = {}
+_NUMBERS = itertools.count()
+register_special(MAKE, lambda mode, parts, call: mode.from_spec(_CALLS[call].spec))
+register_special(PART, lambda mode, whole, call: mode.from_spec(_CALLS[call].spec))
+
+
+@dataclass(frozen=True)
+class Lowering:
+    """What brings a graph of plain ATen operators into the set of the compilers."""
+
+    opset: Opset | None
+    eager_random: bool
+    preserve: tuple[OpOverload, ...]
+    dump: Dump | None
+
+
+class WrapperProgram:
+    """A captured program with wrappers among its values."""
+
+    def __init__(self, program: fx.GraphModule, lowering: Lowering) -> None:
+        self.lowering = lowering
+        self.templates: dict[str, Template | None] = {}
+        self._calls: list[int] = []
+        self.module = fx.GraphModule(program, self._rewritten(program.graph))
+        self.module.meta.update(program.meta)
+
+    def __del__(self) -> None:
+        for call in self._calls:
+            _CALLS.pop(call, None)
+
+    def _rewritten(self, source: fx.Graph) -> fx.Graph:
+        graph = fx.Graph()
+        copies: dict[fx.Node, fx.Node] = {}
+        for node in source.nodes:
+            copies[node] = graph.node_copy(node, copies.__getitem__)
+            value = node.meta.get("val")
+            if node.op == "placeholder":
+                whole = whole_of(value) if isinstance(value, torch.Tensor) else None
+                self.templates[node.name] = None if whole is None else _template(whole)
+            elif node.op == "call_function":
+                with graph.inserting_after(copies[node]):
+                    call = self._of_wrapper(graph, copies[node])
+                if call is not None:
+                    call.meta = dict(node.meta)
+                    graph.erase_node(copies[node])
+                    copies[node] = call
+        return graph
+
+    def _of_wrapper(self, graph: fx.Graph, node: fx.Node) -> fx.Node | None:
+        if isinstance(node.target, type) and is_wrapper(node.target):
+            leaves, structure = pytree.tree_flatten((node.args, dict(node.kwargs)))
+            places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
+            kind, constants = node.target, [None if i in places else leaf for i, leaf in enumerate(leaves)]
+
+            def make(parts: Sequence[Any]) -> Any:
+                filled = list(constants)
+                for place, part in zip(places, parts, strict=True):
+                    filled[place] = part
+                args, kwargs = pytree.tree_unflatten(filled, structure)
+                return kind(*args, **kwargs)
+
+            return graph.call_function(MAKE, ([leaves[i] for i in places], self._call(make, node)))
+        owner = node.args[0].meta.get("val") if node.args and isinstance(node.args[0], fx.Node) else None
+        if node.target is not getattr or not isinstance(owner, torch.Tensor) or whole_of(owner) is None:
+            return None
+        name = str(node.args[1])
+        if hasattr(torch.Tensor, name):
+            return None
+        return graph.call_function(PART, (node.args[0], self._call(operator.attrgetter(name), node)))
+
+    def _call(self, run: Callable[[Any], Any], node: fx.Node) -> int:
+        number = next(_NUMBERS)
+        _CALLS[number] = _Call(run, TensorSpec.of(node.meta["val"]))
+        self._calls.append(number)
+        return number
+
+    def compiler(self, compile: Compiler) -> Compiler:
+        """A compiler of graphs over wrappers. The templates of their inputs are the program's where all are inputs of
+        it; else the first call tells, and one with other wrappers has another graph."""
+
+        def compile_apart(module: fx.GraphModule, examples: list[Any]) -> Compiled:
+            names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
+            apart = TakenApart(self, module, compile)
+            tensors = [name for name, e in zip(names, examples, strict=True) if not isinstance(e, torch.SymInt)]
+            if all(name in self.templates for name in tensors):
+                apart.variant([self.templates.get(name) for name in names])
+            return apart
+
+        return compile_apart
+
+
+class TakenApart:
+    """A compiled graph over wrappers: one graph of plain tensors for each kind of wrappers that come."""
+
+    def __init__(self, program: WrapperProgram, module: fx.GraphModule, compile: Compiler) -> None:
+        self.program = program  # whose operators the graph calls
+        self.module = module
+        self.compile = compile
+        self.variants: list[tuple[list[Template | None], _Variant]] = []
+
+    def variant(self, templates: list[Template | None]) -> _Variant:
+        for known, variant in self.variants:
+            if known == templates:
+                return variant
+        variant = take_apart(self.module, templates, self.program.lowering, self.compile)
+        self.variants.append((templates, variant))
+        return variant
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        with torch._C.DisableTorchFunctionSubclass():
+            return self._run(inputs)
+
+    def _run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+        templates = [_template(value) if is_wrapper(type(value)) else None for value in inputs]
+        variant = self.variant(templates)
+        flat: list[Any] = []
+        for value, template in zip(inputs, templates, strict=True):
+            flat += [value] if template is None else template.flatten(value)
+        results = variant(list(flat))
+        plain = iter([results[place] if source == "result" else flat[place] for source, place in variant.sources])
+        return [inputs[made] if type(made) is int else _made(made, plain) for made in variant.outputs]
+
+
+@dataclass(frozen=True)
+class _Variant:
+    """A graph of plain tensors, compiled.
+
+    Attributes:
+        sources: for each plain tensor of the outputs, whether it is a result of the graph or an input, and its place.
+        outputs: the template of each output that is a wrapper, or the place of the input that it is.
+    """
+
+    compiled: Compiled
+    sources: tuple[tuple[str, int], ...]
+    outputs: tuple[Template | int | None, ...]
+
+    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+        return self.compiled(inputs) if getattr(self.compiled, "_boxed_call", False) else self.compiled(*inputs)
+
+
+def _made(template: Template | int | None, plain: Iterator[Any]) -> Any:
+    return template.build(plain) if isinstance(template, Template) else next(plain)
+
+
+def _template(tensor: Any) -> Template:
+    try:
+        return Template.of(tensor)
+    except NotTakenApart as error:
+        raise AotAutogradError(str(error), ()) from error
+
+
+def take_apart(
+    module: fx.GraphModule, templates: Sequence[Template | None], lowering: Lowering, compile: Compiler
+) -> _Variant:
+    """The graph of what the classes make of a graph over wrappers, compiled."""
+    apart = _Apart(module, templates)
+    with torch.no_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunctionSubclass():
+        outputs = apart.run()
+    flat: list[Any] = []
+    kinds: list[Template | int | None] = []
+    for value in outputs:
+        if id(value) in apart.wholes:
+            kinds.append(apart.wholes[id(value)])
+            continue
+        template = _template(value) if is_wrapper(type(value)) else None
+        kinds.append(template)
+        flat += [value] if template is None else template.flatten(value)
+        if template is not None and template.symbolic():
+            raise AotAutogradError(f"a {template.kind.__qualname__} has a size that varies", ())
+    sources: list[tuple[str, int]] = []
+    results: dict[Any, int] = {}
+    placeholders = {node: i for i, node in enumerate(n for n in apart.graph.nodes if n.op == "placeholder")}
+    for value in flat:
+        node = apart.lift(value)
+        if isinstance(node, fx.Node) and node in placeholders:
+            sources.append(("input", placeholders[node]))
+            continue
+        if isinstance(node, fx.Node) and any(isinstance(made, Template) for made in kinds):
+            node = apart.owned(node)
+        sources.append(("result", results.setdefault(node, len(results))))
+    apart.graph.output(tuple(results))
+    graph = fx.GraphModule(module, apart.graph, type(module).__name__)
+    made_by(graph, "take_apart", module)
+    graph = _lowered(graph, lowering)
+    examples = [node.meta["val"] for node in graph.graph.nodes if node.op == "placeholder"]
+    return _Variant(compile(graph, examples), tuple(sources), tuple(kinds))
+
+
+def _lowered(module: fx.GraphModule, lowering: Lowering) -> fx.GraphModule:
+    """The plain graph, cleaned and in the compilers' set of operators."""
+
+    def simplify(gm: fx.GraphModule) -> None:
+        eliminate_dead_code(gm.graph)
+        remove_no_ops(gm.graph, output_values(gm.graph))
+        eliminate_common_subexpressions(gm.graph, output_values(gm.graph))
+        gm.recompile()
+
+    simplify(module)
+    if lowering.dump is not None:
+        lowering.dump("taken_apart.py", graph_text(module, "taken_apart"))
+    if lowering.opset is None:
+        return module
+    preserve = (*lowering.preserve, *(drawing_operators(lowering.opset) if lowering.eager_random else ()))
+    lowered = lower(module, lowering.opset, preserve, fresh=[True] * len(output_values(module.graph)))
+    verify(lowered, lowering.opset, preserve)
+    simplify(lowered)
+    return lowered
+
+
+class _Apart:
+    """Runs a graph over wrappers. What arrives of it at plain tensors is the new graph."""
+
+    def __init__(self, module: fx.GraphModule, templates: Sequence[Template | None]) -> None:
+        self.module = module
+        self.graph = fx.Graph()
+        self.node_of: dict[int, fx.Node] = {}
+        self.symbols: dict[str, fx.Node] = {}
+        self.alive: list[Any] = []
+        self.meta: dict[str, Any] = {}
+        fakes = (n.meta["val"] for n in module.graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
+        first = next(fakes, None)
+        self.mode = first.fake_mode if first is not None else FakeMode()
+        self.templates = iter(templates)
+        self.values: dict[fx.Node, Any] = {}
+        self.wholes: dict[int, int] = {}  # the places of inputs that are wrappers, by their identity
+        self.places = -1
+
+    def run(self) -> list[Any]:
+        for node in self.module.graph.nodes:
+            if node.op == "output":
+                return [self.values[v] if isinstance(v, fx.Node) else v for v in output_values(self.module.graph)]
+            self.meta = {key: value for key, value in node.meta.items() if key in ("stack", PHASE, "autocast")}
+            self.values[node] = self._placeholder(node) if node.op == "placeholder" else self._call(node)
+        raise AotAutogradError("the graph has no output node", ())
+
+    def _placeholder(self, node: fx.Node) -> Any:
+        self.places += 1
+        template, value = next(self.templates), self._fake(node.meta["val"])
+        if template is None:
+            return self._input(node.name, value)
+        parts = [self.mode.from_spec(spec) for spec in template.specs()]
+        for number, part in enumerate(parts):
+            self._input(f"{node.name}_{number}", part)
+        with self:
+            whole = template.build(iter(parts))
+        self.alive.append(whole)
+        self.wholes[id(whole)] = self.places
+        return self._known(whole, node)
+
+    def _fake(self, value: Any) -> Any:
+        return self.mode.from_spec(value) if isinstance(value, TensorSpec) else value
+
+    def _input(self, name: str, value: Any) -> Any:
+        new = self.graph.placeholder(name)
+        new.meta = {**self.meta, "val": value}
+        return self._track(value, new)
+
+    def _track(self, value: Any, node: fx.Node) -> Any:
+        self.alive.append(value)
+        if isinstance(value, torch.Tensor):
+            self.node_of.setdefault(id(value), node)
+        elif isinstance(value, torch.SymInt):
+            self.symbols.setdefault(str(expr_of(value)), node)
+        return value
+
+    def _known(self, value: Any, node: fx.Node) -> Any:
+        """The value of a node. A wrapper is to be what autograd and aliasing were told of it."""
+        said = node.meta.get("val")
+        if isinstance(value, torch.Tensor) and isinstance(said, FakeTensor):
+            same = str(tuple(value.shape)) == str(tuple(said.shape)) and value.dtype == said.dtype
+            if not same:
+                raise AotAutogradError(
+                    f"{type(value).__qualname__}: {node.target} gives {tuple(value.shape)} of {value.dtype}, where"
+                    f" PyTorch's own gives {tuple(said.shape)} of {said.dtype}",
+                    node.meta.get("stack") or (),
+                )
+        return value
+
+    def _call(self, node: fx.Node) -> Any:
+        target: Any = node.target
+        args: Any
+        args, kwargs = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)  # type: ignore[misc]
+        if node.op == "get_attr":
+            return self._copied(node)
+        if node.target is operator.getitem and any(_holds_wrapper(a) for a in args):
+            return args[0][args[1]]
+        if not _holds_wrapper((args, kwargs)) and node.target is not MAKE:
+            return self._copied(node)
+        if node.target in (MAKE, PART):
+            with self:
+                return self._known(_CALLS[args[1]].run(args[0]), node)
+        with self:
+            return self._known(target(*args, **kwargs), node)
+
+    def _copied(self, node: fx.Node) -> Any:
+        """A call of plain tensors stays as it is."""
+
+        def argument(source: fx.Node) -> Any:
+            return self.lift(self.values[source])
+
+        new = self.graph.node_copy(node, argument)
+        value = self._fake(node.meta.get("val"))
+        if isinstance(value, (tuple, list)):
+            self.alive.append(new)
+            return _Several(new, value) if node.target is not operator.getitem else value
+        return self._track(value, new)
+
+    # -- operators on plain tensors ---------------------------------------------------------
+
+    is_infra_mode = classmethod(lambda cls: False)
+
+    def __enter__(self) -> _Apart:
+        torch._C._push_on_torch_dispatch_stack(self)  # type: ignore[arg-type]
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        torch._C._pop_torch_dispatch_stack(None)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if wrappers_in(types):
+            return NotImplemented
+        if func._schema.is_mutable:
+            raise UnsupportedMutation(
+                f"{func} in __torch_dispatch__ writes to its arguments", self.meta.get("stack", ())
+            )
+        if func is torch.ops.aten.view.default and not _is_viewable(args[0], args[1]):
+            # The trace took the wrapper to be laid out otherwise. No node tells a view from a copy.
+            with self:
+                args = (torch.ops.aten.clone.default(args[0], memory_format=torch.contiguous_format), args[1])
+        out = propagate(self.mode, func, args, kwargs or {})
+        new = self.graph.call_function(func, self.lift(args), self.lift(dict(kwargs or {})))
+        self._attach(new, out)
+        return out
+
+    def _attach(self, node: fx.Node, out: Any) -> None:
+        node.meta = {**self.meta, "val": out}
+        if isinstance(out, (tuple, list)):
+            for i, item in enumerate(out):
+                self._attach(self.graph.call_function(operator.getitem, (node, i)), item)
+        else:
+            self._track(out, node)
+
+    def lift(self, value: Any) -> Any:
+        if isinstance(value, torch.Tensor):
+            node = self.node_of.get(id(value))
+            if node is None:
+                raise AotAutogradError("__torch_dispatch__ uses a tensor that is no part of its arguments", ())
+            return node
+        if isinstance(value, _Several):
+            return value.node
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return materialize(self.graph, value, self.symbols)
+        if isinstance(value, (tuple, list)):
+            return type(value)(self.lift(item) for item in value) if type(value) in (tuple, list) else value
+        if isinstance(value, dict):
+            return {key: self.lift(item) for key, item in value.items()}
+        return value
+
+    def owned(self, node: fx.Node) -> fx.Node:
+        """A result with memory of its own: what lies in an input's is copied."""
+        if memory_of(node).op != "placeholder":
+            return node
+        copied = self.graph.call_function(torch.ops.aten.clone.default, (node,))
+        copied.meta = dict(node.meta)
+        return copied
+
+
+def _is_viewable(tensor: torch.Tensor, shape: Sequence[Any]) -> bool:
+    try:
+        propagate(tensor.fake_mode, torch.ops.aten.view.default, (tensor, shape), {})  # type: ignore[attr-defined]
+    except RuntimeError:
+        return False
+    return True
+
+
+class _Several:
+    """Several results of a call that stayed as it was."""
+
+    def __init__(self, node: fx.Node, values: Any) -> None:
+        self.node = node
+        self.values = values
+
+    def __getitem__(self, place: int) -> Any:
+        return self.values[place]
+
+
+def _holds_wrapper(value: Any) -> bool:
+    if isinstance(value, torch.Tensor):
+        return is_wrapper(type(value))
+    if isinstance(value, (tuple, list)):
+        return any(map(_holds_wrapper, value))
+    if isinstance(value, dict):
+        return any(map(_holds_wrapper, value.values()))
+    return False
+
+
+def of_wrappers(program: Any, lowering: Lowering) -> WrapperProgram | None:
+    """The program as one over wrappers, if there are any among its values."""
+    if not isinstance(program, fx.GraphModule):
+        return None
+    values: Iterator[Any] = (node.meta.get("val") for node in program.graph.nodes)
+    leaves = (leaf for value in values for leaf in pytree.tree_leaves(value))
+    if not any(isinstance(leaf, torch.Tensor) and whole_of(leaf) is not None for leaf in leaves):
+        return None
+    return WrapperProgram(program, lowering)

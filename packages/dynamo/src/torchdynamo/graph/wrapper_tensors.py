@@ -1,0 +1,265 @@
+"""Tensors of classes with a `__torch_dispatch__` that wrap others: one value of the graph each.
+
+A fake with the wrapper's own metadata stands for it, as for any tensor, and goes with a tensor of the class around
+fakes (`primtorch.wrappers`). A call runs on that, by the class's own code, and says what the result is. What operators
+the class makes of it is for the back end to find out, which differentiates the call first, as autograd does.
+
+That code runs while the graph is recorded, not at every call. Where it changes Python's state, calls break the graph.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import types
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from primtorch.fake import FakeMode, FakeTensor
+from primtorch.spec import TensorSpec
+from primtorch.wrappers import NotTakenApart, Template, is_wrapper, stand_for, whole_of
+from torchdynamo.graph.tensor_classes import own_classes, remember_class
+from torchdynamo.reasons import BreakGraph
+
+_CONTAINERS = (list, dict, set)
+_LONGEST = 10_000  # items of a container that are looked through for a change
+_FIXED = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type, torch.Tensor)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SameContext:
+    """A guard: a wrapper has the same parts, and holds the same beside them."""
+
+    template: Template
+
+    @property
+    def __name__(self) -> str:
+        return f"flattens_as_{self.template.kind.__qualname__}"
+
+    def __call__(self, tensor: Any) -> bool:
+        with torch._C.DisableTorchFunctionSubclass():
+            names, context = tensor.__tensor_flatten__()
+        return tuple(names) == self.template.names and (context == self.template.context) is True
+
+
+class Wrappers:
+    """The wrappers of one graph."""
+
+    def __init__(self, mode: FakeMode) -> None:
+        self.mode = mode
+        self.memories: list[Any] = []  # of parts
+
+    def admit(self, tensor: Any, template: Template, parts: Iterator[FakeTensor]) -> FakeTensor:
+        """The fake of a wrapper from outside, whose parts have these fakes."""
+        spec = TensorSpec.of(tensor)
+        whole = self._built(template, parts)
+        if tensor.requires_grad:
+            whole.requires_grad_()
+            if not tensor.is_leaf:
+                with torch.enable_grad():
+                    whole = _NonLeaf.apply(whole, template)
+        fake = self.mode.computed(spec, tensor.requires_grad) if not tensor.is_leaf else self.mode.from_spec(spec)
+        if tensor.is_leaf and tensor.requires_grad:
+            fake.requires_grad_()
+        return self._bound(fake, whole, type(tensor))
+
+    def _built(self, template: Template, parts: Iterator[FakeTensor]) -> Any:
+        with torch.no_grad():
+            made = _quietly(template.kind, (), lambda: template.build(parts))
+        if type(made) is not template.kind or tuple(made.shape) != template.size:
+            raise BreakGraph(
+                "tensor_subclass", f"{template.kind.__qualname__}.__tensor_unflatten__ makes another tensor"
+            )
+        return made
+
+    def _bound(self, fake: FakeTensor, whole: Any, kind: type) -> FakeTensor:
+        stand_for(fake, whole)
+        stand_for(whole, fake)
+        remember_class(fake, kind)
+        return fake
+
+    def run(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """The result of a call on wrappers: fakes for the wrappers in it."""
+        kind = next(type(whole_of(t)) for t in _fakes((args, kwargs)) if whole_of(t) is not None)
+        operands = [(t, t._version) for t in map(_inside, _fakes((args, kwargs))) if not t.is_inference()]
+        wholes = [whole_of(t) for t in _fakes((args, kwargs)) if whole_of(t) is not None]
+        result = _quietly(kind, wholes, lambda: func(*_mapped(args, _inside), **_mapped(kwargs, _inside)))
+        if any(t._version != version for t, version in operands):
+            raise BreakGraph("tensor_subclass", f"{name}() writes to a {kind.__qualname__}, or from one")
+        return _mapped(result, self._outside)
+
+    def _outside(self, value: Any) -> torch.Tensor:
+        if isinstance(value, FakeTensor):
+            return value
+        known: torch.Tensor | None = whole_of(value)
+        if known is not None:
+            return known
+        kind = type(value)
+        if not is_wrapper(kind):
+            raise BreakGraph("tensor_subclass", f"a {kind.__qualname__} is made")
+        try:
+            template = Template.of(value)
+        except NotTakenApart as error:
+            raise BreakGraph("tensor_subclass", str(error)) from error
+        for part in template.flatten(value):
+            if not isinstance(part, FakeTensor):
+                raise BreakGraph(
+                    "tensor_subclass", f"a {kind.__qualname__} around a tensor that the graph does not make"
+                )
+            self.memories.append(part.memory)
+        if value.requires_grad and value.is_leaf:
+            raise BreakGraph("leaf", f"a {kind.__qualname__} is made")
+        return self._bound(self.mode.computed(TensorSpec.of(value), value.requires_grad), value, kind)
+
+    def make(self, kind: Any, args: Any, kwargs: Any) -> Any:
+        """The program calls the class."""
+        if any(t.requires_grad for t in _fakes((args, kwargs))):
+            raise BreakGraph("tensor_subclass", f"a {kind.__qualname__} is made of tensors that require a gradient")
+        made = _quietly(kind, (), lambda: kind(*_mapped(args, _inside), **_mapped(kwargs, _inside)))
+        return self._outside(made)
+
+    def part(self, fake: torch.Tensor, name: str) -> torch.Tensor | None:
+        """The tensor that a wrapper has under this name, or None where it is none of its parts."""
+        whole = whole_of(fake)
+        if whole is None or name not in whole.__tensor_flatten__()[0]:
+            return None
+        return self._outside(getattr(whole, name))
+
+    def are_in(self, args: Any, kwargs: Any) -> bool:
+        return any(whole_of(tensor) is not None for tensor in _fakes((args, kwargs)))
+
+
+class _NonLeaf(torch.autograd.Function):
+    """A wrapper with a history, which is never run."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: torch.Tensor, template: Template) -> torch.Tensor:
+        made: torch.Tensor = template.build(iter(list(template.flatten(leaf))))
+        return made
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Any) -> Any:
+        return gradients[0], None
+
+
+def _inside(fake: torch.Tensor) -> Any:
+    whole = whole_of(fake)
+    return fake if whole is None else whole
+
+
+def _fakes(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, FakeTensor):
+        yield value
+    elif isinstance(value, (tuple, list)):
+        for item in value:
+            yield from _fakes(item)
+    elif isinstance(value, dict):
+        yield from _fakes(tuple(value.values()))
+
+
+def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+    if isinstance(value, torch.Tensor):
+        return change(value)
+    if type(value) in (tuple, list):
+        return type(value)(_mapped(item, change) for item in value)
+    if isinstance(value, tuple) and hasattr(type(value), "n_sequence_fields"):
+        return type(value)(tuple(_mapped(item, change) for item in value))  # type: ignore[arg-type, call-arg]
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_mapped(item, change) for item in value))
+    if type(value) is dict:
+        return {key: _mapped(item, change) for key, item in value.items()}
+    return value
+
+
+# -- what a class's code does to Python's state --------------------------------------------------
+
+_noisy: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose code has changed something
+
+
+def _quietly(kind: type, wholes: Sequence[Any], run: Callable[[], Any]) -> Any:
+    """Runs code of a class, which is to change nothing but tensors: what it has changed is put back, and the graph
+    breaks, so that the code runs at every call."""
+    if kind in _noisy:
+        raise BreakGraph("tensor_subclass", f"the code of {kind.__qualname__} changes Python's state")
+    before, said = _State(kind, wholes), io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+        try:
+            return run()
+        finally:
+            changed = before.put_back()
+            if changed or said.getvalue():
+                _noisy.add(kind)
+                what = f"changes {', '.join(sorted(changed))}" if changed else "writes text"
+                raise BreakGraph("tensor_subclass", f"the code of {kind.__qualname__} {what}")
+
+
+class _State:
+    """What the code of a class may change without being told so: attributes of the class and of its tensors, globals of
+    its methods and what their closures hold; containers and objects among these by what is in them."""
+
+    def __init__(self, kind: type, wholes: Sequence[Any]) -> None:
+        self.tables: list[tuple[str, Any, dict[str, Any]]] = []
+        self.held: dict[int, tuple[str, Any, Any]] = {}
+        seen: set[int] = set()
+        for whole in wholes:
+            self.held[id(whole)] = (kind.__qualname__, vars(whole), dict(vars(whole)))
+        for klass in own_classes(kind):
+            self._table(klass.__qualname__, klass, dict(vars(klass)))
+            for method in vars(klass).values():
+                function = getattr(method, "__func__", method)
+                if not isinstance(function, types.FunctionType):
+                    continue
+                for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+                    if name != "__class__" and cell != types.CellType():
+                        self._table(name, cell, {"cell_contents": cell.cell_contents})
+                if id(function.__globals__) not in seen:
+                    seen.add(id(function.__globals__))
+                    self._table("the module", function.__globals__, dict(function.__globals__))
+
+    def _table(self, label: str, owner: Any, values: dict[str, Any]) -> None:
+        self.tables.append((label, owner, values))
+        for name, value in values.items():
+            if type(value) in _CONTAINERS and len(value) <= _LONGEST and not name.startswith("__"):
+                self.held[id(value)] = (name, value, value.copy())
+            elif not isinstance(value, _FIXED) and type(getattr(value, "__dict__", None)) is dict:
+                self.held[id(value)] = (name, vars(value), dict(vars(value)))
+
+    def put_back(self) -> set[str]:
+        changed: set[str] = set()
+        for label, owner, values in self.tables:
+            if isinstance(owner, type):
+                now: dict[str, Any] = dict(vars(owner))
+            else:
+                now = owner if isinstance(owner, dict) else {"cell_contents": owner.cell_contents}
+            for name in [name for name in {**values, **now} if now.get(name, self) is not values.get(name, self)]:
+                if name.startswith("__") and name != "__dict__":
+                    continue  # of the interpreter's own
+                changed.add(name if name != "cell_contents" else label)
+                if isinstance(owner, dict):
+                    owner.pop(name) if name not in values else owner.__setitem__(name, values[name])
+                elif name in values:
+                    setattr(owner, name, values[name])
+                else:
+                    delattr(owner, name)
+        for name, value, copied in self.held.values():
+            if len(value) != len(copied) or not _same_items(value, copied):
+                changed.add(name)
+                value.clear()
+                value.extend(copied) if isinstance(value, list) else value.update(copied)
+        return changed
+
+
+def _same_items(value: Any, copied: Any) -> bool:
+    if isinstance(value, set):
+        return bool(value == copied)
+    if isinstance(value, list):
+        return all(map(_is, value, copied))
+    return value.keys() == copied.keys() and all(value[key] is copied[key] for key in copied)
+
+
+def _is(a: Any, b: Any) -> bool:
+    return a is b

@@ -1,0 +1,125 @@
+"""Tensors that wrap others: classes with `__tensor_flatten__`, whose operators are what `__torch_dispatch__` does.
+
+A `Template` says how such a tensor is made of plain ones. A program over these is a program over the plain tensors in
+them: the class itself, run on fakes, says which.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from primtorch.spec import Size, TensorSpec
+
+_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__
+_WHOLE = "_whole"
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+
+
+def is_wrapper(kind: Any) -> bool:
+    """Whether tensors of a class can be taken apart and put together again. Nested ones have sizes that are no
+    numbers, and that no graph knows."""
+    if str(getattr(kind, "__module__", "")).startswith("torch.nested."):
+        return False
+    if getattr(kind, "__torch_dispatch__", _NO_DISPATCH) is _NO_DISPATCH:
+        return False
+    return hasattr(kind, "__tensor_flatten__") and hasattr(kind, "__tensor_unflatten__")
+
+
+def whole_of(fake: torch.Tensor) -> Any:
+    """What a fake stands for if it is that of a wrapper: a tensor of the class around fakes, else None."""
+    return fake.__dict__.get(_WHOLE)
+
+
+def stand_for(fake: torch.Tensor, whole: torch.Tensor) -> None:
+    fake.__dict__[_WHOLE] = whole
+
+
+class NotTakenApart(Exception):
+    """Why a wrapper cannot be expressed by plain tensors."""
+
+
+@dataclass(frozen=True)
+class Template:
+    """How a wrapper is made: its class, the names and templates of its parts, what else it holds, its own metadata."""
+
+    kind: Any
+    names: tuple[str, ...]
+    context: Any
+    parts: tuple[Template | TensorSpec, ...]
+    size: tuple[Size, ...]
+    stride: tuple[Size, ...]
+
+    @staticmethod
+    def of(tensor: Any) -> Template:
+        """Raises NotTakenApart."""
+        kind = type(tensor)
+        names, context = tensor.__tensor_flatten__()
+        parts = tuple(_part_template(kind, name, getattr(tensor, name)) for name in names)
+        return Template(kind, tuple(names), _kept(kind, context), parts, tuple(tensor.shape), tuple(tensor.stride()))
+
+    def flatten(self, tensor: Any) -> Iterator[torch.Tensor]:
+        """The plain tensors in a tensor of this template, in the order of the specs."""
+        for name, part in zip(self.names, self.parts, strict=True):
+            value = getattr(tensor, name)
+            if isinstance(part, Template):
+                yield from part.flatten(value)
+            else:
+                yield value
+
+    def specs(self) -> Iterator[TensorSpec]:
+        for part in self.parts:
+            if isinstance(part, Template):
+                yield from part.specs()
+            else:
+                yield part
+
+    def symbolic(self) -> bool:
+        """Whether a size is no number."""
+        specs = list(self.specs())
+        sizes = (*self.size, *self.stride, *(size for s in specs for size in (*s.shape, *s.strides, s.offset)))
+        return any(type(size) is not int for size in sizes)
+
+    def build(self, tensors: Iterator[torch.Tensor]) -> Any:
+        """A tensor of this template around the next plain tensors."""
+        inner = {
+            name: part.build(tensors) if isinstance(part, Template) else next(tensors)
+            for name, part in zip(self.names, self.parts, strict=True)
+        }
+        context = copy.deepcopy(self.context)
+        return self.kind.__tensor_unflatten__(inner, context, torch.Size(self.size), self.stride)  # type: ignore[arg-type]
+
+
+def _part_template(kind: Any, name: str, value: Any) -> Template | TensorSpec:
+    if not isinstance(value, torch.Tensor):
+        raise NotTakenApart(f"{kind.__qualname__}.{name} is a {type(value).__qualname__}")
+    if value.requires_grad:
+        raise NotTakenApart(f"{kind.__qualname__}.{name} requires a gradient itself")
+    if is_wrapper(type(value)):
+        return Template.of(value)
+    if type(value) not in _PLAIN and not hasattr(value, "fake_mode"):
+        raise NotTakenApart(f"{kind.__qualname__}.{name} is a {type(value).__qualname__}")
+    if value.layout is not torch.strided or value.is_conj() or value.is_neg():
+        raise NotTakenApart(f"{kind.__qualname__}.{name} is no dense tensor")
+    return TensorSpec.of(value)
+
+
+def _kept(kind: Any, context: Any) -> Any:
+    """A copy of what a wrapper holds beside its parts, which can be compared with another one's."""
+    try:
+        kept = copy.deepcopy(context)
+        same = kept == context
+    except Exception as error:
+        raise NotTakenApart(f"what {kind.__qualname__} holds beside tensors cannot be copied: {error}") from error
+    if same is not True:
+        raise NotTakenApart(f"what {kind.__qualname__} holds beside tensors is not equal to a copy of it")
+    return kept
+
+
+def wrappers_in(types: Sequence[Any]) -> bool:
+    """Whether a dispatch is one for a wrapper to see to. `types` are those of its arguments."""
+    return any(is_wrapper(kind) for kind in types)
