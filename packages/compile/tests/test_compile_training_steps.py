@@ -89,7 +89,9 @@ def alike(ours: list[Any], theirs: list[Any]) -> None:
             assert a[1] == b[1], (number, name, mine[name], eager[name])
             for x, y in zip(a[0], b[0], strict=True):
                 if isinstance(y, torch.Tensor):
-                    torch.testing.assert_close(x, y, rtol=1e-9, atol=1e-12, msg=lambda m, n=name: f"{number} {n}: {m}")
+                    torch.testing.assert_close(
+                        x, y, rtol=1e-9, atol=1e-12, equal_nan=True, msg=lambda m, n=name: f"{number} {n}: {m}"
+                    )
                 else:
                     assert x == y, (number, name, mine[name], eager[name])
 

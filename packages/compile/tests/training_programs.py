@@ -570,6 +570,77 @@ def into_indices() -> Made:
     return Made(step, list(table.parameters()))
 
 
+@case(graphs=2, backends=["eager"])  # others conjugate lazily where eager does not
+def complex_leaves() -> Made:
+    w = torch.randn(3, dtype=torch.complex128, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    return of(lambda: (w.exp() * w.conj()).abs().sum().backward(), w)
+
+
+@case(graphs=2)
+def two_losses_of_one_forward() -> Made:
+    w = leaf(3)
+
+    def step() -> Any:
+        hidden = w.sin()
+        first, second = hidden.exp().sum(), (hidden * hidden).sum()
+        first.backward(retain_graph=True)
+        second.backward()
+        return first, second
+
+    return of(step, w)
+
+
+@case(graphs=2)
+def under_a_checkpoint_that_reenters() -> Made:
+    w = leaf(3)
+    return of(lambda: checkpoint(lambda x: x.sin().exp(), w * 2, use_reentrant=True).sum().backward(), w)
+
+
+@case(graphs=2)
+def batches_of_other_sizes() -> Made:
+    made = steps(lambda p: torch.optim.SGD(p, 0.1, momentum=0.9), clip=0.5)
+    made.calls = [(data(n, 3), data(n, 2)) for n in (4, 5, 7, 9, 4)]
+    return made
+
+
+@case("exception", graphs=None)
+def a_raise_behind_it() -> Made:
+    w = leaf(3)
+
+    def step() -> Any:
+        w.sin().sum().backward()
+        raise ValueError("not today")
+
+    return of(step, w)
+
+
+@case("graph_raised", graphs=None)
+def an_operator_raises_behind_it() -> Made:
+    w = leaf(3, 3)
+
+    def between(number: int) -> None:
+        w.grad = None
+
+    def step() -> Any:
+        w.sin().sum().backward()
+        return torch.linalg.cholesky(-torch.eye(3).double() + 0 * w.detach()).sum()
+
+    return of(step, w, between=between)
+
+
+@case("tensor_hook", "backward", graphs=None)
+def an_intermediate_that_keeps_its_gradient() -> Made:
+    w = leaf(3)
+
+    def step() -> Any:
+        y = w.sin()
+        y.retain_grad()
+        y.exp().sum().backward()
+        return y.grad
+
+    return of(step, w)
+
+
 # -- what the engine would meet outside of the graph --------------------------------------------
 
 
@@ -713,6 +784,46 @@ def adamw_clipped() -> Made:
 @case(graphs=2)
 def adam_over_lists() -> Made:
     return steps(lambda p: torch.optim.Adam(p, 0.1, foreach=True), clip=0.1)
+
+
+@case("tensor_to_number", graphs=None)
+def scaled() -> Made:
+    """The third batch is infinite: no step, and half the scale; the scale doubles after two steps without."""
+    made = steps(lambda p: torch.optim.SGD(p, 0.1))
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0, growth_interval=2)
+    (model,) = (cell.cell_contents for cell in made.step.__closure__ or () if isinstance(cell.cell_contents, nn.Module))
+    optimizer = made.optimizer
+    assert optimizer is not None
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = F.mse_loss(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)
+        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        scaler.step(optimizer)
+        scaler.update()
+        return loss.detach(), norm, scaler.state_dict(), scaler._scale
+
+    calls = [(data(5, 3, seed=n), data(5, 2, seed=n) * (float("inf") if n == 2 else 1)) for n in range(6)]
+    return Made(step, made.leaves, calls, optimizer)
+
+
+@case("tensor_to_number", "data_dependent_branch", graphs=None)
+def by_a_closure() -> Made:
+    made = steps(lambda p: torch.optim.LBFGS(p, 0.1, max_iter=3))
+    (model,) = (cell.cell_contents for cell in made.step.__closure__ or () if isinstance(cell.cell_contents, nn.Module))
+
+    def step(x: torch.Tensor, y: torch.Tensor) -> Any:
+        def closure() -> Any:
+            made.optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+
+        return made.optimizer.step(closure)
+
+    return Made(step, made.leaves, made.calls)
 
 
 @case(graphs=2)

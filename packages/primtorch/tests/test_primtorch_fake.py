@@ -119,6 +119,13 @@ def test_restriding_in_place() -> None:
     assert tuple(x.shape) == (1, 6, 4)
 
 
+def test_an_operator_that_only_writes_gives_nothing() -> None:
+    with FakeMode():
+        gradients, found, scale = [torch.empty(3), torch.empty(2)], torch.zeros(1), torch.ones(1)
+        assert torch.ops.aten._amp_foreach_non_finite_check_and_unscale_.default(gradients, found, scale) is None
+        assert torch.ops.aten._foreach_mul_.Scalar(gradients, 2.0) is None
+
+
 def test_errors_are_eagers() -> None:
     mode = FakeMode()
     x, y = mode.from_tensor(torch.randn(4, 6)), mode.from_tensor(torch.randn(5, 6))

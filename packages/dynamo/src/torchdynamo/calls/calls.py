@@ -34,7 +34,7 @@ from torchdynamo.calls.checkpoints import call_checkpointed
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
-from torchdynamo.calls.optimizers import LOOPS, loop_for
+from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, loop_for
 from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
@@ -434,6 +434,9 @@ class Calls:
     def _unfused(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         return Redirect(loop_for(fn, args, kwargs), args, kwargs)
 
+    def _of_scalers(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        return OF_SCALERS[fn](*args) if not kwargs else MISSING
+
     def _step_count(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """An optimizer's step count for its corrections: double precision, as the Python numbers that eager takes."""
         count = args[0]
@@ -669,6 +672,7 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (optimizer._get_value, Calls._step_count),
     *((function, Calls._derivative) for function in _ENGINE_CALLS),
     *((fused, Calls._unfused) for fused in LOOPS),
+    *((operator, Calls._of_scalers) for operator in OF_SCALERS),
     (graph_break, Calls._graph_break),
     (region, Calls._region),
     (is_compiling, Calls._is_compiling),

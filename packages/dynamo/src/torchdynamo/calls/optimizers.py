@@ -1,11 +1,13 @@
-"""Torch's optimizers: their fused kernels stand for loops over the parameters, which a compiler fuses by itself."""
+"""Torch's optimizers and gradient scalers: their fused kernels stand for loops and operators, which a compiler fuses by
+itself."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
+import torch
 from torch.optim import adagrad, adam, sgd
 
 from torchdynamo.reasons import BreakGraph
@@ -28,3 +30,32 @@ def loop_for(fused: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Calla
     if any(value is not None for value in scaled):
         raise BreakGraph("operator_without_meta", f"{fused.__name__} under a gradient scaler")
     return LOOPS[fused]
+
+
+def unscale(gradients: Sequence[torch.Tensor], found: torch.Tensor, inverse: torch.Tensor) -> None:
+    """`torch._amp_foreach_non_finite_check_and_unscale_`: divides by the scale, and says whether all is finite."""
+    for gradient in gradients:
+        infinite = torch.logical_not(torch.isfinite(gradient)).any()
+        found.copy_(torch.where(infinite, torch.ones_like(found), found))
+        wide = gradient.to(torch.promote_types(gradient.dtype, inverse.dtype))
+        gradient.copy_(wide * inverse.reshape(()))
+
+
+def update_scale(
+    scale: torch.Tensor, tracker: torch.Tensor, found: torch.Tensor, growth: float, backoff: float, interval: int
+) -> torch.Tensor:
+    """`torch._amp_update_scale_`: less where something was infinite, more after many steps where nothing was."""
+    infinite, due = found.reshape(scale.shape) != 0, tracker + 1 == interval
+    grown = scale * growth
+    grown = torch.where(torch.logical_and(due, torch.isfinite(grown)), grown, scale)
+    tracker.copy_(torch.where(torch.logical_or(infinite, due), torch.zeros_like(tracker), tracker + 1))
+    return scale.copy_(torch.where(infinite, scale * backoff, grown))
+
+
+# Operators of gradient scalers -> what they are made of.
+OF_SCALERS: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
+    {
+        torch._amp_foreach_non_finite_check_and_unscale_: unscale,
+        torch._amp_update_scale_: update_scale,
+    }
+)

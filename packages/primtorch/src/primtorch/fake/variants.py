@@ -111,7 +111,10 @@ def _functional_of_out(op: OpOverload, outs: Sequence[str], find: Find) -> Formu
 
 
 def _in_place(formula: Formula | None, op: OpOverload) -> Formula:
-    """The written argument, checked against the functional result where that is known (random_ has none)."""
+    """The written argument, checked against the functional result where that is known (random_ has none); nothing
+    where the operator gives nothing."""
+    if not op._schema.returns:
+        return lambda *args, **kwargs: None
     if formula is None:
         return lambda target, *args, **kwargs: target
     functional = formula
