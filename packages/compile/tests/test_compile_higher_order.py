@@ -386,6 +386,20 @@ def test_a_loop_of_data_dependent_length_has_no_second_derivative() -> None:
         slope.sum().backward()
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_transforms_see_each_step(backend: str) -> None:
+    def program(ops: Any) -> Program:
+        def loop(t: torch.Tensor) -> torch.Tensor:
+            return ops.scan(lambda carry, row: (carry * row.sin(), carry + row), t[0] + 1, t)[1].sum(0)
+
+        return lambda x: (torch.vmap(loop)(x[None]), torch.func.grad(lambda t: loop(t).prod())(x))
+
+    x = torch.rand(3, 4, requires_grad=True)
+    ours = torchcompile.compile(program(OPERATORS), backend=backend, fullgraph=True)
+    for found, wanted in zip(_results(ours, [x]), _results(program(PYTHON), [x]), strict=True):
+        _close(found, wanted)
+
+
 @pytest.mark.expected_eager("graph_break")
 @pytest.mark.parametrize("name", CASES)
 def test_a_break_before_and_after(name: str) -> None:
@@ -438,6 +452,11 @@ def _nonlocal(x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, taken, lambda t: t.sin(), (x,))
 
 
+def _over_an_iterator(x: torch.Tensor) -> Any:
+    factors = iter([2.0, 3.0, 4.0])
+    return scan(lambda carry, row: (carry * next(factors), carry + row), torch.ones(4), x)
+
+
 def _cond(true_fn: Program, false_fn: Program = torch.sin) -> Program:
     return lambda x: torch.cond(x.sum() > 0, true_fn, false_fn, (x,))
 
@@ -467,6 +486,7 @@ REFUSED: dict[str, tuple[Program, str]] = {
         lambda x: while_loop(lambda n, t: n < 3, lambda n, t: (n + 1, t * 2), (0, x)),
         "carried inputs that are no tensors",
     ),
+    "an iterator": (_over_an_iterator, "holds an iterator"),
     "an error within": (_cond(lambda t: t @ torch.ones(99, 1)), "raises RuntimeError"),
 }
 

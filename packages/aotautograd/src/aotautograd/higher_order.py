@@ -43,6 +43,8 @@ class TracedCalls:
         self.trace = trace
 
     def __call__(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+        if torch._C._are_functorch_transforms_active():  # their tensors stand for others: they see each operator
+            return operator.run(*operands)
         tensors = operands[operator.sizes :]
         if any(operator.differentiable) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
             results: tuple[Any, ...] = _Differentiated.apply(self, operator, *operands)  # type: ignore[no-untyped-call]

@@ -121,6 +121,12 @@ class CompiledBodies:
         return self.operator.name
 
 
+def bodies_of(call: Callable[..., object]) -> list[CompiledGraph]:
+    """The programs that a call runs."""
+    bodies = call.operator.bodies if isinstance(call, CompiledBodies) else ()
+    return [body for body in bodies if isinstance(body, CompiledGraph)]
+
+
 @dataclass(frozen=True)
 class _Bodies:
     """Compiles the graphs that an operator over graphs runs: each is a program of its own, which the operator calls.
@@ -236,9 +242,10 @@ def _dump(
 
 
 def _stats(gm: fx.GraphModule, operations: Sequence[Operation], built: dict[str, Built], clock: _Clock) -> GraphStats:
+    bodies = [body for o in operations if isinstance(o, ExternCall) for body in bodies_of(o.op)]
     return GraphStats(
         nodes=sum(1 for n in gm.graph.nodes if n.op == "call_function"),
-        kernels=sum(isinstance(o, (Kernel, Template)) for o in operations),
+        kernels=sum(isinstance(o, (Kernel, Template)) for o in operations) + sum(b.stats.kernels for b in bodies),
         aten_calls=sum(isinstance(o, ExternCall) for o in operations),
         seconds=clock.seconds,
         cache_hits=sum(b.cache_hits for b in built.values()),

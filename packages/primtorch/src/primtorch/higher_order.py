@@ -203,7 +203,8 @@ class Scan(HigherOrder):
         pull = Pullback(self.bodies[0], len(operands), wanted, self.differentiable, autocast_state())
         step = _BackwardStep(pull, first, len(carried), len(closed))
         sums = tuple(torch.zeros_like(operands[i]) for i in closed)
-        inputs = (*around, *tangents[: len(carried)], *sums, *kept, *mapped, *tangents[len(carried) :])
+        rows = (value.contiguous() for value in tangents[len(carried) :])  # as what is kept: no slice tells the length
+        inputs = (*around, *tangents[: len(carried)], *sums, *kept, *mapped, *rows)
         operator = Scan(
             (step,),
             self.sizes,

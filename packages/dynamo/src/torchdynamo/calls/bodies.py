@@ -6,9 +6,10 @@ tensors: what it changes of anything else would be changed at capture, and never
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,7 +97,7 @@ class Bodies:
         del recorder.written[written:], recorder.restrided[restrided:]
         with torch._C.DisableTorchFunction():
             given = {id(node.meta["val"].memory) for node in (*tensors, *_stand_ins(nodes))}
-            if any(recorder.node_of(tensor) not in own or id(tensor.memory) in given for tensor in later):
+            if any(recorder.node_of(t) not in own or id(t.memory) in given for t in later):  # type: ignore[attr-defined]
                 raise refusal(f"{what} writes to a tensor that was made before")
             results = self._own_results(what, leaves, own, given)
             specs, history = [TensorSpec.of(leaf) for leaf in leaves], [leaf.requires_grad for leaf in leaves]
@@ -149,15 +150,31 @@ def _stand_ins(nodes: Sequence[fx.Node]) -> list[fx.Node]:
 def _items(thing: Any) -> Any:
     """What an object holds, by identity."""
     if isinstance(thing, types.CellType):
-        try:
-            return id(thing.cell_contents)
-        except ValueError:
-            return None
-    if isinstance(thing, (set, frozenset)):
-        return set(map(id, thing))
+        return list(map(id, _held(thing)))
     if isinstance(thing, dict):
         return [(id(key), id(item)) for key, item in dict.items(thing)]
-    return list(map(id, list.__iter__(thing)))
+    if isinstance(thing, (set, frozenset)):
+        return set(map(id, thing))
+    if isinstance(thing, (list, collections.deque)):
+        return list(map(id, thing))
+    return [(name, id(item)) for name, item in _slots(thing)]
+
+
+def _held(cell: types.CellType) -> list[Any]:
+    try:
+        return [cell.cell_contents]
+    except ValueError:
+        return []
+
+
+def _slots(thing: Any) -> Iterator[tuple[str, Any]]:
+    for kind in type(thing).__mro__:
+        for name, member in vars(kind).items():
+            if isinstance(member, types.MemberDescriptorType):
+                try:
+                    yield name, member.__get__(thing)
+                except AttributeError:
+                    continue
 
 
 def _contents(root: Any, outside: Outside) -> Iterator[tuple[Any, Any]]:
@@ -168,29 +185,39 @@ def _contents(root: Any, outside: Outside) -> Iterator[tuple[Any, Any]]:
         thing = waiting.pop()
         if id(thing) in seen or outside.externals.lookup(thing) is not None or isinstance(thing, _LEFT_ALONE):
             continue
+        if len(seen) > _MOST:
+            raise refusal("a function that holds very much")
+        if hasattr(type(thing), "__next__"):
+            raise refusal("a function that holds an iterator")
         seen.add(id(thing))
-        if isinstance(thing, types.FunctionType):
-            waiting += [*(thing.__closure__ or ()), *(thing.__defaults__ or ())]
-        elif isinstance(thing, types.MethodType):
-            waiting += [thing.__self__, thing.__func__]
-        elif isinstance(thing, functools.partial):
-            waiting += [thing.func, *thing.args, *thing.keywords.values()]
-        elif isinstance(thing, types.CellType):
+        if not isinstance(thing, _FIXED):
             yield thing, _items(thing)
-            try:
-                waiting.append(thing.cell_contents)
-            except ValueError:
-                continue
-        elif isinstance(thing, dict):
-            yield thing, _items(thing)
-            waiting += dict.values(thing)
-        elif isinstance(thing, (list, set)):
-            yield thing, _items(thing)
-            waiting += list(thing)
-        elif isinstance(thing, (tuple, frozenset)):
-            waiting += thing
-        elif isinstance(namespace := getattr(thing, "__dict__", None), dict):
-            waiting.append(namespace)
+        waiting += _parts(thing)
 
 
-_LEFT_ALONE = (torch.Tensor, nn.Module, type, types.ModuleType, str, bytes, int, float, complex, type(None))
+def _parts(thing: Any) -> Iterable[Any]:
+    if isinstance(thing, types.FunctionType):
+        return (*(thing.__closure__ or ()), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())
+    if isinstance(thing, types.MethodType):
+        return thing.__self__, thing.__func__
+    if isinstance(thing, functools.partial):
+        return thing.func, *thing.args, *thing.keywords.values()
+    if isinstance(thing, types.CellType):
+        return _held(thing)
+    if isinstance(thing, dict):
+        return list(dict.values(thing))
+    if isinstance(thing, (list, set, tuple, frozenset, collections.deque)):
+        return list(thing)
+    try:
+        namespace = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        namespace = {}
+    return namespace, *(item for _, item in _slots(thing))
+
+
+_FIXED = (types.FunctionType, types.MethodType, functools.partial, tuple, frozenset)
+_LEFT_ALONE = (
+    torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, nn.Module, type, types.ModuleType,
+    types.BuiltinFunctionType, str, bytes, int, float, complex, type(None),
+)  # fmt: skip
+_MOST = 10_000

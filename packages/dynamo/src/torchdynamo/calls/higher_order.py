@@ -78,7 +78,7 @@ class HigherOrderCalls:
     def map(self, f: Any, xs: Any, *args: Any) -> Any:
         """`map(f, xs, *args)`: f of each slice of `xs` along its first dimension."""
         leaves, tree = pytree.tree_flatten(xs)
-        self._refuse_unsliceable(leaves)
+        leaves = self._sliceable(leaves)
         slices = [(_slice(leaf), leaf.requires_grad) for leaf in leaves]
         body = self.bodies.record("the mapped function", f, lambda: (self._stand_ins(tree, slices), *args))
         results = self._scan(body, [], leaves, body.history)
@@ -176,15 +176,15 @@ class HigherOrderCalls:
         if not -rank <= dim < rank or any(leaf.dim() <= dim % rank for leaf in leaves):
             raise refusal(f"dimension {dim} of tensors without it")
         dim %= rank
-        moved = [leaf.movedim(dim, 0) if dim else leaf for leaf in leaves]
-        self._refuse_unsliceable(moved)
-        return moved, dim
+        return self._sliceable([leaf.movedim(dim, 0) if dim else leaf for leaf in leaves]), dim
 
-    def _refuse_unsliceable(self, leaves: Sequence[Any]) -> None:
+    def _sliceable(self, leaves: Sequence[Any]) -> list[torch.Tensor]:
+        """Row-major, so that the layout of a slice says nothing of the size that the loop runs over."""
         if not leaves or not _tensors_only(leaves) or any(leaf.dim() == 0 for leaf in leaves):
             raise refusal("an operand to take slices of that is no tree of tensors with dimensions")
         if any(leaf.shape[0] != leaves[0].shape[0] for leaf in leaves) or leaves[0].shape[0] == 0:
             raise refusal("operands of different lengths, or of none")
+        return [leaf.contiguous() for leaf in leaves]
 
     def _stand_ins(self, tree: Any, described: Stand) -> Any:
         return pytree.tree_unflatten([self.bodies.stand_in(spec, history) for spec, history in described], tree)
@@ -243,7 +243,7 @@ class HigherOrderCalls:
         recorder = self.recorder
         nodes = [recorder.regions.visible(node) for node in operands]
         with torch._C.DisableTorchFunction(), torch.no_grad():
-            made = [self.outside.mode.from_spec(spec) for spec in specs]
+            made: list[torch.Tensor] = [self.outside.mode.from_spec(spec) for spec in specs]
         if any(operator.differentiable):
             made = list(_History.of(operator, made, [node.meta["val"] for node in nodes]))
         node = recorder.write(operator, tuple(nodes), {}, tuple(made))
