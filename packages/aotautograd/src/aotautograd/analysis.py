@@ -9,19 +9,29 @@ from __future__ import annotations
 
 import operator
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
 from aotautograd.functionalize import is_wrapped, storage_was_replaced
 from aotautograd.gradients import view_step
 from aotautograd.history import has_history, refuses_history
 from aotautograd.inputs import ProgramInputs
-from aotautograd.schemas import ForwardOutput, InputInfo, OutputInfo, OutputKind, ProgramMetadata, ViewStep
+from aotautograd.schemas import (
+    ForwardKind,
+    ForwardOutput,
+    InputInfo,
+    OutputInfo,
+    OutputKind,
+    ProgramMetadata,
+    Values,
+    ViewStep,
+)
 from primtorch.functionalize import unwrap
 
 aten = torch.ops.aten
@@ -31,7 +41,7 @@ _autograd: Any = torch._C._autograd
 @dataclass(slots=True)
 class Analysis:
     metadata: ProgramMetadata
-    values: list[Any] = field(default_factory=list)  # node (or constant) of each forward output
+    values: list[Argument] = field(default_factory=list)  # node (or constant) of each forward output
     differentiable: list[tuple[int, torch.Tensor]] = field(default_factory=list)  # (forward output, value with history)
 
 
@@ -62,7 +72,7 @@ def is_view(node: fx.Node) -> bool:
     return returns_alias(node.target)
 
 
-def returns_alias(target: Any) -> bool:
+def returns_alias(target: object) -> bool:
     schema = getattr(target, "_schema", None)
     return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
@@ -72,21 +82,21 @@ def analyse(
     written: set[int],
     bound: ProgramInputs,
     starts: Mapping[int, torch.Tensor],
-    flat: Sequence[Any],
-    given: Sequence[Any],
-    outputs: Sequence[Any],
-    size_node: Any,
+    flat: Values,
+    given: Values,
+    outputs: Values,
+    size_node: Callable[[torch.SymInt | torch.SymFloat], Argument],
 ) -> Analysis:
     """Judges a forward that has run. `starts` holds the inner tensors that the inputs began with, `flat` their
     functional wrappers, `given` what the program got for them: aliases of those whose sizes and strides it changes in
     place; `size_node` gives the node of a SymInt."""
     inputs: list[InputInfo] = []
-    result: list[Any] = []
+    result: list[Argument] = []
     forward: list[ForwardOutput] = []
     differentiable: list[tuple[int, torch.Tensor]] = []
     final: dict[fx.Node, int] = {}
 
-    def emit(kind: Any, node: Any, place: int | None, outer: torch.Tensor | None) -> int:
+    def emit(kind: ForwardKind, node: Argument, place: int | None, outer: torch.Tensor | None) -> int:
         slot = len(result)
         tangent = None
         if outer is not None and outer.requires_grad and has_history(outer):
@@ -109,7 +119,7 @@ def analyse(
     infos: list[OutputInfo | None] = [None] * len(outputs)
     groups: dict[fx.Node, list[_Candidate]] = defaultdict(list)
     first_seen: dict[int, int] = {}
-    symbols: list[tuple[int, Any]] = []
+    symbols: list[tuple[int, Argument]] = []
     for place, value in enumerate(outputs):
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             symbols.append((place, size_node(value)))
@@ -128,8 +138,8 @@ def analyse(
                 groups[root].append(candidate)
     for members in groups.values():
         _emit_group(members, emit, infos, node_of)
-    for place, node in symbols:
-        infos[place] = OutputInfo(OutputKind.VALUE, emit("symbol", node, None, None))
+    for place, number in symbols:
+        infos[place] = OutputInfo(OutputKind.VALUE, emit("symbol", number, None, None))
     metadata = ProgramMetadata(
         num_inputs=len(bound.values),
         placeholders=tuple(source for _, source, _ in bound.placeholders()),
@@ -190,7 +200,7 @@ def path_of_views(node: fx.Node, ends: Mapping[fx.Node, int]) -> tuple[fx.Node, 
     return tuple(reversed(path))
 
 
-def _alias_of_input(output: _Candidate, place: int, flat: Sequence[Any]) -> OutputInfo:
+def _alias_of_input(output: _Candidate, place: int, flat: Sequence[object]) -> OutputInfo:
     if output.value is flat[place]:
         return OutputInfo(OutputKind.INPUT, place, requires_grad=output.value.requires_grad)
     return _view(OutputKind.VIEW_OF_INPUT, place, output, 0)
@@ -239,7 +249,10 @@ def _same_memory(value: torch.Tensor) -> ViewStep:
 
 
 def _emit_group(
-    members: list[_Candidate], emit: Any, infos: list[OutputInfo | None], node_of: Mapping[int, fx.Node]
+    members: list[_Candidate],
+    emit: Callable[[ForwardKind, fx.Node, int | None, torch.Tensor | None], int],
+    infos: list[OutputInfo | None],
+    node_of: Mapping[int, fx.Node],
 ) -> None:
     """Outputs that share one intermediate's memory: the forward returns that, and the wrapper takes the views."""
     if len(members) == 1:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
@@ -53,8 +52,8 @@ class Compilers:
 
 
 def aot_module(
-    program: fx.GraphModule | Callable[..., Any],
-    example_inputs: Sequence[Any],
+    program: fx.GraphModule | Callable[..., object],
+    example_inputs: Sequence[object],
     *,
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
@@ -65,7 +64,7 @@ def aot_module(
     distinct_inputs: bool = False,
     eager_random: bool = False,
     preserve: Sequence[OpOverload] = (),
-) -> Callable[..., Sequence[Any]]:
+) -> Callable[..., Sequence[object]]:
     """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
 
     The result is for inputs with the metadata of the examples (what differs is for the caller to guard). The compilers
@@ -97,9 +96,9 @@ def aot_module(
         return compiled
     tensors = [i.index for i in joint.metadata.inputs]
     overlaps = OverlapCheck(tensors, written)
-    variants: dict[Any, tuple[Rebased, Callable[..., Sequence[Any]]]] = {}
+    variants: dict[object, tuple[Rebased, Callable[..., Sequence[object]]]] = {}
 
-    def call(*flat: Any) -> Sequence[Any]:
+    def call(*flat: object) -> Sequence[object]:
         if not overlaps(flat):
             return compiled(*flat)
         key = (pattern(flat, tensors), torch.is_grad_enabled(), _autocast_state())
@@ -119,8 +118,11 @@ def _over_wrappers(program: WrapperProgram, compilers: Compilers) -> Compilers:
 
 
 def _compile_rebased(
-    program: fx.GraphModule | Callable[..., Any], flat: Sequence[Any], tensors: Sequence[int], compilers: Compilers
-) -> tuple[Rebased, Callable[..., Sequence[Any]]]:
+    program: fx.GraphModule | Callable[..., object],
+    flat: Sequence[object],
+    tensors: Sequence[int],
+    compilers: Compilers,
+) -> tuple[Rebased, Callable[..., Sequence[object]]]:
     """The program for inputs that share memory. Which of them get a history is known when it has been traced."""
     given_history: frozenset[int] = frozenset()
     while True:
@@ -134,15 +136,15 @@ def _compile_rebased(
 
 
 def _compile(
-    program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any], compilers: Compilers
-) -> tuple[JointGraph, Callable[..., Sequence[Any]]]:
+    program: fx.GraphModule | Callable[..., object] | Rebased, example_inputs: Sequence[object], compilers: Compilers
+) -> tuple[JointGraph, Callable[..., Sequence[object]]]:
     """The program for all inputs with the examples' metadata, whatever numbers it takes out of them."""
     joint, compiled = _compile_trace(program, example_inputs, compilers)
     if joint.guard is None:
         return joint, compiled
     variants = [(joint, compiled)]
 
-    def call(*flat: Any) -> Sequence[Any]:
+    def call(*flat: object) -> Sequence[object]:
         for traced, run in variants:
             if holds(traced, flat):
                 return run(*flat)
@@ -155,8 +157,8 @@ def _compile(
 
 
 def _compile_trace(
-    program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any], compilers: Compilers
-) -> tuple[JointGraph, Callable[..., Sequence[Any]]]:
+    program: fx.GraphModule | Callable[..., object] | Rebased, example_inputs: Sequence[object], compilers: Compilers
+) -> tuple[JointGraph, Callable[..., Sequence[object]]]:
     """The pipeline: trace, clean, lower, cut, compile, wrap."""
     dump = compilers.dump
     joint = trace_joint(program, example_inputs)
@@ -184,7 +186,7 @@ def _compile_trace(
     # What follows is compiled when autograd's engine asks for it, whatever the program has set by then.
     default_dtype = torch.get_default_dtype()
 
-    def compile_program(module: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Sequence[Any]]:
+    def compile_program(module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
         with unset(default_dtype):
             return _compile(module, inputs, replace(compilers, dump=show_gradients if dump is not None else None))[1]
 
@@ -209,8 +211,8 @@ def _compile_trace(
     on_demand = GradientsOnDemand(source, saved_names, compile_program)
 
     def gradients(
-        inputs: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any], missing: Sequence[int]
-    ) -> tuple[Sequence[Any], tuple[GradientInfo, ...]]:
+        inputs: Sequence[object], saved: Sequence[object], tangents: Sequence[object], missing: Sequence[int]
+    ) -> tuple[Sequence[object], tuple[GradientInfo, ...]]:
         refuse_failing(missing)
         return on_demand(inputs, saved, tangents, missing)
 
@@ -240,7 +242,7 @@ def partition(joint: JointGraph, strategy: Partitioner = default_partition) -> P
     return parts
 
 
-def example_values(module: fx.GraphModule) -> list[Any]:
+def example_values(module: fx.GraphModule) -> list[object]:
     return [n.meta["val"] for n in module.graph.nodes if n.op == "placeholder"]
 
 
@@ -250,7 +252,7 @@ def _show(dump: Dump | None, name: str, module: fx.GraphModule, heading: str = "
 
 
 def aot_function(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     *,
     fw_compiler: Compiler,
     bw_compiler: Compiler | None = None,
@@ -260,22 +262,22 @@ def aot_function(
     dump: Dump | None = None,
     eager_random: bool = False,
     preserve: Sequence[OpOverload] = (),
-) -> Callable[..., Any]:
+) -> Callable[..., object]:
     """A compiled form of a function of pytrees. Tensors anywhere in the arguments are inputs; everything else is
     constant.
 
     It is traced once for each structure of arguments, metadata of tensors, and state of grad mode and autocast.
     """
-    cache: dict[Any, tuple[Callable[..., Sequence[Any]], list[Any]]] = {}
+    cache: dict[object, tuple[Callable[..., Sequence[object]], list[pytree.TreeSpec]]] = {}
 
-    def call(*args: Any, **kwargs: Any) -> Any:
+    def call(*args: object, **kwargs: object) -> object:
         leaves, structure = pytree.tree_flatten((args, kwargs))
         tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         constants = [None if isinstance(x, torch.Tensor) else x for x in leaves]
         key = (structure, tuple(map(_key, leaves)), torch.is_grad_enabled(), _autocast_state())
         found = cache.get(key)
         if found is None:
-            results: list[Any] = []
+            results: list[pytree.TreeSpec] = []
             flat = _flat_program(function, structure, constants, leaves, results)
             compiled = aot_module(
                 flat,
@@ -297,11 +299,15 @@ def aot_function(
 
 
 def _flat_program(
-    function: Callable[..., Any], structure: Any, constants: list[Any], leaves: list[Any], results: list[Any]
-) -> Callable[..., list[Any]]:
+    function: Callable[..., object],
+    structure: pytree.TreeSpec,
+    constants: list[object],
+    leaves: list[object],
+    results: list[pytree.TreeSpec],
+) -> Callable[..., list[object]]:
     places = [i for i, x in enumerate(leaves) if isinstance(x, torch.Tensor)]
 
-    def program(*tensors: torch.Tensor) -> list[Any]:
+    def program(*tensors: torch.Tensor) -> list[object]:
         filled = list(constants)
         for i, t in zip(places, tensors, strict=True):
             filled[i] = t
@@ -313,7 +319,7 @@ def _flat_program(
     return program
 
 
-def _key(leaf: Any) -> Any:
+def _key(leaf: object) -> object:
     if isinstance(leaf, slice):
         return (slice, leaf.start, leaf.stop, leaf.step)
     if not isinstance(leaf, torch.Tensor):
@@ -321,7 +327,7 @@ def _key(leaf: Any) -> Any:
     return (type(leaf), leaf.shape, leaf.stride(), leaf.dtype, leaf.device, leaf.requires_grad, leaf.is_leaf)
 
 
-def _autocast_state() -> Any:
+def _autocast_state() -> object:
     if not torch._C._is_any_autocast_enabled():
         return None
     return tuple((d, torch.is_autocast_enabled(d), torch.get_autocast_dtype(d)) for d in ("cpu", "cuda"))

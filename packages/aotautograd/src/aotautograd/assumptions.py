@@ -18,9 +18,10 @@ from aotautograd.errors import user_location
 from aotautograd.inputs import ProgramInputs
 from aotautograd.partitioners import extract
 from aotautograd.passes import is_random
-from aotautograd.schemas import Assumption, JointGraph, SymbolSource
+from aotautograd.schemas import Assumption, JointGraph, SymbolSource, Values
 from primtorch.errors import DataDependentValue
 from primtorch.fake import FakeTensor
+from primtorch.schemas import UserFrame
 
 CHECK_ERRORS = (RuntimeError, ValueError, IndexError, TypeError)
 
@@ -47,7 +48,7 @@ class ExampleValues:
                 work.pop()
         return self.known[node]
 
-    def _run(self, node: fx.Node) -> Any:
+    def _run(self, node: fx.Node) -> object:
         if node.op == "get_attr":
             return self.constants[str(node.target)]
         if is_random(node) or node.op != "call_function":
@@ -60,11 +61,11 @@ class ExampleValues:
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.known.__getitem__)
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
-    def assume(self, node: fx.Node, kind: Literal["value", "shape"]) -> Any:
+    def assume(self, node: fx.Node, kind: Literal["value", "shape"]) -> object:
         """The number in a tensor, or a tensor's shape, which from here on is taken for granted."""
         value = self(node)
         with _real():
-            found: Any = tuple(value.shape) if kind == "shape" else value.item()
+            found = tuple(value.shape) if kind == "shape" else value.item()
         self.assumed[node] = Assumption(node.name, kind, found, _stack(node))
         return found
 
@@ -76,15 +77,15 @@ def _real() -> Iterator[None]:
         yield
 
 
-def _stack(node: fx.Node) -> Any:
+def _stack(node: fx.Node) -> tuple[UserFrame, ...]:
     return node.meta.get("stack") or ()
 
 
 def example_values(
-    bound: ProgramInputs, nodes: Sequence[fx.Node], examples: Sequence[Any], constants: Mapping[str, torch.Tensor]
+    bound: ProgramInputs, nodes: Sequence[fx.Node], examples: Sequence[object], constants: Mapping[str, torch.Tensor]
 ) -> ExampleValues | None:
     """None if the examples are descriptions, not tensors with data."""
-    inputs: dict[fx.Node, Any] = {}
+    inputs: dict[fx.Node, object] = {}
     for node, (_, source, _) in zip(nodes, bound.placeholders(), strict=True):
         example = examples[source.input if isinstance(source, SymbolSource) else source]
         if not isinstance(example, (torch.Tensor, int)) or isinstance(example, FakeTensor) or _is_symbolic(example):
@@ -93,7 +94,7 @@ def example_values(
     return ExampleValues(inputs, constants)
 
 
-def _is_symbolic(example: Any) -> bool:
+def _is_symbolic(example: object) -> bool:
     return isinstance(example, torch.Tensor) and (example.is_meta or torch._is_functional_tensor(example))
 
 
@@ -103,7 +104,7 @@ def guard_graph(joint: fx.GraphModule, num_placeholders: int, assumed: Iterable[
     return extract(joint, inputs, tuple(assumed), "Guard")
 
 
-def holds(joint: JointGraph, flat: Sequence[Any]) -> bool:
+def holds(joint: JointGraph, flat: Values) -> bool:
     """Whether inputs give the values that the program was traced with. Runs the guard as it is, kernel by kernel."""
     metadata = joint.metadata
     if joint.guard is None:

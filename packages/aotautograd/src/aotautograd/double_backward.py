@@ -10,10 +10,10 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.inputs import sizes_of
@@ -43,7 +43,7 @@ class GradientProgram:
     made_gradients: tuple[GradientInfo, ...]
 
 
-CompileProgram = Callable[[fx.GraphModule, Sequence[Any]], Callable[..., Sequence[Any]]]
+CompileProgram = Callable[[fx.GraphModule, Sequence[object]], Callable[..., Sequence[object]]]
 
 
 class GradientsOnDemand:
@@ -58,11 +58,11 @@ class GradientsOnDemand:
         self.compile_program = compile_program
         self.reads = inputs_read(joint, saved_names)
         self.programs: dict[tuple[int, ...], GradientProgram] = {}
-        self.compiled: dict[Any, Callable[..., Sequence[Any]]] = {}
+        self.compiled: dict[object, Callable[..., Sequence[object]]] = {}
 
     def __call__(
-        self, inputs: Sequence[Any], saved: Sequence[Any], tangents: Sequence[Any], missing: Sequence[int]
-    ) -> tuple[Sequence[Any], tuple[GradientInfo, ...]]:
+        self, inputs: Sequence[object], saved: Sequence[object], tangents: Sequence[object], missing: Sequence[int]
+    ) -> tuple[Sequence[object], tuple[GradientInfo, ...]]:
         """The results of the gradient program, and how the gradients are made of them.
 
         `tangents` has zeros for the missing ones; gradients that only those lead to are None.
@@ -80,7 +80,7 @@ class GradientsOnDemand:
             run = self.compiled[pattern] = self.compile_program(program.module, values)
         return run(*values), program.made_gradients
 
-    def _readable(self, inputs: Sequence[Any], saved: Sequence[Any], place: dict[str, int]) -> list[Any]:
+    def _readable(self, inputs: Sequence[object], saved: Sequence[object], place: dict[str, int]) -> list[object]:
         """The inputs' values before the program ran; for one that it wrote, the copy that the forward kept, if it
         did."""
         nodes = [n for n in self.joint.module.graph.nodes if n.op == "placeholder"]
@@ -123,7 +123,7 @@ def gradient_program(joint: JointGraph, saved_names: Sequence[str], missing: Seq
                 node.meta.get("stack", ()),
             )
     graph = fx.Graph()
-    env: dict[fx.Node, Any] = {}
+    env: dict[fx.Node, fx.Node] = {}
     for node in (*inputs, *kept, *masks.values()):
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
@@ -154,7 +154,7 @@ def inputs_read(joint: JointGraph, saved_names: Sequence[str]) -> frozenset[int]
 
 def _drawn_by_forward(
     nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], saved_names: Sequence[str]
-) -> tuple[list[fx.Node], dict[Any, fx.Node]]:
+) -> tuple[list[fx.Node], dict[Argument, fx.Node]]:
     """What the forward kept of its random values: values made of draws alone, and the mask of each dropout."""
     saved = set(saved_names)
     drawn = _depends_on_draws(nodes)
@@ -164,7 +164,7 @@ def _drawn_by_forward(
     return [n for n in candidates if n not in values], masks
 
 
-def _depends_on_data(value: Any) -> bool:
+def _depends_on_data(value: object) -> bool:
     return any(is_unbacked(name) for size in sizes_of(value) for name in expr_of(size).symbols())
 
 
@@ -192,7 +192,7 @@ def _is_dropout_mask(node: fx.Node) -> bool:
     return is_dropout and bool(node.args[1] == 1)
 
 
-def _needed(gradients: Sequence[Any], known: set[fx.Node]) -> set[fx.Node]:
+def _needed(gradients: Sequence[object], known: set[fx.Node]) -> set[fx.Node]:
     """Every node that the gradients depend on; not what is behind the known ones."""
     found: set[fx.Node] = set()
     work = [g for g in gradients if isinstance(g, fx.Node)]
@@ -212,11 +212,11 @@ def _sources(node: fx.Node) -> list[fx.Node]:
     return node.all_input_nodes
 
 
-def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, Any], masks: dict[Any, fx.Node]) -> None:
+def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, fx.Node], masks: dict[Argument, fx.Node]) -> None:
     source = node.args[0] if node.target is operator.getitem else None
     if source in masks:  # the value of a dropout whose mask is known
-        x, p = env[source.args[0]], source.args[1]  # type: ignore[index, union-attr]
-        kept = graph.call_function(torch.mul, (x, env[masks[source]]))
+        dropped, p = env[source.args[0]], source.args[1]  # type: ignore[index, union-attr]
+        kept = graph.call_function(torch.mul, (dropped, env[masks[source]]))
         env[node] = graph.call_function(torch.mul, (kept, 1.0 / (1.0 - p) if p != 1 else 0.0))  # type: ignore[operator]
     elif node in masks:
         return

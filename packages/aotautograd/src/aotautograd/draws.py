@@ -8,9 +8,8 @@ at the next one. An operator of the backward that finds a seed of the forward's 
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
+from torch._ops import OpOverload
 
 _FIRST_SEED = 0x5EED << 40
 
@@ -20,7 +19,7 @@ class Draws:
 
     def __init__(self) -> None:
         self._next = _FIRST_SEED
-        self._drawn: dict[int, tuple[Any, int, Any]] = {}  # seed before -> (operator, seed after, result)
+        self._drawn: dict[int, tuple[object, int, object]] = {}  # seed before -> (operator, seed after, result)
         self._outside: list[torch.Tensor] = []
 
     def __enter__(self) -> Draws:
@@ -31,7 +30,7 @@ class Draws:
     def __exit__(self, *exc: object) -> None:
         torch.default_generator.set_state(self._outside.pop())
 
-    def repeated(self, func: Any) -> Any:
+    def repeated(self, func: object) -> object:
         """What the forward drew where `func` is run again, or None."""
         operator, after, result = self._drawn.get(torch.default_generator.initial_seed(), (None, 0, None))
         if operator is not func:
@@ -39,7 +38,7 @@ class Draws:
         self._seed(after)
         return result
 
-    def drew(self, func: Any, result: Any) -> None:
+    def drew(self, func: object, result: object) -> None:
         """The forward ran `func`."""
         before = torch.default_generator.initial_seed()
         self._next += 1
@@ -54,7 +53,7 @@ class Draws:
 NEVER, ALWAYS = -1, -2
 
 
-def place_of_probability(func: Any) -> int:
+def place_of_probability(func: OpOverload) -> int:
     """The place of an operator's `dropout_p`, without which it takes no random numbers; NEVER or ALWAYS."""
     if torch.Tag.nondeterministic_seeded not in func.tags:
         return NEVER
@@ -62,7 +61,7 @@ def place_of_probability(func: Any) -> int:
     return names.index("dropout_p") if "dropout_p" in names else ALWAYS
 
 
-def draws_numbers(place: int, args: tuple[Any, ...], kwargs: dict[str, Any] | None) -> bool:
+def draws_numbers(place: int, args: tuple[object, ...], kwargs: dict[str, object] | None) -> bool:
     """Whether a call takes random numbers, by its operator's `place_of_probability`."""
     if place < 0:
         return place == ALWAYS

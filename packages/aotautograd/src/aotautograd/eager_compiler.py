@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -28,7 +27,7 @@ class BoxedGraph:
         self.run = fx.GraphModule(module, graph, module.__class__.__name__).forward
         self.default_dtype = torch.get_default_dtype()
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: list[object]) -> Sequence[object]:
         """Casts are nodes of the graph, and its operators take no other dtype than where it was traced: a backward may
         run under any."""
         dtype = torch.get_default_dtype()
@@ -36,13 +35,13 @@ class BoxedGraph:
             torch.set_default_dtype(self.default_dtype)
         try:
             with torch._C._DisableAutocast():
-                results: Sequence[Any] = self.run(inputs)
+                results: Sequence[object] = self.run(inputs)
         finally:
             if dtype is not self.default_dtype:
                 torch.set_default_dtype(dtype)
         return results
 
 
-def run_graph(gm: fx.GraphModule, example_inputs: list[Any]) -> Compiled:
+def run_graph(gm: fx.GraphModule, example_inputs: list[object]) -> Compiled:
     """The graph as it is: a forward, backward or inference compiler."""
     return BoxedGraph(gm)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -25,7 +24,9 @@ class TooLarge(Exception):
     """The stand-ins would need too much memory."""
 
 
-def eager_error(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Exception | None:
+def eager_error(
+    func: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> Exception | None:
     """The error of the call on real tensors; None if there is none, or if it was not made."""
     if str(getattr(func, "__module__", "")).startswith("torch.autograd"):
         return None  # it asks for histories, which stand-ins lack
@@ -45,7 +46,7 @@ def eager_error(func: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping
     return None
 
 
-def _leaves(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> set[int]:
+def _leaves(args: tuple[object, ...], kwargs: Mapping[str, object]) -> set[int]:
     """The tensors that are leaves and need a gradient. Asked while functionalization is on: a view that was written to
     makes its history anew then, by operators on functional tensors."""
     tensors = [a for a in pytree.tree_leaves((args, dict(kwargs))) if isinstance(a, torch.Tensor)]
@@ -64,7 +65,7 @@ def _eager() -> Iterator[None]:
         yield
 
 
-def _stand_in(value: Any, leaves: set[int], made: dict[int, torch.Tensor]) -> Any:
+def _stand_in(value: object, leaves: set[int], made: dict[int, torch.Tensor]) -> object:
     if isinstance(value, torch.SymInt):
         return hint_of(value, 4)
     if not isinstance(value, torch.Tensor):

@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, TypeAlias, TypeGuard
 
 import torch
 from torch.overrides import TorchFunctionMode
@@ -24,16 +24,19 @@ from primtorch.errors import PrimTorchError
 from primtorch.fake import lstm
 from primtorch.functionalize import unwrap, wrap
 from primtorch.out_arguments import land, outs_of
+from primtorch.spec import Size
 from primtorch.symbolic import hint_of
 
 WORDED = "_worded_by_eager"
+Called: TypeAlias = Callable[..., object]
+"""What a torch-function mode is told was called: a function of torch, a method, an overload."""
 
 
 @contextlib.contextmanager
 def without_saved_tensor_hooks() -> Iterator[None]:
     """The caller's hooks on saved tensors are for what a call saves, not for what tracing it does."""
     autograd: Any = torch._C._autograd
-    taken: list[Any] = []
+    taken: list[tuple[object, object]] = []
     while (hooks := autograd._top_saved_tensors_default_hooks(True)) is not None:
         taken.append(hooks)
         autograd._pop_saved_tensors_default_hooks()
@@ -44,17 +47,17 @@ def without_saved_tensor_hooks() -> Iterator[None]:
             autograd._push_saved_tensors_default_hooks(pack, unpack)
 
 
-def has_size(t: torch.Tensor, wanted: torch.Tensor | Sequence[Any] | int) -> bool:
+def has_size(t: torch.Tensor, wanted: torch.Tensor | Sequence[Size] | int) -> bool:
     """Whether a tensor has the size that it would be given, or that of the other tensor; decided without a guard."""
     sizes = wanted.shape if isinstance(wanted, torch.Tensor) else (wanted,) if isinstance(wanted, int) else wanted
     return len(sizes) == t.dim() and all(map(_one_size, t.shape, sizes))
 
 
-def _one_size(a: Any, b: Any) -> bool:
+def _one_size(a: Size, b: Size) -> bool:
     return bool(a == b) if type(a) is int and type(b) is int else str(a) == str(b)
 
 
-def is_wrapped(t: object) -> bool:
+def is_wrapped(t: object) -> TypeGuard[torch.Tensor]:
     return isinstance(t, torch.Tensor) and torch._is_functional_tensor(t)
 
 
@@ -71,7 +74,7 @@ class NonLeaf(torch.autograd.Function):
         return wrap(unwrap(leaf))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         return grads[0]
 
 
@@ -84,7 +87,7 @@ class OwnTangent(torch.autograd.Function):
         return wrap(unwrap(output))
 
     @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         return wrap(unwrap(grads[0]))
 
 
@@ -92,7 +95,7 @@ class InPlaceCalls(TorchFunctionMode):
     """Raises what eager raises for writes to a tensor that overlaps itself, which C++ functionalization turns into
     arithmetic on its base without an error, and makes sure that out= tensors are written."""
 
-    def __init__(self, inputs: Sequence[Any], with_strides: WithStrides, symbolic: bool) -> None:
+    def __init__(self, inputs: Sequence[object], with_strides: WithStrides, symbolic: bool) -> None:
         self.layouts = KeptLayouts(inputs, with_strides)
         self.present = PresentViews()
         self.reshaped: set[int] = set()  # memories of which a view was given another shape without autograd's knowledge
@@ -100,7 +103,9 @@ class InPlaceCalls(TorchFunctionMode):
         self.unknown: set[int] = set()  # where they are not asked for: memories of what was given another shape
         self.symbolic = symbolic
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Called, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> object:
         if self.grad_mode != torch.is_grad_enabled() and self.present.stand_for((args, kwargs)):
             self._refuse_function()
         args, kwargs = self.present.of((args, kwargs or {}))
@@ -117,7 +122,7 @@ class InPlaceCalls(TorchFunctionMode):
             setattr(better, WORDED, True)  # a function that calls another has it for its own error
             raise better from None
 
-    def _call(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+    def _call(self, func: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         overload = overload_of(func, args, kwargs)
         name = getattr(func, "__name__", "").partition(".")[0]  # an overload's has the overload in it
         in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in _AUGMENTED)
@@ -148,9 +153,9 @@ class InPlaceCalls(TorchFunctionMode):
             self._refuse_lost_history(written)
         return result
 
-    def _reshape(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _reshape(self, func: Called, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """A call that changes what a tensor is, and not its elements. Without grad mode autograd is not told."""
-        target: Any = args[0] if args else None
+        target = args[0] if args else None
         if not is_wrapped(target):
             return self._run(func, name, args, kwargs)
         if name == "detach_":
@@ -178,7 +183,7 @@ class InPlaceCalls(TorchFunctionMode):
             "take a view of that shape instead"
         )
 
-    def _refuse_unknown_history(self, values: Any) -> None:
+    def _refuse_unknown_history(self, values: object) -> None:
         """In eager the gradient would come in the shape that the tensor was given under no_grad."""
         for t in pytree.tree_leaves(values):
             if is_wrapped(t) and t.requires_grad and t.untyped_storage()._cdata in self.unknown:
@@ -196,7 +201,7 @@ class InPlaceCalls(TorchFunctionMode):
                     "take a view of that shape instead"
                 )
 
-    def _run(self, func: Any, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _run(self, func: Called, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         if name == "tensor_split" and isinstance(args[1] if len(args) > 1 else None, torch.Tensor):
             return func(args[0], _numbers(args[1]), *args[2:], **kwargs)
         if name in ("resize_", "resize_as_") and len(args) == 2 and has_size(*args):
@@ -216,16 +221,16 @@ class InPlaceCalls(TorchFunctionMode):
 
 # They read no more of their tensor than its type and device, which they take from its dispatch keys. A tensor with
 # symbolic sizes bears another key.
-_OF_A_KIND: frozenset[Any] = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})  # type: ignore[attr-defined]
+_OF_A_KIND: frozenset[object] = frozenset({torch.Tensor.new, torch.Tensor.new_tensor})  # type: ignore[attr-defined]
 
 # Factories that resize out= before they fill it: what they do to one that has its size.
-_FILLS: dict[Any, Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]] = {
+_FILLS: dict[Called, Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]] = {
     torch.randn: lambda out, kwargs: out.normal_(generator=kwargs.get("generator")),
     torch.empty: lambda out, kwargs: out,
 }
 
 
-def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, ...]:
     """The sizes that a factory was given: one by one, as a sequence, or by name."""
     given = (kwargs["size"],) if "size" in kwargs else args
     return tuple(given[0]) if len(given) == 1 and isinstance(given[0], (tuple, list)) else given
@@ -242,7 +247,7 @@ _OVERLAP = (
 )
 
 
-def _numbers(t: torch.Tensor) -> Any:
+def _numbers(t: torch.Tensor) -> list[int] | int:
     """The whole numbers in a tensor of 0 or 1 dims; the operator would read them from memory, which is not there."""
     return [int(n.item()) for n in t.unbind()] if t.dim() else int(t.item())
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import fx
@@ -105,6 +105,8 @@ def sources_of(infos: Sequence[GradientInfo], kept_symbols: Sequence[str]) -> tu
     )
 
 
-def _views(steps: Sequence[ViewStep], kept_symbols: Sequence[str]) -> Callable[[Any, Sequence[int]], Any]:
+def _views(
+    steps: Sequence[ViewStep], kept_symbols: Sequence[str]
+) -> Callable[[torch.Tensor, Sequence[int]], torch.Tensor]:
     replay = replay_of(steps)
     return lambda base, kept: replay(base, dict(zip(kept_symbols, kept, strict=True)))

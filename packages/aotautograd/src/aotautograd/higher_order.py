@@ -25,14 +25,16 @@ from aotautograd.passes import (
 from aotautograd.recorder import Recorder
 from aotautograd.schemas import JointGraph, OutputKind
 from primtorch.ambient import autocast_state, set_autocast_state, unset
+from primtorch.arguments import TensorLike
+from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
 from primtorch.higher_order import Body, HigherOrder, Pullback, handled_by, spec_of, with_bodies
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, float_expr_of
 
-Trace = Callable[[Callable[..., Any], Sequence[Any]], JointGraph]
+Trace = Callable[[Callable[..., object], Sequence[object]], JointGraph]
 
 
 class TracedCalls:
@@ -42,12 +44,12 @@ class TracedCalls:
         self.recorder = recorder
         self.trace = trace
 
-    def __call__(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[Any, ...]:
+    def __call__(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         if torch._C._are_functorch_transforms_active():  # their tensors stand for others: they see each operator
             return operator.run(*operands)
         tensors = operands[operator.sizes :]
         if any(operator.differentiable) and torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-            results: tuple[Any, ...] = _Differentiated.apply(self, operator, *operands)  # type: ignore[no-untyped-call]
+            results: tuple[torch.Tensor, ...] = _Differentiated.apply(self, operator, *operands)  # type: ignore[no-untyped-call]
             return results[: len(operator.differentiable)]
         return self.emit(operator, operands)
 
@@ -59,9 +61,9 @@ class TracedCalls:
         symbols = self._symbols(inner)
         graphs: list[fx.GraphModule] = []
         for body, given in zip(operator.bodies, operator.given(inner), strict=True):
-            alike = [n.meta["val"] for n in output_values(graphs[0].graph)] if graphs and operator.alike else ()
+            alike = _results_of(graphs[0]) if graphs and operator.alike else ()
             graphs.append(self._graph(body, symbols, numbers, given, alike))
-        found = [[node.meta["val"] for node in output_values(graph.graph)] for graph in graphs]
+        found = [_results_of(graph) for graph in graphs]
         specs = operator.results(inner, found)
         traced = with_bodies(operator, graphs, sizes=len(symbols), tags=_tags(graphs))
         args = (*(recorder.size(symbol) for symbol in symbols), *(recorder.lift(t) for t in tensors))
@@ -69,22 +71,27 @@ class TracedCalls:
         recorder.call_graphs(traced, args, fakes)
         return tuple(map(wrap, fakes))
 
-    def _symbols(self, operands: Iterable[Any]) -> list[Any]:
+    def _symbols(self, operands: Iterable[object]) -> list[torch.SymInt | torch.SymFloat]:
         """A number for each symbol in the operands' sizes, which every body takes."""
-        known: dict[str, Any] = {str(v): v for v in operands if isinstance(v, (torch.SymInt, torch.SymFloat))}
+        known = {str(v): v for v in operands if isinstance(v, (torch.SymInt, torch.SymFloat))}
         names = {name for value in operands for size in sizes_of(value) for name in expr_of(size).symbols()}
         names |= {name for v in operands if isinstance(v, torch.SymFloat) for name in float_expr_of(v).symbols()}
         nodes = self.recorder.symbol_nodes
         return [known[name] if name in known else nodes[name].meta["val"] for name in sorted(names)]
 
     def _graph(
-        self, body: Body, symbols: Sequence[Any], numbers: Sequence[Any], given: Sequence[Any], alike: Sequence[Any]
+        self,
+        body: Body,
+        symbols: Sequence[object],
+        numbers: Sequence[object],
+        given: Sequence[object],
+        alike: Sequence[TensorLike],
     ) -> fx.GraphModule:
         """A body as a functional graph of the symbols and the tensors. Its results are memory of their own, laid out
         as those of `alike` where there are any."""
         casts = autocast_state()
 
-        def program(*flat: Any) -> list[torch.Tensor]:
+        def program(*flat: object) -> list[torch.Tensor]:
             found = body(*numbers, *flat[len(symbols) :])
             wanted = [spec.stride() for spec in alike] or [None] * len(found)
             return [_own(value, strides) for value, strides in zip(found, wanted, strict=True)]
@@ -110,7 +117,7 @@ class _Differentiated(torch.autograd.Function):
     derivative of its own, for whoever differentiates twice."""
 
     @staticmethod
-    def forward(ctx: Any, calls: TracedCalls, operator: HigherOrder, *operands: Any) -> Any:
+    def forward(ctx: Any, calls: TracedCalls, operator: HigherOrder, *operands: Any) -> tuple[torch.Tensor, ...]:
         keeping = operator.keeping()
         results = calls.emit(keeping, operands)
         ctx.calls, ctx.operator, ctx.keeping = calls, operator, keeping
@@ -124,7 +131,7 @@ class _Differentiated(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[object, ...]:
         count = len(ctx.operator.differentiable)
         twice = any(gradient is not None for gradient in gradients[count:])
         operator: HigherOrder = ctx.keeping if twice else ctx.operator
@@ -142,19 +149,24 @@ class _Differentiated(torch.autograd.Function):
         finally:
             set_autocast_state(before)
         found = ctx.calls(derivative.operator, derivative.operands)
-        results: list[Any] = [None] * len(operands)
+        results: list[object] = [None] * len(operands)
         for place, gradient in zip(derivative.places, found, strict=True):
             results[place] = gradient
         return (None, None, *results)
 
 
-def _described(value: Any) -> TensorSpec:
+def _results_of(graph: fx.GraphModule) -> list[FakeTensor | TensorSpec]:
+    """What a body gives."""
+    return [node.meta["val"] for node in output_values(graph.graph) if isinstance(node, fx.Node)]
+
+
+def _described(value: object) -> TensorSpec:
     """A body's input as a tensor that begins where its memory does."""
     spec = spec_of(value)
     return TensorSpec(spec.shape, spec.strides, spec.dtype, spec.device)
 
 
-def _own(value: torch.Tensor, strides: Any) -> torch.Tensor:
+def _own(value: torch.Tensor, strides: Sequence[Size] | None) -> torch.Tensor:
     if strides is None or tuple(value.stride()) == tuple(strides):
         return value.clone()
     return torch.empty_strided(value.shape, strides, dtype=value.dtype, device=value.device).copy_(value)

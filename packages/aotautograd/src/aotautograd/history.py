@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 import torch
 
@@ -26,10 +25,10 @@ def refuses_history(t: torch.Tensor) -> bool:
     return False
 
 
-def nodes_behind(values: Sequence[torch.Tensor]) -> Iterator[Any]:
+def nodes_behind(values: Sequence[torch.Tensor]) -> Iterator[torch.autograd.graph.Node]:
     """Every node of the values' history, once."""
     work = [v.grad_fn for v in values]
-    seen: set[Any] = set()
+    seen: set[torch.autograd.graph.Node] = set()
     while work:
         node = work.pop()
         if node is not None and node not in seen:
@@ -45,4 +44,5 @@ def recomputes_by_reentry(values: Sequence[torch.Tensor]) -> bool:
 
 def leaves_behind(values: Sequence[torch.Tensor]) -> set[int]:
     """The ids of the leaves that a backward comes to, be it with a gradient or without: hooks on them run."""
-    return {id(node.variable) for node in nodes_behind(values) if node.name() == "torch::autograd::AccumulateGrad"}
+    leaves = (node for node in nodes_behind(values) if node.name() == "torch::autograd::AccumulateGrad")
+    return {id(node.variable) for node in leaves}  # type: ignore[attr-defined]  # nodes of leaves alone have it

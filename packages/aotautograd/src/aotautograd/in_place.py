@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
 
 import torch
 from torch import fx
@@ -68,7 +67,7 @@ def _owners(graph: fx.Graph) -> dict[fx.Node, fx.Node | None]:
     return owners
 
 
-def _makes_memory(target: Any) -> bool:
+def _makes_memory(target: object) -> bool:
     """Whether an operator's results are memory of their own. Composite operators may return views unannounced."""
     if not isinstance(target, torch._ops.OpOverload) or target.namespace != "aten":
         return False

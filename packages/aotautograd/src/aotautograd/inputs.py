@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import fx
@@ -21,7 +20,7 @@ class ProgramInputs:
     """The flat inputs of a program, faked. `values[i]` is a fake tensor, a SymInt, a SymFloat or a constant."""
 
     fake_mode: FakeMode
-    values: list[Any]
+    values: list[object]
     names: list[str]
     requires_grad: dict[int, bool]
     is_leaf: dict[int, bool]
@@ -30,7 +29,7 @@ class ProgramInputs:
 
     storages: dict[int, int] = field(default_factory=dict)  # identity of each wrapped input's storage, likewise
 
-    def placeholders(self) -> Iterator[tuple[str, int | SymbolSource, Any]]:
+    def placeholders(self) -> Iterator[tuple[str, int | SymbolSource, object]]:
         """(name, source, value) of each placeholder: symbolic numbers first, then tensors. Constants are baked in."""
         for source, value in self.symbols:
             yield source.name, source, value
@@ -48,7 +47,7 @@ class ProgramInputs:
         return (*derived, *given)
 
 
-def bind_inputs(program: object, example_inputs: Sequence[Any]) -> ProgramInputs:
+def bind_inputs(program: object, example_inputs: Sequence[object]) -> ProgramInputs:
     """Fakes the inputs. A graph's placeholders say their fake values in meta["val"]; the examples say requires_grad."""
     examples = list(example_inputs)
     described = examples
@@ -62,7 +61,7 @@ def bind_inputs(program: object, example_inputs: Sequence[Any]) -> ProgramInputs
         described = [n.meta.get("val", e) for n, e in zip(nodes, examples, strict=True)]
         names = [n.name for n in nodes]
     fake_mode = FakeMode(_shape_env(described) or ShapeEnv())
-    values: list[Any] = []
+    values: list[object] = []
     requires_grad: dict[int, bool] = {}
     is_leaf: dict[int, bool] = {}
     for i, (value, example) in enumerate(zip(described, examples, strict=True)):
@@ -79,7 +78,7 @@ def spec_of(value: torch.Tensor | TensorSpec) -> TensorSpec:
     return value if isinstance(value, TensorSpec) else TensorSpec.of(value)
 
 
-def sizes_of(value: Any) -> Iterator[torch.SymInt]:
+def sizes_of(value: object) -> Iterator[torch.SymInt]:
     """Every SymInt in a value's metadata."""
     if isinstance(value, torch.SymInt):
         yield value
@@ -92,7 +91,7 @@ def sizes_of(value: Any) -> Iterator[torch.SymInt]:
             yield from sizes_of(item)
 
 
-def _shape_env(values: Sequence[Any]) -> ShapeEnv | None:
+def _shape_env(values: Sequence[object]) -> ShapeEnv | None:
     for value in values:
         if isinstance(value, torch.SymFloat):
             return shape_env_of(value)
@@ -101,7 +100,7 @@ def _shape_env(values: Sequence[Any]) -> ShapeEnv | None:
     return None
 
 
-def _uncarried_symbols(values: Sequence[Any]) -> list[tuple[SymbolSource, torch.SymInt]]:
+def _uncarried_symbols(values: Sequence[object]) -> list[tuple[SymbolSource, torch.SymInt]]:
     carried = {str(expr_of(v)) for v in values if isinstance(v, torch.SymInt)}
     needed: set[str] = set()
     found: list[tuple[SymbolSource, torch.SymInt]] = []

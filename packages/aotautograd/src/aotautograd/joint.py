@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -25,10 +25,10 @@ from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tenso
 from aotautograd.gradients import arrange, share_memory
 from aotautograd.higher_order import TracedCalls
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
-from aotautograd.overlap import Rebased
+from aotautograd.overlap import Program, Rebased
 from aotautograd.present_views import PresentViews
 from aotautograd.recorder import Recorder
-from aotautograd.schemas import PHASE, JointGraph, KeptMemory, ProgramMetadata
+from aotautograd.schemas import PHASE, JointGraph, KeptMemory, ProgramMetadata, Values
 from primtorch.ambient import preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
 from primtorch.fake import FakeMode
@@ -41,7 +41,7 @@ from primtorch.printing import made_by
 aten = torch.ops.aten
 
 
-def trace_joint(program: fx.GraphModule | Callable[..., Any] | Rebased, example_inputs: Sequence[Any]) -> JointGraph:
+def trace_joint(program: Program, example_inputs: Sequence[object]) -> JointGraph:
     """The joint graph of `program`, a function of flat inputs to a flat sequence of outputs.
 
     The forward is traced under the ambient grad and autocast state, the backward with autocast off. There is a backward
@@ -89,7 +89,7 @@ class _TraceAgain(Exception):
         self.manner = manner
 
 
-def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> JointGraph:
+def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) -> JointGraph:
     bound = bind_inputs(program, example_inputs)
     recorder = Recorder(bound.fake_mode, manner.fix_sizes)
     starts = _make_placeholders(recorder, bound)
@@ -145,7 +145,7 @@ def _trace(program: Any, example_inputs: Sequence[Any], manner: _Manner) -> Join
     return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing)
 
 
-def _kept_memory(graph: fx.Graph, metadata: ProgramMetadata, outputs: Sequence[Any]) -> KeptMemory:
+def _kept_memory(graph: fx.Graph, metadata: ProgramMetadata, outputs: Sequence[object]) -> KeptMemory:
     """What autograd kept is what operators of the backward read. It is to be asked before a pass changes the graph: a
     copy of an input that the program made stands for itself here."""
     read = {
@@ -203,9 +203,9 @@ def _make_placeholders(recorder: Recorder, bound: ProgramInputs) -> dict[int, to
     return fakes
 
 
-def _wrap_inputs(bound: ProgramInputs, fakes: dict[int, torch.Tensor]) -> tuple[list[Any], dict[int, torch.Tensor]]:
+def _wrap_inputs(bound: ProgramInputs, fakes: dict[int, torch.Tensor]) -> tuple[Values, dict[int, torch.Tensor]]:
     """The flat inputs to run the program on, and the leaves to differentiate by."""
-    flat: list[Any] = list(bound.values)
+    flat = list(bound.values)
     leaves: dict[int, torch.Tensor] = {}
     for place, fake in fakes.items():
         outer = wrap(fake)
@@ -221,13 +221,13 @@ def _wrap_inputs(bound: ProgramInputs, fakes: dict[int, torch.Tensor]) -> tuple[
     return flat, leaves
 
 
-def _aliased(flat: Sequence[Any], places: frozenset[int]) -> list[Any]:
+def _aliased(flat: Values, places: frozenset[int]) -> Values:
     """The inputs with aliases in some places, whose sizes and strides may change while the inputs keep theirs."""
     with torch.enable_grad():
         return [aten.alias.default(value) if place in places else value for place, value in enumerate(flat)]
 
 
-def _run_program(recorder: Recorder, program: Any, flat: Sequence[Any], present: PresentViews) -> list[Any]:
+def _run_program(recorder: Recorder, program: Program, flat: Values, present: PresentViews) -> Values:
     if isinstance(program, Rebased):
         inputs = program.inputs_of(flat)
         outputs = _run_program(recorder, program.program, inputs, present)
@@ -239,7 +239,7 @@ def _run_program(recorder: Recorder, program: Any, flat: Sequence[Any], present:
     return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
 
-def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Sequence[Any], present: PresentViews) -> list[Any]:
+def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present: PresentViews) -> Values:
     """Runs the graph node by node, so that each operator knows the user's line."""
     values: dict[fx.Node, Any] = {}
     inputs = iter(flat)

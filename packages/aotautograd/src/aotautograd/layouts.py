@@ -10,25 +10,26 @@ contiguous, that a view is impossible), and its value is dense.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import TypeGuard
 
 import torch
 
 from aotautograd.inputs import dense_spec
 from primtorch.functionalize import unwrap
+from primtorch.spec import Size
 from primtorch.symbolic import hint_of
 
 aten = torch.ops.aten
 
 # (value, strides) -> a traced tensor for the same value that says that it has these strides
-WithStrides = Callable[[torch.Tensor, Sequence[Any]], torch.Tensor]
+WithStrides = Callable[[torch.Tensor, Sequence[Size]], torch.Tensor]
 
 
 class KeptLayouts:
     """The layouts of a program's inputs, and of what a call of it writes. Row-major ones are nobody's concern: an
     operator gives that to a result whose first operand has it."""
 
-    def __init__(self, inputs: Iterable[Any], with_strides: WithStrides) -> None:
+    def __init__(self, inputs: Iterable[object], with_strides: WithStrides) -> None:
         self.inputs = [t for t in inputs if _of_interest(t)]
         self.with_strides = with_strides
 
@@ -77,7 +78,7 @@ def _with_gaps(new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
         return unwrap(aten.as_strided.default(filled, shape, strides, 0))
 
 
-def written_by(args: Sequence[Any], kwargs: Mapping[str, Any], in_place: bool) -> list[torch.Tensor]:
+def written_by(args: Sequence[object], kwargs: Mapping[str, object], in_place: bool) -> list[torch.Tensor]:
     """The tensors that a call names as those that it writes."""
     named = [args[0]] if in_place and args else []
     named.append(kwargs.get("out"))
@@ -85,7 +86,7 @@ def written_by(args: Sequence[Any], kwargs: Mapping[str, Any], in_place: bool) -
     return [t for t in flat if isinstance(t, torch.Tensor)]
 
 
-def _of_interest(t: Any) -> bool:
+def _of_interest(t: object) -> TypeGuard[torch.Tensor]:
     return isinstance(t, torch.Tensor) and torch._is_functional_tensor(t) and not _row_major(t)
 
 
@@ -100,7 +101,7 @@ def _row_major(t: torch.Tensor) -> bool:
     return True
 
 
-def _same(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def _same(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(
         x == y if type(x) is int and type(y) is int else str(x) == str(y) for x, y in zip(a, b, strict=True)
     )

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from aotautograd.inputs import dense_spec
 from aotautograd.passes import eliminate_dead_code, output_node, output_values, same_layout
@@ -104,8 +104,7 @@ def without_tangents(
     absent = _led_to_only_by(graph, frozenset(tangents), frozenset(names))
     for node in list(graph.nodes):
         if node.op == "output":
-            gradients: Any = node.args[0]
-            node.args = (tuple(None if g in absent else g for g in gradients),)
+            node.args = (tuple(None if g in absent else g for g in output_values(graph)),)
         elif node not in absent and node.target in _ACCUMULATES and not node.kwargs and len(node.args) == 2:
             present = [a for a in node.args if a not in absent]
             if len(present) == 1 and isinstance(present[0], fx.Node):
@@ -138,7 +137,7 @@ def _own_memory(graph: fx.Graph, tangents: Set[str]) -> None:
     """
     output = output_node(graph)
     owned = {n for n in graph.nodes if n.op == "placeholder" and n.name in tangents}
-    results: list[Any] = []
+    results: list[Argument] = []
     for result in output_values(graph):
         if isinstance(result, fx.Node):
             if memory_of(result) in owned:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
 
 from aotautograd.errors import UnsupportedAlias, UnsupportedMutation
 from aotautograd.history import has_history
+from aotautograd.schemas import Values
 from aotautograd.versions import restride
 
-Flat = Callable[..., Sequence[Any]]
 _address = torch.Tensor.data_ptr
 
 
@@ -44,7 +44,7 @@ class Rebased:
     What those have then follows behind the outputs, as views of the bases.
     """
 
-    program: fx.GraphModule | Callable[..., Any]
+    program: fx.GraphModule | Callable[..., object]
     num_inputs: int
     num_bases: int
     views: tuple[ViewOfBase, ...]
@@ -53,9 +53,9 @@ class Rebased:
     returned: dict[int, int]
     restrided: list[int]
 
-    def inputs_of(self, flat: Sequence[Any]) -> list[Any]:
+    def inputs_of(self, flat: Values) -> Values:
         """The inputs of `program`, from those of this one."""
-        inputs: list[Any] = [None] * self.num_inputs
+        inputs: list[object] = [None] * self.num_inputs
         for view in self.views:
             base = flat[view.base]
             # as_strided first: functionalization has no writes through a view of a view that is as_strided.
@@ -65,7 +65,7 @@ class Rebased:
             inputs[place] = value
         return inputs
 
-    def outputs_of(self, given: Sequence[Any], inputs: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    def outputs_of(self, given: Values, inputs: Values, outputs: Values) -> Values:
         """Replaces outputs that are rebased inputs themselves by None, and notes them. `given` is what `inputs_of`
         gave, `inputs` what stands for these behind the program."""
         self.restrided.clear()
@@ -86,13 +86,17 @@ class Rebased:
         kept = [None if i in self.returned else o for i, o in enumerate(outputs)]
         return [*kept, *(inputs[place] for place in self.restrided)]
 
-    def finish(self, flat: Sequence[Any], outputs: Sequence[Any]) -> list[Any]:
+    def finish(self, flat: Values, outputs: Values) -> Values:
         """The program's outputs, of those of this one for the inputs `flat`, which get their sizes and strides."""
         count = len(outputs) - len(self.restrided)
         leaves = {view.place for view in self.views if view.leaf}
         for place, now in zip(self.restrided, outputs[count:], strict=True):
             restride(flat[place], now, seen=torch.is_grad_enabled() and place not in leaves)
         return [flat[self.returned[i]] if i in self.returned else output for i, output in enumerate(outputs[:count])]
+
+
+Program: TypeAlias = fx.GraphModule | Callable[..., Any] | Rebased
+"""What is traced."""
 
 
 class HistoryOfAlias(UnsupportedAlias):
@@ -119,7 +123,7 @@ class OverlapCheck:
         self.written = [i for i, w in enumerate(self.is_written) if w]
         self.known: list[int] = [-1] * len(self.places)  # addresses at the last call that found no overlap
 
-    def __call__(self, flat: Sequence[Any]) -> bool:
+    def __call__(self, flat: Values) -> bool:
         """Whether any does."""
         places = self.places
         addresses = [_address(flat[p]) for p in places]
@@ -173,11 +177,11 @@ def shares_memory(tensors: Sequence[tuple[int, torch.Tensor]]) -> list[list[tupl
 
 
 def rebase(
-    program: fx.GraphModule | Callable[..., Any],
-    flat: Sequence[Any],
+    program: fx.GraphModule | Callable[..., object],
+    flat: Values,
     tensors: Sequence[int],
     given_history: frozenset[int] = frozenset(),
-) -> tuple[Rebased, list[Any]]:
+) -> tuple[Rebased, Values]:
     """The program on bases in place of the inputs that share memory, and its inputs made of `flat`.
 
     Raises UnsupportedAlias where no base can stand for a group: other dtypes, or gradients without a common base.
@@ -203,7 +207,7 @@ def rebase(
     return result, [*bases, *(flat[i] for i in others)]
 
 
-def bases_of(rebased: Rebased, flat: Sequence[Any]) -> list[Any]:
+def bases_of(rebased: Rebased, flat: Values) -> Values:
     """The inputs of a rebased program for another call with the same pattern."""
     groups: list[list[tuple[int, torch.Tensor]]] = [[] for _ in range(rebased.num_bases)]
     for view in rebased.views:
@@ -239,11 +243,11 @@ def _base_of(group: Sequence[tuple[int, torch.Tensor]], given_history: frozenset
     return first.detach().as_strided((end - start,), (1,), start)
 
 
-def pattern(flat: Sequence[Any], tensors: Sequence[int]) -> Any:
+def pattern(flat: Values, tensors: Sequence[int]) -> object:
     """What a rebased program is compiled for: every input's metadata, with its place in its storage, and constants."""
     found = set(tensors)
     storages: dict[int, int] = {}
-    key: list[Any] = []
+    key: list[object] = []
     for i, value in enumerate(flat):
         if i not in found:
             key.append((type(value), value))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence, Set
-from typing import Any
 
 import torch
 from torch import fx
 from torch.fx._lazy_graph_module import _LazyGraphModule
+from torch.fx.node import Argument
 
 from aotautograd.analysis import is_view
 from aotautograd.errors import InvalidJoint
@@ -143,13 +143,15 @@ def unsafe_inputs(joint: JointGraph) -> set[fx.Node]:
     return unsafe
 
 
-def _returned_for_writing(joint: JointGraph, outputs: Sequence[Any]) -> set[fx.Node]:
+def _returned_for_writing(joint: JointGraph, outputs: Sequence[Argument]) -> set[fx.Node]:
     """The memory of results that eager's autograd does not keep: the caller may write to it before the backward."""
     kept = joint.metadata.kept
     if kept is None:
         return set()
     returned = zip(outputs, joint.metadata.forward_outputs, strict=True)
-    memory = {i: memory_of(v) for i, (v, info) in enumerate(returned) if info.kind == "value"}
+    memory = {
+        i: memory_of(v) for i, (v, info) in enumerate(returned) if info.kind == "value" and isinstance(v, fx.Node)
+    }
     return {node for i, node in memory.items() if i not in kept.outputs} - {
         memory[i] for i in kept.outputs & memory.keys()
     }
@@ -189,7 +191,7 @@ def is_symbol(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, int, float))
 
 
-def _needed(values: Iterable[Any], stops: set[fx.Node]) -> dict[fx.Node, None]:
+def _needed(values: Iterable[object], stops: set[fx.Node]) -> dict[fx.Node, None]:
     """Every node that `values` depend on, `stops` included but not what is behind them."""
     found: dict[fx.Node, None] = {}
     work = [v for v in values if isinstance(v, fx.Node)]
@@ -240,7 +242,7 @@ def _symbols_used(symbol_nodes: Sequence[fx.Node], nodes: Iterable[fx.Node], nam
 def extract(
     module: fx.GraphModule,
     inputs: Sequence[fx.Node],
-    outputs: Sequence[Any],
+    outputs: Sequence[Argument],
     name: str,
     effects: Sequence[fx.Node] = (),
     copies: Set[fx.Node] = frozenset(),
@@ -258,7 +260,7 @@ def extract(
     for node in module.graph.nodes:
         if node in needed and node not in env and node.op not in ("placeholder", "output"):
             env[node] = graph.node_copy(node, env.__getitem__)
-    results: list[Any] = []
+    results: list[Argument] = []
     for i, value in enumerate(outputs):
         if not isinstance(value, fx.Node):
             results.append(value)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.node import Argument
 
 from aotautograd.analysis import returns_alias
 from aotautograd.inputs import dense_spec
@@ -20,7 +20,7 @@ from primtorch.spec import TensorSpec
 aten = torch.ops.aten
 
 
-def output_values(graph: fx.Graph) -> tuple[Any, ...]:
+def output_values(graph: fx.Graph) -> tuple[Argument, ...]:
     """What the graph returns, flat."""
     return tuple(output_node(graph).args[0])  # type: ignore[arg-type]
 
@@ -61,7 +61,7 @@ def eliminate_dead_code(graph: fx.Graph) -> int:
     return removed
 
 
-def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
+def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
     """Merges nodes that compute the same value in the same phase.
 
     Phases stay apart: a forward operator repeated in the backward is a recomputation that the program asked for, as is
@@ -70,7 +70,7 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = (
     number of a tensor: each of them is a symbol of its own in the sizes behind it.
     """
     apart = {m for n in distinct if isinstance(n, fx.Node) for m in (n, _memory(n))}
-    seen: dict[Any, fx.Node] = {}
+    seen: dict[object, fx.Node] = {}
     removed = 0
     for node in graph.nodes:
         if node.op not in ("call_function", "get_attr") or has_effect(node):
@@ -89,7 +89,7 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[Any] = (
     return removed
 
 
-def _key(a: Any) -> Any:
+def _key(a: object) -> object:
     """A hashable form that keeps 1, 1.0 and True apart."""
     if isinstance(a, fx.Node):
         return a
@@ -113,7 +113,7 @@ def same_layout(node: fx.Node, source: fx.Node) -> bool:
     return all(_same_size(x, y) for x, y in pairs)
 
 
-def _same_size(x: Any, y: Any) -> bool:
+def _same_size(x: object, y: object) -> bool:
     if type(x) is int and type(y) is int:
         return x == y
     return x is y or str(x) == str(y)
@@ -124,7 +124,7 @@ def _same_sizes(node: fx.Node, other: fx.Node) -> bool:
     return bool(_sizes(node.meta.get("val")) == _sizes(other.meta.get("val")))
 
 
-def _sizes(value: Any) -> Any:
+def _sizes(value: object) -> object:
     if isinstance(value, (tuple, list)):
         return tuple(map(_sizes, value))
     return str(getattr(value, "shape", value))
@@ -156,7 +156,7 @@ def _if_memory_is_dense(node: fx.Node) -> fx.Node | None:
     return _if_same_layout(node)
 
 
-def _is_dense(value: Any) -> bool:
+def _is_dense(value: object) -> bool:
     if not isinstance(value, torch.Tensor | TensorSpec):
         return True
     return all(_same_size(a, b) for a, b in zip(value.stride(), dense_spec(value).strides, strict=True))
@@ -176,7 +176,7 @@ def _copy_source(node: fx.Node) -> fx.Node | None:
 
 
 # Operators that may be the identity -> the node that can stand in for their result, or None.
-_NO_OPS: dict[Any, Callable[[fx.Node], fx.Node | None]] = {
+_NO_OPS: dict[object, Callable[[fx.Node], fx.Node | None]] = {
     aten.detach.default: _identity,
     aten.alias.default: _identity,
     aten.lift_fresh.default: _identity,
@@ -206,7 +206,7 @@ _LAID_OUT_ALIKE = frozenset(
 )
 
 
-def remove_no_ops(graph: fx.Graph, distinct: Sequence[Any] = ()) -> int:
+def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
     """Replaces operators that return their argument's value by the argument.
 
     A node of `distinct` stays if its stand-in is a placeholder or another of `distinct`: the caller gets it as
@@ -275,7 +275,8 @@ def _memory(node: fx.Node) -> fx.Node:
     return node
 
 
-_UNUSED_IN_TRAINING: dict[Any, tuple[int, tuple[int, ...]]] = {  # operator -> (place of `train`, arguments then unused)
+# operator -> (place of `train`, arguments then unused)
+_UNUSED_IN_TRAINING: dict[object, tuple[int, tuple[int, ...]]] = {
     aten.native_batch_norm_backward.default: (7, (3, 4)),
 }
 

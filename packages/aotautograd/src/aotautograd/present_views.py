@@ -8,7 +8,7 @@ and a view of it stands for it in all that the program does with it from then on
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils import _pytree as pytree
@@ -16,6 +16,7 @@ from torch.utils import _pytree as pytree
 CHANGES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})
 """Names of the calls that give a tensor another shape in place. Each without its last letter is that of the view."""
 
+T = TypeVar("T")
 _autograd: Any = torch._C._autograd
 
 
@@ -29,19 +30,19 @@ class PresentViews:
     def __bool__(self) -> bool:
         return bool(self._views)
 
-    def stand_for(self, values: Any) -> bool:
+    def stand_for(self, values: object) -> bool:
         """Whether a view stands for a tensor among the values."""
         return bool(self) and any(id(t) in self._views for t in pytree.tree_leaves(values))
 
-    def of(self, values: Any) -> Any:
+    def of(self, values: T) -> T:
         """The same values with views in the place of the tensors for which they stand."""
         return _mapped(values, lambda t: self._views[id(t)][1] if id(t) in self._views else t) if self else values
 
-    def behind(self, values: Any) -> Any:
+    def behind(self, values: T) -> T:
         """The reverse: what the program has in its hands."""
         return _mapped(values, lambda t: self._tensors.get(id(t), t)) if self else values
 
-    def change(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    def change(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> torch.Tensor:
         """Does what the call of that name does. `args` have views in the place of tensors; the result is a view."""
         old = args[0]
         tensor = self.behind(old)
@@ -55,7 +56,7 @@ class PresentViews:
         self._replace(tensor, view)
         return view
 
-    def change_without_history(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    def change_without_history(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> torch.Tensor:
         """The same for a view that was taken under no_grad of what needs a gradient. After the change autograd raises
         when it is asked for the view's history: it remembers the version that was before."""
         with torch.no_grad():
@@ -90,5 +91,8 @@ def may_change(t: torch.Tensor) -> bool:
     return not (t.is_leaf or (t._is_view() and t._base is not None and t._base.is_leaf))
 
 
-def _mapped(values: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
-    return change(values) if isinstance(values, torch.Tensor) else pytree.tree_map_only(torch.Tensor, change, values)
+def _mapped(values: T, change: Callable[[torch.Tensor], torch.Tensor]) -> T:
+    """Values of the structure that was given."""
+    if isinstance(values, torch.Tensor):
+        return change(values)  # type: ignore[return-value]  # a tensor for a tensor
+    return pytree.tree_map_only(torch.Tensor, change, values)  # type: ignore[no-any-return]

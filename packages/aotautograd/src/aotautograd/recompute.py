@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import fx
@@ -34,7 +33,7 @@ def is_cheap(node: fx.Node) -> bool:
         return node.op == "get_attr"
     if has_effect(node):
         return False
-    target: Any = node.target
+    target: object = node.target
     if target is operator.getitem or is_view(node):
         return True
     family = getattr(target, "family", None)

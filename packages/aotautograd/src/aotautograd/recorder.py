@@ -12,6 +12,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 from torch.fx.graph import _Namespace
+from torch.fx.node import Argument, Target
 from torch.utils import _pytree as pytree
 
 from aotautograd.assumptions import ExampleValues
@@ -22,7 +23,7 @@ from primtorch.errors import DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.higher_order import HigherOrder
 from primtorch.schemas import UserFrame
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, materialize
 
 aten = torch.ops.aten
@@ -37,23 +38,23 @@ _ATOMS = frozenset(
 class Call(NamedTuple):
     """A call of an overload: its arguments as they are in the graph, and as they are."""
 
-    func: Any
+    func: OpOverload
     node_args: tuple[Any, ...]
-    node_kwargs: dict[str, Any]
+    node_kwargs: dict[str, Argument]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
 
 
-Rule: TypeAlias = Callable[..., Any]
+Rule: TypeAlias = Callable[..., object]
 """rule(recorder, call): the result of an operator that is not recorded as it comes, or NotImplemented, which means that
 this call is."""
 
 R = TypeVar("R", bound=Rule)
 
-_RULES: dict[Any, Rule] = {}
+_RULES: dict[object, Rule] = {}
 
 
-def special(*overloads: Any) -> Callable[[R], R]:
+def special(*overloads: object) -> Callable[[R], R]:
     """Makes a function the rule of overloads. To be called before any of them is recorded."""
 
     def register(rule: R) -> R:
@@ -130,13 +131,13 @@ class Recorder:
         self.node_of[id(t)] = node
         self.alive.append(t)
 
-    def with_strides(self, value: torch.Tensor, strides: Sequence[Any]) -> torch.Tensor:
+    def with_strides(self, value: torch.Tensor, strides: Sequence[Size]) -> torch.Tensor:
         """Another fake tensor for the value of `value`'s node."""
         fake = self.fake_mode.from_spec(TensorSpec(tuple(value.shape), tuple(strides), value.dtype, value.device))
         self.track(fake, self.node_of[id(value)])
         return fake
 
-    def placeholder(self, name: str, value: Any) -> fx.Node:
+    def placeholder(self, name: str, value: object) -> fx.Node:
         while name in self.placeholder_names:  # a program that is itself a gradient has tangents among its inputs
             name += "_"
         self.placeholder_names.add(name)
@@ -174,7 +175,7 @@ class Recorder:
             return self.size(a)
         return a
 
-    def size(self, size: Any) -> Any:
+    def size(self, size: torch.SymInt | torch.SymFloat) -> fx.Node | int | float:
         """A symbolic int or float as a node, or the number that it is known to be."""
         try:
             return materialize(self.graph, size, self.symbol_nodes)
@@ -205,8 +206,12 @@ class Recorder:
         return node
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         self.operators += 1
         called = _operator_of(func)
         nodes = self.node_of
@@ -218,7 +223,7 @@ class Recorder:
         if deriving:
             self._find_forward_operator()
         if called.rule is not None:
-            out: Any = called.rule(self, Call(func, node_args, node_kwargs, args, kwargs or {}))
+            out = called.rule(self, Call(func, node_args, node_kwargs, args, kwargs or {}))
             if out is not NotImplemented:
                 return out
         random = draws_numbers(called.probability, args, kwargs)
@@ -240,18 +245,18 @@ class Recorder:
             self._name_sizes(node)
         return out
 
-    def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> fx.Node:
+    def record(self, func: Target, args: tuple[object, ...], kwargs: dict[str, Argument], out: object) -> fx.Node:
         node = self._node(func, args, kwargs)
         self._attach(node, out)
         return node
 
-    def call_graphs(self, target: HigherOrder, args: tuple[Any, ...], out: Any) -> None:
+    def call_graphs(self, target: HigherOrder, args: tuple[object, ...], out: object) -> None:
         """The node of an operator over graphs. It is looked up nowhere, and lives as long as the graph."""
         node = self.graph.create_node("call_function", target, (), {}, target.name)
         _set_arguments(node, args)
         self._attach(node, out)
 
-    def _node(self, target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> fx.Node:
+    def _node(self, target: Target, args: tuple[object, ...], kwargs: dict[str, Argument]) -> fx.Node:
         node = self.graph.create_node("call_function", target, (), {}, _operator_of(target).name)
         # Given to create_node, they would be walked once more in search of symbolic sizes, which `lift` has replaced.
         _set_arguments(node, args)
@@ -259,7 +264,7 @@ class Recorder:
             node.kwargs = kwargs
         return node
 
-    def _attach(self, node: fx.Node, out: Any) -> None:
+    def _attach(self, node: fx.Node, out: object) -> None:
         """Says what a new node gives, and that these tensors come from it."""
         self._describe(node, out)
         if isinstance(out, torch.Tensor):
@@ -284,7 +289,7 @@ class Recorder:
                     self._describe(read, size)
                     self.symbol_nodes[name] = read
 
-    def _fix(self, node: fx.Node, values: ExampleValues) -> Any:
+    def _fix(self, node: fx.Node, values: ExampleValues) -> object:
         """The result of an operator whose sizes depend on data, with the sizes that the example inputs give."""
         node.meta["stack"] = self.stack
         real = values(node)
@@ -296,7 +301,7 @@ class Recorder:
                 values.assume(item, "shape")
         return out
 
-    def _describe(self, node: fx.Node, value: Any) -> None:
+    def _describe(self, node: fx.Node, value: object) -> None:
         meta = node.meta
         meta["val"] = value
         meta["stack"] = self.stack
@@ -334,24 +339,24 @@ class Recorder:
 class _Operator:
     """What a recorder asks about an overload at each call."""
 
-    target: Any
+    target: Target
     name: str  # of its nodes
-    rule: Callable[..., Any] | None
+    rule: Callable[..., object] | None
     probability: int
     writes: bool
 
 
-def _operator_of(target: Any) -> _Operator:
+def _operator_of(target: Target) -> _Operator:
     # By identity, for an overload's hash is a function in Python. The record keeps it alive.
     known = _OPERATORS.get(id(target))
     if known is None:
-        overload = isinstance(target, OpOverload)
+        overload = target if isinstance(target, OpOverload) else None
         known = _OPERATORS[id(target)] = _Operator(
             target,
             fx.Graph()._target_to_str(target).replace(".", "_"),  # as fx would write it
             _RULES.get(target),
-            place_of_probability(target) if overload else NEVER,
-            overload and target._schema.is_mutable,
+            NEVER if overload is None else place_of_probability(overload),
+            overload is not None and overload._schema.is_mutable,
         )
     return known
 

@@ -11,8 +11,11 @@ import torch
 from aotautograd.schemas import ViewStep
 from primtorch.symbolic import expr_of
 
+_Arguments = Callable[[Mapping[str, int]], tuple[object, ...]]
+# an operator, its arguments, those that it takes by name, their names
+_Prepared = tuple[Callable[..., object], _Arguments, _Arguments, list[str]]
 # (base, values of symbols) -> the view
-Replay = Callable[[Any, Mapping[str, int]], Any]
+Replay = Callable[[torch.Tensor, Mapping[str, int]], torch.Tensor]
 
 
 def replay_of(steps: Sequence[ViewStep], outside_history: int = 0) -> Replay:
@@ -22,14 +25,16 @@ def replay_of(steps: Sequence[ViewStep], outside_history: int = 0) -> Replay:
     ]
     first, rest = prepared[:outside_history], prepared[outside_history:]
 
-    def replay(base: Any, symbols: Mapping[str, int]) -> Any:
+    def replay(base: torch.Tensor, symbols: Mapping[str, int]) -> torch.Tensor:
         if first and base.requires_grad:
             with torch.no_grad():
                 base = run(first, base, symbols)
-            return run(rest, base, symbols)
-        return run(prepared, base, symbols)
+            view: torch.Tensor = run(rest, base, symbols)
+        else:
+            view = run(prepared, base, symbols)
+        return view
 
-    def run(views: Sequence[Any], value: Any, symbols: Mapping[str, int]) -> Any:
+    def run(views: Sequence[_Prepared], value: Any, symbols: Mapping[str, int]) -> Any:
         for op, args, values, names in views:
             if op is torch.ops.aten.view_as_real.default:  # there is no such view of a lazily conjugated tensor
                 value = op(value.resolve_conj())
@@ -42,11 +47,11 @@ def replay_of(steps: Sequence[ViewStep], outside_history: int = 0) -> Replay:
     return replay
 
 
-def _arguments(args: tuple[Any, ...]) -> Callable[[Mapping[str, int]], tuple[Any, ...]]:
+def _arguments(args: tuple[object, ...]) -> _Arguments:
     if not _symbolic(args):
         return lambda symbols: args
 
-    def evaluate(a: Any, symbols: Mapping[str, int]) -> Any:
+    def evaluate(a: object, symbols: Mapping[str, int]) -> object:
         if isinstance(a, torch.SymInt):
             return expr_of(a).evaluate(symbols)
         if isinstance(a, (tuple, list)):
@@ -56,5 +61,5 @@ def _arguments(args: tuple[Any, ...]) -> Callable[[Mapping[str, int]], tuple[Any
     return lambda symbols: tuple([evaluate(a, symbols) for a in args])
 
 
-def _symbolic(a: Any) -> bool:
+def _symbolic(a: object) -> bool:
     return isinstance(a, torch.SymInt) or (isinstance(a, (tuple, list)) and any(map(_symbolic, a)))

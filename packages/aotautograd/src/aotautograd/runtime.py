@@ -26,16 +26,17 @@ from aotautograd.schemas import (
     Partition,
     ProgramMetadata,
     TangentLayout,
+    Values,
 )
 from aotautograd.versions import before_last_change, restride, set_version, version_of
+from primtorch.arguments import TensorLike
+from primtorch.spec import Size
 from primtorch.symbolic import expr_of
 
-Flat = Callable[..., Sequence[Any]]
+Flat = Callable[..., Values]
 # (forward's inputs, saved tensors, tangents, missing tangents) -> results that autograd can follow, and how the
 # gradients are made of them
-Gradients = Callable[
-    [Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], tuple[Sequence[Any], tuple[GradientInfo, ...]]
-]
+Gradients = Callable[[Values, Values, Values, Sequence[int]], tuple[Values, tuple[GradientInfo, ...]]]
 # missing tangents -> the compiled backward without them, those that it takes as zeros nevertheless, and how the
 # gradients are made of what it returns
 CompileBackward = Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
@@ -85,7 +86,7 @@ def _finished(metadata: ProgramMetadata, call: Flat) -> Flat:
 def _on_aliases(call: Flat, places: Sequence[int]) -> Flat:
     """Calls with aliases of some inputs: what is kept of an input for the backward has the shape that it came in."""
 
-    def aliasing(*flat: Any) -> Sequence[Any]:
+    def aliasing(*flat: Any) -> Values:
         given = list(flat)
         with torch.enable_grad():
             for place in places:
@@ -98,7 +99,7 @@ def _on_aliases(call: Flat, places: Sequence[int]) -> Flat:
 def _counting_first(call: Flat, counted: Sequence[tuple[int, int]]) -> Flat:
     """Counts the changes of inputs before the call, which keeps them in the version that they have then."""
 
-    def counting(*flat: Any) -> Sequence[Any]:
+    def counting(*flat: Any) -> Values:
         for place, bumps in counted:
             set_version(flat[place], version_of(flat[place]) + bumps)
         return call(*flat)
@@ -158,7 +159,7 @@ def _history_plan(
         str(expr_of(n)) if isinstance(n, torch.SymInt) else "" for n in taken[: partition.num_saved_symbols]
     ]
 
-    def followed(*call: Any) -> tuple[Sequence[Any], tuple[GradientSource, ...]]:
+    def followed(*call: Any) -> tuple[Values, tuple[GradientSource, ...]]:
         results, made = gradients(*call)
         return results, sources_of(made, kept_symbols)
 
@@ -196,15 +197,15 @@ def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]
     return tuple(places)
 
 
-def _tangent_layout(spec: Any) -> TangentLayout:
+def _tangent_layout(spec: TensorLike) -> TangentLayout:
     """The layout that the backward was traced with."""
     if all(type(n) is int for n in (*spec.shape, *spec.stride())):
-        return TangentLayout(spec.dtype, spec.device, tuple(spec.shape), tuple(spec.stride()))
+        return TangentLayout(spec.dtype, spec.device, tuple(map(int, spec.shape)), tuple(map(int, spec.stride())))
     return TangentLayout(spec.dtype, spec.device, None, None)
 
 
 def _symbolic_layouts(
-    names: Sequence[str], specs: Sequence[Any]
+    names: Sequence[str], specs: Sequence[TensorLike]
 ) -> Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]:
     """Sizes and strides of each tangent, from the sizes that the forward kept, whose symbols are `names`."""
     prepared = [(_sizes(spec.shape), _sizes(spec.stride())) for spec in specs]
@@ -216,15 +217,15 @@ def _symbolic_layouts(
     return layouts
 
 
-def _sizes(sizes: Sequence[Any]) -> Callable[[dict[str, int]], tuple[int, ...]]:
+def _sizes(sizes: Sequence[Size]) -> Callable[[dict[str, int]], tuple[int, ...]]:
     if all(type(s) is int for s in sizes):
-        known = tuple(sizes)
+        known = tuple([int(s) for s in sizes])
         return lambda symbols: known
     exprs = [expr_of(s) for s in sizes]
     return lambda symbols: tuple([e.evaluate(symbols) for e in exprs])
 
 
-def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[Any]], Sequence[Any]] | None:
+def _epilogue(metadata: ProgramMetadata) -> Callable[[Values, Values], Values] | None:
     """Write-back and outputs; None if the forward's values are the program's outputs as they are."""
     plain = all(
         o.kind is OutputKind.VALUE and o.slot == i and o.same_as is None for i, o in enumerate(metadata.outputs)
@@ -236,11 +237,11 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[
     symbol_reads = _symbol_reads(metadata)
     makers = [_maker(o) for o in metadata.outputs]
 
-    def finish(flat: tuple[Any, ...], values: Sequence[Any]) -> Sequence[Any]:
+    def finish(flat: Values, values: Values) -> Values:
         symbols = {name: read(flat) for name, read in symbol_reads} if symbol_reads else {}
         for write in writes:
             write(flat, values)
-        outputs: list[Any] = []
+        outputs: list[object] = []
         for make in makers:
             outputs.append(make(flat, values, outputs, symbols))
         for give_shape in restrides:  # behind the outputs, which are views of the inputs as they came
@@ -250,8 +251,8 @@ def _epilogue(metadata: ProgramMetadata) -> Callable[[tuple[Any, ...], Sequence[
     return finish
 
 
-def _symbol_reads(metadata: ProgramMetadata) -> list[tuple[str, Callable[[tuple[Any, ...]], int]]]:
-    reads: list[tuple[str, Callable[[tuple[Any, ...]], int]]] = []
+def _symbol_reads(metadata: ProgramMetadata) -> list[tuple[str, Callable[[Values], int]]]:
+    reads: list[tuple[str, Callable[[Values], int]]] = []
     for name, place, dim in metadata.symbol_places:
         if dim is None:
             reads.append((name, lambda flat, place=place: int(flat[place])))  # type: ignore[misc]
@@ -265,7 +266,7 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
     place, bumps, differentiable = info.index, info.version_bumps, info.mutation_in_grad_mode
     slot = next(i for i, f in enumerate(metadata.forward_outputs) if f.input == place)
 
-    def write(flat: tuple[Any, ...], values: Sequence[Any]) -> None:
+    def write(flat: Values, values: Values) -> None:
         target = flat[place]
         version = version_of(target) + bumps
         if differentiable:
@@ -284,14 +285,14 @@ def _restride(info: InputInfo) -> Callable[..., None]:
     place, unseen = info.index, info.metadata_under_no_grad
     replay = replay_of(info.metadata_steps)
 
-    def give_shape(flat: tuple[Any, ...], symbols: dict[str, int]) -> None:
+    def give_shape(flat: Values, symbols: dict[str, int]) -> None:
         target = flat[place]
         restride(target, replay(target.detach(), symbols), seen=torch.is_grad_enabled() and not unseen)
 
     return give_shape
 
 
-def _maker(output: OutputInfo) -> Callable[..., Any]:
+def _maker(output: OutputInfo) -> Callable[..., object]:
     """How one output is made from (flat inputs, forward values, outputs so far, symbols)."""
     slot = output.slot
     if output.same_as is not None:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 
@@ -13,9 +13,13 @@ from primtorch import graph_text
 from primtorch.printing import value_text
 from primtorch.schemas import UserFrame
 
-Compiled = Callable[..., Sequence[Any]]
+ForwardKind: TypeAlias = Literal["updated_input", "value", "symbol"]
+Values: TypeAlias = Sequence[Any]
+"""The values of a call, one after the other: tensors where the program's metadata says so, numbers, or whatever else a
+program takes and gives."""
+Compiled = Callable[..., Values]
 Compiler = Callable[
-    [torch.fx.GraphModule, list[Any]], Compiled
+    [torch.fx.GraphModule, list[object]], Compiled
 ]  # (graph, example inputs) -> flat inputs to flat outputs
 Dump = Callable[[str, str], None]  # (file name, text)
 Opset = Literal["prims", "core_aten"]
@@ -36,9 +40,9 @@ class SymbolSource:
 class ViewStep:
     """One view operator to replay. Sizes in `args` are ints or SymInts; the base is passed first."""
 
-    op: Callable[..., Any]
-    args: tuple[Any, ...]
-    kwargs: tuple[tuple[str, Any], ...] = ()
+    op: Callable[..., object]
+    args: tuple[object, ...]
+    kwargs: tuple[tuple[str, object], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +78,7 @@ class OutputInfo:
     kind: OutputKind
     slot: int = -1
     steps: tuple[ViewStep, ...] = ()
-    value: Any = None
+    value: object = None
     requires_grad: bool = False  # of a view: whether it was taken in grad mode and has a history
     outside_history: int = 0  # of a view with history: how many of the first steps were taken under no_grad
     stale: bool = False  # of a view: its base was written to behind it, and autograd refuses to say its history
@@ -85,7 +89,7 @@ class OutputInfo:
 class ForwardOutput:
     """One value that the functional forward graph returns (before the saved ones)."""
 
-    kind: Literal["updated_input", "value", "symbol"]
+    kind: ForwardKind
     input: int | None  # for updated_input: index of the input that the wrapper writes it to
     requires_grad: bool
     tangent: int | None  # place among the tangents of the joint graph
@@ -256,11 +260,11 @@ class Partition:
     def saved_values(self) -> tuple[torch.fx.Node, ...]:
         """What the forward returns for the saved tensors: a placeholder where that is an input itself, and no copy."""
         output = next(iter(reversed(self.forward.graph.nodes)))
-        returned: Any = output.args[0]
+        returned: tuple[torch.fx.Node, ...] = output.args[0]
         first = len(returned) - self.num_saved_tensors - self.num_saved_symbols
         return tuple(returned[first : first + self.num_saved_tensors])
 
-    def __iter__(self) -> Any:
+    def __iter__(self) -> Iterator[torch.fx.GraphModule]:
         return iter((self.forward, self.backward))
 
     def table(self) -> str:
@@ -268,7 +272,7 @@ class Partition:
         rows = [str(self.metadata)] if self.metadata is not None else []
         rows.append(str(self.report))
         output = next(iter(reversed(self.forward.graph.nodes)))
-        returned: Any = output.args[0]
+        returned: tuple[torch.fx.Node, ...] = output.args[0]
         for node in returned[len(returned) - self.num_saved_tensors - self.num_saved_symbols :]:
             what = "  an input" if node.op == "placeholder" else ""
             rows.append(f"  {node.name}: {value_text(node.meta['val'])}{what}")
@@ -333,9 +337,7 @@ class HistoryPlan:
     # whether an earlier run has freed what it reads
     needs: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
     # (forward's inputs, saved tensors, tangents with zeros for missing ones, missing tangents) -> results, sources
-    gradients: Callable[
-        [Sequence[Any], Sequence[Any], Sequence[Any], Sequence[int]], tuple[Sequence[Any], Sequence[GradientSource]]
-    ]
+    gradients: Callable[[Values, Values, Values, Sequence[int]], tuple[Values, Sequence[GradientSource]]]
     layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents, by kept sizes
     differentiable: tuple[int, ...]  # flat input of each gradient
     outputs: tuple[str, ...]  # "symbol", "constant" or "differentiable" for each value that is not kept

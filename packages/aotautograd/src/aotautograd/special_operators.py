@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
+from torch.fx.node import Argument
 
 from aotautograd.analysis import returns_alias
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
@@ -17,7 +16,7 @@ aten = torch.ops.aten
 
 
 @special(aten.native_batch_norm.default)
-def _record_batch_norm(recorder: Recorder, call: Call) -> Any:
+def _record_batch_norm(recorder: Recorder, call: Call) -> object:
     """native_batch_norm in training mode writes its running statistics, which its schema does not say."""
     x, weight, bias, mean, var, training, momentum, eps = call.args
     if not training or mean is None:
@@ -38,19 +37,20 @@ def _record_batch_norm(recorder: Recorder, call: Call) -> Any:
 
 
 @special(aten._conj.default, aten._conj_physical.default)
-def _record_conjugate(recorder: Recorder, call: Call) -> Any:
+def _record_conjugate(recorder: Recorder, call: Call) -> object:
     """A derivative may conjugate a number that the program multiplied by: it is no tensor of the graph yet."""
     number = call.node_args[0]
     if not isinstance(number, (int, float, complex)):
         return NotImplemented
-    args, kwargs = (complex(number).conjugate(),), {"dtype": torch.complex128}
+    args = (complex(number).conjugate(),)
+    kwargs: dict[str, Argument] = {"dtype": torch.complex128}
     out = aten.scalar_tensor.default(*args, **kwargs)
     recorder.record(aten.scalar_tensor.default, args, kwargs, out)
     return out
 
 
 @special(aten._local_scalar_dense.default)
-def _record_item(recorder: Recorder, call: Call) -> Any:
+def _record_item(recorder: Recorder, call: Call) -> object:
     """A number or a truth value taken out of a tensor. A whole number stays a symbol, unless a branch asks for it."""
     tensor, values = call.args[0], recorder.values
     whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
@@ -64,7 +64,7 @@ def _record_item(recorder: Recorder, call: Call) -> Any:
 
 
 @special(aten.equal.default, aten.allclose.default)
-def _record_equal(recorder: Recorder, call: Call) -> Any:
+def _record_equal(recorder: Recorder, call: Call) -> object:
     """Whether two tensors are equal, or close: a comparison in the graph, and its value."""
     x, y = call.args[:2]
     if x.dtype != y.dtype or (recorder.values is None and not recorder.deriving()):
@@ -81,7 +81,7 @@ def _record_equal(recorder: Recorder, call: Call) -> Any:
 
 
 @special(aten.index.Tensor)
-def _record_index(recorder: Recorder, call: Call) -> Any:
+def _record_index(recorder: Recorder, call: Call) -> object:
     """Where sizes are those of the example, a mask's is known without the tensor that it indexes: that of `nonzero`."""
     tensor, indices = call.args
     if not recorder.fix_sizes or not any(i is not None and i.dtype is torch.bool for i in indices):
@@ -95,7 +95,7 @@ def _record_index(recorder: Recorder, call: Call) -> Any:
         return call.func(tensor, columns)
 
 
-def _check_truth(recorder: Recorder, tensor: torch.Tensor, node: fx.Node) -> Any:
+def _check_truth(recorder: Recorder, tensor: torch.Tensor, node: fx.Node) -> object:
     """A derivative that asks for a truth value checks its arguments (that of svd does). What depends on gradients has
     no value ahead of time: it is taken for true, and the backward raises where it is not."""
     if tensor.dtype is not torch.bool:
@@ -107,7 +107,7 @@ def _check_truth(recorder: Recorder, tensor: torch.Tensor, node: fx.Node) -> Any
 
 
 @special(aten.view_as_real.default)
-def _record_real_view(recorder: Recorder, call: Call) -> Any:
+def _record_real_view(recorder: Recorder, call: Call) -> object:
     """A graph conjugates lazily where the program did, and such a tensor has no view as real numbers."""
     node = call.node_args[0]
     while node.target is not aten._conj.default:
@@ -126,7 +126,7 @@ def _record_real_view(recorder: Recorder, call: Call) -> Any:
     aten._sparse_coo_tensor_with_dims_and_tensors.default,
     aten.sparse_coo_tensor.indices_size,
 )
-def _refuse_sparse(recorder: Recorder, call: Call) -> Any:
+def _refuse_sparse(recorder: Recorder, call: Call) -> object:
     raise AotAutogradError(
         f"{call.func} makes a sparse tensor, and values of a graph are dense; without sparse=True the gradient is, too",
         recorder.stack,
@@ -134,7 +134,7 @@ def _refuse_sparse(recorder: Recorder, call: Call) -> Any:
 
 
 @special(aten._embedding_bag_backward.default)
-def _refuse_sparse_bag(recorder: Recorder, call: Call) -> Any:
+def _refuse_sparse_bag(recorder: Recorder, call: Call) -> object:
     return _refuse_sparse(recorder, call) if call.args[_BAG_IS_SPARSE] else NotImplemented
 
 
@@ -142,7 +142,7 @@ _BAG_IS_SPARSE = [a.name for a in aten._embedding_bag_backward.default._schema.a
 
 
 @special(aten.resize.default, aten.resize_.default, aten.resize_as.default)
-def _record_resize(recorder: Recorder, call: Call) -> Any:
+def _record_resize(recorder: Recorder, call: Call) -> object:
     """To the size that a tensor has: nothing. Programs of operators ask for it of the tensor that out= gives them."""
     tensor, wanted = call.args[:2]
     if id(tensor) in recorder.node_of and has_size(tensor, wanted):

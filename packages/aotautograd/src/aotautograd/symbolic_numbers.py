@@ -7,7 +7,7 @@ dropout hands its probability to a kernel as a plain double.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TypeGuard
 
 import torch
 from torch.nn import functional as F
@@ -15,35 +15,35 @@ from torch.nn import functional as F
 _REDUCED = (torch.float16, torch.bfloat16)
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(value: object) -> TypeGuard[float]:
     return isinstance(value, (torch.SymInt, torch.SymFloat))
 
 
-def _as_tensor(number: Any, like: torch.Tensor) -> torch.Tensor:
+def _as_tensor(number: float, like: torch.Tensor) -> torch.Tensor:
     """A tensor without dims that holds the number, for arithmetic with `like`."""
     dtype = torch.float32 if like.dtype in _REDUCED else like.dtype
     return torch.full((), number, dtype=dtype, device=like.device)
 
 
-def _differentiated(tensor: Any) -> bool:
+def _differentiated(tensor: object) -> TypeGuard[torch.Tensor]:
     return isinstance(tensor, torch.Tensor) and tensor.requires_grad and torch.is_grad_enabled()
 
 
-def _pow(base: Any, exponent: Any) -> Any:
+def _pow(base: torch.Tensor | float, exponent: torch.Tensor | float) -> torch.Tensor:
     if is_symbolic(exponent) and _differentiated(base):
         return torch.pow(base, _as_tensor(exponent, base)).to(base.dtype)
     if is_symbolic(base) and _differentiated(exponent):
         return torch.pow(_as_tensor(base, exponent), exponent).to(exponent.dtype)
-    return torch.pow(base, exponent)
+    return torch.pow(base, exponent)  # type: ignore[arg-type]  # one of them is a tensor
 
 
-def _lerp(start: torch.Tensor, end: torch.Tensor, weight: Any) -> torch.Tensor:
+def _lerp(start: torch.Tensor, end: torch.Tensor, weight: torch.Tensor | float) -> torch.Tensor:
     if is_symbolic(weight):
         weight = torch.full((), weight, dtype=start.dtype, device=start.device)
     return torch.lerp(start, end, weight)
 
 
-def _dropout(input: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
+def _dropout(input: torch.Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> torch.Tensor:
     if not is_symbolic(p) or not training:
         return F.dropout(input, p, training, inplace)
     if p < 0.0 or p > 1.0:
@@ -56,7 +56,7 @@ def _dropout(input: torch.Tensor, p: Any = 0.5, training: bool = True, inplace: 
 
 
 # Functions as the torch-function mode receives them.
-SYMBOLIC_RULES: dict[Any, Callable[..., Any]] = {
+SYMBOLIC_RULES: dict[object, Callable[..., object]] = {
     torch.pow: _pow,
     torch.Tensor.pow: _pow,
     torch.Tensor.__pow__: _pow,
