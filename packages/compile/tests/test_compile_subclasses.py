@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import torchcompile
 import torchdynamo
@@ -211,8 +212,8 @@ def pair(*sizes: int, kind: type = Pair, grad: bool = True) -> Any:
     return kind(*(of(torch.Tensor, *sizes, grad=False) * k for k in (1, 2))).requires_grad_(grad)
 
 
-def quantized(bits: int = 8) -> Any:
-    return Quantized.of(of(torch.Tensor, 4, 3, grad=False), bits)
+def quantized(bits: int = 8, kind: type = Quantized) -> Any:
+    return kind.of(of(torch.Tensor, 4, 3, grad=False), bits)
 
 
 def pair_across_a_break(p: Any) -> Any:
@@ -245,6 +246,65 @@ class Halves(nn.Module):
     def forward(self, x: Any) -> Any:
         y = nn.functional.linear(x, self.weight, self.bias).relu()
         return y, y @ self.pair, type(self.pair).__name__, isinstance(self.weight, nn.Parameter)
+
+
+class Packed(Quantized):
+    """With a function of its own for one of torch's."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in FUNCTIONS_OF_PACKED:
+            return FUNCTIONS_OF_PACKED[func](*args, **(kwargs or {}))
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
+def linear_of_packed(x: Any, weight: Any, bias: Any = None) -> Any:
+    y = torch.matmul(x, weight.levels.to(x.dtype).t()) * weight.scale.t()
+    return y if bias is None else y + bias
+
+
+FUNCTIONS_OF_PACKED = {nn.functional.linear: linear_of_packed}
+
+
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Any, w: Any) -> Any:
+        ctx.save_for_backward(w)
+        return x @ w.t()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Any) -> Any:
+        return gradient @ ctx.saved_tensors[0], None
+
+
+def checkpointed(p: Any, x: Any) -> Any:
+    return checkpoint(lambda p, x: (p * x).sin(), p, x, use_reentrant=False)
+
+
+class Keeping(Pair):
+    """Sums keep their dimension, whoever asks."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.sum.dim_IntList:
+            args = (*args[:2], True)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Switched(Pair):
+    """Reads a global and an attribute of its class."""
+
+    factor = 1
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        out = super().__torch_dispatch__(func, types, args, kwargs)
+        with torch.no_grad():
+            return cls(out.a * cls.factor, out.b * offset) if isinstance(out, Pair) else out
+
+
+offset = 1
 
 
 def of(kind: type, *sizes: int, grad: bool = True) -> Any:
@@ -360,6 +420,23 @@ CASES: dict[str, Case] = {
     "a quantised weight": Case(lambda x, w: nn.functional.linear(x, w).relu(), lambda: (plain(), quantized())),
     "a quantised weight, unpacked": Case(lambda w: (w.dequantize(), w.scale * 2, w.bits, w.t()), lambda: (quantized(),)),
     "wrappers in a module": Case(Halves, lambda: (plain(),)),
+    "a function of its own for a weight": Case(
+        lambda x, w: nn.functional.linear(x, w), lambda: (plain(), quantized(kind=Packed))
+    ),
+    "a quantised weight with a gradient": Case(
+        lambda x, w: nn.functional.linear(x, w), lambda: (plain(), quantized().requires_grad_())
+    ),
+    "a weight in a derivative of its own": Case(lambda x, w: Product.apply(x, w), lambda: (plain(), quantized())),
+    "a checkpoint of pairs": Case(checkpointed, lambda: (pair(), plain())),
+    "a pair's rows": Case(lambda p: (p[1:, 0], p.to(torch.float32), torch.zeros_like(p) + p), lambda: (pair(),)),
+    "a pair and its view": Case(lambda p: (lambda q: (q, q, q.view(-1)))(p * 2), lambda: (pair(),)),
+    "a pair with a history": Case(lambda p: (p * 3, p.is_leaf, p.requires_grad), lambda: (pair() * 1,)),
+    "a plain tensor is written beside a pair": Case(
+        lambda p, x: (x.add_(1), p * x), lambda: (pair(grad=False), plain().detach())
+    ),
+    "a part is written": Case(
+        lambda p: (p.a.add_(1), p * 2), lambda: (pair(grad=False),), 2, ("tensor_subclass",)
+    ),
     "a pair in place": Case(pair_in_place, lambda: (pair(),), 1, ("tensor_subclass",)),
     "a class that counts": Case(lambda p: p.sin(), lambda: (pair(kind=Loud),), 0, NOISY),
     "a class that prints": Case(lambda p: p.sin(), lambda: (pair(kind=Printing),), 0, NOISY),
@@ -621,3 +698,29 @@ def test_second_derivatives_of_wrappers(backend: str) -> None:
         return p.sin() * p
 
     alike(second(torchcompile.compile(program, backend=backend)), second(program))
+
+
+@pytest.mark.expected_eager(...)
+def test_guards_notice_what_the_methods_of_a_wrapper_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    def program(p: Any) -> Any:
+        return p.sin() + 1
+
+    compiled = torchcompile.compile(program, backend="aot_eager")
+    p = pair(kind=Switched, grad=False)
+    for factor, other in ((1, 1), (2, 1), (2, 3), (1, 1)):
+        monkeypatch.setattr(Switched, "factor", factor)
+        monkeypatch.setitem(globals(), "offset", other)
+        alike(compiled(p), program(p))
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.filterwarnings("ignore:fallback to eager")
+@pytest.mark.parametrize("backend", ("aot_eager", "inductor"))
+def test_a_class_that_gives_results_another_shape_than_torch_runs_as_captured(backend: str) -> None:
+    def program(p: Any) -> Any:
+        return p.sum(0) * 2
+
+    compiled = torchcompile.compile(program, backend=backend)
+    p = pair(kind=Keeping, grad=False)
+    alike(compiled(p), program(p))
+    assert {event.kind.id for event in torchcompile.report().events} == {"graph_not_compiled"}

@@ -117,7 +117,7 @@ class Overrides:
         if not isinstance(fn, type) or not issubclass(fn, torch.Tensor) or fn in PLAIN_TENSORS:
             return MISSING
         if is_wrapper(fn):
-            self.outside.know_wrapper(fn)
+            self.outside.wrappers.know(fn)
             return self.recorder.make_wrapper(fn, args, kwargs)
         if fn.__new__ is not _NEW or fn.__init__ is not torch.Tensor.__init__:
             return MISSING

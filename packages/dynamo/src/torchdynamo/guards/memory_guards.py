@@ -19,7 +19,7 @@ def guard_written_memory(outside: Outside) -> tuple[Source, Source] | None:
     """Guards that what the program writes to shares no memory with its other inputs. Gives two that do now, if any."""
     memories = _memories(outside.recorder.written)
     written = [(source, tensor) for source, tensor, fake in outside.tensors if id(fake.memory) in memories]
-    rest = [*outside.tensors, *outside.parts]
+    rest = [*outside.tensors, *outside.wrappers.parts]
     others = [(source, tensor) for source, tensor, fake in rest if id(fake.memory) not in memories]
     others = [(source, tensor) for source, tensor in others if not is_wrapper(type(tensor))]  # its parts are among them
     if not written or len(rest) < 2:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,13 +15,12 @@ from primtorch.fake import FakeMode, FakeTensor
 from primtorch.operators.build import refuse_fresh
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
-from primtorch.wrappers import NotTakenApart, Template, whole_of
+from primtorch.wrappers import whole_of
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.graph.symbol_nodes import SymbolNodes
 from torchdynamo.graph.tensor_classes import class_of, remember_class
-from torchdynamo.graph.wrapper_tensors import SameContext
 from torchdynamo.interpreter.attributes import missing_attribute
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import LocalIterator, native_type
@@ -40,6 +39,7 @@ from torchdynamo.outside.externals import (
 from torchdynamo.outside.growing_lists import GrowingList
 from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
 from torchdynamo.outside.torch_names import TorchNames
+from torchdynamo.outside.wrapper_inputs import WrapperInputs
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.schemas import AmbientRead, GuardKind
 from torchdynamo.size_marks import SizeKind, SizeMark, size_marks
@@ -146,7 +146,7 @@ class Outside:
         self.promised: dict[str, SizeMark] = {}  # what the user said of symbols
         self.recorder.symbol_nodes = SymbolNodes(self.shape_env, self.symbol_sources, self._computed_input)
         self.tensors: list[tuple[Source, torch.Tensor, FakeTensor]] = []
-        self.parts: list[tuple[Source, torch.Tensor, FakeTensor]] = []  # of wrappers among the tensors
+        self.wrappers = WrapperInputs(self.externals, self.torch_names, self.recorder, self.mode)
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self._cells: set[int] = set()
         self._own_classes: dict[type, int] = {}  # that the program made itself, and which of them it is
@@ -163,7 +163,7 @@ class Outside:
         externals = self.externals
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
         held += (externals.hashed, externals.arrays.shared)
-        for table in (*held, self.tensors, self._alive, self._own_classes, self._cells):
+        for table in (*held, self.tensors, self.wrappers.parts, self._alive, self._own_classes, self._cells):
             table.clear()
         self.overlays.clear()
         self.shape_env.release()
@@ -195,36 +195,9 @@ class Outside:
         return fake
 
     def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
-        """A tensor that wraps others. What it is made of is guarded: all sizes are constants."""
-        with torch._C.DisableTorchFunction():
-            return self._wrapper_input(tensor, source)
-
-    def _wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
-        try:
-            template = Template.of(tensor)
-        except NotTakenApart as error:
-            raise BreakGraph("tensor_subclass", str(error)) from error
-        self.know_wrapper(type(tensor))
-        self.externals.guard(source, GuardKind.TENSOR, tensor_guard(tensor, {}))
-        self.externals.guard(source, GuardKind.PREDICATE, SameContext(template))
-        parts = [self._part(part, where) for part, where in _parts(tensor, template, source)]
-        fake = self.recorder.wrappers.admit(tensor, template, iter(parts))
-        if isinstance(tensor, nn.Parameter):
-            fake._is_param = True  # type: ignore[attr-defined]
+        fake = self.wrappers.admit(tensor, source)
         self.recorder.add_input(fake, source, _input_name(source))
         self.tensors.append((source, tensor, fake))
-        return fake
-
-    def know_wrapper(self, kind: type) -> None:
-        """Tensors of this class are in the graph: its methods are guarded, not what they call."""
-        for name in _METHODS_OF_WRAPPERS:
-            self.torch_names.of_tensor(kind, name)
-
-    def _part(self, tensor: torch.Tensor, source: Source) -> FakeTensor:
-        self.externals.guard(source, GuardKind.TENSOR, tensor_guard(tensor, {}))
-        fake = self.mode.from_tensor(tensor)
-        self.recorder.wrappers.memories.append(fake.memory)
-        self.parts.append((source, tensor, fake))
         return fake
 
     def _symbol(self, hint: int, source: Source, low: int, high: int | None) -> torch.SymInt:
@@ -728,9 +701,8 @@ class Outside:
         written = self.overlays.read(tensor, name)
         if written is not MISSING and written is not DELETED:
             return written
-        whole = whole_of(tensor)
-        if whole is not None and not hasattr(torch.Tensor, name):
-            found = self._of_wrapper(tensor, whole, name, known is None)
+        if whole_of(tensor) is not None and not hasattr(torch.Tensor, name):
+            found = self.wrappers.attribute(tensor, name)
             if found is not MISSING:
                 return found
         if known is not None:
@@ -742,18 +714,6 @@ class Outside:
                 with torch._C.DisableTorchFunction():
                     return self.externals.wrap(known.original.grad, Attribute(known.source, "grad", native=True))
         return getattr(tensor, name)
-
-    def _of_wrapper(self, tensor: torch.Tensor, whole: Any, name: str, made: bool) -> Any:
-        """A part of a wrapper; and of one that the program made, what its class has put there."""
-        part = self.recorder.part(tensor, name)
-        if part is not None:
-            return part
-        value = whole.__dict__.get(name, MISSING) if made else MISSING
-        if value is not MISSING and not is_constant(value):
-            raise BreakGraph(
-                "tensor_subclass", f"{type(whole).__qualname__}.{name} is read of one that the graph makes"
-            )
-        return value
 
     def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
         self.externals.refuse(tensor)
@@ -851,20 +811,6 @@ _REGISTRY_NAMES = frozenset({"_parameters", "_buffers", "_modules", "__dict__"})
 
 _GRAPHS_OWN = "self"
 """The first parameter of a graph module's forward."""
-
-
-# What says how a wrapper works.
-_METHODS_OF_WRAPPERS = ("__torch_dispatch__", "__tensor_flatten__", "__tensor_unflatten__", "__torch_function__")
-
-
-def _parts(tensor: Any, template: Template, source: Source) -> Iterator[tuple[torch.Tensor, Source]]:
-    """The plain tensors in a wrapper, and where they are read; the classes of wrappers in it are guarded by theirs."""
-    for name, part in zip(template.names, template.parts, strict=True):
-        value, where = getattr(tensor, name), Attribute(source, name)
-        if isinstance(part, Template):
-            yield from _parts(value, part, where)
-        else:
-            yield value, where
 
 
 def _input_name(source: Source) -> str:
