@@ -320,9 +320,6 @@ def tagged(x: torch.Tensor) -> Any:
 @part(
     SUBCLASSES,
     "two tensors in one, as an input",
-    "suspending_frame",
-    "tensor_subclass",
-    "unsplit_frame",
     gradient=False,
     calls=lambda: [(Pair(*sizes(3), *sizes(3)),)] * 2,
 )
