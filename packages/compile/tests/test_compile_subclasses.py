@@ -724,3 +724,18 @@ def test_a_class_that_gives_results_another_shape_than_torch_runs_as_captured(ba
     p = pair(kind=Keeping, grad=False)
     alike(compiled(p), program(p))
     assert {event.kind.id for event in torchcompile.report().events} == {"graph_not_compiled"}
+
+
+@pytest.mark.expected_eager(...)
+def test_a_wrapper_around_what_requires_a_gradient_breaks_the_graph() -> None:
+    """It is made by the class's own code then, whose parts are captured while the wrapper is half made."""
+
+    def program(x: Any) -> Any:
+        return Pair(x, x + 1) * 2
+
+    compiled = torchcompile.compile(program, backend="aot_eager")
+    for _ in range(2):
+        x, y = plain(), plain()
+        alike(compiled(x).a.detach(), program(y).a.detach())
+    told = {event.kind.id for event in torchcompile.report().events if event.effect in REFUSED}
+    assert "tensor_subclass" in told and "capture_fault" not in told

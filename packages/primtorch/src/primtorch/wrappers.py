@@ -7,6 +7,7 @@ them: the class itself, run on fakes, says which.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -58,8 +59,12 @@ class Template:
     def of(tensor: Any) -> Template:
         """Raises NotTakenApart."""
         kind = type(tensor)
-        names, context = tensor.__tensor_flatten__()
-        parts = tuple(_part_template(kind, name, getattr(tensor, name)) for name in names)
+        try:
+            names, context = tensor.__tensor_flatten__()
+            values = [getattr(tensor, name) for name in names]
+        except AttributeError as error:  # of one that is being made
+            raise NotTakenApart(f"a {kind.__qualname__} lacks what it is to be taken apart into: {error}") from error
+        parts = tuple(map(_part_template, itertools.repeat(kind), names, values))
         return Template(kind, tuple(names), _kept(kind, context), parts, tuple(tensor.shape), tuple(tensor.stride()))
 
     def flatten(self, tensor: Any) -> Iterator[torch.Tensor]:
