@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx.node import Argument
 from torch.utils import _pytree as pytree
 
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
@@ -29,7 +30,7 @@ from primtorch.fake.tensor import register_special
 from primtorch.lower import lower
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
-from primtorch.spec import TensorSpec
+from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import expr_of, materialize
 from primtorch.verify import verify
 from primtorch.wrappers import NotTakenApart, Template, is_wrapper, whole_of, wrappers_in
@@ -48,7 +49,7 @@ PART: OpOverload = torch.ops.aotautograd_wrappers.part.default
 class _Call:
     """What one of these operators does: to tensors of the classes, and to a fake of the result's metadata."""
 
-    run: Callable[[Any], Any]
+    run: Callable[[Any], object]  # of the parts, or of the whole
     spec: TensorSpec
 
 
@@ -106,7 +107,7 @@ class WrapperProgram:
             places = [i for i, leaf in enumerate(leaves) if isinstance(leaf, fx.Node)]
             kind, constants = node.target, [None if i in places else leaf for i, leaf in enumerate(leaves)]
 
-            def make(parts: Sequence[Any]) -> Any:
+            def make(parts: Sequence[object]) -> object:
                 filled = list(constants)
                 for place, part in zip(places, parts, strict=True):
                     filled[place] = part
@@ -122,7 +123,7 @@ class WrapperProgram:
             return None
         return graph.call_function(PART, (node.args[0], self._call(operator.attrgetter(name), node)))
 
-    def _call(self, run: Callable[[Any], Any], node: fx.Node) -> int:
+    def _call(self, run: Callable[[Any], object], node: fx.Node) -> int:
         number = next(_NUMBERS)
         _CALLS[number] = _Call(run, TensorSpec.of(node.meta["val"]))
         self._calls.append(number)
@@ -132,7 +133,7 @@ class WrapperProgram:
         """A compiler of graphs over wrappers. The templates of their inputs are the program's where all are inputs of
         it; else the first call tells, and one with other wrappers has another graph."""
 
-        def compile_apart(module: fx.GraphModule, examples: list[Any]) -> Compiled:
+        def compile_apart(module: fx.GraphModule, examples: list[object]) -> Compiled:
             names = [node.name for node in module.graph.nodes if node.op == "placeholder"]
             apart = TakenApart(self, module, compile)
             tensors = [name for name, e in zip(names, examples, strict=True) if not isinstance(e, torch.SymInt)]
@@ -160,11 +161,11 @@ class TakenApart:
         self.variants.append((templates, variant))
         return variant
 
-    def __call__(self, *inputs: Any) -> Sequence[Any]:
+    def __call__(self, *inputs: object) -> Sequence[object]:
         with torch._C.DisableTorchFunctionSubclass():
             return self._run(inputs)
 
-    def _run(self, inputs: Sequence[Any]) -> Sequence[Any]:
+    def _run(self, inputs: Sequence[object]) -> Sequence[object]:
         templates = [_template(value) if is_wrapper(type(value)) else None for value in inputs]
         variant = self.variant(templates)
         flat: list[Any] = []
@@ -188,15 +189,15 @@ class _Variant:
     sources: tuple[tuple[str, int], ...]
     outputs: tuple[Template | int | None, ...]
 
-    def __call__(self, inputs: list[Any]) -> Sequence[Any]:
+    def __call__(self, inputs: list[object]) -> Sequence[object]:
         return self.compiled(inputs) if getattr(self.compiled, "_boxed_call", False) else self.compiled(*inputs)
 
 
-def _made(template: Template | int | None, plain: Iterator[Any]) -> Any:
+def _made(template: Template | int | None, plain: Iterator[Any]) -> object:
     return template.build(plain) if isinstance(template, Template) else next(plain)
 
 
-def _template(tensor: Any) -> Template:
+def _template(tensor: object) -> Template:
     try:
         return Template.of(tensor)
     except NotTakenApart as error:
@@ -210,7 +211,7 @@ def take_apart(
     apart = _Apart(module, templates)
     with torch.no_grad(), torch._C._DisableAutocast(), torch._C.DisableTorchFunctionSubclass():
         outputs = apart.run()
-    flat: list[Any] = []
+    flat: list[object] = []
     kinds: list[Template | int | None] = []
     for value in outputs:
         if id(value) in apart.wholes:
@@ -222,7 +223,7 @@ def take_apart(
         if template is not None and template.symbolic():
             raise AotAutogradError(f"a {template.kind.__qualname__} has a size that varies", ())
     sources: list[tuple[str, int]] = []
-    results: dict[Any, int] = {}
+    results: dict[Argument, int] = {}
     placeholders = {node: i for i, node in enumerate(n for n in apart.graph.nodes if n.op == "placeholder")}
     for value in flat:
         node = apart.lift(value)
@@ -269,7 +270,7 @@ class _Apart:
         self.graph = fx.Graph()
         self.node_of: dict[int, fx.Node] = {}
         self.symbols: dict[str, fx.Node] = {}
-        self.alive: list[Any] = []
+        self.alive: list[object] = []
         self.meta: dict[str, Any] = {}
         fakes = (n.meta["val"] for n in module.graph.nodes if isinstance(n.meta.get("val"), FakeTensor))
         first = next(fakes, None)
@@ -279,7 +280,7 @@ class _Apart:
         self.wholes: dict[int, int] = {}  # the places of inputs that are wrappers, by their identity
         self.places = -1
 
-    def run(self) -> list[Any]:
+    def run(self) -> list[object]:
         for node in self.module.graph.nodes:
             if node.op == "output":
                 return [self.values[v] if isinstance(v, fx.Node) else v for v in output_values(self.module.graph)]
@@ -287,7 +288,7 @@ class _Apart:
             self.values[node] = self._placeholder(node) if node.op == "placeholder" else self._call(node)
         raise AotAutogradError("the graph has no output node", ())
 
-    def _placeholder(self, node: fx.Node) -> Any:
+    def _placeholder(self, node: fx.Node) -> object:
         self.places += 1
         template, value = next(self.templates), self._fake(node.meta["val"])
         if template is None:
@@ -301,15 +302,15 @@ class _Apart:
         self.wholes[id(whole)] = self.places
         return self._known(whole, node)
 
-    def _fake(self, value: Any) -> Any:
+    def _fake(self, value: object) -> object:
         return self.mode.from_spec(value) if isinstance(value, TensorSpec) else value
 
-    def _input(self, name: str, value: Any) -> Any:
+    def _input(self, name: str, value: object) -> object:
         new = self.graph.placeholder(name)
         new.meta = {**self.meta, "val": value}
         return self._track(value, new)
 
-    def _track(self, value: Any, node: fx.Node) -> Any:
+    def _track(self, value: object, node: fx.Node) -> object:
         self.alive.append(value)
         if isinstance(value, torch.Tensor):
             self.node_of.setdefault(id(value), node)
@@ -317,7 +318,7 @@ class _Apart:
             self.symbols.setdefault(str(expr_of(value)), node)
         return value
 
-    def _known(self, value: Any, node: fx.Node) -> Any:
+    def _known(self, value: object, node: fx.Node) -> object:
         """The value of a node. A wrapper is to be what autograd and aliasing were told of it."""
         said = node.meta.get("val")
         if isinstance(value, torch.Tensor) and isinstance(said, FakeTensor):
@@ -330,7 +331,7 @@ class _Apart:
                 )
         return value
 
-    def _call(self, node: fx.Node) -> Any:
+    def _call(self, node: fx.Node) -> object:
         target: Any = node.target
         args: Any
         args, kwargs = fx.map_arg((node.args, node.kwargs), self.values.__getitem__)  # type: ignore[misc]
@@ -346,11 +347,12 @@ class _Apart:
         with self:
             return self._known(target(*args, **kwargs), node)
 
-    def _copied(self, node: fx.Node) -> Any:
+    def _copied(self, node: fx.Node) -> object:
         """A call of plain tensors stays as it is."""
 
-        def argument(source: fx.Node) -> Any:
-            return self.lift(self.values[source])
+        def argument(source: fx.Node) -> Argument:
+            lifted: Argument = self.lift(self.values[source])
+            return lifted
 
         new = self.graph.node_copy(node, argument)
         value = self._fake(node.meta.get("val"))
@@ -371,8 +373,12 @@ class _Apart:
         torch._C._pop_torch_dispatch_stack(None)
 
     def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+        self,
+        func: OpOverload,
+        types: Sequence[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if wrappers_in(types):
             return NotImplemented
         if func._schema.is_mutable:
@@ -388,7 +394,7 @@ class _Apart:
         self._attach(new, out)
         return out
 
-    def _attach(self, node: fx.Node, out: Any) -> None:
+    def _attach(self, node: fx.Node, out: object) -> None:
         node.meta = {**self.meta, "val": out}
         if isinstance(out, (tuple, list)):
             for i, item in enumerate(out):
@@ -396,7 +402,7 @@ class _Apart:
         else:
             self._track(out, node)
 
-    def lift(self, value: Any) -> Any:
+    def lift(self, value: object) -> Any:
         if isinstance(value, torch.Tensor):
             node = self.node_of.get(id(value))
             if node is None:
@@ -421,7 +427,7 @@ class _Apart:
         return copied
 
 
-def _is_viewable(tensor: torch.Tensor, shape: Sequence[Any]) -> bool:
+def _is_viewable(tensor: torch.Tensor, shape: Sequence[Size]) -> bool:
     try:
         propagate(tensor.fake_mode, torch.ops.aten.view.default, (tensor, shape), {})  # type: ignore[attr-defined]
     except RuntimeError:
@@ -432,15 +438,15 @@ def _is_viewable(tensor: torch.Tensor, shape: Sequence[Any]) -> bool:
 class _Several:
     """Several results of a call that stayed as it was."""
 
-    def __init__(self, node: fx.Node, values: Any) -> None:
+    def __init__(self, node: fx.Node, values: Sequence[object]) -> None:
         self.node = node
         self.values = values
 
-    def __getitem__(self, place: int) -> Any:
+    def __getitem__(self, place: int) -> object:
         return self.values[place]
 
 
-def _holds_wrapper(value: Any) -> bool:
+def _holds_wrapper(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return is_wrapper(type(value))
     if isinstance(value, (tuple, list)):
@@ -450,11 +456,11 @@ def _holds_wrapper(value: Any) -> bool:
     return False
 
 
-def of_wrappers(program: Any, lowering: Lowering) -> WrapperProgram | None:
+def of_wrappers(program: object, lowering: Lowering) -> WrapperProgram | None:
     """The program as one over wrappers, if there are any among its values."""
     if not isinstance(program, fx.GraphModule):
         return None
-    values: Iterator[Any] = (node.meta.get("val") for node in program.graph.nodes)
+    values: Iterator[object] = (node.meta.get("val") for node in program.graph.nodes)
     leaves = (leaf for value in values for leaf in pytree.tree_leaves(value))
     if not any(isinstance(leaf, torch.Tensor) and whole_of(leaf) is not None for leaf in leaves):
         return None
