@@ -68,6 +68,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("interpreter", "watchers"),
         ("reasons",),
         ("stats", "graph"),
+        ("arrays",),
         ("outside",),
         ("calls", "guards"),
         ("emit",),

@@ -90,8 +90,8 @@ def prints(x: torch.Tensor) -> torch.Tensor:
 
 @case("tensor_to_number")
 def to_number(x: torch.Tensor) -> torch.Tensor:
-    n = (x + 1).numpy()  # here
-    return x * float(n[0])
+    n = (x + 1).tolist()  # here
+    return x * n[0]
 
 
 @case("tensor_repr")
@@ -118,7 +118,7 @@ def depends_on_data(x: torch.Tensor) -> torch.Tensor:
 @case("numpy")
 def through_numpy(x: torch.Tensor) -> torch.Tensor:
     y = x + 1
-    table = _TABLE + 1  # here
+    table = np.unique(_TABLE)  # here
     return y * float(table[1])
 
 

@@ -262,7 +262,7 @@ def adam_step() -> Program:
 NUMPY = "NumPy"
 
 
-@part(NUMPY, "from and to arrays", "numpy", "tensor_to_number", gradient=False)
+@part(NUMPY, "from and to arrays", gradient=False)
 def through_numpy(x: torch.Tensor) -> Any:
     return torch.from_numpy(np.sin(x.numpy()) + 1) * 2
 
@@ -270,7 +270,6 @@ def through_numpy(x: torch.Tensor) -> Any:
 @part(
     NUMPY,
     "a function of arrays",
-    "numpy",
     calls=lambda: [(np.linspace(0.0, 1.0, 6),), (np.linspace(0.0, 2.0, 6),)],
     gradient=False,
 )

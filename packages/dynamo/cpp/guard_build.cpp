@@ -46,6 +46,7 @@ const std::unordered_map<std::string, Access>& access_names() {
       {"InstanceDict", Access::instance_dict}, {"CellContents", Access::cell_contents},
       {"Item", Access::item},               {"DictKeyAt", Access::dict_key_at},
       {"TypeOf", Access::type_of},          {"Referent", Access::referent},
+      {"ArrayTensor", Access::array_tensor},
       {"TensorSize", Access::tensor_size},  {"TensorStride", Access::tensor_stride},
       {"TensorOffset", Access::tensor_offset},
   };
@@ -119,6 +120,10 @@ bool Builder::read_source(PyObject* source, Node& node, bool* has_base) {
         int overflow = 0;
         node.index = PyLong_AsLongLongAndOverflow(node.key.get(), &overflow);
       }
+      return static_cast<bool>(node.key);
+    case Access::array_tensor:
+      tree_.runs_python_ = true;
+      node.key = Ref::steal(PyObject_GetAttrString(source, "read"));
       return static_cast<bool>(node.key);
     case Access::pinned: {
       Ref key = Ref::steal(PyObject_GetAttrString(source, "key"));

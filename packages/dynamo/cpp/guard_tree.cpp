@@ -229,6 +229,15 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
       PyObject* target = weak_target(base);
       return target != nullptr ? target : Py_None;
     }
+    case Access::array_tensor: {
+      PyObject* value = PyObject_CallOneArg(node.key.get(), base);
+      if (value == nullptr) {
+        PyErr_Clear();
+        return nullptr;
+      }
+      visit.kept.push_back(Ref::steal(value));
+      return value;
+    }
     default:
       return root(visit, node);
   }

@@ -107,7 +107,7 @@ def _numpy(x: torch.Tensor) -> Any:
     return x.numpy()
 
 
-@case(breaks=1)
+@case()
 def tensor_to_numpy(x: torch.Tensor, _: Any) -> Any:
     a = x.numpy()
     return x + 1, a

@@ -26,10 +26,10 @@ import torch
 from world_cases import Case, case, cases_of, check
 
 
-@case(breaks=None)
+@case()
 def np_roundtrip(x, _):
     a = x.numpy()
-    b = np.tanh(a) + a.mean(axis=0)
+    b = np.floor(a) + a.max(axis=0)
     return torch.from_numpy(b) * 2, b.shape, a.dtype == np.float32
 
 
@@ -38,7 +38,7 @@ def np_scalar(x, k):
     return x * k, x + np.int64(3), np.sqrt(4.0), int(np.prod([2, 3]))
 
 
-@case(lambda: {"a": np.arange(6.0).reshape(2, 3)}, breaks=None)
+@case(lambda: {"a": np.arange(6.0).reshape(2, 3)})
 def np_state(x, s):
     s["a"] += 1
     t = torch.as_tensor(s["a"])
@@ -51,9 +51,9 @@ def np_replaced(x, s):
     return x * int(s["a"][0]), s["a"]
 
 
-@case(breaks=None)
+@case()
 def np_on_tensor(x, _):
-    return np.exp(x), np.stack([x, x]), np.array(x), x.__array__(), np.asarray(x).sum()
+    return np.square(x), np.stack([x, x]), np.array(x), x.__array__(), np.asarray(x).max()
 
 
 @case(lambda: random.Random(7), breaks=None)

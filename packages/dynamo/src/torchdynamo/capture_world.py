@@ -19,6 +19,7 @@ from torch import nn
 from primtorch.fake import FakeTensor
 from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
+from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.calls import torch_calls
 from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
@@ -113,6 +114,8 @@ class CaptureWorld(PlainWorld):
                 self.outside.class_get(kind, name)
 
     def getattr(self, obj: Any, name: str) -> Any:
+        if isinstance(obj, Array):
+            return self.outside.arrays.getattr(obj, name)
         if isinstance(obj, torch.Tensor):
             value = self._of_tensor_class(obj, name)
             return self.outside.tensor_get(obj, name) if value is MISSING else value
@@ -169,6 +172,7 @@ class CaptureWorld(PlainWorld):
         return self.outside.registered(module, name)
 
     def setattr(self, obj: Any, name: str, value: Any) -> None:
+        self.outside.refuse_opaque(*(() if not isinstance(obj, Array) else (obj,)))
         self.know_methods(obj, "__setattr__")
         if isinstance(obj, torch.Tensor):
             self._refuse_descriptor(obj, name)
@@ -302,6 +306,8 @@ class CaptureWorld(PlainWorld):
     # -- iteration --------------------------------------------------------------------------
 
     def iterate(self, obj: Any) -> Any:
+        if isinstance(obj, Array):
+            return self.outside.arrays.iterate(obj)
         self.know_methods(obj, "__iter__", "__getitem__")
         self.outside.refuse_opaque(obj)
         self.outside.refuse_iterator(obj)
@@ -315,6 +321,8 @@ class CaptureWorld(PlainWorld):
     # -- items and operators ----------------------------------------------------------------
 
     def getitem(self, obj: Any, key: Any) -> Any:
+        if self.outside.arrays.used and (isinstance(obj, Array) or arrays_in(key)) and not isinstance(obj, dict):
+            return self.outside.arrays.getitem(obj, key)
         self.know_methods(obj, "__getitem__", "__missing__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
@@ -326,6 +334,9 @@ class CaptureWorld(PlainWorld):
     def setitem(self, obj: Any, key: Any, value: Any) -> None:
         if isinstance(key, slice):
             refuse_growing(None, (value,), {})
+        if self.outside.arrays.used and self._concerns_arrays(obj, key, value):
+            self.outside.arrays.setitem(obj, key, value)
+            return
         self.know_methods(obj, "__setitem__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
@@ -333,6 +344,12 @@ class CaptureWorld(PlainWorld):
         elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
             obj, key = scalars.item(obj, key), ...
         super().setitem(obj, key, value)
+
+    def _concerns_arrays(self, obj: Any, key: Any, value: Any) -> bool:
+        """Whether a write is one to an array, or of one to what is no container of Python's."""
+        if isinstance(obj, Array):
+            return True
+        return not isinstance(obj, CONTAINER_BASES) and bool(arrays_in((key, value)))
 
     def delitem(self, obj: Any, key: Any) -> None:
         self.know_methods(obj, "__delitem__")
@@ -362,6 +379,8 @@ class CaptureWorld(PlainWorld):
         return a is b
 
     def truth(self, obj: Any) -> bool:
+        if isinstance(obj, Array):
+            return bool(obj)
         self.know_methods(obj, "__bool__", "__len__")
         if isinstance(obj, SYMBOLIC):
             return bool(obj)
@@ -375,6 +394,8 @@ class CaptureWorld(PlainWorld):
         return self.truth(obj)
 
     def unary(self, op: str, a: Any) -> Any:
+        if isinstance(a, Array):
+            return self.outside.arrays.unary(op, a)
         self.know_methods(a, UNARY[op][1])
         self.outside.refuse_opaque(a)
         result = scalars.unary(op, a, UNARY[op][0])
@@ -382,6 +403,8 @@ class CaptureWorld(PlainWorld):
 
     def binary(self, op: str, a: Any, b: Any) -> Any:
         refuse_growing(None, (a, b), {})
+        if isinstance(a, Array) or isinstance(b, Array):
+            return self.outside.arrays.binary(op, a, b)
         self.know_methods(a, *BINARY[op][2:4])
         self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
@@ -392,6 +415,8 @@ class CaptureWorld(PlainWorld):
 
     def inplace(self, op: str, a: Any, b: Any) -> Any:
         refuse_growing(None, (b,), {})
+        if isinstance(a, Array) or isinstance(b, Array):
+            return self.outside.arrays.inplace(op, a, b)
         self.know_methods(a, *BINARY[op][2:])
         self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
@@ -401,6 +426,8 @@ class CaptureWorld(PlainWorld):
         return super().inplace(op, a, b) if result is MISSING else result
 
     def compare(self, op: str, a: Any, b: Any) -> Any:
+        if isinstance(a, Array) or isinstance(b, Array):
+            return self.outside.arrays.compare(op, a, b)
         self.know_methods(a, *COMPARE[op][1:], "__eq__")
         self.know_methods(b, *COMPARE[op][1:], "__eq__")
         if op in ("==", "!=") and type(a) is type(b) is types.SimpleNamespace:

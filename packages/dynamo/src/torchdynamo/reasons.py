@@ -44,8 +44,9 @@ _TABLE = (
     ),
     Reason(
         "numpy",
-        "NumPy works outside of the graph where it has more than numbers and arrays made of numbers: an array from"
-        " outside, a tensor, a random number, a file",
+        "NumPy works outside of the graph where torch has no such function, or not with these arguments; where torch"
+        " cannot have the memory of an array (text, objects, negative strides, read only); and for random numbers and"
+        " files",
         "use the torch function of the same meaning, or keep the array as a tensor",
     ),
     Reason(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Union
 
@@ -162,6 +162,17 @@ class Referent:
 
 
 @dataclass(frozen=True, slots=True)
+class ArrayTensor:
+    """The tensor that has the memory of the NumPy array at `base`: `read(base)`, or None where there is none."""
+
+    base: Source
+    read: Callable[[Any], Any]
+
+    def expression(self) -> str:
+        return f"torch.from_numpy({self.base.expression()})"
+
+
+@dataclass(frozen=True, slots=True)
 class TensorSize:
     """`base.shape[dim]` (int64)."""
 
@@ -205,7 +216,7 @@ class Computed:
 
 Source = Union[
     Argument, Global, ClosureCell, Pinned, Attribute, InstanceAttribute, CellContents, InstanceDict, Item, DictKeyAt,
-    TypeOf, Referent, TensorSize, TensorStride, TensorOffset,
+    TypeOf, Referent, ArrayTensor, TensorSize, TensorStride, TensorOffset,
 ]  # fmt: skip
 
 
@@ -268,6 +279,8 @@ def resolve(source: Source, scope: Scope) -> Any:
             return type(resolve(base, scope))
         case Referent(base=base):
             return resolve(base, scope)()
+        case ArrayTensor(base=base, read=read):
+            return read(resolve(base, scope))
         case TensorSize(base=base, dim=dim):
             return resolve(base, scope).shape[dim]
         case TensorStride(base=base, dim=dim):

@@ -29,6 +29,7 @@ from primtorch import ambient
 from primtorch.fake import FakeTensor
 from torchdynamo._C import CompiledCallable
 from torchdynamo.calls import torch_calls
+from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
 from torchdynamo.calls.emissions import Emissions
@@ -99,6 +100,7 @@ class Calls:
         self.higher_order = HigherOrderCalls(outside, world, interpreter)
         self.engine = Engine(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
+        self.arrays = ArrayCalls(outside.arrays)
         self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
         self.open_blocks: list[OpenBlock] = []  # the innermost last
@@ -109,6 +111,10 @@ class Calls:
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        if self.arrays.concerned:
+            found = self.arrays.handle(fn, args, kwargs)
+            if found is not MISSING:
+                return found
         rule = self._rules.get(id(fn))
         if rule is not None:
             return rule(fn, args, kwargs)
@@ -172,6 +178,8 @@ class Calls:
         if fn.__name__ == "__deepcopy__" and len(args) == 2 and isinstance(args[0], FakeTensor):
             return self._copied_tensor(*args)
         if module.startswith("primtorch.fake"):  # a method of the fake in the place of the tensor's
+            if fn.__name__ == "numpy":
+                return self.arrays.of_tensor(fn, args, kwargs)
             known = None if kwargs else constants.answer(fn.__name__, args)
             if known is not None:
                 return known[0]
@@ -220,6 +228,8 @@ class Calls:
                 return torch_calls.ANSWERS[fn]
         except TypeError:
             return MISSING
+        if isinstance(owner, torch.Tensor) and fn.__name__ == "numpy":
+            return self.arrays.of_tensor(fn, (owner, *args), kwargs)
         method = getattr(torch.Tensor, fn.__name__, fn) if isinstance(owner, torch.Tensor) else fn
         self._break_if_listed(method, getattr(fn, "__module__", None) or "")
         if isinstance(owner, contextvars.ContextVar):
@@ -380,6 +390,9 @@ class Calls:
         tensor = tensor.to(**wanted) if wanted else tensor
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
 
+    def _array_of_tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        return self.arrays.of_tensor(fn, args, kwargs)
+
     def _tensor_of_type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """`torch.FloatTensor(2, 3)` and `torch.FloatTensor([1, 2])`, as functions that a graph can hold."""
         if kwargs or (len(args) == 1 and isinstance(args[0], torch.Tensor)):
@@ -404,6 +417,8 @@ class Calls:
 
     def _numpy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         args, kwargs = scalars.concrete(args), scalars.concrete(kwargs)
+        if tensors_in((args, kwargs)):
+            return self.outside.arrays.call(fn, args, kwargs)
         if not self.outside.externals.arrays.runs(fn, args, kwargs):
             name = getattr(fn, "__qualname__", getattr(fn, "__name__", type(fn).__name__))
             raise BreakGraph("numpy", f"call of {getattr(fn, '__module__', None) or 'numpy'}.{name}")
@@ -685,6 +700,8 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (torch._C._set_grad_enabled, Calls._native),
     *((state.write, Calls._choose_attention) for state in ambient.ATTENTION),
     (torch.tensor, Calls._tensor),
+    (torch.Tensor.numpy, Calls._array_of_tensor),
+    (torch.Tensor.__array__, Calls._array_of_tensor),
     *((function, Calls._tensor_of_array) for function in numpy_values.MAKERS),
     *((kind, Calls._tensor_of_type) for kind in torch_calls.TENSOR_TYPES),
     (torch.autograd.Variable, Calls._variable),

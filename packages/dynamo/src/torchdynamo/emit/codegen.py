@@ -37,6 +37,7 @@ from torch import fx
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, expr_of, float_expr_of
 from primtorch.wrappers import whole_of
+from torchdynamo.arrays.values import Array, ArrayMethod, array_of
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.conditions import ConditionNotMet
 from torchdynamo.graph.tensor_classes import class_of, size_of, with_class
@@ -58,7 +59,7 @@ from torchdynamo.outside.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES,
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED, Slot
 from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph
-from torchdynamo.sources import Item, Source, TensorSize, base_of
+from torchdynamo.sources import ArrayTensor, Item, Source, TensorSize, base_of
 
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
@@ -95,6 +96,7 @@ class Codegen:
         self.symbol_sources = outside.symbol_sources
         self.made_classes = outside.made_classes
         self.classed = {source for source, _, fake in outside.tensors if class_of(fake) is not None}
+        self.array_inputs = {id(fake): s.base for s, _, fake in outside.tensors if isinstance(s, ArrayTensor)}
         self.keep_iterators = False  # set for values that only the rest of the same function will see
         self.loads: list[str] = []
         self.build: list[str] = []
@@ -191,6 +193,8 @@ class Codegen:
             return self.load(known.source)
         if not isinstance(tensor, FakeTensor):
             return self.pin(tensor)
+        if id(tensor) in self.array_inputs:
+            return self._name(tensor, f"{self.pin(torch.from_numpy)}({self.load(self.array_inputs[id(tensor)])})")
         node = self.recorder.node_of(tensor)
         if node is None:
             raise BreakGraph("rebuild", "a tensor that the graph does not make")
@@ -386,6 +390,19 @@ class Codegen:
         place = numpy_values.address(obj) - numpy_values.address(owner)
         parts = f"{obj.shape}, {self.pin(obj.dtype)}, {self.value(owner)}, {place}, {obj.strides}"
         return self._name(obj, f"{self.pin(type(obj))}({parts})")
+
+    def _array_value(self, obj: Array) -> str:
+        """An array whose elements the graph computes: the one that has its tensor's memory."""
+        tensor = self.value(obj.tensor)
+        flipped, strides, writeable, scalar = obj.world.leaving(obj)
+        if scalar:
+            return self._name(obj, f"{tensor}.numpy()[()]")
+        if not flipped and strides is None and writeable:
+            return self._name(obj, f"{tensor}.numpy()")
+        return self._name(obj, f"{self.pin(array_of)}({tensor}, {flipped}, {strides}, {writeable})")
+
+    def _array_method(self, obj: ArrayMethod) -> str:
+        return self._name(obj, f"{self.value(obj.array)}.{obj.name}")
 
     def _match(self, obj: re.Match[Any]) -> str:
         return self.pin(obj)  # of a pattern and a text that are guarded
@@ -689,5 +706,7 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (_ITERATORS, Codegen._iterator),
     (tuple(_VIEWS), Codegen._view),
     (LocalIterator, Codegen._local_iterator),
+    (Array, Codegen._array_value),
+    (ArrayMethod, Codegen._array_method),
     (InterpreterObject, Codegen._generator),
 )

@@ -44,6 +44,8 @@ SCALARS: frozenset[type] = frozenset(
         numpy.uint32, numpy.uint64,
     )
 )  # fmt: skip
+# The types of dtypes of truth values and numbers.
+DTYPES: frozenset[type] = frozenset(() if numpy is None else (type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdgFDG"))
 _NEVER: tuple[type, ...] = ()
 _GENERIC: Any = _NEVER if numpy is None else numpy.generic
 ARRAY: Any = _NEVER if numpy is None else numpy.ndarray

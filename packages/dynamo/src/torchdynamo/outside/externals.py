@@ -28,6 +28,7 @@ import torch
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.wrappers import is_wrapper
+from torchdynamo.arrays.values import Array, fits_tensor
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, UNINITIALIZED, is_capturable
 from torchdynamo.interpreter.classes import may_change, native_base
@@ -54,6 +55,7 @@ CONSTANT_TYPES: frozenset[type] = frozenset(
         torch.dtype, torch.device, torch.layout, torch.memory_format, torch.Size, torch.finfo, torch.iinfo,
         decimal.Decimal, fractions.Fraction, datetime.timedelta, datetime.date, datetime.datetime,
         pathlib.PosixPath, pathlib.PurePosixPath, re.Pattern, *numpy_values.SCALARS,
+        *numpy_values.DTYPES,
     }
 )  # fmt: skip
 
@@ -94,6 +96,7 @@ class TensorInputs(Protocol):
 
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
     def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
+    def array_input(self, array: Any, source: Source) -> Array: ...
     def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
     def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
     def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
@@ -203,6 +206,8 @@ class Externals:
             self.guard(source, GuardKind.TYPE, kind)
             return self._register(value, source, rule(self, value, source)).value
         self.guard(source, GuardKind.TYPE, kind)
+        if fits_tensor(value):
+            return self._register(value, source, self.inputs.array_input(value, source)).value
         if isinstance(value, ATOMS) and kind.__module__ != "numpy":
             if not any(kind.__eq__ is base.__eq__ for base in ATOMS):
                 raise BreakGraph("unsupported_read", f"{source.expression()} is a {kind.__qualname__} with its own ==")

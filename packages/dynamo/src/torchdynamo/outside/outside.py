@@ -16,6 +16,8 @@ from primtorch.operators.build import refuse_fresh
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from primtorch.wrappers import whole_of
+from torchdynamo.arrays.values import Array, model_like, tensor_at
+from torchdynamo.arrays.world import ArrayWorld
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.scalars import SYMBOLIC
@@ -45,6 +47,7 @@ from torchdynamo.schemas import AmbientRead, GuardKind
 from torchdynamo.size_marks import SizeKind, SizeMark, size_marks
 from torchdynamo.sources import (
     Argument,
+    ArrayTensor,
     Attribute,
     CellContents,
     ClosureCell,
@@ -142,6 +145,7 @@ class Outside:
         self.externals = Externals(self, lambda: user_frames() or entry)
         self.torch_names = TorchNames(self.externals)
         self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
+        self.arrays = ArrayWorld(self.recorder, self.externals.arrays, self.adopt, self.ambient)
         self.symbol_sources: dict[str, Source] = {}
         self.promised: dict[str, SizeMark] = {}  # what the user said of symbols
         self.recorder.symbol_nodes = SymbolNodes(self.shape_env, self.symbol_sources, self._computed_input)
@@ -199,6 +203,18 @@ class Outside:
         self.recorder.add_input(fake, source, _input_name(source))
         self.tensors.append((source, tensor, fake))
         return fake
+
+    def array_input(self, array: Any, source: Source) -> Array:
+        """An array of the outside: an input of the graph is the tensor that has its memory."""
+        where = ArrayTensor(source, tensor_at)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            tensor = torch.from_numpy(array)
+        with torch._C.DisableTorchFunction():
+            self.externals.guard(where, GuardKind.TENSOR, tensor_guard(tensor, {}))
+            fake = self.mode.from_tensor(tensor)
+            self.recorder.add_input(fake, where, _input_name(source))
+        self.tensors.append((where, tensor, fake))
+        return self.arrays.of_input(model_like(fake), fake)
 
     def _symbol(self, hint: int, source: Source, low: int, high: int | None) -> torch.SymInt:
         symbol = self.shape_env.symbol(hint, source.expression(), min=low, max=high)
@@ -662,6 +678,8 @@ class Outside:
     def refuse_opaque(self, *objects: Any) -> None:
         """Breaks where the program looks into an object that no guard can watch."""
         for obj in objects:
+            if isinstance(obj, Array):
+                raise BreakGraph("numpy", "C code looks into an array")
             if numpy_values.is_array(obj):
                 self.externals.arrays.refuse_shared(obj)
             known = self.externals.opaque.get(id(obj))

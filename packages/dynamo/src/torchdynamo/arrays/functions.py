@@ -1,0 +1,30 @@
+"""The tables: functions of NumPy and methods of its arrays, each with its rule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
+from torchdynamo.arrays.linear_algebra import DOT, LINALG, PRODUCTS
+from torchdynamo.arrays.reductions import REDUCING, REDUCTIONS
+from torchdynamo.arrays.rules import Rule
+from torchdynamo.arrays.shapes import SHAPE_METHODS, SHAPES, SHAPING
+
+METHODS: dict[str, Rule] = REDUCTIONS | SHAPES | SHAPE_METHODS | DOT
+_NAMED: dict[str, Rule] = REDUCTIONS | REDUCING | SHAPES | SHAPING | DOT | PRODUCTS
+
+
+def _functions() -> dict[Any, Rule]:
+    if numpy is None:
+        return {}
+    found = {getattr(numpy, name): rule for name, rule in _NAMED.items() if hasattr(numpy, name)}
+    aliases = {"amax": "max", "amin": "min", "concat": "concatenate", "around": "round"}
+    found |= {getattr(numpy, name): _NAMED[of] for name, of in aliases.items() if hasattr(numpy, name)}
+    return found | {getattr(numpy.linalg, name): rule for name, rule in LINALG.items()}
+
+
+FUNCTIONS: dict[Any, Rule] = _functions()

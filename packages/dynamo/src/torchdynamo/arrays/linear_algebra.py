@@ -1,0 +1,153 @@
+"""Products of arrays and linear algebra as torch calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
+from torchdynamo.arrays.rules import Rule, dim_of, known
+from torchdynamo.arrays.values import model_of
+from torchdynamo.reasons import BreakGraph
+
+
+def _both(n: Any, asked: Any, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    if asked.dtype == bool:
+        raise BreakGraph("numpy", "a product of truth values")
+    return n.tensor(a, asked.dtype), n.tensor(b, asked.dtype)
+
+
+def _dot(n: Any, asked: Any, a: Any, b: Any) -> Any:
+    x, y = _both(n, asked, a, b)
+    if not x.dim() or not y.dim():
+        return x * y
+    return torch.matmul(x, y) if y.dim() <= 2 else torch.tensordot(x, y, ([-1], [-2]))
+
+
+def _inner(n: Any, asked: Any, a: Any, b: Any) -> Any:
+    x, y = _both(n, asked, a, b)
+    return torch.tensordot(x, y, ([-1], [-1])) if x.dim() and y.dim() else x * y
+
+
+def _outer(n: Any, asked: Any, a: Any, b: Any) -> Any:
+    x, y = (n.tensor(value, asked.dtype) for value in (a, b))
+    return x.reshape(-1, 1) * y.reshape(1, -1)
+
+
+def _vdot(n: Any, asked: Any, a: Any, b: Any) -> Any:
+    x, y = _both(n, asked, a, b)
+    x = torch.conj_physical(x) if x.is_complex() else x
+    return torch.dot(x.reshape(-1), y.reshape(-1))
+
+
+def _tensordot(n: Any, asked: Any, a: Any, b: Any, axes: Any = 2) -> Any:
+    known(axes)
+    x, y = _both(n, asked, a, b)
+    if isinstance(axes, int):
+        return torch.tensordot(x, y, axes)
+    first, second = ([int(part)] if numpy.ndim(part) == 0 else [int(one) for one in part] for part in axes)
+    return torch.tensordot(x, y, (first, second))
+
+
+def _einsum(n: Any, asked: Any, subscripts: Any, *operands: Any, optimize: Any = False) -> Any:
+    if not isinstance(subscripts, str) or asked.dtype == bool:
+        raise BreakGraph("numpy", "numpy.einsum() without a text of subscripts")
+    return torch.einsum(subscripts, *(n.tensor(operand, asked.dtype) for operand in operands))
+
+
+def _kron(n: Any, asked: Any, a: Any, b: Any) -> Any:
+    return torch.kron(*_both(n, asked, a, b))
+
+
+def _cross(n: Any, asked: Any, a: Any, b: Any) -> Any:
+    x, y = _both(n, asked, a, b)
+    if x.shape[-1] != 3 or y.shape[-1] != 3:
+        raise BreakGraph("numpy", "numpy.cross() of vectors of two elements")
+    x, y = torch.broadcast_tensors(x, y)
+    return torch.linalg.cross(x, y)
+
+
+def _on_regular(function: Callable[..., Any]) -> Callable[..., Any]:
+    """NumPy is asked of regular matrices: it looks at the elements, and refuses singular ones."""
+
+    def ask(*args: Any, **kwargs: Any) -> Any:
+        return function(*map(_regular, args), **kwargs)
+
+    return ask
+
+
+def _regular(value: Any) -> Any:
+    if not isinstance(value, (numpy.ndarray, numpy.generic)) or value.ndim < 2:
+        return value
+    made = numpy.empty_like(value)
+    made[...] = numpy.eye(*value.shape[-2:], dtype=value.dtype) * numpy.asarray(2, value.dtype)
+    return made
+
+
+def _floats(n: Any, asked: Any, *values: Any) -> tuple[torch.Tensor, ...]:
+    """Operands as NumPy computes with them: whole numbers in double precision."""
+    kinds = [numpy.asarray(model_of(value)).dtype for value in values]
+    dtype = numpy.result_type(*(kind if kind.kind in "fc" else numpy.dtype("float64") for kind in kinds))
+    return tuple(n.tensor(value, dtype) for value in values)
+
+
+def _of_matrix(name: str) -> Rule:
+    def program(n: Any, asked: Any, a: Any) -> Any:
+        return getattr(torch.linalg, name)(*_floats(n, asked, a))
+
+    return Rule(program, _on_regular)
+
+
+def _several(name: str) -> Rule:
+    def program(n: Any, asked: Any, a: Any) -> Any:
+        return tuple(getattr(torch.linalg, name)(*_floats(n, asked, a)))
+
+    return Rule(program, _on_regular)
+
+
+def _solve(n: Any, asked: Any, a: Any, b: Any) -> Any:
+    x, y = _floats(n, asked, a, b)
+    if y.dim() == 1:
+        return torch.linalg.solve(x, y.unsqueeze(-1)).squeeze(-1)
+    return torch.linalg.solve(x, y)
+
+
+def _norm(n: Any, asked: Any, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+    known(ord, axis)
+    (given,) = _floats(n, asked, x)
+    if ord is None and axis is None:
+        found = torch.linalg.vector_norm(given.reshape(-1))
+        return found.reshape((1,) * given.dim()) if keepdims else found
+    over = tuple(range(given.dim())) if axis is None else tuple(axis) if isinstance(axis, tuple) else (dim_of(axis),)
+    if len(over) == 1 or ord is None:
+        if isinstance(ord, str):
+            raise BreakGraph("numpy", "numpy.linalg.norm() of this order")
+        return torch.linalg.vector_norm(given, 2 if ord is None else ord, over, keepdim=keepdims)
+    if ord not in ("fro", 1, -1, numpy.inf, -numpy.inf):
+        raise BreakGraph("numpy", "numpy.linalg.norm() of this order")
+    return torch.linalg.matrix_norm(given, ord, over, keepdim=keepdims)
+
+
+def _matrix_power(world: Any, asked: Any, a: Any, n: Any) -> Any:
+    known(n)
+    if model_of(a).dtype.kind != "f" or int(n) < 0:
+        raise BreakGraph("numpy", "numpy.linalg.matrix_power()")
+    return torch.linalg.matrix_power(world.tensor(a), int(n))
+
+
+PRODUCTS: dict[str, Rule] = {
+    "inner": Rule(_inner), "outer": Rule(_outer), "vdot": Rule(_vdot), "tensordot": Rule(_tensordot),
+    "einsum": Rule(_einsum), "kron": Rule(_kron), "cross": Rule(_cross),
+}  # fmt: skip
+DOT: dict[str, Rule] = {"dot": Rule(_dot)}
+LINALG: dict[str, Rule] = {
+    "inv": _of_matrix("inv"), "det": _of_matrix("det"), "cholesky": _of_matrix("cholesky"),
+    "eigvalsh": _of_matrix("eigvalsh"), "slogdet": _several("slogdet"), "solve": Rule(_solve, _on_regular),
+    "norm": Rule(_norm), "matrix_power": Rule(_matrix_power, _on_regular),
+}  # fmt: skip

@@ -1,0 +1,184 @@
+"""Reductions and scans of arrays as torch calls."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from torchdynamo.arrays.rules import Axis, Rule, dim_of, dims
+from torchdynamo.reasons import BreakGraph
+
+
+def _values(n: Any, asked: Any, a: Any) -> torch.Tensor:
+    """The elements in the dtype of the result."""
+    found: torch.Tensor = n.tensor(a, asked.dtype)
+    return found
+
+
+def _sum(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+    x = _values(n, asked, a)
+    return x.sum(dims(axis, x), keepdim=keepdims, dtype=x.dtype) if x.dim() and axis != () else x.clone()
+
+
+def _prod(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+    x = _values(n, asked, a)
+    for dim in sorted((dim % x.dim() for dim in dims(axis, x)), reverse=True):
+        x = x.prod(dim, keepdim=keepdims, dtype=x.dtype)
+    return x
+
+
+def _mean(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+    x = _wide(n.tensor(a), asked)
+    over = dims(axis, x)
+    return (x.sum(over, keepdim=keepdims) if x.dim() else x) / _count(x, over)
+
+
+def _wide(x: torch.Tensor, asked: Any) -> torch.Tensor:
+    """The elements as means are computed: those of half precision in single, whole numbers in double."""
+    if x.dtype == torch.float16 and asked.dtype.itemsize <= 4:
+        return x.to(torch.float32)
+    if not x.is_floating_point() and not x.is_complex():
+        x = x.to(torch.float64)
+    wanted = {4: torch.float32, 8: torch.float64}.get(asked.dtype.itemsize)
+    return x.to(wanted) if wanted is not None and asked.dtype.kind == "f" and x.dtype != wanted else x
+
+
+def _count(x: torch.Tensor, over: tuple[int, ...]) -> int:
+    return math.prod(int(x.shape[dim]) for dim in over)
+
+
+def _var(
+    n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
+) -> Any:
+    x = n.tensor(a)
+    if x.is_complex():
+        raise BreakGraph("numpy", "the variance of complex numbers")
+    x = _wide(x, asked)
+    over = dims(axis, x)
+    if not x.dim():
+        x, over = x.unsqueeze(0), (0,)
+    count = _count(x, over)
+    about = x - x.sum(over, keepdim=True) / count
+    return (about * about).sum(over, keepdim=keepdims) / torch.full(
+        (), max(count - ddof, 0), dtype=about.dtype, device="cpu"
+    )
+
+
+def _std(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, **given: Any) -> Any:
+    return torch.sqrt(_var(n, asked, a, axis, dtype, **given))
+
+
+def _extreme(name: str) -> Rule:
+    def program(n: Any, asked: Any, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+        x = n.tensor(a)
+        _refuse_complex(x)
+        return getattr(torch, name)(x, dims(axis, x), keepdim=keepdims) if x.dim() and axis != () else x.clone()
+
+    return Rule(program)
+
+
+def _refuse_complex(x: torch.Tensor) -> None:
+    if x.is_complex():
+        raise BreakGraph("numpy", "the order of complex numbers")
+
+
+def _place(name: str) -> Rule:
+    def program(n: Any, asked: Any, a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+        x = n.tensor(a)
+        _refuse_complex(x)
+        x = x.to(torch.uint8) if x.dtype == torch.bool else x
+        if axis is None:
+            found = getattr(torch, name)(x.reshape(-1), 0)
+            return found.reshape((1,) * x.dim()) if keepdims else found
+        return getattr(torch, name)(x, dim_of(axis), keepdim=keepdims)
+
+    return Rule(program)
+
+
+def _truth(name: str) -> Rule:
+    def program(n: Any, asked: Any, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+        x = n.tensor(a)
+        x = x if x.dtype == torch.bool else x != 0
+        return getattr(torch, name)(x, dims(axis, x), keepdim=keepdims) if x.dim() and axis != () else x.clone()
+
+    return Rule(program)
+
+
+def _scan(name: str) -> Rule:
+    def program(n: Any, asked: Any, a: Any, axis: Any = None, dtype: Any = None) -> Any:
+        x = _values(n, asked, a)
+        if axis is None:
+            return getattr(torch, name)(x.reshape(-1), 0)
+        return getattr(torch, name)(x, dim_of(axis))
+
+    return Rule(program)
+
+
+def _ptp(n: Any, asked: Any, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+    x = n.tensor(a)
+    _refuse_complex(x)
+    over = dims(axis, x)
+    return torch.amax(x, over, keepdim=keepdims) - torch.amin(x, over, keepdim=keepdims)
+
+
+def _count_nonzero(n: Any, asked: Any, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+    x = n.tensor(a) != 0
+    return x.sum(dims(axis, x), keepdim=keepdims, dtype=torch.int64)
+
+
+def _median(n: Any, asked: Any, a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    """The mean of the two in the middle."""
+    x = _wide(n.tensor(a), asked)
+    _refuse_complex(x)
+    if isinstance(axis, (tuple, list)):
+        raise BreakGraph("numpy", "the median over several axes")
+    shape = (1,) * x.dim()
+    moved = x.reshape(-1) if axis is None else x.movedim(dim_of(axis), -1)
+    ordered = torch.sort(moved, -1)[0]
+    size = int(ordered.shape[-1])
+    found = (ordered[..., (size - 1) // 2] + ordered[..., size // 2]) / 2
+    found = torch.where(torch.isnan(ordered[..., -1]), ordered[..., -1], found)  # NaN is sorted to the end
+    if not keepdims:
+        return found
+    return found.reshape(shape) if axis is None else found.unsqueeze(dim_of(axis))
+
+
+def _average(n: Any, asked: Any, a: Any, axis: Any = None, weights: Any = None) -> Any:
+    if weights is None:
+        return _mean(n, asked, a, axis)
+    x, w = _values(n, asked, a), _values(n, asked, weights)
+    if w.shape != x.shape:
+        if w.dim() != 1 or axis is None or isinstance(axis, (tuple, list)):
+            raise BreakGraph("numpy", "an average by weights of another shape")
+        w = w.reshape([-1 if dim == dim_of(axis) % x.dim() else 1 for dim in range(x.dim())])
+    over = dims(axis, x)
+    return (x * w).sum(over) / w.expand(x.shape).sum(over)
+
+
+def _without_nan(rule: Any, replacement: float) -> Rule:
+    def program(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+        x = _values(n, asked, a)
+        x = torch.where(torch.isnan(x), torch.full((), replacement, dtype=x.dtype, device="cpu"), x)
+        return (x.sum if rule == "sum" else x.prod)(*_over(rule, axis, x), keepdim=keepdims)
+
+    return Rule(program)
+
+
+def _over(rule: str, axis: Axis, x: torch.Tensor) -> tuple[Any, ...]:
+    if rule == "sum":
+        return (dims(axis, x),)
+    raise BreakGraph("numpy", "a product without NaN")
+
+
+REDUCTIONS: dict[str, Rule] = {
+    "sum": Rule(_sum), "prod": Rule(_prod), "mean": Rule(_mean), "var": Rule(_var), "std": Rule(_std),
+    "max": _extreme("amax"), "min": _extreme("amin"), "argmax": _place("argmax"), "argmin": _place("argmin"),
+    "any": _truth("any"), "all": _truth("all"), "cumsum": _scan("cumsum"), "cumprod": _scan("cumprod"),
+}  # fmt: skip
+# Functions that are no methods.
+REDUCING: dict[str, Rule] = {
+    "ptp": Rule(_ptp), "count_nonzero": Rule(_count_nonzero), "median": Rule(_median), "average": Rule(_average),
+    "nansum": _without_nan("sum", 0.0),
+}  # fmt: skip

@@ -1,0 +1,49 @@
+"""What the tables of functions are made of."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from torchdynamo.arrays.values import arrays_in
+from torchdynamo.reasons import BreakGraph
+
+Axis = int | tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """How a function of NumPy, or a method of arrays, is done to tensors.
+
+    Attributes:
+        program: called with the world of arrays, what NumPy gave for the models, and the arguments of the call. Its
+            parameters are NumPy's, as far as it takes them. It gives tensors, or arrays that it made itself.
+        asks: what NumPy is asked in the place of the function, where models are not what it takes.
+        writes: the first argument is written to.
+    """
+
+    program: Callable[..., Any]
+    asks: Callable[[Any], Callable[..., Any]] | None = None
+    writes: bool = False
+
+
+def known(*values: Any) -> None:
+    """Breaks the graph where an argument that decides about shapes is not known."""
+    if arrays_in(values):
+        raise BreakGraph("data_dependent_shape", "a size, an axis or a count that is in an array")
+
+
+def dims(axis: Axis, tensor: torch.Tensor) -> tuple[int, ...]:
+    """The dims of a reduction."""
+    known(axis)
+    if axis is None:
+        return tuple(range(tensor.dim()))
+    return tuple(int(one) for one in axis) if isinstance(axis, (tuple, list)) else (int(axis),)
+
+
+def dim_of(axis: Any) -> int:
+    known(axis)
+    return int(axis)

@@ -1,0 +1,461 @@
+"""Functions of shapes, of places and of new arrays as torch calls."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
+from torchdynamo.arrays.rules import Rule, dim_of, known
+from torchdynamo.arrays.values import Array, dtype_of, model_of
+from torchdynamo.reasons import BreakGraph
+
+# -- views: of the memory of an array where NumPy's result is one ------------------------------
+
+
+def _lies(n: Any, a: Any) -> torch.Tensor:
+    """The elements to be viewed: an array's memory, where it goes along positive strides."""
+    return a.value() if isinstance(a, Array) else n.tensor(a)  # type: ignore[no-any-return]
+
+
+def _reshaped(n: Any, asked: Any, a: Any, order: str) -> torch.Tensor:
+    if order != "C":
+        raise BreakGraph("numpy", f"order={order!r}")
+    return _lies(n, a).reshape(asked.shape)
+
+
+def _reshape(n: Any, asked: Any, a: Any, shape: Any, order: str = "C") -> Any:
+    known(shape)
+    return _reshaped(n, asked, a, order)
+
+
+def _reshape_method(n: Any, asked: Any, a: Any, *shape: Any, order: str = "C") -> Any:
+    known(shape)
+    return _reshaped(n, asked, a, order)
+
+
+def _ravel(n: Any, asked: Any, a: Any, order: str = "C") -> Any:
+    return _reshaped(n, asked, a, order)
+
+
+def _permuted(n: Any, asked: Any, a: Any, order: Sequence[int]) -> Any:
+    """The dims in another order, the reversed ones among them."""
+    if not isinstance(a, Array):
+        return n.tensor(a).permute(tuple(order))
+    order = [int(dim) % len(order) for dim in order]
+    return Array(n, asked, a.tensor.permute(order), frozenset(order.index(dim) for dim in a.flipped))
+
+
+def _transpose(n: Any, asked: Any, a: Any, axes: Any = None) -> Any:
+    known(axes)
+    return _permuted(n, asked, a, range(asked.ndim)[::-1] if axes is None else axes)
+
+
+def _transpose_method(n: Any, asked: Any, a: Any, *axes: Any) -> Any:
+    known(axes)
+    listed = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes or None
+    return _transpose(n, asked, a, listed)
+
+
+def _matrix_transpose(n: Any, asked: Any, a: Any) -> Any:
+    return _swapaxes(n, asked, a, -1, -2)
+
+
+def _swapaxes(n: Any, asked: Any, a: Any, axis1: Any, axis2: Any) -> Any:
+    order = list(range(asked.ndim))
+    first, second = dim_of(axis1), dim_of(axis2)
+    order[first], order[second] = order[second], order[first]
+    return _permuted(n, asked, a, order)
+
+
+def _moveaxis(n: Any, asked: Any, a: Any, source: Any, destination: Any) -> Any:
+    known(source, destination)
+    whence, where = ([int(dim) % asked.ndim for dim in numpy.atleast_1d(dims)] for dims in (source, destination))
+    order = [dim for dim in range(asked.ndim) if dim not in whence]
+    for place, dim in sorted(zip(where, whence, strict=True)):
+        order.insert(place, dim)
+    return _permuted(n, asked, a, order)
+
+
+def _expand_dims(n: Any, asked: Any, a: Any, axis: Any) -> Any:
+    x = _lies(n, a)
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    for dim in sorted(dim_of(one) % asked.ndim for one in axes):
+        x = x.unsqueeze(dim)
+    return x
+
+
+def _squeeze(n: Any, asked: Any, a: Any, axis: Any = None) -> Any:
+    x = _lies(n, a)
+    if axis is None:
+        return x.reshape(asked.shape) if x.is_contiguous() else x.squeeze()
+    axes = axis if isinstance(axis, (tuple, list)) else (axis,)
+    return x.squeeze(tuple(dim_of(one) for one in axes))
+
+
+def _broadcast_to(n: Any, asked: Any, a: Any, shape: Any) -> Any:
+    known(shape)
+    return _lies(n, a).expand(asked.shape)
+
+
+def _diagonal(n: Any, asked: Any, a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+    return torch.diagonal(_lies(n, a), dim_of(offset), dim_of(axis1), dim_of(axis2))
+
+
+def _real(n: Any, asked: Any, a: Any) -> Any:
+    x = _lies(n, a)
+    return torch.real(x) if x.is_complex() else x
+
+
+def _imag(n: Any, asked: Any, a: Any) -> Any:
+    x = _lies(n, a)
+    return torch.imag(x) if x.is_complex() else torch.zeros_like(x)
+
+
+def _split(n: Any, asked: Any, a: Any, indices_or_sections: Any, axis: Any = 0) -> Any:
+    return _pieces(n, asked, a, dim_of(axis))
+
+
+def _pieces(n: Any, asked: Any, a: Any, axis: int) -> Any:
+    """The parts along an axis, as long as NumPy's are."""
+    found, start = [], 0
+    for piece in asked:
+        if piece.size == 0 and piece.ndim and piece.shape[axis] == 0:
+            start_here, length = 0, 0
+        else:
+            start_here, length = start, piece.shape[axis]
+        key = (slice(None),) * (axis % piece.ndim) + (slice(start_here, start_here + length),)
+        found.append(n.getitem(a, key) if isinstance(a, Array) else n.tensor(a)[key])
+        start += length
+    if start != model_of(a).shape[axis]:
+        raise BreakGraph("numpy", "a split into parts that overlap, or leave something out")
+    return found
+
+
+def _hsplit(n: Any, asked: Any, a: Any, indices_or_sections: Any) -> Any:
+    return _pieces(n, asked, a, 0 if model_of(a).ndim == 1 else 1)
+
+
+def _vsplit(n: Any, asked: Any, a: Any, indices_or_sections: Any) -> Any:
+    return _pieces(n, asked, a, 0)
+
+
+def _flip(n: Any, asked: Any, m: Any, axis: Any = None) -> Any:
+    known(axis)
+    ndim = model_of(m).ndim
+    axes = range(ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
+    named = {int(one) % ndim for one in axes}
+    return n.getitem(m, tuple(slice(None, None, -1 if dim in named else None) for dim in range(ndim)))
+
+
+def _fliplr(n: Any, asked: Any, m: Any) -> Any:
+    return _flip(n, asked, m, 1)
+
+
+def _flipud(n: Any, asked: Any, m: Any) -> Any:
+    return _flip(n, asked, m, 0)
+
+
+def _atleast(n: Any, asked: Any, a: Any) -> Any:
+    return a if asked is model_of(a) else _lies(n, a).reshape(asked.shape)
+
+
+def _asarray(n: Any, asked: Any, a: Any, dtype: Any = None, *, copy: bool | None = None) -> Any:
+    if isinstance(a, Array) and asked is a.model:
+        return a
+    return n.tensor(a)
+
+
+def _array(n: Any, asked: Any, object: Any, dtype: Any = None, *, copy: bool | None = True) -> Any:
+    return _asarray(n, asked, object, dtype)
+
+
+def _ascontiguousarray(n: Any, asked: Any, a: Any, dtype: Any = None) -> Any:
+    return _asarray(n, asked, a)
+
+
+def _copy(n: Any, asked: Any, a: Any, order: str = "C") -> Any:
+    return n.tensor(a)
+
+
+def _astype(n: Any, asked: Any, a: Any, dtype: Any, *, copy: bool = True) -> Any:
+    if asked is a.model:
+        return a
+    if a.model.dtype.kind in "fc" and asked.dtype.kind in "iu":
+        _refuse_narrow(asked)
+    return n.tensor(a, asked.dtype)
+
+
+def _refuse_narrow(asked: Any) -> None:
+    """What a float above the range of whole numbers of 8 or 16 bits becomes is a matter of the machine's code."""
+    if asked.dtype.itemsize < 4:
+        raise BreakGraph("numpy", f"a conversion of floats to {asked.dtype}")
+
+
+def _view(n: Any, asked: Any, a: Any) -> Any:
+    return n.getitem(a, ...)
+
+
+# -- joined and repeated -----------------------------------------------------------------------
+
+
+def _parts(n: Any, asked: Any, arrays: Any) -> list[torch.Tensor]:
+    if isinstance(arrays, Array):
+        arrays = [arrays[index] for index in range(len(arrays))]
+    return [n.tensor(part, asked.dtype) for part in arrays]
+
+
+def _concatenate(n: Any, asked: Any, arrays: Any, axis: Any = 0, *, dtype: Any = None) -> Any:
+    parts = _parts(n, asked, arrays)
+    if axis is None:
+        return torch.cat([part.reshape(-1) for part in parts])
+    return torch.cat(parts, dim_of(axis))
+
+
+def _stack(n: Any, asked: Any, arrays: Any, axis: Any = 0, *, dtype: Any = None) -> Any:
+    return torch.stack(_parts(n, asked, arrays), dim_of(axis))
+
+
+def _joined(name: str) -> Rule:
+    def program(n: Any, asked: Any, tup: Any) -> Any:
+        return getattr(torch, name)(_parts(n, asked, tup))
+
+    return Rule(program)
+
+
+def _append(n: Any, asked: Any, arr: Any, values: Any, axis: Any = None) -> Any:
+    return _concatenate(n, asked, (arr, values), axis)
+
+
+def _repeat(n: Any, asked: Any, a: Any, repeats: Any, axis: Any = None) -> Any:
+    known(repeats)
+    x = n.tensor(a)
+    if numpy.ndim(repeats):
+        raise BreakGraph("numpy", "a number of repeats for each element")
+    return torch.repeat_interleave(
+        x.reshape(-1) if axis is None else x, int(repeats), 0 if axis is None else dim_of(axis)
+    )
+
+
+def _tile(n: Any, asked: Any, A: Any, reps: Any) -> Any:
+    known(reps)
+    return torch.tile(n.tensor(A), tuple(numpy.atleast_1d(reps).tolist()))
+
+
+def _roll(n: Any, asked: Any, a: Any, shift: Any, axis: Any = None) -> Any:
+    known(shift, axis)
+    return torch.roll(n.tensor(a), shift, axis)
+
+
+def _pad(n: Any, asked: Any, array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
+    known(pad_width, constant_values)
+    if mode != "constant" or numpy.ndim(constant_values):
+        raise BreakGraph("numpy", f"numpy.pad() of mode {mode!r}")
+    x = n.tensor(array)
+    widths = numpy.broadcast_to(numpy.asarray(pad_width), (x.dim(), 2)).tolist()
+    value = numpy.asarray(constant_values).astype(asked.dtype).item()
+    return torch.nn.functional.pad(x, [width for pair in reversed(widths) for width in pair], value=value)
+
+
+# -- places ------------------------------------------------------------------------------------
+
+
+def _where(n: Any, asked: Any, condition: Any, x: Any, y: Any) -> Any:
+    chosen = n.tensor(condition)
+    chosen = chosen if chosen.dtype == torch.bool else chosen != 0
+    return torch.where(chosen, n.tensor(x, asked.dtype), n.tensor(y, asked.dtype))
+
+
+def _clip(n: Any, asked: Any, a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
+    x = n.tensor(a, asked.dtype)
+    low, high = a_min if a_min is not None else min, a_max if a_max is not None else max
+    if x.is_complex():
+        raise BreakGraph("numpy", "the order of complex numbers")
+    x = x if low is None else torch.maximum(x, n.tensor(low, asked.dtype))
+    return x if high is None else torch.minimum(x, n.tensor(high, asked.dtype))
+
+
+def _take(n: Any, asked: Any, a: Any, indices: Any, axis: Any = None) -> Any:
+    """NumPy counts negative indices from the end."""
+    x = n.tensor(a)
+    x, dim = (x.reshape(-1), 0) if axis is None else (x, dim_of(axis) % x.dim())
+    if not isinstance(indices, Array) and numpy.asarray(indices).ndim == 0:
+        return x.select(dim, int(indices))
+    index = n.tensor(indices, numpy.dtype("int64"))
+    return x[(slice(None),) * dim + (index,)]
+
+
+def _take_along_axis(n: Any, asked: Any, arr: Any, indices: Any, axis: Any = -1) -> Any:
+    x, index = n.tensor(arr), n.tensor(indices, numpy.dtype("int64"))
+    if axis is None or x.dim() != index.dim():
+        raise BreakGraph("numpy", "numpy.take_along_axis() without an axis")
+    dim = dim_of(axis) % x.dim()
+    shape = [max(a, b) if d != dim else -1 for d, (a, b) in enumerate(zip(x.shape, index.shape, strict=True))]
+    index = torch.where(index < 0, index + int(x.shape[dim]), index)
+    return torch.gather(x.expand(shape), dim, index.expand([s if s >= 0 else -1 for s in shape]))
+
+
+def _sort(n: Any, asked: Any, a: Any, axis: Any = -1, *, kind: Any = None, stable: Any = None) -> Any:
+    x = n.tensor(a)
+    _refuse_complex(x)
+    if axis is None:
+        return torch.sort(x.reshape(-1), 0)[0]
+    return torch.sort(x, dim_of(axis))[0]
+
+
+def _sort_in_place(n: Any, asked: Any, a: Any, axis: Any = -1) -> None:
+    n.write(a, _sort(n, asked, a, axis))
+
+
+def _argsort(n: Any, asked: Any, a: Any, axis: Any = -1, *, kind: Any = None, stable: Any = None) -> Any:
+    """Of equal elements NumPy leaves open which comes first, unless it is told to be stable."""
+    x = n.tensor(a)
+    _refuse_complex(x)
+    if not stable and kind not in ("stable", "mergesort"):
+        raise BreakGraph("numpy", "numpy.argsort() that is not stable")
+    return torch.sort(x.reshape(-1) if axis is None else x, dim=0 if axis is None else dim_of(axis), stable=True)[1]
+
+
+def _refuse_complex(x: torch.Tensor) -> None:
+    if x.is_complex():
+        raise BreakGraph("numpy", "the order of complex numbers")
+
+
+def _diff(world: Any, asked: Any, a: Any, n: Any = 1, axis: Any = -1) -> Any:
+    return torch.diff(world.tensor(a), dim_of(n), dim_of(axis))
+
+
+def _triangle(name: str) -> Rule:
+    def program(n: Any, asked: Any, m: Any, k: Any = 0) -> Any:
+        return getattr(torch, name)(n.tensor(m), dim_of(k))
+
+    return Rule(program)
+
+
+def _diag(n: Any, asked: Any, v: Any, k: Any = 0) -> Any:
+    return torch.diag(n.tensor(v), dim_of(k)) if model_of(v).ndim == 1 else _diagonal(n, asked, v, k)
+
+
+def _trace(n: Any, asked: Any, a: Any, offset: Any = 0, axis1: Any = 0, axis2: Any = 1) -> Any:
+    return torch.diagonal(n.tensor(a, asked.dtype), dim_of(offset), dim_of(axis1), dim_of(axis2)).sum(-1)
+
+
+def _meshgrid(n: Any, asked: Any, *xi: Any, indexing: str = "xy") -> Any:
+    if indexing not in ("xy", "ij"):
+        raise BreakGraph("numpy", "numpy.meshgrid()")
+    found = []
+    for place, x in enumerate(xi):
+        dim = 1 - place if indexing == "xy" and place < 2 and len(xi) > 1 else place
+        shape = [-1 if other == dim else 1 for other in range(len(xi))]
+        found.append(n.tensor(x).reshape(shape).expand(tuple(asked[place].shape)).clone())
+    return found
+
+
+def _searchsorted(n: Any, asked: Any, a: Any, v: Any, side: str = "left") -> Any:
+    dtype = numpy.result_type(model_of(a), model_of(v))
+    return torch.searchsorted(n.tensor(a, dtype), n.tensor(v, dtype), side=side)
+
+
+def _round(n: Any, asked: Any, a: Any, decimals: Any = 0) -> Any:
+    x, places = n.tensor(a, asked.dtype), dim_of(decimals)
+    if not x.is_floating_point():
+        if places < 0 or x.dtype == torch.bool or x.is_complex():
+            raise BreakGraph("numpy", "numpy.round()")
+        return x.clone()
+    if places == 0:
+        return torch.round(x)
+    scale = 10.0 ** abs(places)
+    return torch.round(x * scale) / scale if places > 0 else torch.round(x / scale) * scale
+
+
+def _nan_to_num(
+    n: Any, asked: Any, x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> Any:
+    if not copy or not n.tensor(x).is_floating_point():
+        raise BreakGraph("numpy", "numpy.nan_to_num()")
+    known(nan, posinf, neginf)
+    return torch.nan_to_num(n.tensor(x), nan, posinf, neginf)
+
+
+def _isclose(n: Any, asked: Any, a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
+    known(rtol, atol)
+    dtype = numpy.result_type(model_of(a), model_of(b), 1.0)
+    x, y = torch.broadcast_tensors(n.tensor(a, dtype), n.tensor(b, dtype))
+    near = (torch.abs(x - y) <= atol + rtol * torch.abs(y)) & torch.isfinite(y) | (x == y)
+    return near | (torch.isnan(x) & torch.isnan(y)) if equal_nan else near
+
+
+# -- new arrays --------------------------------------------------------------------------------
+
+
+def _filled(value: Any) -> Rule:
+    def program(
+        n: Any, asked: Any, a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None
+    ) -> Any:
+        return _new(asked, value)
+
+    return Rule(program)
+
+
+def _new(asked: Any, value: Any) -> torch.Tensor:
+    number = numpy.asarray(value).astype(asked.dtype).item()
+    return torch.full(tuple(asked.shape), number, dtype=dtype_of(asked.dtype), device="cpu")
+
+
+def _full_like(n: Any, asked: Any, a: Any, fill_value: Any, dtype: Any = None) -> Any:
+    return n.tensor(fill_value, asked.dtype).expand(tuple(asked.shape)).clone()
+
+
+def _full(n: Any, asked: Any, shape: Any, fill_value: Any, dtype: Any = None) -> Any:
+    known(shape)
+    return n.tensor(fill_value, asked.dtype).expand(tuple(asked.shape)).clone()
+
+
+def _linspace(n: Any, asked: Any, start: Any, stop: Any, num: Any = 50, *, endpoint: bool = True) -> Any:
+    known(num, endpoint)
+    if asked.dtype not in (numpy.float64, numpy.float32) or int(num) < 2 or not endpoint:
+        raise BreakGraph("numpy", "numpy.linspace() of an array")
+    first, last = n.tensor(start, asked.dtype), n.tensor(stop, asked.dtype)
+    steps = torch.arange(int(num), dtype=dtype_of(asked.dtype), device="cpu").reshape(
+        -1, *[1] * max(first.dim(), last.dim())
+    )
+    found = steps * ((last - first) / (int(num) - 1)) + first
+    return torch.cat([found[:-1], last.expand(found.shape[1:]).unsqueeze(0)])
+
+
+def _fill(n: Any, asked: Any, a: Any, value: Any) -> None:
+    n.write(a, n.tensor(value))
+
+
+SHAPES: dict[str, Rule] = {  # functions and methods
+    "ravel": Rule(_ravel), "swapaxes": Rule(_swapaxes), "squeeze": Rule(_squeeze), "diagonal": Rule(_diagonal),
+    "repeat": Rule(_repeat), "take": Rule(_take), "clip": Rule(_clip), "argsort": Rule(_argsort),
+    "trace": Rule(_trace), "round": Rule(_round), "copy": Rule(_copy),
+}  # fmt: skip
+SHAPE_METHODS: dict[str, Rule] = {
+    "reshape": Rule(_reshape_method), "transpose": Rule(_transpose_method), "flatten": Rule(_ravel),
+    "astype": Rule(_astype), "view": Rule(_view), "sort": Rule(_sort_in_place, writes=True),
+    "fill": Rule(_fill, writes=True), "T": Rule(_transpose), "mT": Rule(_matrix_transpose), "real": Rule(_real),
+    "imag": Rule(_imag),
+}  # fmt: skip
+SHAPING: dict[str, Rule] = {  # functions alone
+    "reshape": Rule(_reshape), "transpose": Rule(_transpose), "permute_dims": Rule(_transpose),
+    "matrix_transpose": Rule(_matrix_transpose), "moveaxis": Rule(_moveaxis), "expand_dims": Rule(_expand_dims),
+    "broadcast_to": Rule(_broadcast_to), "real": Rule(_real), "imag": Rule(_imag), "split": Rule(_split),
+    "array_split": Rule(_split), "hsplit": Rule(_hsplit), "vsplit": Rule(_vsplit), "flip": Rule(_flip),
+    "fliplr": Rule(_fliplr), "flipud": Rule(_flipud), "atleast_1d": Rule(_atleast), "atleast_2d": Rule(_atleast),
+    "asarray": Rule(_asarray), "array": Rule(_array), "ascontiguousarray": Rule(_ascontiguousarray),
+    "asanyarray": Rule(_asarray), "concatenate": Rule(_concatenate), "stack": Rule(_stack), "hstack": _joined("hstack"),
+    "vstack": _joined("vstack"), "dstack": _joined("dstack"), "column_stack": _joined("column_stack"),
+    "append": Rule(_append), "tile": Rule(_tile), "roll": Rule(_roll), "pad": Rule(_pad), "where": Rule(_where),
+    "take_along_axis": Rule(_take_along_axis), "sort": Rule(_sort), "diff": Rule(_diff), "tril": _triangle("tril"),
+    "triu": _triangle("triu"), "diag": Rule(_diag), "meshgrid": Rule(_meshgrid), "searchsorted": Rule(_searchsorted),
+    "nan_to_num": Rule(_nan_to_num), "isclose": Rule(_isclose), "zeros_like": _filled(0), "ones_like": _filled(1),
+    "empty_like": _filled(0), "full_like": Rule(_full_like), "full": Rule(_full), "linspace": Rule(_linspace),
+}  # fmt: skip

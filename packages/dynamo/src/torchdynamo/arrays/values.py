@@ -1,0 +1,228 @@
+"""Arrays and scalars of NumPy whose elements are not known: a tensor of the graph, and what NumPy says of all else.
+
+Beside its tensor an array has a *model*: a real array (or scalar) of the same dtype, shape, strides and flags, with
+other elements. NumPy itself is asked, on the models, what an operation gives: the dtype, the layout, an array or a
+scalar, a view or a copy, or the error that it raises. The tensors hold the elements.
+"""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn
+
+import torch
+
+try:
+    import numpy
+except ImportError:  # torch does without
+    numpy = None  # type: ignore[assignment]
+
+from torchdynamo.interpreter.protocol import InterpreterObject
+from torchdynamo.reasons import BreakGraph
+
+# The dtypes that both have, by NumPy's.
+TORCH_DTYPES: dict[Any, torch.dtype] = {}
+if numpy is not None:
+    TORCH_DTYPES = {
+        numpy.dtype(name): getattr(torch, name)
+        for name in (
+            "bool", "uint8", "int8", "int16", "int32", "int64", "float16", "float32", "float64", "complex64",
+            "complex128",
+        )
+    }  # fmt: skip
+NUMPY_DTYPES: dict[torch.dtype, Any] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+
+
+class Array(InterpreterObject):
+    """An array, or a scalar, of the program.
+
+    Attributes:
+        model: what NumPy is asked of.
+        tensor: the elements, along positive strides.
+        flipped: the dims along which the array has them in the opposite order.
+    """
+
+    __slots__ = ("flipped", "model", "native", "tensor", "world")
+
+    def __init__(self, world: Any, model: Any, tensor: torch.Tensor, flipped: frozenset[int] = frozenset()) -> None:
+        self.world = world
+        self.model = model
+        self.tensor = tensor
+        self.flipped = flipped
+        self.native = type(model)
+
+    @property
+    def is_scalar(self) -> bool:
+        return not isinstance(self.model, numpy.ndarray)
+
+    def value(self) -> torch.Tensor:
+        """The elements as the program sees them."""
+        return self.tensor.flip(tuple(self.flipped)) if self.flipped else self.tensor
+
+    # What C code asks for.
+
+    __array_ufunc__ = None  # no operator of NumPy's own takes it
+
+    def __len__(self) -> int:
+        return len(self.model)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.world.getitem(self, key)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter([self[index] for index in range(len(self))])
+
+    def __bool__(self) -> NoReturn:  # noqa: PLE0304 - it raises
+        self._refuse(bool, "data_dependent_branch", "the truth of an array")
+
+    def __float__(self) -> NoReturn:
+        self._refuse(float, "tensor_to_number", "float() of an array")
+
+    def __int__(self) -> NoReturn:
+        self._refuse(int, "tensor_to_number", "int() of an array")
+
+    def __complex__(self) -> NoReturn:
+        self._refuse(complex, "tensor_to_number", "complex() of an array")
+
+    def __index__(self) -> NoReturn:  # noqa: PLE0305 - it raises
+        self._refuse(int, "tensor_to_number", "an array as an index")
+
+    def __hash__(self) -> int:
+        if not self.is_scalar:
+            return hash(self.model)  # raises: arrays have no hash
+        raise BreakGraph("tensor_to_number", "the hash of a NumPy scalar")
+
+    def __repr__(self) -> str:
+        raise BreakGraph("tensor_repr", "the text of an array")
+
+    __str__ = __repr__
+
+    def __format__(self, spec: str) -> str:
+        raise BreakGraph("tensor_repr", "the text of an array")
+
+    def __contains__(self, item: Any) -> bool:
+        raise BreakGraph("data_dependent_branch", "whether an array holds a value")
+
+    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+        raise BreakGraph("numpy", "C code reads an array")
+
+    def __eq__(self, other: object) -> Any:
+        return self.world.compare("==", self, other)
+
+    def __ne__(self, other: object) -> Any:
+        return self.world.compare("!=", self, other)
+
+    def _refuse(self, ask: Callable[[Any], Any], reason: str, detail: str) -> NoReturn:
+        if self.model.size != 1:
+            ask(self.model)  # raises
+        raise BreakGraph(reason, detail)
+
+
+def _operator(symbol: str, reflected: bool) -> Callable[[Array, Any], Any]:
+    def method(self: Array, other: Any) -> Any:
+        return self.world.binary(symbol, *((other, self) if reflected else (self, other)))
+
+    return method
+
+
+for _symbol, _name in (
+    ("+", "add"), ("-", "sub"), ("*", "mul"), ("/", "truediv"), ("//", "floordiv"), ("%", "mod"), ("**", "pow"),
+    ("@", "matmul"), ("&", "and"), ("|", "or"), ("^", "xor"), ("<<", "lshift"), (">>", "rshift"),
+):  # fmt: skip
+    setattr(Array, f"__{_name}__", _operator(_symbol, False))
+    setattr(Array, f"__r{_name}__", _operator(_symbol, True))
+
+
+class ArrayMethod(InterpreterObject):
+    """A method of an array, bound to it."""
+
+    __slots__ = ("array", "name")
+    native = types.BuiltinFunctionType
+
+    def __init__(self, array: Array, name: str) -> None:
+        self.array = array
+        self.name = name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.array.world.method(self.array, self.name, args, kwargs)
+
+
+def dtype_of(dtype: Any) -> torch.dtype:
+    """Torch's dtype for NumPy's. Raises BreakGraph where there is none."""
+    found = TORCH_DTYPES.get(dtype)
+    if found is None:
+        raise BreakGraph("numpy", f"arrays of {dtype}")
+    return found
+
+
+def arrays_in(value: Any) -> list[Array]:
+    """The arrays in a value of tuples, lists, dicts and slices."""
+    if isinstance(value, Array):
+        return [value]
+    return [array for part in _parts(value) for array in arrays_in(part)]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    if type(value) is dict:
+        return value.values()
+    if type(value) is slice:
+        return (value.start, value.stop, value.step)
+    return value if isinstance(value, (tuple, list)) else ()
+
+
+def model_of(value: Any) -> Any:
+    """The value with models in the place of arrays."""
+    if isinstance(value, Array):
+        return value.model
+    if isinstance(value, tuple) and arrays_in(value):
+        parts = map(model_of, value)
+        return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+    if type(value) is list:
+        return list(map(model_of, value))
+    if type(value) is dict:
+        return {key: model_of(part) for key, part in value.items()}
+    if type(value) is slice:
+        return slice(*map(model_of, _parts(value)))
+    return value
+
+
+def model_like(tensor: torch.Tensor) -> Any:
+    """A model of the array that has a tensor's memory."""
+    shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
+    dtype = NUMPY_DTYPES[tensor.dtype]
+    reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
+    memory = numpy.zeros(reach, dtype)
+    return numpy.ndarray(shape, dtype, memory, 0, tuple(stride * dtype.itemsize for stride in strides))
+
+
+def fits_tensor(array: Any) -> bool:
+    """Whether torch can have the memory of an array of the outside, to read and to write."""
+    if type(array) is not numpy.ndarray or array.dtype not in TORCH_DTYPES or not array.dtype.isnative:
+        return False
+    size = array.itemsize
+    return bool(array.flags.writeable and array.flags.aligned) and all(
+        stride >= 0 and stride % size == 0 for stride in array.strides
+    )
+
+
+def tensor_at(array: Any) -> torch.Tensor | None:
+    """The tensor that has an array's memory; None where there is none. Guards read inputs by it."""
+    return torch.from_numpy(array) if fits_tensor(array) else None
+
+
+def same_layout(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
+    """Whether strides lead to the same elements."""
+    return 0 in shape or all(x == y for size, x, y in zip(shape, a, b, strict=True) if size > 1)
+
+
+def array_of(tensor: torch.Tensor, flipped: tuple[int, ...], strides: tuple[int, ...] | None, writeable: bool) -> Any:
+    """A result of the graph as the array that it stands for. Generated code calls it."""
+    array = tensor.numpy()
+    if flipped:
+        array = array[tuple(slice(None, None, -1 if dim in flipped else None) for dim in range(array.ndim))]
+    if strides is not None and strides != array.strides:
+        array = numpy.lib.stride_tricks.as_strided(array, strides=strides)
+    if not writeable:
+        array.flags.writeable = False
+    return array

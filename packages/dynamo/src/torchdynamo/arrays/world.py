@@ -1,0 +1,472 @@
+"""What NumPy does to arrays whose elements are not known, done to tensors: the operators, functions and methods.
+
+Each call is asked of NumPy on the models first. What it gives says which dtype, shape and layout the result has, and
+whether it shares memory; a rule of the tables says which torch calls give the elements. What has no rule, or comes with
+arguments that its rule does not take, breaks the graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+try:
+    import numpy
+except ImportError:
+    numpy = None  # type: ignore[assignment]
+
+from primtorch.fake import FakeTensor
+from torchdynamo.arrays import indexing
+from torchdynamo.arrays.functions import FUNCTIONS, METHODS
+from torchdynamo.arrays.ufuncs import UFUNCS, takes
+from torchdynamo.arrays.values import (
+    NUMPY_DTYPES,
+    Array,
+    ArrayMethod,
+    arrays_in,
+    dtype_of,
+    model_like,
+    model_of,
+    same_layout,
+)
+from torchdynamo.graph import numpy_values
+from torchdynamo.graph.recorder import Recorder
+from torchdynamo.graph.tensor_classes import class_of
+from torchdynamo.interpreter.iterators import SequenceIterator
+from torchdynamo.interpreter.operators import BINARY
+from torchdynamo.reasons import BreakGraph
+
+_NUMBERS = (bool, int, float, complex)
+
+
+class ArrayWorld:
+    """The arrays of one capture.
+
+    Args:
+        adopt: makes a real tensor an input that the compiled code holds.
+        ambient: reads state of the process, guarded.
+    """
+
+    def __init__(
+        self,
+        recorder: Recorder,
+        known: numpy_values.Arrays,
+        adopt: Callable[[torch.Tensor], torch.Tensor],
+        ambient: Callable[..., Any],
+    ) -> None:
+        self.recorder = recorder
+        self.known = known
+        self.adopt = adopt
+        self.ambient = ambient
+        self.used = False  # whether there is any array yet
+
+    # -- between tensors and arrays ---------------------------------------------------------
+
+    def of_input(self, model: Any, tensor: torch.Tensor) -> Array:
+        self.used = True
+        return Array(self, model, tensor)
+
+    def of_tensor(self, tensor: torch.Tensor, force: bool = False) -> Array:
+        """`tensor.numpy()`: the array that has its memory."""
+        self.used = True
+        if force:
+            tensor = tensor.detach()
+        if not isinstance(tensor, FakeTensor) or tensor.device.type != "cpu" or class_of(tensor) is not None:
+            raise BreakGraph("numpy", "numpy() of a special tensor")
+        if tensor.requires_grad or tensor.dtype not in NUMPY_DTYPES:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                torch.empty(0, dtype=tensor.dtype, requires_grad=tensor.requires_grad).numpy()  # raises
+            raise BreakGraph("numpy", f"numpy() of a tensor of {tensor.dtype}")
+        node = self.recorder.node_of(tensor)
+        if tensor.dtype.is_complex and (node is None or node.op != "placeholder"):
+            raise BreakGraph("numpy", "numpy() of complex numbers that may be conjugated where they are read")
+        return Array(self, model_like(tensor), tensor)
+
+    def tensor_of(self, array: Array) -> torch.Tensor:
+        """`torch.from_numpy(array)`: the tensor that has its memory."""
+        if array.is_scalar or array.flipped or not array.model.flags.writeable:
+            with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+                torch.from_numpy(array.model)  # raises
+            raise BreakGraph("numpy", "torch.from_numpy() of an array that may not be written to")
+        return array.tensor.detach()
+
+    def copied(self, array: Array) -> torch.Tensor:
+        return array.value().clone() if not array.flipped else array.value()
+
+    def tensor(self, value: Any, dtype: Any = None) -> torch.Tensor:
+        """A value of NumPy's as a tensor of a NumPy dtype (its own by default), for reading."""
+        if isinstance(value, torch.Tensor):
+            value = self.of_tensor(value)
+        if isinstance(value, Array):
+            found = value.value()
+            wanted = dtype_of(value.model.dtype if dtype is None else dtype)
+            return found if found.dtype == wanted else found.to(wanted)
+        if arrays_in(value):
+            return self._stacked(value, model_array(value).dtype if dtype is None else dtype)
+        if not self.known.is_known(value):
+            raise BreakGraph("numpy", f"an operand of type {type(value).__qualname__}")
+        array = numpy.asarray(value)
+        array = array.astype(array.dtype if dtype is None else dtype, order="C")
+        dtype_of(array.dtype)
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            made = torch.from_numpy(array.copy())
+        return self.adopt(made)
+
+    def _stacked(self, value: Any, dtype: Any) -> torch.Tensor:
+        """Nested lists with arrays in them, as one tensor."""
+        if isinstance(value, (list, tuple)):
+            return torch.stack([self._stacked(part, dtype) for part in value])
+        return self.tensor(value, dtype)
+
+    def operand(self, value: Any, dtype: Any) -> Any:
+        """An operand of a ufunc: a tensor of the loop's dtype, or the number that it is there."""
+        if type(value) in _NUMBERS or numpy_values.is_scalar(value):
+            with numpy.errstate(all="ignore"):
+                return numpy.asarray(value).astype(dtype).item()
+        return self.tensor(value, dtype)
+
+    # -- asking NumPy -----------------------------------------------------------------------
+
+    def ask(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """What NumPy gives for models. What it raises is the program's."""
+        self._know_errors()
+        with numpy.errstate(all="ignore"), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return function(*map(model_of, args), **{name: model_of(value) for name, value in kwargs.items()})
+
+    def _know_errors(self) -> None:
+        """Where floating-point errors are to raise, or to call a function, a graph is of no use."""
+        if self.ambient(errors_are_told, ()):
+            raise BreakGraph("ambient_state", "numpy.seterr() has floating-point errors raise or call")
+
+    def result(self, found: Any, asked: Any, sources: Sequence[Array]) -> Any:
+        """Tensors that a rule has given as what NumPy said that they are."""
+        same = [source for source in sources if source.model is asked]
+        if same:
+            return same[0]
+        if isinstance(found, Array) or not isinstance(found, (torch.Tensor, tuple, list)):
+            return found
+        if isinstance(found, (tuple, list)):
+            parts = [self.result(*pair, sources) for pair in zip(found, asked, strict=True)]
+            return type(asked)(*parts) if hasattr(asked, "_fields") else type(asked)(parts)
+        return self._array(found, asked, sources)
+
+    def _array(self, tensor: torch.Tensor, asked: Any, sources: Sequence[Array]) -> Array:
+        wanted, shape = dtype_of(asked.dtype), tuple(asked.shape)
+        if tuple(map(int, tensor.shape)) != shape:
+            raise BreakGraph("numpy", f"a result of shape {tuple(tensor.shape)}, where NumPy's has {shape}")
+        scalar = not isinstance(asked, numpy.ndarray)
+        tensor = tensor if tensor.dtype == wanted else tensor.to(wanted)
+        owners = () if scalar else [s for s in sources if not s.is_scalar and numpy.may_share_memory(s.model, asked)]
+        shared = [source for source in sources if source.tensor.memory is tensor.memory]  # type: ignore[attr-defined]
+        strides = tuple(stride // asked.dtype.itemsize for stride in asked.strides)
+        if not owners:
+            return Array(self, asked, _laid_out(tensor.clone() if shared else tensor, shape, strides))
+        own = tuple(map(int, tensor.stride()))
+        if not any(owner in shared for owner in owners) or not same_layout(shape, own, strides):
+            raise BreakGraph("numpy", "a view of an array that torch does not have")
+        return Array(self, asked, tensor)
+
+    # -- calls ------------------------------------------------------------------------------
+
+    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """A function of NumPy on arrays, tensors and what is known."""
+        if type(function) is numpy.ufunc:
+            return self._ufunc(function, args, kwargs)
+        rule = FUNCTIONS.get(function)
+        if rule is None:
+            raise BreakGraph("numpy", f"call of {name_of(function)}")
+        return self._by_rule(rule, function, args, kwargs)
+
+    def method(self, array: Array, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        rule = METHODS.get(name)
+        if rule is None:
+            raise BreakGraph("tensor_to_number" if name in ("item", "tolist") else "numpy", f"{name}() of an array")
+        return self._by_rule(rule, getattr(type(array.model), name), (array, *args), kwargs)
+
+    def _by_rule(self, rule: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        self.used = True
+        if kwargs.get("out", ...) is None:
+            kwargs = {name: value for name, value in kwargs.items() if name != "out"}
+        args, kwargs = self._as_arrays(args), self._as_arrays(kwargs)
+        if rule.writes:
+            self.refuse_write(args[0])
+        asked = self.ask(function if rule.asks is None else rule.asks(function), args, kwargs)
+        try:
+            bound = inspect.signature(rule.program).bind(self, asked, *args, **kwargs)
+        except TypeError:
+            raise BreakGraph("numpy", f"call of {name_of(function)} with these arguments") from None
+        found = rule.program(*bound.args, **bound.kwargs)
+        return self.result(found, asked, arrays_in((args, kwargs)))
+
+    def _as_arrays(self, value: Any) -> Any:
+        """The value with arrays in the place of tensors, which NumPy asks for theirs."""
+        if isinstance(value, torch.Tensor):
+            return self.of_tensor(value)
+        if type(value) in (tuple, list):
+            return type(value)(map(self._as_arrays, value))
+        return {name: self._as_arrays(part) for name, part in value.items()} if type(value) is dict else value
+
+    def _ufunc(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Of a tensor, NumPy makes an array, and of the result a tensor: of truth values, one of uint8."""
+        program = UFUNCS.get(function)
+        if program is None or kwargs or len(args) != function.nin:
+            what = " with out, where or the like" if program is not None else ""
+            raise BreakGraph("numpy", f"call of {name_of(function)}{what}")
+        tensors = any(isinstance(arg, torch.Tensor) for arg in args)
+        if tensors and function.nout > 1:
+            raise BreakGraph("numpy", f"call of {name_of(function)} with a tensor")
+        args = self._as_arrays(args)
+        made = self.result(*self._computed(function, program, args), arrays_in(args))
+        if not tensors:
+            return made
+        found = made.tensor.clone() if made.is_scalar else self.tensor_of(made)
+        return found.to(torch.uint8) if found.dtype == torch.bool else found
+
+    def _computed(self, function: Any, program: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+        """The tensors that a ufunc gives, and what NumPy says of them."""
+        asked = self.ask(function, args, {})
+        loop = function.resolve_dtypes((*map(_kind, args), *(None,) * function.nout))
+        made = (asked,) if function.nout == 1 else asked
+        if any(one.dtype != dtype for one, dtype in zip(made, loop[function.nin :], strict=True)):
+            raise BreakGraph("numpy", f"call of {name_of(function)} by rules of another NumPy")
+        for value, dtype in zip(args, loop, strict=False):
+            if type(value) is int and dtype.kind in "iu" and not _holds(dtype, value):
+                raise BreakGraph("numpy", f"the number {value} among elements of {dtype}")
+        takes(function, loop, args)
+        operands = [self.operand(value, dtype) for value, dtype in zip(args, loop, strict=False)]
+        if not any(isinstance(operand, torch.Tensor) for operand in operands):
+            raise BreakGraph("numpy", f"call of {name_of(function)}")
+        if function is not numpy.matmul and not isinstance(operands[0], torch.Tensor):
+            operands[0] = torch.full((), operands[0], dtype=dtype_of(loop[0]), device="cpu")
+        return program(*operands), asked
+
+    # -- operators --------------------------------------------------------------------------
+
+    def binary(self, symbol: str, a: Any, b: Any) -> Any:
+        function = OPERATORS[symbol]
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            return self._with_tensor(symbol, a, b)
+        return self.call(function, (a, b), {})
+
+    def _with_tensor(self, symbol: str, a: Any, b: Any) -> Any:
+        """`tensor + array`, which torch leaves to NumPy; `tensor * scalar`, which is torch's."""
+        array = a if isinstance(a, Array) else b
+        tensor = b if isinstance(a, Array) else a
+        if array.is_scalar and array.model.dtype == numpy.float64 and tensor.is_floating_point() and tensor.dim():
+            operands = tuple(x.tensor if isinstance(x, Array) else x for x in (a, b))
+            return BINARY[symbol][0](*operands)
+        if isinstance(a, Array) or array.is_scalar or symbol not in _LEFT_TO_NUMPY:
+            raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
+        return self._ufunc(OPERATORS[symbol], (a, b), {})
+
+    def inplace(self, symbol: str, a: Any, b: Any) -> Any:
+        if isinstance(b, torch.Tensor) or not isinstance(a, Array):
+            if isinstance(a, torch.Tensor) or numpy_values.is_array(a):
+                raise BreakGraph("numpy", f"{symbol}= of an array that is known, or of a tensor, and an array")
+            return self.binary(symbol, a, b)
+        if a.is_scalar:
+            return self.binary(symbol, a, b)
+        function = OPERATORS[symbol]
+        program = UFUNCS.get(function)
+        if program is None or symbol == "@":
+            raise BreakGraph("numpy", f"{symbol}= of an array")
+        self.refuse_write(a)
+        self.ask(BINARY[symbol][1], (a, b), {})
+        found, asked = self._computed(function, program, (a, b))
+        self.write(a, found.to(dtype_of(asked.dtype)))
+        return a
+
+    def unary(self, symbol: str, a: Array) -> Any:
+        return self.call({"-": numpy.negative, "+": numpy.positive, "~": numpy.invert}[symbol], (a,), {})
+
+    def compare(self, symbol: str, a: Any, b: Any) -> Any:
+        if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
+            raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
+        known = isinstance(a, Array) or self.known.is_known(a), isinstance(b, Array) or self.known.is_known(b)
+        if not all(known) or a is None or b is None or isinstance(a, (str, bytes)) or isinstance(b, (str, bytes)):
+            raise BreakGraph("numpy", f"{symbol} of an array and what is none")
+        return self.call(OPERATORS[symbol], (a, b), {})
+
+    # -- items ------------------------------------------------------------------------------
+
+    def getitem(self, array: Any, key: Any) -> Any:
+        if not isinstance(array, Array):
+            return self._item_by_array(array, key)
+        if isinstance(key, str) or (array.is_scalar and key not in ((), ...)):
+            return self.ask(_ITEM, (array, key), {})  # raises
+        key = self._as_arrays(key)
+        if indexing.is_basic(key):
+            asked = self.ask(_ITEM, (array, key), {})
+            view, flipped = indexing.basic(array, key)
+            if not isinstance(asked, numpy.ndarray):
+                return Array(self, asked, view.clone())
+            return Array(self, asked, view, flipped)
+        index = indexing.advanced(self, array, key)
+        asked = self.ask(_ITEM, (array, _zeros(key)), {})
+        return self.result(array.value()[index], asked, (array,))
+
+    def _item_by_array(self, obj: Any, key: Any) -> Any:
+        """A tensor, or a known array, indexed by arrays."""
+        if isinstance(obj, torch.Tensor):
+            items = key if type(key) is tuple else (key,)
+            if any(isinstance(item, Array) and (item.is_scalar or item.flipped) for item in items):
+                raise BreakGraph("numpy", "an index of a tensor")
+            return obj[tuple(item.tensor if isinstance(item, Array) else item for item in items)]
+        if numpy_values.is_array(obj) and self.known.is_known(obj):
+            return self.getitem(Array(self, obj.copy(), self.tensor(obj)), key)
+        raise BreakGraph("tensor_to_number", "a NumPy scalar or an array as an index")
+
+    def setitem(self, array: Any, key: Any, value: Any) -> None:
+        if not isinstance(array, Array):
+            raise BreakGraph("numpy", "a write of an array, or by an index of one, to what is known")
+        self.refuse_write(array)
+        key, value = self._as_arrays(key), self._as_arrays(value)
+        self.ask(_WRITE, (array, _zeros(key), value), {})
+        given = self.tensor(value)
+        if given.dtype.is_complex and not array.tensor.dtype.is_complex:
+            raise BreakGraph("numpy", "a write of complex numbers to real ones")
+        if indexing.is_basic(key):
+            view, flipped = indexing.basic(array, key)
+            self._put(view, flipped, given)
+            return
+        mask = indexing.mask_of(key, array)
+        if mask is not None and not given.dim():
+            self.write(array, torch.where(self.tensor(mask), given.to(array.tensor.dtype), array.value()))
+            return
+        if array.flipped or (given.dim() and indexing.is_repeated(key)):
+            raise BreakGraph("numpy", "a write by an index of arrays")
+        index = indexing.advanced(self, array, key)
+        self._tell(array.tensor)
+        array.tensor[index] = given.to(array.tensor.dtype)
+
+    def write(self, array: Array, value: torch.Tensor) -> None:
+        """New elements for all of an array."""
+        self._put(array.tensor, array.flipped, value)
+
+    def _put(self, view: torch.Tensor, flipped: frozenset[int], value: torch.Tensor) -> None:
+        self._tell(view)
+        if value.memory is view.memory:  # type: ignore[attr-defined]
+            value = value.clone()
+        while value.dim() > view.dim():
+            value = value.squeeze(0)
+        if value.dtype != view.dtype:
+            value = value.to(view.dtype)
+        if flipped:
+            value = value.expand(view.shape).flip(tuple(flipped))
+        view.copy_(value)
+
+    def refuse_write(self, array: Any) -> None:
+        """Raises what NumPy does where an array may not be written to."""
+        if array.is_scalar or not array.model.flags.writeable:
+            self.ask(_WRITE, (array, ..., 0), {})
+
+    def _tell(self, tensor: torch.Tensor) -> None:
+        """NumPy's writes are not told to autograd: a graph's are."""
+        if self.recorder.has_derivative(tensor):
+            raise BreakGraph("numpy", "a write to the memory of a tensor that requires a gradient")
+
+    def iterate(self, array: Array) -> Any:
+        """Over the rows, each made when its turn comes."""
+        if array.is_scalar or not array.model.ndim:
+            iter(array.model)  # raises
+        return SequenceIterator(array)
+
+    # -- attributes -------------------------------------------------------------------------
+
+    def getattr(self, array: Array, name: str) -> Any:
+        if name == "__class__":
+            return array.native
+        if name in _METADATA:
+            return getattr(array.model, name)
+        if name in _VIEWS:
+            return self._by_rule(_VIEWS[name], lambda model: getattr(model, name), (array,), {})
+        value = getattr(array.model, name)  # or raises
+        if callable(value):
+            return ArrayMethod(array, name)
+        raise BreakGraph("numpy", f"attribute {name!r} of an array")
+
+    # -- leaving ----------------------------------------------------------------------------
+
+    def leaving(self, array: Array) -> tuple[tuple[int, ...], tuple[int, ...] | None, bool, bool]:
+        """What `array_of` needs beside the tensor."""
+        if array.is_scalar:
+            return (), None, True, True
+        model, size = array.model, array.model.itemsize
+        strides = [
+            -int(stride) * size if dim in array.flipped else int(stride) * size
+            for dim, stride in enumerate(array.tensor.stride())
+        ]
+        same = tuple(strides) == model.strides
+        return tuple(sorted(array.flipped)), None if same else model.strides, bool(model.flags.writeable), False
+
+
+def errors_are_told() -> bool:
+    """Whether NumPy does more about a floating-point error than to warn."""
+    return any(how not in ("warn", "ignore") for how in numpy.geterr().values())
+
+
+def name_of(function: Any) -> str:
+    name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__name__
+    return f"{getattr(function, '__module__', None) or 'numpy'}.{name}"
+
+
+def model_array(value: Any) -> Any:
+    return numpy.asarray(model_of(value))
+
+
+def _kind(value: Any) -> Any:
+    """What a ufunc's rule for dtypes takes for an operand: a Python number has none of its own."""
+    if type(value) in (int, float, complex):
+        return type(value)
+    model = model_of(value)
+    return model.dtype if hasattr(model, "dtype") else numpy.asarray(model).dtype
+
+
+def _holds(dtype: Any, value: int) -> bool:
+    info = numpy.iinfo(dtype)
+    return bool(info.min <= value <= info.max)
+
+
+def _zeros(key: Any) -> Any:
+    """The index with zeros in the place of whole numbers that are not known: places that all arrays have."""
+    if isinstance(key, Array):
+        return numpy.zeros_like(key.model)
+    return type(key)(map(_zeros, key)) if type(key) in (tuple, list) else key
+
+
+def _laid_out(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    """The tensor with these strides, in memory of its own."""
+    if same_layout(shape, tuple(map(int, tensor.stride())), strides):
+        return tensor
+    order = sorted(range(len(shape)), key=lambda dim: (-strides[dim], dim))
+    moved = tensor.permute(order).contiguous()
+    if not same_layout(moved.shape, tuple(map(int, moved.stride())), tuple(strides[dim] for dim in order)):
+        raise BreakGraph("numpy", "an array with gaps in its memory")
+    return moved.permute([order.index(dim) for dim in range(len(shape))])
+
+
+def _ITEM(array: Any, key: Any) -> Any:
+    return array[key]
+
+
+def _WRITE(array: Any, key: Any, value: Any) -> None:
+    array[key] = value
+
+
+OPERATORS: dict[str, Any] = {}
+_METADATA = frozenset({"shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"})
+_VIEWS = {name: METHODS[name] for name in ("T", "mT", "real", "imag") if name in METHODS}
+_LEFT_TO_NUMPY = frozenset({"+", "-", "*", "/"})
+if numpy is not None:
+    OPERATORS = {
+        "+": numpy.add, "-": numpy.subtract, "*": numpy.multiply, "/": numpy.true_divide, "//": numpy.floor_divide,
+        "%": numpy.remainder, "**": numpy.power, "@": numpy.matmul, "&": numpy.bitwise_and, "|": numpy.bitwise_or,
+        "^": numpy.bitwise_xor, "<<": numpy.left_shift, ">>": numpy.right_shift, "divmod": numpy.divmod,
+        "==": numpy.equal, "!=": numpy.not_equal, "<": numpy.less, "<=": numpy.less_equal, ">": numpy.greater,
+        ">=": numpy.greater_equal,
+    }  # fmt: skip

@@ -1,0 +1,135 @@
+"""Calls with arrays of NumPy whose elements are not known: NumPy's functions, and what torch makes of arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+try:
+    import numpy
+except ImportError:  # torch does without
+    numpy = None  # type: ignore[assignment]
+
+from torchdynamo.arrays.values import Array, arrays_in
+from torchdynamo.arrays.world import ArrayWorld, name_of
+from torchdynamo.graph import numpy_values, torch_functions
+from torchdynamo.outside.overlays import MISSING
+from torchdynamo.reasons import BreakGraph
+
+Args = tuple[Any, ...]
+Kwargs = dict[str, Any]
+
+
+class ArrayCalls:
+    """Rules for calls with arrays among their arguments."""
+
+    def __init__(self, world: ArrayWorld) -> None:
+        self.world = world
+
+    @property
+    def concerned(self) -> bool:
+        return self.world.used
+
+    def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        if not arrays_in((args, kwargs)):
+            return MISSING
+        rule = _RULES.get(id(fn))
+        if rule is not None:
+            return rule(self.world, fn, args, kwargs)
+        if numpy_values.belongs(fn):
+            return self.world.call(fn, args, kwargs)
+        method = getattr(fn, "__name__", "") if isinstance(getattr(fn, "__self__", None), torch.Tensor) else None
+        if method == "new_tensor":
+            return _copied(self.world, fn, args, kwargs)
+        if method is not None or (callable(fn) and not isinstance(fn, type) and torch_functions.is_leaf(fn)):
+            raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
+        return MISSING
+
+    def of_tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`tensor.numpy(force=...)`."""
+        if len(args) != 1 or kwargs.keys() - {"force"} or numpy is None:
+            raise BreakGraph("numpy", "numpy() of a tensor")
+        return self.world.of_tensor(args[0], bool(kwargs.get("force")))
+
+
+def _shared(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
+    """`torch.from_numpy`, `torch.as_tensor`, `torch.asarray`: the array's memory, where nothing else is asked for."""
+    if len(args) != 1 or not isinstance(args[0], Array) or kwargs.keys() - {"dtype", "device"}:
+        raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
+    if args[0].is_scalar and fn is not torch.from_numpy:
+        return _as(args[0].tensor.clone(), kwargs)
+    return _as(world.tensor_of(args[0]), kwargs)
+
+
+def _copied(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
+    """`torch.tensor`, `Tensor.new_tensor`: a copy."""
+    if len(args) != 1 or kwargs.keys() - {"dtype", "device", "requires_grad"}:
+        raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
+    if not isinstance(args[0], Array):
+        raise BreakGraph("numpy", f"call of {name_of(fn)} with a list of arrays")
+    owner = getattr(fn, "__self__", None)
+    if isinstance(owner, torch.Tensor):
+        kwargs = {"dtype": owner.dtype, "device": owner.device, **kwargs}
+    made = _as(world.copied(args[0]), kwargs)
+    return made.requires_grad_() if kwargs.get("requires_grad") else made
+
+
+def _of_type(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
+    """`torch.Tensor(array)`, `torch.FloatTensor(array)`: a copy in that dtype."""
+    if len(args) != 1 or kwargs or not isinstance(args[0], Array) or args[0].is_scalar:
+        raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
+    dtype = torch.get_default_dtype() if fn is torch.Tensor else fn.dtype
+    return world.copied(args[0]).to(dtype)
+
+
+def _as(tensor: torch.Tensor, kwargs: Kwargs) -> torch.Tensor:
+    wanted = {key: kwargs[key] for key in ("dtype", "device") if kwargs.get(key) is not None}
+    return tensor.to(**wanted) if wanted else tensor
+
+
+def _ufunc(name: str) -> Callable[..., Any]:
+    """A builtin function, on arrays one of NumPy's."""
+
+    def rule(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        if any(isinstance(arg, torch.Tensor) for arg in args):
+            raise BreakGraph("numpy", f"{name}() of an array and a tensor")
+        return world.call(getattr(numpy, name), args, kwargs)
+
+    return rule
+
+
+def _length(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return len(*args) if not kwargs and isinstance(args[0], Array) else MISSING
+
+
+def _rows(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    return fn(list(world.iterate(args[0]))) if not kwargs and isinstance(args[0], Array) else MISSING
+
+
+def _refused(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    """A question about elements: it raises, or breaks."""
+    return fn(*args) if len(args) == 1 and not kwargs and isinstance(args[0], Array) else MISSING
+
+
+_TENSOR_TYPES: tuple[Any, ...] = (
+    torch.Tensor,
+    torch.FloatTensor,
+    torch.DoubleTensor,
+    torch.LongTensor,
+    torch.IntTensor,
+)
+_TABLE: tuple[tuple[Any, Callable[..., Any]], ...] = (
+    *((maker, _shared) for maker in numpy_values.MAKERS),
+    (torch.tensor, _copied),
+    *((kind, _of_type) for kind in _TENSOR_TYPES),
+    (abs, _ufunc("absolute")),
+    (divmod, _ufunc("divmod")),
+    (pow, _ufunc("power")),
+    (len, _length),
+    (list, _rows),
+    (tuple, _rows),
+    *((kind, _refused) for kind in (bool, int, float, complex, hash, str, repr)),
+)
+_RULES: dict[int, Callable[..., Any]] = {id(function): rule for function, rule in _TABLE}
