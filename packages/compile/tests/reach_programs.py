@@ -212,7 +212,7 @@ def func_functional_call() -> Program:
     return lambda x: torch.func.functional_call(net, weights, (x,))
 
 
-@part(FUNC, "autograd.grad within", "backward", "leaf")
+@part(FUNC, "autograd.grad within")
 def inner_grad(x: torch.Tensor) -> Any:
     y = x.detach().requires_grad_()
     (g,) = torch.autograd.grad(y.sin().sum(), y)

@@ -227,6 +227,85 @@ def an_inner_loop() -> Made:
     return Made(step, list(model.parameters()))
 
 
+@case()
+def by_a_leaf_of_its_own() -> Made:
+    w = leaf(3)
+
+    def step(x: torch.Tensor) -> Any:
+        own = (x * w).detach().requires_grad_()
+        loss = (own.sin() * w).sum()
+        (slope,) = torch.autograd.grad(loss, own)
+        return own.detach() + slope.sign(), slope
+
+    return of(step, w, calls=[(data(3),), (data(3, seed=2),)])
+
+
+@case()
+def by_leaves_made_in_other_ways() -> Made:
+    def step(x: torch.Tensor) -> Any:
+        a = torch.zeros(3, dtype=torch.float64, requires_grad=True)
+        b = x.clone()
+        b.requires_grad = True
+        c = torch.tensor([1.0, 2.0, 3.0], dtype=torch.float64, requires_grad=True)
+        return torch.autograd.grad(((a + b).exp() * c).sum(), [a, b, c])
+
+    return of(step, calls=[(data(3),), (data(3, seed=2),)])
+
+
+@case()
+def steps_of_an_attack() -> Made:
+    model, x, y = net(), data(5, 3), data(5, 2)
+
+    def step() -> Any:
+        moved = x.clone()
+        for _ in range(3):
+            moved = moved.detach().requires_grad_()
+            loss = F.mse_loss(model(moved), y)
+            loss.backward()
+            moved = moved + 0.1 * moved.grad.sign()
+        model.zero_grad()
+        return moved.detach(), loss.detach()
+
+    return Made(step, list(model.parameters()))
+
+
+@case("leaf", graphs=None)
+def a_leaf_of_its_own_is_returned() -> Made:
+    w = leaf(3)
+
+    def step(x: torch.Tensor) -> Any:
+        own = (x * w).detach().requires_grad_()
+        (slope,) = torch.autograd.grad((own * w).sin().sum(), own)
+        return own, slope
+
+    return of(step, w, calls=[(data(3),)])
+
+
+@case("leaf", graphs=None)
+def a_value_of_its_own_leaf_is_returned() -> Made:
+    w = leaf(3)
+
+    def step(x: torch.Tensor) -> Any:
+        own = (x * w).detach().requires_grad_()
+        value = (own * w).sin().sum()
+        (slope,) = torch.autograd.grad(value, own, retain_graph=True)
+        return value, slope
+
+    return of(step, w, calls=[(data(3),)])
+
+
+@case("leaf", graphs=None)
+def an_input_is_written_with_its_own_leaf() -> Made:
+    w = leaf(3)
+
+    def step(x: torch.Tensor) -> Any:
+        own = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        x.mul_(own)
+        return torch.autograd.grad(x.sum(), own, retain_graph=True)
+
+    return of(step, w, calls=[(data(3),)])
+
+
 # -- backward ------------------------------------------------------------------------------------
 
 

@@ -94,6 +94,7 @@ class Directions:
         refused_raise: ordinal of a raise that breaks the graph.
         refused_start: ordinal of a generator at whose start the graph ends.
         refused_class: ordinal of a class before whose making it ends.
+        refused_leaf: ordinal of a tensor that requires a gradient before whose making it ends.
         cut_at: number of recorded calls behind which the graph ends.
     """
 
@@ -102,6 +103,7 @@ class Directions:
     refused_raise: int = -1
     refused_start: int = -1
     refused_class: int = -1
+    refused_leaf: int = -1
     cut_at: int | None = None
 
     def to_the_end(self) -> Directions:
@@ -157,6 +159,7 @@ def interpret(
     outside = Outside(function, policy, stack.now)
     outside.recorder.cut_at = directions.cut_at
     outside.recorder.refused = policy.refused
+    outside.recorder.refused_leaf = directions.refused_leaf
     if policy.asks_data:
         outside.recorder.conditions.refuse()
     refuse_writes(outside, policy.shared)

@@ -42,6 +42,7 @@ from torchdynamo.emit.graph_inputs import GraphInput, finish_graph, takes_floats
 from torchdynamo.errors import InternalError, TorchDynamoError, Unsupported
 from torchdynamo.events import NOTHING_TO_COMPILE, UNSTARTED_GENERATOR, of_function
 from torchdynamo.function import Compiled, Function
+from torchdynamo.graph.derivatives import first_leaf_behind
 from torchdynamo.graph.recorder import as_break
 from torchdynamo.graph.regions import graph_module
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, on_plain_tensors
@@ -52,7 +53,7 @@ from torchdynamo.guards.shape_guards import add_shape_guards, shape_guards
 from torchdynamo.interpreter.bytecode_text import bytecode_text
 from torchdynamo.interpreter.protocol import Marker
 from torchdynamo.outside.outside import Outside
-from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph, describe
+from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, LeafOutlivesGraph, OutlivesGraph, describe
 from torchdynamo.schemas import AmbientRead, GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.sources import Attribute, Source
 
@@ -173,11 +174,13 @@ def _capture_and_generate(
         try:
             return _generate(state, capture, ambient)
         except OutlivesGraph as error:
-            directions, depth = Directions(refused_start=error.start), None
+            directions, depth = Directions(refused_start=error.start, refused_leaf=directions.refused_leaf), None
         except ClassOutlivesGraph as error:
-            directions, depth = Directions(refused_class=error.ordinal), None
+            directions, depth = Directions(refused_class=error.ordinal, refused_leaf=directions.refused_leaf), None
         except GivesUp as error:
-            directions, depth = Directions(refused_raise=error.ordinal), None
+            directions, depth = Directions(refused_raise=error.ordinal, refused_leaf=directions.refused_leaf), None
+        except LeafOutlivesGraph as error:
+            directions, depth = Directions(refused_leaf=error.ordinal), None
         except BreakGraph as error:
             if error.reason == "data_dependent_shape" and not state.breaks_at_data:
                 state.breaks_at_data, depth = True, None
@@ -303,7 +306,16 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({capture.grad_enabled})")
         for choice, value in capture.attention:
             codegen.effects.append(f"{codegen.pin(choice.write)}({value!r})")
+        _refuse_leaves(outside, codegen)
     return Generated(capture, codegen, tail, graph_break, caller.__globals__.get("__name__"))
+
+
+def _refuse_leaves(outside: Outside, codegen: Codegen) -> None:
+    """A graph's own leaf is none to those who differentiate behind the graph."""
+    leaving = [*(node.meta.get("val") for node in codegen.outputs), *(fake for _, _, fake in outside.tensors)]
+    leaf = first_leaf_behind(leaving, outside.recorder.leaves) if outside.recorder.leaves else -1
+    if leaf >= 0:
+        raise LeafOutlivesGraph(leaf)
 
 
 def _resume_factory(state: Function) -> Resume:

@@ -147,9 +147,9 @@ _TABLE = (
     ),
     Reason(
         "leaf",
-        "the program makes a tensor that requires a gradient of its own: derivatives by it are taken of what comes"
-        " after it, so that it has to be an input of a graph",
-        "make the tensor outside of the compiled function, or differentiate by torch.func.grad",
+        "the program makes a tensor that requires a gradient of its own, and what depends on it leaves the graph:"
+        " derivatives by it may be taken behind the graph, so that it has to be an input of one",
+        "take the derivatives within the function, or make the tensor outside of it",
     ),
     Reason(
         "write_through_gaps",
@@ -268,6 +268,18 @@ class ClassOutlivesGraph(BreakGraph):
 
     def __init__(self, detail: str, ordinal: int) -> None:
         super().__init__("class", detail)
+        self.ordinal = ordinal
+
+
+class LeafOutlivesGraph(BreakGraph):
+    """What leaves the graph has a history that begins at a tensor of the program's own: it has to be an input.
+
+    Attributes:
+        ordinal: which of the leaves that were made during capture it is.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        super().__init__("leaf", "derivatives by a tensor that the program makes are taken behind the graph")
         self.ordinal = ordinal
 
 

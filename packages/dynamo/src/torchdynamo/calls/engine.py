@@ -14,13 +14,14 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from torchdynamo._C import gradient_hooks
+from torchdynamo.graph.derivatives import OUTSIDE, accumulates, nodes_behind
 from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS
@@ -135,7 +136,7 @@ class Engine:
                 raise _refusal("backward(inputs=...) of tensors that are no leaves")
             leaves = list({id(tensor): tensor for tensor in asked.inputs}.values())
         else:
-            leaves = [node.variable for node in _nodes_behind(asked.outputs) if _is_leaf(node)]
+            leaves = [node.variable for node in nodes_behind(asked.outputs) if accumulates(node)]
         if not leaves:
             raise _refusal("no leaf requires a gradient")
         return tuple(leaves)
@@ -167,13 +168,13 @@ class Engine:
         }
         entries = {id(fake) for fake in given if id(fake) in by}
         reached = []
-        for node in _nodes_behind(asked.outputs):
-            if node.name() == _OUTSIDE:
+        for node in nodes_behind(asked.outputs):
+            if node.name() == OUTSIDE:
                 fake = from_outside.get(id(node))
                 if asked.inputs is None or entries - {id(fake)}:
                     raise _refusal("what is differentiated depends on a tensor whose history began outside")
                 reached += [] if fake is None else [fake]
-            elif _is_leaf(node):
+            elif accumulates(node):
                 if self.outside.externals.lookup(node.variable) is not None:
                     reached.append(node.variable)
             elif node.name() in _GRAPHS:
@@ -275,29 +276,8 @@ def engine_is_watched() -> str | None:
     return None
 
 
-# -- histories of fakes ----------------------------------------------------------------------
-
-_OUTSIDE = "_ComputedBackward"  # stands for the history of an input that is no leaf
 # Of what is captured as graphs of its own: fakes have no derivative of it.
 _GRAPHS = {"_ResultBackward": "a torch.autograd.Function", "_HistoryBackward": "torch.cond"}
-
-
-def _nodes_behind(tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
-    """Every node of the tensors' history as far as the graph knows it, once."""
-    with torch._C.DisableTorchFunction():
-        work = [torch.autograd.graph.get_gradient_edge(t).node for t in tensors if t.requires_grad]
-    seen: set[Any] = set()
-    while work:
-        node = work.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            yield node
-            if node.name() != _OUTSIDE:
-                work.extend([source for source, _ in node.next_functions])
-
-
-def _is_leaf(node: Any) -> bool:
-    return bool(node.name() == "torch::autograd::AccumulateGrad")
 
 
 # -- what becomes of gradients ---------------------------------------------------------------

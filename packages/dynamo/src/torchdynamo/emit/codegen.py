@@ -533,7 +533,10 @@ class Codegen:
             self._write_back(known)
             if len(self.effects) + len(self.emptied) > before:
                 self.written.append(known)
+        own = {id(leaf) for leaf in self.recorder.leaves}  # they end with the graph, with what was written to them
         for slot, value in self.overlays.writes():
+            if id(slot.owner) in own:
+                continue
             self._write(slot, value)
             owner = self.externals.lookup(slot.owner)
             if owner is not None:

@@ -6,6 +6,7 @@ asks for one, capture begins anew and ends the graph behind the value by which i
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -44,3 +45,35 @@ def tensors_of(inputs: Any) -> list[torch.Tensor]:
     """The tensors that a program gives as `inputs` of the engine's functions."""
     given = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     return [t for t in given if isinstance(t, torch.Tensor)]
+
+
+# -- histories of fakes ----------------------------------------------------------------------
+
+OUTSIDE = "_ComputedBackward"  # the name of the node that stands for the history of an input that is no leaf
+
+
+def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
+    """Every node of the tensors' history as far as the graph knows it, once."""
+    with torch._C.DisableTorchFunction():
+        work = [torch.autograd.graph.get_gradient_edge(t).node for t in tensors if t.requires_grad]
+    seen: set[Any] = set()
+    while work:
+        node = work.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            yield node
+            if node.name() != OUTSIDE:
+                work.extend([source for source, _ in node.next_functions])
+
+
+def accumulates(node: Any) -> bool:
+    """Whether a node is the end of a history: that of a leaf."""
+    return bool(node.name() == "torch::autograd::AccumulateGrad")
+
+
+def first_leaf_behind(tensors: Iterable[Any], leaves: Sequence[torch.Tensor]) -> int:
+    """The place of the first of these leaves that the history of a tensor leads to, or -1."""
+    values = [value for value in tensors if isinstance(value, torch.Tensor) and value.requires_grad]
+    places = {id(leaf): place for place, leaf in enumerate(leaves)}
+    found = [places.get(id(node.variable), -1) for node in nodes_behind(values) if accumulates(node)]
+    return min((place for place in found if place >= 0), default=-1)

@@ -113,6 +113,8 @@ class Recorder:
         self.refused: Collection[tuple[UserFrame, ...]] = ()  # where calls break the graph: no back end takes them
         self.on_write: Callable[[Iterable[torch.Tensor]], None] | None = None  # told of them as they are written
         self.restrided: list[torch.Tensor] = []  # fakes that it gave another shape in place
+        self.leaves: list[torch.Tensor] = []  # fakes at which a history begins, and which the program made
+        self.refused_leaf = -1  # which of them the graph ends before
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
@@ -147,6 +149,7 @@ class Recorder:
         self._nodes.clear()
         self._alive.clear()
         self.written.clear()
+        self.leaves.clear()
         self.on_write = None
         self.restrided.clear()
         self.conditions.release()
@@ -240,7 +243,8 @@ class Recorder:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
         name = function_name(func)
         self.refuse_call(name)
-        if _makes_leaf(name, args, kwargs):
+        begins = _makes_leaf(name, args, kwargs)
+        if begins and (self.regions.open or len(self.leaves) == self.refused_leaf):
             raise BreakGraph("leaf", f"{name}() gives a tensor that requires a gradient")
         self._refuse_gaps(name, args, kwargs)
         args = constants.sizes_as_numbers(name, args)
@@ -269,6 +273,8 @@ class Recorder:
                 raise BreakGraph("symbolic_size", f"{name}() of a tensor with a size that varies") from error
             raise
         self._refuse_resized(outs)
+        if begins:
+            self.leaves.append(result)
         constants.fold(name, func, args, kwargs, result)
         constants.fold_uniform(name, args, result)
         constants.remember_uniform(name, result)

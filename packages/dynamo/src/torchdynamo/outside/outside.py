@@ -738,7 +738,7 @@ class Outside:
         member = getattr(torch.Tensor, name, None)
         if (
             name == "grad"
-            and self.externals.lookup(tensor) is not None
+            and (self.externals.lookup(tensor) is not None or any(tensor is leaf for leaf in self.recorder.leaves))
             and (value is None or isinstance(value, torch.Tensor))
         ):
             self.overlays.write(tensor, name, value)
