@@ -18,6 +18,7 @@ from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.history import has_history
 from aotautograd.layouts import KeptLayouts, WithStrides, written_by
 from aotautograd.present_views import CHANGES, PresentViews, may_change
+from aotautograd.schemas import Values
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
 from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_tensors
 from primtorch.errors import PrimTorchError
@@ -70,11 +71,11 @@ class NonLeaf(torch.autograd.Function):
     """Gives a non-leaf input its own history without recording an operator, so that it may be written in grad mode."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, leaf: torch.Tensor) -> torch.Tensor:
         return wrap(unwrap(leaf))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
         return grads[0]
 
 
@@ -83,11 +84,11 @@ class OwnTangent(torch.autograd.Function):
     behind that output: autograd keeps what it alone holds."""
 
     @staticmethod
-    def forward(ctx: Any, output: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: object, output: torch.Tensor) -> torch.Tensor:
         return wrap(unwrap(output))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
         return wrap(unwrap(grads[0]))
 
 
@@ -268,7 +269,7 @@ def _update_history(t: torch.Tensor) -> None:
             _ = t.grad_fn
 
 
-def _item_overlaps(args: tuple[Any, ...]) -> bool:
+def _item_overlaps(args: Values) -> bool:
     """Whether `args[0][args[1]]`, a view, overlaps itself."""
     if not _overlaps_itself(args[0]):
         return False

@@ -13,6 +13,8 @@ from typing import Any, TypeVar
 import torch
 from torch.utils import _pytree as pytree
 
+from aotautograd.schemas import Values
+
 CHANGES = frozenset({"t_", "transpose_", "squeeze_", "unsqueeze_", "swapaxes_", "swapdims_", "as_strided_"})
 """Names of the calls that give a tensor another shape in place. Each without its last letter is that of the view."""
 
@@ -42,7 +44,7 @@ class PresentViews:
         """The reverse: what the program has in its hands."""
         return _mapped(values, lambda t: self._tensors.get(id(t), t)) if self else values
 
-    def change(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> torch.Tensor:
+    def change(self, name: str, args: Values, kwargs: Mapping[str, object]) -> torch.Tensor:
         """Does what the call of that name does. `args` have views in the place of tensors; the result is a view."""
         old = args[0]
         tensor = self.behind(old)
@@ -56,7 +58,7 @@ class PresentViews:
         self._replace(tensor, view)
         return view
 
-    def change_without_history(self, name: str, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> torch.Tensor:
+    def change_without_history(self, name: str, args: Values, kwargs: Mapping[str, object]) -> torch.Tensor:
         """The same for a view that was taken under no_grad of what needs a gradient. After the change autograd raises
         when it is asked for the view's history: it remembers the version that was before."""
         with torch.no_grad():

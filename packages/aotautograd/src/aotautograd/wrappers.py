@@ -23,7 +23,7 @@ from torch.utils import _pytree as pytree
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
 from aotautograd.lowering import drawing_operators
 from aotautograd.passes import eliminate_common_subexpressions, eliminate_dead_code, output_values, remove_no_ops
-from aotautograd.schemas import PHASE, Compiled, Compiler, Dump, Opset
+from aotautograd.schemas import PHASE, Compiled, Compiler, Dump, Opset, Values
 from primtorch import graph_text
 from primtorch.fake import FakeMode, FakeTensor, propagate
 from primtorch.fake.tensor import register_special
@@ -165,10 +165,10 @@ class TakenApart:
         with torch._C.DisableTorchFunctionSubclass():
             return self._run(inputs)
 
-    def _run(self, inputs: Sequence[object]) -> Sequence[object]:
+    def _run(self, inputs: Values) -> Values:
         templates = [_template(value) if is_wrapper(type(value)) else None for value in inputs]
         variant = self.variant(templates)
-        flat: list[Any] = []
+        flat: list[torch.Tensor] = []
         for value, template in zip(inputs, templates, strict=True):
             flat += [value] if template is None else template.flatten(value)
         results = variant(list(flat))
@@ -189,11 +189,11 @@ class _Variant:
     sources: tuple[tuple[str, int], ...]
     outputs: tuple[Template | int | None, ...]
 
-    def __call__(self, inputs: list[object]) -> Sequence[object]:
+    def __call__(self, inputs: list[object]) -> Values:
         return self.compiled(inputs) if getattr(self.compiled, "_boxed_call", False) else self.compiled(*inputs)
 
 
-def _made(template: Template | int | None, plain: Iterator[Any]) -> object:
+def _made(template: Template | int | None, plain: Iterator[torch.Tensor]) -> object:
     return template.build(plain) if isinstance(template, Template) else next(plain)
 
 
