@@ -47,8 +47,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("",),
     ),
     "aotautograd": (
-        ("schemas", "history", "draws", "eager_errors", "present_views", "symbolic_numbers", "max_flow"),
-        ("errors", "replay"),
+        ("schemas", "history", "draws", "eager_errors", "symbolic_numbers", "max_flow"),
+        ("errors", "replay", "present_views"),
         ("inputs", "overlap"),
         ("gradients", "layouts"),
         ("functionalize", "runtime"),
