@@ -563,3 +563,4 @@ def test_graphs_print_their_bodies(tmp_path: Path) -> None:
         (text,) = (text for name, text in texts.items() if name.endswith(f"{stage}.py"))
         functions = [node.name for node in ast.walk(ast.parse(text)) if isinstance(node, ast.FunctionDef)]
         assert sum(name.endswith("if_true") for name in functions) >= 2, stage
+        assert "return ops.cond(t.max() > 0.9" in text, stage  # the user's line within a body

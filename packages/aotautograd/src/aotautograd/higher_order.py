@@ -22,13 +22,13 @@ from aotautograd.passes import (
     output_values,
     remove_no_ops,
 )
-from aotautograd.recorder import Recorder
+from aotautograd.recorder import Recorder, is_cast
 from aotautograd.schemas import JointGraph, OutputKind
 from primtorch.ambient import autocast_state, set_autocast_state, unset
 from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
-from primtorch.higher_order import Body, HigherOrder, Pullback, handled_by, spec_of, with_bodies
+from primtorch.higher_order import Body, HigherOrder, Pullback, call_body, handled_by, spec_of, with_bodies
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec
@@ -52,6 +52,15 @@ class TracedCalls:
             results: tuple[torch.Tensor, ...] = _Differentiated.apply(self, operator, *operands)  # type: ignore[no-untyped-call]
             return results[: len(operator.differentiable)]
         return self.emit(operator, operands)
+
+    def run_body(self, body: Body, flat: tuple[Any, ...]) -> Sequence[Any]:
+        """Node by node, as the program around it: each operator knows the user's line."""
+        if not isinstance(body, fx.GraphModule):
+            return body(*flat)
+        try:
+            return _Body(body, self.recorder).run(*flat, enable_io_processing=False)  # type: ignore[no-any-return]
+        finally:
+            self.recorder.user_node(())
 
     def emit(self, operator: HigherOrder, operands: tuple[Any, ...]) -> tuple[torch.Tensor, ...]:
         """Writes the node of a call, and gives its results."""
@@ -92,7 +101,7 @@ class TracedCalls:
         casts = autocast_state()
 
         def program(*flat: object) -> list[torch.Tensor]:
-            found = body(*numbers, *flat[len(symbols) :])
+            found = call_body(body, (*numbers, *flat[len(symbols) :]))
             wanted = [spec.stride() for spec in alike] or [None] * len(found)
             return [_own(value, strides) for value, strides in zip(found, wanted, strict=True)]
 
@@ -110,6 +119,19 @@ class TracedCalls:
                 "run it again" + user_location(self.recorder.stack)
             )
         return graph
+
+
+class _Body(fx.Interpreter):
+    """Runs a body's graph."""
+
+    def __init__(self, graph: fx.GraphModule, recorder: Recorder) -> None:
+        super().__init__(graph)
+        self.extra_traceback = False  # the trace says where an error is from
+        self.recorder = recorder
+
+    def run_node(self, node: fx.Node) -> Any:
+        self.recorder.user_node(node.meta.get("stack") or (), is_cast(node))
+        return super().run_node(node)
 
 
 class _Differentiated(torch.autograd.Function):

@@ -27,7 +27,7 @@ from aotautograd.higher_order import TracedCalls
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Program, Rebased
 from aotautograd.present_views import PresentViews
-from aotautograd.recorder import Recorder
+from aotautograd.recorder import Recorder, is_cast
 from aotautograd.schemas import PHASE, JointGraph, KeptMemory, ProgramMetadata, Values
 from primtorch.ambient import preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
@@ -245,7 +245,7 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present
     inputs = iter(flat)
     for node in module.graph.nodes:
         stack = node.meta.get("stack") or ()
-        recorder.user_node(stack, _is_cast(node))
+        recorder.user_node(stack, is_cast(node))
         try:
             if node.op == "placeholder":
                 values[node] = next(inputs)
@@ -269,12 +269,3 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present
                 error.add_note("while tracing" + user_location(stack))
             raise
     raise AotAutogradError("the graph has no output node")
-
-
-_CASTS = frozenset({"to", "type", "type_as", "half", "bfloat16", "float", "double", "copy_", "__setitem__"})
-
-
-def _is_cast(node: fx.Node) -> bool:
-    """Whether a call of the user's program is a conversion of dtype, and not an operator that autocast converts for."""
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    return node.op.startswith("call_") and name in _CASTS

@@ -362,3 +362,12 @@ def _operator_of(target: Target) -> _Operator:
 
 
 _OPERATORS: dict[int, _Operator] = {}
+
+
+_CASTS = frozenset({"to", "type", "type_as", "half", "bfloat16", "float", "double", "copy_", "__setitem__"})
+
+
+def is_cast(node: fx.Node) -> bool:
+    """Whether a call of the user's program is a conversion of dtype, and not an operator that autocast converts for."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    return node.op.startswith("call_") and name in _CASTS

@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 
@@ -25,7 +25,16 @@ from primtorch.spec import TensorSpec
 
 Body = Callable[..., Sequence[Any]]
 Values = tuple[Any, ...]
-Handler = Callable[["HigherOrder", Values], Values]
+
+
+class Handler(Protocol):
+    """Somebody who traces a program."""
+
+    def __call__(self, operator: HigherOrder, operands: Values) -> Values:
+        """A call of an operator in the program."""
+
+    def run_body(self, body: Body, flat: Values) -> Sequence[Any]:
+        """A body of an operator, whose graph is being traced."""
 
 
 class _Handlers(threading.local):
@@ -46,6 +55,12 @@ def handled_by(handler: Handler | None) -> Iterator[None]:
         yield
     finally:
         _HANDLERS.stack.pop()
+
+
+def call_body(body: Body, flat: Values) -> Sequence[Any]:
+    """Runs a body, so that whoever traces it knows the user's lines in it."""
+    handler = _HANDLERS.stack[-1] if _HANDLERS.stack else None
+    return body(*flat) if handler is None else handler.run_body(body, flat)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +241,7 @@ class _Keeping:
 
     def __call__(self, *flat: Any) -> Values:
         last = len(flat) - self.mapped
-        return (*self.step(*flat), *flat[last - self.carries : last])
+        return (*call_body(self.step, flat), *flat[last - self.carries : last])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -377,7 +392,7 @@ class Pullback:
             before = autocast_state()
             set_autocast_state(self.casts)
             try:
-                found = self.body(*inputs)
+                found = call_body(self.body, tuple(inputs))
             finally:
                 set_autocast_state(before)
             results = [value for value, has in zip(found, self.differentiable, strict=True) if has]
