@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -65,7 +66,7 @@ class SelectiveStates(nn.Module):
 
         start = torch.zeros(x.shape[0], *self.decay.shape, dtype=x.dtype)
         _, rows = self.run(step, start, tuple(part.transpose(0, 1) for part in (inner, rate, into, out)))
-        return self.leave(rows.transpose(0, 1) * F.silu(gate))
+        return self.leave(rows.transpose(0, 1) * F.silu(gate))  # type: ignore[no-any-return]
 
 
 class Flow(nn.Module):
@@ -118,7 +119,7 @@ def compared(
         torch.testing.assert_close(of_a_step(ours, compiled, x), of_a_step(python, python, x))
     assert torchcompile.report().clean and torchcompile.report().captured == 1, torchcompile.report()
     x = inputs[-1]
-    times = [milliseconds(lambda c=c: of_a_step(*c, x)) for c in ((python, python), (ours, compiled))]  # type: ignore[misc]
+    times = [milliseconds(partial(of_a_step, *called, x)) for called in ((python, python), (ours, compiled))]
     print(f"{name}: one graph for {len(inputs)} inputs; a step in Python {times[0]:.1f} ms, compiled {times[1]:.1f} ms")
 
 

@@ -543,16 +543,35 @@ def test_casts_of_a_body_are_its_own_in_the_derivative() -> None:
     torch.testing.assert_close(*pairs)
 
 
-@pytest.mark.expected_eager("graph_not_compiled")
-def test_a_derivative_draws_no_number_twice() -> None:
-    def f(x: torch.Tensor) -> torch.Tensor:
-        return torch.cond(x.sum() > 0, lambda t: torch.dropout(t, 0.5, True), lambda t: t * 2, (x,))
+def _dropped(t: torch.Tensor) -> torch.Tensor:
+    return torch.dropout(t, 0.5, True)
 
-    x = torch.rand(64, requires_grad=True)
+
+# Of each result its value is its gradient's, times the input.
+DRAWING: dict[str, Program] = {
+    "cond": lambda x: torch.cond(x.sum() > 0, _dropped, lambda t: t * 2, (x,)),
+    "map": lambda x: hop_map(_dropped, x),
+    "scan": lambda x: scan(lambda carry, row: (carry + 1, _dropped(row)), torch.zeros(()), x)[1],
+    "while_loop": lambda x: while_loop(lambda n, t: n < 1, lambda n, t: (n + 1, _dropped(t)), (torch.zeros(()), x))[1],
+    "the condition of while_loop": lambda x: while_loop(
+        lambda n, t: torch.rand(()) < 0.9, lambda n, t: (n + 1, t * 2), (torch.zeros(()), x)
+    )[1],
+}
+
+
+@pytest.mark.expected_eager("graph_not_compiled")
+@pytest.mark.parametrize("name", DRAWING)
+def test_a_derivative_draws_no_number_twice(name: str) -> None:
+    x = torch.rand(64, 3, requires_grad=True)
     with pytest.warns(match="random numbers"):
-        out = torchcompile.compile(f, backend="aot_eager")(x)
+        out = torchcompile.compile(DRAWING[name], backend="aot_eager")(x)
     (gradient,) = torch.autograd.grad(out.sum(), x)
     _close(gradient * x, out)
+    with torch.no_grad():  # what draws once is a graph
+        torch.manual_seed(0)
+        found = torchcompile.compile(DRAWING[name], backend="aot_eager", fullgraph=True)(x)
+        torch.manual_seed(0)
+        _close(found, torchcompile.compile(DRAWING[name], backend="eager", fullgraph=True)(x))
 
 
 def test_graphs_print_their_bodies(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from aotautograd.errors import AotAutogradError, user_location
+from aotautograd.errors import AotAutogradError
 from aotautograd.inputs import sizes_of
 from aotautograd.passes import (
     eliminate_common_subexpressions,
@@ -28,7 +28,7 @@ from primtorch.ambient import autocast_state, set_autocast_state, unset
 from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
-from primtorch.higher_order import Body, HigherOrder, Pullback, call_body, handled_by, spec_of, with_bodies
+from primtorch.higher_order import Body, HigherOrder, call_body, handled_by, spec_of, with_bodies
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec
@@ -74,7 +74,14 @@ class TracedCalls:
             graphs.append(self._graph(body, symbols, numbers, given, alike))
         found = [_results_of(graph) for graph in graphs]
         specs = operator.results(inner, found)
-        traced = with_bodies(operator, graphs, sizes=len(symbols), tags=_tags(graphs))
+        tags = _tags(graphs)
+        if operator.again and tags:
+            raise AotAutogradError(
+                "the body of an operator over graphs draws random numbers or has an effect, and its derivative would "
+                "run it again",
+                recorder.stack,
+            )
+        traced = with_bodies(operator, graphs, sizes=len(symbols), tags=tags)
         args = (*(recorder.size(symbol) for symbol in symbols), *(recorder.lift(t) for t in tensors))
         fakes = tuple(recorder.fake_mode.from_spec(spec) for spec in specs)
         recorder.call_graphs(traced, args, fakes)
@@ -108,17 +115,11 @@ class TracedCalls:
         with unset(torch.get_default_dtype()), torch.no_grad(), handled_by(None):
             set_autocast_state(casts)
             joint = self.trace(program, [*symbols, *map(_described, given)])
-        if any(o.kind is not OutputKind.VALUE for o in joint.metadata.outputs) or any(
-            i.mutates_data or i.mutates_metadata for i in joint.metadata.inputs
-        ):
+        if any(
+            o.kind is not OutputKind.VALUE or o.slot != place for place, o in enumerate(joint.metadata.outputs)
+        ) or any(i.mutates_data or i.mutates_metadata for i in joint.metadata.inputs):
             raise AotAutogradError("the body of an operator over graphs writes to its operands", self.recorder.stack)
-        graph = _simplified(joint, self.recorder.stack)
-        if isinstance(body, Pullback) and _tags([graph]):
-            raise AotAutogradError(
-                "the body of an operator over graphs draws random numbers or has an effect, and its derivative would "
-                "run it again" + user_location(self.recorder.stack)
-            )
-        return graph
+        return _simplified(joint, self.recorder.stack)
 
 
 class _Body(fx.Interpreter):

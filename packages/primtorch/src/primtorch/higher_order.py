@@ -81,12 +81,14 @@ class HigherOrder:
         sizes: how many of the operands are numbers; they come first, and every body takes them.
         differentiable: for each result, whether it has a history where an operand that requires a gradient is given.
         tags: "random", "effect": what a body does beside giving results.
+        again: whether bodies do again what another operator's have done.
     """
 
     bodies: tuple[Body, ...]
     sizes: int
     differentiable: tuple[bool, ...]
     tags: frozenset[str] = field(default=frozenset(), kw_only=True)
+    again: bool = field(default=False, kw_only=True)
 
     labels: ClassVar[tuple[str, ...]]
     name: ClassVar[str]
@@ -154,7 +156,7 @@ class Cond(HigherOrder):
             Pullback(body, len(operands) - 1, tuple(i - 1 for i in wanted), self.differentiable, autocast_state())
             for body in self.bodies
         ]
-        operator = Cond(tuple(pull), self.sizes, (True,) * len(wanted))
+        operator = Cond(tuple(pull), self.sizes, (True,) * len(wanted), again=True)
         return Derivative(operator, (*operands, *tangents), wanted)
 
 
@@ -227,6 +229,7 @@ class Scan(HigherOrder):
             carries=len(carried) + len(closed),
             mapped=len(inputs) - first - len(carried) - len(closed),
             reverse=not self.reverse,
+            again=True,
         )
         return Derivative(operator, inputs, (*carried, *closed, *sliced))
 
@@ -309,6 +312,7 @@ class WhileLoop(HigherOrder):
             loop=replace(self),
             closed=tuple(i - self.sizes for i in closed),
             carried=len(carried),
+            again=True,
         )
         return Derivative(operator, (*operands, *tangents), pull.wanted)
 
