@@ -177,6 +177,7 @@ def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
     anomaly = torch.is_anomaly_enabled() and torch.is_anomaly_check_nan_enabled()
     with (
         torch.autograd.set_detect_anomaly(True, check_nan=False) if anomaly else contextlib.nullcontext(),
+        torch.autograd.set_multithreading_enabled(False),  # another thread's operators are not seen
         without_cudnn(),
         without_saved_tensor_hooks(),
         recorder.draws,

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from primtorch.fake import FakeTensor
 from torchdynamo._C import gradient_hooks
 from torchdynamo.graph.derivatives import OUTSIDE, accumulates, nodes_behind
 from torchdynamo.graph.recorder import tensors_in
@@ -108,8 +109,7 @@ class Engine:
         leaves = self._leaves(asked)
         asked = self._checked(asked, leaves)
         present = [self._present(leaf) for leaf in leaves]
-        with torch._C.DisableTorchFunction():
-            kept = self._told(lambda: _rehearsed(asked, leaves, [before is not None for before in present]))
+        kept = self._told(lambda: _rehearsed(asked, leaves, [before is not None for before in present]))
         gradients = self._differentiate(asked, leaves)
         for leaf, before, keeping, gradient in zip(leaves, present, kept, gradients, strict=True):
             if gradient is not None:
@@ -198,7 +198,8 @@ class Engine:
         """What the engine gives on fakes. What it raises is eager's, or of what cannot be told of tensors without data:
         either way it is for the program to meet."""
         try:
-            return run()
+            with torch._C.DisableTorchFunction(), torch.autograd.set_multithreading_enabled(False):
+                return run()
         except Exception as error:
             text = str(error).partition("\n")[0]
             raise _refusal(f"{type(error).__name__}: {text}") from error
@@ -214,8 +215,9 @@ class Engine:
             "materialize_grads": asked.materialize_grads,
         }
         how = {name: value for name, value in how.items() if value is not _DEFAULTS[name]}
-        with torch._C.DisableTorchFunction():
-            found = self._told(lambda: torch.autograd.grad(asked.outputs, inputs, **how))
+        found = self._told(lambda: torch.autograd.grad(asked.outputs, inputs, **how))
+        if not all(gradient is None or isinstance(gradient, FakeTensor) for gradient in found):
+            raise _refusal("whose gradients are of a tensor subclass")
         node = self.recorder.write(torch.autograd.grad, (asked.outputs, inputs), how, found)
         if not asked.retain_graph:
             node.meta["effect"] = True  # a later derivative raises
