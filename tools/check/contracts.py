@@ -55,6 +55,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("analysis",),
         ("passes",),
         ("lowering", "in_place", "missing_tangents", "partitioners"),
+        ("kept_values",),
         ("recompute", "double_backward", "assumptions", "eager_compiler", "wrappers"),
         ("recorder",),
         ("special_operators", "higher_order", "backward"),

@@ -14,8 +14,9 @@ from aotautograd.assumptions import holds
 from aotautograd.double_backward import GradientsOnDemand
 from aotautograd.errors import TooManyVariants
 from aotautograd.joint import trace_joint
-from aotautograd.lowering import lower_joint
-from aotautograd.missing_tangents import BackwardVariants
+from aotautograd.kept_values import KeptValues
+from aotautograd.lowering import lower_joint, lowered_values
+from aotautograd.missing_tangents import BackwardVariants, tangents_behind
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import (
@@ -24,8 +25,9 @@ from aotautograd.passes import (
     eliminate_dead_code,
     output_values,
     remove_no_ops,
+    returning,
 )
-from aotautograd.runtime import inference_callable, training_callable
+from aotautograd.runtime import inference_callable, is_boxed, training_callable
 from aotautograd.schemas import Compiled, Compiler, Dump, GradientInfo, JointGraph, Opset, Partition, Partitioner
 from aotautograd.wrappers import Lowering, WrapperProgram, of_wrappers
 from primtorch import graph_text
@@ -190,12 +192,17 @@ def _compile_trace(
         with unset(default_dtype):
             return _compile(module, inputs, replace(compilers, dump=show_gradients if dump is not None else None))[1]
 
+    def compile_inference(module: fx.GraphModule, inputs: list[object]) -> Callable[..., Sequence[object]]:
+        with unset(default_dtype):
+            run = compilers.inference(module, inputs)
+        return (lambda *values: run(list(values))) if is_boxed(run) else run
+
     def refuse_failing(missing: Sequence[int]) -> None:
         for place, message in joint.failing.items():
             if place not in missing:
                 raise RuntimeError(message)
 
-    variants = BackwardVariants(parts, joint.metadata.made_gradients)
+    variants = BackwardVariants(parts, joint.metadata.made_gradients, tangents_behind(source))
 
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
         refuse_failing(missing)
@@ -206,9 +213,23 @@ def _compile_trace(
             compiled = compilers.backward(variant.module, example_values(variant.module))
         return compiled, variant.zeros, variant.made_gradients
 
+    def values_of(nodes: Sequence[fx.Node]) -> fx.GraphModule:
+        if compilers.decompositions is None:
+            return returning(source.module, nodes)
+        return lowered_values(
+            source,
+            nodes,
+            compilers.decompositions,
+            eager_random=compilers.eager_random,
+            preserve=compilers.preserve,
+        )
+
+    def kept_values() -> KeptValues:
+        return KeptValues(source, parts.saved_names, values_of, compile_inference)
+
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
-    on_demand = GradientsOnDemand(source, saved_names, compile_program)
+    on_demand = GradientsOnDemand(source, saved_names, compile_program, kept_values)
 
     def gradients(
         inputs: Sequence[object], saved: Sequence[object], tangents: Sequence[object], missing: Sequence[int]

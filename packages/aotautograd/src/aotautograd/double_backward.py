@@ -1,14 +1,14 @@
 """A backward that can be differentiated: the gradients as one program of the forward's inputs and the tangents.
 
 It is derived when a backward runs with `create_graph=True`, and compiled like any other program, so that its own
-backward
-is again derived on demand, to any order.
+backward is again derived on demand, to any order.
 """
 
 from __future__ import annotations
 
+import functools
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -17,27 +17,24 @@ from torch.fx.node import Argument
 
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.inputs import sizes_of
+from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
 from aotautograd.missing_tangents import without_tangents
-from aotautograd.partitioners import is_unbacked
+from aotautograd.partitioners import is_backward, is_unbacked
 from aotautograd.passes import is_random, output_values
-from aotautograd.schemas import GradientInfo, JointGraph
+from aotautograd.schemas import HISTORY, STAND_IN, FunctionCall, FunctionResult, GradientInfo, History, JointGraph
 from primtorch.printing import made_by
 from primtorch.symbolic import expr_of, hint_of
 
 aten = torch.ops.aten
 
-# Their results depend on the argument's metadata, not on its values.
-_METADATA_ONLY = frozenset(
-    {aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like}
-)
-
 
 @dataclass(frozen=True, slots=True)
 class GradientProgram:
-    """`module` takes the forward's inputs, the tangents at the places `tangents` and the kept values named `kept`, and
-    returns the gradients."""
+    """`module` takes the forward's inputs, of which it reads those at the places `reads`, the tangents at the places
+    `tangents` and the kept values named `kept`, and returns the gradients."""
 
     module: fx.GraphModule
+    reads: frozenset[int]
     tangents: tuple[int, ...]
     kept: tuple[str, ...]
     made_gradients: tuple[GradientInfo, ...]
@@ -50,12 +47,26 @@ class GradientsOnDemand:
     """Computes a joint graph's gradients so that autograd can follow.
 
     Derives and compiles that at its first use for each pattern of `requires_grad`.
+
+    Args:
+        saved_names: of nodes of the joint graph, for each saved tensor; empty where it is not known there.
+        kept_values: makes what finds values of the joint graph in the saved tensors, called at the first use.
+
+    Attributes:
+        reads: places of the forward's inputs that it may read.
     """
 
-    def __init__(self, joint: JointGraph, saved_names: Sequence[str], compile_program: CompileProgram) -> None:
+    def __init__(
+        self,
+        joint: JointGraph,
+        saved_names: Sequence[str],
+        compile_program: CompileProgram,
+        kept_values: Callable[[], KeptValues],
+    ) -> None:
         self.joint = joint
         self.saved_names = tuple(saved_names)
         self.compile_program = compile_program
+        self.kept_values = functools.cache(kept_values)
         self.reads = inputs_read(joint, saved_names)
         self.programs: dict[tuple[int, ...], GradientProgram] = {}
         self.compiled: dict[object, Callable[..., Sequence[object]]] = {}
@@ -70,25 +81,25 @@ class GradientsOnDemand:
         key = tuple(missing)
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = gradient_program(self.joint, self.saved_names, key)
-        place = {name: i for i, name in enumerate(self.saved_names)}
-        primals = self._readable(inputs, saved, place)
-        values = [*primals, *(tangents[i] for i in program.tangents), *(saved[place[name]] for name in program.kept)]
+            program = self.programs[key] = gradient_program(self.joint, self.kept_values().names, key)
+        primals = self._readable(inputs, saved, program.reads)
+        kept = self.kept_values()(program.kept, saved)
+        values = [*primals, *(tangents[i] for i in program.tangents), *kept]
         pattern = (key, *(isinstance(v, torch.Tensor) and v.requires_grad for v in values))
         run = self.compiled.get(pattern)
         if run is None:
             run = self.compiled[pattern] = self.compile_program(program.module, values)
         return run(*values), program.made_gradients
 
-    def _readable(self, inputs: Sequence[object], saved: Sequence[object], place: dict[str, int]) -> list[object]:
-        """The inputs' values before the program ran; for one that it wrote, the copy that the forward kept, if it
-        did."""
+    def _readable(self, inputs: Sequence[object], saved: Sequence[object], reads: Collection[int]) -> list[object]:
+        """The inputs' values before the program ran; of one that it wrote, the copy that the forward kept."""
+        place = {name: i for i, name in enumerate(self.saved_names)}
         nodes = [n for n in self.joint.module.graph.nodes if n.op == "placeholder"]
         values = list(inputs)
         for i, (value, node) in enumerate(zip(inputs, nodes, strict=False)):
             if value is not None:
                 continue
-            if i not in self.reads:
+            if i not in reads:
                 spec = node.meta["val"]
                 sizes = [hint_of(s) for s in spec.shape]
                 values[i] = torch.empty((), dtype=spec.dtype, device=spec.device).expand(sizes)
@@ -102,28 +113,24 @@ class GradientsOnDemand:
         return values
 
 
-def gradient_program(joint: JointGraph, saved_names: Sequence[str], missing: Sequence[int] = ()) -> GradientProgram:
+def gradient_program(joint: JointGraph, known: Collection[str], missing: Sequence[int] = ()) -> GradientProgram:
     """The gradients of a joint graph of ATen operators, with the forward computed again from the inputs.
 
     Without what only the `missing` tangents lead to.
 
-    Random values are not drawn again: they, or what was made of them alone, come from what the forward kept. Raises
-    DoubleBackwardUnavailable if that is not enough.
+    Random values are not drawn again: they, or what was made of them alone, come from what the forward kept, as do the
+    other `known` values, which have no history. Raises DoubleBackwardUnavailable if that is not enough.
     """
     nodes = list(joint.module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
-    kept, masks = _drawn_by_forward(nodes, inputs, saved_names)
+    needed, kept, masks = _taken(joint, known)
     gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
-    needed = _needed(gradients, {*kept, *masks.values()})
-    for node in needed:
-        if is_random(node) and node not in masks and node not in kept:
-            raise DoubleBackwardUnavailable(
-                f"a derivative of the backward needs the random value {node.format_node()}, "
-                "which the forward did not keep",
-                node.meta.get("stack", ()),
-            )
+    for node in needed.difference(kept):
+        why = _why_not(node, masks)
+        if why:
+            raise DoubleBackwardUnavailable(f"a derivative of the backward needs {why}", node.meta.get("stack", ()))
     graph = fx.Graph()
-    env: dict[fx.Node, fx.Node] = {}
+    env: dict[object, fx.Node] = {}
     for node in (*inputs, *kept, *masks.values()):
         env[node] = graph.placeholder(node.name)
         env[node].meta.update(node.meta)
@@ -139,57 +146,52 @@ def gradient_program(joint: JointGraph, saved_names: Sequence[str], missing: Seq
     variant = without_tangents(module, names, missing, joint.metadata.made_gradients)
     taken = tuple(i for i in range(len(names)) if i not in missing or i in variant.zeros)
     return GradientProgram(
-        variant.module, taken, tuple(n.name for n in (*kept, *masks.values())), variant.made_gradients
+        variant.module,
+        _places(joint, needed),
+        taken,
+        tuple(n.name for n in (*kept, *masks.values())),
+        variant.made_gradients,
     )
 
 
-def inputs_read(joint: JointGraph, saved_names: Sequence[str]) -> frozenset[int]:
+def _why_not(node: fx.Node, masks: Mapping[Argument, fx.Node]) -> str:
+    """What of a node's value or of its history the forward's operators, run again, would not give."""
+    if is_random(node) and node not in masks:
+        return f"the random value {node.format_node()}, which the forward did not keep"
+    if is_backward(node):
+        return ""
+    match node.meta.get(HISTORY):
+        case History.WRITTEN:
+            return f"the history that {node.name} had before it was written under no_grad, or detached in place"
+        case FunctionResult(call=call) if call.draws or None in _arguments(call):
+            return f"the history of {node.name}, a result of an autograd function whose call cannot be made again"
+        case _:
+            return ""
+
+
+def inputs_read(joint: JointGraph, known: Collection[str]) -> frozenset[int]:
     """Places of the forward's inputs that the gradient program reads."""
-    nodes = list(joint.module.graph.nodes)
-    inputs = [n for n in nodes if n.op == "placeholder"]
-    kept, masks = _drawn_by_forward(nodes, inputs, saved_names)
-    needed = _needed(output_values(joint.module.graph)[joint.num_forward_outputs :], {*kept, *masks.values()})
+    return _places(joint, _taken(joint, known)[0])
+
+
+def _places(joint: JointGraph, needed: Set[fx.Node]) -> frozenset[int]:
+    inputs = [n for n in joint.module.graph.nodes if n.op == "placeholder"]
     return frozenset(i for i, n in enumerate(inputs[: joint.metadata.num_placeholders]) if n in needed)
 
 
-def _drawn_by_forward(
-    nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], saved_names: Sequence[str]
-) -> tuple[list[fx.Node], dict[Argument, fx.Node]]:
-    """What the forward kept of its random values: values made of draws alone, and the mask of each dropout."""
-    saved = set(saved_names)
-    drawn = _depends_on_draws(nodes)
-    candidates = [n for n in nodes if n.name in saved and n.op != "placeholder" and n in drawn]
-    values = _depends_on_values(nodes, inputs) if candidates else set()
-    masks = {n.args[0]: n for n in candidates if _is_dropout_mask(n)}
-    return [n for n in candidates if n not in values], masks
+def _taken(joint: JointGraph, known: Collection[str]) -> tuple[set[fx.Node], list[fx.Node], dict[Argument, fx.Node]]:
+    """What the gradients depend on; what of it is known; the mask of each dropout, where that is known."""
+    values = [n for n in without_history(joint) if n.name in known]
+    masks: dict[Argument, fx.Node] = {n.args[0]: n for n in values if is_dropout_mask(n)}
+    gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
+    needed = _needed(gradients, set(values))
+    masks = {dropout: mask for dropout, mask in masks.items() if dropout in needed or mask in needed}
+    of_masks = set(masks.values())
+    return needed, [n for n in values if n in needed and n not in of_masks], masks
 
 
 def _depends_on_data(value: object) -> bool:
     return any(is_unbacked(name) for size in sizes_of(value) for name in expr_of(size).symbols())
-
-
-def _depends_on_values(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node]) -> set[fx.Node]:
-    found = set(inputs)
-    for n in nodes:
-        if getattr(n.target, "overloadpacket", None) in _METADATA_ONLY:
-            continue
-        if any(a in found for a in n.all_input_nodes):
-            found.add(n)
-    return found
-
-
-def _depends_on_draws(nodes: Sequence[fx.Node]) -> set[fx.Node]:
-    found: set[fx.Node] = set()
-    for n in nodes:
-        if n.op == "call_function" and (is_random(n) or any(a in found for a in n.all_input_nodes)):
-            found.add(n)
-    return found
-
-
-def _is_dropout_mask(node: fx.Node) -> bool:
-    source = node.args[0] if node.target is operator.getitem else None
-    is_dropout = isinstance(source, fx.Node) and source.target is aten.native_dropout.default
-    return is_dropout and bool(node.args[1] == 1)
 
 
 def _needed(gradients: Sequence[object], known: set[fx.Node]) -> set[fx.Node]:
@@ -209,10 +211,41 @@ def _sources(node: fx.Node) -> list[fx.Node]:
     """What a node's copy in the gradient program reads: see `_copy`."""
     if node.target is aten._native_batch_norm_legit_functional.default:
         return [a for a in (*node.args[:3], *node.args[5:]) if isinstance(a, fx.Node)]
+    history = node.meta.get(HISTORY)
+    if isinstance(history, FunctionResult):
+        return [a for a in _arguments(history.call) if isinstance(a, fx.Node)]
     return node.all_input_nodes
 
 
-def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, fx.Node], masks: dict[Argument, fx.Node]) -> None:
+def _arguments(call: FunctionCall) -> tuple[object, ...]:
+    """A call's arguments in the graph as it is now; None for a tensor that is not in it any more."""
+    return tuple(_present(a) if isinstance(a, fx.Node) else a for a in call.args)
+
+
+def _present(node: fx.Node | None) -> fx.Node | None:
+    while node is not None and node._erased:
+        node = node.meta.get(STAND_IN)
+    return node
+
+
+def _silu_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    sigmoid = x.sigmoid()
+    return grad * sigmoid * (1 + x * (1 - sigmoid))
+
+
+def _mish_backward(grad: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    sigmoid, tanh = x.sigmoid(), torch.nn.functional.softplus(x).tanh()
+    return grad * (tanh + x * sigmoid * (1 - tanh * tanh))
+
+
+# Derivatives that have none of their own: in grad mode autograd takes other operators for them.
+_DIFFERENTIABLE: dict[object, Callable[..., torch.Tensor]] = {
+    aten.silu_backward.default: _silu_backward,
+    aten.mish_backward.default: _mish_backward,
+}
+
+
+def _copy(graph: fx.Graph, node: fx.Node, env: dict[object, fx.Node], masks: dict[Argument, fx.Node]) -> None:
     source = node.args[0] if node.target is operator.getitem else None
     if source in masks:  # the value of a dropout whose mask is known
         dropped, p = env[source.args[0]], source.args[1]  # type: ignore[index, union-attr]
@@ -220,6 +253,18 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, fx.Node], masks: di
         env[node] = graph.call_function(torch.mul, (kept, 1.0 / (1.0 - p) if p != 1 else 0.0))  # type: ignore[operator]
     elif node in masks:
         return
+    elif isinstance(node.meta.get(HISTORY), FunctionResult):
+        result: FunctionResult = node.meta[HISTORY]
+        if result.call not in env:
+            env[result.call] = graph.call_function(
+                result.call,
+                fx.map_arg(_arguments(result.call), env.__getitem__),  # type: ignore[type-var, arg-type]
+            )
+        env[node] = env[result.call]
+        for place in result.path:
+            env[node] = graph.call_function(operator.getitem, (env[node], place))
+    elif node.target in _DIFFERENTIABLE:
+        env[node] = graph.call_function(_DIFFERENTIABLE[node.target], fx.map_arg(node.args, env.__getitem__))
     elif node.target is aten._native_batch_norm_legit_functional.default:
         # Normalises as it does with running statistics, which have been updated once already; and it has a derivative.
         x, weight, bias, _, _, training, momentum, eps = fx.map_arg(node.args, env.__getitem__)  # type: ignore[misc]
@@ -228,5 +273,7 @@ def _copy(graph: fx.Graph, node: fx.Node, env: dict[fx.Node, fx.Node], masks: di
         )
     else:
         env[node] = graph.node_copy(node, env.__getitem__)
+        if node.meta.get(HISTORY) is History.NONE:
+            env[node] = graph.call_function(torch.Tensor.detach, (env[node],))
         return
     env[node].meta["stack"] = node.meta.get("stack", ())

@@ -98,6 +98,7 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
     with _tracing(recorder, bound.fake_mode):
         flat, leaves = _wrap_inputs(bound, starts)
         given = _aliased(flat, manner.restrided)
+        recorder.follows_history = bool(leaves)
         calls = InPlaceCalls(given, recorder.with_strides, symbolic=bool(recorder.symbol_nodes))
         with calls:
             outputs = _run_program(recorder, program, given, calls.present)
@@ -258,6 +259,8 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present
             else:
                 # Not every call comes by the mode that would see to it.
                 args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: present.of(values[n]))
+                function = module.get_submodule(node.target) if node.op == "call_module" and not kwargs else None
+                given = recorder.nodes_of(args) if function is not None and recorder.follows_history else ()
                 if node.op == "call_function":
                     values[node] = node.target(*args, **kwargs)
                 elif node.op == "call_method":
@@ -265,6 +268,10 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present
                 else:
                     values[node] = module.get_submodule(node.target)(*args, **kwargs)
                 values[node] = present.behind(values[node])
+                if node.target == "detach_":
+                    recorder.note_detached(values[node])
+                elif recorder.follows_history:
+                    recorder.note_history(values[node], function, given)
         except Exception as error:
             if stack and not isinstance(error, AotAutogradError):
                 error.add_note("while tracing" + user_location(stack))

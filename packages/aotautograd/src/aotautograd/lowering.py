@@ -7,9 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+from torch import fx
 from torch._ops import OpOverload
 
-from aotautograd.passes import output_values
+from aotautograd.passes import output_node, output_values
 from aotautograd.schemas import Dump, JointGraph, Opset
 from primtorch import graph_text
 from primtorch.decompose import decompositions
@@ -35,14 +36,37 @@ def lower_joint(
     stay whole, too.
     """
     preserve = (*preserve, *(drawing_operators(opset) if eager_random else ()))
-    gradients = len(output_values(joint.module.graph)) - joint.num_forward_outputs
-    fresh = [*(returned.kind == "value" for returned in joint.metadata.forward_outputs), *[True] * gradients]
-    lowered = lower(joint.module, opset, preserve, fresh=fresh)
+    lowered = lower(joint.module, opset, preserve, fresh=_fresh(joint))
     verify(lowered, opset, preserve)
     made_by(lowered, f"lower to {opset}", joint.module)
     if dump is not None:
         dump(f"{opset}.py", graph_text(lowered, opset))
     return replace(joint, module=lowered)
+
+
+def lowered_values(
+    joint: JointGraph,
+    nodes: Sequence[fx.Node],
+    opset: Opset,
+    *,
+    eager_random: bool = False,
+    preserve: Sequence[OpOverload] = (),
+) -> fx.GraphModule:
+    """A graph that returns what these nodes of a joint graph are in `lower_joint`'s, and has the names of that."""
+    preserve = (*preserve, *(drawing_operators(opset) if eager_random else ()))
+    output, returned = output_node(joint.module.graph), output_values(joint.module.graph)
+    output.args = ((*returned, *nodes),)
+    try:
+        lowered = lower(joint.module, opset, preserve, fresh=_fresh(joint))
+    finally:
+        output.args = (returned,)
+    output_node(lowered.graph).args = (output_values(lowered.graph)[len(returned) :],)
+    return lowered
+
+
+def _fresh(joint: JointGraph) -> list[bool]:
+    gradients = len(output_values(joint.module.graph)) - joint.num_forward_outputs
+    return [*(returned.kind == "value" for returned in joint.metadata.forward_outputs), *[True] * gradients]
 
 
 @functools.cache

@@ -15,7 +15,7 @@ from torch.fx.node import Argument
 
 from aotautograd.inputs import dense_spec
 from aotautograd.passes import eliminate_dead_code, output_node, output_values, same_layout
-from aotautograd.schemas import GradientInfo, Partition
+from aotautograd.schemas import GradientInfo, JointGraph, Partition
 from primtorch import prims
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
@@ -39,19 +39,35 @@ class BackwardVariant:
     reads: tuple[int, ...] = ()  # saved tensors, by their numbers
 
 
-class BackwardVariants:
-    """The variants of a partition's backward, each made when it is asked for first."""
+def tangents_behind(joint: JointGraph) -> tuple[frozenset[int], ...]:
+    """For each result of the backward, the tangents that lead to it: at least one of them has to come."""
+    names = [n.name for n in joint.module.graph.nodes if n.op == "placeholder"][joint.metadata.num_placeholders :]
+    behind = [_reached_by(joint.module.graph, {name}) for name in names]
+    results = output_values(joint.module.graph)[joint.num_forward_outputs :]
+    return tuple(frozenset(i for i, reached in enumerate(behind) if result in reached) for result in results)
 
-    def __init__(self, partition: Partition, made: Sequence[GradientInfo]) -> None:
+
+class BackwardVariants:
+    """The variants of a partition's backward, each made when it is asked for first.
+
+    Args:
+        behind: for each result, the tangents that lead to it, as the joint graph of ATen's operators says. After
+            lowering, a gradient of zeros depends on no tangent.
+    """
+
+    def __init__(self, partition: Partition, made: Sequence[GradientInfo], behind: Sequence[frozenset[int]]) -> None:
         self.partition = partition
         self.made = tuple(made)
+        self.behind = tuple(behind)
         self.saved = partition.saved_placeholders
         self.variants: dict[tuple[int, ...], BackwardVariant] = {}
 
     def __call__(self, missing: Sequence[int]) -> BackwardVariant:
         key, parts = tuple(missing), self.partition
         if key not in self.variants:
-            self.variants[key] = without_tangents(parts.backward, parts.tangent_names, key, self.made, self.saved)
+            none = frozenset(i for i, tangents in enumerate(self.behind) if tangents.issubset(key))
+            names = parts.tangent_names
+            self.variants[key] = without_tangents(parts.backward, names, key, self.made, self.saved, none)
         return self.variants[key]
 
     def needs(self, missing: Sequence[int], earlier: Sequence[int]) -> tuple[Sequence[int], Sequence[int], bool]:
@@ -87,11 +103,12 @@ def without_tangents(
     missing: Sequence[int],
     made: Sequence[GradientInfo],
     saved: Sequence[str] = (),
+    none: Set[int] = frozenset(),
 ) -> BackwardVariant:
     """The part of a backward that the other tangents lead to.
 
     `tangents`, `saved`: names of the placeholders of all; `made`: how the gradients are made of what the whole backward
-    returns.
+    returns; `none`: results that are None, beside those that only missing tangents lead to in this graph.
     """
     if not missing:
         return BackwardVariant(module, (), tuple(made), tuple(range(len(saved))))
@@ -104,7 +121,8 @@ def without_tangents(
     absent = _led_to_only_by(graph, frozenset(tangents), frozenset(names))
     for node in list(graph.nodes):
         if node.op == "output":
-            node.args = (tuple(None if g in absent else g for g in output_values(graph)),)
+            gradients = enumerate(output_values(graph))
+            node.args = (tuple(None if g in absent or i in none else g for i, g in gradients),)
         elif node not in absent and node.target in _ACCUMULATES and not node.kwargs and len(node.args) == 2:
             present = [a for a in node.args if a not in absent]
             if len(present) == 1 and isinstance(present[0], fx.Node):
@@ -193,5 +211,18 @@ def _reached_by(graph: fx.Graph, names: Set[str]) -> set[fx.Node]:
 
 
 def _led_to_only_by(graph: fx.Graph, tangents: frozenset[str], missing: frozenset[str]) -> set[fx.Node]:
-    """Nodes that are computed from missing tangents, and from no other one."""
-    return _reached_by(graph, missing) - _reached_by(graph, tangents - missing)
+    """Nodes that are computed from missing tangents, and from no other one.
+
+    Of a sum, a part that no tangent leads to is a gradient of zeros, which is there.
+    """
+    absent: set[fx.Node] = set()
+    led_to = _reached_by(graph, tangents)
+    for node in graph.nodes:
+        if node.op == "placeholder":
+            gone = node.name in missing
+        else:
+            parts = [source for source in node.all_input_nodes if source in led_to or node.target in _ACCUMULATES]
+            gone = node in led_to and node.op != "output" and absent.issuperset(parts)
+        if gone:
+            absent.add(node)
+    return absent

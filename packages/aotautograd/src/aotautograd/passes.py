@@ -12,7 +12,7 @@ from torch.fx.node import Argument
 
 from aotautograd.analysis import returns_alias
 from aotautograd.inputs import dense_spec
-from aotautograd.schemas import PHASE
+from aotautograd.schemas import HISTORY, PHASE, STAND_IN
 from primtorch import effects
 from primtorch.higher_order import HigherOrder
 from primtorch.spec import TensorSpec
@@ -28,6 +28,15 @@ def output_values(graph: fx.Graph) -> tuple[Argument, ...]:
 def output_node(graph: fx.Graph) -> fx.Node:
     node: fx.Node = next(iter(reversed(graph.nodes)))
     return node
+
+
+def returning(module: fx.GraphModule, nodes: Sequence[fx.Node]) -> fx.GraphModule:
+    """A copy of a graph that returns these nodes of it. Its nodes have the same names."""
+    graph = fx.Graph()
+    copies: dict[fx.Node, fx.Node] = {}
+    graph.graph_copy(module.graph, copies)
+    graph.output(tuple(copies[node] for node in nodes))
+    return fx.GraphModule(module, graph, module.__class__.__name__)
 
 
 def is_random(node: fx.Node) -> bool:
@@ -75,15 +84,16 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[object] 
     for node in graph.nodes:
         if node.op not in ("call_function", "get_attr") or has_effect(node):
             continue
-        by_autocast = "autocast" in node.meta
+        kind = ("autocast" in node.meta, node.meta.get(HISTORY))
         phase = (node.meta.get(PHASE), node.meta.get(PHASE) == "forward" and "recomputed" in node.meta)
-        key = (node.op, node.target, phase, by_autocast, _key(node.args), _key(node.kwargs))
+        key = (node.op, node.target, phase, kind, _key(node.args), _key(node.kwargs))
         first = seen.setdefault(key, node)
         if first is node or (first in apart and node in apart) or not _same_sizes(node, first):
             continue
         if node in apart:
             apart.add(first)
         node.replace_all_uses_with(first)
+        node.meta[STAND_IN] = first
         graph.erase_node(node)
         removed += 1
     return removed
@@ -221,7 +231,7 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
         if rule is None:
             continue
         source = rule(node)
-        if source is None:
+        if source is None or node.meta.get(HISTORY) != source.meta.get(HISTORY):
             continue
         if _may_be_a_part(source) and _lays_out_another(node):
             continue
@@ -237,6 +247,7 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
                 apart.add(source)
                 owner = {m: source if o is node else o for m, o in owner.items()}
         node.replace_all_uses_with(source)
+        node.meta[STAND_IN] = source
         graph.erase_node(node)
         removed += 1
     return removed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -18,9 +18,11 @@ from torch.utils import _pytree as pytree
 from aotautograd.assumptions import ExampleValues
 from aotautograd.draws import NEVER, Draws, draws_numbers, place_of_probability
 from aotautograd.errors import AotAutogradError, UnsupportedMutation
-from aotautograd.schemas import PHASE
+from aotautograd.passes import is_random
+from aotautograd.schemas import HISTORY, PHASE, FunctionCall, FunctionResult, History
 from primtorch.errors import DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor, propagate
+from primtorch.functionalize import unwrap
 from primtorch.higher_order import HigherOrder
 from primtorch.schemas import UserFrame
 from primtorch.spec import Size, TensorSpec
@@ -80,6 +82,15 @@ class _Names(_Namespace):
         return name
 
 
+def _tensors(value: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+    """The functional tensors in tuples and lists, with their places."""
+    if isinstance(value, (tuple, list)):
+        for place, item in enumerate(value):
+            yield from _tensors(item, (*path, place))
+    elif isinstance(value, torch.Tensor) and torch._is_functional_tensor(value):
+        yield path, value
+
+
 class Recorder:
     """A dispatch mode (a plain class: see `__enter__`) that records operators on tensors that have a node.
 
@@ -107,6 +118,8 @@ class Recorder:
         self.sequence_autocast: list[bool] = []  # whether conversions within the user node are autocast's
         self.of_autocast = False  # of the forward operator whose backward runs
         self.operators = 0
+        self.follows_history = False  # whether what has no history is marked
+        self.of_user_node: set[fx.Node] = set()  # what its operators have made so far
         self.placeholder_names: set[str] = set()
         self.draws = Draws()
 
@@ -154,10 +167,40 @@ class Recorder:
     def user_node(self, stack: tuple[UserFrame, ...], written_cast: bool = False) -> None:
         """Operators from here on belong to this line of the user's program; so will their backward."""
         self.stack = stack
+        self.of_user_node.clear()
         self.written_cast = written_cast
         self.sequence_autocast.append(torch._C._is_any_autocast_enabled() and not written_cast)
         self.sequence_starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
         self.sequence_stacks.append(stack)
+
+    def nodes_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
+        """The arguments of a user's call with the nodes of the tensors among them."""
+        return tuple(self.node_of.get(id(unwrap(a))) if isinstance(a, torch.Tensor) else a for a in args)
+
+    def note_history(self, value: Any, function: Callable[..., Any] | None, args: tuple[Any, ...]) -> None:
+        """Notes what autograd has recorded of the result of a user's node, where that is not each operator's own.
+
+        Args:
+            function: what was called with `args` (nodes for tensors), if that may be an autograd function.
+        """
+        call: FunctionCall | None = None
+        for path, tensor in _tensors(value):
+            node = self.node_of.get(id(torch._from_functional_tensor(tensor)))
+            if node not in self.of_user_node:  # it hands an earlier value on
+                continue
+            if not tensor.requires_grad:
+                node.meta[HISTORY] = History.NONE
+            elif not torch.is_grad_enabled():
+                node.meta[HISTORY] = History.WRITTEN
+            elif function is not None and isinstance(tensor.grad_fn, torch.autograd.function.BackwardCFunction):
+                call = call or FunctionCall(function, args, any(map(is_random, self.of_user_node)))
+                node.meta[HISTORY] = FunctionResult(call, path)
+
+    def note_detached(self, value: torch.Tensor) -> None:
+        """Notes that a tensor has lost its history in place: some use of its value has it, and others have not."""
+        node = self.node_of.get(id(unwrap(value)))
+        if node is not None and node.op != "placeholder":
+            node.meta[HISTORY] = History.WRITTEN
 
     def lift(self, a: Any) -> Any:
         """An argument of an operator as an argument of a node."""
@@ -303,6 +346,8 @@ class Recorder:
 
     def _describe(self, node: fx.Node, value: object) -> None:
         meta = node.meta
+        if self.follows_history:
+            self.of_user_node.add(node)
         meta["val"] = value
         meta["stack"] = self.stack
         meta[PHASE] = self.phase

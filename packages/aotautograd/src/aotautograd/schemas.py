@@ -24,6 +24,9 @@ Compiler = Callable[
 Dump = Callable[[str, str], None]  # (file name, text)
 Opset = Literal["prims", "core_aten"]
 
+# node.meta key: a `History`, or a `FunctionResult`, where the value's history is not the operators' that made it
+HISTORY = "history"
+STAND_IN = "stand_in"  # node.meta key of a node that a pass has taken out: the node of the same value
 PHASE = "phase"  # node.meta key: "forward" or "backward", the half of the program that recorded the node
 
 
@@ -213,6 +216,42 @@ class JointGraph:
 
     def print(self) -> str:
         return graph_text(self.module, "joint")
+
+
+class History(enum.Enum):
+    """What autograd has recorded of a value, as a derivative of the derivative sees it."""
+
+    NONE = "none"  # made under no_grad, or detached
+    WRITTEN = "written"  # written under no_grad, or detached in place: that of the value before
+
+
+@dataclass(frozen=True, eq=False)
+class FunctionCall:
+    """A call of a user's module that applies an autograd function: its results' history is that function's backward.
+
+    Attributes:
+        args: what it was given, with the nodes of tensors.
+        draws: whether its forward takes random numbers.
+    """
+
+    target: Callable[..., Any]
+    args: tuple[Any, ...]
+    draws: bool
+
+    @property
+    def __name__(self) -> str:
+        return "autograd_function"
+
+    def __call__(self, *args: Any) -> Any:
+        return self.target(*args)
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionResult:
+    """One of the tensors that a call gives; `path` leads to it through tuples and lists."""
+
+    call: FunctionCall
+    path: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,138 @@
+"""Values of the forward that have no history, from what it kept: draws, and what a program computes under `no_grad`.
+
+A derivative of the backward computes the forward again, from its inputs. It cannot draw again, and it cannot compute
+again from an input that the program has written; but it may be given the value itself, since no derivative passes it.
+Where the joint graph was lowered, what was kept has names of the lowered graph: the value is looked for there.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import fx
+
+from aotautograd.partitioners import is_backward
+from aotautograd.passes import is_random, output_values
+from aotautograd.schemas import HISTORY, History, JointGraph
+
+aten = torch.ops.aten
+
+# A graph and the specs of what it takes -> its callable.
+CompileInference = Callable[[fx.GraphModule, list[object]], Callable[..., Sequence[object]]]
+# Nodes of the joint graph -> a graph that returns their values, with the names that the saved tensors have.
+ValuesOf = Callable[[Sequence[fx.Node]], fx.GraphModule]
+
+
+# Their results depend on the argument's metadata, not on its values.
+_METADATA_ONLY = frozenset(
+    {aten.empty_like, aten.zeros_like, aten.ones_like, aten.full_like, aten.rand_like, aten.randn_like}
+)
+
+
+def without_history(joint: JointGraph) -> list[fx.Node]:
+    """The forward's tensors that no derivative passes: what is made of draws alone, the mask of each dropout, and what
+    the program has outside of autograd's history."""
+    nodes = [n for n in joint.module.graph.nodes if not is_backward(n)]
+    drawn, values = _depends_on_draws(nodes), _depends_on_values(nodes)
+    return [
+        n
+        for n in nodes
+        if n.op == "call_function"
+        and isinstance(n.meta.get("val"), torch.Tensor)
+        and ((n in drawn and n not in values) or n.meta.get(HISTORY) is History.NONE or is_dropout_mask(n))
+    ]
+
+
+def is_dropout_mask(node: fx.Node) -> bool:
+    source = node.args[0] if node.target is operator.getitem else None
+    is_dropout = isinstance(source, fx.Node) and source.target is aten.native_dropout.default
+    return is_dropout and bool(node.args[1] == 1)
+
+
+def _depends_on_draws(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    found: set[fx.Node] = set()
+    for n in nodes:
+        if n.op == "call_function" and (is_random(n) or any(a in found for a in n.all_input_nodes)):
+            found.add(n)
+    return found
+
+
+def _depends_on_values(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    found = {n for n in nodes if n.op == "placeholder"}
+    for n in nodes:
+        if getattr(n.target, "overloadpacket", None) in _METADATA_ONLY:
+            continue
+        if any(a in found for a in n.all_input_nodes):
+            found.add(n)
+    return found
+
+
+class KeptValues:
+    """The values of the forward without history that follow from its saved tensors.
+
+    Args:
+        saved: for each saved tensor, the name of the node whose value it is.
+    """
+
+    def __init__(
+        self, joint: JointGraph, saved: Sequence[str], values_of: ValuesOf, compile_inference: CompileInference
+    ) -> None:
+        nodes = without_history(joint)
+        self._place = {name: place for place, name in enumerate(saved)}
+        self._module = values_of(nodes)
+        known = self._follow_from_saved()
+        results = zip(nodes, output_values(self._module.graph), strict=True)
+        self._values = {n.name: value for n, value in results if isinstance(value, fx.Node) and value in known}
+        self._compile = compile_inference
+        self._programs: dict[tuple[str, ...], tuple[list[int], Callable[..., Sequence[object]]]] = {}
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Of nodes of the joint graph."""
+        return frozenset(self._values)
+
+    def __call__(self, names: Sequence[str], saved: Sequence[object]) -> list[object]:
+        """The values of these names, in one call's saved tensors."""
+        values = [self._values[name] for name in names]
+        made = [value for value in dict.fromkeys(values) if value.name not in self._place]
+        found = {value: saved[self._place[value.name]] for value in values if value.name in self._place}
+        if made:
+            key = tuple(value.name for value in made)
+            if key not in self._programs:
+                self._programs[key] = self._program(made)
+            reads, run = self._programs[key]
+            found |= dict(zip(made, run(*(saved[place] for place in reads)), strict=True))
+        return [found[value] for value in values]
+
+    def _follow_from_saved(self) -> set[fx.Node]:
+        """Nodes that are saved, or computed from such alone, and without a draw."""
+        known: set[fx.Node] = set()
+        for node in self._module.graph.nodes:
+            made = node.op == "call_function" and not is_random(node) and known.issuperset(node.all_input_nodes)
+            if node.name in self._place or made:
+                known.add(node)
+        return known
+
+    def _program(self, wanted: Sequence[fx.Node]) -> tuple[list[int], Callable[..., Sequence[object]]]:
+        """Which saved tensors the values are made from, and what makes them."""
+        needed: set[fx.Node] = set()
+        work = list(wanted)
+        while work:
+            node = work.pop()
+            if node not in needed:
+                needed.add(node)
+                work.extend(() if node.name in self._place else node.all_input_nodes)
+        ordered = [node for node in self._module.graph.nodes if node in needed]
+        given = [node for node in ordered if node.name in self._place]
+        graph, copies = fx.Graph(), dict[fx.Node, fx.Node]()
+        for node in given:
+            copies[node] = graph.placeholder(node.name)
+            copies[node].meta.update(node.meta)
+        for node in ordered:
+            if node not in copies:
+                copies[node] = graph.node_copy(node, copies.__getitem__)
+        graph.output(tuple(copies[node] for node in wanted))
+        module = fx.GraphModule(self._module, graph, "KeptValues")
+        return [self._place[node.name] for node in given], self._compile(module, [n.meta["val"] for n in given])

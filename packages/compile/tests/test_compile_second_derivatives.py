@@ -1,0 +1,182 @@
+"""Gradient penalties in training: values, which gradients there are at all, parameters and buffers are eager's."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.nn.utils import parametrizations, spectral_norm
+
+import torchcompile
+from aotautograd.errors import DoubleBackwardUnavailable
+
+pytestmark = [pytest.mark.usefixtures("double"), pytest.mark.expected_eager()]
+
+
+class Noisy(nn.Module):
+    """Draws, and a value that it computes outside of autograd's history from a buffer that it then writes."""
+
+    largest: torch.Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("largest", torch.ones(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            self.largest.copy_(torch.maximum(self.largest * 0.9, x.abs().amax()))
+            scale = self.largest.rsqrt()
+        return x.sin() * scale * torch.randn_like(x)
+
+
+class Twice(nn.Module):
+    """The same value within history and outside of it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            norm = x.square().sum(1, keepdim=True)
+        return x * norm + x.square().sum(1, keepdim=True) * x.detach()
+
+
+class Detached(nn.Module):
+    """A value that loses its history when it has been used."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        z = y + 1
+        y.detach_()
+        return z.sin() + y * x
+
+
+class Scaled(torch.autograd.Function):
+    """Its backward is not the derivative of its forward, and reads the argument."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        ctx.save_for_backward(x)
+        return x * x
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        (x,) = ctx.saved_tensors
+        return g * x.sin() * x
+
+
+class Rounded(torch.autograd.Function):
+    """A straight-through estimator."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return (x * 8).round() / 8
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return g
+
+
+class Jittered(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x + torch.rand_like(x)
+
+    @staticmethod
+    def backward(ctx: Any, g: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+        return g
+
+
+class Applying(nn.Module):
+    def __init__(self, function: Any, behind: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.function, self.behind = function, behind
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.behind(self.function.apply(x))
+
+
+class WrittenUnderNoGrad(nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 3
+        with torch.no_grad():
+            y.mul_(0.5)
+        return y.sin()
+
+
+NETS: dict[str, Callable[[], nn.Module]] = {
+    "leaky": lambda: nn.Sequential(nn.Linear(5, 8), nn.LeakyReLU(0.2), nn.Linear(8, 1)),
+    "relu": lambda: nn.Sequential(nn.Linear(5, 8), nn.ReLU(), nn.Linear(8, 1)),
+    "dropout": lambda: nn.Sequential(nn.Linear(5, 8), nn.Tanh(), nn.Dropout(0.4), nn.Linear(8, 1)),
+    "dropouts": lambda: nn.Sequential(nn.Dropout(0.2), nn.Linear(5, 8), nn.GELU(), nn.AlphaDropout(0.3), nn.Linear(8, 1)),
+    "spectral": lambda: nn.Sequential(spectral_norm(nn.Linear(5, 8)), nn.ELU(), spectral_norm(nn.Linear(8, 1))),
+    "spectral dropout": lambda: nn.Sequential(spectral_norm(nn.Linear(5, 8)), nn.Dropout(0.4), nn.SiLU(), nn.Linear(8, 1)),
+    "parametrized": lambda: nn.Sequential(parametrizations.spectral_norm(nn.Linear(5, 8)), nn.CELU(), nn.Linear(8, 1)),
+    "batch norm": lambda: nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.Softplus(), nn.Linear(8, 1)),
+    "layer norm": lambda: nn.Sequential(nn.Linear(5, 8), nn.LayerNorm(8), nn.Mish(), nn.Linear(8, 1)),
+    "noisy": lambda: nn.Sequential(nn.Linear(5, 8), Noisy(), nn.Linear(8, 1)),
+    "twice": lambda: nn.Sequential(nn.Linear(5, 8), Twice(), nn.Linear(8, 1)),
+    "rounded": lambda: nn.Sequential(nn.Linear(5, 8), Applying(Rounded, torch.sin), nn.Linear(8, 1)),
+    "function": lambda: nn.Sequential(nn.Linear(5, 8), Applying(Scaled, lambda y: y), nn.Linear(8, 1)),
+    "kinks": lambda: nn.Sequential(nn.Linear(5, 8), nn.Hardtanh(), nn.PReLU(), nn.Linear(8, 8), nn.Hardswish(), nn.Linear(8, 1)),
+}  # fmt: skip
+
+
+def train(net: nn.Module, call: Callable[..., Any], seed: int) -> list[Any]:
+    """Two steps with a penalty on the slope; what is seen after each."""
+    torch.manual_seed(seed)
+    optimizer = torch.optim.Adam(net.parameters(), 1e-2)
+    seen: list[Any] = []
+    for _ in range(2):
+        for penalty in (False, True):
+            x = torch.randn(6, 5).requires_grad_()
+            optimizer.zero_grad()
+            score = call(x)
+            (slope,) = torch.autograd.grad(score.sum(), x, create_graph=penalty, retain_graph=True)
+            loss = F.softplus(-score).mean() + (((slope.norm(2, 1) - 1) ** 2).mean() if penalty else 0)
+            loss.backward()
+            optimizer.step()
+            gradients = [x.grad, *(p.grad for p in net.parameters())]
+            seen += [score.detach(), slope.detach(), *gradients, *(t.clone() for t in net.state_dict().values())]
+            x = torch.randn(6, 5).requires_grad_()
+            optimizer.zero_grad()
+            (slope,) = torch.autograd.grad(call(x).sum(), x, create_graph=True)
+            slope.square().sum().backward()  # by the slope alone
+            seen += [x.grad, *(p.grad for p in net.parameters())]
+    return [t.clone() if isinstance(t, torch.Tensor) else t for t in seen]
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("name", NETS)
+def test_penalties(name: str, backend: str) -> None:
+    seed = random.randrange(1 << 30)
+    torch.manual_seed(seed)
+    net = NETS[name]()
+    other = copy.deepcopy(net)
+    options = {"eager_random": True} if backend == "inductor" else {}
+    compiled = torchcompile.compile(other, backend=backend, options=options)
+    expected, found = train(net, net, seed), train(other, compiled, seed)
+    assert [t is None for t in found] == [t is None for t in expected], f"seed {seed}"
+    for a, b in zip(found, expected, strict=True):
+        if b is not None:
+            torch.testing.assert_close(a, b, msg=lambda m: f"seed {seed}: {m}")
+
+
+REFUSED: dict[str, Callable[[], nn.Module]] = {
+    "a draw in a function": lambda: nn.Sequential(nn.Linear(5, 8), Applying(Jittered, torch.sin), nn.Linear(8, 1)),
+    "a write": lambda: nn.Sequential(nn.Linear(5, 8), WrittenUnderNoGrad(), nn.Linear(8, 1)),
+    "detached in place": lambda: nn.Sequential(nn.Linear(5, 8), Detached(), nn.Linear(8, 1)),
+}
+
+
+@pytest.mark.parametrize("backend", ["inductor", "aot_eager"])
+@pytest.mark.parametrize("name", REFUSED)
+def test_a_history_that_is_not_the_operators_is_refused(name: str, backend: str) -> None:
+    compiled = torchcompile.compile(REFUSED[name](), backend=backend)
+    x = torch.randn(6, 5).requires_grad_()
+    with pytest.raises(DoubleBackwardUnavailable, match="history") as caught:
+        torch.autograd.grad(compiled(x).sum(), x, create_graph=True)
+    assert __file__ in str(caught.value)
