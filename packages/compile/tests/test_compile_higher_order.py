@@ -339,8 +339,9 @@ def _close(found: Any, wanted: Any) -> None:
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)
 
 
-@pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    ("backend", "dynamic"), [("eager", False), ("aot_eager", True), ("inductor", False), ("inductor", True)]
+)
 @pytest.mark.parametrize("name", CASES)
 def test_values_and_gradients(name: str, backend: str, dynamic: bool) -> None:
     made = CASES[name]
@@ -514,6 +515,21 @@ def test_what_no_graph_takes_is_eagers(name: str) -> None:
     assert events[0].frames[-1].file == __file__
     with pytest.raises(torchdynamo.Unsupported, match="higher_order_operator"):
         torchcompile.compile(program, backend="aot_eager", fullgraph=True)(torch.rand(3, 4))
+
+
+@pytest.mark.expected_eager("graph_raised")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_a_body_raises_is_the_programs(backend: str) -> None:
+    def program(x: torch.Tensor, places: torch.Tensor) -> Any:
+        try:
+            return torch.cond(x.sum() > 0, lambda: x[places] * 2, lambda: x[places] + 1, ())
+        except IndexError:
+            return None
+
+    ours = torchcompile.compile(program, backend=backend)
+    x = torch.rand(3)
+    _close(ours(x, torch.tensor([0, 2])), x[[0, 2]] * 2)
+    assert ours(x, torch.tensor([0, 7])) is None
 
 
 def test_what_a_body_reads_is_guarded() -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import torch
+from torch import fx
 
 from primtorch.ambient import autocast_state, set_autocast_state
 from primtorch.errors import NoDerivative
@@ -109,6 +110,10 @@ class HigherOrder:
         """The call in Python, body by body."""
         raise NotImplementedError
 
+    def _runners(self) -> list[Body]:
+        """The bodies as they are called: a graph by its `forward`, past what a module does around that."""
+        return [body.forward if isinstance(body, fx.GraphModule) else body for body in self.bodies]
+
     def given(self, operands: Values) -> tuple[Values, ...]:
         """What each body is given, numbers aside: tensors, or descriptors of what the loop makes of them."""
         raise NotImplementedError
@@ -141,7 +146,7 @@ class Cond(HigherOrder):
 
     def run(self, *operands: Any) -> Values:
         numbers, predicate, rest = operands[: self.sizes], operands[self.sizes], operands[self.sizes + 1 :]
-        return tuple(self.bodies[0 if bool(predicate) else 1](*numbers, *rest))
+        return tuple(self._runners()[0 if bool(predicate) else 1](*numbers, *rest))
 
     def given(self, operands: Values) -> tuple[Values, ...]:
         return (operands[self.sizes + 1 :],) * len(self.bodies)
@@ -178,7 +183,7 @@ class Scan(HigherOrder):
     name = "scan"
 
     def run(self, *operands: Any) -> Values:
-        (step,) = self.bodies
+        (step,) = self._runners()
         around, carry, mapped = self._parts(operands)
         carry = tuple(value.contiguous() for value in carry)
         length = mapped[0].shape[0]
@@ -287,7 +292,7 @@ class WhileLoop(HigherOrder):
 
     def _states(self, around: Values, carry: Values) -> Iterator[Values]:
         """The carries before each step, and behind the last."""
-        condition, step = self.bodies[:2]
+        condition, step = self._runners()
         yield carry
         while bool(condition(*around, *carry)[0]):
             carry = tuple(value.contiguous() for value in step(*around, *carry))
@@ -335,12 +340,13 @@ class WhileLoopDerivative(HigherOrder):
 
     def run(self, *operands: Any) -> Values:
         loop = replace(self.loop, bodies=self.bodies[:2], sizes=self.sizes)
+        backward_step = self._runners()[2]
         around, carry, gradients = self._parts(operands)
         sums = [torch.zeros_like(around[self.sizes + i], memory_format=torch.contiguous_format) for i in self.closed]
         *before, _ = loop._states(around, tuple(value.contiguous() for value in carry))
         gradients = tuple(value.clone(memory_format=torch.contiguous_format) for value in gradients)
         for state in reversed(before):
-            found = self.bodies[2](*around, *state, *gradients)
+            found = backward_step(*around, *state, *gradients)
             sums = [total + more for total, more in zip(sums, found[: len(sums)], strict=True)]
             gradients = tuple(value.contiguous() for value in found[len(sums) :])
         return (*(total.contiguous() for total in sums), *gradients)
