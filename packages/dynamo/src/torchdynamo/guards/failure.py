@@ -22,14 +22,14 @@ from torchdynamo.schemas import AmbientRead, GlobalState, Guard, GuardKind, Shap
 from torchdynamo.sources import Scope, instance_dict, own_keys, resolve
 
 
-def _has_instance(obj: Any, name: str) -> bool:
+def _has_instance(obj: object, name: str) -> bool:
     try:
         return name in instance_dict(obj)
     except AttributeError:
         return False
 
 
-def _truth(value: Any) -> bool:
+def _truth(value: object) -> bool:
     return bool(len(value)) if isinstance(value, (list, tuple, dict, set, frozenset)) else bool(value)
 
 
@@ -138,7 +138,7 @@ def _explain_memory(memory: WrittenMemory, scope: Scope) -> str | None:
     return f"{first}, which is written, and {second} share memory"
 
 
-def _explain_value(guard: Guard, where: str, value: Any, scope: Scope) -> str | None:
+def _explain_value(guard: Guard, where: str, value: object, scope: Scope) -> str | None:
     if guard.kind is GuardKind.TENSOR:
         if not isinstance(value, torch.Tensor):
             return f"{where} is a {type(value).__name__}, expected a tensor"

@@ -87,7 +87,7 @@ def call_text(read: AmbientRead) -> str:
     return f"{name}({', '.join(map(repr, read.args))})"
 
 
-def short(value: Any, limit: int = 80) -> str:
+def short(value: object, limit: int = 80) -> str:
     return _short_text(repr(value) if not isinstance(value, torch.Tensor) else f"tensor{tuple(value.shape)}", limit)
 
 

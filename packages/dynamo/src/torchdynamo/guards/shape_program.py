@@ -20,7 +20,7 @@ def same_constant(a: Any, b: Any) -> bool:
     return bool(a == b)
 
 
-def run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int | float]) -> Any:
+def run_program(program: Iterable[tuple[str, object]], symbols: Mapping[str, int | float]) -> Any:
     """Evaluates a postfix program of `primtorch.symbolic` over numbers; False where its arithmetic raises."""
     try:
         return _run_program(program, symbols)

@@ -30,7 +30,7 @@ _type_delattr: Any = type.__delattr__
 _Function = types.FunctionType
 
 
-def is_python(value: Any) -> bool:
+def is_python(value: object) -> bool:
     """A function whose body is bytecode."""
     return type(value) is _Function
 
@@ -61,14 +61,14 @@ def load_attribute(world: World, obj: Any, name: str) -> Any:
     return _fallback(world, obj, cls, name, None)
 
 
-def _fallback(world: World, obj: Any, cls: type, name: str, error: AttributeError | None) -> Any:
+def _fallback(world: World, obj: object, cls: type, name: str, error: AttributeError | None) -> Any:
     hook = world.class_get(cls, "__getattr__")
     if hook is not MISSING:
         return world.call(bind(world, hook[0], obj, cls), (name,), {})
     raise error or missing_attribute(obj, name)
 
 
-def missing_attribute(obj: Any, name: str) -> AttributeError:
+def missing_attribute(obj: object, name: str) -> AttributeError:
     if isinstance(obj, type):
         message = f"type object '{obj.__name__}' has no attribute '{name}'"
     elif isinstance(obj, types.ModuleType):
@@ -78,7 +78,7 @@ def missing_attribute(obj: Any, name: str) -> AttributeError:
     return AttributeError(message, name=name, obj=obj)
 
 
-def instance_attribute(world: World, obj: Any, name: str) -> Any:
+def instance_attribute(world: World, obj: object, name: str) -> Any:
     """`object.__getattribute__(obj, name)`, or MISSING. A property that raises AttributeError raises it."""
     cls = type(obj)
     found = world.class_get(cls, name)
@@ -94,7 +94,7 @@ def instance_attribute(world: World, obj: Any, name: str) -> Any:
     return bind_or_hook(world, descriptor, obj, cls, name)
 
 
-def bind_or_hook(world: World, descriptor: Any, obj: Any, cls: type, name: str) -> Any:
+def bind_or_hook(world: World, descriptor: object, obj: object, cls: type, name: str) -> Any:
     """Bind; an AttributeError raised on the way is the same as finding nothing when there is a `__getattr__`."""
     if type(descriptor) is _Function:
         return types.MethodType(descriptor, obj)
@@ -192,7 +192,7 @@ def store_attribute(world: World, obj: Any, name: str, value: Any) -> None:
         world.leaf_setattr(obj, name, value)
 
 
-def store_instance_attribute(world: World, obj: Any, name: str, value: Any) -> None:
+def store_instance_attribute(world: World, obj: object, name: str, value: object) -> None:
     """`object.__setattr__(obj, name, value)`."""
     found = world.class_get(type(obj), name)
     if found is not MISSING and hasattr(type(found[0]), "__set__"):
@@ -227,7 +227,7 @@ def delete_attribute(world: World, obj: Any, name: str) -> None:
         world.leaf_delattr(obj, name)
 
 
-def delete_instance_attribute(world: World, obj: Any, name: str) -> None:
+def delete_instance_attribute(world: World, obj: object, name: str) -> None:
     """`object.__delattr__(obj, name)`."""
     found = world.class_get(type(obj), name)
     if found is MISSING or not hasattr(type(found[0]), "__delete__"):
@@ -243,7 +243,7 @@ def delete_instance_attribute(world: World, obj: Any, name: str) -> None:
         world.descriptor_del(descriptor, obj)
 
 
-def special_method(world: World, obj: Any, name: str) -> Any:
+def special_method(world: World, obj: object, name: str) -> Any:
     """A method that syntax looks up on the type, bound to `obj`; MISSING."""
     cls = type(obj)
     found = world.class_get(cls, name)

@@ -23,7 +23,7 @@ BuiltinRule = Callable[[World, Args, Kwargs], Any]
 class Rules(dict[Any, BuiltinRule]):
     """Rules of one domain, by the function or class that each stands for."""
 
-    def interprets(self, *targets: Any) -> Callable[[BuiltinRule], BuiltinRule]:
+    def interprets(self, *targets: object) -> Callable[[BuiltinRule], BuiltinRule]:
         def register(rule: BuiltinRule) -> BuiltinRule:
             self.update(dict.fromkeys(targets, rule))
             return rule
@@ -31,7 +31,7 @@ class Rules(dict[Any, BuiltinRule]):
         return register
 
 
-def native_iterator(world: World, obj: Any) -> Any:
+def native_iterator(world: World, obj: object) -> Any:
     """An iterator over `obj` that C code may consume: Python code behind it is interpreted."""
     iterator = world.iterate(obj)
     if isinstance(iterator, InterpreterObject) or not may_change(type(iterator)):
@@ -39,7 +39,7 @@ def native_iterator(world: World, obj: Any) -> Any:
     return InterpretedNext(world, iterator)
 
 
-def consumable(world: World, obj: Any) -> Any:
+def consumable(world: World, obj: object) -> Any:
     """`obj` itself when C code iterates it without running Python, else an iterator."""
     kind = type(obj)
     if not may_change(kind) or isinstance(obj, InterpreterObject):
@@ -49,7 +49,7 @@ def consumable(world: World, obj: Any) -> Any:
     return native_iterator(world, obj) if runs_python else obj
 
 
-def callback(world: World, fn: Any) -> Any:
+def callback(world: World, fn: object) -> Any:
     """`fn` itself when C code may call it directly, else a callable that interprets it."""
     if fn is None or type(fn) is types.BuiltinFunctionType or isinstance(fn, Trampoline):
         return fn

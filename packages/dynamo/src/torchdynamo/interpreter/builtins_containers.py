@@ -15,7 +15,7 @@ from torchdynamo.interpreter.structural import ask_hash, hashes_python, runs_pyt
 RULES = Rules()
 
 
-def _finds_key(method: Any) -> BuiltinRule:
+def _finds_key(method: object) -> BuiltinRule:
     """For a method of a dict or set whose first argument is a key."""
 
     def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
@@ -33,7 +33,7 @@ for _method in (dict.get, dict.pop, dict.setdefault, dict.__getitem__, dict.__se
     RULES[_method] = _finds_key(_method)
 
 
-def _finds_part(method: Any, found: Any) -> BuiltinRule:
+def _finds_part(method: object, found: Any) -> BuiltinRule:
     """For a method of a sequence that looks for an equal part; `found(sequence, places)` gives its result."""
 
     def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
@@ -45,17 +45,17 @@ def _finds_part(method: Any, found: Any) -> BuiltinRule:
     return rule
 
 
-def _first(world: World, sequence: Any, places: list[int]) -> int:
+def _first(world: World, sequence: object, places: list[int]) -> int:
     if not places:
         raise ValueError("the value is not in the sequence")
     return places[0]
 
 
-def _count(world: World, sequence: Any, places: list[int]) -> int:
+def _count(world: World, sequence: object, places: list[int]) -> int:
     return len(places)
 
 
-def _remove(world: World, sequence: Any, places: list[int]) -> None:
+def _remove(world: World, sequence: object, places: list[int]) -> None:
     if not places:
         raise ValueError("list.remove(x): x not in list")
     world.call_leaf(list.__delitem__, (sequence, places[0]), {})

@@ -39,12 +39,12 @@ def _asks(native: Any, *names: str) -> BuiltinRule:
     return rule
 
 
-def _answering(class_name: str, method: str, answer: Any) -> Any:
+def _answering(class_name: str, method: str, answer: object) -> Any:
     """An object whose special method returns `answer`; the class's name is in the messages of the checks."""
     return type(class_name, (), {method: lambda _self, *_args: answer})()
 
 
-def _text(native: Any, *names: str) -> BuiltinRule:
+def _text(native: object, *names: str) -> BuiltinRule:
     """As `_asks`; the text of a container is put together from that of its parts where those have Python methods."""
     plain = _asks(native, *names)
 
@@ -78,7 +78,7 @@ def call_ascii(world: World, args: Args, kwargs: Kwargs) -> Any:
     return world.convert(args[0], "ascii") if len(args) == 1 and not kwargs else ascii(*args, **kwargs)
 
 
-def _delegates(native: Any, name: str) -> BuiltinRule:
+def _delegates(native: object, name: str) -> BuiltinRule:
     """For `native(obj, ...)` that returns whatever the special method returns."""
 
     def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
@@ -135,7 +135,7 @@ class FormatArgument(InterpreterObject):
 
     __slots__ = ("value", "world")
 
-    def __init__(self, world: World, value: Any) -> None:
+    def __init__(self, world: World, value: object) -> None:
         self.world, self.value = world, value
 
     def __format__(self, spec: str) -> str:
@@ -150,7 +150,7 @@ class FormatArgument(InterpreterObject):
     def __getattr__(self, name: str) -> Any:
         return _format_argument(self.world, self.world.getattr(self.value, name))
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> Any:
         return _format_argument(self.world, self.world.getitem(self.value, key))
 
 
@@ -169,7 +169,7 @@ class NumberArgument(FormatArgument):
         return int(self.world.call(operator.index, (self.value,), {}))
 
 
-def _format_argument(world: World, value: Any) -> Any:
+def _format_argument(world: World, value: object) -> Any:
     return FormatArgument(world, value) if may_change(type(value)) else value
 
 
@@ -193,7 +193,7 @@ def call_str_mod(world: World, args: Args, kwargs: Kwargs) -> Any:
     return world.call_leaf(str.__mod__, (text, values), {})
 
 
-def _shown_argument(world: World, value: Any) -> Any:
+def _shown_argument(world: World, value: object) -> Any:
     """What `%` prints in place of an object whose text is made by Python code; numbers stay what they are."""
     if isinstance(value, (int, float, str, bytes)):
         return value

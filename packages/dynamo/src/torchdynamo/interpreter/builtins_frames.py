@@ -56,7 +56,7 @@ def call_exception(world: World, args: Args, kwargs: Kwargs) -> Any:
     return world.interpreter.handled_exception()
 
 
-def _in_frame(native: Any) -> BuiltinRule:
+def _in_frame(native: object) -> BuiltinRule:
     """`eval` and `exec` compile text and run it natively, in the namespaces of the interpreted frame."""
 
     def rule(world: World, args: Args, kwargs: Kwargs) -> Any:

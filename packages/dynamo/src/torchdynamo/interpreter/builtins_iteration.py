@@ -101,7 +101,7 @@ def call_next(world: World, args: Args, kwargs: Kwargs) -> Any:
         raise
 
 
-def _consumer(target: Any) -> BuiltinRule:
+def _consumer(target: object) -> BuiltinRule:
     """For a C function whose first argument is iterated."""
 
     def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
@@ -116,7 +116,7 @@ for _target in (list, tuple, set, frozenset):
     RULES[_target] = _consumer(_target)
 
 
-def _method_consumer(method: Any) -> BuiltinRule:
+def _method_consumer(method: object) -> BuiltinRule:
     def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
         return world.call_leaf(method, (*args[:1], *(consumable(world, arg) for arg in args[1:])), kwargs)
 
@@ -146,7 +146,7 @@ def call_dict_init(world: World, args: Args, kwargs: Kwargs) -> Any:
     return world.call_leaf(dict.__init__, (*args[:1], *(_mapping_source(world, a) for a in args[1:])), kwargs)
 
 
-def _mapping_source(world: World, obj: Any) -> Any:
+def _mapping_source(world: World, obj: object) -> Any:
     """What `dict` reads: a mapping with Python methods becomes a dict, other iterables an iterator."""
     kind = type(obj)
     if not may_change(kind) or isinstance(obj, InterpreterObject):
@@ -215,7 +215,7 @@ class SortItem(InterpreterObject):
 
     __slots__ = ("value", "world")
 
-    def __init__(self, world: World, value: Any) -> None:
+    def __init__(self, world: World, value: object) -> None:
         self.world, self.value = world, value
 
     def __lt__(self, other: SortItem) -> bool:
@@ -225,14 +225,14 @@ class SortItem(InterpreterObject):
 _ORDER = ("__lt__", "__eq__")
 
 
-def _sort_key(world: World, key: Any, values: list[Any]) -> Any:
+def _sort_key(world: World, key: object, values: list[object]) -> Any:
     """The `key` for the native sort: None when it needs none."""
     if key is None:
         if any(runs_python(value, _ORDER) for value in values):
             return lambda value: SortItem(world, value)
         return None
 
-    def native_key(value: Any) -> Any:
+    def native_key(value: object) -> Any:
         result = world.call(key, (value,), {})
         return SortItem(world, result) if runs_python(result, _ORDER) else result
 
@@ -272,10 +272,10 @@ def call_reduce(world: World, args: Args, kwargs: Kwargs) -> Any:
     return total
 
 
-def _group_key(world: World, key: Any) -> Any:
+def _group_key(world: World, key: object) -> Any:
     """The `key` of `itertools.groupby`, which compares each result with the one before."""
 
-    def native_key(value: Any) -> Any:
+    def native_key(value: object) -> Any:
         result = value if key is None else world.call(key, (value,), {})
         if runs_python(result, ("__eq__",)):
             world.unsupported("c_function", "itertools.groupby over objects with their own ==")
@@ -293,7 +293,7 @@ def itertools_call(world: World, cls: type, args: Args, kwargs: Kwargs) -> Any:
         key = args[1] if len(args) == 2 else kwargs.get("key")
         return world.call_leaf(cls, (consumable(world, args[0]), _group_key(world, key)), {})
 
-    def convert(value: Any) -> Any:
+    def convert(value: object) -> Any:
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type)):
             return callback(world, value)
         return consumable(world, value)

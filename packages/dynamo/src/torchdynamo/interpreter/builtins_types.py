@@ -96,7 +96,7 @@ def call_reduce_ex(world: World, args: Args, kwargs: Kwargs) -> Any:
     return (*made, _state(world, obj, cls), items, pairs)
 
 
-def _state(world: World, obj: Any, cls: type) -> Any:
+def _state(world: World, obj: object, cls: type) -> Any:
     method = python_method(cls, "__getstate__")
     if method is not None:
         return world.call(method, (obj,), {})

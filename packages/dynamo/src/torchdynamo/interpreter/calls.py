@@ -49,11 +49,11 @@ class Interpreter:
 
     # -- entry ------------------------------------------------------------------------------
 
-    def root_frame(self, fn: types.FunctionType, arguments: Sequence[Any]) -> InterpretedFrame:
+    def root_frame(self, fn: types.FunctionType, arguments: Sequence[object]) -> InterpretedFrame:
         """The outermost frame of a capture; `arguments` are bound: one for each argument slot of the code."""
         return InterpretedFrame(self, fn, CODES.get(fn.__code__), list(arguments))
 
-    def run(self, fn: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(self, fn: object, *args: object, **kwargs: object) -> Any:
         """Interpret a call, with room for deep programs on Python's stack."""
         with self.deep_stack():
             return self.world.call(fn, args, kwargs)
@@ -158,7 +158,7 @@ class Interpreter:
         return self.world.call_leaf(fn, args, kwargs)
 
     def call_function(
-        self, fn: types.FunctionType, args: Sequence[Any], kwargs: Mapping[str, Any], tail: bool = False
+        self, fn: types.FunctionType, args: Sequence[object], kwargs: Mapping[str, object], tail: bool = False
     ) -> Any:
         if self.pending_escape is not None:
             raise self.pending_escape
@@ -181,7 +181,7 @@ class Interpreter:
         return frame.run(path)
 
     def bind(
-        self, fn: types.FunctionType, code: types.CodeType, args: Sequence[Any], kwargs: Mapping[str, Any]
+        self, fn: types.FunctionType, code: types.CodeType, args: Sequence[object], kwargs: Mapping[str, object]
     ) -> list[Any]:
         """The argument slots of a call, bound by CPython."""
         defaults, keyword_defaults = self.world.function_defaults(fn)
@@ -191,7 +191,7 @@ class Interpreter:
         binder.__qualname__ = fn.__qualname__
         return list(binder(*args, **kwargs))
 
-    def call_class(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_class(self, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """`type.__call__`, or the metaclass's own."""
         world = self.world
         meta = type(cls)
@@ -204,7 +204,7 @@ class Interpreter:
             return world.call(meta.__call__, (cls, *args), kwargs)
         return self.instantiate(cls, args, kwargs)
 
-    def instantiate(self, cls: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def instantiate(self, cls: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         world = self.world
         new = cls.__new__
         if not is_python(new) and not is_python(cls.__init__):
@@ -225,7 +225,7 @@ class Interpreter:
             raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
         return obj
 
-    def run_class_body(self, fn: types.FunctionType, namespace: Any) -> Any:
+    def run_class_body(self, fn: types.FunctionType, namespace: object) -> Any:
         """Execute the body of a class statement in `namespace`; the value is the `__class__` cell or None."""
         return InterpretedFrame(self, fn, CODES.get(fn.__code__), [], namespace).run()
 
@@ -234,7 +234,7 @@ _ITERTOOLS: frozenset[type] = frozenset(kind for kind in vars(itertools).values(
 Rule = Callable[[Interpreter, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     rule = BUILTINS.get(fn)
     if rule is not None:
         return rule(interpreter.world, args, kwargs)
@@ -247,7 +247,7 @@ def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwar
     return interpreter.world.call_leaf(fn, args, kwargs)
 
 
-def _hashable_rule(method: Any) -> Any:
+def _hashable_rule(method: object) -> Any:
     try:
         return BUILTINS.get(method)
     except TypeError:

@@ -13,7 +13,7 @@ from torchdynamo.interpreter.protocol import MISSING, World
 FOLDER = os.path.dirname(os.path.dirname(__file__)) + os.sep  # of all of capture
 
 
-def exception_to_raise(world: World, raised: Any, cause: Any = MISSING) -> BaseException:
+def exception_to_raise(world: World, raised: object, cause: object = MISSING) -> BaseException:
     """The instance that `raise raised from cause` raises."""
     error = _instance(world, raised, "exceptions must derive from BaseException")
     if cause is not MISSING:
@@ -23,7 +23,7 @@ def exception_to_raise(world: World, raised: Any, cause: Any = MISSING) -> BaseE
     return error
 
 
-def _instance(world: World, raised: Any, message: str) -> BaseException:
+def _instance(world: World, raised: object, message: str) -> BaseException:
     if isinstance(raised, BaseException):
         return raised
     if not (isinstance(raised, type) and issubclass(raised, BaseException)):
@@ -36,7 +36,7 @@ def _instance(world: World, raised: Any, message: str) -> BaseException:
     return error
 
 
-def matches(error: BaseException, wanted: Any) -> bool:
+def matches(error: BaseException, wanted: object) -> bool:
     """`except wanted:` compares by real subclassing; `__subclasscheck__` is not asked."""
     for cls in wanted if isinstance(wanted, tuple) else (wanted,):
         if not (isinstance(cls, type) and issubclass(cls, BaseException)):

@@ -158,7 +158,7 @@ def _missing(op: int) -> Handler:
     """An instruction without a handler ends capture where it is executed, not where it is decoded."""
     name = dis.opname[op]
 
-    def refuse(frame: InterpretedFrame, _: Any) -> None:
+    def refuse(frame: InterpretedFrame, _: object) -> None:
         frame.world.unsupported("opcode", f"{name}: {UNSUPPORTED.get(name, 'no handler for this instruction')}")
 
     return refuse

@@ -58,7 +58,7 @@ class InterpretedGenerator(InterpreterObject):
     def __next__(self) -> Any:
         return self.send(None)
 
-    def send(self, value: Any) -> Any:
+    def send(self, value: object) -> Any:
         frame = self._frame
         if self.gi_running:
             raise ValueError("generator already executing")
@@ -69,7 +69,7 @@ class InterpretedGenerator(InterpreterObject):
         frame.stack.append(value)
         return self._resume(frame, None)
 
-    def throw(self, kind: Any, value: Any = None, traceback: types.TracebackType | None = None) -> Any:
+    def throw(self, kind: object, value: object = None, traceback: types.TracebackType | None = None) -> Any:
         error = _thrown(kind, value, traceback)
         if self.gi_running:
             raise ValueError("generator already executing")
@@ -99,7 +99,7 @@ class InterpretedGenerator(InterpreterObject):
         finally:
             del error
 
-    def _throw_into(self, delegate: Any, error: BaseException, frame: InterpretedFrame) -> Any:
+    def _throw_into(self, delegate: object, error: BaseException, frame: InterpretedFrame) -> Any:
         world = frame.world
         self.gi_running = True
         try:
@@ -204,7 +204,7 @@ def _call(world: Any, method: Any, arguments: tuple[Any, ...]) -> Any:
     return world.call(method, arguments, {})
 
 
-def _thrown(kind: Any, value: Any, traceback: types.TracebackType | None) -> BaseException:
+def _thrown(kind: object, value: object, traceback: types.TracebackType | None) -> BaseException:
     if isinstance(kind, type) and issubclass(kind, BaseException):
         if isinstance(value, kind):
             error: BaseException = value

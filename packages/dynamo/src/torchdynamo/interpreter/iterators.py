@@ -242,7 +242,7 @@ class Trampoline(InterpreterObject):
     def __init__(self, world: World, fn: Any) -> None:
         self.world, self.fn = world, fn
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         return self.world.call(self.fn, args, kwargs)
 
 
@@ -251,7 +251,7 @@ _DICT_VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "val
 _VIEWS: frozenset[type] = frozenset({dict, set, frozenset, *_DICT_VIEWS})
 
 
-def local_iterator(obj: Any) -> LocalIterator | None:
+def local_iterator(obj: object) -> LocalIterator | None:
     """Our iterator for a built-in container; None when `obj` is something else."""
     kind = type(obj)
     if kind in _SEQUENCES:
@@ -261,14 +261,14 @@ def local_iterator(obj: Any) -> LocalIterator | None:
     return None
 
 
-def native_type(value: Any) -> type:
+def native_type(value: object) -> type:
     """`type(value)`, as the program should see it."""
     if isinstance(value, InterpreterObject) and value.native is not object:
         return value.native
     return type(value)
 
 
-def is_iterable(value: Any) -> bool:
+def is_iterable(value: object) -> bool:
     """Whether `iter(value)` gets as far as calling something."""
     kind = type(value)
     if hasattr(kind, "__iter__"):

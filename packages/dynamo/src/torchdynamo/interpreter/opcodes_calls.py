@@ -16,7 +16,7 @@ class CallOpcodes(FrameState):
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call_in_tail(self, callee: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_in_tail(self, callee: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         """A call whose result is pushed as it is: a break within the callee can go on in it, then here."""
         self.interpreter.tail_call = True
         return self.world.call(callee, args, kwargs)
@@ -75,7 +75,7 @@ class CallOpcodes(FrameState):
             raise TypeError("keywords must be strings")
         self.stack.append(self.call_in_tail(callee, arguments, dict(keywords) if keywords else {}))
 
-    def star_arguments(self, callee: Any, arguments: Any) -> list[Any]:
+    def star_arguments(self, callee: object, arguments: object) -> list[Any]:
         if not is_iterable(arguments):
             name = getattr(callee, "__qualname__", f"{type(callee).__name__} object")
             module = getattr(callee, "__module__", None)
@@ -147,7 +147,7 @@ class CallOpcodes(FrameState):
         self.stack.append(submodule(module, name) if value is MISSING else value)
 
 
-def submodule(module: Any, name: str) -> Any:
+def submodule(module: object, name: str) -> Any:
     """What `from module import name` gives where the module has no such attribute, or ImportError."""
     owner = getattr(module, "__name__", None) or "<unknown module name>"
     found = sys.modules.get(f"{owner}.{name}", MISSING)  # a submodule that is being imported in a circle

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from torchdynamo.interpreter.attributes import special_method
 from torchdynamo.interpreter.exceptions import after_clauses, exception_to_raise, matches, split, strip_traceback
 from torchdynamo.interpreter.generators import InterpretedGenerator
@@ -101,7 +99,7 @@ class ControlOpcodes(FrameState):
         return LEAVE
 
     @opcode(since=(3, 12))
-    def RETURN_CONST(self, value: Any) -> bool:
+    def RETURN_CONST(self, value: object) -> bool:
         self._let_go_of_locals()
         self.result = value
         self.fast.clear()

@@ -72,7 +72,7 @@ class LoadStoreOpcodes(FrameState):
         self.fast[slots & 15] = self.stack.pop()
 
     @opcode()
-    def LOAD_CONST(self, value: Any) -> None:
+    def LOAD_CONST(self, value: object) -> None:
         self.stack.append(value)
 
     # -- cells ------------------------------------------------------------------------------

@@ -137,7 +137,7 @@ class OperatorOpcodes(FrameState):
             made.add(self.key(made, part))
         self.stack.append(made)
 
-    def key(self, table: Any, key: Any) -> Any:
+    def key(self, table: object, key: object) -> Any:
         """The key as `table` knows it, hashed and compared through the world."""
         self.world.tell_apart(key)
         return stored_key(self.world, table, key)
@@ -188,7 +188,7 @@ class OperatorOpcodes(FrameState):
         for part in self.consume(iterator):
             made.add(self.key(made, part))
 
-    def consume(self, iterator: Any) -> list[Any]:
+    def consume(self, iterator: object) -> list[Any]:
         values = []
         advance = self.world.advance
         while True:
@@ -221,7 +221,7 @@ class OperatorOpcodes(FrameState):
                 raise TypeError(f"{name} got multiple values for keyword argument '{key}'")
             target[key] = value
 
-    def mapping_items(self, mapping: Any) -> dict[Any, Any]:
+    def mapping_items(self, mapping: object) -> dict[Any, Any]:
         world = self.world
         if isinstance(mapping, dict) and type(mapping).__iter__ in (dict.__iter__, collections.OrderedDict.__iter__):
             return mapping
@@ -244,7 +244,7 @@ class OperatorOpcodes(FrameState):
         values.reverse()
         self.stack.extend(values)
 
-    def take(self, value: Any, limit: int) -> list[Any]:
+    def take(self, value: object, limit: int) -> list[Any]:
         """At most `limit` values of an iterable."""
         if not is_iterable(value):
             raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
@@ -307,7 +307,7 @@ class OperatorOpcodes(FrameState):
         subject, cls, names = self.pop_many(3)
         self.stack.append(self.match_class(subject, cls, count, names))
 
-    def match_class(self, subject: Any, cls: Any, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    def match_class(self, subject: object, cls: object, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
         if not isinstance(cls, type):
             raise TypeError("called match pattern must be a class")
         if not self.world.call(isinstance, (subject, cls), {}):
@@ -396,7 +396,7 @@ def _native_intrinsic(instruction: str, which: int) -> Callable[..., Any]:
     return types.FunctionType(code.replace(co_code=text, co_stacksize=2), {"__builtins__": builtins})
 
 
-def _callee_name(stack: list[Any], depth: int) -> str:
+def _callee_name(stack: list[object], depth: int) -> str:
     callee = next((v for v in reversed(stack[: len(stack) - depth]) if callable(v)), None)
     name = getattr(callee, "__qualname__", None)
     if name is None:

@@ -49,7 +49,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-def binary(world: World, symbol: str, a: Any, b: Any) -> Any:
+def binary(world: World, symbol: str, a: object, b: object) -> Any:
     native, _, method, reflected, _ = BINARY[symbol]
     kind_a, kind_b = type(a), type(b)
     if symbol == "%" and kind_a is str:
@@ -70,7 +70,7 @@ _SEQUENCES = (str, bytes, bytearray, list, tuple, collections.deque)
 _SEQUENCE_METHODS = ("__add__", "__mul__")
 
 
-def _by_methods(world: World, a: Any, b: Any, method: str, reflected: str) -> Any:
+def _by_methods(world: World, a: object, b: object, method: str, reflected: str) -> Any:
     """The left operand's method first, unless the right one is of a subclass that overrides the reflected method."""
     kind_a, kind_b = type(a), type(b)
     tried_right = False
@@ -101,7 +101,7 @@ def _sequence_operation(a: Any, b: Any, left: Any, method: str) -> Any:
     return left(a, b)
 
 
-def inplace(world: World, symbol: str, a: Any, b: Any) -> Any:
+def inplace(world: World, symbol: str, a: object, b: object) -> Any:
     _, native, method, reflected, in_place = BINARY[symbol]
     kind_a, kind_b = type(a), type(b)
     if not may_change(kind_a) and not may_change(kind_b):
@@ -127,7 +127,7 @@ def inplace(world: World, symbol: str, a: Any, b: Any) -> Any:
     raise TypeError(f"unsupported operand type(s) for {symbol}=: '{kind_a.__name__}' and '{kind_b.__name__}'")
 
 
-def compare(world: World, symbol: str, a: Any, b: Any) -> Any:
+def compare(world: World, symbol: str, a: object, b: object) -> Any:
     native, method, reflected = COMPARE[symbol]
     kind_a, kind_b = type(a), type(b)
     if kind_a in STRUCTURES and kind_b in STRUCTURES and structural.compares_parts(symbol, a, b):
@@ -156,7 +156,7 @@ def compare(world: World, symbol: str, a: Any, b: Any) -> Any:
     raise TypeError(message)
 
 
-def _rich(world: World, method: str, a: Any, b: Any) -> Any:
+def _rich(world: World, method: str, a: object, b: object) -> Any:
     function = getattr(type(a), method)
     if function is object.__ne__:
         value = _rich(world, "__eq__", a, b)
@@ -164,13 +164,13 @@ def _rich(world: World, method: str, a: Any, b: Any) -> Any:
     return world.call(function, (a, b), {})
 
 
-def unary(world: World, symbol: str, a: Any) -> Any:
+def unary(world: World, symbol: str, a: object) -> Any:
     native, method = UNARY[symbol]
     function = python_method(type(a), method) if may_change(type(a)) else None
     return native(a) if function is None else world.call(function, (a,), {})
 
 
-def truth(world: World, obj: Any) -> bool:
+def truth(world: World, obj: object) -> bool:
     kind = type(obj)
     if not may_change(kind):
         return bool(obj)

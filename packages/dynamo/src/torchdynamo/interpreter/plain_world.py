@@ -37,7 +37,7 @@ class PlainWorld:
                 raise NameError(f"name '{name}' is not defined", name=name)
         return value
 
-    def store_global(self, fn: types.FunctionType, name: str, value: Any) -> None:
+    def store_global(self, fn: types.FunctionType, name: str, value: object) -> None:
         fn.__globals__[name] = value
 
     def delete_global(self, fn: types.FunctionType, name: str) -> None:
@@ -54,7 +54,7 @@ class PlainWorld:
         except ValueError:
             return MISSING
 
-    def store_cell(self, cell: types.CellType, value: Any) -> None:
+    def store_cell(self, cell: types.CellType, value: object) -> None:
         cell.cell_contents = value
 
     def delete_cell(self, cell: types.CellType) -> None:
@@ -65,35 +65,35 @@ class PlainWorld:
 
     # -- attributes -------------------------------------------------------------------------
 
-    def getattr(self, obj: Any, name: str) -> Any:
+    def getattr(self, obj: object, name: str) -> Any:
         return attributes.load_attribute(self, obj, name)
 
-    def setattr(self, obj: Any, name: str, value: Any) -> None:
+    def setattr(self, obj: object, name: str, value: object) -> None:
         attributes.store_attribute(self, obj, name, value)
 
-    def delattr(self, obj: Any, name: str) -> None:
+    def delattr(self, obj: object, name: str) -> None:
         attributes.delete_attribute(self, obj, name)
 
-    def class_of(self, obj: Any) -> type:
+    def class_of(self, obj: object) -> type:
         return type(obj)
 
-    def make_super(self, cls: Any, obj: Any) -> Any:
+    def make_super(self, cls: object, obj: object) -> Any:
         return super(cls, obj)
 
-    def instance_get(self, obj: Any, name: str) -> Any:
+    def instance_get(self, obj: object, name: str) -> Any:
         try:
             storage = object.__getattribute__(obj, "__dict__")
         except AttributeError:
             return MISSING
         return storage.get(name, MISSING)
 
-    def instance_set(self, obj: Any, name: str, value: Any) -> None:
+    def instance_set(self, obj: object, name: str, value: object) -> None:
         if isinstance(obj, types.ModuleType):
             types.ModuleType.__setattr__(obj, name, value)
         else:
             object.__setattr__(obj, name, value)
 
-    def instance_del(self, obj: Any, name: str) -> None:
+    def instance_del(self, obj: object, name: str) -> None:
         if isinstance(obj, types.ModuleType):
             types.ModuleType.__delattr__(obj, name)
         else:
@@ -106,19 +106,19 @@ class PlainWorld:
                 return storage[name], base
         return MISSING
 
-    def class_set(self, cls: type, name: str, value: Any) -> None:
+    def class_set(self, cls: type, name: str, value: object) -> None:
         type.__setattr__(cls, name, value)
 
     def class_del(self, cls: type, name: str) -> None:
         type.__delattr__(cls, name)
 
-    def leaf_getattr(self, obj: Any, name: str) -> Any:
+    def leaf_getattr(self, obj: object, name: str) -> Any:
         return getattr(obj, name)
 
-    def leaf_setattr(self, obj: Any, name: str, value: Any) -> None:
+    def leaf_setattr(self, obj: object, name: str, value: object) -> None:
         setattr(obj, name, value)
 
-    def leaf_delattr(self, obj: Any, name: str) -> None:
+    def leaf_delattr(self, obj: object, name: str) -> None:
         delattr(obj, name)
 
     def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> Any:
@@ -152,7 +152,7 @@ class PlainWorld:
             return self._class_getitem(obj, key)
         return obj[key]
 
-    def _class_getitem(self, cls: type, key: Any) -> Any:
+    def _class_getitem(self, cls: type, key: object) -> Any:
         found = self.class_get(cls, "__class_getitem__")
         if found is MISSING or not isinstance(found[0], classmethod) or not is_python(found[0].__func__):
             return cls[key]  # type: ignore[index]
@@ -174,31 +174,31 @@ class PlainWorld:
 
     # -- operators --------------------------------------------------------------------------
 
-    def truth(self, obj: Any) -> bool:
+    def truth(self, obj: object) -> bool:
         return operators.truth(self, obj)
 
-    def check(self, obj: Any, expected: bool) -> bool:
+    def check(self, obj: object, expected: bool) -> bool:
         return self.truth(obj)
 
-    def unary(self, op: str, a: Any) -> Any:
+    def unary(self, op: str, a: object) -> Any:
         return operators.unary(self, op, a)
 
-    def binary(self, op: str, a: Any, b: Any) -> Any:
+    def binary(self, op: str, a: object, b: object) -> Any:
         return operators.binary(self, op, a, b)
 
-    def inplace(self, op: str, a: Any, b: Any) -> Any:
+    def inplace(self, op: str, a: object, b: object) -> Any:
         return operators.inplace(self, op, a, b)
 
-    def compare(self, op: str, a: Any, b: Any) -> Any:
+    def compare(self, op: str, a: object, b: object) -> Any:
         return operators.compare(self, op, a, b)
 
-    def is_same(self, a: Any, b: Any) -> bool:
+    def is_same(self, a: object, b: object) -> bool:
         return a is b
 
-    def contains(self, container: Any, item: Any) -> bool:
+    def contains(self, container: object, item: object) -> bool:
         return operators.contains(self, container, item)
 
-    def tell_apart(self, *values: Any) -> None:
+    def tell_apart(self, *values: object) -> None:
         """What is not hashed or compared by a method of its own is so by its identity."""
 
     # -- iteration --------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class PlainWorld:
 
     # -- text -------------------------------------------------------------------------------
 
-    def convert(self, value: Any, how: str) -> str:
+    def convert(self, value: object, how: str) -> str:
         if how == "ascii":
             return self.convert(value, "repr").encode("ascii", "backslashreplace").decode("ascii")
         return self.call(str if how == "str" else repr, (value,), {})  # type: ignore[no-any-return]
@@ -238,10 +238,10 @@ class PlainWorld:
     def note_raise(self, error: BaseException) -> None:
         """Every exception is the program's."""
 
-    def let_go(self, values: Sequence[Any], error: BaseException | None) -> None:
+    def let_go(self, values: Sequence[object], error: BaseException | None) -> None:
         """Whatever ends with its last reference does so by itself."""
 
-    def format_value(self, value: Any, spec: str) -> str:
+    def format_value(self, value: object, spec: str) -> str:
         kind = type(value)
         if may_change(kind) and not isinstance(value, InterpreterObject):
             method = python_method(kind, "__format__")
@@ -258,13 +258,15 @@ class PlainWorld:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         return self.interpreter.call(fn, args, kwargs)
 
     def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return fn(*args, **kwargs)
 
-    def build_class(self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def build_class(
+        self, body: types.FunctionType, name: str, bases: tuple[object, ...], kwargs: dict[str, object]
+    ) -> Any:
         resolved = types.resolve_bases(bases)
         meta, namespace, kwargs = types.prepare_class(name, resolved, kwargs)
         if resolved is not bases:

@@ -112,7 +112,7 @@ class FrameState:
         del stack[-count:]
         return values
 
-    def branches_on(self, value: Any, if_true: int, if_false: int) -> bool:
+    def branches_on(self, value: object, if_true: int, if_false: int) -> bool:
         """The truth of a value that decides which of two instructions comes next."""
         decoded = self.decoded
         raises = decoded.raises(if_true)
@@ -120,7 +120,7 @@ class FrameState:
             return self.world.truth(value)
         return self.world.check(value, not raises)
 
-    def let_go(self, values: Sequence[Any], error: BaseException | None = None) -> None:
+    def let_go(self, values: Sequence[object], error: BaseException | None = None) -> None:
         """Called before an instruction, or an exception, gives up values: generators among them may close."""
         if not CLOSED.isdisjoint(map(type, values)):
             self.world.let_go(values, error)

@@ -28,7 +28,7 @@ STRUCTURES: frozenset[type] = frozenset(_PARTS)
 _SHOWN = ("__repr__",)
 
 
-def runs_python(value: Any, names: tuple[str, ...], inside: tuple[int, ...] = ()) -> bool:
+def runs_python(value: object, names: tuple[str, ...], inside: tuple[int, ...] = ()) -> bool:
     """Whether C code that asks `value`, or its parts, for one of the special methods `names` reaches Python code."""
     kind = type(value)
     parts = _PARTS.get(kind)
@@ -57,7 +57,7 @@ _EQUALITY = ("__eq__", "__ne__")
 _ORDER = ("__eq__", "__lt__", "__le__", "__gt__", "__ge__")
 
 
-def compares_parts(symbol: str, a: Any, b: Any) -> bool:
+def compares_parts(symbol: str, a: object, b: object) -> bool:
     """Whether a comparison of two containers comes to a Python method of one of their parts."""
     base = _sequence_base(a)
     if symbol in ("==", "!="):
@@ -66,11 +66,11 @@ def compares_parts(symbol: str, a: Any, b: Any) -> bool:
     return base is not None and base is _sequence_base(b) and (runs_python(a, _ORDER) or runs_python(b, _ORDER))
 
 
-def _sequence_base(value: Any) -> type | None:
+def _sequence_base(value: object) -> type | None:
     return next((base for base in _SEQUENCES if isinstance(value, base)), None)
 
 
-def same_part(world: World, a: Any, b: Any) -> bool:
+def same_part(world: World, a: object, b: object) -> bool:
     """How containers compare their parts: what is identical is equal."""
     return a is b or world.truth(world.compare("==", a, b))
 
@@ -127,7 +127,7 @@ def ask_hash(world: World, key: Any) -> None:
         world.unsupported("c_function", f"the hash of a {type(key).__qualname__} that the program has changed")
 
 
-def stored_key(world: World, table: Any, key: Any) -> Any:
+def stored_key(world: World, table: Any, key: object) -> Any:
     """The key of a dict or set that `key` finds, or `key` itself where it finds none."""
     if not hashes_python(key):
         return key
@@ -142,7 +142,7 @@ def stored_key(world: World, table: Any, key: Any) -> Any:
 # -- text --------------------------------------------------------------------------------------
 
 
-def shows_parts(value: Any) -> bool:
+def shows_parts(value: object) -> bool:
     """Whether the text of a container comes from a Python `__repr__` of one of its parts."""
     return type(value) in STRUCTURES and runs_python(value, _SHOWN)
 
@@ -156,7 +156,7 @@ def show(world: World, value: Any, inside: tuple[int, ...] = ()) -> str:
         return _RECURSIVE.get(kind, "...")
     inside = (*inside, id(value))
 
-    def text(part: Any) -> _Text:
+    def text(part: object) -> _Text:
         return _Text(show(world, part, inside))
 
     if kind in _SETS:  # in the order of the original
