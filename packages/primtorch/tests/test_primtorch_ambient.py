@@ -34,7 +34,7 @@ OTHERS: dict[str, Any] = {
     "dispatch modes": (Dispatching(),),
     "default device": torch.device("meta"),
     "default dtype": torch.float64,
-    "autocast": tuple((device, True, torch.float32) for device, _, _ in ambient._autocast()),
+    "autocast": tuple((device, True, torch.float32) for device, _, _ in ambient.autocast_state()),
     "autocast nesting": 2,
     "deterministic algorithms": (True, True),
     "matmul precision": "high",
