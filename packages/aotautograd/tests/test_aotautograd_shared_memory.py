@@ -168,3 +168,23 @@ def test_missing_gradients_share_nothing_else(compiler: str, program: Callable[.
             kept = {(i, j) for i, j, _ in relation([tangent, *(t.grad for t in inputs)])}
             related.append((kept, {(i, j) for i, j, _ in relation([tangent, *asked_for])}))
         assert all(ours <= eager for eager, ours in zip(*related, strict=True))
+
+
+SEVERAL: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sine": torch.sin,
+    "layer_norm": lambda x: torch.nn.functional.layer_norm(x, (4,)),
+    "sort": lambda x: x.sort()[0],
+    "sorted places": lambda x: x.sort()[1],
+    "largest": lambda x: x.max(1).values,
+    "deviation": lambda x: torch.std_mean(x, 1)[0],
+    "pooled": lambda x: torch.nn.functional.max_pool1d(x, 2, return_indices=True)[0],
+}
+
+
+@pytest.mark.parametrize("name", SEVERAL)
+def test_results_of_equal_calls_are_apart(name: str) -> None:
+    """Also where the operator gives several tensors, of which these are one."""
+    call = SEVERAL[name]
+    program = lambda x: (call(x), call(x), call(x).view(-1))
+    found = aot_function(program, fw_compiler=lambda graph, inputs: graph)(torch.randn(4, 4, requires_grad=True))
+    assert len({result.untyped_storage().data_ptr() for result in found}) == 3

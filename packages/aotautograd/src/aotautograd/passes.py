@@ -78,7 +78,7 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[object] 
     Two nodes of `distinct` (outputs that the caller may write to) are never merged, nor are two that read one
     number of a tensor: each of them is a symbol of its own in the sizes behind it.
     """
-    apart = {m for n in distinct if isinstance(n, fx.Node) for m in (n, _memory(n))}
+    apart = {m for n in distinct if isinstance(n, fx.Node) for m in (n, _memory(n), _maker(_memory(n)))}
     seen: dict[object, fx.Node] = {}
     removed = 0
     for node in graph.nodes:
@@ -97,6 +97,12 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[object] 
         graph.erase_node(node)
         removed += 1
     return removed
+
+
+def _maker(node: fx.Node) -> fx.Node:
+    """The call that made a tensor, also where that is one of several."""
+    source = node.args[0] if node.target is operator.getitem else None
+    return source if isinstance(source, fx.Node) else node
 
 
 def _key(a: object) -> object:
