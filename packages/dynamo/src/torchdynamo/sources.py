@@ -169,7 +169,7 @@ class ArrayTensor:
     read: Callable[[Any], Any]
 
     def expression(self) -> str:
-        return f"torch.from_numpy({self.base.expression()})"
+        return f"tensor_at({self.base.expression()})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import types
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from typing import Any, NoReturn
 
 import torch
@@ -69,6 +70,9 @@ class Array(InterpreterObject):
 
     def __getitem__(self, key: Any) -> Any:
         return self.world.getitem(self, key)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.world.setitem(self, key, value)
 
     def __iter__(self) -> Iterator[Any]:
         return iter([self[index] for index in range(len(self))])
@@ -187,28 +191,48 @@ def model_of(value: Any) -> Any:
     return value
 
 
-def model_like(tensor: torch.Tensor) -> Any:
-    """A model of the array that has a tensor's memory."""
+def model_like(tensor: torch.Tensor, flipped: frozenset[int] = frozenset()) -> Any:
+    """A model of the array that has a tensor's memory, with these dims in the opposite order."""
     shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
     dtype = NUMPY_DTYPES[tensor.dtype]
     reach = sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True)) + 1 if 0 not in shape else 0
     memory = numpy.zeros(reach, dtype)
-    return numpy.ndarray(shape, dtype, memory, 0, tuple(stride * dtype.itemsize for stride in strides))
+    model = numpy.ndarray(shape, dtype, memory, 0, tuple(stride * dtype.itemsize for stride in strides))
+    return forwards(model, flipped) if flipped else model
 
 
 def fits_tensor(array: Any) -> bool:
     """Whether torch can have the memory of an array of the outside, to read and to write."""
     if type(array) is not numpy.ndarray or array.dtype not in TORCH_DTYPES or not array.dtype.isnative:
         return False
-    size = array.itemsize
-    return bool(array.flags.writeable and array.flags.aligned) and all(
-        stride >= 0 and stride % size == 0 for stride in array.strides
-    )
+    flags, size = array.flags, array.itemsize
+    return bool(flags.writeable and flags.aligned) and all(stride % size == 0 for stride in array.strides)
 
 
-def tensor_at(array: Any) -> torch.Tensor | None:
-    """The tensor that has an array's memory; None where there is none. Guards read inputs by it."""
-    return torch.from_numpy(array) if fits_tensor(array) else None
+def flipped_dims(array: Any) -> frozenset[int]:
+    """The dims along which an array goes backwards through its memory."""
+    return frozenset(dim for dim, stride in enumerate(array.strides) if stride < 0)
+
+
+@dataclass(frozen=True, slots=True)
+class TensorAt:
+    """Gives the tensor that has an array's memory, along positive strides. Guards read inputs by it.
+
+    Attributes:
+        flipped: the dims that have to go backwards, and no others.
+    """
+
+    flipped: frozenset[int]
+
+    def __call__(self, array: Any) -> torch.Tensor | None:
+        if not fits_tensor(array) or flipped_dims(array) != self.flipped:
+            return None
+        return torch.from_numpy(forwards(array, self.flipped) if self.flipped else array)
+
+
+def forwards(array: Any, flipped: Iterable[int]) -> Any:
+    """The view with these dims in the opposite order."""
+    return array[tuple(slice(None, None, -1 if dim in flipped else None) for dim in range(array.ndim))]
 
 
 def same_layout(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) -> bool:
@@ -220,7 +244,7 @@ def array_of(tensor: torch.Tensor, flipped: tuple[int, ...], strides: tuple[int,
     """A result of the graph as the array that it stands for. Generated code calls it."""
     array = tensor.numpy()
     if flipped:
-        array = array[tuple(slice(None, None, -1 if dim in flipped else None) for dim in range(array.ndim))]
+        array = forwards(array, flipped)
     if strides is not None and strides != array.strides:
         array = numpy.lib.stride_tricks.as_strided(array, strides=strides)
     if not writeable:

@@ -20,6 +20,7 @@ except ImportError:
     numpy = None  # type: ignore[assignment]
 
 from primtorch.fake import FakeTensor
+from primtorch.wrappers import whole_of
 from torchdynamo.arrays import indexing
 from torchdynamo.arrays.functions import FUNCTIONS, METHODS
 from torchdynamo.arrays.ufuncs import UFUNCS, takes
@@ -37,7 +38,7 @@ from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.iterators import SequenceIterator
-from torchdynamo.interpreter.operators import BINARY
+from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.reasons import BreakGraph
 
 _NUMBERS = (bool, int, float, complex)
@@ -66,16 +67,17 @@ class ArrayWorld:
 
     # -- between tensors and arrays ---------------------------------------------------------
 
-    def of_input(self, model: Any, tensor: torch.Tensor) -> Array:
+    def of_input(self, tensor: torch.Tensor, flipped: frozenset[int]) -> Array:
         self.used = True
-        return Array(self, model, tensor)
+        return Array(self, model_like(tensor, flipped), tensor, flipped)
 
     def of_tensor(self, tensor: torch.Tensor, force: bool = False) -> Array:
         """`tensor.numpy()`: the array that has its memory."""
         self.used = True
         if force:
             tensor = tensor.detach()
-        if not isinstance(tensor, FakeTensor) or tensor.device.type != "cpu" or class_of(tensor) is not None:
+        special = class_of(tensor) is not None or whole_of(tensor) is not None
+        if not isinstance(tensor, FakeTensor) or tensor.device.type != "cpu" or special:
             raise BreakGraph("numpy", "numpy() of a special tensor")
         if tensor.requires_grad or tensor.dtype not in NUMPY_DTYPES:
             with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
@@ -183,6 +185,9 @@ class ArrayWorld:
         return self._by_rule(rule, function, args, kwargs)
 
     def method(self, array: Array, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        operator = _operator_method(name)
+        if operator is not None and len(args) == operator[1] and not kwargs:
+            return operator[0](self, array, *args)
         rule = METHODS.get(name)
         if rule is None:
             raise BreakGraph("tensor_to_number" if name in ("item", "tolist") else "numpy", f"{name}() of an array")
@@ -403,6 +408,28 @@ class ArrayWorld:
         ]
         same = tuple(strides) == model.strides
         return tuple(sorted(array.flipped)), None if same else model.strides, bool(model.flags.writeable), False
+
+
+def _operator_method(name: str) -> tuple[Callable[..., Any], int] | None:
+    """What an operator's method of an array does, and how many operands it has beside the array."""
+    items = {"__getitem__": (ArrayWorld.getitem, 1), "__setitem__": (ArrayWorld.setitem, 2)}
+    return items.get(name) or _OPERATOR_METHODS.get(name)
+
+
+def _operator_methods() -> dict[str, tuple[Callable[..., Any], int]]:
+    found: dict[str, tuple[Callable[..., Any], int]] = {}
+    for symbol, (_, _, method, reflected, in_place) in BINARY.items():
+        found[method] = (lambda world, a, b, symbol=symbol: world.binary(symbol, a, b), 1)
+        found[reflected] = (lambda world, a, b, symbol=symbol: world.binary(symbol, b, a), 1)
+        found[in_place] = (lambda world, a, b, symbol=symbol: world.inplace(symbol, a, b), 1)
+    for symbol, (_, method, _) in COMPARE.items():
+        found[method] = (lambda world, a, b, symbol=symbol: world.compare(symbol, a, b), 1)
+    for symbol, (_, method) in UNARY.items():
+        found[method] = (lambda world, a, symbol=symbol: world.unary(symbol, a), 0)
+    return found
+
+
+_OPERATOR_METHODS = _operator_methods()
 
 
 def errors_are_told() -> bool:

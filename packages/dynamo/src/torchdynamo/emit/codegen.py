@@ -96,7 +96,7 @@ class Codegen:
         self.symbol_sources = outside.symbol_sources
         self.made_classes = outside.made_classes
         self.classed = {source for source, _, fake in outside.tensors if class_of(fake) is not None}
-        self.array_inputs = {id(fake): s.base for s, _, fake in outside.tensors if isinstance(s, ArrayTensor)}
+        self.array_inputs = {id(fake): s for s, _, fake in outside.tensors if isinstance(s, ArrayTensor)}
         self.keep_iterators = False  # set for values that only the rest of the same function will see
         self.loads: list[str] = []
         self.build: list[str] = []
@@ -194,7 +194,8 @@ class Codegen:
         if not isinstance(tensor, FakeTensor):
             return self.pin(tensor)
         if id(tensor) in self.array_inputs:
-            return self._name(tensor, f"{self.pin(torch.from_numpy)}({self.load(self.array_inputs[id(tensor)])})")
+            source = self.array_inputs[id(tensor)]
+            return self._name(tensor, f"{self.pin(source.read)}({self.load(source.base)})")
         node = self.recorder.node_of(tensor)
         if node is None:
             raise BreakGraph("rebuild", "a tensor that the graph does not make")

@@ -16,7 +16,7 @@ from primtorch.operators.build import refuse_fresh
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from primtorch.wrappers import whole_of
-from torchdynamo.arrays.values import Array, model_like, tensor_at
+from torchdynamo.arrays.values import Array, TensorAt, flipped_dims
 from torchdynamo.arrays.world import ArrayWorld
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
@@ -206,15 +206,15 @@ class Outside:
 
     def array_input(self, array: Any, source: Source) -> Array:
         """An array of the outside: an input of the graph is the tensor that has its memory."""
-        where = ArrayTensor(source, tensor_at)
+        where = ArrayTensor(source, TensorAt(flipped_dims(array)))
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
-            tensor = torch.from_numpy(array)
+            tensor = where.read(array)
         with torch._C.DisableTorchFunction():
             self.externals.guard(where, GuardKind.TENSOR, tensor_guard(tensor, {}))
             fake = self.mode.from_tensor(tensor)
             self.recorder.add_input(fake, where, _input_name(source))
         self.tensors.append((where, tensor, fake))
-        return self.arrays.of_input(model_like(fake), fake)
+        return self.arrays.of_input(fake, where.read.flipped)
 
     def _symbol(self, hint: int, source: Source, low: int, high: int | None) -> torch.SymInt:
         symbol = self.shape_env.symbol(hint, source.expression(), min=low, max=high)
