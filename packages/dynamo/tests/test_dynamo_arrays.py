@@ -104,7 +104,22 @@ def held(a: Any, b: Any) -> Any:
     return made["sum"], made["rows"], made["view"], made["method"]()
 
 
-@pytest.mark.parametrize("program", [inputs, writes, overlapping_writes, held])
+def filled(a: Any, b: Any) -> Any:
+    """Arrays of known numbers, until the program writes to them what it does not know."""
+    out, counts = np.zeros(3), np.arange(6).reshape(2, 3)
+    part, backwards = out[1:], out[::-1]
+    for place in range(3):
+        out[place] = a[place] * b.sum()
+    counts[0] += np.floor(a[:3]).astype(int)
+    part *= 2
+    grid = np.ones((2, 2))
+    t = torch.from_numpy(grid)
+    grid[0] = 5
+    t += 1
+    return out, part, backwards, counts, counts.T, t, grid, out.sum(), np.concatenate([out, a]), len(out), list(counts)
+
+
+@pytest.mark.parametrize("program", [inputs, writes, overlapping_writes, held, filled])
 def test_arrays_of_the_outside(program: Program) -> None:
     def singles() -> tuple[Any, ...]:
         return doubles(4).astype(np.float32), doubles(4).astype(np.float32)[::2].repeat(2)
@@ -398,31 +413,35 @@ STEPS: tuple[Program, ...] = (
     lambda a, b, k: a.cumsum(axis=-1), lambda a, b, k: np.clip(a, -k, k), lambda a, b, k: a[:, ::-1] if a.ndim > 1 else a[::2],
     lambda a, b, k: (a > 0).astype(int) * k, lambda a, b, k: a // k, lambda a, b, k: a % (k + 0.5), lambda a, b, k: np.roll(a, k),
     lambda a, b, k: a.sum(axis=0, keepdims=True) + b, lambda a, b, k: np.stack([a, b]).max(axis=0), lambda a, b, k: np.tanh(a) ** 2,
+    lambda a, b, k: np.mean(a, axis=-1), lambda a, b, k: a.std(axis=0, keepdims=True), lambda a, b, k: a.argmax(axis=0),
+    lambda a, b, k: np.diff(a, axis=0), lambda a, b, k: np.outer(a[0], b[0]), lambda a, b, k: a[[0, -1]], lambda a, b, k: a[0],
+    lambda a, b, k: np.minimum(a, b.max()), lambda a, b, k: np.split(a, [1])[k % 2], lambda a, b, k: a[1:, :k] if a.ndim > 1 else a[1:],
+    lambda a, b, k: np.vstack([a, b]), lambda a, b, k: np.tile(a, (k, 1)), lambda a, b, k: a[..., None], lambda a, b, k: np.swapaxes(a, 0, -1),
+    lambda a, b, k: np.flip(a), lambda a, b, k: np.broadcast_to(a, (2, *a.shape))[1], lambda a, b, k: np.full_like(a, k), lambda a, b, k: a.ravel(),
+    lambda a, b, k: np.take(a, [0, 1], axis=-1), lambda a, b, k: np.round(a, 1), lambda a, b, k: np.zeros_like(b), lambda a, b, k: a > b,
     lambda a, b, k: a[..., None].squeeze(), lambda a, b, k: a + k, lambda a, b, k: np.repeat(a, 2, axis=0)[::2], lambda a, b, k: a.copy(),
 )  # fmt: skip
-STORES: tuple[Callable[[Any, Any, int], None], ...] = (
+STORES: tuple[Program, ...] = (
     lambda a, b, k: a.__setitem__(0, k), lambda a, b, k: a.__setitem__(slice(1, None), a[:-1]), lambda a, b, k: a.fill(k),
-    lambda a, b, k: np.ndarray.__setitem__(a, 0, b[0]) if False else a.__setitem__(-1, b[0]),
+    lambda a, b, k: a.__setitem__(-1, b.sum()), lambda a, b, k: a.__setitem__(a > k, 0), lambda a, b, k: a.__iadd__(k),
+    lambda a, b, k: a.__isub__(b), lambda a, b, k: a.sort(0), lambda a, b, k: a.__setitem__([0, -1], k), lambda a, b, k: a.T.__imul__(2),
 )  # fmt: skip
 
 
 def random_program(generator: random.Random) -> Program:
     steps = [
-        (generator.choice(STEPS), generator.randrange(1, 5), generator.random(), generator.random(), generator.random())
+        (generator.choice(STEPS), generator.randrange(1, 5), generator.random(), generator.random())
         for _ in range(generator.randrange(2, 7))
     ]
+    stores = [generator.choice(STORES) if generator.random() < 0.4 else None for _ in steps]
 
     def program(a: Any, x: torch.Tensor) -> Any:
-        values = [a, x.numpy()]
-        for step, k, first, second, store in steps:
+        values = [a, x.numpy(), np.arange(float(a.size)).reshape(a.shape)]
+        for (step, k, first, second), store in zip(steps, stores, strict=True):
             p, q = values[int(first * len(values))], values[int(second * len(values))]
             values.append(step(p, q, k))
-            if store < 0.15 and values[-1].ndim:
-                values[-1][0] = k
-            elif store < 0.3 and values[-1].ndim:
-                values[-1][1:] = values[-1][:-1]
-            elif store < 0.4 and values[-1].dtype.kind == "f":
-                values[-1] += k
+            if store is not None:
+                store(p, q, k)
         return values, x.sum()
 
     return program

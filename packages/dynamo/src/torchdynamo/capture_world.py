@@ -114,6 +114,7 @@ class CaptureWorld(PlainWorld):
                 self.outside.class_get(kind, name)
 
     def getattr(self, obj: Any, name: str) -> Any:
+        obj = self.outside.arrays.current(obj)
         if isinstance(obj, Array):
             return self.outside.arrays.getattr(obj, name)
         if isinstance(obj, torch.Tensor):
@@ -306,6 +307,7 @@ class CaptureWorld(PlainWorld):
     # -- iteration --------------------------------------------------------------------------
 
     def iterate(self, obj: Any) -> Any:
+        obj = self.outside.arrays.current(obj)
         if isinstance(obj, Array):
             return self.outside.arrays.iterate(obj)
         self.know_methods(obj, "__iter__", "__getitem__")
@@ -321,8 +323,10 @@ class CaptureWorld(PlainWorld):
     # -- items and operators ----------------------------------------------------------------
 
     def getitem(self, obj: Any, key: Any) -> Any:
-        if self.outside.arrays.used and (isinstance(obj, Array) or arrays_in(key)) and not isinstance(obj, dict):
-            return self.outside.arrays.getitem(obj, key)
+        if self.outside.arrays.used and not isinstance(obj, dict):
+            obj, key = self._current(obj, key)
+            if isinstance(obj, Array) or arrays_in(key):
+                return self.outside.arrays.getitem(obj, key)
         self.know_methods(obj, "__getitem__", "__missing__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
@@ -334,9 +338,11 @@ class CaptureWorld(PlainWorld):
     def setitem(self, obj: Any, key: Any, value: Any) -> None:
         if isinstance(key, slice):
             refuse_growing(None, (value,), {})
-        if self.outside.arrays.used and self._concerns_arrays(obj, key, value):
-            self.outside.arrays.setitem(obj, key, value)
-            return
+        if self.outside.arrays.used and not isinstance(obj, CONTAINER_BASES):
+            obj, key, value = self._current(obj, key, value)
+            if isinstance(obj, Array) or arrays_in((key, value)):
+                self.outside.arrays.setitem(obj, key, value)
+                return
         self.know_methods(obj, "__setitem__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
@@ -345,11 +351,8 @@ class CaptureWorld(PlainWorld):
             obj, key = scalars.item(obj, key), ...
         super().setitem(obj, key, value)
 
-    def _concerns_arrays(self, obj: Any, key: Any, value: Any) -> bool:
-        """Whether a write is one to an array, or of one to what is no container of Python's."""
-        if isinstance(obj, Array):
-            return True
-        return not isinstance(obj, CONTAINER_BASES) and bool(arrays_in((key, value)))
+    def _current(self, *values: Any) -> Iterator[Any]:
+        return map(self.outside.arrays.current, values)
 
     def delitem(self, obj: Any, key: Any) -> None:
         self.know_methods(obj, "__delitem__")
@@ -379,6 +382,7 @@ class CaptureWorld(PlainWorld):
         return a is b
 
     def truth(self, obj: Any) -> bool:
+        obj = self.outside.arrays.current(obj)
         if isinstance(obj, Array):
             return bool(obj)
         self.know_methods(obj, "__bool__", "__len__")
@@ -394,6 +398,7 @@ class CaptureWorld(PlainWorld):
         return self.truth(obj)
 
     def unary(self, op: str, a: Any) -> Any:
+        a = self.outside.arrays.current(a)
         if isinstance(a, Array):
             return self.outside.arrays.unary(op, a)
         self.know_methods(a, UNARY[op][1])
@@ -403,6 +408,7 @@ class CaptureWorld(PlainWorld):
 
     def binary(self, op: str, a: Any, b: Any) -> Any:
         refuse_growing(None, (a, b), {})
+        a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
             return self.outside.arrays.binary(op, a, b)
         self.know_methods(a, *BINARY[op][2:4])
@@ -415,8 +421,11 @@ class CaptureWorld(PlainWorld):
 
     def inplace(self, op: str, a: Any, b: Any) -> Any:
         refuse_growing(None, (b,), {})
+        given = a
+        a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
-            return self.outside.arrays.inplace(op, a, b)
+            made = self.outside.arrays.inplace(op, a, b)
+            return given if made is a else made
         self.know_methods(a, *BINARY[op][2:])
         self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
@@ -426,6 +435,7 @@ class CaptureWorld(PlainWorld):
         return super().inplace(op, a, b) if result is MISSING else result
 
     def compare(self, op: str, a: Any, b: Any) -> Any:
+        a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
             return self.outside.arrays.compare(op, a, b)
         self.know_methods(a, *COMPARE[op][1:], "__eq__")

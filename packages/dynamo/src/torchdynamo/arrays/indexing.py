@@ -11,7 +11,7 @@ try:
 except ImportError:
     numpy = None  # type: ignore[assignment]
 
-from torchdynamo.arrays.values import Array
+from torchdynamo.arrays.values import Array, model_of
 from torchdynamo.reasons import BreakGraph
 
 _WHOLE = (int, slice, type(None), type(...))
@@ -79,7 +79,8 @@ def _slice(view: torch.Tensor, dim: int, places: range, size: int, reverse: bool
 
 def advanced(world: Any, array: Array, key: Any) -> tuple[Any, ...]:
     """An advanced index as torch takes it, over the elements as the program sees them."""
-    items, found, dim = full_key(key, array.model.ndim), [], 0
+    items, dim = full_key(key, array.model.ndim), 0
+    found: list[Any] = []
     _refuse_scattered(items)
     for item in items:
         if item is None:
@@ -120,7 +121,7 @@ def mask_of(key: Any, array: Array) -> Any:
     while type(key) is tuple and len(key) == 1:
         key = key[0]
     if isinstance(key, (Array, numpy.ndarray)) and _is_mask(key):
-        return key if getattr(key, "model", key).shape == array.model.shape else None
+        return key if model_of(key).shape == array.model.shape else None
     return None
 
 

@@ -157,19 +157,8 @@ def _average(n: Any, asked: Any, a: Any, axis: Any = None, weights: Any = None) 
     return (x * w).sum(over) / w.expand(x.shape).sum(over)
 
 
-def _without_nan(rule: Any, replacement: float) -> Rule:
-    def program(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
-        x = _values(n, asked, a)
-        x = torch.where(torch.isnan(x), torch.full((), replacement, dtype=x.dtype, device="cpu"), x)
-        return (x.sum if rule == "sum" else x.prod)(*_over(rule, axis, x), keepdim=keepdims)
-
-    return Rule(program)
-
-
-def _over(rule: str, axis: Axis, x: torch.Tensor) -> tuple[Any, ...]:
-    if rule == "sum":
-        return (dims(axis, x),)
-    raise BreakGraph("numpy", "a product without NaN")
+def _nansum(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+    return torch.nansum(_values(n, asked, a), dims(axis, n.tensor(a)), keepdim=keepdims)
 
 
 REDUCTIONS: dict[str, Rule] = {
@@ -180,5 +169,5 @@ REDUCTIONS: dict[str, Rule] = {
 # Functions that are no methods.
 REDUCING: dict[str, Rule] = {
     "ptp": Rule(_ptp), "count_nonzero": Rule(_count_nonzero), "median": Rule(_median), "average": Rule(_average),
-    "nansum": _without_nan("sum", 0.0),
+    "nansum": Rule(_nansum),
 }  # fmt: skip

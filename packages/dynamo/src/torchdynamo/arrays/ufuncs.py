@@ -36,16 +36,16 @@ def _of_tensors(function: Program) -> Program:
     return lambda *values: function(*_tensors(*values))
 
 
-def _divided(by_zero: Program) -> Program:
+def _divided(divide: Program) -> Program:
     """A division of whole numbers, which by zero gives zero."""
 
-    def program(a: torch.Tensor, b: Any) -> torch.Tensor:
+    def program(a: torch.Tensor, b: Any) -> Any:
         if not _is_whole(a):
-            return by_zero(a, b)
+            return divide(a, b)
         if not isinstance(b, torch.Tensor):
-            return by_zero(a, b) if b else torch.zeros_like(a)
+            return divide(a, b) if b else torch.zeros_like(a)
         zero = b == 0
-        return torch.where(zero, torch.zeros_like(a), by_zero(a, torch.where(zero, torch.ones_like(b), b)))
+        return torch.where(zero, torch.zeros_like(a), divide(a, torch.where(zero, torch.ones_like(b), b)))
 
     return program
 

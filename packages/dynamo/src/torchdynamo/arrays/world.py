@@ -30,6 +30,8 @@ from torchdynamo.arrays.values import (
     ArrayMethod,
     arrays_in,
     dtype_of,
+    flipped_dims,
+    forwards,
     model_like,
     model_of,
     same_layout,
@@ -64,6 +66,8 @@ class ArrayWorld:
         self.adopt = adopt
         self.ambient = ambient
         self.used = False  # whether there is any array yet
+        self._unknown: dict[int, Array] = {}  # for known arrays, by the identity of what owns their memory
+        self._views: dict[int, tuple[Any, Array]] = {}  # for views of those, by theirs
 
     # -- between tensors and arrays ---------------------------------------------------------
 
@@ -131,6 +135,50 @@ class ArrayWorld:
                 return numpy.asarray(value).astype(dtype).item()
         return self.tensor(value, dtype)
 
+    # -- arrays that are known no more -------------------------------------------------------
+
+    def forget(self, array: Any) -> Array:
+        """An array that the program made of numbers, and all views of its memory, are unknown from here on."""
+        self.used = True
+        owner = numpy_values.memory_of(array)
+        if id(owner) not in self._unknown:
+            if not self.known.is_known(array) or owner.base is not None:
+                raise BreakGraph("numpy", "a write to an array of the outside, or to memory of another kind")
+            size = owner.itemsize
+            strides = tuple(stride // size for stride in owner.strides)
+            tensor = _laid_out(self.tensor(owner).clone(), owner.shape, strides)
+            self._unknown[id(owner)] = Array(self, owner, tensor)
+            self.known.shared[id(owner)] = owner
+        made = self.current(array)
+        assert isinstance(made, Array)
+        return made
+
+    def current(self, value: Any) -> Any:
+        """What stands for a value now: for an array that is known no more, the one that is not."""
+        if not self._unknown or type(value) is not numpy.ndarray:
+            return value
+        owner = numpy_values.memory_of(value)
+        found = self._unknown.get(id(owner))
+        if found is None or value is owner:
+            return value if found is None else found
+        if id(value) not in self._views:
+            self._views[id(value)] = value, self._view(found, value)
+        return self._views[id(value)][1]
+
+    def _view(self, owner: Array, view: Any) -> Array:
+        flipped = flipped_dims(view)
+        ahead = forwards(view, flipped)
+        size = view.itemsize
+        if view.dtype != owner.model.dtype or any(stride % size for stride in view.strides):
+            raise BreakGraph("numpy", "a view of another dtype")
+        offset = (numpy_values.address(ahead) - numpy_values.address(owner.model)) // size
+        strides = tuple(stride // size for stride in ahead.strides)
+        return Array(self, view, owner.tensor.as_strided(ahead.shape, strides, offset), flipped)
+
+    def release(self) -> None:
+        self._unknown.clear()
+        self._views.clear()
+
     # -- asking NumPy -----------------------------------------------------------------------
 
     def ask(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
@@ -185,7 +233,7 @@ class ArrayWorld:
         return self._by_rule(rule, function, args, kwargs)
 
     def method(self, array: Array, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        operator = _operator_method(name)
+        operator = _OPERATOR_METHODS.get(name)
         if operator is not None and len(args) == operator[1] and not kwargs:
             return operator[0](self, array, *args)
         rule = METHODS.get(name)
@@ -212,6 +260,8 @@ class ArrayWorld:
         """The value with arrays in the place of tensors, which NumPy asks for theirs."""
         if isinstance(value, torch.Tensor):
             return self.of_tensor(value)
+        if type(value) is numpy.ndarray:
+            return self.current(value)
         if type(value) in (tuple, list):
             return type(value)(map(self._as_arrays, value))
         return {name: self._as_arrays(part) for name, part in value.items()} if type(value) is dict else value
@@ -270,10 +320,13 @@ class ArrayWorld:
         return self._ufunc(OPERATORS[symbol], (a, b), {})
 
     def inplace(self, symbol: str, a: Any, b: Any) -> Any:
-        if isinstance(b, torch.Tensor) or not isinstance(a, Array):
-            if isinstance(a, torch.Tensor) or numpy_values.is_array(a):
-                raise BreakGraph("numpy", f"{symbol}= of an array that is known, or of a tensor, and an array")
-            return self.binary(symbol, a, b)
+        if isinstance(b, torch.Tensor) or isinstance(a, torch.Tensor):
+            raise BreakGraph("numpy", f"{symbol}= of an array and a tensor")
+        if not isinstance(a, Array):
+            if not numpy_values.is_array(a):
+                return self.binary(symbol, a, b)
+            self.inplace(symbol, self.forget(a), b)
+            return a
         if a.is_scalar:
             return self.binary(symbol, a, b)
         function = OPERATORS[symbol]
@@ -328,7 +381,9 @@ class ArrayWorld:
 
     def setitem(self, array: Any, key: Any, value: Any) -> None:
         if not isinstance(array, Array):
-            raise BreakGraph("numpy", "a write of an array, or by an index of one, to what is known")
+            if not numpy_values.is_array(array):
+                raise BreakGraph("numpy", "a write of an array, or by an index of one, to what is none")
+            array = self.forget(array)
         self.refuse_write(array)
         key, value = self._as_arrays(key), self._as_arrays(value)
         self.ask(_WRITE, (array, _zeros(key), value), {})
@@ -370,7 +425,7 @@ class ArrayWorld:
         if array.is_scalar or not array.model.flags.writeable:
             self.ask(_WRITE, (array, ..., 0), {})
 
-    def _tell(self, tensor: torch.Tensor) -> None:
+    def _tell(self, tensor: Any) -> None:
         """NumPy's writes are not told to autograd: a graph's are."""
         if self.recorder.has_derivative(tensor):
             raise BreakGraph("numpy", "a write to the memory of a tensor that requires a gradient")
@@ -410,14 +465,12 @@ class ArrayWorld:
         return tuple(sorted(array.flipped)), None if same else model.strides, bool(model.flags.writeable), False
 
 
-def _operator_method(name: str) -> tuple[Callable[..., Any], int] | None:
-    """What an operator's method of an array does, and how many operands it has beside the array."""
-    items = {"__getitem__": (ArrayWorld.getitem, 1), "__setitem__": (ArrayWorld.setitem, 2)}
-    return items.get(name) or _OPERATOR_METHODS.get(name)
-
-
 def _operator_methods() -> dict[str, tuple[Callable[..., Any], int]]:
-    found: dict[str, tuple[Callable[..., Any], int]] = {}
+    """What the methods of operators do, and how many operands each has beside the array."""
+    found: dict[str, tuple[Callable[..., Any], int]] = {
+        "__getitem__": (ArrayWorld.getitem, 1),
+        "__setitem__": (ArrayWorld.setitem, 2),
+    }
     for symbol, (_, _, method, reflected, in_place) in BINARY.items():
         found[method] = (lambda world, a, b, symbol=symbol: world.binary(symbol, a, b), 1)
         found[reflected] = (lambda world, a, b, symbol=symbol: world.binary(symbol, b, a), 1)

@@ -33,6 +33,10 @@ class ArrayCalls:
         return self.world.used
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        args, kwargs = self._current(args), self._current(kwargs)
+        owner = self.world.current(getattr(fn, "__self__", None))
+        if isinstance(owner, Array):  # a method that was bound while the array was known
+            return self.world.method(owner, fn.__name__, args, kwargs)
         if not arrays_in((args, kwargs)):
             return MISSING
         rule = _RULES.get(id(fn))
@@ -46,6 +50,14 @@ class ArrayCalls:
         if method is not None or (callable(fn) and not isinstance(fn, type) and torch_functions.is_leaf(fn)):
             raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
         return MISSING
+
+    def _current(self, value: Any) -> Any:
+        if type(value) in (tuple, list):
+            made = type(value)(map(self._current, value))
+            return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+        if type(value) is dict:
+            return {key: self._current(part) for key, part in value.items()}
+        return self.world.current(value)
 
     def of_tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """`tensor.numpy(force=...)`."""

@@ -90,6 +90,7 @@ class Codegen:
         self.raises = interpreter.raises  # ordinals of raises, by the ids of exceptions that the program raised
         self.made_functions = interpreter.made_functions
         self.recorder = outside.recorder
+        self.arrays = outside.arrays
         self.externals = outside.externals
         self.overlays = outside.overlays
         self.shape_env = outside.shape_env
@@ -383,14 +384,19 @@ class Codegen:
         """An array made of numbers. A view is taken of the copy of what it is a view of."""
         if not numpy_values.is_array(obj):
             raise BreakGraph("rebuild", f"an array of {obj.dtype}")
-        if self.externals.arrays.is_shared(obj):
-            raise BreakGraph("rebuild", "an array whose memory a tensor of the graph has, too")
         owner = numpy_values.memory_of(obj)
+        if owner is obj and self.externals.arrays.is_shared(obj):
+            return self._name(obj, self.value(self.arrays.current(obj)))
         if owner is obj:
-            return self._name(obj, f"{self.pin(obj)}.copy('K')")
+            return self._with_flags(obj, self._name(obj, f"{self.pin(obj)}.copy('K')"))
         place = numpy_values.address(obj) - numpy_values.address(owner)
         parts = f"{obj.shape}, {self.pin(obj.dtype)}, {self.value(owner)}, {place}, {obj.strides}"
-        return self._name(obj, f"{self.pin(type(obj))}({parts})")
+        return self._with_flags(obj, self._name(obj, f"{self.pin(type(obj))}({parts})"))
+
+    def _with_flags(self, array: Any, name: str) -> str:
+        if not array.flags.writeable:
+            self.build.append(f"{name}.flags.writeable = False")
+        return name
 
     def _array_value(self, obj: Array) -> str:
         """An array whose elements the graph computes: the one that has its tensor's memory."""

@@ -170,6 +170,7 @@ class Outside:
         for table in (*held, self.tensors, self.wrappers.parts, self._alive, self._own_classes, self._cells):
             table.clear()
         self.overlays.clear()
+        self.arrays.release()
         self.shape_env.release()
         self.mode.release()
         self.recorder.release()
@@ -206,7 +207,8 @@ class Outside:
 
     def array_input(self, array: Any, source: Source) -> Array:
         """An array of the outside: an input of the graph is the tensor that has its memory."""
-        where = ArrayTensor(source, TensorAt(flipped_dims(array)))
+        flipped = flipped_dims(array)
+        where = ArrayTensor(source, TensorAt(flipped))
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             tensor = where.read(array)
         with torch._C.DisableTorchFunction():
@@ -214,7 +216,7 @@ class Outside:
             fake = self.mode.from_tensor(tensor)
             self.recorder.add_input(fake, where, _input_name(source))
         self.tensors.append((where, tensor, fake))
-        return self.arrays.of_input(fake, where.read.flipped)
+        return self.arrays.of_input(fake, flipped)
 
     def _symbol(self, hint: int, source: Source, low: int, high: int | None) -> torch.SymInt:
         symbol = self.shape_env.symbol(hint, source.expression(), min=low, max=high)
