@@ -42,6 +42,6 @@ class BoxedGraph:
         return results
 
 
-def run_graph(gm: fx.GraphModule, example_inputs: list[object]) -> Compiled:
+def run_graph(gm: fx.GraphModule, example_inputs: Sequence[object]) -> Compiled:
     """The graph as it is: a forward, backward or inference compiler."""
     return BoxedGraph(gm)

@@ -19,7 +19,7 @@ Values: TypeAlias = Sequence[Any]
 program takes and gives."""
 Compiled = Callable[..., Values]
 Compiler = Callable[
-    [torch.fx.GraphModule, list[object]], Compiled
+    [torch.fx.GraphModule, list[Any]], Compiled
 ]  # (graph, example inputs) -> flat inputs to flat outputs
 Dump = Callable[[str, str], None]  # (file name, text)
 Opset = Literal["prims", "core_aten"]

@@ -138,11 +138,13 @@ def dispatch_modes() -> tuple[Any, ...]:
     return _stack(_C._len_torch_dispatch_stack, _C._get_dispatch_stack_at)
 
 
-def _same_objects(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def _same_objects(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
-def _set_stack(now: Sequence[Any], wanted: Sequence[Any], pop: Callable[[], Any], push: Callable[[Any], None]) -> None:
+def _set_stack(
+    now: Sequence[object], wanted: Sequence[object], pop: Callable[[], Any], push: Callable[[Any], None]
+) -> None:
     shared = 0
     while shared < min(len(now), len(wanted)) and now[shared] is wanted[shared]:
         shared += 1
@@ -152,17 +154,17 @@ def _set_stack(now: Sequence[Any], wanted: Sequence[Any], pop: Callable[[], Any]
         push(mode)
 
 
-def _set_function_modes(modes: Sequence[Any]) -> None:
+def _set_function_modes(modes: Sequence[object]) -> None:
     _set_stack(function_modes(), modes, _C._pop_torch_function_stack, _C._push_on_torch_function_stack)
 
 
-def _of_programs(modes: Sequence[Any]) -> Sequence[Any]:
+def _of_programs(modes: Sequence[object]) -> Sequence[Any]:
     """Those that lie on the stack itself: behind torch's own, which have places of their own."""
     own = sum(_C._get_dispatch_mode(key) is not None for key in _C._TorchDispatchModeKey.__members__.values())
     return modes[own:]
 
 
-def _set_dispatch_modes(modes: Sequence[Any]) -> None:
+def _set_dispatch_modes(modes: Sequence[object]) -> None:
     now = dispatch_modes()
     shared = len(now) - len(_of_programs(now))
     _set_stack(
@@ -188,7 +190,7 @@ def _saved_tensors_hooks() -> Any:
     return _C._autograd._saved_tensors_hooks_get_disabled_error_message(), hooks
 
 
-def _disable_saved_tensors_hooks(state: tuple[str | None, Any]) -> None:
+def _disable_saved_tensors_hooks(state: tuple[str | None, object]) -> None:
     message = state[0]
     if message is None:
         _C._autograd._saved_tensors_hooks_enable()
@@ -325,13 +327,13 @@ def snapshot() -> tuple[Any, ...]:
     return tuple(state.read() for state in AMBIENT)
 
 
-def changed(before: Sequence[Any]) -> dict[str, tuple[Any, Any]]:
+def changed(before: Sequence[object]) -> dict[str, tuple[Any, Any]]:
     """What differs from a snapshot: name -> (value then, value now)."""
     pairs = ((state, then, state.read()) for state, then in zip(AMBIENT, before, strict=True))
     return {state.name: (then, now) for state, then, now in pairs if not state.same(then, now)}
 
 
-def restore(before: Sequence[Any]) -> None:
+def restore(before: Sequence[object]) -> None:
     """Writes back what differs from a snapshot, and nothing else."""
     for state, then in zip(AMBIENT, before, strict=True):
         if state.write is not None and not state.same(then, state.read()):

@@ -82,7 +82,7 @@ _STATISTICS: dict[Any, tuple[tuple[int, int], int, str]] = {
 }
 
 
-def unsaid_writes(function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+def unsaid_writes(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
     """The tensors that a call of one of torch's functions writes to without saying so in its schema."""
     if kwargs.get("out") is not None:
         given = kwargs["out"]
@@ -132,7 +132,7 @@ def argument_returned(op: OpOverload, place: int, args: Sequence[object], kwargs
     raise LookupError(f"result {place} of {op} is none of its arguments")
 
 
-def overload_of(function: Any, args: Sequence[object], kwargs: Mapping[str, object]) -> OpOverload | None:
+def overload_of(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> OpOverload | None:
     """The overload that a call of `function` comes to, if that is an operator or one of its overloads."""
     if isinstance(function, OpOverload):
         return function

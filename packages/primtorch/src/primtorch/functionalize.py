@@ -81,10 +81,17 @@ def writes(gm: fx.GraphModule) -> bool:
 
 
 def _batch_norm(
-    x: torch.Tensor, weight: Any, bias: Any, mean: Any, var: Any, training: bool, momentum: float, eps: float
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    mean: torch.Tensor | None,
+    var: torch.Tensor | None,
+    training: bool,
+    momentum: float,
+    eps: float,
 ) -> Any:
     """native_batch_norm writes its running statistics, which its schema does not say."""
-    if not training or mean is None:
+    if not training or mean is None or var is None:
         return aten.native_batch_norm.default(x, weight, bias, mean, var, training, momentum, eps)
     functional = aten._native_batch_norm_legit_functional.default
     *results, new_mean, new_var = functional(x, weight, bias, mean, var, training, momentum, eps)

@@ -35,7 +35,7 @@ class Recipe:
     value: Any = None
 
 
-def recipe_of(result: Any) -> Recipe:
+def recipe_of(result: object) -> Recipe:
     """The recipe of a formula's result."""
     if type(result) is TensorSpec:
         return Recipe(result, storage_bytes(result))

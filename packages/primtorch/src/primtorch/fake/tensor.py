@@ -188,11 +188,11 @@ class _Computed(torch.autograd.Function):
     """A result of autograd that is no view, so that programs may write to it; its history is never run."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, spec: TensorSpec, mode: FakeMode) -> torch.Tensor:
+    def forward(ctx: object, leaf: torch.Tensor, spec: TensorSpec, mode: FakeMode) -> torch.Tensor:
         return FakeTensor(spec, mode, None, False)
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: object) -> Any:
         return gradients[0], None, None
 
 
@@ -451,7 +451,7 @@ def _shared_memory(rule: Rule, args: Sequence[object]) -> Memory | None:
     return base.memory if isinstance(base, FakeTensor) else None
 
 
-def _wrapped(out: Any, mode: FakeMode, memory: Memory | None) -> Any:
+def _wrapped(out: object, mode: FakeMode, memory: Memory | None) -> Any:
     if type(out) is TensorSpec:
         return FakeTensor(out, mode, memory)
     if isinstance(out, tuple | list):

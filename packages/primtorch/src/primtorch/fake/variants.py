@@ -141,7 +141,7 @@ def _out_variant(formula: Formula, outs: Sequence[str], op: OpOverload) -> Formu
         name in elementwise_packets() or has_trait(Trait.CONVERTS_OUT, *names)
     )
 
-    def out_variant(*args: object, **kwargs: Any) -> object:
+    def out_variant(*args: object, **kwargs: object) -> object:
         targets = [kwargs.pop(out) for out in outs]
         results = formula(*args, **kwargs)
         if len(targets) == 1 and isinstance(targets[0], list | tuple):  # a list of pieces

@@ -106,7 +106,7 @@ class _Materializer:
             return self.symbol(atom.key)
         return self.call(_ATOM_OPERATORS[atom.op], self.polynomial(atom.left), self.polynomial(atom.right))
 
-    def call(self, fn: Callable[..., Any], *args: _Operand, value: Any = None) -> Any:
+    def call(self, fn: Callable[..., Any], *args: _Operand, value: object = None) -> Any:
         if value is None and all(isinstance(a, int) for a in args):
             return int(fn(*args))
         if all(isinstance(a, (int, float)) for a in args):  # of symbols that a guard has fixed since

@@ -33,12 +33,12 @@ _TO_INTEGER: dict[Any, str] = {
 }
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(value: object) -> bool:
     """Whether a value is a symbolic number."""
     return isinstance(value, (torch.SymInt, torch.SymFloat))
 
 
-def binary(op: str, a: Any, b: Any) -> Any:
+def binary(op: str, a: object, b: object) -> Any:
     """`a op b` for an operator of Python's source."""
     env = _env_of(a, b)
     left, right = _expr(a, env), _expr(b, env)
@@ -94,7 +94,7 @@ def _power(env: ShapeEnv, a: IntExpr, b: IntExpr) -> Expr | None:
 _LARGEST_POLYNOMIAL = 4
 
 
-def compare(op: str, a: Any, b: Any) -> Any:
+def compare(op: str, a: object, b: object) -> Any:
     """`a op b` for a comparison: a bool where it is known, else a SymBool."""
     env = _env_of(a, b)
     left, right = _expr(a, env), _expr(b, env)
@@ -128,7 +128,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def unary(op: str, a: Any) -> Any:
+def unary(op: str, a: object) -> Any:
     """`-a`, `+a`, `~a`."""
     if op == "+":
         return a
@@ -137,7 +137,7 @@ def unary(op: str, a: Any) -> Any:
     return binary("-", -1, a) if isinstance(a, torch.SymInt) else None
 
 
-def function(fn: Any, args: tuple[Any, ...]) -> Any:
+def function(fn: object, args: tuple[object, ...]) -> Any:
     """A builtin or a function of `math` on numbers of which one at least is symbolic; None for one not known."""
     rule = _FUNCTIONS.get(fn)
     if rule is not None:
@@ -146,7 +146,7 @@ def function(fn: Any, args: tuple[Any, ...]) -> Any:
     return _call(name, args[0]) if name is not None and len(args) == 1 else None
 
 
-def _call(name: str, a: Any) -> Any:
+def _call(name: str, a: object) -> Any:
     env = _env_of(a, a)
     expr = _expr(a, env)
     try:
@@ -159,7 +159,7 @@ def _to_integer(name: str) -> Callable[[Any], Any]:
     return lambda a: a if isinstance(a, torch.SymInt) else _call(name, a)
 
 
-def _to_float(a: Any) -> Any:
+def _to_float(a: object) -> Any:
     env = _env_of(a, a)
     expr = _expr(a, env)
     try:
@@ -179,7 +179,7 @@ def _absolute(a: Any) -> Any:
 def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
     """`min` or `max` of two numbers of one type; of two types the result's type depends on the values."""
 
-    def rule(a: Any, b: Any) -> Any:
+    def rule(a: object, b: object) -> Any:
         env = _env_of(a, b)
         left, right = _expr(a, env), _expr(b, env)
         if isinstance(left, IntExpr) and isinstance(right, IntExpr) and bool not in (type(a), type(b)):
@@ -191,7 +191,7 @@ def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
     return rule
 
 
-def _divmod(a: Any, b: Any) -> Any:
+def _divmod(a: object, b: object) -> Any:
     quotient, rest = binary("//", a, b), binary("%", a, b)
     return None if quotient is None or rest is None else (quotient, rest)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch.utils import _pytree as pytree
@@ -27,7 +26,7 @@ def double_precision() -> Iterator[None]:
         torch.set_default_dtype(before)
 
 
-def assert_as_accurate(found: Any, eager: Any, exact: Any, what: str = "") -> None:
+def assert_as_accurate(found: object, eager: object, exact: object, what: str = "") -> None:
     """Tensors of `found` are at most twice as far from `exact` as eager's, and a few ulps.
 
     Args:

@@ -57,18 +57,18 @@ class Report:
         return "\n".join([*lines, *(f"wrong: {name}: {why}" for name, why in self.wrong)])
 
 
-def _mapped(function: Callable[[torch.Tensor], Any], value: Any) -> Any:
+def _mapped(function: Callable[[torch.Tensor], Any], value: object) -> Any:
     if isinstance(value, torch.Tensor):
         return function(value)
     return type(value)(_mapped(function, v) for v in value) if isinstance(value, (tuple, list)) else value
 
 
-def _same(value: Any) -> Any:
+def _same(value: object) -> Any:
     return value
 
 
 def check_case(
-    backend: Any,
+    backend: object,
     case: Case,
     *,
     to_backend: Callable[[torch.Tensor], Any] = _same,
@@ -112,7 +112,7 @@ def _within(case: Case, dtypes: Collection[torch.dtype]) -> bool:
 
 
 def conformance(
-    backend: Any,
+    backend: object,
     *,
     to_backend: Callable[[torch.Tensor], Any] = _same,
     from_backend: Callable[[Any], torch.Tensor] = _same,

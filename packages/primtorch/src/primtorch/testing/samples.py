@@ -358,7 +358,7 @@ def _accepts(prim: Prim, arguments: Arguments) -> bool:
     return True
 
 
-def _described(argument: Any) -> Any:
+def _described(argument: object) -> Any:
     if isinstance(argument, torch.Tensor):
         return TensorSpec.of(argument)
     return tuple(map(_described, argument)) if isinstance(argument, (tuple, list)) else argument

@@ -103,7 +103,7 @@ def _pairs_backward() -> list[Made]:
     return [((torch.randn_like(out), x, 2.0, out), {})]
 
 
-def _one(*args: Any, **kwargs: Any) -> list[Made]:
+def _one(*args: object, **kwargs: object) -> list[Made]:
     return [(args, kwargs)]
 
 
