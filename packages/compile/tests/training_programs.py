@@ -593,10 +593,69 @@ class Doubled(torch.autograd.Function):
         return grad * ctx.saved_tensors[0] * 3  # which is not the derivative
 
 
-@case("backward")
+class Straight(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+        return grad
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor, factor: float) -> Any:
+        ctx.save_for_backward(x, w)
+        ctx.factor = factor
+        return x * w * factor, x.argmax()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor, _: Any) -> Any:
+        x, w = ctx.saved_tensors
+        return grad * w * ctx.factor, grad * x * ctx.factor if ctx.needs_input_grad[1] else None, None
+
+
+@case(graphs=2)
 def through_a_function() -> Made:
     w = leaf(3)
     return of(lambda: Doubled.apply(w.sin()).sum().backward(), w)
+
+
+@case(graphs=2)
+def through_functions_that_hand_on() -> Made:
+    """One gradient for both leaves: autograd copies it for the first of them."""
+    w, v = leaf(3), leaf(3, seed=4)
+    return of(lambda: (Straight.apply(w * 1.0) * Straight.apply(v)).sum().backward(), w, v)
+
+
+@case(graphs=2)
+def through_functions_that_hand_on_one() -> Made:
+    w, v = leaf(3), leaf(3, seed=4)
+    return of(lambda: (Straight.apply(w) + Straight.apply(v)).sin().sum().backward(), w, v)
+
+
+@case(graphs=2)
+def through_a_function_of_several() -> Made:
+    w, v = leaf(3), leaf(3, seed=4)
+
+    def step() -> Any:
+        value, place = Scaled.apply(w.exp(), v, 2.0)
+        (value.sin() * w).sum().backward()
+        return place
+
+    return of(step, w, v)
+
+
+@case("backward")
+def twice_through_a_function() -> Made:
+    w = leaf(3)
+
+    def step() -> Any:
+        (slope,) = torch.autograd.grad(Doubled.apply(w.sin()).sum(), w, create_graph=True)
+        return torch.autograd.grad(slope.sum(), w)
+
+    return of(step, w)
 
 
 @case()

@@ -141,13 +141,30 @@ class _Result(torch.autograd.Function):
     """Gives the fakes that a captured forward made the history that the function's results have."""
 
     @staticmethod
-    def forward(ctx: Any, results: tuple[Any, ...], apart: tuple[Any, ...], *direct: Any) -> Any:
+    def forward(ctx: Any, results: tuple[Any, ...], apart: tuple[Any, ...], backward: Region, *direct: Any) -> Any:
         ctx.mark_non_differentiable(*apart)
+        ctx.region = backward
         return results
 
     @staticmethod
     def backward(ctx: Any, *gradients: Any) -> Any:
-        raise RuntimeError("a fake tensor's backward was run during capture")
+        """On fakes, for a derivative that the program takes itself."""
+        region: Region = ctx.region
+        if any(gradient is None for gradient in gradients):
+            return (None, None, None, *(None for _ in region.outputs))
+        values: dict[fx.Node, Any] = {}
+        given = iter((*(node.meta["val"] for node in region.inputs), *gradients))
+        for node in region.graph.nodes:
+            args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
+            if node.op == "placeholder":
+                values[node] = next(given)
+            elif node.op == "call_function":
+                values[node] = node.target(*args, **kwargs)
+            elif node.op == "call_method":
+                values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
+            else:
+                raise RuntimeError(f"a fake tensor has no {node.op}")
+        return (None, None, None, *(None if node is None else values[node] for node in region.outputs))
 
 
 class AutogradFunctions:
@@ -280,7 +297,7 @@ class _Capture:
         inputs = [*direct, *(node for node in forward.inputs if node not in direct)]
         call = regions.call(forward, inputs, self.kind.__name__, self._maker(forward, backward, inputs, saved, outputs))
         self.recorder.annotate(call, ())
-        given = self._with_history(outputs)
+        given = self._with_history(outputs, backward)
         for node, fake in zip(results, given, strict=True):
             self.recorder.remember(fake, forward.item(forward.copies[node], fake))
         for node in backward.inputs:
@@ -355,11 +372,11 @@ class _Capture:
 
     # -- results ----------------------------------------------------------------------------
 
-    def _with_history(self, outputs: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    def _with_history(self, outputs: Sequence[torch.Tensor], backward: Region) -> tuple[torch.Tensor, ...]:
         """The results as they are behind the call: with `requires_grad` and a `grad_fn` where eager's have them."""
         apart = tuple(t for t in self.context.non_differentiable if isinstance(t, torch.Tensor))
         with torch._C.DisableTorchFunction(), torch.enable_grad():
-            given = _Result.apply(tuple(outputs), apart, *self.direct)  # type: ignore[no-untyped-call]
+            given = _Result.apply(tuple(outputs), apart, backward, *self.direct)  # type: ignore[no-untyped-call]
         return tuple(given)
 
     def _maker(

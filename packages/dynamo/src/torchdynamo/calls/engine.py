@@ -177,7 +177,7 @@ class Engine:
             elif accumulates(node):
                 if self.outside.externals.lookup(node.variable) is not None:
                     reached.append(node.variable)
-            elif node.name() in _GRAPHS:
+            elif node.name() in _GRAPHS and (asked.create_graph or node.name() not in _DERIVED):
                 raise _refusal(f"through {_GRAPHS[node.name()]}")
         self._refuse_hooks([tensor for tensor in reached if id(tensor) in by])
 
@@ -278,8 +278,9 @@ def engine_is_watched() -> str | None:
     return None
 
 
-# Of what is captured as graphs of its own: fakes have no derivative of it.
+# What is captured as graphs of its own, of which fakes have no derivative.
 _GRAPHS = {"_ResultBackward": "a torch.autograd.Function", "_HistoryBackward": "torch.cond"}
+_DERIVED = frozenset({"_ResultBackward"})  # but for this: a first derivative, by the captured backward
 
 
 # -- what becomes of gradients ---------------------------------------------------------------
