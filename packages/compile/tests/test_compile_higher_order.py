@@ -453,6 +453,11 @@ def _nonlocal(x: torch.Tensor) -> Any:
     return torch.cond(x.sum() > 0, taken, lambda t: t.sin(), (x,))
 
 
+def _switching(t: torch.Tensor) -> torch.Tensor:
+    torch.set_grad_enabled(False)
+    return t * 2
+
+
 def _over_an_iterator(x: torch.Tensor) -> Any:
     factors = iter([2.0, 3.0, 4.0])
     return scan(lambda carry, row: (carry * next(factors), carry + row), torch.ones(4), x)
@@ -487,6 +492,7 @@ REFUSED: dict[str, tuple[Program, str]] = {
         lambda x: while_loop(lambda n, t: n < 3, lambda n, t: (n + 1, t * 2), (0, x)),
         "carried inputs that are no tensors",
     ),
+    "a switch of grad mode": (_cond(_switching), "changes grad mode"),
     "an iterator": (_over_an_iterator, "holds an iterator"),
     "an error within": (_cond(lambda t: t @ torch.ones(99, 1)), "raises RuntimeError"),
 }
@@ -503,7 +509,8 @@ def test_what_no_graph_takes_is_eagers(name: str) -> None:
         ends: list[Any] = []
         for run in (program, ours):
             try:
-                ends.append(run(x))
+                with torch.enable_grad():
+                    ends.append(run(x))
             except Exception as error:
                 ends.append(type(error))
         if isinstance(ends[0], type):

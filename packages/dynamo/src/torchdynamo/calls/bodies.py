@@ -17,6 +17,7 @@ import torch
 from torch import fx, nn
 from torch.utils import _pytree as pytree
 
+from primtorch import ambient
 from primtorch.fake import FakeTensor
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import effects_so_far
@@ -69,7 +70,7 @@ class Bodies:
         mark = recorder.regions.mark()
         before, said = effects_so_far(self.outside), self.outside.emitted
         written, restrided = len(recorder.written), len(recorder.restrided)
-        held = list(_contents(function, self.outside))
+        held, state = list(_contents(function, self.outside)), ambient.snapshot()
         self.interpreter.tail_call = False
         try:
             with recorder.regions.body():
@@ -81,6 +82,10 @@ class Bodies:
             raise wrapped from error
         except Exception as error:
             raise refusal(f"{what} raises {type(error).__name__}: {str(error).partition(chr(10))[0]}") from error
+        left = ambient.changed(state).keys() - {"dispatch keys"}  # of the thread: no program's, but of what runs it
+        if left:
+            ambient.restore(state)
+            raise refusal(f"{what} changes {', '.join(sorted(left))}")
         changed = any(_items(thing) != items for thing, items in held)
         if changed or effects_so_far(self.outside, before) != before or self.outside.emitted != said:
             raise refusal(f"{what} changes objects outside of it")
