@@ -105,7 +105,7 @@ class InPlaceCalls(TorchFunctionMode):
         self.symbolic = symbolic
 
     def __torch_function__(
-        self, func: Called, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+        self, func: Called, types: object, args: tuple[Any, ...] = (), kwargs: dict[str, object] | None = None
     ) -> object:
         if self.grad_mode != torch.is_grad_enabled() and self.present.stand_for((args, kwargs)):
             self._refuse_function()
@@ -123,7 +123,7 @@ class InPlaceCalls(TorchFunctionMode):
             setattr(better, WORDED, True)  # a function that calls another has it for its own error
             raise better from None
 
-    def _call(self, func: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _call(self, func: Called, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         overload = overload_of(func, args, kwargs)
         name = getattr(func, "__name__", "").partition(".")[0]  # an overload's has the overload in it
         in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in _AUGMENTED)
@@ -154,7 +154,7 @@ class InPlaceCalls(TorchFunctionMode):
             self._refuse_lost_history(written)
         return result
 
-    def _reshape(self, func: Called, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _reshape(self, func: Called, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call that changes what a tensor is, and not its elements. Without grad mode autograd is not told."""
         target = args[0] if args else None
         if not is_wrapped(target):

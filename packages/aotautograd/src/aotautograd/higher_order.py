@@ -53,7 +53,7 @@ class TracedCalls:
             return results[: len(operator.differentiable)]
         return self.emit(operator, operands)
 
-    def run_body(self, body: Body, flat: tuple[Any, ...]) -> Sequence[Any]:
+    def run_body(self, body: Body, flat: tuple[object, ...]) -> Sequence[object]:
         """Node by node, as the program around it: each operator knows the user's line."""
         if not isinstance(body, fx.GraphModule):
             return body(*flat)

@@ -82,7 +82,7 @@ class _Names(_Namespace):
         return name
 
 
-def _tensors(value: Any, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
+def _tensors(value: object, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, ...], torch.Tensor]]:
     """The functional tensors in tuples and lists, with their places."""
     if isinstance(value, (tuple, list)):
         for place, item in enumerate(value):
@@ -173,11 +173,11 @@ class Recorder:
         self.sequence_starts.append(torch.autograd._get_sequence_nr())  # type: ignore[attr-defined]
         self.sequence_stacks.append(stack)
 
-    def nodes_of(self, args: Sequence[Any]) -> tuple[Any, ...]:
+    def nodes_of(self, args: Sequence[object]) -> tuple[Argument, ...]:
         """The arguments of a user's call with the nodes of the tensors among them."""
         return tuple(self.node_of.get(id(unwrap(a))) if isinstance(a, torch.Tensor) else a for a in args)
 
-    def note_history(self, value: Any, function: Callable[..., Any] | None, args: tuple[Any, ...]) -> None:
+    def note_history(self, value: object, function: Callable[..., object] | None, args: tuple[object, ...]) -> None:
         """Notes what autograd has recorded of the result of a user's node, where that is not each operator's own.
 
         Args:

@@ -86,7 +86,7 @@ def _finished(metadata: ProgramMetadata, call: Flat) -> Flat:
 def _on_aliases(call: Flat, places: Sequence[int]) -> Flat:
     """Calls with aliases of some inputs: what is kept of an input for the backward has the shape that it came in."""
 
-    def aliasing(*flat: Any) -> Values:
+    def aliasing(*flat: object) -> Values:
         given = list(flat)
         with torch.enable_grad():
             for place in places:

@@ -242,7 +242,7 @@ class FunctionCall:
     def __name__(self) -> str:
         return "autograd_function"
 
-    def __call__(self, *args: Any) -> Any:
+    def __call__(self, *args: object) -> Any:
         return self.target(*args)
 
 
