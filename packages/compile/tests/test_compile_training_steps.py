@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch.utils import _pytree as pytree
-from training_programs import BACKENDS, CASES, Made, Step
+from training_programs import BACKENDS, CASES, Made, Step, drawn
 
 import torchcompile
 
@@ -115,3 +115,20 @@ def test_as_eager(name: str, backend: str) -> None:
     assert told == case.breaks
     if case.graphs is not None and not case.breaks:
         assert report.captured == case.graphs
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+@pytest.mark.parametrize("seed", range(4))
+def test_drawn_programs(seed: int, backend: str) -> None:
+    """Who gets the memory of a gradient, who a copy, and which strides it has."""
+    for number in range(seed * 10, seed * 10 + 10):
+        torchcompile.reset()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", UserWarning)
+            eager, made = drawn(number), drawn(number)
+            theirs = observe(eager, eager.step, again=True)
+            ours = observe(made, torchcompile.compile(made.step, backend=backend), again=True)
+        alike(ours, theirs)
+        told = {event.kind.id for event in torchcompile.report().events}
+        assert told <= {"recompiled", "backward", "overlapping_inputs", "program_raised"}, (number, told)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -969,3 +970,51 @@ def with_a_frozen_layer() -> Made:
     made = steps(lambda p: torch.optim.SGD(p, 0.1))
     made.leaves[0].requires_grad_(False)
     return made
+
+
+# -- drawn ---------------------------------------------------------------------------------------
+
+_OPERATIONS: tuple[Callable[[torch.Tensor, torch.Tensor], torch.Tensor], ...] = (
+    lambda x, y: x.reshape(-1),
+    lambda x, y: x.reshape(-1)[:4].reshape(2, 2) if x.numel() >= 4 else x.sin(),
+    lambda x, y: x.t() if x.dim() <= 2 else x,
+    lambda x, y: x.view_as(x),
+    lambda x, y: x.reshape(-1)[1:],
+    lambda x, y: x.reshape(-1)[:1].expand(4),
+    lambda x, y: x + y if x.shape == y.shape else x + 0,
+    lambda x, y: x.reshape(-1) + y.reshape(-1) if x.numel() == y.numel() else x.exp(),
+    lambda x, y: torch.cat([x.reshape(-1), y.reshape(-1)]),
+    lambda x, y: x * y if x.shape == y.shape else x * 3,
+    lambda x, y: x.detach() * y.sum(),
+    lambda x, y: Straight.apply(x),
+)
+
+
+def drawn(seed: int) -> Made:
+    """A program of views and sums, whose leaves are handed one gradient, parts of it and views of it."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    shapes = [draw.choice([(4,), (2, 2), (4, 1), (1, 4)]) for _ in range(draw.randint(1, 3))]
+    leaves = [torch.randn(*shape, dtype=torch.float64, generator=generator).requires_grad_() for shape in shapes]
+    if draw.random() < 0.3:
+        leaves[0] = leaves[0].detach().reshape(2, 2).t().requires_grad_()
+    for one in leaves:
+        one.grad = torch.ones_like(one).detach() if draw.random() < 0.4 else None
+    plan = [(draw.choice(_OPERATIONS), draw.random(), draw.random()) for _ in range(draw.randint(2, 6))]
+    given, twice, keep, named = (draw.random() < chance for chance in (0.4, 0.4, 0.3, 0.3))
+    inputs = leaves if named else None
+
+    def step() -> Any:
+        values = list(leaves)
+        for operation, first, second in plan:
+            values.append(operation(values[int(first * len(values))], values[int(second * len(values))]))
+        results = [value for value in values[-2:] if value.requires_grad]
+        retain = keep or twice
+        if given:
+            torch.autograd.backward(results, [torch.ones_like(r) for r in results], retain_graph=retain, inputs=inputs)
+        else:
+            sum(r.sum() for r in results).backward(retain_graph=retain, inputs=inputs)  # type: ignore[union-attr]
+        if twice:
+            results[0].sum().backward(retain_graph=keep)
+        return results
+
+    return Made(step, leaves)

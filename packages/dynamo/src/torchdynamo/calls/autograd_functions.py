@@ -125,7 +125,8 @@ class _Carrier(torch.autograd.Function):
         given = gradients[: carried.outputs]
         if any(gradient is None for gradient in given):
             return (None,) * (2 + carried.direct)
-        checked, unchecked = iter(ctx.saved_tensors), iter(ctx.unchecked)
+        reads = any(known for _, _, known in carried.saved)  # else a second backward is no error
+        checked, unchecked = iter(ctx.saved_tensors if reads else ()), iter(ctx.unchecked)
         saved = [next(checked if known else unchecked) for _, _, known in carried.saved]
         return (None, None, *ctx.module.backward_graph(*saved, *given))
 
