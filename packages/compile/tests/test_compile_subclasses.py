@@ -208,6 +208,44 @@ class Printing(Pair):
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
+asked: list[str] = []
+
+
+def note(func: Any) -> None:
+    asked.append(func.__name__)
+
+
+class Listing(Pair):
+    """By a function of its module, in a list."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        note(func)
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Remembering(Pair):
+    """In a global that is not there before."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        global ever_asked
+        ever_asked = func.__name__
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+class Marking(Pair):
+    """On the tensor itself."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args[0].noted = func.__name__
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+NOISY_KINDS = (Loud, Printing, Listing, Remembering, Marking)
+
+
 def pair(*sizes: int, kind: type = Pair, grad: bool = True) -> Any:
     return kind(*(of(torch.Tensor, *sizes, grad=False) * k for k in (1, 2))).requires_grad_(grad)
 
@@ -600,7 +638,7 @@ def test_guards_notice_what_a_wrapper_is_made_of() -> None:
     assert torchdynamo.stats().graphs - before == 5
 
 
-@pytest.mark.parametrize("kind", [Loud, Printing])
+@pytest.mark.parametrize("kind", NOISY_KINDS)
 @pytest.mark.expected_eager(...)
 def test_what_a_wrappers_class_does_besides_is_done_at_every_call(
     kind: type, capsys: pytest.CaptureFixture[str]
@@ -609,16 +647,19 @@ def test_what_a_wrappers_class_does_besides_is_done_at_every_call(
         return p.sin() + 1
 
     compiled = torchcompile.compile(program, backend="aot_eager")
-    p = pair(kind=kind, grad=False)
 
-    def told(function: Callable[..., Any]) -> tuple[int, str]:
+    def done(function: Callable[..., Any]) -> Any:
+        Loud.asked = 0
+        asked.clear()
+        globals().pop("ever_asked", None)
         capsys.readouterr()
-        before = Loud.asked
-        function(p)
-        return Loud.asked - before, capsys.readouterr().out
+        p = pair(kind=kind, grad=False)
+        result = function(p)
+        noted = getattr(p, "noted", None), getattr(result, "noted", None)
+        return Loud.asked, list(asked), globals().get("ever_asked"), capsys.readouterr().out, noted
 
     for _ in range(3):
-        assert told(compiled) == told(program)
+        assert done(compiled) == done(program)
 
 
 @pytest.mark.expected_eager(...)

@@ -138,7 +138,8 @@ class WrapperProgram:
             apart = TakenApart(self, module, compile)
             tensors = [name for name, e in zip(names, examples, strict=True) if not isinstance(e, torch.SymInt)]
             if all(name in self.templates for name in tensors):
-                apart.variant([self.templates.get(name) for name in names])
+                templates = [self.templates.get(name) for name in names]
+                apart.given = templates, apart.variant(templates)
             return apart
 
         return compile_apart
@@ -152,6 +153,7 @@ class TakenApart:
         self.module = module
         self.compile = compile
         self.variants: list[tuple[list[Template | None], _Variant]] = []
+        self.given: tuple[list[Template | None], _Variant] | None = None  # of inputs that the caller guards
 
     def variant(self, templates: list[Template | None]) -> _Variant:
         for known, variant in self.variants:
@@ -166,8 +168,11 @@ class TakenApart:
             return self._run(inputs)
 
     def _run(self, inputs: Values) -> Values:
-        templates = [_template(value) if is_wrapper(type(value)) else None for value in inputs]
-        variant = self.variant(templates)
+        if self.given is not None:
+            templates, variant = self.given
+        else:
+            templates = [_template(value) if is_wrapper(type(value)) else None for value in inputs]
+            variant = self.variant(templates)
         flat: list[torch.Tensor] = []
         for value, template in zip(inputs, templates, strict=True):
             flat += [value] if template is None else template.flatten(value)

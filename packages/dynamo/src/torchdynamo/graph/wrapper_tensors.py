@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import contextlib
 import io
+import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -23,6 +25,7 @@ from primtorch.fake import FakeMode, FakeTensor
 from primtorch.spec import TensorSpec
 from primtorch.wrappers import NotTakenApart, Template, is_wrapper, stand_for, whole_of
 from torchdynamo.graph.tensor_classes import own_classes, remember_class
+from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
 
 _CONTAINERS = (list, dict, set)
@@ -175,6 +178,32 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
     return value
 
 
+# -- what a class's code reads of Python's state -------------------------------------------------
+
+
+def names_in(code: types.CodeType) -> Iterator[str]:
+    """Names that code reads or writes otherwise than in its own frame."""
+    yield from code.co_names
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from names_in(constant)
+
+
+def called_by(kind: type) -> list[types.FunctionType]:
+    """The methods of the program's classes, and the functions in their modules that they name."""
+    found: dict[types.FunctionType, None] = {}
+    methods = (method for klass in own_classes(kind) for method in vars(klass).values())
+    todo: list[Any] = [getattr(method, "__func__", method) for method in methods]
+    while todo:
+        function = todo.pop()
+        if isinstance(function, types.FunctionType) and function not in found:
+            found[function] = None
+            namespace = function.__globals__
+            named = (namespace.get(name) for name in names_in(function.__code__))
+            todo += [value for value in named if getattr(value, "__globals__", None) is namespace]
+    return list(found)
+
+
 # -- what a class's code does to Python's state --------------------------------------------------
 
 _noisy: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose code has changed something
@@ -185,40 +214,56 @@ def _quietly(kind: type, wholes: Sequence[Any], run: Callable[[], Any]) -> Any:
     breaks, so that the code runs at every call."""
     if kind in _noisy:
         raise BreakGraph("tensor_subclass", f"the code of {kind.__qualname__} changes Python's state")
-    before, said = _State(kind, wholes), io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    before, out, errors = _State(kind, wholes), _Stream(sys.stdout), _Stream(sys.stderr)
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(errors):
         try:
             return run()
         finally:
             changed = before.put_back()
-            if changed or said.getvalue():
+            if changed or out.heard or errors.heard:
                 _noisy.add(kind)
                 what = f"changes {', '.join(sorted(changed))}" if changed else "writes text"
                 raise BreakGraph("tensor_subclass", f"the code of {kind.__qualname__} {what}")
 
 
+class _Stream(io.TextIOBase):
+    """In the place of a standard stream: this thread's text is kept from it, others' goes on."""
+
+    def __init__(self, stream: Any) -> None:
+        self.stream = stream
+        self.thread = threading.get_ident()
+        self.heard = False
+
+    def write(self, text: str) -> int:
+        if threading.get_ident() != self.thread:
+            return int(self.stream.write(text))
+        self.heard = True
+        return len(text)
+
+    def flush(self) -> None:
+        if self.stream is not None:
+            self.stream.flush()
+
+
 class _State:
-    """What the code of a class may change without being told so: attributes of the class and of its tensors, globals of
-    its methods and what their closures hold; containers and objects among these by what is in them."""
+    """What the code of a class may change without being told so: attributes of the class and of its tensors, what its
+    methods and the functions that they call name in their modules, and what their closures hold; containers and objects
+    among these by what is in them."""
 
     def __init__(self, kind: type, wholes: Sequence[Any]) -> None:
         self.tables: list[tuple[str, Any, dict[str, Any]]] = []
         self.held: dict[int, tuple[str, Any, Any]] = {}
-        seen: set[int] = set()
         for whole in wholes:
             self.held[id(whole)] = (kind.__qualname__, vars(whole), dict(vars(whole)))
         for klass in own_classes(kind):
             self._table(klass.__qualname__, klass, dict(vars(klass)))
-            for method in vars(klass).values():
-                function = getattr(method, "__func__", method)
-                if not isinstance(function, types.FunctionType):
-                    continue
-                for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-                    if name != "__class__" and cell != types.CellType():
-                        self._table(name, cell, {"cell_contents": cell.cell_contents})
-                if id(function.__globals__) not in seen:
-                    seen.add(id(function.__globals__))
-                    self._table("the module", function.__globals__, dict(function.__globals__))
+        for function in called_by(kind):
+            for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+                if name != "__class__" and cell != types.CellType():
+                    self._table(name, cell, {"cell_contents": cell.cell_contents})
+            namespace = function.__globals__
+            named = names_in(function.__code__)
+            self._table("the module", namespace, {name: namespace.get(name, MISSING) for name in named})
 
     def _table(self, label: str, owner: Any, values: dict[str, Any]) -> None:
         self.tables.append((label, owner, values))
@@ -231,16 +276,21 @@ class _State:
     def put_back(self) -> set[str]:
         changed: set[str] = set()
         for label, owner, values in self.tables:
+            now: dict[str, Any]
             if isinstance(owner, type):
-                now: dict[str, Any] = dict(vars(owner))
+                now = dict(vars(owner))
+            elif isinstance(owner, dict):
+                now = {name: owner.get(name, MISSING) for name in values}
             else:
-                now = owner if isinstance(owner, dict) else {"cell_contents": owner.cell_contents}
+                now = {"cell_contents": owner.cell_contents}
             for name in [name for name in {**values, **now} if now.get(name, self) is not values.get(name, self)]:
                 if name.startswith("__") and name != "__dict__":
                     continue  # of the interpreter's own
                 changed.add(name if name != "cell_contents" else label)
-                if isinstance(owner, dict):
-                    owner.pop(name) if name not in values else owner.__setitem__(name, values[name])
+                if isinstance(owner, dict) and values[name] is MISSING:
+                    del owner[name]
+                elif isinstance(owner, dict):
+                    owner[name] = values[name]
                 elif name in values:
                     setattr(owner, name, values[name])
                 else:

@@ -1,8 +1,8 @@
 """Tensors from outside that wrap others (`graph/wrapper_tensors.py`): what is guarded of them.
 
-Guarded are the class, its own methods and constants, the functions and constants that these name in their modules, what
-the tensor holds beside tensors, and the metadata of its parts: all sizes are constants. What the methods read further
-away (an entry of a dispatch table, say) is not.
+Guarded are the class, its own methods and constants, the functions that they call in their module, the constants that
+all these name there, what the tensor holds beside tensors, and the metadata of its parts: all sizes are constants. What
+the methods read further away (an entry of a dispatch table, say) is not.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from primtorch.fake import FakeMode, FakeTensor
 from primtorch.wrappers import NotTakenApart, Template, whole_of
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.tensor_classes import own_classes
-from torchdynamo.graph.wrapper_tensors import SameContext
+from torchdynamo.graph.wrapper_tensors import SameContext, called_by, names_in
 from torchdynamo.outside.externals import Externals, is_constant, tensor_guard
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.outside.torch_names import TorchNames
@@ -79,16 +79,15 @@ class WrapperInputs:
             self.torch_names.of_tensor(kind, name)
         for klass in own_classes(kind):
             for name, value in vars(klass).items():
-                function = getattr(value, "__func__", value)
-                if isinstance(function, types.FunctionType):
-                    self._know_names(function)
-                elif is_constant(value) and not name.startswith("__"):
+                if is_constant(value) and not name.startswith("__"):
                     source = InstanceAttribute(self.externals.class_source(klass), name)
                     self.externals.guard(source, GuardKind.EQUALS, value)
+        for function in called_by(kind):
+            self._know_names(function)
 
     def _know_names(self, function: types.FunctionType) -> None:
         namespace = function.__globals__
-        for name in sorted(set(_names(function.__code__)) & namespace.keys()):
+        for name in sorted(set(names_in(function.__code__)) & namespace.keys()):
             value = namespace[name]
             constant = is_constant(value)
             if constant or isinstance(value, types.FunctionType):
@@ -106,10 +105,3 @@ class WrapperInputs:
         if value is not MISSING and not is_constant(value):
             raise BreakGraph("tensor_subclass", f"{type(whole).__qualname__}.{name} of one that the graph makes")
         return value
-
-
-def _names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _names(constant)
