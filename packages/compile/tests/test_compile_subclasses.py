@@ -317,7 +317,7 @@ class Product(torch.autograd.Function):
 
 
 def checkpointed(p: Any, x: Any) -> Any:
-    return checkpoint(lambda p, x: (p * x).sin(), p, x, use_reentrant=False)
+    return checkpoint(lambda p, x: (p * x).sin() * (p * 2).detach().a, p, x, use_reentrant=False)
 
 
 class Keeping(Pair):
@@ -465,6 +465,7 @@ CASES: dict[str, Case] = {
         lambda x, w: nn.functional.linear(x, w), lambda: (plain(), quantized().requires_grad_())
     ),
     "a weight in a derivative of its own": Case(lambda x, w: Product.apply(x, w), lambda: (plain(), quantized())),
+    "a pair within a derivative of its own": Case(lambda p: (p.whole() * 2, p * 2), lambda: (pair(),)),
     "a checkpoint of pairs": Case(checkpointed, lambda: (pair(), plain())),
     "a pair's rows": Case(lambda p: (p[1:, 0], p.to(torch.float32), torch.zeros_like(p) + p), lambda: (pair(),)),
     "a pair and its view": Case(lambda p: (lambda q: (q, q, q.view(-1)))(p * 2), lambda: (pair(),)),

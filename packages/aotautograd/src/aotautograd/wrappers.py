@@ -8,6 +8,7 @@ are the graph that is lowered and compiled. Around it, inputs are taken apart an
 
 from __future__ import annotations
 
+import copy
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -76,23 +77,32 @@ class WrapperProgram:
         self.lowering = lowering
         self.templates: dict[str, Template | None] = {}
         self._calls: list[int] = []
-        self.module = fx.GraphModule(program, self._rewritten(program.graph))
-        self.module.meta.update(program.meta)
+        self.module: fx.GraphModule = self._over_wrappers(program)
+        for node in self.module.graph.find_nodes(op="placeholder"):
+            value = node.meta.get("val")
+            whole = whole_of(value) if isinstance(value, torch.Tensor) else None
+            self.templates[node.name] = None if whole is None else _template(whole)
 
     def __del__(self) -> None:
         for call in self._calls:
             _CALLS.pop(call, None)
+
+    def _over_wrappers(self, module: Any) -> Any:
+        """The module with its graph, and those of modules in it, in terms of the operators above."""
+        made = copy.copy(module)
+        made._modules = {name: self._over_wrappers(inner) for name, inner in module._modules.items()}
+        if not isinstance(module, fx.GraphModule):
+            return made
+        rewritten = fx.GraphModule(made, self._rewritten(module.graph), type(module).__name__)
+        rewritten.meta.update(module.meta)
+        return rewritten
 
     def _rewritten(self, source: fx.Graph) -> fx.Graph:
         graph = fx.Graph()
         copies: dict[fx.Node, fx.Node] = {}
         for node in source.nodes:
             copies[node] = graph.node_copy(node, copies.__getitem__)
-            value = node.meta.get("val")
-            if node.op == "placeholder":
-                whole = whole_of(value) if isinstance(value, torch.Tensor) else None
-                self.templates[node.name] = None if whole is None else _template(whole)
-            elif node.op == "call_function":
+            if node.op == "call_function":
                 with graph.inserting_after(copies[node]):
                     call = self._of_wrapper(graph, copies[node])
                 if call is not None:
@@ -465,7 +475,8 @@ def of_wrappers(program: object, lowering: Lowering) -> WrapperProgram | None:
     """The program as one over wrappers, if there are any among its values."""
     if not isinstance(program, fx.GraphModule):
         return None
-    values: Iterator[object] = (node.meta.get("val") for node in program.graph.nodes)
+    graphs = [module.graph for module in program.modules() if isinstance(module, fx.GraphModule)]
+    values: Iterator[object] = (node.meta.get("val") for graph in graphs for node in graph.nodes)
     leaves = (leaf for value in values for leaf in pytree.tree_leaves(value))
     if not any(isinstance(leaf, torch.Tensor) and whole_of(leaf) is not None for leaf in leaves):
         return None
