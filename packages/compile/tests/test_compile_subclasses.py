@@ -441,6 +441,13 @@ CASES: dict[str, Case] = {
     "under a switch": Case(under_a_switch, lambda: (of(Tagged),)),
     "plain and back": Case(of_plain_and_back, lambda: (of(Tagged),)),
     "in a module": Case(Weighted, lambda: (plain(),)),
+    "a gradient transform": Case(lambda t: torch.func.grad(lambda t: (t * t).sum())(t), lambda: (of(Doubling),)),
+    "a loop over rows": Case(lambda t: (torch.stack([r * 2 for r in t]), sum([t, t])), lambda: (of(Doubling),)),
+    "operators": Case(lambda t: (1 - t, 2**t, t @ t, -t, ~(t > 0), t[None], t == t), lambda: (of(Tagged),)),
+    "made like it": Case(
+        lambda t: (t.new_zeros(3), torch.ones_like(t), t.clone(), t.float(), t.detach()), lambda: (of(Tagged),)
+    ),
+    "a shape changed in place": Case(lambda t: (t.t_(), t.shape), lambda: (of(Tagged, 2, 3, grad=False),)),
     "a pair": Case(lambda p: (p.sin() + p) * 2, lambda: (pair(),)),
     "a pair's parts": Case(lambda p: ((p.sin() * 2).a, p.b + 1, p.shape, p.dtype), lambda: (pair(),)),
     "a pair and plain tensors": Case(lambda p, x: (p * x, x @ x, p @ x), lambda: (pair(), plain())),
@@ -781,3 +788,22 @@ def test_a_wrapper_around_what_requires_a_gradient_breaks_the_graph() -> None:
         alike(compiled(x).a.detach(), program(y).a.detach())
     told = {event.kind.id for event in torchcompile.report().events if event.effect in REFUSED}
     assert "tensor_subclass" in told and "capture_fault" not in told
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("make", (lambda: of(Tagged), pair))
+def test_bodies_of_higher_order_operators_take_no_subclass(make: Callable[[], Any]) -> None:
+    """What those give back is made of sizes: it would have no class."""
+
+    def program(t: Any, x: Any) -> Any:
+        return torch.cond(x.sum() > 0, torch.sin, torch.cos, (t,))
+
+    with pytest.raises(torchdynamo.Unsupported, match="a tensor subclass"):
+        torchcompile.compile(program, backend="aot_eager", fullgraph=True)(make(), plain())
+
+
+@pytest.mark.expected_eager(...)
+def test_a_view_that_has_a_class_is_not_taken_out_of_its_history() -> None:
+    compiled = torchcompile.compile(lambda t: (t * 2).detach_(), backend="aot_eager")
+    with pytest.raises(RuntimeError, match="detach views in-place"):
+        compiled(of(Tagged))

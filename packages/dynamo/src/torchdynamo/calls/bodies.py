@@ -21,6 +21,7 @@ from primtorch import ambient
 from primtorch.fake import FakeTensor
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.interpreter.protocol import InterpreterApi, World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -98,6 +99,8 @@ class Bodies:
         tensors = [node for node in read if isinstance(node.meta["val"], torch.Tensor)]
         if len(numbers) + len(tensors) < len(read):
             raise refusal(f"{what} reads something else than tensors and numbers of what is around it")
+        if any(_of_a_class(node.meta.get("val")) for node in (*nodes, *tensors)):
+            raise refusal(f"{what} has to do with a tensor subclass")
         later = (*recorder.written[written:], *recorder.restrided[restrided:])
         del recorder.written[written:], recorder.restrided[restrided:]
         with torch._C.DisableTorchFunction():
@@ -146,6 +149,10 @@ class Bodies:
         region.outputs = [region.copies[node] for node in body.results] * repeated
         region.sealed = refusal("a value of a body is used outside of it")
         return regions.finished_sealed(region), region.has_effect
+
+
+def _of_a_class(value: Any) -> bool:
+    return any(isinstance(leaf, FakeTensor) and class_of(leaf) is not None for leaf in pytree.tree_leaves(value))
 
 
 def _stand_ins(nodes: Sequence[fx.Node]) -> list[fx.Node]:

@@ -31,7 +31,14 @@ from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.graph.regions import Regions
-from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, is_capturable, overriding, redefines, remember_class
+from torchdynamo.graph.tensor_classes import (
+    PLAIN_TENSORS,
+    class_of,
+    is_capturable,
+    overriding,
+    redefines,
+    remember_class,
+)
 from torchdynamo.graph.view_writes import gap_behind, memory_of, reads_memory_of
 from torchdynamo.graph.wrapper_tensors import Wrappers
 from torchdynamo.reasons import BreakGraph
@@ -243,8 +250,12 @@ class Recorder:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
         name = function_name(func)
         self.refuse_call(name)
+        if name == "detach_" and class_of(args[0]) is not None:
+            raise BreakGraph("tensor_metadata_write", "detach_() of a tensor whose class was given to a view")
         begins = _makes_leaf(name, args, kwargs)
-        if begins and (self.regions.open or len(self.leaves) == self.refused_leaf):
+        if begins and (
+            self.regions.open or any(map(class_of, tensors_in(args))) or len(self.leaves) == self.refused_leaf
+        ):
             raise BreakGraph("leaf", f"{name}() gives a tensor that requires a gradient")
         self._refuse_gaps(name, args, kwargs)
         args = constants.sizes_as_numbers(name, args)
