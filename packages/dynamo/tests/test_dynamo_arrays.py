@@ -194,7 +194,19 @@ def sets(a: Any) -> Any:
     return np.unique(a), np.nonzero(a), a in [1, 2] if a.size == 1 else None
 
 
-@pytest.mark.parametrize("program", [mask_selected, truth, numbers, other_arguments, text, sets])
+def under_autocast(a: Any) -> Any:
+    with torch.autocast("cpu"):
+        return a.astype(np.float32) @ a.astype(np.float32)
+
+
+def weighted(a: Any) -> Any:
+    """Weights whose sum is zero raise."""
+    return np.average(a, weights=np.abs(a)), a * 2
+
+
+@pytest.mark.parametrize(
+    "program", [mask_selected, truth, numbers, other_arguments, text, sets, under_autocast, weighted]
+)
 def test_what_breaks(program: Program) -> None:
     check(program, arrays((4,)), arrays((5,)), breaks=True)
 
@@ -324,6 +336,7 @@ CALLS: tuple[Program, ...] = (
     lambda a, b: ([row.sum() for row in a], [x for x in a[0]], sum(a[0]), [p @ q for p, q in zip(a, b)], list(enumerate(a))),
     lambda a, b: (np.float32(a.sum()) if False else a.sum().astype(np.float32), a.sum() + 1, a.sum() * b, a.sum() > 0, -a.mean()),
     lambda a, b: (np.array([a.sum(), b.sum()]), np.array([a[0], b[1]]), np.asarray([[a[0, 0], 1.0], [2.0, b[0, 0]]])),
+    lambda a, b: (np.float32(a), np.float64(a.sum()), np.int64(b[0]), np.array([x * i for i, x in enumerate(a[0])]), np.max(np.diag(a))),
     lambda a, b: (a == b, a != a, a <= 0, np.maximum(a, b).mean(axis=0) - np.minimum(a, 0).std(), np.hypot(a, b)[1:]),
     lambda a, b: (np.kron(a, b), np.cross(a[:, :3], b[:, :3]), np.take_along_axis(a, np.argsort(a, axis=1, kind="stable"), axis=1)),
 )  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from torchdynamo.arrays.rules import Axis, Rule, dim_of, dims
+from torchdynamo.arrays.rules import Axis, Rule, dim_of, dims, known
 from torchdynamo.reasons import BreakGraph
 
 
@@ -148,6 +148,7 @@ def _median(n: Any, asked: Any, a: Any, axis: Any = None, *, keepdims: bool = Fa
 def _average(n: Any, asked: Any, a: Any, axis: Any = None, weights: Any = None) -> Any:
     if weights is None:
         return _mean(n, asked, a, axis)
+    known(weights)  # a sum of zero raises
     x, w = _values(n, asked, a), _values(n, asked, weights)
     if w.shape != x.shape:
         if w.dim() != 1 or axis is None or isinstance(axis, (tuple, list)):

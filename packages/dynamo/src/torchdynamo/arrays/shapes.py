@@ -184,6 +184,13 @@ def _copy(n: Any, asked: Any, a: Any, order: str = "C") -> Any:
     return n.tensor(a)
 
 
+def _cast(n: Any, asked: Any, a: Any) -> Any:
+    """`numpy.float32(a)`."""
+    if model_of(a).dtype.kind in "fc" and asked.dtype.kind in "iu":
+        _refuse_narrow(asked)
+    return n.tensor(a, asked.dtype)
+
+
 def _astype(n: Any, asked: Any, a: Any, dtype: Any, *, copy: bool = True) -> Any:
     if asked is a.model:
         return a
@@ -433,6 +440,7 @@ def _fill(n: Any, asked: Any, a: Any, value: Any) -> None:
     n.write(a, n.tensor(value))
 
 
+CAST = Rule(_cast)  # of the types of scalars
 SHAPES: dict[str, Rule] = {  # functions and methods
     "ravel": Rule(_ravel), "swapaxes": Rule(_swapaxes), "squeeze": Rule(_squeeze), "diagonal": Rule(_diagonal),
     "repeat": Rule(_repeat), "take": Rule(_take), "clip": Rule(_clip), "argsort": Rule(_argsort),

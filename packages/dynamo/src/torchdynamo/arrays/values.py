@@ -206,7 +206,8 @@ def fits_tensor(array: Any) -> bool:
     if type(array) is not numpy.ndarray or array.dtype not in TORCH_DTYPES or not array.dtype.isnative:
         return False
     flags, size = array.flags, array.itemsize
-    return bool(flags.writeable and flags.aligned) and all(stride % size == 0 for stride in array.strides)
+    apart = all(stride % size == 0 and (stride or n < 2) for n, stride in zip(array.shape, array.strides, strict=True))
+    return bool(flags.writeable and flags.aligned and apart)
 
 
 def flipped_dims(array: Any) -> frozenset[int]:

@@ -186,12 +186,20 @@ class ArrayWorld:
         self._know_errors()
         with numpy.errstate(all="ignore"), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return function(*map(model_of, args), **{name: model_of(value) for name, value in kwargs.items()})
+            try:
+                return function(*map(model_of, args), **{name: model_of(value) for name, value in kwargs.items()})
+            except (
+                ZeroDivisionError,
+                numpy.linalg.LinAlgError,
+            ) as error:  # of elements that the program's need not have
+                raise BreakGraph("numpy", f"{type(error).__name__} by {name_of(function)}") from None
 
     def _know_errors(self) -> None:
         """Where floating-point errors are to raise, or to call a function, a graph is of no use."""
         if self.ambient(errors_are_told, ()):
             raise BreakGraph("ambient_state", "numpy.seterr() has floating-point errors raise or call")
+        if torch.is_autocast_enabled("cpu"):
+            raise BreakGraph("numpy", "arrays within autocast, which is none of NumPy's")
 
     def result(self, found: Any, asked: Any, sources: Sequence[Array]) -> Any:
         """Tensors that a rule has given as what NumPy said that they are."""
