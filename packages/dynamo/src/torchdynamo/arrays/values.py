@@ -226,9 +226,12 @@ class TensorAt:
     flipped: frozenset[int]
 
     def __call__(self, array: Any) -> torch.Tensor | None:
+        if not self.flipped:  # torch refuses all else that does not fit, and the guard compares strides
+            fits = type(array) is numpy.ndarray and array.flags.behaved
+            return torch.from_numpy(array) if fits else None
         if not fits_tensor(array) or flipped_dims(array) != self.flipped:
             return None
-        return torch.from_numpy(forwards(array, self.flipped) if self.flipped else array)
+        return torch.from_numpy(forwards(array, self.flipped))
 
 
 def forwards(array: Any, flipped: Iterable[int]) -> Any:

@@ -254,6 +254,8 @@ class ArrayWorld:
         if kwargs.get("out", ...) is None:
             kwargs = {name: value for name, value in kwargs.items() if name != "out"}
         args, kwargs = self._as_arrays(args), self._as_arrays(kwargs)
+        if rule.writes and args[0].is_scalar:  # the write is one to a copy
+            raise BreakGraph("numpy", f"{name_of(function)} of a scalar")
         if rule.writes:
             self.refuse_write(args[0])
         asked = self.ask(function if rule.asks is None else rule.asks(function), args, kwargs)

@@ -388,7 +388,7 @@ class Codegen:
         if owner is obj and self.externals.arrays.is_shared(obj):
             return self._name(obj, self.value(self.arrays.current(obj)))
         if owner is obj:
-            return self._with_flags(obj, self._name(obj, f"{self.pin(obj)}.copy('K')"))
+            return self._with_flags(obj, self._name(obj, f"{self.pin(numpy_values.copied)}({self.pin(obj)})"))
         place = numpy_values.address(obj) - numpy_values.address(owner)
         parts = f"{obj.shape}, {self.pin(obj.dtype)}, {self.value(owner)}, {place}, {obj.strides}"
         return self._with_flags(obj, self._name(obj, f"{self.pin(type(obj))}({parts})"))

@@ -137,6 +137,12 @@ class Arrays:
             raise BreakGraph("numpy", "an array is used after a tensor has got its memory")
 
 
+def copied(array: Any) -> Any:
+    """A copy of the same strides, those of dims of size 1 included."""
+    made = array.copy("K")
+    return made if made.strides == array.strides else numpy.lib.stride_tricks.as_strided(made, strides=array.strides)
+
+
 def memory_of(array: Any) -> Any:
     """The array that owns the memory of an array."""
     while isinstance(array.base, ARRAY):
