@@ -94,6 +94,18 @@ def distribution(x: torch.Tensor) -> Any:
     return normal.log_prob(x + 1)
 
 
+class Contrary(torch.Tensor):
+    """A tensor whose truth is not its value's."""
+
+    def __bool__(self) -> bool:
+        return not super().__bool__()
+
+
+def contrary(x: torch.Tensor) -> Any:
+    assert (x > 1e3).all().as_subclass(Contrary)
+    return x * 2
+
+
 def under_checkpoint(x: torch.Tensor) -> Any:
     def part(y: torch.Tensor) -> torch.Tensor:
         assert (y < 1e3).all()
@@ -104,7 +116,7 @@ def under_checkpoint(x: torch.Tensor) -> Any:
 
 PROGRAMS: tuple[Program, ...] = (
     asserted, asserted_with_text, raised, raised_within, several, a_number, handled, cleaned_up, dropped,
-    before_a_break, distribution, under_checkpoint,
+    before_a_break, distribution, contrary, under_checkpoint,
 )  # fmt: skip
 
 

@@ -40,7 +40,7 @@ from primtorch.wrappers import whole_of
 from torchdynamo.arrays.values import Array, ArrayMethod, array_of
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.conditions import ConditionNotMet
-from torchdynamo.graph.tensor_classes import class_of, size_of, with_class
+from torchdynamo.graph.tensor_classes import class_of, hidden_method, size_of, with_class
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
 from torchdynamo.interpreter.generators import InterpretedGenerator
@@ -334,6 +334,9 @@ class Codegen:
         owner = obj.__self__
         if owner is None or isinstance(owner, (types.ModuleType, type)) or not hasattr(type(owner), obj.__name__):
             return self.pin(obj)  # a function of a module, which keeps a private record of it
+        hidden = hidden_method(owner, obj.__name__)
+        if hidden is not None:
+            return self._name(obj, f"{self.pin(hidden)}.__get__({self.value(owner)})")
         return self._name(obj, f"{self.value(owner)}.{obj.__name__}")
 
     def _partial(self, obj: functools.partial[Any]) -> str:

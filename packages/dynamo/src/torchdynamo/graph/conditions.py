@@ -16,6 +16,7 @@ import torch
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from torchdynamo.graph import known_tensors
+from torchdynamo.graph.tensor_classes import class_of
 
 Place = tuple[UserFrame, ...]
 
@@ -62,6 +63,8 @@ class Conditions:
 
     def take_for_granted(self, condition: FakeTensor, expected: bool) -> bool:
         """Records that a tensor is true (or false). Not where eager raises, or its value is known."""
+        if class_of(condition) is not None:  # which may say what its truth is
+            return False
         one = all(type(size) is int and size == 1 for size in condition.spec.shape)
         if not self._allowed or not one or known_tensors.answer("__bool__", (condition,)) is not None:
             return False

@@ -6,6 +6,7 @@ is one of plain tensors; capture asks in torch's place, at every call, and a val
 
 from __future__ import annotations
 
+import types
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -55,6 +56,17 @@ def remember_class(fake: torch.Tensor, kind: type) -> None:
 def class_of(fake: torch.Tensor) -> type | None:
     """The class that a fake was marked with."""
     return fake.__dict__.get(_MARK)
+
+
+def hidden_method(owner: Any, name: str) -> Any:
+    """The method of a C type that the owner's class overrides, and that `super()` gives; None where it does not."""
+    kind = (class_of(owner) if isinstance(owner, FakeTensor) else None) or type(owner)
+    found = [vars(klass)[name] for klass in kind.__mro__ if name in vars(klass)]
+    methods = [method for method in found if isinstance(method, _METHODS_OF_C_TYPES)]
+    return methods[0] if methods and found[0] is not methods[0] else None
+
+
+_METHODS_OF_C_TYPES = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
 def is_default(kind: type) -> bool:

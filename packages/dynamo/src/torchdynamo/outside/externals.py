@@ -30,7 +30,7 @@ from primtorch.schemas import UserFrame
 from primtorch.wrappers import is_wrapper
 from torchdynamo.arrays.values import Array, fits_tensor
 from torchdynamo.graph import numpy_values
-from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, UNINITIALIZED, is_capturable
+from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, UNINITIALIZED, hidden_method, is_capturable
 from torchdynamo.interpreter.classes import may_change, native_base
 from torchdynamo.interpreter.iterators import (
     EnumerateIterator,
@@ -317,7 +317,9 @@ class Externals:
         self.guard(source, GuardKind.TYPE, kind)
         self.guard(Attribute(source, "__name__", native=True), GuardKind.EQUALS, value.__name__)
         owner = self.wrap(value.__self__, Attribute(source, "__self__", native=True))
-        return self._register(value, source, getattr(owner, value.__name__)).value
+        hidden = hidden_method(value.__self__, value.__name__)
+        method = getattr(owner, value.__name__) if hidden is None else hidden.__get__(owner)
+        return self._register(value, source, method).value
 
     def _iterator(self, value: LocalIterator, kind: type, source: Source) -> Any:
         """An iterator of an earlier part of the program: the same state over what stands for its parts."""
