@@ -116,7 +116,7 @@ def under_checkpoint(x: torch.Tensor) -> Any:
 
 PROGRAMS: tuple[Program, ...] = (
     asserted, asserted_with_text, raised, raised_within, several, a_number, handled, cleaned_up, dropped,
-    before_a_break, distribution, contrary, under_checkpoint,
+    before_a_break, distribution, under_checkpoint,
 )  # fmt: skip
 
 

@@ -8,7 +8,18 @@ from typing import Any
 
 import pytest
 import torch
-from condition_programs import LOG, PROGRAMS, Bounded, Program, Written, before_a_break, handled, raised, raised_within
+from condition_programs import (
+    LOG,
+    PROGRAMS,
+    Bounded,
+    Program,
+    Written,
+    before_a_break,
+    contrary,
+    handled,
+    raised,
+    raised_within,
+)
 
 import torchcompile
 
@@ -54,6 +65,14 @@ def test_as_eager(program: Program, backend: str) -> None:
     assert [event.kind.id for event in report.breaks] == ["graph_break"] * (program is before_a_break)
     told = {event.kind.id for event in report.events} - {"graph_break"}
     assert told == {"raise_was_handled" if program is handled else "condition_not_met"}
+
+
+@pytest.mark.expected_eager("tensor_subclass", "data_dependent_branch", "program_raised")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_tensor_that_says_its_own_truth_is_asked(backend: str) -> None:
+    compiled = torchcompile.compile(contrary, backend=backend)
+    for x in (GOOD, BAD, GOOD):
+        assert_same(observed(compiled, x), observed(contrary, x))
 
 
 @pytest.mark.expected_eager("condition_not_met")
