@@ -1205,6 +1205,28 @@ def context_variables_of_text():
     )
 
 
+@program
+def text_of_what_is_no_mapping():
+    class Shown:
+        x = 3
+
+        def __repr__(self):
+            return "shown"
+
+    class Mapping(Shown):
+        def __getitem__(self, key):
+            return key * 2
+
+    class Number(Shown):
+        def __index__(self):
+            return 7
+
+    formats = ("", "%s", "%(a)s", "%d", "%s %s")
+    values = (Shown(), Mapping(), Number(), [Shown()], {"a": Shown()}, (Shown(), Mapping()), None)
+    found = [caught(lambda: text % value) for text in formats for value in values]
+    return found, "{0.x} {0[a]} {0}".format(Mapping()), caught("{0[a]}".format, Shown())
+
+
 # -- exceptions and with -----------------------------------------------------------------------
 
 

@@ -225,7 +225,8 @@ def _compile_trace(
         )
 
     def kept_values() -> KeptValues:
-        return KeptValues(source, parts.saved_names, values_of, compile_inference)
+        with unset(default_dtype):
+            return KeptValues(source, parts.saved_names, values_of, compile_inference)
 
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import operator
 from typing import Any
 
@@ -131,7 +132,7 @@ def call_pow(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 class FormatArgument(InterpreterObject):
-    """An argument of `str.format` whose formatting is asked of the world."""
+    """An argument of a format whose text is asked of the world."""
 
     __slots__ = ("value", "world")
 
@@ -146,6 +147,12 @@ class FormatArgument(InterpreterObject):
 
     def __repr__(self) -> str:
         return self.world.convert(self.value, "repr")
+
+
+class PartsArgument(FormatArgument):
+    """An argument whose parts a format may name. Without `__getitem__` an object is no mapping to `%`."""
+
+    __slots__ = ()
 
     def __getattr__(self, name: str) -> Any:
         return _format_argument(self.world, self.world.getattr(self.value, name))
@@ -170,7 +177,7 @@ class NumberArgument(FormatArgument):
 
 
 def _format_argument(world: World, value: object) -> Any:
-    return FormatArgument(world, value) if may_change(type(value)) else value
+    return PartsArgument(world, value) if may_change(type(value)) else value
 
 
 @RULES.interprets(str.format)
@@ -201,5 +208,13 @@ def _shown_argument(world: World, value: object) -> Any:
     made_by_python = any(python_method(kind, name) is not None for name in ("__str__", "__repr__"))
     if not made_by_python and not shows_parts(value):
         return value
-    is_number = any(hasattr(kind, name) for name in ("__int__", "__float__", "__index__"))
-    return (NumberArgument if is_number else FormatArgument)(world, value)
+    if any(hasattr(kind, name) for name in ("__int__", "__float__", "__index__")):
+        return NumberArgument(world, value)
+    base = PartsArgument if hasattr(kind, "__getitem__") else FormatArgument
+    return _named(base, kind.__name__)(world, value)
+
+
+@functools.cache
+def _named(base: type[FormatArgument], name: str) -> type[FormatArgument]:
+    """A class of this name, which an error of `%d` tells."""
+    return type(name, (base,), {"__slots__": ()})
