@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -213,20 +214,11 @@ def _compile_trace(
             compiled = compilers.backward(variant.module, example_values(variant.module))
         return compiled, variant.zeros, variant.made_gradients
 
-    def values_of(nodes: Sequence[fx.Node]) -> fx.GraphModule:
-        if compilers.decompositions is None:
-            return returning(source.module, nodes)
-        return lowered_values(
-            source,
-            nodes,
-            compilers.decompositions,
-            eager_random=compilers.eager_random,
-            preserve=compilers.preserve,
-        )
-
     def kept_values() -> KeptValues:
         with unset(default_dtype):
-            return KeptValues(source, parts.saved_names, values_of, compile_inference)
+            return KeptValues(
+                source, parts.saved_names, functools.partial(_values_of, source, compilers), compile_inference
+            )
 
     # Kept values have names that hold for the graph that was cut; after lowering none of them is known in the source.
     saved_names = parts.saved_names if source is joint else tuple("" for _ in parts.saved_names)
@@ -240,6 +232,15 @@ def _compile_trace(
 
     return joint, training_callable(
         joint.metadata, parts, forward, compile_backward, variants.needs, gradients, on_demand.reads
+    )
+
+
+def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:
+    """A graph that returns these nodes of a joint graph, or what they are where that was lowered."""
+    if compilers.decompositions is None:
+        return returning(source.module, nodes)
+    return lowered_values(
+        source, nodes, compilers.decompositions, eager_random=compilers.eager_random, preserve=compilers.preserve
     )
 
 

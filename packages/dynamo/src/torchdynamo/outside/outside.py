@@ -5,14 +5,12 @@ from __future__ import annotations
 import sys
 import types
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import fx, nn
 
-from primtorch.fake import FakeMode, FakeTensor
-from primtorch.operators.build import refuse_fresh
+from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from primtorch.wrappers import whole_of
@@ -28,6 +26,8 @@ from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import LocalIterator, native_type
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.outside import modules
+from torchdynamo.outside.absences import EmptySlot, is_empty
+from torchdynamo.outside.captured_mode import CapturedMode, KnownSizes
 from torchdynamo.outside.dynamic_policy import INTEGER_BOUND, DynamicPolicy
 from torchdynamo.outside.externals import (
     External,
@@ -65,61 +65,6 @@ from torchdynamo.sources import (
     instance_dict,
     is_beneath,
 )
-
-
-@dataclass(frozen=True, slots=True)
-class EmptySlot:
-    """A guard: an object has no value in one of its class's slots."""
-
-    member: types.MemberDescriptorType
-
-    @property
-    def __name__(self) -> str:
-        return f"empty_slot_{self.member.__name__}"
-
-    def __call__(self, obj: Any) -> bool:
-        try:
-            self.member.__get__(obj)
-        except AttributeError:
-            return True
-        return False
-
-
-def is_empty(cell: types.CellType) -> bool:
-    """A guard: a cell holds nothing."""
-    try:
-        _ = cell.cell_contents
-    except ValueError:
-        return True
-    return False
-
-
-class CapturedMode(FakeMode):
-    """Has no text for a tensor while a program runs that would take it for its own."""
-
-    def __init__(self, shape_env: ShapeEnv) -> None:
-        super().__init__(shape_env)
-        self._entered = 0
-
-    def __enter__(self) -> FakeMode:
-        self._entered += 1
-        return super().__enter__()
-
-    def __exit__(self, kind: object, error: BaseException | None, traceback: types.TracebackType | None) -> None:
-        self._entered -= 1
-        super().__exit__(kind, error, traceback)
-
-    def text_of(self, fake: FakeTensor) -> str:
-        if self._entered:
-            raise BreakGraph("tensor_repr", "the text of what holds a tensor")
-        return super().text_of(fake)
-
-
-class KnownSizes(CapturedMode):
-    """Refuses operators whose result has a size that only the data tells."""
-
-    def fresh_size(self, maximum: int | torch.SymInt | None, minimum: int = 0) -> int | torch.SymInt:
-        return refuse_fresh(maximum, minimum)
 
 
 class Outside:
