@@ -86,7 +86,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "ops", "indexing", "schemas", "program", "cache"),
         ("ir", "events", "cuda_graphs"),
         ("lowering", "executor"),
-        ("ownership", "native"),
+        ("ownership", "native", "cost"),
         ("scheduling",),
         ("codegen",),
         ("emit", "source"),

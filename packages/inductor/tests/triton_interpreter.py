@@ -72,6 +72,7 @@ TORCH_NAMES: dict[str, Callable[..., Any]] = {
 
 class InterpreterBackend(CodegenBackend):
     templates = TritonBackend.templates
+    traits = TritonBackend.traits
 
     def legalize(self, kernel: Kernel, options: InductorOptions) -> list[Kernel]:
         return split_reductions(kernel)

@@ -13,7 +13,16 @@ from torch import fx
 from primtorch.higher_order import HigherOrder, with_bodies
 from primtorch.ledger import LEDGER, Event, Ledger
 from primtorch.printing import body_names
-from torchinductor.codegen.base import Built, KernelSource, codegen_for, generated, legalized, takes, warm_codegen
+from torchinductor.codegen.base import (
+    Built,
+    KernelSource,
+    codegen_for,
+    generated,
+    legalized,
+    takes,
+    traits_of,
+    warm_codegen,
+)
 from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, refusal
 from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
@@ -76,7 +85,7 @@ def compile_graph(
     for name, frames in lowered.by_reference:
         ledger.add(Event(OPERATOR_BY_REFERENCE, title, name, frames))
     clock.lap("lower")
-    operations = schedule(lowered, options)
+    operations = schedule(lowered, options, traits_of)
     clock.lap("schedule")
     operations = _legalize(lowered, operations, options)
     if options.reuse_buffers:

@@ -35,6 +35,16 @@ class InductorOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class DeviceTraits:
+    """What is cheap and what is dear on a type of device: fusion, padding and layouts are decided by it."""
+
+    # Operations up to which a kernel computes a value again rather than store it for itself and load it.
+    recomputed: int = 12
+    # What a transcendental function, or a load at a computed place, counts as there; None: never made again.
+    heavy: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class GraphStats:
     """What became of one graph."""
 

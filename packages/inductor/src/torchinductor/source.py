@@ -11,8 +11,9 @@ from torch import fx
 from torch.fx.node import Argument
 
 from primtorch.spec import TensorSpec
-from torchinductor.codegen.base import generated, legalized, takes
+from torchinductor.codegen.base import generated, legalized, takes, traits_of
 from torchinductor.ir import Kernel, Template
+from torchinductor.lowering.context import Operation
 from torchinductor.lowering.graph import lower_graph
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import InductorOptions
@@ -31,13 +32,21 @@ def generate_source(
         UnknownDevice: the device has no code generation back end.
     """
     options = options or InductorOptions()
+    planned = planned_operations(gm, device, options)
+    return {o.name: generated(o, options).text for o in planned if isinstance(o, (Kernel, Template))}
+
+
+def planned_operations(
+    gm: fx.GraphModule, device: torch.device | str | None = None, options: InductorOptions | None = None
+) -> list[Operation]:
+    """What a graph of prims becomes, in the order in which it runs: kernels as their device's back end plans them, and
+    calls. Raises what `generate_source` does."""
+    options = options or InductorOptions()
     lowered = lower_graph(gm if device is None else on_device(gm, torch.device(device)), options, takes)
-    sources: dict[str, str] = {}
-    for operation in schedule(lowered, options):
-        if isinstance(operation, (Kernel, Template)):
-            parts = legalized(operation, options)
-            sources.update((part.name, generated(part, options).text) for part in parts)
-    return sources
+    planned: list[Operation] = []
+    for operation in schedule(lowered, options, traits_of):
+        planned += legalized(operation, options) if isinstance(operation, (Kernel, Template)) else [operation]
+    return planned
 
 
 def on_device(gm: fx.GraphModule, device: torch.device) -> fx.GraphModule:

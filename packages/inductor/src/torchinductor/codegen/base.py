@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
+import torch
+
 from torchinductor.errors import InductorError, UnknownDevice
 from torchinductor.ir import Kernel, Template, TemplateKind, loops_of
 from torchinductor.ops import ELEMENTWISE
 from torchinductor.program import Instruction, Launcher
-from torchinductor.schemas import InductorOptions
+from torchinductor.schemas import DeviceTraits, InductorOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,7 @@ class CodegenBackend(ABC):
 
     # What the back end makes by designs of its own: without an entry, no template of the kind is made for its device.
     templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType({})
+    traits: ClassVar[DeviceTraits] = DeviceTraits()
 
     def warm(self, options: InductorOptions) -> None:  # noqa: B027 - most back ends have nothing to start
         """Called before a graph is lowered: what takes time to start can start in the background."""
@@ -126,6 +129,12 @@ def takes(template: Template) -> bool:
     backend = _BACKENDS.get(template.device.type)
     planner = backend.templates.get(template.kind) if backend is not None else None
     return planner is not None and planner(template) is not None
+
+
+def traits_of(device: torch.device) -> DeviceTraits:
+    """What is cheap and what is dear on a device; the plain traits where no back end says."""
+    backend = _BACKENDS.get(device.type)
+    return DeviceTraits() if backend is None else backend.traits
 
 
 def require_texts(back_end: str, tables: Iterable[Collection[str]]) -> None:

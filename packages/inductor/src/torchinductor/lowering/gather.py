@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ZERO, Index, dot, is_one
+from torchinductor.indexing import ZERO, Index, dot, is_one, product
 from torchinductor.lowering.context import Context, dense
 from torchinductor.lowering.values import Lazy, Ops, Rule, TensorValue
 from torchinductor.ops import StoreMode
@@ -22,9 +22,17 @@ def _place(ops: Ops, value: int, size: IntExpr, wraps: bool) -> IntExpr:
     return ops.indirect(value, size)
 
 
-def _readable(ctx: Context, t: TensorValue) -> None:
-    """A value that is read at computed places is stored when computing it there again would cost more than a load."""
-    if isinstance(t.data, Lazy) and (t.heavy or t.cost > 2):
+# Of how many of a value's elements one may be read at a computed place, for the value to be computed there alone.
+_FEW = 16
+
+
+def _readable(ctx: Context, t: TensorValue, places: Index | None = None) -> None:
+    """A value that is read at computed places is stored when computing it there again would cost more than a load,
+    unless the places are few: the loss of a softmax reads one element of each row."""
+    if not isinstance(t.data, Lazy) or not (t.heavy or t.cost > 2):
+        return
+    whole, read = product(t.shape).as_int(), None if places is None else product(places).as_int()
+    if whole is None or read is None or read * _FEW > whole:
         ctx.realize(t)
 
 
@@ -68,7 +76,7 @@ def index(ctx: Context, t: TensorValue, indices: Sequence[TensorValue | None], w
     tensors = [i for i in indices if i is not None]
     for tensor in tensors:
         _readable(ctx, tensor)
-    _readable(ctx, t)
+    _readable(ctx, t, plan.shape)
     return ctx.lazy(
         plan.shape, t.dtype, t.device, lambda at, ops: t.load(plan.source(at, ops), ops), of=[t, *tensors], cost=3
     )
@@ -78,7 +86,7 @@ def gather(ctx: Context, t: TensorValue, dim: int, index: TensorValue) -> Tensor
     """t at integer positions along a dim; of the index's shape."""
     if not t.shape:
         return t
-    _readable(ctx, t)
+    _readable(ctx, t, index.shape)
 
     def load(at: Index, ops: Ops) -> int:
         place = _place(ops, index.load(at, ops), t.shape[dim], False)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
-from primtorch.symbolic.expr import IntExpr
+from primtorch.symbolic.expr import IntExpr, intern_symbol
+from torchinductor.indexing import rename
 from torchinductor.ir import (
     Apply,
     Body,
@@ -27,9 +29,7 @@ from torchinductor.ir import (
     slice_of,
 )
 from torchinductor.scheduling.axes import merge_axes
-
-# What may be computed again in a later loop rather than stored and loaded.
-_CHEAP = 12
+from torchinductor.schemas import DeviceTraits
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +72,38 @@ class _Merging(Recorder):
             if isinstance(op, Constant):
                 known = self.constant(op.value, op.dtype)
             else:
-                known = self.record(op.renumbered(lambda a: self._copy(source, a, done)))
+                made = op.renumbered(lambda a: self._copy(source, a, done))
+                known = self.record(self._placed(made, source, done))
             done[value] = known
         return known
 
+    def _placed(self, op: Op, source: _Merging, done: dict[int, int]) -> Op:
+        """The operation with this stage's names for the places that it computes."""
+        if not isinstance(op, (Load, RandomBits)) or not any(map(_computed, op.index.symbols())):
+            return op
+        names = op.index.symbols()
+        places = {
+            intern_symbol(jump.symbol): self.indirect(self._copy(source, jump.value, done), jump.size)
+            for jump in source.ops
+            if isinstance(jump, Indirect) and jump.symbol in names
+        }
+        return replace(op, index=self.simplify(rename(op.index, places)))
 
-def finish(kernel: Kernel, live: frozenset[str]) -> Kernel:
+
+def finish(kernel: Kernel, live: frozenset[str], traits: DeviceTraits) -> Kernel:
     """`live` names the buffers that anybody but this kernel reads."""
     if kernel.scatters:
         return merge_axes(kernel)
-    merged = _merge_stages(kernel)
+    merged = _merge_stages(kernel, live, traits)
     return merge_axes(_without_dead_stores(merged, live))
 
 
-def _merge_stages(kernel: Kernel) -> Kernel:
+# A device may compute again what would go to memory for this kernel alone; what goes there anyway is loaded from there
+# unless that is plainly dearer.
+_STORED = DeviceTraits()
+
+
+def _merge_stages(kernel: Kernel, live: frozenset[str], traits: DeviceTraits) -> Kernel:
     """Each stage joins the earliest one of its kind that its operands allow."""
     if len(kernel.stages) == 1:
         return kernel
@@ -105,7 +123,7 @@ def _merge_stages(kernel: Kernel) -> Kernel:
         if place is None:
             place = len(stages)
             stages.append(_Merging(kernel, stages, stored, stage.kind))
-        _append(stages, place, stage.body, stored, reduced)
+        _append(stages, place, stage.body, stored, reduced, lambda b: _STORED if b in live else traits)
         if stage.body.scans:
             scanned.add(place)
     return replace(kernel, stages=tuple(Stage(s.kind, s.body()) for s in stages))  # type: ignore[arg-type]
@@ -119,44 +137,70 @@ def _available(found: Stored, name: str, stage: Stage, stages: list[_Merging], r
     return found.stage if stages[found.stage].kind == stage.kind else found.stage + 1
 
 
-def _append(stages: list[_Merging], place: int, body: Body, stored: dict[str, Stored], reduced: dict[str, int]) -> None:
+def _append(
+    stages: list[_Merging],
+    place: int,
+    body: Body,
+    stored: dict[str, Stored],
+    reduced: dict[str, int],
+    traits_for: Callable[[str], DeviceTraits],
+) -> None:
     target = stages[place]
     body.replay(target)
     for reduction in body.of(Reduce):
         reduced[reduction.key] = place
     for op in target.ops:
         if isinstance(op, Store) and op.plain and op.buffer not in stored:
-            cost, keys, loaded, heavy = _computation(target, op.value)
+            traits = traits_for(op.buffer)
+            cost, keys, loaded = _computation(target, op.value, traits)
             sources = [stored[b].stage for b in loaded if b in stored]
             floor = max((s if stages[s].kind == target.kind else s + 1 for s in sources), default=0)
             stored[op.buffer] = Stored(
-                place, op.value, op.index, cost <= _CHEAP and not heavy, keys, floor, target.kind == "outer"
+                place, op.value, op.index, cost <= traits.recomputed, keys, floor, target.kind == "outer"
             )
 
 
-def _computation(recorder: _Merging, value: int) -> tuple[int, frozenset[str], set[str], bool]:
-    """(operations, carried keys, loaded buffers, whether it is too heavy or not repeatable) of how a value is made."""
-    needed = slice_of(recorder.ops, [value])
+def _computation(recorder: _Merging, value: int, traits: DeviceTraits) -> tuple[float, frozenset[str], set[str]]:
+    """(cost, carried keys, loaded buffers) of how a value is made; without end where it is not to be made again."""
+    needed = _needed(recorder.ops, [value])
+    heavy = math.inf if traits.heavy is None else traits.heavy
+    cost: float = len(needed)
     keys: set[str] = set()
     loaded: set[str] = set()
-    heavy = False
     for op in map(recorder.ops.__getitem__, needed):
         match op:
             case Carried():
                 keys.add(op.key)
-            case Apply():
-                # Once an outer iteration is cheap whatever it is.
-                heavy |= op.heavy and recorder.kind == "inner"
+            case Apply() if op.heavy and recorder.kind == "inner":
+                cost += heavy  # once an outer iteration is cheap whatever it is
             case Load():
                 loaded.add(op.buffer)
-                heavy |= _indirect(op)
-            case Scan() | Part() | RandomBits():
-                heavy = True
-    return len(needed), frozenset(keys), loaded, heavy
+                cost += heavy if _indirect(op) else 0
+            case RandomBits():
+                cost += heavy
+            case Scan() | Part():
+                cost = math.inf
+    return cost, frozenset(keys), loaded
 
 
 def _indirect(op: Load) -> bool:
-    return any(name.startswith("j") for name in op.index.symbols())
+    return any(map(_computed, op.index.symbols()))
+
+
+def _computed(name: str) -> bool:
+    """Whether a variable of an index stands for a value that the body computes."""
+    return name.startswith("j")
+
+
+def _needed(ops: Sequence[Op], roots: list[int]) -> set[int]:
+    """The operations that these need, by operands or by indirect indices, and they themselves."""
+    jumps = {op.symbol: p for p, op in enumerate(ops) if isinstance(op, Indirect)}
+    keep: set[int] = set()
+    while roots:
+        keep |= slice_of(ops, roots)
+        named = {jumps[s] for p in keep for e in ops[p].indices for s in e.symbols() if s in jumps} if jumps else ()
+        roots = [p for p in named if p not in keep]
+    return keep
 
 
 def _without_dead_stores(kernel: Kernel, live: frozenset[str]) -> Kernel:
@@ -179,14 +223,7 @@ def _without_dead_stores(kernel: Kernel, live: frozenset[str]) -> Kernel:
 def _live_body(body: Body, buffers: frozenset[str] | set[str], keys: set[str]) -> Body:
     """The operations that these buffers' stores and these keys' reductions need, by operands or by indirect indices."""
     roots = [p for p, op in enumerate(body.ops) if _is_root(op, buffers, keys)]
-    jumps = {op.symbol: p for p, op in enumerate(body.ops) if isinstance(op, Indirect)}
-    keep: set[int] = set()
-    while roots:
-        keep |= slice_of(body.ops, roots)
-        named = (
-            {jumps[s] for p in keep for e in body.ops[p].indices for s in e.symbols() if s in jumps} if jumps else ()
-        )
-        roots = [p for p in named if p not in keep]
+    keep = _needed(body.ops, roots)
     if len(keep) == len(body.ops):
         return body
     order = sorted(keep)

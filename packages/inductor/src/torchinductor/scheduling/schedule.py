@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -15,7 +15,7 @@ from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.finish import finish
 from torchinductor.scheduling.unify import join
-from torchinductor.schemas import InductorOptions
+from torchinductor.schemas import DeviceTraits, InductorOptions
 
 
 @dataclass(slots=True)
@@ -56,15 +56,23 @@ def writes_of(operation: Operation) -> frozenset[str]:
             return frozenset()
 
 
-def schedule(lowered: Lowered, options: InductorOptions) -> list[Operation]:
-    """Live operations, fused, in an order in which everything is written before it is read."""
+def plain_traits(device: torch.device) -> DeviceTraits:
+    """Those of a device of which nothing is said."""
+    return DeviceTraits()
+
+
+def schedule(
+    lowered: Lowered, options: InductorOptions, traits_of: Callable[[torch.device], DeviceTraits] = plain_traits
+) -> list[Operation]:
+    """Live operations, fused, in an order in which everything is written before it is read. `traits_of` says what is
+    cheap on an operation's device."""
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     check = verify_kernels if options.verify else _unchecked
     check(lowered.operations)
     operations = _results_early(_live(lowered.operations, outputs), outputs)
     groups = _topological(_Fusion(options).run(operations))
     check(group.operation for group in groups)
-    finished = _finished(groups, outputs)
+    finished = _finished(groups, outputs, traits_of)
     check(finished)
     return finished
 
@@ -284,7 +292,9 @@ def _topological(groups: Sequence[Group]) -> list[Group]:
     return ordered
 
 
-def _finished(groups: Sequence[Group], outputs: set[str]) -> list[Operation]:
+def _finished(
+    groups: Sequence[Group], outputs: set[str], traits_of: Callable[[torch.device], DeviceTraits]
+) -> list[Operation]:
     readers: dict[str, int] = {}
     for group in groups:
         for b in set(buffers_of(group.operation)):
@@ -294,8 +304,8 @@ def _finished(groups: Sequence[Group], outputs: set[str]) -> list[Operation]:
         operation = group.operation
         live = frozenset(b for b in group.writes if b in outputs or readers.get(b, 0) > 1)
         if isinstance(operation, Kernel):
-            operation = finish(operation, live)
+            operation = finish(operation, live, traits_of(operation.device))
         elif isinstance(operation, Template):
-            operation = replace(operation, loops=finish(operation.loops, live))
+            operation = replace(operation, loops=finish(operation.loops, live, traits_of(operation.device)))
         result.append(operation)
     return result

@@ -16,7 +16,7 @@ from torchinductor.errors import BuildFailed
 from torchinductor.indexing import variable
 from torchinductor.ir import Kernel, Template, TemplateKind
 from torchinductor.program import Instruction, Size, TritonCall
-from torchinductor.schemas import InductorOptions
+from torchinductor.schemas import DeviceTraits, InductorOptions
 
 from .compiler import Binary, TritonCompiler
 from .matmul import plan, write_matmul
@@ -55,6 +55,8 @@ class TritonBackend(CodegenBackend):
     """Generates Triton kernels. `arch` (90 for sm_90) is the current device's where it is not given."""
 
     templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType({"matmul": plan})
+    # A float32 value that goes to memory and comes back costs as much as some hundred operations on it do meanwhile.
+    traits: ClassVar[DeviceTraits] = DeviceTraits(recomputed=96, heavy=8)
 
     def __init__(self, arch: int | None = None) -> None:
         self._arch = arch

@@ -95,6 +95,7 @@ class TritonHandler(OpsHandler[Value]):
         self.coarse = all(k in HALF_TYPES or not k.is_floating_point for k in kinds) and bool(kinds & HALF_TYPES)
         self._shared: dict[str, Value] = {}
         self._loop_shared: dict[str, Value] = {}
+        self._places: dict[tuple[str, IntExpr], str] = {}  # (value, size) -> its name as an index
         self._loads: dict[str, set[str]] = {}  # buffer -> load texts that are shared
         self._count = 0
 
@@ -220,7 +221,10 @@ class TritonHandler(OpsHandler[Value]):
         return value
 
     def indirect(self, value: Value, size: IntExpr) -> IntExpr:
-        name = self.name("j")
+        known = self._places.get((value.name, size))
+        if known is not None:
+            return variable(known)
+        name = self._places[value.name, size] = self.name("j")
         kind = "tl.int64" if self.layout.wide else "tl.int32"
         line = f"{name} = {value.name}.to({kind})"
         inside = self.loop is not None and "r" in value.dims

@@ -1,0 +1,77 @@
+"""What a graph costs without running it: kernels to launch, calls, and the bytes that they move.
+
+A device that computes much faster than it loads takes as long as its bytes do, so that a fusion that is lost shows here
+on a machine that does not have the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from primtorch.symbolic.expr import IntExpr
+from torchinductor.indexing import product
+from torchinductor.ir import Indirect, Kernel, Stage, Template, loops_of
+from torchinductor.lowering.context import ExternCall, Operation
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Launches and bytes of planned operations.
+
+    Attributes:
+        kernels: generated kernels.
+        moved: bytes that they read and write, each place once a kernel.
+        calls: ATen calls.
+    """
+
+    kernels: int = 0
+    moved: int = 0
+    calls: int = 0
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.kernels + other.kernels, self.moved + other.moved, self.calls + other.calls)
+
+
+def traffic_of(operations: Iterable[Operation]) -> Traffic:
+    """The traffic of operations of known sizes (a size that is not known counts as one)."""
+    kernels = moved = calls = 0
+    for operation in operations:
+        if isinstance(operation, (Kernel, Template)):
+            kernels += 1
+            moved += sum(bytes_of(loops_of(operation)).values())
+        else:
+            calls += isinstance(operation, ExternCall)
+    return Traffic(kernels, moved, calls)
+
+
+def bytes_of(kernel: Kernel) -> dict[str, int]:
+    """The bytes of each buffer that a kernel touches, by the buffer's name: what its indices reach, at most all."""
+    touched: dict[str, dict[IntExpr, int]] = {name: {} for name in kernel.arguments}
+    for stage in kernel.stages:
+        axes = _axes_of(stage)
+        for access in stage.body.accesses:
+            over = frozenset().union(*(axes.get(name, (name,)) for name in access.index.symbols()))
+            points = product(a.size for a in kernel.axes if a.name in over).as_int() or 1
+            touched[access.buffer][access.index] = points
+    result: dict[str, int] = {}
+    for name, places in touched.items():
+        buffer = kernel.buffers[name]
+        whole = buffer.span.as_int()
+        reached = sum(places.values())
+        result[name] = (reached if whole is None else min(reached, whole)) * buffer.dtype.itemsize
+    return result
+
+
+def _axes_of(stage: Stage) -> dict[str, frozenset[str]]:
+    """The axes that each computed place of a stage depends on, by the place's name."""
+    ops = stage.body.ops
+    found: dict[str, frozenset[str]] = {}
+    depends: list[frozenset[str]] = []
+    for op in ops:
+        names = {name for expr in op.indices for name in expr.symbols()}
+        own = frozenset().union(*(found.get(name, (name,)) for name in names), *(depends[a] for a in op.operands))
+        depends.append(own)
+        if isinstance(op, Indirect):
+            found[op.symbol] = own
+    return found

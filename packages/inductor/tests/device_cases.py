@@ -1,0 +1,88 @@
+"""Programs whose kernels for a GPU are counted, and run in Triton's interpreter: what reaches memory, and what does not."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+
+Tensor = torch.Tensor
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A program of tensors, and what it becomes on a GPU.
+
+    Attributes:
+        shapes: of the inputs for a number of rows; one that ends in 0 stands for indices below its first number, of the shape in between.
+        kernels: how many.
+        slow: whether the interpreter takes seconds for it.
+        moved: the bytes that they move, over those of the inputs and the results.
+    """
+
+    program: Callable[..., object]
+    shapes: Callable[[int], tuple[Shape, ...]]
+    kernels: int
+    moved: float = 1.0
+    slow: bool = False
+    dtype: torch.dtype = torch.float32
+
+    def inputs(self, rows: int) -> list[Tensor]:
+        draw = torch.Generator().manual_seed(0)
+        made: list[Tensor] = []
+        for shape in self.shapes(rows):
+            if shape and shape[-1] == 0:
+                made.append(torch.randint(0, shape[0], shape[1:-1], generator=draw))
+            else:
+                made.append(torch.randn(shape, generator=draw).to(self.dtype))
+        return made
+
+
+def gradients(program: Callable[..., Tensor]) -> Callable[..., object]:
+    """The program's result, and the gradients of its inputs for a gradient of the result that comes last."""
+
+    def step(*inputs: Tensor) -> tuple[Tensor, ...]:
+        leaves = [x.detach().requires_grad_(x.is_floating_point()) for x in inputs[:-1]]
+        out = program(*leaves)
+        return out.detach(), *torch.autograd.grad(out, [x for x in leaves if x.requires_grad], inputs[-1])
+
+    return step
+
+
+def embed_and_normalise(table: Tensor, ids: Tensor, added: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(F.embedding(ids, table) + added, weight.shape, weight, bias)
+
+
+def normalise(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return F.layer_norm(x, weight.shape, weight, bias)
+
+
+def activate_and_share(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+    return torch.softmax(F.gelu(x * weight + bias), -1)
+
+
+ROW, LONG = (512,), (20000,)
+
+MANY, FEW = 576, 6
+"""Rows: enough for a program each, and few enough for the interpreter."""
+
+CASES: dict[str, Case] = {
+    "softmax": Case(lambda x: torch.softmax(x, -1), lambda n: ((n, *ROW),), 1),
+    "softmax of a long row": Case(lambda x: torch.softmax(x, -1), lambda n: ((n, *LONG),), 1, slow=True),
+    "softmax of halves": Case(lambda x: torch.softmax(x, -1), lambda n: ((n, *ROW),), 1, dtype=torch.float16),
+    "gelu and softmax": Case(activate_and_share, lambda n: ((n, *ROW), ROW, ROW), 1),
+    "gelu and softmax of a long row": Case(activate_and_share, lambda n: ((n, *LONG), LONG, LONG), 1, slow=True),
+    "layer norm": Case(normalise, lambda n: ((n, *ROW), ROW, ROW), 1),
+    "layer norm of a long row": Case(normalise, lambda n: ((n, *LONG), LONG, LONG), 1),
+    # As many rows of the table as there are indices.
+    "embedding and layer norm": Case(embed_and_normalise, lambda n: ((n, *ROW), (n, n, 0), (n, *ROW), ROW, ROW), 1),
+    "embedding and layer norm of a long row": Case(
+        embed_and_normalise, lambda n: ((n, *LONG), (n, n, 0), (n, *LONG), LONG, LONG), 1
+    ),
+    # The logits' maxima and sums; then an element of each row.
+    "cross entropy": Case(F.cross_entropy, lambda n: ((n, *ROW), (*ROW, n, 0)), 2, 1.02),
+    "cross entropy of a long row": Case(F.cross_entropy, lambda n: ((n, *LONG), (*LONG, n, 0)), 2, 1.01, slow=True),
+}
