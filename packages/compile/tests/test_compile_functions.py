@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
 import torch
 from torch import nn
 from torch.autograd import Function
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import checkpoint, set_checkpoint_early_stop
 
 import torchcompile
 
@@ -179,3 +180,22 @@ def test_activations_of_a_checkpoint_are_not_kept(backend: str, partitioner: str
     borders = 3 * 64 * 8 * x.element_size()
     assert sizes[0] <= borders
     assert sizes[1] > 4 * borders
+
+
+@pytest.mark.parametrize("early_stop", [True, False])
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_compiled_parts_of_an_eager_checkpoint(backend: str, early_stop: bool) -> None:
+    """Its hooks see what calls save, not what capture does; what they raise ends the recomputation."""
+    torch.manual_seed(0)
+    plain = Deep()
+    compiled = copy.deepcopy(plain)
+    torchcompile.reset()
+    torchcompile.compile_in_place(*(m for m in compiled.modules() if isinstance(m, nn.Linear)), backend=backend)
+    for _ in range(2):
+        x = torch.randn(3, 8)
+        with set_checkpoint_early_stop(early_stop):
+            for model in (plain, compiled):
+                model(x).sum().backward()
+        for expected, found in zip(plain.parameters(), compiled.parameters(), strict=True):
+            torch.testing.assert_close(found.grad, expected.grad)
+    assert torchcompile.report().clean

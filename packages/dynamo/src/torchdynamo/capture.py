@@ -28,6 +28,7 @@ from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph, GivesUp, Uninitialized
 from torchdynamo.schemas import GraphBreak
 from torchdynamo.sources import Source
+from torchdynamo.watchers import saving_unseen
 
 
 @dataclass(frozen=True, slots=True)
@@ -173,7 +174,7 @@ def interpret(
     capture = Capture(outside, interpreter, calls)
     frame: InterpretedFrame | None = None
     chosen = [state.read() for state in ATTENTION]
-    with preserved(), interpreter.deep_stack(_DEEPEST):
+    with preserved(), saving_unseen(), interpreter.deep_stack(_DEEPEST):
         try:
             names = function.__code__.co_varnames
             arguments = [outside.argument(i, parameter_name(i, names[i]), value) for i, value in enumerate(flat)]

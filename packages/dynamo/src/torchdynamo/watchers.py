@@ -58,6 +58,18 @@ def other_compiler_off() -> Iterator[None]:
         hook.set_eval_frame(previous)
 
 
+@contextmanager
+def saving_unseen() -> Iterator[None]:
+    """A block in which autograd shows no hook of the program's what it saves: a checkpoint, say, counts what a call
+    saves, and running on fakes is none. Whether there are hooks can still be asked."""
+    autograd: Any = torch._C._autograd
+    previous = autograd._saved_tensors_hooks_set_tracing(True)
+    try:
+        yield
+    finally:
+        autograd._saved_tensors_hooks_set_tracing(previous)
+
+
 def watcher(flat: Sequence[Any]) -> Watcher | None:
     """What sees the operators of a call with these arguments, besides the program, or None."""
     return next(_watchers(flat), None)

@@ -4,13 +4,14 @@ A graph raises from the middle of generated code, outside of the program's `with
 before anything else that the generated code does: what the program writes, breaks and returns comes behind it. So the
 call can begin anew, and eager's own run raises the exception where the program's exits, handlers and tracebacks are
 eager's. What a graph may have done until it raised is put back (random generators, grad mode, autocast); where it has
-written to an input it cannot begin anew, and where the exception is no operator's (KeyboardInterrupt) it need not come
-again. Such an exception is raised where the function was entered: a continuation leaves the blocks that were open
-across the break, and its handlers see it.
+written to an input it cannot begin anew, and where the exception is no operator's (KeyboardInterrupt, what a hook for
+saved tensors raises) it need not come again. Such an exception is raised where the function was entered: a continuation
+leaves the blocks that were open across the break, and its handlers see it.
 """
 
 from __future__ import annotations
 
+import traceback
 import types
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.utils.checkpoint import _StopRecomputationError
 
 from primtorch import ambient
 from primtorch.ledger import Event, Kind, Ledger
@@ -82,7 +84,8 @@ class Rerun:
         error: BaseException | None = failed.pop()
         assert error is not None
         try:
-            again = isinstance(error, Exception) and not isinstance(error, TorchDynamoError)
+            of_hook = _is_of_hook(error)
+            again = isinstance(error, Exception) and not isinstance(error, TorchDynamoError) and not of_hook
             if before is not None:
                 before.put_back()
                 again = again and _unwritten(before.written, self._metadata(inputs))
@@ -95,7 +98,8 @@ class Rerun:
                 error = None
                 args, kwargs = unflatten(self.function.__code__, flat)
                 return self.function(*args, **kwargs)
-            self._tell(RAISED_AT_ENTRY, error)
+            if not isinstance(error, _StopRecomputationError):  # with it a checkpoint ends what it has seen enough of
+                self._tell(RAISED_AT_ENTRY, error)
             return raise_at_entry(self.function, flat, error)
         finally:
             error = None  # its traceback holds this frame
@@ -113,6 +117,13 @@ class Rerun:
 
     def _tell(self, kind: Kind, error: BaseException) -> None:
         self.ledger.add(of_function(kind, self.function, f"{type(error).__name__}: {error}"))
+
+
+def _is_of_hook(error: BaseException) -> bool:
+    """Whether the program's hook for saved tensors raised it, which need not do so a second time."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)  # type: ignore[attr-defined]
+    code = getattr(hooks[0], "__code__", None) if hooks is not None else None
+    return code is not None and any(frame.f_code is code for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def has_effects(graph: fx.GraphModule) -> bool:
