@@ -80,6 +80,8 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("convert",),
         ("api",),
         ("explain",),
+        ("exported",),
+        ("export",),
         ("",),
     ),
     "torchinductor": (

@@ -55,6 +55,12 @@ def test_examples_run(name: str) -> None:
     run(EXAMPLES / name)
 
 
+def test_the_page_on_export_runs(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
+    (tmp_path / "export.py").write_text(example)
+    assert "float32[?, 3]" in run(tmp_path / "export.py")
+
+
 def test_the_demo_runs(tmp_path: Path) -> None:
     told = run(EXAMPLES / "demo.py", "--steps", "8", "--tokens", "3", "--report", tmp_path)
     assert re.search("ran eagerly, twice or differently +│ nothing", told), told

@@ -1,4 +1,4 @@
-"""What capture tells: explanations as text and HTML, the guard that fails, exported graphs, recompiles and their limit."""
+"""What capture tells: explanations as text and HTML, the guard that fails, recompiles and their limit."""
 
 from __future__ import annotations
 
@@ -146,28 +146,6 @@ def test_explain_guards_of_modules_and_of_what_is_not_compiled() -> None:
     assert "requires_grad False, expected True" in str(torchdynamo.explain_guards(compiled)(torch.ones(1, 3))[0])
     with pytest.raises(TypeError, match="not a compiled callable"):
         torchdynamo.explain_guards(module)
-
-
-# -- export --------------------------------------------------------------------------------------
-
-
-def test_export_is_one_graph_and_its_guards_or_an_error() -> None:
-    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
-    x = torch.randn(5, 3)
-    exported = torchdynamo.export(model)(x)
-    assert torch.equal(exported(x), model(x)) and len(exported.inputs) == 5
-    assert "float32[5, 3]" in exported.print_guards()
-    with pytest.raises(
-        ValueError, match=r"does not fit this call.*size 3 at dim 1, expected|size 4 at dim 1, expected 3"
-    ):
-        exported(torch.randn(5, 4))
-    sizes = torchdynamo.export(lambda t: t * t.shape[0], dynamic=True)
-    several = sizes(torch.ones(4))
-    assert torch.equal(several(torch.ones(7)), torch.full((7,), 7.0))
-    with pytest.raises(torchdynamo.Unsupported, match=r"print[\s\S]*what to do[\s\S]*line \d+, in breaks_once"):
-        torchdynamo.export(breaks_once)(x, types.SimpleNamespace(scale=1))
-    with pytest.raises(torchdynamo.TorchDynamoError, match="no tensor operation"):
-        torchdynamo.export(lambda n: n + 1)(3)
 
 
 # -- recompiles ----------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 import torch
 
@@ -165,6 +165,29 @@ def _compile_one(target: object, transform: Transform) -> object:
     raise NotCompilable(
         f"compile takes an nn.Module, a function or a method, not {target!r} of type {type(target).__name__}"
     )
+
+
+def export(
+    model: Callable[..., object],
+    *inputs: object,
+    dynamic: bool | None = None,
+    dynamic_shapes: Mapping[str, object] | None = None,
+    aten_graph: bool = False,
+    decompositions: Literal["prims", "core_aten"] | None = None,
+) -> torchdynamo.Exported:
+    """The call `model(*inputs)` as one graph to take away: called as the model is, unpacked as (graph, guards), kept by
+    `torchcompile.save` and `load`. `torchdynamo.export(model, ...)(*inputs, **named)` takes arguments by name, too.
+
+    Args:
+        dynamic, dynamic_shapes, aten_graph, decompositions: see `torchdynamo.export`.
+
+    Raises:
+        Unsupported: the call leaves the graph, at `breaks`.
+        NotExportable: the call takes, gives or does what has no place in a graph to take away.
+    """
+    return torchdynamo.export(
+        model, dynamic=dynamic, dynamic_shapes=dynamic_shapes, aten_graph=aten_graph, decompositions=decompositions
+    )(*inputs)
 
 
 def list_backends() -> list[str]:

@@ -19,15 +19,27 @@ from torchdynamo.api import (
     skip_frame,
     stats,
 )
-from torchdynamo.errors import InternalError, RecompileLimitExceeded, SizeNotDynamic, TorchDynamoError, Unsupported
-from torchdynamo.explain import Explanation, Exported, explain, explain_guards, export
+from torchdynamo.errors import (
+    InternalError,
+    NotExportable,
+    RecompileLimitExceeded,
+    SizeNotDynamic,
+    TorchDynamoError,
+    UnsafeArchive,
+    Unsupported,
+)
+from torchdynamo.explain import Explanation, explain, explain_guards
+from torchdynamo.export import Dim, export
+from torchdynamo.exported.archive import load, save
+from torchdynamo.exported.program import Exported
 from torchdynamo.schemas import CaptureOptions
 
 __version__ = "0.1.0"
 
 __all__ = [
-    "CaptureOptions", "CompiledCallable", "Explanation", "Exported", "InternalError", "RecompileLimitExceeded",
-    "SizeNotDynamic", "TorchDynamoError", "Unsupported", "allow_in_graph", "assume_constant_result", "disable",
-    "error_on_graph_break", "explain", "explain_guards", "export", "graph_break", "is_compiling", "mark_dynamic",
-    "mark_static", "maybe_mark_dynamic", "new_ledger", "optimize", "reset", "skip_frame", "stats",
+    "CaptureOptions", "CompiledCallable", "Dim", "Explanation", "Exported", "InternalError", "NotExportable",
+    "RecompileLimitExceeded", "SizeNotDynamic", "TorchDynamoError", "UnsafeArchive", "Unsupported", "allow_in_graph",
+    "assume_constant_result", "disable", "error_on_graph_break", "explain", "explain_guards", "export", "graph_break",
+    "is_compiling", "load", "mark_dynamic", "mark_static", "maybe_mark_dynamic", "new_ledger", "optimize", "reset",
+    "save", "skip_frame", "stats",
 ]  # fmt: skip

@@ -174,16 +174,11 @@ def stats() -> Stats:
     return TOTAL.copy()
 
 
-def _is_made_here(compiled: CompiledCallable) -> bool:
-    """Whether it can be captured anew: an exported graph stands for itself."""
-    return isinstance(getattr(compiled.miss, "__self__", None), Function)
-
-
 def reset() -> None:
     """Forgets every compiled version; functions are captured anew at their next call."""
     for reference in list(_LIVE.values()):
         compiled = reference()
-        if compiled is not None and _is_made_here(compiled):
+        if compiled is not None:
             compiled.entries.clear()
             owner = owner_of(compiled)
             owner.eager = None

@@ -12,7 +12,7 @@ import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Any, Final, Generic, TypeVar
 
 import torch
 from torch import fx
@@ -57,6 +57,7 @@ from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, LeafOut
 from torchdynamo.schemas import AmbientRead, GlobalState, GraphBreak, Guard, GuardKind
 from torchdynamo.sources import Attribute, Source
 
+Result = TypeVar("Result")
 _AGAIN: Final = Marker("AGAIN")  # what a capture has taught makes another one of the same call
 
 
@@ -83,6 +84,17 @@ class Finishing:
     guards: tuple[Guard, ...]
     graph: fx.GraphModule | None
     asked: int
+
+
+@dataclass(frozen=True, slots=True)
+class Whole(Generic[Result]):
+    """One graph of a whole call, which no back end has seen."""
+
+    result: Result
+    graph: fx.GraphModule
+    finished: Finishing
+    pinned: Sequence[Any]
+    outside: Outside  # released: what it knows of symbols
 
 
 class OwnFault(Exception):
@@ -143,6 +155,48 @@ def _convert(state: Function, flat: tuple[Any, ...], opened: list[Capture]) -> E
         return state.no_graph(GraphBreak(broke.reason, broke.detail, error.frames or state.frames()))
     with _own_faults(state), _without_classes():
         return _entry(state, generated, finished, compiled_graph)
+
+
+def capture_whole(state: Function, flat: tuple[Any, ...], read: Callable[[Generated], Result]) -> Whole[Result] | Entry:
+    """One graph of a whole call, for who takes it away and makes no entry of it (options: `fullgraph`, `strict`).
+
+    Args:
+        read: asked for what the program returns, before the graph is finished.
+
+    Returns:
+        An entry where the program raised, or is a lazy module's first call: to be run once in the place of a graph.
+
+    Raises:
+        Unsupported: the program leaves the graph.
+    """
+    opened: list[Capture] = []
+    try:
+        with _own_faults(state), _without_classes():
+            ambient = global_state()
+            capture = _capture(state, flat, None, Directions(), opened)
+            if isinstance(capture, Entry):
+                return capture
+            assert capture is not None
+            generated = _generate(state, capture, ambient)
+            shared = guard_written_memory(capture.outside)
+            if shared is not None:
+                text = " and ".join(source.expression() for source in shared)
+                raise BreakGraph("overlapping_inputs", text)
+            with torch._C.DisableTorchFunction():
+                result = read(generated)
+            finished = _finish(state, generated, ambient)
+            graph = finished.graph or graph_module({}, capture.outside.recorder.graph, "Graph")
+            return Whole(result, graph, finished, capture.outside.externals.pins.objects, capture.outside)
+    except BreakGraph as error:
+        raise Unsupported(describe(GraphBreak(error.reason, error.detail, state.frames()))) from error
+    except OwnFault as fault:
+        if isinstance(fault.error, BreakGraph):
+            where = GraphBreak(fault.error.reason, fault.error.detail, state.frames())
+            raise Unsupported(describe(where)) from fault.error
+        raise fault.error from None
+    finally:
+        for capture in opened:
+            capture.release()
 
 
 @contextmanager

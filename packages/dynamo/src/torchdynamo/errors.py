@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 
 class TorchDynamoError(RuntimeError):
     """Base of every error that capture raises."""
 
 
 class Unsupported(TorchDynamoError):
-    """`fullgraph=True` met something that breaks the graph, or would have run eagerly or otherwise than planned."""
+    """`fullgraph=True` met something that breaks the graph, or would have run eagerly or otherwise than planned.
+
+    Attributes:
+        breaks: all places where the call leaves the graph, where they were looked for (`export`).
+    """
+
+    breaks: tuple[Any, ...] = ()
 
 
 class InternalError(TorchDynamoError):
@@ -21,3 +29,11 @@ class SizeNotDynamic(TorchDynamoError):
 
 class RecompileLimitExceeded(TorchDynamoError):
     """`on_recompile="error"`, or the limit under `fullgraph=True`."""
+
+
+class NotExportable(TorchDynamoError):
+    """What a function takes, gives or does has no place in a graph to take away, or none in a file."""
+
+
+class UnsafeArchive(TorchDynamoError):
+    """A file is no exported graph, or names what a reader does not call or make without being told to."""

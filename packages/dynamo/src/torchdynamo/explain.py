@@ -1,5 +1,5 @@
-"""What capture makes of a call: graphs, breaks, guards and seconds as records, as text and as HTML; one graph to take
-away; and why a compiled function does not serve a call."""
+"""What capture makes of a call: graphs, breaks, guards and seconds as records, as text and as HTML; and why
+a compiled function does not serve a call."""
 
 from __future__ import annotations
 
@@ -19,14 +19,13 @@ from primtorch.ledger import Effect, Event, event_tables, of, total
 from primtorch.schemas import UserFrame
 from torchdynamo._C import CompiledCallable, Entry
 from torchdynamo.api import optimize, owner_of
-from torchdynamo.errors import TorchDynamoError
 from torchdynamo.function import Compiled
 from torchdynamo.guards.failure import Failure, first_failure
-from torchdynamo.guards.guard_table import guard_rows, print_guards
+from torchdynamo.guards.guard_table import guard_rows
 from torchdynamo.interpreter.frame import CODES
 from torchdynamo.reasons import REASONS
-from torchdynamo.schemas import CaptureOptions, GraphBreak, Guard
-from torchdynamo.sources import Scope, Source
+from torchdynamo.schemas import GraphBreak, Guard
+from torchdynamo.sources import Scope
 
 Section = tuple[str, list[str], list[list[str]]]  # title, head, rows
 
@@ -220,61 +219,3 @@ def bound_arguments(target: CompiledCallable, args: Sequence[Any], kwargs: dict[
     binder = cast(Any, types.FunctionType(CODES.get(function.__code__).binder, {}, None, function.__defaults__))
     binder.__kwdefaults__ = function.__kwdefaults__
     return tuple(binder(*args, **kwargs))
-
-
-@dataclass(slots=True)
-class Exported:
-    """One whole graph of a function, with what it relies on.
-
-    Attributes:
-        graph: torch-level FX graph; placeholders are symbolic sizes first, then tensors.
-        inputs: where each placeholder's value comes from in a call.
-        guards: conditions under which the graph stands for the function.
-    """
-
-    graph: fx.GraphModule
-    inputs: tuple[Source, ...]
-    guards: tuple[Guard, ...]
-    call: Callable[..., Any]
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Runs the graph as the function; raises ValueError when a guard does not hold."""
-        return self.call(*args, **kwargs)
-
-    def print_guards(self) -> str:
-        return print_guards(self.guards)
-
-
-def export(function: Callable[..., Any], *, dynamic: bool | None = None) -> Callable[..., Exported]:
-    """`export(f)(*args)` captures the call as one graph.
-
-    Raises:
-        Unsupported: the call leaves the graph; the message tells where, why and what to do.
-        TorchDynamoError: the call has no tensor operation.
-    """
-
-    def run(*args: Any, **kwargs: Any) -> Exported:
-        graphs: list[fx.GraphModule] = []
-
-        def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
-            graphs.append(graph)
-            return graph.forward
-
-        compiled = optimize(backend, options=CaptureOptions(fullgraph=True, dynamic=dynamic, strict=True))(function)
-        compiled(*args, **kwargs)
-        if not graphs:
-            raise TorchDynamoError(f"{function!r}: the call has no tensor operation to export")
-        target = owner_of(compiled).compiled()
-        assert target is not None
-        entry = target.entries[0]
-        assert entry.tree is not None
-        tree = entry.tree
-
-        def missed(missing: CompiledCallable, flat: tuple[Any, ...]) -> None:
-            why = _miss(missing.function, 0, entry, flat).failure
-            raise ValueError(f"the exported graph does not fit this call: {why or 'an input is missing'}")
-
-        target.miss = missed
-        return Exported(graphs[0], tree.inputs, tree.guards, compiled)
-
-    return run

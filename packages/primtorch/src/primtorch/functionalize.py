@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import operator
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx
@@ -18,6 +18,7 @@ from primtorch.schemas import UserFrame
 from primtorch.tracing import RecordingMode
 
 aten = torch.ops.aten
+Number: TypeAlias = "torch.SymInt | torch.SymFloat"
 WRITTEN_INPUTS = "written_inputs"
 """Key of a graph module's meta: positions of the inputs whose new values follow the outputs."""
 
@@ -106,12 +107,12 @@ _HIDDEN_WRITES: dict[Any, Callable[..., Any]] = {
 }
 
 
-def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.GraphModule:
+def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor | Number]) -> fx.GraphModule:
     """The same program without writes. It returns the old outputs, and then the new value of each input that the
     program writes to; `gm.meta["written_inputs"]` has the positions of those.
 
     Args:
-        inputs: one tensor for each placeholder, as they were before the program ran.
+        inputs: one tensor or symbol for each placeholder, as they were before the program ran.
 
     Raises:
         TraceError: the program writes to a tensor that is neither its own nor an input.
@@ -119,7 +120,7 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.Grap
     frames: tuple[UserFrame, ...] = ()
     mode = RecordingMode(frames=lambda: frames)
     values: dict[fx.Node, Any] = {}
-    wrapped: list[torch.Tensor] = []
+    wrapped: list[torch.Tensor | Number] = []
     starts: list[fx.Node] = []
     constants: list[tuple[str, torch.Tensor, fx.Node]] = []
     outputs: list[Any] = []
@@ -127,9 +128,10 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.Grap
         for node in gm.graph.nodes:
             frames = node.meta.get("stack", ())
             if node.op == "placeholder":
-                inner = inputs[len(starts)].detach()
+                given = inputs[len(starts)]
+                inner: Any = given.detach() if isinstance(given, torch.Tensor) else given
                 starts.append(mode.placeholder(inner, str(node.target)))
-                values[node] = wrap(inner)
+                values[node] = wrap(inner) if isinstance(given, torch.Tensor) else given
                 wrapped.append(values[node])
             elif node.op == "get_attr":
                 inner = operator.attrgetter(str(node.target))(gm).detach()
@@ -142,16 +144,23 @@ def functionalize(gm: fx.GraphModule, inputs: Sequence[torch.Tensor]) -> fx.Grap
                 ]
             else:
                 values[node] = _run(node, values)
-        ends = [unwrap(w) for w in wrapped]
+        ends = [unwrap(w) if isinstance(w, torch.Tensor) else w for w in wrapped]
         for name, outer, start in constants:
             if mode.node_of(unwrap(outer)) is not start:
                 raise TraceError(
                     f"the program writes to {name}, a tensor that it takes from elsewhere; make it an "
                     "input of the function"
                 )
-    written = [i for i, (end, start) in enumerate(zip(ends, starts, strict=True)) if mode.node_of(end) is not start]
+    written = [
+        i
+        for i, (end, start) in enumerate(zip(ends, starts, strict=True))
+        if isinstance(end, torch.Tensor) and mode.node_of(end) is not start
+    ]
     made = mode.finish((*outputs, *(ends[i] for i in written)))
     made.graph.eliminate_dead_code(lambda n: n.op in ("placeholder", "output") or _is_effect(n))
+    read = {node.target for node in made.graph.find_nodes(op="get_attr")}
+    for name in [name for name, _ in made.named_buffers() if name not in read]:
+        delattr(made, name)  # what only dead code read
     made.recompile()
     made.meta[WRITTEN_INPUTS] = tuple(written)
     return made

@@ -11,6 +11,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 
 from primtorch.errors import TraceError
+from primtorch.fake import FakeTensor
 from primtorch.functional_forms import adopting
 from primtorch.functionalize import functionalize, writes
 from primtorch.out_arguments import LandingOut
@@ -35,13 +36,16 @@ def _user_frames() -> tuple[UserFrame, ...]:
     return tuple(reversed(frames))
 
 
+_RESULTS = (torch.Tensor, int, float, bool, complex, torch.SymInt, torch.SymFloat)
+
+
 def trace(fn: Callable[..., Any], *examples: object) -> fx.GraphModule:
     """Run `fn` on the examples once and record every ATen call, gradients included.
 
-    The graph takes the tensors among the examples (pytree order) and returns fn's results as a flat tuple. It is
-    functional: a program that writes in place is rewritten, and where it writes to its inputs, their new values follow
-    the outputs and `gm.meta["written_inputs"]` has their positions. Tensors that fn reads from elsewhere become
-    constants.
+    The graph takes the symbolic numbers among the examples, then the tensors (in pytree order), and returns fn's
+    results as a flat tuple. It is functional: a program that writes in place is rewritten, and where it writes to its
+    inputs, their new values follow the outputs and `gm.meta["written_inputs"]` has their positions. Tensors that fn
+    reads from elsewhere become constants.
 
     Raises:
         TraceError: fn returns something that is not a tensor, a number or None, or writes to a tensor that is neither
@@ -51,6 +55,9 @@ def trace(fn: Callable[..., Any], *examples: object) -> fx.GraphModule:
     inputs = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
     snapshots = _Snapshots(inputs)
     mode = RecordingMode(frames=_user_frames, before_write=snapshots.before_write)
+    numbers = [leaf for leaf in leaves if isinstance(leaf, (torch.SymInt, torch.SymFloat))]
+    for i, number in enumerate(numbers):
+        mode.placeholder(number, f"number_{i}")
     for i, leaf in enumerate(leaves):
         if isinstance(leaf, torch.Tensor):
             mode.placeholder(leaf, f"input_{i}")
@@ -58,12 +65,14 @@ def trace(fn: Callable[..., Any], *examples: object) -> fx.GraphModule:
         outputs = fn(*examples)
     flat, _ = pytree.tree_flatten(outputs)
     for out in flat:
-        if out is not None and not isinstance(out, (torch.Tensor, int, float, bool, complex)):
+        if out is not None and not isinstance(
+            out, (torch.Tensor, int, float, bool, complex, torch.SymInt, torch.SymFloat)
+        ):
             raise TraceError(f"fn returned a {type(out).__name__}; expected tensors, numbers or None in containers")
     recorded = mode.finish(tuple(flat))
     if not writes(recorded):
         return recorded
-    return adopting(lambda: functionalize(recorded, snapshots.restored()))
+    return adopting(lambda: functionalize(recorded, [*numbers, *snapshots.restored()]))
 
 
 class _Snapshots:
@@ -77,8 +86,8 @@ class _Snapshots:
     def before_write(self, t: torch.Tensor) -> None:
         storage = t.untyped_storage()
         key = storage._cdata
-        if key in self.saved or key not in self.shared:
-            return
+        if isinstance(t, FakeTensor) or key in self.saved or key not in self.shared:
+            return  # a fake has no values to keep
         if self.shared.count(key) > 1:
             raise TraceError(
                 "the program writes to an input that shares its memory with another input; a functional "
@@ -90,7 +99,8 @@ class _Snapshots:
         return [self._restored(t.detach()) for t in self.inputs]
 
     def _restored(self, t: torch.Tensor) -> torch.Tensor:
-        saved = self.saved.get(t.untyped_storage()._cdata) if t.layout is torch.strided else None
+        strided = t.layout is torch.strided and not isinstance(t, FakeTensor)
+        saved = self.saved.get(t.untyped_storage()._cdata) if strided else None
         if saved is None:
             return t
         return torch.empty(0, dtype=t.dtype, device=t.device).set_(saved, t.storage_offset(), t.size(), t.stride())

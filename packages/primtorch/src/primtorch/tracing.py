@@ -14,6 +14,7 @@ from primtorch.effects import written_tensors
 from primtorch.fake import FakeTensor
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import materialize
 
 
 class RecordingMode:
@@ -38,6 +39,7 @@ class RecordingMode:
         self._run = run
         self._frames = frames
         self._before_write = before_write
+        self.symbols: dict[str, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
         self._alive: list[torch.Tensor] = []  # ids stay unique only while their tensors live
 
@@ -53,8 +55,13 @@ class RecordingMode:
         self._nodes[id(tensor)] = node
         self._alive.append(tensor)
 
-    def placeholder(self, tensor: torch.Tensor, name: str) -> fx.Node:
+    def placeholder(self, tensor: torch.Tensor | torch.SymInt | torch.SymFloat, name: str) -> fx.Node:
+        """An input: a tensor, or a symbol, of which numbers among the arguments are computed in the graph."""
         node = self.graph.placeholder(name)
+        if not isinstance(tensor, torch.Tensor):
+            self.symbols[str(tensor)] = node
+            node.meta.update(val=tensor, stack=())
+            return node
         self.track(tensor, node)
         return node
 
@@ -70,6 +77,8 @@ class RecordingMode:
             return node
         if isinstance(value, (list, tuple)):
             return [self.node_of(v) for v in value]
+        if isinstance(value, (torch.SymInt, torch.SymFloat)) and self.symbols:
+            return materialize(self.graph, value, self.symbols)
         return value
 
     def __torch_dispatch__(

@@ -1,0 +1,285 @@
+"""A graph that stands for a function: where its inputs come from in a call, what has to hold, what the results are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+
+from primtorch.schemas import UserFrame
+from torchdynamo.exported.structure import Structure, flatten
+from torchdynamo.guards.failure import tensor_mismatch
+from torchdynamo.guards.guard_table import print_guards
+from torchdynamo.guards.memory_guards import overlapping
+from torchdynamo.guards.shape_program import run_program, same_constant
+from torchdynamo.schemas import Guard, TensorGuard
+from torchdynamo.sources import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf of the call's arguments."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """A tensor that the function reads from elsewhere: a parameter, a buffer, a global."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the graph returns."""
+
+    index: int
+
+
+@dataclass(frozen=True, slots=True)
+class Constant:
+    """The same at each call."""
+
+    value: Any
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A number computed from those that the call tells: a postfix program of `primtorch.symbolic`."""
+
+    program: tuple[tuple[str, Any], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """A number that a call tells: a size or a stride of a tensor, or a number among the arguments."""
+
+    of: Leaf | State
+    kind: str  # "size", "stride", "offset", "value"
+    dim: int = 0
+
+    def read(self, values: Any) -> Any:
+        return _MEASURES[self.kind](values, self.dim)
+
+
+_MEASURES: Mapping[str, Callable[[Any, int], Any]] = {
+    "size": lambda tensor, dim: tensor.shape[dim],
+    "stride": lambda tensor, dim: tensor.stride(dim),
+    "offset": lambda tensor, dim: tensor.storage_offset(),
+    "value": lambda number, dim: number,
+}
+
+Reference = Leaf | State | Result | Constant | Number
+
+
+@dataclass(frozen=True, slots=True)
+class Relation:
+    """What has to hold between numbers of a call."""
+
+    program: tuple[tuple[str, Any], ...]
+    symbols: Mapping[str, Measure]
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Surroundings:
+    """The state of the process under which the function was captured."""
+
+    grad_enabled: bool
+    inference_mode: bool
+    default_dtype: torch.dtype
+    autocast: tuple[tuple[str, torch.dtype], ...]
+
+    @staticmethod
+    def now() -> Surroundings:
+        on = [device for device in _AUTOCAST_DEVICES if torch.is_autocast_enabled(device)]
+        return Surroundings(
+            torch.is_grad_enabled(),
+            torch.is_inference_mode_enabled(),
+            torch.get_default_dtype(),
+            tuple((device, torch.get_autocast_dtype(device)) for device in on),
+        )
+
+
+_AUTOCAST_DEVICES = ("cpu", "cuda")
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """What has to hold of a call.
+
+    Attributes:
+        names: of the leaves, as the program says them.
+        tensors: metadata, by the leaf.
+        constants: leaves that have to be what they were.
+        relations: between sizes.
+        same, different: leaves that are one object, and that are not.
+        written, others: graph inputs whose memory the graph writes to, and those that must not overlap it.
+    """
+
+    names: tuple[str, ...] = ()
+    tensors: Mapping[int, TensorGuard] = field(default_factory=dict)
+    constants: Mapping[int, Any] = field(default_factory=dict)
+    relations: tuple[Relation, ...] = ()
+    same: tuple[tuple[int, int], ...] = ()
+    different: tuple[tuple[int, int], ...] = ()
+    written: tuple[int, ...] = ()
+    others: tuple[int, ...] = ()
+    surroundings: Surroundings = field(default_factory=Surroundings.now)
+
+    def failure(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> str | None:
+        """The first that does not hold, or None."""
+        now = Surroundings.now()
+        if now != self.surroundings:
+            return f"ambient state changed: it is {now}, was {self.surroundings}"
+        for index, guard in self.tensors.items():
+            leaf = leaves[index]
+            if not isinstance(leaf, torch.Tensor):
+                return f"{self.names[index]} is a {type(leaf).__name__}, expected a tensor"
+            mismatch = tensor_mismatch(leaf, guard)
+            if mismatch is not None:
+                return f"tensor {self.names[index]} has {mismatch}"
+        for index, value in self.constants.items():
+            if leaves[index] is not value and not same_constant(leaves[index], value):
+                return f"{self.names[index]} is {leaves[index]!r}, was {value!r}"
+        for relation in self.relations:
+            numbers = {name: measure.read(_at(measure.of, leaves, state)) for name, measure in relation.symbols.items()}
+            if not run_program(relation.program, numbers):
+                return f"{relation.text} does not hold for {numbers}"
+        for pairs, same in ((self.same, True), (self.different, False)):
+            for a, b in pairs:
+                if (leaves[a] is leaves[b]) is not same:
+                    told = "are not" if same else "are"
+                    return f"{self.names[a]} and {self.names[b]} {told} the same object"
+        return None
+
+
+def _at(place: Leaf | State, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> Any:
+    return leaves[place.index] if isinstance(place, Leaf) else state[place.name]
+
+
+@dataclass(frozen=True, slots=True)
+class Signature:
+    """What a call looks like.
+
+    Attributes:
+        parameters: that may be passed by position or by name, in order.
+        takes, gives: the structure of (args, kwargs), and of the result.
+        results: the leaves of the result.
+    """
+
+    parameters: tuple[str, ...]
+    takes: Structure
+    gives: Structure
+    results: tuple[Reference, ...]
+
+    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+        """The leaves of a call.
+
+        Raises:
+            ValueError: it is put together otherwise.
+        """
+        leaves, structure = flatten(in_order(self.parameters, args, kwargs))
+        if structure != self.takes:
+            raise ValueError(
+                f"the exported graph does not fit this call: it takes {self.takes.text()}, not {structure.text()}"
+            )
+        return leaves
+
+
+def in_order(
+    parameters: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """A call with what has a place passed by it, and names sorted."""
+    named = dict(sorted(kwargs.items()))
+    for name in parameters[len(args) :]:
+        if name not in named:
+            break
+        args = (*args, named.pop(name))
+    return args, named
+
+
+@dataclass(frozen=True, slots=True)
+class Exported:
+    """One whole graph of a function, with what it relies on; unpacks as (graph, guards).
+
+    Attributes:
+        graph: its placeholders are numbers first, then tensors; one of torch's functions, or of ATen's operators.
+        guards: all that capture took for granted of the call, of modules, globals and the process.
+        feeds: what each placeholder is given.
+        state: tensors that the function reads from elsewhere, by name: those of the program itself, not copies.
+        checks: what of the guards speaks of a call. What else was read (flags of modules, globals) is what it was.
+        symbols: the numbers that a call tells.
+        assertions: the user's stack at each condition that the graph takes for met; `met` are its results that say so.
+        written: graph inputs that get new values, which follow the graph's other results (of ATen's operators).
+        inputs: the source of each placeholder, for a graph of this process; one from a file has none, and no guards.
+        text: the guards as text.
+    """
+
+    graph: fx.GraphModule
+    guards: tuple[Guard, ...]
+    signature: Signature
+    feeds: tuple[Reference, ...]
+    state: Mapping[str, torch.Tensor]
+    checks: Checks
+    symbols: Mapping[str, Measure]
+    met: tuple[Result, ...] = ()
+    assertions: tuple[tuple[UserFrame, ...], ...] = ()
+    written: tuple[int, ...] = ()
+    inputs: tuple[Source, ...] = ()
+    text: str = ""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter((self.graph, self.guards))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Runs the graph as the function.
+
+        Raises:
+            ValueError: a guard does not hold, or the arguments are put together otherwise.
+            AssertionError: a condition on data that the program raises without.
+        """
+        with torch._C.DisableTorchFunctionSubclass():
+            leaves = self.signature.leaves(args, kwargs)
+            why = self.checks.failure(leaves, self.state)
+            if why is not None:
+                raise ValueError(f"the exported graph does not fit this call: {why}")
+            numbers = {name: m.read(_at(m.of, leaves, self.state)) for name, m in self.symbols.items()}
+            given = [self._value(feed, leaves, numbers, ()) for feed in self.feeds]
+            self._refuse_overlap(given)
+        results = tuple(self.graph(*given))
+        for place, value in zip(self.written, results[len(results) - len(self.written) :], strict=True):
+            given[place].copy_(value)
+        if not all(bool(self._value(met, leaves, numbers, results)) for met in self.met):
+            lines = dict.fromkeys(f"{place[-1].file}:{place[-1].line}" for place in self.assertions if place)
+            raise AssertionError(f"a condition that the program raises without is not met: {', '.join(lines)}")
+        found = (self._value(result, leaves, numbers, results) for result in self.signature.results)
+        return self.signature.gives.build(found)
+
+    def _value(self, of: Reference, leaves: Sequence[Any], numbers: Mapping[str, Any], results: Sequence[Any]) -> Any:
+        match of:
+            case Leaf(index=index):
+                return leaves[index]
+            case State(name=name):
+                return self.state[name]
+            case Result(index=index):
+                return results[index]
+            case Constant(value=value):
+                return value
+            case Number(program=program):
+                return run_program(program, numbers)
+
+    def _refuse_overlap(self, given: Sequence[Any]) -> None:
+        checks = self.checks
+        if not checks.written:
+            return
+        found = overlapping([given[i] for i in checks.written], [given[i] for i in checks.others])
+        if found is not None:
+            raise ValueError("the exported graph does not fit this call: memory that it writes to is shared")
+
+    def print_guards(self) -> str:
+        return self.text or print_guards(self.guards)

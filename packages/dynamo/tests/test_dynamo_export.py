@@ -1,0 +1,322 @@
+"""One graph to take away: called as the function is, by names and containers; breaks told all at once; kept in a file."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from torch import nn
+from torch.utils import _pytree as pytree
+
+import torchdynamo
+from torchdynamo import Dim
+
+
+@dataclasses.dataclass
+class Batch:
+    values: torch.Tensor
+    scale: int
+    mask: torch.Tensor | None = None
+
+
+pytree.register_dataclass(Batch)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def of_batches(batch: Batch, *, rest: dict[str, Any], flag: bool = True) -> Any:
+    total = batch.values.sin() * batch.scale + rest["more"][0]
+    return {"total": total, "same": rest["more"][1], "batch": Batch(total, 7), "rows": batch.values.shape[0] * 2}
+
+
+def batches(rows: int) -> tuple[Batch, dict[str, Any]]:
+    return Batch(torch.randn(rows, 3), 2), {"more": (torch.randn(rows, 3), torch.randn(2))}
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(3, 4, 1), nn.GELU(), nn.BatchNorm1d(4), nn.Flatten(), nn.Linear(8, 2))
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "torch": {},
+    "aten": {"aten_graph": True},
+    "core_aten": {"decompositions": "core_aten"},
+    "prims": {"decompositions": "prims"},
+}
+
+
+# -- calls ---------------------------------------------------------------------------------------
+
+
+def test_an_export_is_a_graph_and_its_guards() -> None:
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+    x = torch.randn(5, 3)
+    exported = torchdynamo.export(model)(x)
+    graph, guards = exported
+    assert graph is exported.graph and guards and len(exported.inputs) == 5 and len(exported.state) == 4
+    assert torch.equal(exported(x), model(x)) and "float32[5, 3]" in exported.print_guards()
+    with pytest.raises(ValueError, match=r"does not fit this call.*size 4 at dim 1, expected 3"):
+        exported(torch.randn(5, 4))
+    with pytest.raises(ValueError, match="ambient state changed"), torch.no_grad():
+        exported(x)
+    exported(x).sum().backward()  # parameters are the model's own
+    assert model[0].weight.grad is not None
+    several = torchdynamo.export(lambda t: t * t.shape[0], dynamic=True)(torch.ones(4))
+    assert torch.equal(several(torch.ones(7)), torch.full((7,), 7.0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_calls_and_results_are_the_users_containers(form: str) -> None:
+    batch, rest = batches(4)
+    shapes = {"batch": {"values": {0: "rows"}}, "rest": {"more": ({0: Dim("rows")}, None)}}
+    exported = torchdynamo.export(of_batches, dynamic_shapes=shapes, **FORMS[form])(batch, rest=rest, flag=True)
+    batch, rest = batches(6)
+    found, wanted = exported(batch=batch, rest=rest, flag=True), of_batches(batch, rest=rest)
+    assert torch.allclose(found["total"], wanted["total"]) and found["rows"] == 12
+    assert found["same"] is rest["more"][1] and type(found["batch"]) is Batch and found["batch"].scale == 7
+    for args, named, why in (
+        ((Batch(batch.values, 3),), {"rest": rest, "flag": True}, "scale is 3, was 2"),
+        ((batch,), {"rest": rest, "flag": False}, "False, was True"),
+        ((batch,), {"rest": rest}, "it takes"),
+        ((batch,), {"rest": {"more": [*rest["more"]]}, "flag": True}, "it takes"),
+        ((batch,), {"rest": {"more": (torch.randn(5, 3), torch.randn(2))}, "flag": True}, "rows|shape"),
+    ):
+        with pytest.raises(ValueError, match=why):
+            exported(*args, **named)
+    assert not hasattr(batch.values, "_torchdynamo_sizes")
+
+
+def test_named_sizes_keep_to_their_range_and_to_one_another() -> None:
+    x, y = torch.randn(4, 2), torch.randn(4, 3)
+    program = lambda a, b: (a.sum(), b.sum())  # noqa: E731
+    sizes = Dim("n", 3, 6)
+    exported = torchdynamo.export(program, dynamic_shapes={"a": {0: sizes}, "b": {0: sizes}})(x, y)
+    assert len(exported(torch.randn(6, 2), torch.randn(6, 3))) == 2
+    for a, b in ((2, 2), (7, 7), (5, 6)):
+        with pytest.raises(ValueError, match=r"<= a.shape\[0\] <=|n: a.shape\[0\] == b.shape\[0\]"):
+            exported(torch.randn(a, 2), torch.randn(b, 3))
+    with pytest.raises(torchdynamo.SizeNotDynamic):
+        torchdynamo.export(lambda a: a + torch.ones(4), dynamic_shapes={"a": {0: "n"}})(torch.ones(4))
+    with pytest.raises(ValueError, match="no argument 'c'; it has a, b"):
+        torchdynamo.export(program, dynamic_shapes={"c": {0: "n"}})(x, y)
+    with pytest.raises(ValueError, match="one name and different ranges"):
+        torchdynamo.export(program, dynamic_shapes={"a": {0: sizes}, "b": {0: Dim("n", 2, 9)}})(x, y)
+
+
+def test_graphs_without_operations_are_exported() -> None:
+    x = torch.randn(3)
+    identity = torchdynamo.export(lambda t: t)(x)
+    assert identity(x) is x and not [n for n in identity.graph.graph.nodes if n.op.startswith("call")]
+    constant = torchdynamo.export(lambda n: (n + 1, "text", None))(3)
+    assert constant(3) == (4, "text", None)
+    with pytest.raises(ValueError, match="is 4, was 3"):
+        constant(4)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_module_in_training_writes_its_buffers(form: str) -> None:
+    x = torch.randn(5, 3, 2)
+    model, same = network(), network()
+    exported = torchdynamo.export(model, **FORMS[form])(x)
+    assert torch.allclose(exported(x), same(x), atol=1e-6)
+    for (name, mine), (_, wanted) in zip(model.named_buffers(), same.named_buffers(), strict=True):
+        assert torch.allclose(mine, wanted), name
+
+
+def test_conditions_are_asked_at_each_call() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if not (x > 0).all():
+            raise ValueError("not positive")
+        return x.log()
+
+    exported = torchdynamo.export(program)(torch.ones(3))
+    assert exported(torch.full((3,), 2.0)).shape == (3,)
+    with pytest.raises(AssertionError, match="test_dynamo_export.py"):
+        exported(-torch.ones(3))
+
+
+# -- refusals ------------------------------------------------------------------------------------
+
+
+def breaks_thrice(x: torch.Tensor) -> torch.Tensor:
+    print(end="")
+    y = x.sin()
+    if y.sum() > 0:
+        y = y + 1
+    print(end="")
+    return y
+
+
+class Counted:
+    count = 0
+
+
+def test_all_breaks_are_told_with_lines_reasons_and_remedies() -> None:
+    with pytest.raises(torchdynamo.Unsupported, match="at 3 places") as caught:
+        torchdynamo.export(breaks_thrice)(torch.ones(3))
+    first = breaks_thrice.__code__.co_firstlineno
+    told = [(one.reason, one.user_frames[-1].line - first) for one in caught.value.breaks]
+    assert told == [("print", 1), ("data_dependent_branch", 3), ("print", 5)]
+    assert str(caught.value).count("what to do:") == 3
+    with pytest.raises(torchdynamo.Unsupported, match="print") as caught:
+        torchdynamo.export(breaks_thrice, all_breaks=False)(torch.ones(3))
+    assert not caught.value.breaks
+
+
+def test_what_has_no_place_in_a_graph_is_refused() -> None:
+    counted = Counted()
+
+    def counts(x: torch.Tensor) -> torch.Tensor:
+        counted.count += 1
+        return x + 1
+
+    @dataclasses.dataclass
+    class Unregistered:
+        x: torch.Tensor
+
+    for program, given, why in (
+        (counts, torch.ones(2), "writes to nonlocal counted"),
+        (lambda x: Unregistered(x), torch.ones(2), "register_dataclass"),
+        (lambda b: b.x + 1, Unregistered(torch.ones(2)), "register_dataclass"),
+    ):
+        with pytest.raises(torchdynamo.NotExportable, match=why):
+            torchdynamo.export(program)(given)
+    assert counted.count == 0
+
+
+def test_what_the_program_raises_is_raised() -> None:
+    def raises(x: torch.Tensor) -> torch.Tensor:
+        raise KeyError("mine")
+
+    with pytest.raises(KeyError, match="mine"):
+        torchdynamo.export(raises)(torch.ones(2))
+
+
+# -- files ---------------------------------------------------------------------------------------
+
+READER = """
+import importlib, sys, torch, torchdynamo
+from torch.utils import _pytree as pytree
+sys.path[:0] = sys.argv[3:]
+importlib.import_module(sys.argv[2])  # which registers Batch
+exported = torchdynamo.load(sys.argv[1] + "/graph")
+cases = torch.load(sys.argv[1] + "/cases", weights_only=False)
+for args, wanted in cases:
+    found = exported(*args)
+    for a, b in zip(pytree.tree_leaves(found), pytree.tree_leaves(wanted), strict=True):
+        assert torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b, (a, b)
+try:
+    exported(torch.randn(3))
+except ValueError as error:
+    assert "does not fit this call" in str(error)
+else:
+    raise SystemExit("a call that fits no guard was served")
+"""
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_fresh_process_reads_what_was_written(form: str, tmp_path: Path) -> None:
+    model = network().eval()
+
+    def program(batch: Batch) -> Any:
+        with torch.no_grad():
+            shift = batch.values.mean()
+        out = model(batch.values).softmax(-1) * batch.scale + shift
+        return {"out": out.to(torch.float64)[:, 1:], "rows": batch.values.shape[0] + 1, "b": Batch(out, 1, out)}
+
+    export = torchdynamo.export(program, dynamic_shapes={"batch": {"values": {0: Dim("rows", 2, 9)}}}, **FORMS[form])
+    exported = export(Batch(torch.randn(4, 3, 2), 3))
+    torchdynamo.save(exported, tmp_path / "graph")
+    cases = [((given,), exported(given)) for rows in (2, 5) for given in [Batch(torch.randn(rows, 3, 2), 3)]]
+    torch.save(cases, tmp_path / "cases")
+    command = [sys.executable, "-c", READER, tmp_path, __name__, Path(__file__).parents[3], Path(__file__).parent]
+    done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert torchdynamo.load(tmp_path / "graph").print_guards() == exported.print_guards()
+
+
+def test_tensors_of_a_file_share_memory_as_they_did(tmp_path: Path) -> None:
+    weight = nn.Parameter(torch.randn(4, 4))
+    part = weight.detach()[1:, ::2]
+    program = lambda x: (x @ weight)[:, :3] @ part  # noqa: E731
+    exported = torchdynamo.export(program)(torch.randn(2, 4))
+    torchdynamo.save(exported, tmp_path / "graph")
+    read = torchdynamo.load(tmp_path / "graph")
+    x = torch.randn(2, 4)
+    assert torch.equal(read(x), exported(x))
+    mine, other = read.state.values()
+    assert mine.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
+    assert {type(mine), type(other)} == {nn.Parameter, torch.Tensor}
+
+
+def _changed(change: Callable[[Any], Any]) -> Callable[[Path, Path], None]:
+    def write(source: Path, target: Path) -> None:
+        with zipfile.ZipFile(source) as old, zipfile.ZipFile(target, "w") as new:
+            for name in old.namelist():
+                data = old.read(name)
+                if name == "program.json":
+                    text = json.loads(data)
+                    change(text)
+                    data = json.dumps(text).encode()
+                new.writestr(name, data)
+
+    return write
+
+
+def _row(**new: Any) -> Callable[[Any], None]:
+    def change(text: Any) -> None:
+        next(row for row in text["graph"] if row["op"].startswith("call")).update(new)
+
+    return change
+
+
+HOSTILE: dict[str, Callable[[Any], Any]] = {
+    "a function of Python's": _row(op="call_function", target="builtins.eval"),
+    "torch.load": _row(op="call_function", target="torch.load"),
+    "an operator that reads files": _row(op="call_function", target="ops.aten.from_file.default"),
+    "an operator of somebody's": _row(op="call_function", target="ops.image.read_file.default"),
+    "a method that hands out memory": _row(op="call_method", target="data_ptr"),
+    "code for a method": _row(op="call_method", target="sin(); __import__('os').system('true'); x"),
+    "code for a name": lambda text: text["graph"][0].update(name="x: __import__('os')"),
+    "code for an input": lambda text: text["graph"][0].update(target="x=__import__('os')"),
+    "any attribute": _row(op="call_function", target="getattr", args={"tuple": [{"node": "x"}, "__class__"]}),
+    "a module": _row(op="call_module", target="forward"),
+    "memory beyond the file's": lambda text: next(iter(text["state"].values())).update(offset=1 << 20),
+    "a class that is not there": lambda text: text.update(gives={"named": "os:system", "fields": []}),
+    "no dtype": lambda text: next(iter(text["state"].values())).update(dtype={"torch": "load"}),
+    "another version": lambda text: text.update(version=0),
+}
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_strangers_file_is_refused(what: str, tmp_path: Path) -> None:
+    weight = torch.randn(3)
+    exported = torchdynamo.export(lambda x: x.sin() * weight)(torch.ones(3))
+    torchdynamo.save(exported, tmp_path / "good")
+    assert torchdynamo.load(tmp_path / "good")(torch.ones(3)).shape == (3,)
+    _changed(HOSTILE[what])(tmp_path / "good", tmp_path / "bad")
+    with pytest.raises(torchdynamo.UnsafeArchive):
+        torchdynamo.load(tmp_path / "bad")
+    (tmp_path / "text").write_text("no archive")
+    with pytest.raises(torchdynamo.UnsafeArchive):
+        torchdynamo.load(tmp_path / "text")
+
+
+def test_named_tuples_are_read_with_their_classes(tmp_path: Path) -> None:
+    exported = torchdynamo.export(lambda x: Pair(x + 1, x))(torch.ones(3))
+    torchdynamo.save(exported, tmp_path / "graph")
+    with pytest.raises(torchdynamo.UnsafeArchive, match="classes="):
+        torchdynamo.load(tmp_path / "graph")
+    assert type(torchdynamo.load(tmp_path / "graph", classes=[Pair])(torch.ones(3))) is Pair
