@@ -81,7 +81,7 @@ def compile_graph(
     clock = _Clock()
     for device in _device_types(gm):
         warm_codegen(device, options)
-    lowered = lower_graph(gm, options, takes, _Bodies(options, dump, ledger, title))
+    lowered = lower_graph(gm, options, takes, _Bodies(options, dump, ledger, title), traits_of)
     for name, frames in lowered.by_reference:
         ledger.add(Event(OPERATOR_BY_REFERENCE, title, name, frames))
     clock.lap("lower")

@@ -35,6 +35,16 @@ class InductorOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class ProductRates:
+    """What a device makes of matrix products of 16-bit numbers: floating-point operations and bytes a second."""
+
+    alignment: int  # bytes that rows should start and end at multiples of
+    aligned: float
+    unaligned: float
+    bandwidth: float
+
+
+@dataclass(frozen=True, slots=True)
 class DeviceTraits:
     """What is cheap and what is dear on a type of device: fusion, padding and layouts are decided by it."""
 
@@ -42,6 +52,8 @@ class DeviceTraits:
     recomputed: int = 12
     # What a transcendental function, or a load at a computed place, counts as there; None: never made again.
     heavy: int | None = None
+    # Whether matrices get margins, and when; None: never.
+    products: ProductRates | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,8 @@ def planned_operations(
     """What a graph of prims becomes, in the order in which it runs: kernels as their device's back end plans them, and
     calls. Raises what `generate_source` does."""
     options = options or InductorOptions()
-    lowered = lower_graph(gm if device is None else on_device(gm, torch.device(device)), options, takes)
+    moved = gm if device is None else on_device(gm, torch.device(device))
+    lowered = lower_graph(moved, options, takes, traits_of=traits_of)
     planned: list[Operation] = []
     for operation in schedule(lowered, options, traits_of):
         planned += legalized(operation, options) if isinstance(operation, (Kernel, Template)) else [operation]

@@ -19,7 +19,7 @@ from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_stride
 from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage, Template, space, space_index
 from torchinductor.lowering.values import Lazy, Load, Strided, TensorValue
 from torchinductor.ops import ReductionKind, StoreMode
-from torchinductor.schemas import InductorOptions
+from torchinductor.schemas import DeviceTraits, InductorOptions
 
 OperandLayout: TypeAlias = Literal["exact", "order", "any"]
 """What of eager's layout an operand keeps: its strides, the order of its dims in memory, or nothing."""
@@ -124,13 +124,24 @@ def refuse(template: Template) -> bool:
     return False
 
 
+def plain_traits(device: torch.device) -> DeviceTraits:
+    """Those of a device of which nothing is said."""
+    return DeviceTraits()
+
+
+Margins: TypeAlias = dict[IntExpr, tuple[IntExpr, IntExpr]]
+"""By the stride of a dim: its size, and the size up to which there are zeros behind."""
+
+
 @dataclass
 class Context:
     """Grows while the graph's nodes are lowered in order."""
 
     options: InductorOptions
     takes: Callable[[Template], bool] = refuse  # whether a template's device has a back end that takes it
+    traits_of: Callable[[torch.device], DeviceTraits] = plain_traits
     buffers: dict[str, Buffer] = field(default_factory=dict)
+    margins: dict[str, Margins] = field(default_factory=dict)  # of buffers that have some
     operations: list[Operation] = field(default_factory=list)
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     by_reference: list[tuple[str, tuple[UserFrame, ...]]] = field(default_factory=list)  # prims, and whose lines

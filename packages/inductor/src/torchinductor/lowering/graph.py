@@ -33,11 +33,13 @@ from torchinductor.lowering.context import (
     ScalarRead,
     ViewRef,
     flattened,
+    plain_traits,
     refuse,
 )
 from torchinductor.lowering.matmul import PRODUCTS
+from torchinductor.lowering.padding import FACTORS, aligned_product, products_of, realize_for_products
 from torchinductor.lowering.values import Lazy, Rule, Strided, TensorValue
-from torchinductor.schemas import InductorOptions
+from torchinductor.schemas import DeviceTraits, InductorOptions
 
 RULES: Mapping[str, Rule] = {
     **pointwise.RULES,
@@ -84,14 +86,15 @@ def lower_graph(
     options: InductorOptions,
     takes: Callable[[Template], bool] = refuse,
     compile_bodies: Callable[[fx.Node], Callable[..., object]] | None = None,
+    traits_of: Callable[[torch.device], DeviceTraits] = plain_traits,
 ) -> Lowered:
     """`takes` says of a template whether the back end of its device makes it; `compile_bodies` gives the callable that
-    a node which calls an operator over graphs becomes.
+    a node which calls an operator over graphs becomes; `traits_of` says what is cheap on a device.
 
     Raises:
         LoweringError: a node has no rule.
     """
-    ctx = Context(options, takes)
+    ctx = Context(options, takes, traits_of)
     values: dict[fx.Node, object] = {}
     inputs: list[GraphInput] = []
     outputs: tuple[Returned, ...] = ()
@@ -171,6 +174,7 @@ def _outputs(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> t
     returned = node.args[0]
     items = returned if isinstance(returned, (tuple, list)) else (returned,)
     result: list[Returned] = []
+    laid: dict[fx.Node, TensorValue] = {}  # a node that is returned twice is laid out once
     owners = {
         value.data.buffer: item
         for item, value in values.items()
@@ -180,7 +184,9 @@ def _outputs(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> t
         value = values[item] if isinstance(item, fx.Node) else item
         if isinstance(value, TensorValue):
             strides = exprs(item.meta["val"].stride()) if "val" in item.meta else None  # type: ignore[union-attr]
-            exact = value if strides is None else ctx.realize_exactly(value, strides)
+            exact = laid.get(item)  # type: ignore[arg-type]
+            if exact is None:
+                exact = laid[item] = value if strides is None else ctx.realize_exactly(value, strides)  # type: ignore[index]
             owner = memory_of(item)  # type: ignore[arg-type]
             if owners.setdefault(ctx.realize(exact).buffer, owner) is not owner:
                 exact = ctx.copy(exact)
@@ -214,6 +220,10 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
         made = PRODUCTS[prim.name](ctx, *args, **kwargs)
         if made is not None:
             return made
+    if prim.name in FACTORS:
+        product_ = aligned_product(ctx, prim, args, kwargs, meta)
+        if product_ is not None:
+            return product_
     if prim.name == "bitcast" and _holds(_is_float8, args, meta):
         return _extern(ctx, torch.ops.aten.view.dtype, args, kwargs, meta)
     if rule is None or _holds(_is_complex, args, meta) or (prim.family != "view" and _holds(_is_float8, args, meta)):
@@ -340,6 +350,11 @@ def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:
         if not isinstance(part, TensorValue) or isinstance(part.data, Strided):
             continue
         data = part.data
-        shared = len(node.users) > 1 and (data.heavy or data.cost > _CHEAP or _large_reads(ctx, part) > 1)
+        shared = len(node.users) > 1 and (
+            data.heavy
+            or data.cost > _CHEAP
+            or _large_reads(ctx, part) > 1
+            or sum(1 for _ in products_of(node)) > 1  # these want it in memory, once
+        )
         if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:
-            ctx.realize(part)
+            realize_for_products(ctx, node, part)

@@ -10,7 +10,7 @@ import torch
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
 from torchinductor.ir import Kernel, Load, Store, Template, loops_of, verify_kernels
-from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef
+from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, plain_traits
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
 from torchinductor.scheduling.finish import finish
@@ -54,11 +54,6 @@ def writes_of(operation: Operation) -> frozenset[str]:
             return frozenset((operation.output,))
         case ScalarRead():
             return frozenset()
-
-
-def plain_traits(device: torch.device) -> DeviceTraits:
-    """Those of a device of which nothing is said."""
-    return DeviceTraits()
 
 
 def schedule(

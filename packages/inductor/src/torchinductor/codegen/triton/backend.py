@@ -16,7 +16,7 @@ from torchinductor.errors import BuildFailed
 from torchinductor.indexing import variable
 from torchinductor.ir import Kernel, Template, TemplateKind
 from torchinductor.program import Instruction, Size, TritonCall
-from torchinductor.schemas import DeviceTraits, InductorOptions
+from torchinductor.schemas import DeviceTraits, InductorOptions, ProductRates
 
 from .compiler import Binary, TritonCompiler
 from .matmul import plan, write_matmul
@@ -56,7 +56,13 @@ class TritonBackend(CodegenBackend):
 
     templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType({"matmul": plan})
     # A float32 value that goes to memory and comes back costs as much as some hundred operations on it do meanwhile.
-    traits: ClassVar[DeviceTraits] = DeviceTraits(recomputed=96, heavy=8)
+    # On an H200 the three products of GPT-2's vocabulary of 50,257 with 8,192 tokens took 30.6 ms as they are, and
+    # about 5 ms at a multiple of 8.
+    traits: ClassVar[DeviceTraits] = DeviceTraits(
+        recomputed=96,
+        heavy=8,
+        products=ProductRates(alignment=16, aligned=380e12, unaligned=62e12, bandwidth=4e12),
+    )
 
     def __init__(self, arch: int | None = None) -> None:
         self._arch = arch
