@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import torchdynamo
+from torchdynamo import CaptureOptions
 
 
 class Doubling(list[Any]):
@@ -79,3 +80,40 @@ def test_as_eager(program: Callable[[torch.Tensor], Any]) -> None:
     compiled = torchdynamo.optimize(lambda graph, inputs: graph)(program)
     for x in (torch.ones(2), -torch.ones(2)):
         torch.testing.assert_close(compiled(x), program(x))
+
+
+def _lent(x: torch.Tensor, base: type, kind: type) -> torch.Tensor:
+    return kind().shift(x)
+
+
+def _given(x: torch.Tensor, base: type, kind: type) -> torch.Tensor:
+    base.late = lambda self, x: x + 7
+    try:
+        return kind().delay(x)
+    finally:
+        del base.late
+
+
+@pytest.mark.parametrize("program", [_lent, _given])
+def test_a_base_class_gets_a_method(program: Callable[..., torch.Tensor]) -> None:
+    """Between two calls a class on the way gets the method that `super()` finds further on, or in the call itself."""
+
+    class Far:
+        def shift(self, x: torch.Tensor) -> torch.Tensor:
+            return x + 1
+
+    class Near(Far):
+        pass
+
+    class User(Near):
+        def shift(self, x: torch.Tensor) -> torch.Tensor:
+            return super().shift(x) * 3
+
+        def delay(self, x: torch.Tensor) -> torch.Tensor:
+            return super().late(x) * 2
+
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=CaptureOptions(strict=True))(program)
+    x = torch.ones(2)
+    assert compiled(x, Near, User).equal(program(x, Near, User))
+    Near.shift = lambda self, x: x - 5
+    assert compiled(x, Near, User).equal(program(x, Near, User))

@@ -71,7 +71,7 @@ class CaptureWorld(PlainWorld):
             return builtins[name]
         raise NameError(f"name {name!r} is not defined", name=name)
 
-    def store_global(self, fn: types.FunctionType, name: str, value: Any) -> None:
+    def store_global(self, fn: types.FunctionType, name: str, value: object) -> None:
         self.outside.global_set(fn.__globals__, name, value)
 
     def delete_global(self, fn: types.FunctionType, name: str) -> None:
@@ -85,18 +85,18 @@ class CaptureWorld(PlainWorld):
     def load_cell(self, cell: types.CellType) -> Any:
         return self.outside.cell_get(cell)
 
-    def store_cell(self, cell: types.CellType, value: Any) -> None:
+    def store_cell(self, cell: types.CellType, value: object) -> None:
         self.outside.cell_set(cell, value)
 
     def delete_cell(self, cell: types.CellType) -> None:
         self.outside.cell_delete(cell)
 
-    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[object, ...] | None, dict[str, object] | None]:
         return self.outside.function_defaults(fn)
 
     # -- attributes -------------------------------------------------------------------------
 
-    def know_methods(self, obj: Any, *names: str) -> None:
+    def know_methods(self, obj: object, *names: str) -> None:
         """The program asks for these special methods of `obj`: that its class has them, or not, is guarded."""
         kind = type(obj)
         if isinstance(obj, torch.Tensor):
@@ -113,7 +113,7 @@ class CaptureWorld(PlainWorld):
                 self._known_methods.add((kind, name))
                 self.outside.class_get(kind, name)
 
-    def getattr(self, obj: Any, name: str) -> Any:
+    def getattr(self, obj: object, name: str) -> object:
         obj = self.outside.arrays.current(obj)
         if isinstance(obj, Array):
             return self.outside.arrays.getattr(obj, name)
@@ -135,35 +135,39 @@ class CaptureWorld(PlainWorld):
                 return value
         return super().getattr(obj, name)
 
-    def _of_tensor_class(self, tensor: torch.Tensor, name: str) -> Any:
+    def _of_tensor_class(self, tensor: torch.Tensor, name: str) -> object:
         """What a tensor has from a class of the program's, or MISSING."""
         kind = self.outside.type_of(tensor)
         if kind in PLAIN_TENSORS or not any(name in vars(klass) for klass in own_classes(kind)):
             return MISSING
-        descriptor = self.class_get(kind, name)[0]
+        found = self.class_get(kind, name)
+        if found is None:
+            return MISSING
+        descriptor = found[0]
         if is_data_descriptor(type(descriptor)) or name not in self.outside.stored_names(tensor):
             return bind(self, descriptor, tensor, kind)
         return MISSING
 
-    def _behind_class(self, proxy: TensorSuper, name: str) -> Any:
+    def _behind_class(self, proxy: TensorSuper, name: str) -> object:
         mro = proxy.kind.__mro__
         for klass in mro[mro.index(proxy.behind) + 1 :]:
             if klass in PLAIN_TENSORS:
                 break
-            if name in vars(klass):
-                return bind(self, self.class_get(klass, name)[0], proxy.tensor, proxy.kind)
+            found = self.class_get(klass, name)
+            if found is not None and found[1] is klass:
+                return bind(self, found[0], proxy.tensor, proxy.kind)
         return self.outside.tensor_get(proxy.tensor, name)
 
-    def make_super(self, cls: Any, obj: Any) -> Any:
+    def make_super(self, cls: Any, obj: Any) -> object:
         kind = self.outside.type_of(obj) if isinstance(obj, torch.Tensor) else None
         if kind is None or kind in PLAIN_TENSORS:
             return super().make_super(cls, obj)
         return TensorSuper(cls, obj, kind)
 
-    def class_of(self, obj: Any) -> type:
+    def class_of(self, obj: object) -> type:
         return self.outside.type_of(obj) if isinstance(obj, torch.Tensor) else super().class_of(obj)
 
-    def _module_attribute(self, module: nn.Module, name: str) -> Any:
+    def _module_attribute(self, module: nn.Module, name: str) -> object:
         """Parameters, buffers and submodules, when nothing else has the name."""
         if type_has(type(module), name):
             return MISSING
@@ -172,7 +176,7 @@ class CaptureWorld(PlainWorld):
             return MISSING
         return self.outside.registered(module, name)
 
-    def setattr(self, obj: Any, name: str, value: Any) -> None:
+    def setattr(self, obj: object, name: str, value: object) -> None:
         self.outside.refuse_opaque(*(() if not isinstance(obj, Array) else (obj,)))
         self.know_methods(obj, "__setattr__")
         if isinstance(obj, torch.Tensor):
@@ -185,7 +189,7 @@ class CaptureWorld(PlainWorld):
         else:
             super().setattr(obj, name, value)
 
-    def _writes_plainly(self, module: nn.Module, name: str, value: Any) -> bool:
+    def _writes_plainly(self, module: nn.Module, name: str, value: object) -> bool:
         """Whether `nn.Module.__setattr__` would end in a plain write to the instance."""
         kind = type(module)
         if kind.__setattr__ is not modules.PLAIN_SETATTR or isinstance(value, (torch.Tensor, nn.Module)):
@@ -194,7 +198,7 @@ class CaptureWorld(PlainWorld):
             return False
         return self.outside.registered(module, name) is MISSING
 
-    def delattr(self, obj: Any, name: str) -> None:
+    def delattr(self, obj: object, name: str) -> None:
         self.know_methods(obj, "__delattr__")
         if isinstance(obj, torch.Tensor):
             self._refuse_descriptor(obj, name)
@@ -208,34 +212,36 @@ class CaptureWorld(PlainWorld):
             if is_data_descriptor(type(vars(klass).get(name))):
                 raise BreakGraph("tensor_subclass", f"{kind.__qualname__}.{name} is set by a descriptor")
 
-    def instance_get(self, obj: Any, name: str) -> Any:
+    def instance_get(self, obj: object, name: str) -> object:
         return self.outside.instance_get(obj, name)
 
-    def instance_set(self, obj: Any, name: str, value: Any) -> None:
+    def instance_set(self, obj: object, name: str, value: object) -> None:
         self.outside.instance_set(obj, name, value)
 
-    def instance_del(self, obj: Any, name: str) -> None:
+    def instance_del(self, obj: object, name: str) -> None:
         self.outside.instance_delete(obj, name)
 
-    def class_get(self, cls: type, name: str) -> Any:
+    def class_get(self, cls: type, name: str) -> tuple[object, type] | None:
         return self.outside.class_get(cls, name)
 
-    def class_set(self, cls: type, name: str, value: Any) -> None:
+    def class_set(self, cls: type, name: str, value: object) -> None:
         self.outside.class_set(cls, name, value)
 
     def class_del(self, cls: type, name: str) -> None:
         self.outside.class_delete(cls, name)
 
-    def build_class(self, body: types.FunctionType, name: str, bases: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def build_class(
+        self, body: types.FunctionType, name: str, bases: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         return self.outside.make_class(name, lambda: super(CaptureWorld, self).build_class(body, name, bases, kwargs))
 
-    def leaf_getattr(self, obj: Any, name: str) -> Any:
+    def leaf_getattr(self, obj: object, name: str) -> object:
         return self.outside.leaf_get(obj, name)
 
-    def leaf_setattr(self, obj: Any, name: str, value: Any) -> None:
+    def leaf_setattr(self, obj: object, name: str, value: object) -> None:
         self.outside.leaf_set(obj, name, value)
 
-    def leaf_delattr(self, obj: Any, name: str) -> None:
+    def leaf_delattr(self, obj: object, name: str) -> None:
         if self.outside.externals.lookup(obj) is None:
             delattr(obj, name)
         elif type(obj) is types.SimpleNamespace:
@@ -243,7 +249,7 @@ class CaptureWorld(PlainWorld):
         else:
             raise BreakGraph("external_write", f"attribute {name!r} of a {type(obj).__qualname__}")
 
-    def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> Any:
+    def descriptor_get(self, descriptor: object, obj: object, cls: type) -> object:
         if obj is not None:
             if isinstance(descriptor, types.GetSetDescriptorType):
                 if descriptor.__name__ == "__dict__":
@@ -261,14 +267,14 @@ class CaptureWorld(PlainWorld):
                 return self.outside.externals.wrap(value, Attribute(known.source, descriptor.__name__))
         return super().descriptor_get(descriptor, obj, cls)
 
-    def descriptor_set(self, descriptor: Any, obj: Any, value: Any) -> None:
+    def descriptor_set(self, descriptor: object, obj: object, value: object) -> None:
         if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
             self.outside.overlays.write(obj, descriptor.__name__, value)
         else:
             self._refuse_write(descriptor, obj)
             super().descriptor_set(descriptor, obj, value)
 
-    def descriptor_del(self, descriptor: Any, obj: Any) -> None:
+    def descriptor_del(self, descriptor: object, obj: object) -> None:
         if isinstance(descriptor, types.MemberDescriptorType) and self.outside.externals.lookup(obj) is not None:
             if self.outside.slot_get(obj, descriptor) is MISSING:
                 raise AttributeError(descriptor.__name__)
@@ -284,10 +290,10 @@ class CaptureWorld(PlainWorld):
 
     # -- run-time numbers as values ---------------------------------------------------------
 
-    def convert(self, value: Any, how: str) -> str:
+    def convert(self, value: object, how: str) -> str:
         return super().convert(concrete(value), how)
 
-    def format_value(self, value: Any, spec: str) -> str:
+    def format_value(self, value: object, spec: str) -> str:
         if isinstance(value, BaseException) and not spec:
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
@@ -306,7 +312,7 @@ class CaptureWorld(PlainWorld):
 
     # -- iteration --------------------------------------------------------------------------
 
-    def iterate(self, obj: Any) -> Any:
+    def iterate(self, obj: object) -> Any:
         obj = self.outside.arrays.current(obj)
         if isinstance(obj, Array):
             return self.outside.arrays.iterate(obj)
@@ -315,14 +321,14 @@ class CaptureWorld(PlainWorld):
         self.outside.refuse_iterator(obj)
         return super().iterate(obj)
 
-    def advance(self, iterator: Any) -> Any:
+    def advance(self, iterator: object) -> object:
         self.know_methods(iterator, "__next__")
         self.outside.refuse_iterator(iterator)
         return super().advance(iterator)
 
     # -- items and operators ----------------------------------------------------------------
 
-    def getitem(self, obj: Any, key: Any) -> Any:
+    def getitem(self, obj: object, key: object) -> Any:
         if self.outside.arrays.used and not isinstance(obj, dict):
             obj, key = self._current(obj, key)
             if isinstance(obj, Array) or arrays_in(key):
@@ -335,7 +341,7 @@ class CaptureWorld(PlainWorld):
             return scalars.item(obj, key)
         return super().getitem(obj, key)
 
-    def setitem(self, obj: Any, key: Any, value: Any) -> None:
+    def setitem(self, obj: object, key: object, value: object) -> None:
         if isinstance(key, slice):
             refuse_growing(None, (value,), {})
         if self.outside.arrays.used and not isinstance(obj, CONTAINER_BASES):
@@ -351,17 +357,17 @@ class CaptureWorld(PlainWorld):
             obj, key = scalars.item(obj, key), ...
         super().setitem(obj, key, value)
 
-    def _current(self, *values: Any) -> Iterator[Any]:
+    def _current(self, *values: object) -> Iterator[Any]:
         return map(self.outside.arrays.current, values)
 
-    def delitem(self, obj: Any, key: Any) -> None:
+    def delitem(self, obj: object, key: object) -> None:
         self.know_methods(obj, "__delitem__")
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
             self.tell_apart(key)
         super().delitem(obj, key)
 
-    def contains(self, container: Any, item: Any) -> bool:
+    def contains(self, container: object, item: object) -> bool:
         self.know_methods(container, "__contains__", "__iter__", "__getitem__")
         self.know_methods(item, "__eq__", "__hash__")
         self.outside.refuse_opaque(container, item)
@@ -371,17 +377,17 @@ class CaptureWorld(PlainWorld):
             self.tell_apart(container, item)
         return super().contains(container, item)
 
-    def tell_apart(self, *values: Any) -> None:
+    def tell_apart(self, *values: object) -> None:
         self.outside.externals.tell_apart(*values)
 
-    def is_same(self, a: Any, b: Any) -> bool:
+    def is_same(self, a: object, b: object) -> bool:
         if a is not b:
             if scalars.both_of_a_kind(a, b):  # small ints and bools are one object each
                 return concrete(a) is concrete(b)
             self.outside.guard_distinct(a, b)
         return a is b
 
-    def truth(self, obj: Any) -> bool:
+    def truth(self, obj: object) -> bool:
         obj = self.outside.arrays.current(obj)
         if isinstance(obj, Array):
             return bool(obj)
@@ -392,12 +398,12 @@ class CaptureWorld(PlainWorld):
             self.outside.refuse_opaque(obj)
         return super().truth(obj)
 
-    def check(self, obj: Any, expected: bool) -> bool:
+    def check(self, obj: object, expected: bool) -> bool:
         if isinstance(obj, FakeTensor) and self.outside.recorder.conditions.take_for_granted(obj, expected):
             return expected
         return self.truth(obj)
 
-    def unary(self, op: str, a: Any) -> Any:
+    def unary(self, op: str, a: object) -> object:
         a = self.outside.arrays.current(a)
         if isinstance(a, Array):
             return self.outside.arrays.unary(op, a)
@@ -406,7 +412,7 @@ class CaptureWorld(PlainWorld):
         result = scalars.unary(op, a, UNARY[op][0])
         return super().unary(op, a) if result is MISSING else result
 
-    def binary(self, op: str, a: Any, b: Any) -> Any:
+    def binary(self, op: str, a: object, b: object) -> Any:
         refuse_growing(None, (a, b), {})
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
@@ -419,7 +425,7 @@ class CaptureWorld(PlainWorld):
         result = scalars.binary(op, a, b, BINARY[op][0])
         return super().binary(op, a, b) if result is MISSING else result
 
-    def inplace(self, op: str, a: Any, b: Any) -> Any:
+    def inplace(self, op: str, a: object, b: object) -> object:
         refuse_growing(None, (b,), {})
         given = a
         a, b = self._current(a, b)
@@ -434,7 +440,7 @@ class CaptureWorld(PlainWorld):
         result = scalars.binary(op, a, b, BINARY[op][0])
         return super().inplace(op, a, b) if result is MISSING else result
 
-    def compare(self, op: str, a: Any, b: Any) -> Any:
+    def compare(self, op: str, a: object, b: object) -> Any:
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
             return self.outside.arrays.compare(op, a, b)
@@ -450,12 +456,12 @@ class CaptureWorld(PlainWorld):
 
     # -- imports ----------------------------------------------------------------------------
 
-    def import_name(self, fn: types.FunctionType, name: str, fromlist: Any, level: int) -> Any:
+    def import_name(self, fn: types.FunctionType, name: str, fromlist: object, level: int) -> Any:
         if fn.__builtins__.get("__import__") is not imports.BUILTIN:  # type: ignore[attr-defined]
             raise BreakGraph("import", f"import of {name} by another __import__ than Python's")
         return self.import_by(fn.__globals__, name, fromlist, level)
 
-    def import_by(self, namespace: Any, name: str, fromlist: Any, level: int) -> Any:
+    def import_by(self, namespace: Any, name: str, fromlist: Any, level: int) -> object:
         return imports.captured(self.outside.externals, self._has, name, namespace, fromlist, level)
 
     def _has(self, module: types.ModuleType, name: str) -> bool:
@@ -463,7 +469,7 @@ class CaptureWorld(PlainWorld):
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         names = _ASKED_METHODS.get(id(fn))
         if names is not None and args:
             self.know_methods(args[0], *names)
@@ -494,7 +500,7 @@ class CaptureWorld(PlainWorld):
             raise GivesUp(f"{detail}, by a {type(error).__name__}", self.interpreter.raises.get(id(error), -1))
         raise BreakGraph("generator", detail)
 
-    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """C code. What is not known to be pure breaks the graph."""
         refuse_coroutines(fn)
         if fn is torch.Tensor.__new__ and args[0] is not torch.Tensor:
@@ -532,23 +538,25 @@ class CaptureWorld(PlainWorld):
             return self._make_class(fn, *args, kwargs)
         return self._call_c(fn, args, kwargs)
 
-    def _make_class(self, meta: type, name: Any, bases: Any, namespace: Any, kwargs: dict[str, Any]) -> Any:
+    def _make_class(
+        self, meta: type, name: object, bases: object, namespace: object, kwargs: dict[str, object]
+    ) -> object:
         """`type(name, bases, namespace)`, which takes the module from the frame that calls it."""
         if type(namespace) is dict and "__module__" not in namespace:
             namespace = {**namespace, "__module__": self._module_of_frame()}
         return self.outside.make_class(name, lambda: self._call_c(meta, (name, bases, namespace), kwargs))
 
-    def _call_c(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _call_c(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         if not self.outside.shape_env.symbols:
             return _text(super().call_leaf(fn, args, kwargs))
         with self._numbers_shown():
             return _text(super().call_leaf(fn, args, kwargs))
 
-    def _module_of_frame(self) -> Any:
+    def _module_of_frame(self) -> object:
         """The module in which the code that runs now is written."""
         return self.interpreter.frames[-1].function.__globals__.get("__name__")
 
-    def _may_call_method_of(self, owner: Any) -> bool:
+    def _may_call_method_of(self, owner: object) -> bool:
         if self.outside.externals.lookup(owner) is None:
             modules_of_c = torch_calls.PURE_C_MODULES | {"torch"}
             makers = (type(owner), native_base(type(owner)))
@@ -566,21 +574,21 @@ class CaptureWorld(PlainWorld):
         raise BreakGraph(reason, detail)
 
 
-def _text(made: Any) -> Any:
+def _text(made: object) -> object:
     """What C code has made, but no text of a method of what stands in for a tensor."""
     if isinstance(made, str) and f"of {FakeTensor.__name__} object at" in made:
         raise BreakGraph("tensor_repr", "the text of a tensor's method")
     return made
 
 
-def _only_keeps(fn: Any) -> bool:
+def _only_keeps(fn: object) -> bool:
     """A C function that asks no more of its arguments than what they are, or puts them into a container."""
     if any(fn is one for one in _QUESTIONS_OF_TYPE):  # by identity: what is asked may have its own ==
         return True
     return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, (list, set, dict, collections.deque))
 
 
-def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
     """Which arguments of a C function are hashed, or compared with each other."""
     if any(fn is kind for kind in _MADE_OF_KEYS):
         return args
@@ -616,15 +624,15 @@ _ASKED_METHODS: dict[int, tuple[str, ...]] = {
 }  # fmt: skip
 _COMPARED_BY_VALUE = (torch.Tensor, int, float, complex, str, bytes, type(None), *SYMBOLIC)
 _SETS: tuple[type, ...] = (set, frozenset, type({}.keys()), type({}.items()))
-_MADE_OF_KEYS: tuple[Any, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict)
+_MADE_OF_KEYS: tuple[object, ...] = (set, frozenset, dict, collections.OrderedDict, collections.defaultdict)
 _SEARCHES = frozenset({"index", "count", "remove", "__contains__", "__eq__", "__ne__"})
-_SEARCHING_FUNCTIONS: list[Any] = [
+_SEARCHING_FUNCTIONS: list[object] = [
     operator.eq, operator.ne, operator.contains, operator.countOf, operator.indexOf,
     collections._count_elements,  # type: ignore[attr-defined]  # of Counter
 ]  # fmt: skip
-_QUESTIONS_OF_TYPE: list[Any] = [isinstance, issubclass, callable, id]
+_QUESTIONS_OF_TYPE: list[object] = [isinstance, issubclass, callable, id]
 # A list: the functions asked for may not be hashable. The class of an OSError depends on the number.
-_NEED_NUMBERS: list[Any] = [str, repr, ascii, format, hash, OSError]
+_NEED_NUMBERS: list[object] = [str, repr, ascii, format, hash, OSError]
 
 
 def type_has(kind: type, name: str) -> bool:

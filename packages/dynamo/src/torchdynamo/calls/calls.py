@@ -61,7 +61,7 @@ Kwargs = dict[str, Any]
 class Redirect:
     """Call this instead."""
 
-    function: Any
+    function: object
     args: Args
     kwargs: Kwargs
 
@@ -77,15 +77,17 @@ class OpenBlock:
     """
 
     context: Any
-    enter: Callable[..., Any]
-    args: tuple[Any, ...]
+    enter: Callable[..., object]
+    args: tuple[object, ...]
     node: Any = None
 
 
 class CallingWorld(World, Protocol):
     """The world of a capture, as calls see it."""
 
-    def import_by(self, namespace: Mapping[str, Any], name: str, fromlist: Sequence[str] | None, level: int) -> Any: ...
+    def import_by(
+        self, namespace: Mapping[str, object], name: str, fromlist: Sequence[str] | None, level: int
+    ) -> object: ...
 
 
 class Calls:
@@ -104,13 +106,13 @@ class Calls:
         self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
         self.open_blocks: list[OpenBlock] = []  # the innermost last
-        self._rules: dict[int, Callable[[Any, Args, Kwargs], Any]] = {
+        self._rules: dict[int, Callable[[object, Args, Kwargs], object]] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for function, rule in self.emissions.rules()},
             **{id(function): rule for function, rule in self.overrides.rules()},
         }
 
-    def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         if self.arrays.concerned:
             found = self.arrays.handle(fn, args, kwargs)
             if found is not MISSING:
@@ -128,7 +130,9 @@ class Calls:
         if kind.__name__ == "ScriptFunction" and hasattr(fn, "_torchdynamo_inline"):
             return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
         if isinstance(kind.__call__, CompiledCallable):  # an object of a compiled class, or a compiled module
-            return Redirect(self.outside.class_get(kind, "__call__")[0].function, (fn, *args), kwargs)
+            found = self.outside.class_get(kind, "__call__")
+            if found is not None and isinstance(found[0], CompiledCallable):
+                return Redirect(found[0].function, (fn, *args), kwargs)
         if isinstance(fn, nn.Module):
             return self._module_object(fn, args, kwargs)
         if kind is weakref.ReferenceType and not args and not kwargs:
@@ -195,7 +199,7 @@ class Calls:
         self.outside.inline(fn)
         return MISSING
 
-    def _marked(self, mark: Mark, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _marked(self, mark: Mark, fn: Any, args: Args, kwargs: Kwargs) -> object:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
         if mark.kind is MarkKind.ALLOWED:
             return self.outside.recorder.record_leaf(fn, args, kwargs)
@@ -249,7 +253,7 @@ class Calls:
         if isinstance(tensor, torch.Tensor) and (what == "an input" or fn.__name__ in _SEEN_BY_NO_MODE):
             raise BreakGraph("tensor_metadata_write", f"{fn.__name__}() of {what}")
 
-    def _context_variable(self, fn: Any, args: Args) -> Any:
+    def _context_variable(self, fn: Any, args: Args) -> object:
         """`get` of a constant is guarded; what else is done with a variable of the context is done for real."""
         if fn.__name__ != "get":
             raise BreakGraph("ambient_state", f"{fn.__name__}() of the context variable {fn.__self__.name!r}")
@@ -258,7 +262,7 @@ class Calls:
             raise BreakGraph("unsupported_read", f"what the context variable {fn.__self__.name!r} holds")
         return self.outside.ambient(fn, args)
 
-    def _is_inference(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _is_inference(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """Of an input: as it was made, which its dispatch keys tell; its fake was made under the mode of the call."""
         known = self.outside.externals.lookup(args[0] if args else fn.__self__)
         if known is None or known.value is known.original or kwargs:
@@ -274,13 +278,13 @@ class Calls:
                 name = fn.__name__
             raise BreakGraph(reason, f"call of {module}.{name}")
 
-    def _native(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _native(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         return fn(*args, **kwargs)
 
-    def _method_of_tensors(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _method_of_tensors(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         return getattr(torch.Tensor, fn.__name__)(*args, **kwargs)  # the recorder runs the fake's in its place
 
-    def _watched(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _watched(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """A function of torch's C modules that is no operator. What it does to the ambient state is done for real."""
         before = ambient.snapshot()
         result = fn(*args, **kwargs)
@@ -295,21 +299,21 @@ class Calls:
         fn(*args, **kwargs)
         self.outside.recorder.write_node(fn, args).meta["effect"] = True
 
-    def _globals(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _globals(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         if args or kwargs:
             return MISSING
         externals = self.outside.externals
         namespace = self.interpreter.frames[-1].function.__globals__
         return externals.namespace(namespace, externals.pins.source(namespace, "globals"))
 
-    def _frame_reader(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _frame_reader(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """`eval` and `exec`. The functions that a class decorator of Python's library makes so stay with the class."""
         frame = self.interpreter.frames[-1]
         if frame.function.__globals__.get("__name__") in torch_calls.MAKERS_OF_CLASSES:
             return MISSING
         raise BreakGraph("frame_reader", f"call of {fn.__name__}()")
 
-    def _import_module(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _import_module(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """`importlib.import_module(name, package)`: of what is loaded, the module itself."""
         given = inspect.signature(fn).bind(*args, **kwargs).arguments
         name, package = given["name"], given.get("package")
@@ -321,7 +325,7 @@ class Calls:
         externals = self.outside.externals
         return imports.read(externals, imports.loaded(module), str(module))  # type: ignore[arg-type]
 
-    def _import(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _import(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         given = dict(zip(("name", "globals", "locals", "fromlist", "level"), args, strict=False)) | kwargs
         name, namespace, fromlist, level = (
             given.get(key, default)
@@ -331,21 +335,21 @@ class Calls:
             raise BreakGraph("import", f"__import__({name!r})")
         return self.world.import_by(namespace or {}, name, fromlist, level)
 
-    def _is_compiling(self, fn: Any, args: Args, kwargs: Kwargs) -> bool:
+    def _is_compiling(self, fn: object, args: Args, kwargs: Kwargs) -> bool:
         return True
 
-    def _graph_break(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _graph_break(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         raise BreakGraph("graph_break", "torchdynamo.graph_break()")
 
-    def _region(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _region(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """The record of the calling thread: another thread's calls have another version of the function."""
         found = self.outside.ambient(region, ())
         return self.outside.externals.hold(found, "region")
 
-    def _autograd_function(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _autograd_function(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         return self.autograd_functions.apply(args[0], args[1:], kwargs)
 
-    def _asks_for_overrides(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _asks_for_overrides(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """Whether a torch function is overridden for its arguments: not by capture's own mode."""
         given = args[0] if fn is torch._C._has_torch_function and args else args
         if overriding(tuple(given), {}) and not self.outside.recorder.overrides_off:
@@ -353,19 +357,19 @@ class Calls:
         with self.outside.recorder.set_aside():
             return fn(*args, **kwargs)
 
-    def _checkpoint(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _checkpoint(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         self.interpreter.tail_call = False
         return call_checkpointed(self.outside, self.world, args, kwargs)
 
-    def _along(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _along(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         self.interpreter.tail_call = False
         return (self.transforms.jvp if fn is torch.func.jvp else self.transforms.vjp)(*args, **kwargs)
 
-    def _number(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _number(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """A builtin or a function of `math`: on symbols it gives a symbol."""
         return MISSING if kwargs else scalars.call(fn, args)
 
-    def _tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _tensor(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """`torch.tensor`, which would fix the numbers that it is given. A tensor of one int alone has its number fixed:
         such tensors stand for sizes, whose value the program asks for (`known_tensors.py`)."""
         if args and numpy_values.holds(args[0]):
@@ -378,7 +382,7 @@ class Calls:
             return scalars.tensor(args[0], **kwargs)
         return self._native(fn, args, kwargs)
 
-    def _tensor_of_array(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _tensor_of_array(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """A tensor of NumPy's numbers is a constant of the compiled code, copied at each call."""
         if not args or not numpy_values.holds(args[0]):
             return MISSING
@@ -393,10 +397,10 @@ class Calls:
         tensor = tensor.to(**wanted) if wanted else tensor
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
 
-    def _array_of_tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _array_of_tensor(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         return self.arrays.of_tensor(fn, args, kwargs)
 
-    def _tensor_of_type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _tensor_of_type(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """`torch.FloatTensor(2, 3)` and `torch.FloatTensor([1, 2])`, as functions that a graph can hold."""
         if kwargs or (len(args) == 1 and isinstance(args[0], torch.Tensor)):
             return MISSING
@@ -411,14 +415,14 @@ class Calls:
             return MISSING
         return torch.empty(args or (0,), dtype=dtype, device="cpu")
 
-    def _variable(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _variable(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """`Variable(tensor)`: what is left of it takes the tensor out of its history."""
         if len(args) != 1 or not isinstance(args[0], torch.Tensor) or kwargs.keys() - {"requires_grad"}:
             raise BreakGraph("c_function", "call of torch.autograd.Variable with more than a tensor")
         tensor = args[0].detach()
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
 
-    def _numpy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _numpy(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         args, kwargs = scalars.concrete(args), scalars.concrete(kwargs)
         if tensors_in((args, kwargs)):
             return self.outside.arrays.call(fn, args, kwargs)
@@ -427,17 +431,18 @@ class Calls:
             raise BreakGraph("numpy", f"call of {getattr(fn, '__module__', None) or 'numpy'}.{name}")
         return fn(*args, **kwargs)
 
-    def _optimizer_step(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _optimizer_step(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """`step` without the graph breaks around it that torch puts there for another compiler."""
         self.interpreter.tail_call = False
         enabled = torch.is_grad_enabled()
-        torch._C._set_grad_enabled(self.world.getattr(args[0], "defaults")["differentiable"])
+        defaults: Any = self.world.getattr(args[0], "defaults")
+        torch._C._set_grad_enabled(defaults["differentiable"])
         try:
             return self.world.call(fn.__wrapped__, args, kwargs)
         finally:
             torch._C._set_grad_enabled(enabled)
 
-    def _derivative(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _derivative(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """Derivatives by autograd's engine: in the graph where all that it runs through is there."""
         self.interpreter.tail_call = False
         try:
@@ -449,29 +454,29 @@ class Calls:
                 raise
             raise BreakGraph("backward", f"{fn.__qualname__}(): {error.detail}") from error
 
-    def _unfused(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _unfused(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         return Redirect(loop_for(fn, args, kwargs), args, kwargs)
 
-    def _of_scalers(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _of_scalers(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         return OF_SCALERS[fn](*args) if not kwargs else MISSING
 
-    def _step_count(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _step_count(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """An optimizer's step count for its corrections: double precision, as the Python numbers that eager takes."""
         count = args[0]
         return count.to(torch.float64) if isinstance(count, torch.Tensor) and count.is_floating_point() else count
 
-    def _type(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _type(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         if len(args) != 1 or kwargs:
             return MISSING
         return self.outside.type_of(args[0])
 
-    def _id(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _id(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         frames = self.outside.user_frames()
         if len(args) != 1 or kwargs or (frames and frames[-1].file == copy.__file__):  # the memo of a deep copy
             return MISSING
         return self.outside.identity(args[0])
 
-    def _text(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _text(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """The text of a run-time number, which is fixed by it, or of an exception of the outside."""
         if len(args) != 1 or kwargs:
             return MISSING
@@ -479,7 +484,7 @@ class Calls:
             return fn(scalars.concrete(args[0]))
         return self.outside.text_of_exception(fn, args[0]) if isinstance(args[0], BaseException) else MISSING
 
-    def _dir(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _dir(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """The names of an object's attributes: those that the program has set itself included."""
         if len(args) != 1 or kwargs:
             return MISSING
@@ -492,12 +497,12 @@ class Calls:
         method = python_method(type(obj), "__dir__")
         if method is not None:
             return self.world.call(sorted, (self.world.call(method, args, {}),), {})
-        own_way: Any = type(obj).__dir__
+        own_way: object = type(obj).__dir__
         if own_way is not object.__dir__ or getattr_static_dict(obj) is None:
             return MISSING
         return sorted({*self.outside.instance_dict(obj), *self._dir(fn, (type(obj),), {})})
 
-    def _deep_copy(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _deep_copy(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """Whole or not at all: its memo knows objects by identities that hold during capture alone."""
         self.interpreter.tail_call = False
         return self.interpreter.call_function(fn, args, kwargs)
@@ -516,10 +521,10 @@ class Calls:
         memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
         return copied
 
-    def _ambient_read(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _ambient_read(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         return MISSING if kwargs else self.outside.ambient(fn, args)
 
-    def _isinstance(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _isinstance(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """A symbol is what its value would be; the interpreter's own rule answers for all else."""
         if kwargs or len(args) != 2:
             return MISSING
@@ -532,7 +537,7 @@ class Calls:
 
     # -- modules ----------------------------------------------------------------------------
 
-    def _module(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _module(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """`nn.Module.__call__(module, ...)`, spelt out by the program or found along the MRO."""
         module = args[0]
         if self.outside.has_plain_call(module):
@@ -544,17 +549,18 @@ class Calls:
         # Interpreted in place of `_wrapped_call_impl`, which looks whether another compiler has the module.
         return self.interpreter.call_function(_CALL_IMPL, args, kwargs)
 
-    def _module_object(self, module: nn.Module, args: Args, kwargs: Kwargs) -> Any:
+    def _module_object(self, module: nn.Module, args: Args, kwargs: Kwargs) -> object:
         mark = mark_of(module)
         if mark is not None:
             return self._marked(mark, module, args, kwargs)
-        if self.outside.class_get(type(module), "__call__")[0] is not _MODULE_CALL:
+        found = self.outside.class_get(type(module), "__call__")
+        if found is None or found[0] is not _MODULE_CALL:
             return MISSING
         return self._module(None, (module, *args), kwargs)
 
     # -- blocks that the graph holds --------------------------------------------------------
 
-    def _enter_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _enter_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         context = args[0]
         result = fn(*args, **kwargs)
         parameters = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
@@ -563,13 +569,13 @@ class Calls:
         self.open_blocks.append(OpenBlock(context, autocast_mode._enter_autocast, parameters, node))
         return result
 
-    def _exit_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _exit_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         block = self._leave(args[0], "an autocast region")
         result = fn(*args, **kwargs)
         self._close(block)
         return result
 
-    def _enter_device(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _enter_device(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """`with torch.device(...)`: calls that make tensors are recorded with the device that they get."""
         with self.outside.recorder.set_aside():
             result = fn(*args, **kwargs)
@@ -577,14 +583,14 @@ class Calls:
         self._name_device()
         return result
 
-    def _exit_device(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _exit_device(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         self._leave(args[0], "a block with a default device")
         with self.outside.recorder.set_aside():
             result = fn(*args, **kwargs)
         self._name_device()
         return result
 
-    def _enter_range(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _enter_range(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """A range of the profiler is no part of a graph. It is entered where the graph ends within."""
         self.open_blocks.append(OpenBlock(args[0], fn, (args[0],)))
         return args[0]
@@ -600,7 +606,7 @@ class Calls:
         devices = [block.context for block in self.open_blocks if isinstance(block.context, torch.device)]
         self.outside.recorder.default_device = devices[-1] if devices else None
 
-    def _leave(self, context: Any, what: str) -> OpenBlock:
+    def _leave(self, context: object, what: str) -> OpenBlock:
         """The innermost block is the one of `context`, which ends."""
         if not self.open_blocks or self.open_blocks[-1].context is not context:
             raise BreakGraph("ambient_state", f"the end of {what} that began before the graph, or out of turn")
@@ -617,7 +623,7 @@ class Calls:
                 self._close(block)
         return self.open_blocks
 
-    def _ambient(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _ambient(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")
 
 
@@ -660,7 +666,7 @@ _ENGINE_CALLS: Mapping[Any, Callable[[Engine, Any, Args, Kwargs], Any]] = {
 
 
 # Functions as torch and Python have them: what a program puts in the place of one is a function like any other.
-_RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
+_RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (type, Calls._type),
     (globals, Calls._globals),
     *((function, Calls._frame_reader) for function in torch_calls.FRAME_READERS),
@@ -711,7 +717,7 @@ _RULES: tuple[tuple[Any, Callable[..., Any]], ...] = (
     *((switch, Calls._native) for switch in SWITCHES),
     *((function, Calls._number) for function in scalars.NUMBER_FUNCTIONS),
 )
-_MODULE_CALL: Any = nn.Module.__call__
+_MODULE_CALL: object = nn.Module.__call__
 _CALL_IMPL: Any = nn.Module._call_impl
 _BUILTINS = (
     types.BuiltinFunctionType,

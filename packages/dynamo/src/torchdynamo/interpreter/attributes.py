@@ -15,18 +15,18 @@ from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
 
 # The lookup that `object` defines, and the names under which built-in bases have the same one.
-_GENERIC_GETATTRIBUTE: frozenset[Any] = frozenset(
+_GENERIC_GETATTRIBUTE: frozenset[object] = frozenset(
     base.__getattribute__
     for base in (object, list, dict, tuple, set, frozenset, str, bytes, bytearray, int, float, complex, bool, range,
                  BaseException, collections.deque, collections.OrderedDict, collections.defaultdict,
                  types.SimpleNamespace, functools.partial)
 )  # fmt: skip
-_object_getattribute: Any = object.__getattribute__
-_type_getattribute: Any = type.__getattribute__
-_object_setattr: Any = object.__setattr__
-_type_setattr: Any = type.__setattr__
-_object_delattr: Any = object.__delattr__
-_type_delattr: Any = type.__delattr__
+_object_getattribute: object = object.__getattribute__
+_type_getattribute: object = type.__getattribute__
+_object_setattr: object = object.__setattr__
+_type_setattr: object = type.__setattr__
+_object_delattr: object = object.__delattr__
+_type_delattr: object = type.__delattr__
 _Function = types.FunctionType
 
 
@@ -35,7 +35,7 @@ def is_python(value: object) -> bool:
     return type(value) is _Function
 
 
-def load_attribute(world: World, obj: Any, name: str) -> Any:
+def load_attribute(world: World, obj: object, name: str) -> object:
     """`obj.name`."""
     cls = type(obj)
     getattribute = cls.__getattribute__
@@ -48,11 +48,11 @@ def load_attribute(world: World, obj: Any, name: str) -> Any:
             return world.call(getattribute, (obj, name), {})
         except AttributeError as error:
             return _fallback(world, obj, cls, name, error)
-    elif getattribute is _type_getattribute:
+    elif getattribute is _type_getattribute and isinstance(obj, type):
         value = type_attribute(world, obj, name)
     elif issubclass(cls, types.ModuleType):
         value = module_attribute(world, obj, name)
-    elif cls is super:
+    elif type(obj) is super:
         return super_attribute(world, obj, name)
     else:
         return world.leaf_getattr(obj, name)
@@ -61,9 +61,9 @@ def load_attribute(world: World, obj: Any, name: str) -> Any:
     return _fallback(world, obj, cls, name, None)
 
 
-def _fallback(world: World, obj: object, cls: type, name: str, error: AttributeError | None) -> Any:
+def _fallback(world: World, obj: object, cls: type, name: str, error: AttributeError | None) -> object:
     hook = world.class_get(cls, "__getattr__")
-    if hook is not MISSING:
+    if hook is not None:
         return world.call(bind(world, hook[0], obj, cls), (name,), {})
     raise error or missing_attribute(obj, name)
 
@@ -78,11 +78,11 @@ def missing_attribute(obj: object, name: str) -> AttributeError:
     return AttributeError(message, name=name, obj=obj)
 
 
-def instance_attribute(world: World, obj: object, name: str) -> Any:
+def instance_attribute(world: World, obj: object, name: str) -> object:
     """`object.__getattribute__(obj, name)`, or MISSING. A property that raises AttributeError raises it."""
     cls = type(obj)
     found = world.class_get(cls, name)
-    if found is MISSING:
+    if found is None:
         return world.instance_get(obj, name)
     descriptor = found[0]
     kind = type(descriptor)
@@ -94,14 +94,14 @@ def instance_attribute(world: World, obj: object, name: str) -> Any:
     return bind_or_hook(world, descriptor, obj, cls, name)
 
 
-def bind_or_hook(world: World, descriptor: object, obj: object, cls: type, name: str) -> Any:
+def bind_or_hook(world: World, descriptor: object, obj: object, cls: type, name: str) -> object:
     """Bind; an AttributeError raised on the way is the same as finding nothing when there is a `__getattr__`."""
     if type(descriptor) is _Function:
         return types.MethodType(descriptor, obj)
     try:
         return bind(world, descriptor, obj, cls)
     except AttributeError as error:
-        if world.class_get(cls, "__getattr__") is MISSING:
+        if world.class_get(cls, "__getattr__") is None:
             raise
         return _fallback(world, obj, cls, name, error)
 
@@ -110,7 +110,7 @@ def is_data_descriptor(kind: type) -> bool:
     return hasattr(kind, "__set__") or hasattr(kind, "__delete__")
 
 
-def bind(world: World, descriptor: Any, obj: Any, cls: type) -> Any:
+def bind(world: World, descriptor: Any, obj: object, cls: type) -> object:
     """`descriptor.__get__(obj, cls)`; `obj` is None when the attribute is read from the class."""
     kind = type(descriptor)
     if kind is _Function:
@@ -133,25 +133,25 @@ def bind(world: World, descriptor: Any, obj: Any, cls: type) -> Any:
     return world.descriptor_get(descriptor, obj, cls)
 
 
-def type_attribute(world: World, cls: type, name: str) -> Any:
+def type_attribute(world: World, cls: type, name: str) -> object:
     """`type.__getattribute__(cls, name)`, or MISSING."""
     meta = type(cls)
     on_meta = world.class_get(meta, name)
-    if on_meta is not MISSING and is_data_descriptor(type(on_meta[0])):
+    if on_meta is not None and is_data_descriptor(type(on_meta[0])):
         return bind_or_hook(world, on_meta[0], cls, meta, name)
     found = world.class_get(cls, name)
-    if found is not MISSING:
+    if found is not None:
         return bind(world, found[0], None, cls)
-    if on_meta is not MISSING:
+    if on_meta is not None:
         return bind_or_hook(world, on_meta[0], cls, meta, name)
     return MISSING
 
 
-def module_attribute(world: World, module: types.ModuleType, name: str) -> Any:
+def module_attribute(world: World, module: object, name: str) -> object:
     value = world.instance_get(module, name)
     if value is not MISSING:
         return value
-    if world.class_get(type(module), name) is not MISSING:
+    if world.class_get(type(module), name) is not None:
         return world.leaf_getattr(module, name)
     hook = world.instance_get(module, "__getattr__")
     if hook is not MISSING:
@@ -159,20 +159,20 @@ def module_attribute(world: World, module: types.ModuleType, name: str) -> Any:
     return world.leaf_getattr(module, name)  # raises, with the words of this version of Python
 
 
-def super_attribute(world: World, proxy: Any, name: str) -> Any:
+def super_attribute(world: World, proxy: Any, name: str) -> object:
     """Lookup behind `super(cls, obj)`: the classes after `cls` in the order of `obj`'s."""
     this, obj, start = proxy.__thisclass__, proxy.__self__, proxy.__self_class__
     if obj is None or name == "__class__":
         return world.leaf_getattr(proxy, name)
     mro = start.__mro__
     for cls in mro[mro.index(this) + 1 :]:
-        if name in cls.__dict__:
-            found = world.class_get(cls, name)
+        found = world.class_get(cls, name)  # the world is asked of each class: one may have the name by now, or later
+        if found is not None and found[1] is cls:
             return bind(world, found[0], None if obj is start else obj, start)
     return world.leaf_getattr(proxy, name)
 
 
-def store_attribute(world: World, obj: Any, name: str, value: Any) -> None:
+def store_attribute(world: World, obj: object, name: str, value: object) -> None:
     """`obj.name = value`."""
     cls = type(obj)
     setter = cls.__setattr__
@@ -180,9 +180,9 @@ def store_attribute(world: World, obj: Any, name: str, value: Any) -> None:
         world.call(setter, (obj, name, value), {})
     elif setter is _object_setattr and may_change(cls):
         store_instance_attribute(world, obj, name, value)
-    elif setter is _type_setattr and may_change(obj):
+    elif setter is _type_setattr and isinstance(obj, type) and may_change(obj):
         descriptor = world.class_get(cls, name)
-        if descriptor is not MISSING and hasattr(type(descriptor[0]), "__set__"):
+        if descriptor is not None and hasattr(type(descriptor[0]), "__set__"):
             set_through(world, descriptor[0], obj, value)
         else:
             world.class_set(obj, name, value)
@@ -195,13 +195,13 @@ def store_attribute(world: World, obj: Any, name: str, value: Any) -> None:
 def store_instance_attribute(world: World, obj: object, name: str, value: object) -> None:
     """`object.__setattr__(obj, name, value)`."""
     found = world.class_get(type(obj), name)
-    if found is not MISSING and hasattr(type(found[0]), "__set__"):
+    if found is not None and hasattr(type(found[0]), "__set__"):
         set_through(world, found[0], obj, value)
     else:
         world.instance_set(obj, name, value)
 
 
-def set_through(world: World, descriptor: Any, obj: Any, value: Any) -> None:
+def set_through(world: World, descriptor: Any, obj: object, value: object) -> None:
     kind = type(descriptor)
     if kind is property and descriptor.fset is not None:
         world.call(descriptor.fset, (obj, value), {})
@@ -211,7 +211,7 @@ def set_through(world: World, descriptor: Any, obj: Any, value: Any) -> None:
         world.descriptor_set(descriptor, obj, value)
 
 
-def delete_attribute(world: World, obj: Any, name: str) -> None:
+def delete_attribute(world: World, obj: object, name: str) -> None:
     """`del obj.name`."""
     cls = type(obj)
     deleter = cls.__delattr__
@@ -219,7 +219,7 @@ def delete_attribute(world: World, obj: Any, name: str) -> None:
         world.call(deleter, (obj, name), {})
     elif deleter is _object_delattr and may_change(cls):
         delete_instance_attribute(world, obj, name)
-    elif deleter is _type_delattr and may_change(obj):
+    elif deleter is _type_delattr and isinstance(obj, type) and may_change(obj):
         world.class_del(obj, name)
     elif isinstance(obj, types.ModuleType):
         world.instance_del(obj, name)
@@ -230,10 +230,10 @@ def delete_attribute(world: World, obj: Any, name: str) -> None:
 def delete_instance_attribute(world: World, obj: object, name: str) -> None:
     """`object.__delattr__(obj, name)`."""
     found = world.class_get(type(obj), name)
-    if found is MISSING or not hasattr(type(found[0]), "__delete__"):
+    if found is None or not hasattr(type(found[0]), "__delete__"):
         world.instance_del(obj, name)
         return
-    descriptor = found[0]
+    descriptor: Any = found[0]
     kind = type(descriptor)
     if kind is property and descriptor.fdel is not None:
         world.call(descriptor.fdel, (obj,), {})
@@ -243,14 +243,14 @@ def delete_instance_attribute(world: World, obj: object, name: str) -> None:
         world.descriptor_del(descriptor, obj)
 
 
-def special_method(world: World, obj: object, name: str) -> Any:
+def special_method(world: World, obj: object, name: str) -> object:
     """A method that syntax looks up on the type, bound to `obj`; MISSING."""
     cls = type(obj)
     found = world.class_get(cls, name)
-    return MISSING if found is MISSING else bind(world, found[0], obj, cls)
+    return MISSING if found is None else bind(world, found[0], obj, cls)
 
 
-def python_method(cls: type, name: str) -> Any:
+def python_method(cls: type, name: str) -> object:
     """The function behind a special method if it is interpreted code, else None. Costs one cached lookup."""
     method = getattr(cls, name, None)
     return method if type(method) is _Function else None

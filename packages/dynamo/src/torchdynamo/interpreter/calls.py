@@ -17,7 +17,7 @@ from torchdynamo.interpreter.builtins_iteration import itertools_call
 from torchdynamo.interpreter.builtins_table import BUILTINS
 from torchdynamo.interpreter.exceptions import empty_frames
 from torchdynamo.interpreter.frame import CODES, InterpretedFrame
-from torchdynamo.interpreter.protocol import MISSING, Escape, InterpreterObject, Position, World
+from torchdynamo.interpreter.protocol import Escape, InterpreterObject, Position, World
 from torchdynamo.interpreter.state import ExceptionState
 
 _RECURSION_LIMIT = 12_000  # Python frames that a deep program may need while it is interpreted
@@ -53,7 +53,7 @@ class Interpreter:
         """The outermost frame of a capture; `arguments` are bound: one for each argument slot of the code."""
         return InterpretedFrame(self, fn, CODES.get(fn.__code__), list(arguments))
 
-    def run(self, fn: object, *args: object, **kwargs: object) -> Any:
+    def run(self, fn: object, *args: object, **kwargs: object) -> object:
         """Interpret a call, with room for deep programs on Python's stack."""
         with self.deep_stack():
             return self.world.call(fn, args, kwargs)
@@ -127,7 +127,7 @@ class Interpreter:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Call anything: Python functions are interpreted, C code that calls back has a Python form here."""
         kind = type(fn)
         tail, self.tail_call = self.tail_call, False
@@ -149,11 +149,11 @@ class Interpreter:
         if isinstance(fn, InterpreterObject):
             return fn(*args, **kwargs)  # type: ignore[operator]
         found = self.world.class_get(kind, "__call__")
-        if found is not MISSING and is_python(found[0]):
+        if found is not None and is_python(found[0]):
             self.tail_call = tail
             return self.world.call(found[0], (fn, *args), kwargs)
         unbound = (staticmethod, types.MethodType, types.BuiltinFunctionType, functools.partial)
-        if found is not MISSING and isinstance(found[0], unbound):
+        if found is not None and isinstance(found[0], unbound):
             return self.world.call(bind(self.world, found[0], fn, kind), args, kwargs)
         return self.world.call_leaf(fn, args, kwargs)
 
@@ -182,7 +182,7 @@ class Interpreter:
 
     def bind(
         self, fn: types.FunctionType, code: types.CodeType, args: Sequence[object], kwargs: Mapping[str, object]
-    ) -> list[Any]:
+    ) -> list[object]:
         """The argument slots of a call, bound by CPython."""
         defaults, keyword_defaults = self.world.function_defaults(fn)
         binder = types.FunctionType(code, {}, None, defaults)
@@ -191,7 +191,7 @@ class Interpreter:
         binder.__qualname__ = fn.__qualname__
         return list(binder(*args, **kwargs))
 
-    def call_class(self, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def call_class(self, cls: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """`type.__call__`, or the metaclass's own."""
         world = self.world
         meta = type(cls)
@@ -204,7 +204,7 @@ class Interpreter:
             return world.call(meta.__call__, (cls, *args), kwargs)
         return self.instantiate(cls, args, kwargs)
 
-    def instantiate(self, cls: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def instantiate(self, cls: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         world = self.world
         new = cls.__new__
         if not is_python(new) and not is_python(cls.__init__):
@@ -216,7 +216,7 @@ class Interpreter:
         kind = world.class_of(obj)
         if not issubclass(kind, cls):
             return obj
-        init: Any = kind.__init__
+        init: object = kind.__init__
         if init is object.__init__:
             return obj  # the arguments were checked by __new__
         call = world.call if is_python(init) else world.call_leaf
@@ -225,7 +225,7 @@ class Interpreter:
             raise TypeError(f"__init__() should return None, not '{type(result).__name__}'")
         return obj
 
-    def run_class_body(self, fn: types.FunctionType, namespace: object) -> Any:
+    def run_class_body(self, fn: types.FunctionType, namespace: object) -> object:
         """Execute the body of a class statement in `namespace`; the value is the `__class__` cell or None."""
         return InterpretedFrame(self, fn, CODES.get(fn.__code__), [], namespace).run()
 
@@ -234,7 +234,7 @@ _ITERTOOLS: frozenset[type] = frozenset(kind for kind in vars(itertools).values(
 Rule = Callable[[Interpreter, Any, tuple[Any, ...], dict[str, Any]], Any]
 
 
-def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     rule = BUILTINS.get(fn)
     if rule is not None:
         return rule(interpreter.world, args, kwargs)
@@ -254,26 +254,26 @@ def _hashable_rule(method: object) -> Any:
         return None
 
 
-def _call_cached(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_cached(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     """A result cached natively may hold values of another capture: the wrapped function is run."""
     return interpreter.world.call(fn.__wrapped__, args, kwargs)
 
 
-def _call_method_wrapper(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_method_wrapper(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     rule = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
     if rule is not None:
         return rule(interpreter.world, (fn.__self__, *args), kwargs)
     return interpreter.world.call_leaf(fn, args, kwargs)
 
 
-def _call_itemgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_itemgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     if len(args) != 1 or kwargs:
         return fn(*args, **kwargs)
     values = tuple(interpreter.world.getitem(args[0], key) for key in fn.__reduce__()[1])
     return values[0] if len(values) == 1 else values
 
 
-def _call_attrgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_attrgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     if len(args) != 1 or kwargs:
         return fn(*args, **kwargs)
     values = []
@@ -285,7 +285,7 @@ def _call_attrgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], k
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _call_methodcaller(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _call_methodcaller(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
     if len(args) != 1 or kwargs:
         return fn(*args, **kwargs)
     maker, reduced = fn.__reduce__()[:2]

@@ -19,7 +19,7 @@ from torchdynamo.interpreter.iterators import GetitemIterator, LocalIterator, lo
 from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, InterpreterObject, UnsupportedProgram
 from torchdynamo.interpreter.structural import shows_parts, stored_key
 
-_object_format: Any = object.__format__
+_object_format: object = object.__format__
 
 
 class PlainWorld:
@@ -60,12 +60,12 @@ class PlainWorld:
     def delete_cell(self, cell: types.CellType) -> None:
         del cell.cell_contents
 
-    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[object, ...] | None, dict[str, object] | None]:
         return fn.__defaults__, fn.__kwdefaults__
 
     # -- attributes -------------------------------------------------------------------------
 
-    def getattr(self, obj: object, name: str) -> Any:
+    def getattr(self, obj: object, name: str) -> object:
         return attributes.load_attribute(self, obj, name)
 
     def setattr(self, obj: object, name: str, value: object) -> None:
@@ -77,10 +77,10 @@ class PlainWorld:
     def class_of(self, obj: object) -> type:
         return type(obj)
 
-    def make_super(self, cls: object, obj: object) -> Any:
+    def make_super(self, cls: object, obj: object) -> object:
         return super(cls, obj)
 
-    def instance_get(self, obj: object, name: str) -> Any:
+    def instance_get(self, obj: object, name: str) -> object:
         try:
             storage = object.__getattribute__(obj, "__dict__")
         except AttributeError:
@@ -99,12 +99,12 @@ class PlainWorld:
         else:
             object.__delattr__(obj, name)
 
-    def class_get(self, cls: type, name: str) -> Any:
+    def class_get(self, cls: type, name: str) -> tuple[object, type] | None:
         for base in cls.__mro__:
             storage = base.__dict__
             if name in storage:
                 return storage[name], base
-        return MISSING
+        return None
 
     def class_set(self, cls: type, name: str, value: object) -> None:
         type.__setattr__(cls, name, value)
@@ -112,7 +112,7 @@ class PlainWorld:
     def class_del(self, cls: type, name: str) -> None:
         type.__delattr__(cls, name)
 
-    def leaf_getattr(self, obj: object, name: str) -> Any:
+    def leaf_getattr(self, obj: object, name: str) -> object:
         return getattr(obj, name)
 
     def leaf_setattr(self, obj: object, name: str, value: object) -> None:
@@ -121,7 +121,7 @@ class PlainWorld:
     def leaf_delattr(self, obj: object, name: str) -> None:
         delattr(obj, name)
 
-    def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> Any:
+    def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> object:
         return type(descriptor).__get__(descriptor, obj, cls)
 
     def descriptor_set(self, descriptor: Any, obj: Any, value: Any) -> None:
@@ -152,9 +152,9 @@ class PlainWorld:
             return self._class_getitem(obj, key)
         return obj[key]
 
-    def _class_getitem(self, cls: type, key: object) -> Any:
+    def _class_getitem(self, cls: type, key: object) -> object:
         found = self.class_get(cls, "__class_getitem__")
-        if found is MISSING or not isinstance(found[0], classmethod) or not is_python(found[0].__func__):
+        if found is None or not isinstance(found[0], classmethod) or not is_python(found[0].__func__):
             return cls[key]  # type: ignore[index]
         return self.call(found[0].__func__, (cls, key), {})
 
@@ -180,13 +180,13 @@ class PlainWorld:
     def check(self, obj: object, expected: bool) -> bool:
         return self.truth(obj)
 
-    def unary(self, op: str, a: object) -> Any:
+    def unary(self, op: str, a: object) -> object:
         return operators.unary(self, op, a)
 
     def binary(self, op: str, a: object, b: object) -> Any:
         return operators.binary(self, op, a, b)
 
-    def inplace(self, op: str, a: object, b: object) -> Any:
+    def inplace(self, op: str, a: object, b: object) -> object:
         return operators.inplace(self, op, a, b)
 
     def compare(self, op: str, a: object, b: object) -> Any:
@@ -220,7 +220,7 @@ class PlainWorld:
             return GetitemIterator(self, obj)
         return iter(obj)
 
-    def advance(self, iterator: Any) -> Any:
+    def advance(self, iterator: Any) -> object:
         if isinstance(iterator, LocalIterator):
             return iterator.__next__()
         method = type(iterator).__next__
@@ -233,7 +233,9 @@ class PlainWorld:
     def convert(self, value: object, how: str) -> str:
         if how == "ascii":
             return self.convert(value, "repr").encode("ascii", "backslashreplace").decode("ascii")
-        return self.call(str if how == "str" else repr, (value,), {})  # type: ignore[no-any-return]
+        text = self.call(str if how == "str" else repr, (value,), {})
+        assert isinstance(text, str)
+        return text
 
     def note_raise(self, error: BaseException) -> None:
         """Every exception is the program's."""
@@ -258,15 +260,15 @@ class PlainWorld:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         return self.interpreter.call(fn, args, kwargs)
 
-    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         return fn(*args, **kwargs)
 
     def build_class(
         self, body: types.FunctionType, name: str, bases: tuple[object, ...], kwargs: dict[str, object]
-    ) -> Any:
+    ) -> object:
         resolved = types.resolve_bases(bases)
         meta, namespace, kwargs = types.prepare_class(name, resolved, kwargs)
         if resolved is not bases:

@@ -102,7 +102,7 @@ class Outside:
         self.refused_class = -1  # ordinal of the class at whose making the graph ends
         self._classes_made = 0
         self.emitted = 0  # log records and warnings so far
-        self._alive: list[Any] = []
+        self._alive: list[object] = []
         for index, cell in enumerate(function.__closure__ or ()):
             source = ClosureCell(index, function.__code__.co_freevars[index])
             self.externals._register(cell, self.externals.pins.source(cell), cell).sources.add(source)
@@ -217,13 +217,13 @@ class Outside:
             if known.memory is fake.memory:
                 self.externals.guard(TensorOffset(source), GuardKind.EQUALS, tensor.storage_offset())
 
-    def ambient(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    def ambient(self, function: Callable[..., object], args: tuple[object, ...]) -> object:
         """What a function says of the state of the process, guarded."""
         value = function(*args)
         self.externals.guard(None, GuardKind.AMBIENT, AmbientRead(function, args, value))
         return value
 
-    def identity(self, obj: Any) -> int:
+    def identity(self, obj: object) -> int:
         """`id(obj)` of an object of the outside, which has to be that object from now on."""
         known = self.externals.lookup(obj)
         if known is None:
@@ -234,10 +234,10 @@ class Outside:
             self.externals.guard(known.source, GuardKind.IDENTITY, known.original)
         return id(known.original)
 
-    def text_of_exception(self, show: Callable[[Any], str], error: BaseException) -> Any:
+    def text_of_exception(self, show: Callable[[object], str], error: BaseException) -> object:
         """`str` or `repr` of an exception of the outside that shows its arguments and no more, or MISSING."""
         kind = type(error)
-        own: Any = kind.__repr__ if show is repr else kind.__str__
+        own: object = kind.__repr__ if show is repr else kind.__str__
         if self.externals.lookup(error) is None or own not in _TEXTS_OF_ARGUMENTS:
             return MISSING
         known = self.externals.lookup(error)
@@ -245,7 +245,7 @@ class Outside:
         shown = self.externals.wrap(error.args, Attribute(known.source, "args", native=True))
         return show(error) if is_constant(shown) else MISSING
 
-    def referent(self, reference: Any) -> Any:
+    def referent(self, reference: Any) -> object:
         """What a weak reference of the outside refers to."""
         known = self.externals.lookup(reference)
         return reference() if known is None else self.externals.wrap(reference(), Referent(known.source))
@@ -260,10 +260,10 @@ class Outside:
 
     # -- reads ------------------------------------------------------------------------------
 
-    def argument(self, index: int, name: str, value: Any) -> Any:
+    def argument(self, index: int, name: str, value: object) -> Any:
         return self.externals.wrap(value, Argument(index, name))
 
-    def global_get(self, namespace: dict[str, Any], name: str) -> Any:
+    def global_get(self, namespace: dict[str, object], name: str) -> object:
         """The global `name`, or MISSING where there is none, which is guarded (then the builtins are asked)."""
         written = self.overlays.read(namespace, name, "global")
         if written is not MISSING:
@@ -285,15 +285,15 @@ class Outside:
             return Global(name, module)
         return Item(self.externals.pins.source(namespace, "globals"), name)
 
-    def global_set(self, namespace: dict[str, Any], name: str, value: Any) -> None:
+    def global_set(self, namespace: dict[str, object], name: str, value: object) -> None:
         self._know_namespace(namespace)
         self.overlays.write(namespace, name, value, "global")
 
-    def global_delete(self, namespace: dict[str, Any], name: str) -> None:
+    def global_delete(self, namespace: dict[str, object], name: str) -> None:
         self._know_namespace(namespace)
         self.overlays.write(namespace, name, DELETED, "global")
 
-    def _know_namespace(self, namespace: dict[str, Any]) -> None:
+    def _know_namespace(self, namespace: dict[str, object]) -> None:
         if self.externals.lookup(namespace) is None:
             self.externals._register(namespace, self.externals.pins.source(namespace, "globals"), namespace)
 
@@ -310,7 +310,7 @@ class Outside:
             known = self.externals._register(cell, self.externals.pins.source(cell, "cell"), cell)
         return known
 
-    def cell_get(self, cell: types.CellType) -> Any:
+    def cell_get(self, cell: types.CellType) -> object:
         """The cell's contents, or MISSING when it is empty."""
         known = self._external_cell(cell)
         if known is None:
@@ -329,7 +329,7 @@ class Outside:
         roots = [source for source in known.sources if isinstance(source, ClosureCell)]
         return self.externals.wrap(contents, roots[0] if roots else CellContents(known.source))
 
-    def cell_set(self, cell: types.CellType, value: Any) -> None:
+    def cell_set(self, cell: types.CellType, value: object) -> None:
         if self._external_cell(cell) is None:
             cell.cell_contents = value
         else:
@@ -343,7 +343,7 @@ class Outside:
 
     # -- attributes -------------------------------------------------------------------------
 
-    def instance_get(self, obj: Any, name: str) -> Any:
+    def instance_get(self, obj: Any, name: str) -> object:
         """`name` in the object's own `__dict__` (no class attribute is asked), or MISSING."""
         if isinstance(obj, types.ModuleType):
             return self.global_get(obj.__dict__, name)
@@ -391,7 +391,7 @@ class Outside:
         else:
             self.overlays.write(obj, name, DELETED)
 
-    def instance_dict(self, obj: Any) -> dict[str, Any]:
+    def instance_dict(self, obj: Any) -> dict[str, object]:
         """`obj.__dict__` as the program may hold and change it."""
         if isinstance(obj, type):
             return self.class_dict(obj)  # type: ignore[return-value]
@@ -405,7 +405,7 @@ class Outside:
             self.overlays.move(obj, shadow)
         return shadow
 
-    def slot_get(self, obj: Any, member: types.MemberDescriptorType) -> Any:
+    def slot_get(self, obj: object, member: types.MemberDescriptorType) -> object:
         """A `__slots__` attribute, or MISSING."""
         known = self.externals.lookup(obj)
         name = member.__name__
@@ -422,8 +422,8 @@ class Outside:
         native = vars(object)["__getattribute__"] is type(obj).__getattribute__
         return value if known is None else self.externals.wrap(value, Attribute(known.source, name, native))
 
-    def class_get(self, kind: type, name: str) -> Any:
-        """(raw attribute, owner) found along the class's MRO (no descriptor is run), or MISSING.
+    def class_get(self, kind: type, name: str) -> tuple[object, type] | None:
+        """(raw attribute, owner) found along the class's MRO (no descriptor is run), or None.
 
         That the classes passed on the way lack the name is guarded, for those that a program may change.
         """
@@ -440,9 +440,9 @@ class Outside:
                 return self._class_attribute(klass, name, table[name]), klass
             if may_change(klass) and not is_fixed_module(klass.__module__):
                 self.externals.guard(self.externals.class_source(klass), GuardKind.INSTANCE_LACKS, name)
-        return MISSING
+        return None
 
-    def _class_attribute(self, klass: type, name: str, value: Any) -> Any:
+    def _class_attribute(self, klass: type, name: str, value: object) -> object:
         if not may_change(klass) or klass in self._own_classes:
             return value
         source = InstanceAttribute(self.externals.class_source(klass), name)
@@ -454,7 +454,7 @@ class Outside:
             return value
         return self.externals.wrap(value, source)
 
-    def _know_descriptor(self, descriptor: Any, source: Source) -> None:
+    def _know_descriptor(self, descriptor: object, source: Source) -> None:
         """A descriptor stands for itself; the functions that it calls are known as any other."""
         if self.externals.lookup(descriptor) is None:
             self.externals.guard(source, GuardKind.IDENTITY, descriptor)
@@ -471,7 +471,7 @@ class Outside:
         own = own if shadow is None else shadow.value
         return {*(own or ()), *self.overlays.names(obj)}
 
-    def leaf_get(self, obj: Any, name: str) -> Any:
+    def leaf_get(self, obj: object, name: str) -> object:
         """An attribute of an object of a C type."""
         known = self.externals.lookup(obj)
         written = self.overlays.read(obj, name)
@@ -497,7 +497,7 @@ class Outside:
         native = not may_change(type(obj))
         return self.externals.wrap(value, Attribute(known.source, name, native))
 
-    def leaf_set(self, obj: Any, name: str, value: Any) -> None:
+    def leaf_set(self, obj: object, name: str, value: object) -> None:
         """Assignment to an attribute of an object of a C type: kept aside when it would end in its `__dict__`.
 
         Raises AttributeError for an object without one, as eager does at this place of the program.
@@ -516,7 +516,7 @@ class Outside:
                 raise BreakGraph("external_write", f"attribute {name!r} of a {type(obj).__qualname__}") from None
         self.instance_set(obj, name, value)
 
-    def _keeps_attributes(self, obj: Any, name: str) -> bool:
+    def _keeps_attributes(self, obj: object, name: str) -> bool:
         """Whether an attribute in the `__dict__` of an object of a C type may change."""
         if not isinstance(obj, types.FunctionType):
             return True
@@ -529,7 +529,7 @@ class Outside:
             source = Attribute(known.source, "__code__", native=True)
             self.externals.guard(source, GuardKind.IDENTITY, fn.__code__)
 
-    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[Any, ...] | None, dict[str, Any] | None]:
+    def function_defaults(self, fn: types.FunctionType) -> tuple[tuple[object, ...] | None, dict[str, object] | None]:
         """Default values as the program may hold them: constants as they are, all else by its source."""
         defaults, keywords = fn.__defaults__, fn.__kwdefaults__
         known = self.externals.lookup(fn)
@@ -550,7 +550,7 @@ class Outside:
             keywords = {key: self.externals.wrap(value, Item(source, key)) for key, value in keywords.items()}
         return defaults, keywords
 
-    def guard_distinct(self, a: Any, b: Any) -> None:
+    def guard_distinct(self, a: object, b: object) -> None:
         """The program asked whether two objects are the same, and they are not."""
         first, second = self.externals.lookup(a), self.externals.lookup(b)
         if first is not None and second is not None:
@@ -559,7 +559,7 @@ class Outside:
                 source, other = (second, first) if pinned[0] else (first, second)
                 self.externals.guard(source.source, GuardKind.DISTINCT_OBJECT, other.source)
 
-    def refuse_iterator(self, obj: Any) -> None:
+    def refuse_iterator(self, obj: object) -> None:
         """Breaks at the use of an iterator that the program did not make: advancing it would show outside."""
         method = getattr(type(obj), "__next__", None)
         if type(method) is not types.WrapperDescriptorType and not isinstance(obj, LocalIterator):
@@ -570,7 +570,7 @@ class Outside:
                 raise BreakGraph("loop", "the next round of a loop")
             raise BreakGraph("generator", f"{known.source.expression()} is a {type(obj).__name__} made outside")
 
-    def class_set(self, kind: type, name: str, value: Any) -> None:
+    def class_set(self, kind: type, name: str, value: object) -> None:
         if kind in self._own_classes:
             type.__setattr__(kind, name, value)
         else:
@@ -589,7 +589,7 @@ class Outside:
             raise AttributeError(f"type object {kind.__name__!r} has no attribute {name!r}")
         self.overlays.write(kind, name, DELETED)
 
-    def make_class(self, name: Any, make: Callable[[], Any]) -> Any:
+    def make_class(self, name: object, make: Callable[[], object]) -> object:
         """A class that the program makes itself; the graph ends before one that has to be made at each call."""
         self._classes_made += 1
         if self._classes_made == self.refused_class:
@@ -599,7 +599,7 @@ class Outside:
             self._own_classes[kind] = ordinal
         return kind
 
-    def class_dict(self, kind: type) -> Mapping[str, Any]:
+    def class_dict(self, kind: type) -> Mapping[str, object]:
         """`kind.__dict__`: each of its attributes is read."""
         table = _CLASS_DICT(kind)
         if kind in self._own_classes or not may_change(kind) or is_trusted_module(kind.__module__):
@@ -622,7 +622,7 @@ class Outside:
         if self.externals.lookup(kind) is None:
             self.externals._register(kind, self.externals.pins.source(kind), kind)
 
-    def refuse_opaque(self, *objects: Any) -> None:
+    def refuse_opaque(self, *objects: object) -> None:
         """Breaks where the program looks into an object that no guard can watch."""
         for obj in objects:
             if isinstance(obj, Array):
@@ -635,13 +635,13 @@ class Outside:
                 reason = "numpy" if kind.__module__.partition(".")[0] == "numpy" else "unsupported_read"
                 raise BreakGraph(reason, f"{known.source.expression()} is a {kind.__module__}.{kind.__qualname__}")
 
-    def module_get(self, module: types.ModuleType, name: str) -> Any:
+    def module_get(self, module: types.ModuleType, name: str) -> object:
         """A module object's attribute, or MISSING (`__getattr__` of the module is the caller's business)."""
         return self.global_get(module.__dict__, name)
 
     # -- tensors ----------------------------------------------------------------------------
 
-    def type_of(self, obj: Any) -> type:
+    def type_of(self, obj: object) -> type:
         """`type(obj)` as the program would see it without capture."""
         if isinstance(obj, FakeTensor):
             known = self.externals.lookup(obj)
@@ -655,7 +655,7 @@ class Outside:
             return list
         return obj.node.pytype if isinstance(obj, SYMBOLIC) else type(obj)
 
-    def tensor_get(self, tensor: torch.Tensor, name: str) -> Any:
+    def tensor_get(self, tensor: torch.Tensor, name: str) -> object:
         """An attribute of a tensor. Properties and methods are torch's, run under the recorder."""
         known = self.externals.lookup(tensor)
         if name == "__class__":
@@ -708,20 +708,20 @@ class Outside:
 
     # -- nn.Module --------------------------------------------------------------------------
 
-    def registered(self, module: nn.Module, name: str) -> Any:
+    def registered(self, module: nn.Module, name: str) -> object:
         known = self.externals.lookup(module)
         if known is None:
             return MISSING
         found = modules.shadowed_registry(self.externals, known, name)
         return modules.registered(self.externals, known, name) if found is MISSING else found
 
-    def forward_of(self, module: nn.Module) -> Any:
+    def forward_of(self, module: nn.Module) -> object:
         """The module's `forward` as a bound method, or what its instance has in place of it."""
         own = self.instance_get(module, "forward")
         if own is not MISSING:
             return own
         found = self.class_get(type(module), "forward")
-        forward = found[0] if found is not MISSING else None
+        forward = found[0] if found is not None else None
         return types.MethodType(forward, module) if isinstance(forward, types.FunctionType) else module.forward
 
     def has_plain_call(self, module: nn.Module) -> bool:
@@ -740,14 +740,14 @@ _UNROLLED_ROUNDS = 2
 
 
 # How exceptions in C show themselves that have nothing to show but their arguments.
-_TEXTS_OF_ARGUMENTS: tuple[Any, ...] = (BaseException.__str__, BaseException.__repr__, KeyError.__str__)
+_TEXTS_OF_ARGUMENTS: tuple[object, ...] = (BaseException.__str__, BaseException.__repr__, KeyError.__str__)
 
 
 def _class_names(kind: type) -> tuple[str, ...]:
     return tuple(_CLASS_DICT(kind))
 
 
-def getattr_static_dict(obj: Any) -> dict[str, Any] | None:
+def getattr_static_dict(obj: object) -> dict[str, object] | None:
     """The instance's `__dict__`, or None for an object without one."""
     try:
         return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
