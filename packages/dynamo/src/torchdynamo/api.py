@@ -28,10 +28,10 @@ __all__ = [
     "mark_dynamic", "mark_static", "maybe_mark_dynamic", "new_ledger", "optimize", "reset", "skip_frame", "stats",
 ]  # fmt: skip
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 # Every compiled callable that is alive, with its statistics: what reset() empties.
-_LIVE: weakref.WeakKeyDictionary[Stats, weakref.ref[Any]] = weakref.WeakKeyDictionary()
+_LIVE: weakref.WeakKeyDictionary[Stats, weakref.ref[CompiledCallable]] = weakref.WeakKeyDictionary()
 
 
 def optimize(
@@ -110,13 +110,13 @@ def _caller_of(target: types.FunctionType) -> types.FunctionType:
     """A function of the user's side that calls `target` and goes by its name."""
 
     @functools.wraps(target)
-    def caller(*args: Any, **kwargs: Any) -> Any:
+    def caller(*args: object, **kwargs: object) -> Any:
         return target(*args, **kwargs)
 
     return cast(types.FunctionType, caller)
 
 
-def owner_of(compiled: Any) -> Function:
+def owner_of(compiled: object) -> Function:
     """The driver's record behind what `optimize` returned."""
     if isinstance(compiled, types.MethodType):
         return owner_of(compiled.__func__)
@@ -127,7 +127,7 @@ def owner_of(compiled: Any) -> Function:
     raise TypeError(f"not a compiled callable: {type(compiled).__name__}")
 
 
-def disable(function: F | None = None, *, recursive: bool = True, reason: str | None = None) -> Any:
+def disable(function: F | None = None, *, recursive: bool = True, reason: str | None = None) -> object:
     """Marks a function, method or nn.Module: a call of it breaks the graph and runs as it is.
 
     Also a decorator with arguments: `@disable(reason="talks to a server")`.
@@ -143,7 +143,7 @@ def disable(function: F | None = None, *, recursive: bool = True, reason: str | 
     return _marking(mark) if function is None else _marking(mark)(function)
 
 
-def skip_frame(function: F | None = None, *, reason: str | None = None) -> Any:
+def skip_frame(function: F | None = None, *, reason: str | None = None) -> object:
     """`disable` for this function alone: what it calls is captured."""
     return disable(function, recursive=False, reason=reason)
 

@@ -35,7 +35,7 @@ from torchdynamo.watchers import saving_unseen
 class Finished:
     """The program returned."""
 
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +121,7 @@ class Capture:
     calls: Calls
     ending: Ending | None = None
     grad_enabled: bool = True
-    attention: tuple[tuple[Ambient, Any], ...] = ()  # kernels that the program has chosen for what follows
+    attention: tuple[tuple[Ambient, object], ...] = ()  # kernels that the program has chosen for what follows
 
     def raise_to_refuse(self, stopped: Stopped) -> int:
         """The raise of an exception that the program has at hand where it stopped, if the graph cannot hold it, or -1.

@@ -105,7 +105,7 @@ class OwnFault(Exception):
         self.error = error
 
 
-def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
+def convert(state: Function, flat: tuple[object, ...]) -> Entry | None:
     """One capture, start to end. Afterwards it holds none of the program's objects."""
     opened: list[Capture] = []
     forget_ended_code()
@@ -122,7 +122,7 @@ def convert(state: Function, flat: tuple[Any, ...]) -> Entry | None:
             capture.release()
 
 
-def _convert(state: Function, flat: tuple[Any, ...], opened: list[Capture]) -> Entry | Marker | None:
+def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -> Entry | Marker | None:
     """The stages, each with what it may end in before the next."""
     ambient = global_state()
     with _own_faults(state), _without_classes():
@@ -216,7 +216,7 @@ def _own_faults(state: Function) -> Iterator[None]:
 
 
 def _capture_and_generate(
-    state: Function, flat: tuple[Any, ...], ambient: GlobalState, opened: list[Capture]
+    state: Function, flat: tuple[object, ...], ambient: GlobalState, opened: list[Capture]
 ) -> Generated | Entry | None:
     """The deepest capture whose state generated code can hand over to what follows a break."""
     depth: int | None = None
@@ -245,7 +245,7 @@ def _capture_and_generate(
 
 
 def _capture(
-    state: Function, flat: tuple[Any, ...], depth: int | None, told: Directions, opened: list[Capture]
+    state: Function, flat: tuple[object, ...], depth: int | None, told: Directions, opened: list[Capture]
 ) -> Capture | Entry | None:
     """Interprets the call; at a break, again up to the instruction that broke, in the outer `depth` frames (or any).
 
@@ -382,7 +382,7 @@ def _resume_factory(state: Function) -> Resume:
 
     def resume(
         function: types.FunctionType, entrance: Entrance, compiled: bool, within: tuple[types.FunctionType, ...]
-    ) -> Any:
+    ) -> object:
         key = (id(function.__code__), id(function.__globals__), entrance, compiled, within if compiled else ())
         found = nested.resumes.get(key)
         if found is None:
@@ -435,10 +435,10 @@ def _graph_module(outside: Outside, name: str) -> fx.GraphModule | None:
 # -- back end, entry -------------------------------------------------------------------------
 
 
-def _call_backend(state: Function, finished: Finishing) -> Callable[..., Sequence[Any]]:
+def _call_backend(state: Function, finished: Finishing) -> Callable[..., Sequence[object]]:
     """What it raises is for the user to see."""
     assert finished.graph is not None
-    examples = [item.example for item in finished.inputs]
+    examples: list[object] = [item.example for item in finished.inputs]
     classes = {type(one) for one in examples if isinstance(one, torch.Tensor)} - PLAIN_TENSORS
     began = time.perf_counter()
     try:
@@ -452,7 +452,7 @@ def _call_backend(state: Function, finished: Finishing) -> Callable[..., Sequenc
 
 
 def _entry(
-    state: Function, generated: Generated, finished: Finishing, compiled_graph: Callable[..., Any] | None
+    state: Function, generated: Generated, finished: Finishing, compiled_graph: Callable[..., object] | None
 ) -> Entry:
     """The generated function with its guards."""
     outside, function, graph = generated.capture.outside, state.function, finished.graph

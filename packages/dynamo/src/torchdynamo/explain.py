@@ -47,7 +47,7 @@ class Explanation:
     recompiles: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     events: tuple[Event, ...] = ()
     seconds: float = 0.0
-    result: Any = None
+    result: object = None
 
     @property
     def op_count(self) -> int:
@@ -149,16 +149,16 @@ def _places(frames: Sequence[UserFrame]) -> str:
     return "\n".join(f"{frame.file}:{frame.line} in {frame.function}" for frame in frames)
 
 
-def explain(function: Callable[..., Any]) -> Callable[..., Explanation]:
+def explain(function: Callable[..., object]) -> Callable[..., Explanation]:
     """`explain(f)(*args)` runs the call with every graph executed as it was captured, and tells what was captured.
 
     It goes the way of `optimize(backend)(f)(*args)` with a back end that runs graphs as they are.
     """
 
-    def run(*args: Any, **kwargs: Any) -> Explanation:
+    def run(*args: object, **kwargs: object) -> Explanation:
         found = Explanation()
 
-        def backend(graph: fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        def backend(graph: fx.GraphModule, inputs: list[object]) -> Callable[..., Any]:
             found.graphs.append(graph)
             return graph.forward
 
@@ -199,7 +199,7 @@ def explain_guards(compiled: Any) -> Callable[..., tuple[Miss, ...]]:
     owner = owner_of(compiled)
     leading = (compiled.__self__,) if hasattr(compiled, "__self__") else ()
 
-    def run(*args: Any, **kwargs: Any) -> tuple[Miss, ...]:
+    def run(*args: object, **kwargs: object) -> tuple[Miss, ...]:
         target = owner.compiled()
         assert target is not None
         flat = bound_arguments(target, (*leading, *args), kwargs)
@@ -208,12 +208,12 @@ def explain_guards(compiled: Any) -> Callable[..., tuple[Miss, ...]]:
     return run
 
 
-def _miss(function: Any, number: int, entry: Entry, flat: Sequence[Any]) -> Miss:
+def _miss(function: object, number: int, entry: Entry, flat: Sequence[object]) -> Miss:
     info: Compiled = entry.info
     return Miss(number, first_failure(info.guards, Scope.of(function, flat, info.pinned)))
 
 
-def bound_arguments(target: CompiledCallable, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[Any, ...]:
+def bound_arguments(target: CompiledCallable, args: Sequence[object], kwargs: dict[str, object]) -> tuple[object, ...]:
     """The flat argument vector of a call, bound as CPython binds it."""
     function: Any = target.function  # typed as what a class attribute would be bound to
     binder = cast(Any, types.FunctionType(CODES.get(function.__code__).binder, {}, None, function.__defaults__))

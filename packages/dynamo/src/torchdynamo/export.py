@@ -198,7 +198,8 @@ class _Call:
         for kind, name in ((TensorSize, "size"), (TensorStride, "stride"), (TensorOffset, "offset")):
             if isinstance(source, kind):
                 base: Source = source.base
-                tensor = next((i.example for i in whole.finished.inputs if i.source == base), None)
+                examples = (item.example for item in whole.finished.inputs if item.source == base)
+                tensor = next((example for example in examples if isinstance(example, torch.Tensor)), None)
                 at = self.place(base, whole.pinned)
                 if at is None and tensor is not None:
                     at = self.reference(base, tensor, whole.pinned)  # type: ignore[assignment]
@@ -439,7 +440,8 @@ def _of_aten(exported: Exported, whole: Whole[Any]) -> Exported:
     examples = [node.meta["val"] for node in exported.graph.graph.find_nodes(op="placeholder")]
     symbolic = any(not isinstance(example, torch.Tensor) for example in examples)
     if not symbolic:  # run on copies of the call's tensors: an operator without a shape rule is one of them
-        examples = [_copied(item.example) for item in whole.finished.inputs]
+        inputs = [item.example for item in whole.finished.inputs]
+        examples = [_copied(example) for example in inputs if isinstance(example, torch.Tensor)]
     with whole.outside.mode if symbolic else contextlib.nullcontext():
         traced = trace(exported.graph.forward, *examples)
     return replace(exported, graph=traced, written=tuple(traced.meta.get("written_inputs", ())))

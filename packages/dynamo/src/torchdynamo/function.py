@@ -12,7 +12,7 @@ import types
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import fx
@@ -53,6 +53,9 @@ from torchdynamo.watchers import other_compiler_off, watcher
 
 _log = logging.getLogger("torchdynamo")
 
+# Runs one call: with its arguments, and the first time the error that capture ended in.
+_RunOnce: TypeAlias = Callable[[Sequence[object], BaseException | None], object]
+
 _capturing = threading.RLock()  # one thread captures at a time: those that come meanwhile find what it has made
 
 
@@ -69,10 +72,10 @@ class Compiled:
     graph: fx.GraphModule | None = None
     source: str = ""
     graph_break: GraphBreak | None = None
-    pinned: list[Any] = field(default_factory=list)
+    pinned: list[object] = field(default_factory=list)
 
 
-def as_written(run: Callable[..., Any], graph_break: GraphBreak | None = None) -> Entry:
+def as_written(run: Callable[..., object], graph_break: GraphBreak | None = None) -> Entry:
     """An entry for any call, which runs the program and not a graph of it."""
     return Entry(None, run, Compiled(graph_break=graph_break))
 
@@ -82,7 +85,7 @@ class Function:
     """One function under capture, over all its versions."""
 
     function: types.FunctionType
-    convert: Callable[[Function, tuple[Any, ...]], Entry | None]
+    convert: Callable[[Function, tuple[object, ...]], Entry | None]
     backend: Backend
     options: CaptureOptions
     dump: Dump | None
@@ -117,7 +120,7 @@ class Function:
 
     # -- a call that no version fits --------------------------------------------------------
 
-    def miss(self, compiled: CompiledCallable, flat: tuple[Any, ...], *unheld: Guard | None) -> Entry | None:
+    def miss(self, compiled: CompiledCallable, flat: tuple[object, ...], *unheld: Guard | None) -> Entry | None:
         """A version for this call, or None to run the function as it is.
 
         unheld: what does not hold of the version that was just made for this call, if one was: a guard, or None where
@@ -161,11 +164,11 @@ class Function:
             in_backend = self.stats.backend_seconds - in_backend
             self.stats.add(seconds=time.perf_counter() - began - in_backend)
 
-    def _raise_at_entry(self, flat: Sequence[Any], error: BaseException | None) -> Any:
+    def _raise_at_entry(self, flat: Sequence[object], error: BaseException | None) -> Any:
         """What raises in a continuation that was to be compiled, under the handlers of the place where it begins."""
         return self.function(*flat) if error is None else raise_at_entry(self.function, flat, error)
 
-    def _failure(self, entry: Entry, flat: Sequence[Any]) -> Failure | None:
+    def _failure(self, entry: Entry, flat: Sequence[object]) -> Failure | None:
         """Why a version does not fit a call. Notes what has changed."""
         info: Compiled = entry.info
         scope = Scope.of(self.function, flat, info.pinned)
@@ -211,7 +214,7 @@ class Function:
             asks_data=self.asks_data,
         )
 
-    def show(self, file: str, text: Callable[..., str], *of: Any) -> None:
+    def show(self, file: str, text: Callable[..., str], *of: object) -> None:
         """Dumps a stage, where that is asked for."""
         if self.dump is not None:
             self.dump(file, text(*of))
@@ -243,7 +246,7 @@ class Function:
             return None
         nested.leave_alone(function)
 
-        def run(inputs: list[Any], *flat: Any) -> Any:
+        def run(inputs: list[object], *flat: object) -> Any:
             args, kwargs = unflatten(function.__code__, flat)
             with hook_enabled(nested.hook):
                 return function(*args, **kwargs)
@@ -256,7 +259,7 @@ class Function:
         function, self.lazy = self.function, True
         event = Event(LAZY_MODULE, function.__qualname__, broke.detail, broke.user_frames)
 
-        def run(flat: Sequence[Any], error: BaseException | None) -> Any:
+        def run(flat: Sequence[object], error: BaseException | None) -> object:
             self.stats.ledger.add(event)
             args, kwargs = unflatten(function.__code__, flat)
             return function(*args, **kwargs)
@@ -274,7 +277,7 @@ class Function:
             return None
         function, place, where = self.function, ending.place, ending.where
 
-        def run(flat: Sequence[Any], error: BaseException | None) -> Any:
+        def run(flat: Sequence[object], error: BaseException | None) -> object:
             args, kwargs = unflatten(function.__code__, flat)
             try:
                 result = function(*args, **kwargs)
@@ -295,11 +298,11 @@ class Function:
 
         return self._for_one_call(ending.error, run)
 
-    def _for_one_call(self, error: BaseException | None, run: Callable[[Sequence[Any], Any], Any]) -> Entry:
+    def _for_one_call(self, error: BaseException | None, run: _RunOnce) -> Entry:
         """An entry that one call takes out. Its `run` gets the arguments and, the first time, the error."""
         held = [error]  # taken out by the run: the error's traceback leads to the arguments
 
-        def once(inputs: list[Any], *flat: Any) -> Any:
+        def once(inputs: list[object], *flat: object) -> Any:
             compiled = self.compiled()
             if compiled is not None:
                 compiled.entries[:] = [other for other in compiled.entries if other is not entry]
@@ -318,7 +321,7 @@ class Nested:
     def __init__(self, *arguments: Any) -> None:
         self.arguments = arguments  # of a `Function`, behind the function itself
         self.parts: list[Function] = []
-        self.resumes: dict[tuple[Any, ...], Any] = {}
+        self.resumes: dict[tuple[object, ...], object] = {}
         self._plain: set[types.CodeType] = set()
         self.hook = Hook(self.found)
 
@@ -369,7 +372,7 @@ def _users_mark(function: types.FunctionType) -> tuple[Mark | None, types.Functi
 def _as_it_is(function: types.FunctionType) -> CompiledCallable:
     """Runs the function as compiled code is run: with the hook off, for all that it calls."""
 
-    def run(inputs: list[Any], *flat: Any) -> Any:
+    def run(inputs: list[object], *flat: object) -> object:
         args, kwargs = unflatten(function.__code__, flat)
         return function(*args, **kwargs)
 

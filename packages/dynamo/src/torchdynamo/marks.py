@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar, cast
 
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F", bound=Callable[..., object])
 
 
 class MarkKind(enum.Enum):
@@ -32,10 +32,10 @@ class Mark:
 
 
 # Held weakly: a mark lives as long as its function.
-_MARKS: weakref.WeakKeyDictionary[Any, Mark] = weakref.WeakKeyDictionary()
+_MARKS: weakref.WeakKeyDictionary[object, Mark] = weakref.WeakKeyDictionary()
 
 
-def put_mark(function: Any, mark: Mark) -> None:
+def put_mark(function: object, mark: Mark) -> None:
     """Marks a function, a method's function or a callable object.
 
     Raises:
@@ -48,7 +48,7 @@ def put_mark(function: Any, mark: Mark) -> None:
     _MARKS[target] = mark
 
 
-def mark_of(function: Any) -> Mark | None:
+def mark_of(function: object) -> Mark | None:
     """The mark of a function, by torchdynamo or by torch.compiler.disable and the like."""
     try:
         mark = _MARKS.get(function)
@@ -117,7 +117,7 @@ class error_on_graph_break:
         error = self.error
 
         @functools.wraps(function)
-        def within(*args: Any, **kwargs: Any) -> Any:
+        def within(*args: object, **kwargs: object) -> Any:
             with error_on_graph_break(error):
                 return function(*args, **kwargs)
 

@@ -12,7 +12,7 @@ import torch
 from primtorch.schemas import UserFrame
 from torchdynamo.sources import Source
 
-Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[Any]]]
+Backend = Callable[[torch.fx.GraphModule, list[object]], Callable[..., Sequence[object]]]
 Dump = Callable[[str, str], None]
 
 
@@ -92,9 +92,9 @@ class GlobalState:
 class AmbientRead:
     """State of the process that the program asked for: `function(*args)` gave the constant `value`."""
 
-    function: Callable[..., Any]
-    args: tuple[Any, ...]
-    value: Any
+    function: Callable[..., object]
+    args: tuple[object, ...]
+    value: object
 
 
 @dataclass(frozen=True, slots=True)

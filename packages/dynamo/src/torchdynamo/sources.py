@@ -242,7 +242,7 @@ class Scope:
     flat: Sequence[Any]
     globals: Mapping[str, Any]
     closure: tuple[Any, ...]
-    pinned: Sequence[Any]
+    pinned: Sequence[object]
     modules: Mapping[str, Any]
 
     @staticmethod
@@ -290,17 +290,17 @@ def resolve(source: Source, scope: Scope) -> Any:
     raise TypeError(f"not a source: {source!r}")
 
 
-def instance_dict(obj: Any) -> Mapping[str, Any]:
+def instance_dict(obj: object) -> Mapping[str, object]:
     """`obj.__dict__` by the type's own slot, whatever the class says about `__getattribute__`."""
     return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
 
 
-def own_keys(container: dict[Any, Any]) -> tuple[Any, ...]:
+def own_keys(container: dict[object, object]) -> tuple[Any, ...]:
     """The keys in their order, by the built-in class: an OrderedDict keeps an order of its own."""
     return tuple((OrderedDict if isinstance(container, OrderedDict) else dict).keys(container))
 
 
-def base_item(container: Any, key: Any) -> Any:
+def base_item(container: Any, key: Any) -> object:
     """An item by the lookup of the built-in base class."""
     lookup: Any = next((base.__getitem__ for base in (dict, list, tuple) if isinstance(container, base)), None)
     return container[key] if lookup is None else lookup(container, key)

@@ -39,7 +39,7 @@ class Watcher:
     detail: str
 
 
-def written_call(self: CompiledCallable, *args: Any, **kwargs: Any) -> Any:
+def written_call(self: CompiledCallable, *args: object, **kwargs: object) -> object:
     """`CompiledCallable.__call__` to whoever reads it: torch.compile and torch.export trace the function as written."""
     return self.__wrapped__(*args, **kwargs) if torch.compiler.is_compiling() else self(*args, **kwargs)
 
@@ -70,12 +70,12 @@ def saving_unseen() -> Iterator[None]:
         autograd._saved_tensors_hooks_set_tracing(previous)
 
 
-def watcher(flat: Sequence[Any]) -> Watcher | None:
+def watcher(flat: Sequence[object]) -> Watcher | None:
     """What sees the operators of a call with these arguments, besides the program, or None."""
     return next(_watchers(flat), None)
 
 
-def _watchers(flat: Sequence[Any]) -> Iterator[Watcher]:
+def _watchers(flat: Sequence[object]) -> Iterator[Watcher]:
     if torch._C._get_tracing_state() is not None:
         yield Watcher(FOREIGN_TRACER, "torch.jit.trace")
     if any(isinstance(value, fx.Proxy) for value in flat):

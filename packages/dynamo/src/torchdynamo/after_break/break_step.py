@@ -35,7 +35,7 @@ from torchdynamo.outside import imports
 
 # (function, entrance, compiled, frames inside) -> what enters the function there. What goes on inside of it is named so
 # that each chain of frames has a compiled continuation of its own, not a version of one.
-Resume = Callable[[types.FunctionType, Entrance, bool, tuple[types.FunctionType, ...]], Any]
+Resume = Callable[[types.FunctionType, Entrance, bool, tuple[types.FunctionType, ...]], object]
 Lines = list[str]
 
 _END = object()  # what `next` of an exhausted iterator gives
@@ -62,7 +62,7 @@ class Step:
     stack: list[Any]
     pushed: list[Any] = field(default_factory=lambda: ["r"])
     calls: bool = True
-    branches: list[tuple[str, int, list[Any], list[Any]]] = field(default_factory=list)
+    branches: list[tuple[str, int, list[object], list[object]]] = field(default_factory=list)
     bound: dict[str, str] = field(default_factory=dict)
     executed: int = 1
     again: bool = False
@@ -89,10 +89,10 @@ class Next:
         self.error = error
 
 
-def started(compiled: Callable[..., Any]) -> Callable[..., Any]:
+def started(compiled: Callable[..., object]) -> Callable[..., object]:
     """Runs a program from its beginning through its continuations, however many, at one depth of the stack."""
 
-    def run(inputs: list[Any], *flat: Any) -> Any:
+    def run(inputs: list[object], *flat: object) -> object:
         result = compiled(inputs, *flat)
         while type(result) is Next:
             if result.error is not None:
@@ -125,15 +125,15 @@ class Place:
     def enter(
         self,
         offset: int,
-        stack: list[Any],
-        pushed: list[Any],
+        stack: list[object],
+        pushed: list[object],
         compiled: bool = True,
         bound: Mapping[str, str] = MappingProxyType({}),
     ) -> str:
         """The call that goes on at `offset` of the innermost frame's code, and behind it in the frames outside."""
         return self._chain(offset, Entry.NEXT, stack, pushed, compiled, bound)
 
-    def back(self, pushed: list[Any]) -> str:
+    def back(self, pushed: list[object]) -> str:
         """The call that goes on behind the innermost frame's own."""
         *frames, _ = self.stopped.frames
         caller = frames[-1]
@@ -156,8 +156,8 @@ class Place:
         self,
         offset: int,
         entry: Entry,
-        stack: list[Any],
-        pushed: list[Any],
+        stack: list[object],
+        pushed: list[object],
         compiled: bool,
         bound: Mapping[str, str],
         frames: Sequence[StoppedFrame] | None = None,
@@ -170,7 +170,7 @@ class Place:
             caller = outer[depth]
             following = _start(caller, caller.index + 1)
             within = (*within, function)
-            inside = [self.codegen.pin(function), state]
+            inside: list[object] = [self.codegen.pin(function), state]
             function, state = self._state(
                 caller, following, Entry.CALL, caller.stack, inside, compiled and not depth, {}, within
             )
@@ -182,8 +182,8 @@ class Place:
         frame: StoppedFrame,
         offset: int,
         entry: Entry,
-        stack: list[Any],
-        pushed: list[Any],
+        stack: list[object],
+        pushed: list[object],
         compiled: bool,
         bound: Mapping[str, str],
         within: tuple[types.FunctionType, ...],
@@ -227,7 +227,7 @@ def _handler(frame: StoppedFrame) -> ExceptionEntry | None:
     return decoded.handler(decoded.offsets[frame.index])
 
 
-def _kind_of_slot(value: Any) -> StackSlot:
+def _kind_of_slot(value: object) -> StackSlot:
     if isinstance(value, HandlerSlot):
         return StackSlot.HANDLER
     return StackSlot.NULL if value is NULL else StackSlot.VALUE
@@ -283,10 +283,10 @@ def continue_after(codegen: Codegen, stopped: Stopped, resume: Resume, hook: Hoo
     return [f"return {place.enter(_start(here, index), here.stack, [], compiled=False)}"]
 
 
-def _with_hook(hook: Hook, entry: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def _with_hook(hook: Hook, entry: Callable[[list[object]], object]) -> Callable[[list[object]], object]:
     """Enters a continuation that runs as it is, for the functions that it calls."""
 
-    def entered(state: list[Any]) -> Any:
+    def entered(state: list[object]) -> object:
         with hook_enabled(hook):
             return entry(state)
 
@@ -385,21 +385,21 @@ def _lines(place: Place) -> tuple[types.FunctionType, ...]:
     return tuple(found)
 
 
-def call_on(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_on(function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     return function(*args, **kwargs)
 
 
 _LINES_TO_CALL = 1  # from the `def` of `call_on`
 
 
-def call_from(lines: Sequence[types.FunctionType], function: Any, *args: Any, **kwargs: Any) -> Any:
+def call_from(lines: Sequence[types.FunctionType], function: object, *args: object, **kwargs: object) -> object:
     """Calls a function that looks at who called it, such as a logger's: it finds the program's own frames."""
     for line in reversed(lines[1:]):
         function, args, kwargs = line, (function, args, kwargs), {}
     return lines[0](function, args, kwargs)
 
 
-def raised_in(error: BaseException, frames: Sequence[tuple[Callable[[Any], Any], list[Any]]]) -> None:
+def raised_in(error: BaseException, frames: Sequence[tuple[Callable[[object], object], list[object]]]) -> None:
     """Makes the traceback of `error` what it is where the program's frames, with these variables, let it pass."""
     context = error.__context__
     for frame, held in frames:
@@ -576,7 +576,7 @@ def _load_attribute(place: Place) -> Step:
     method = place.instruction.opname == "LOAD_METHOD" or (
         sys.version_info >= (3, 12) and bool((place.instruction.arg or 0) & 1)
     )
-    pushed: list[Any] = ["r"]
+    pushed: list[object] = ["r"]
     if method:
         pushed = ["r", NULL] if sys.version_info >= (3, 13) else [NULL, "r"]
     return Step([f"r = getattr({owner}, {name!r})"], place.stack, pushed)

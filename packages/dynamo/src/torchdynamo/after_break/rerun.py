@@ -41,7 +41,7 @@ class Before:
     """What a graph with effects may change before it raises."""
 
     generators: tuple[tuple[torch.Generator, torch.Tensor], ...]
-    states: tuple[tuple[ambient.Ambient, Any], ...]
+    states: tuple[tuple[ambient.Ambient, object], ...]
     written: tuple[Any, ...]
 
     def put_back(self) -> None:
@@ -66,15 +66,17 @@ class Rerun:
     written: tuple[int, ...]
     states: tuple[ambient.Ambient, ...]
 
-    def begin(self, inputs: Sequence[Any]) -> Before:
+    def begin(self, inputs: Sequence[object]) -> Before:
         """Called before a graph with effects runs."""
         states = tuple((state, state.read()) for state in (*_GRAD, *self.states))
         return Before(_generators(), states, self._metadata(inputs))
 
-    def _metadata(self, inputs: Sequence[Any]) -> tuple[Any, ...]:
+    def _metadata(self, inputs: Sequence[Any]) -> tuple[object, ...]:
         return tuple(map(_metadata, (inputs[place] for place in self.written)))
 
-    def __call__(self, failed: list[BaseException], before: Before | None, inputs: Sequence[Any], flat: Any) -> Any:
+    def __call__(
+        self, failed: list[BaseException], before: Before | None, inputs: Sequence[object], flat: Any
+    ) -> object:
         """Raises what the program raises, or returns what it returns where one of its handlers goes on.
 
         Args:
@@ -104,7 +106,7 @@ class Rerun:
         finally:
             error = None  # its traceback holds this frame
 
-    def _raising(self, event: Event, flat: Any) -> Any:
+    def _raising(self, event: Event, flat: Any) -> object:
         """The call where a condition is not met, behind which the program raises; tells of it by `event`."""
         args, kwargs = unflatten(self.function.__code__, flat)
         try:
@@ -166,17 +168,17 @@ def _generators() -> tuple[tuple[torch.Generator, torch.Tensor], ...]:
     return tuple((generator, generator.get_state()) for generator in found)
 
 
-def _metadata(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+def _metadata(tensor: torch.Tensor) -> tuple[object, ...] | None:
     """What a write changes; None for a tensor that does not count its writes."""
     with torch._C.DisableTorchFunctionSubclass():
         return None if tensor.is_inference() else (tensor._version, tensor.shape, tensor.stride())
 
 
-def _unwritten(before: tuple[Any, ...], now: tuple[Any, ...]) -> bool:
+def _unwritten(before: tuple[object, ...], now: tuple[object, ...]) -> bool:
     return None not in before and before == now
 
 
-def raise_at_entry(function: types.FunctionType, flat: Sequence[Any], error: BaseException) -> Any:
+def raise_at_entry(function: types.FunctionType, flat: Sequence[Any], error: BaseException) -> object:
     """Raises an exception where a call begins: in a continuation, under the handlers of where it goes on."""
     origin = origin_of(function)
     if origin is None:

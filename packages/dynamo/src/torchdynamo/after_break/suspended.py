@@ -32,12 +32,12 @@ def refuse_coroutines(fn: Any) -> None:
 _COROUTINES = (types.CoroutineType, types.AsyncGeneratorType)
 
 
-def closes(value: Any) -> bool:
+def closes(value: object) -> bool:
     """Whether giving up the value may close a generator that has started."""
     return next(_started(value), None) is not None
 
 
-def _started(value: Any) -> Iterator[Any]:
+def _started(value: Any) -> Iterator[object]:
     """The generators that may be suspended among the parts of a value that are only its own."""
     todo, seen = [value], set()
     while todo:
@@ -64,7 +64,7 @@ _PARTS: dict[type, Any] = {
 }
 
 
-def given_up(values: Iterable[Any], frames: Sequence[FrameState], externals: Externals) -> Any:
+def given_up(values: Iterable[object], frames: Sequence[FrameState], externals: Externals) -> Any:
     """A generator of an earlier part of the program that closes where the innermost frame lets go of `values`."""
     values = list(values)
     for value in values:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 try:
     import numpy
 except ImportError:
@@ -19,7 +17,7 @@ METHODS: dict[str, Rule] = REDUCTIONS | SHAPES | SHAPE_METHODS | DOT
 _NAMED: dict[str, Rule] = REDUCTIONS | REDUCING | SHAPES | SHAPING | DOT | PRODUCTS
 
 
-def _functions() -> dict[Any, Rule]:
+def _functions() -> dict[object, Rule]:
     if numpy is None:
         return {}
     found = {getattr(numpy, name): rule for name, rule in _NAMED.items() if hasattr(numpy, name)}
@@ -29,4 +27,4 @@ def _functions() -> dict[Any, Rule]:
     return found | {getattr(numpy.linalg, name): rule for name, rule in LINALG.items()}
 
 
-FUNCTIONS: dict[Any, Rule] = _functions()
+FUNCTIONS: dict[object, Rule] = _functions()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -14,10 +14,12 @@ except ImportError:
 from torchdynamo.arrays.values import Array, model_of
 from torchdynamo.reasons import BreakGraph
 
+if TYPE_CHECKING:
+    from torchdynamo.arrays.world import ArrayWorld
 _WHOLE = (int, slice, type(None), type(...))
 
 
-def is_basic(key: Any) -> bool:
+def is_basic(key: object) -> bool:
     items = key if type(key) is tuple else (key,)
     return all(
         (isinstance(item, _WHOLE) and not isinstance(item, bool)) or isinstance(item, numpy.integer) for item in items
@@ -46,7 +48,7 @@ def basic(array: Array, key: Any) -> tuple[torch.Tensor, frozenset[int]]:
     return view, frozenset(flipped)
 
 
-def full_key(key: Any, ndim: int) -> tuple[Any, ...]:
+def full_key(key: object, ndim: int) -> tuple[Any, ...]:
     """The index with a slice for each dim that it does not name."""
     items = key if type(key) is tuple else (key,)
     named = sum(map(_dims, items))
@@ -57,7 +59,7 @@ def full_key(key: Any, ndim: int) -> tuple[Any, ...]:
     return (*items[:place], *rest, *items[place + 1 :])
 
 
-def _dims(item: Any) -> int:
+def _dims(item: object) -> int:
     """How many dims an item of an index takes."""
     return 0 if item is None or item is ... else 1
 
@@ -77,7 +79,7 @@ def _slice(view: torch.Tensor, dim: int, places: range, size: int, reverse: bool
     return view[key], backwards
 
 
-def advanced(world: Any, array: Array, key: Any) -> tuple[Any, ...]:
+def advanced(world: ArrayWorld, array: Array, key: object) -> tuple[Any, ...]:
     """An advanced index as torch takes it, over the elements as the program sees them."""
     items, dim = full_key(key, array.model.ndim), 0
     found: list[Any] = []
@@ -104,7 +106,7 @@ def advanced(world: Any, array: Array, key: Any) -> tuple[Any, ...]:
     return tuple(found)
 
 
-def _refuse_scattered(items: tuple[Any, ...]) -> None:
+def _refuse_scattered(items: tuple[object, ...]) -> None:
     """NumPy takes whole numbers as arrays of indices, torch does not: it matters where a slice lies between them."""
     places = [place for place, item in enumerate(items) if item is not None and not isinstance(item, slice)]
     numbers = any(isinstance(items[place], (int, numpy.integer)) for place in places)
@@ -116,7 +118,7 @@ def _is_mask(item: Any) -> bool:
     return bool((item.model if isinstance(item, Array) else numpy.asarray(item)).dtype == bool)
 
 
-def mask_of(key: Any, array: Array) -> Any:
+def mask_of(key: Any, array: Array) -> object:
     """A mask that is the whole index, of the array's shape, else None."""
     while type(key) is tuple and len(key) == 1:
         key = key[0]
@@ -125,7 +127,7 @@ def mask_of(key: Any, array: Array) -> Any:
     return None
 
 
-def is_repeated(key: Any) -> bool:
+def is_repeated(key: object) -> bool:
     """Whether an index may name an element twice, as far as capture knows."""
     parts = [item for item in (key if type(key) is tuple else (key,)) if isinstance(item, (Array, list, numpy.ndarray))]
     if len(parts) != 1 or isinstance(parts[0], Array):

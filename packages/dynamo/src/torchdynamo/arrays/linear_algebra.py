@@ -23,30 +23,30 @@ def _both(n: Any, asked: Any, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tenso
     return n.tensor(a, asked.dtype), n.tensor(b, asked.dtype)
 
 
-def _dot(n: Any, asked: Any, a: Any, b: Any) -> Any:
+def _dot(n: object, asked: object, a: object, b: object) -> object:
     x, y = _both(n, asked, a, b)
     if not x.dim() or not y.dim():
         return x * y
     return torch.matmul(x, y) if y.dim() <= 2 else torch.tensordot(x, y, ([-1], [-2]))
 
 
-def _inner(n: Any, asked: Any, a: Any, b: Any) -> Any:
+def _inner(n: object, asked: object, a: object, b: object) -> object:
     x, y = _both(n, asked, a, b)
     return torch.tensordot(x, y, ([-1], [-1])) if x.dim() and y.dim() else x * y
 
 
-def _outer(n: Any, asked: Any, a: Any, b: Any) -> Any:
+def _outer(n: Any, asked: Any, a: Any, b: Any) -> object:
     x, y = (n.tensor(value, asked.dtype) for value in (a, b))
     return x.reshape(-1, 1) * y.reshape(1, -1)
 
 
-def _vdot(n: Any, asked: Any, a: Any, b: Any) -> Any:
+def _vdot(n: object, asked: object, a: object, b: object) -> object:
     x, y = _both(n, asked, a, b)
     x = torch.conj_physical(x) if x.is_complex() else x
     return torch.dot(x.reshape(-1), y.reshape(-1))
 
 
-def _tensordot(n: Any, asked: Any, a: Any, b: Any, axes: Any = 2) -> Any:
+def _tensordot(n: object, asked: object, a: object, b: object, axes: Any = 2) -> object:
     known(axes)
     x, y = _both(n, asked, a, b)
     if isinstance(axes, int):
@@ -55,17 +55,17 @@ def _tensordot(n: Any, asked: Any, a: Any, b: Any, axes: Any = 2) -> Any:
     return torch.tensordot(x, y, (first, second))
 
 
-def _einsum(n: Any, asked: Any, subscripts: Any, *operands: Any, optimize: Any = False) -> Any:
+def _einsum(n: Any, asked: Any, subscripts: Any, *operands: Any, optimize: object = False) -> object:
     if not isinstance(subscripts, str) or asked.dtype == bool:
         raise BreakGraph("numpy", "numpy.einsum() without a text of subscripts")
     return torch.einsum(subscripts, *(n.tensor(operand, asked.dtype) for operand in operands))
 
 
-def _kron(n: Any, asked: Any, a: Any, b: Any) -> Any:
+def _kron(n: object, asked: object, a: object, b: object) -> object:
     return torch.kron(*_both(n, asked, a, b))
 
 
-def _cross(n: Any, asked: Any, a: Any, b: Any) -> Any:
+def _cross(n: object, asked: object, a: object, b: object) -> object:
     x, y = _both(n, asked, a, b)
     if x.shape[-1] != 3 or y.shape[-1] != 3:
         raise BreakGraph("numpy", "numpy.cross() of vectors of two elements")
@@ -73,16 +73,16 @@ def _cross(n: Any, asked: Any, a: Any, b: Any) -> Any:
     return torch.linalg.cross(x, y)
 
 
-def _on_regular(function: Callable[..., Any]) -> Callable[..., Any]:
+def _on_regular(function: Callable[..., object]) -> Callable[..., Any]:
     """NumPy is asked of regular matrices: it looks at the elements, and refuses singular ones."""
 
-    def ask(*args: Any, **kwargs: Any) -> Any:
+    def ask(*args: object, **kwargs: object) -> Any:
         return function(*map(_regular, args), **kwargs)
 
     return ask
 
 
-def _regular(value: Any) -> Any:
+def _regular(value: object) -> object:
     if not isinstance(value, (numpy.ndarray, numpy.generic)) or value.ndim < 2:
         return value
     made = numpy.empty_like(value)
@@ -90,7 +90,7 @@ def _regular(value: Any) -> Any:
     return made
 
 
-def _floats(n: Any, asked: Any, *values: Any) -> tuple[torch.Tensor, ...]:
+def _floats(n: Any, asked: object, *values: Any) -> tuple[torch.Tensor, ...]:
     """Operands as NumPy computes with them: whole numbers in double precision."""
     kinds = [numpy.asarray(model_of(value)).dtype for value in values]
     dtype = numpy.result_type(*(kind if kind.kind in "fc" else numpy.dtype("float64") for kind in kinds))
@@ -98,27 +98,27 @@ def _floats(n: Any, asked: Any, *values: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _of_matrix(name: str) -> Rule:
-    def program(n: Any, asked: Any, a: Any) -> Any:
+    def program(n: object, asked: object, a: object) -> Any:
         return getattr(torch.linalg, name)(*_floats(n, asked, a))
 
     return Rule(program, _on_regular)
 
 
 def _several(name: str) -> Rule:
-    def program(n: Any, asked: Any, a: Any) -> Any:
+    def program(n: object, asked: object, a: object) -> Any:
         return tuple(getattr(torch.linalg, name)(*_floats(n, asked, a)))
 
     return Rule(program, _on_regular)
 
 
-def _solve(n: Any, asked: Any, a: Any, b: Any) -> Any:
+def _solve(n: object, asked: object, a: object, b: object) -> Any:
     x, y = _floats(n, asked, a, b)
     if y.dim() == 1:
         return torch.linalg.solve(x, y.unsqueeze(-1)).squeeze(-1)
     return torch.linalg.solve(x, y)
 
 
-def _norm(n: Any, asked: Any, x: Any, ord: Any = None, axis: Any = None, keepdims: bool = False) -> Any:
+def _norm(n: object, asked: object, x: object, ord: object = None, axis: object = None, keepdims: bool = False) -> Any:
     known(ord, axis)
     (given,) = _floats(n, asked, x)
     if ord is None and axis is None:

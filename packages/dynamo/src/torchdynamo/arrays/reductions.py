@@ -17,19 +17,23 @@ def _values(n: Any, asked: Any, a: Any) -> torch.Tensor:
     return found
 
 
-def _sum(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+def _sum(
+    n: object, asked: object, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
+) -> object:
     x = _values(n, asked, a)
     return x.sum(dims(axis, x), keepdim=keepdims, dtype=x.dtype) if x.dim() and axis != () else x.clone()
 
 
-def _prod(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+def _prod(
+    n: object, asked: object, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
+) -> object:
     x = _values(n, asked, a)
     for dim in sorted((dim % x.dim() for dim in dims(axis, x)), reverse=True):
         x = x.prod(dim, keepdim=keepdims, dtype=x.dtype)
     return x
 
 
-def _mean(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+def _mean(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: object = None, *, keepdims: bool = False) -> object:
     x = _wide(n.tensor(a), asked)
     over = dims(axis, x)
     return (x.sum(over, keepdim=keepdims) if x.dim() else x) / _count(x, over)
@@ -50,7 +54,7 @@ def _count(x: torch.Tensor, over: tuple[int, ...]) -> int:
 
 
 def _var(
-    n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, ddof: float = 0, keepdims: bool = False
+    n: Any, asked: object, a: Any, axis: Axis = None, dtype: object = None, *, ddof: float = 0, keepdims: bool = False
 ) -> Any:
     x = n.tensor(a)
     if x.is_complex():
@@ -66,12 +70,12 @@ def _var(
     )
 
 
-def _std(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, **given: Any) -> Any:
+def _std(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, **given: Any) -> object:
     return torch.sqrt(_var(n, asked, a, axis, dtype, **given))
 
 
 def _extreme(name: str) -> Rule:
-    def program(n: Any, asked: Any, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+    def program(n: Any, asked: object, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
         x = n.tensor(a)
         _refuse_complex(x)
         return getattr(torch, name)(x, dims(axis, x), keepdim=keepdims) if x.dim() and axis != () else x.clone()
@@ -85,7 +89,7 @@ def _refuse_complex(x: torch.Tensor) -> None:
 
 
 def _place(name: str) -> Rule:
-    def program(n: Any, asked: Any, a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+    def program(n: Any, asked: object, a: Any, axis: object = None, *, keepdims: bool = False) -> Any:
         x = n.tensor(a)
         _refuse_complex(x)
         x = x.to(torch.uint8) if x.dtype == torch.bool else x
@@ -98,7 +102,7 @@ def _place(name: str) -> Rule:
 
 
 def _truth(name: str) -> Rule:
-    def program(n: Any, asked: Any, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+    def program(n: Any, asked: object, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
         x = n.tensor(a)
         x = x if x.dtype == torch.bool else x != 0
         return getattr(torch, name)(x, dims(axis, x), keepdim=keepdims) if x.dim() and axis != () else x.clone()
@@ -107,7 +111,7 @@ def _truth(name: str) -> Rule:
 
 
 def _scan(name: str) -> Rule:
-    def program(n: Any, asked: Any, a: Any, axis: Any = None, dtype: Any = None) -> Any:
+    def program(n: object, asked: object, a: object, axis: object = None, dtype: object = None) -> Any:
         x = _values(n, asked, a)
         if axis is None:
             return getattr(torch, name)(x.reshape(-1), 0)
@@ -116,19 +120,19 @@ def _scan(name: str) -> Rule:
     return Rule(program)
 
 
-def _ptp(n: Any, asked: Any, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+def _ptp(n: Any, asked: object, a: Any, axis: Axis = None, *, keepdims: bool = False) -> object:
     x = n.tensor(a)
     _refuse_complex(x)
     over = dims(axis, x)
     return torch.amax(x, over, keepdim=keepdims) - torch.amin(x, over, keepdim=keepdims)
 
 
-def _count_nonzero(n: Any, asked: Any, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+def _count_nonzero(n: Any, asked: object, a: Any, axis: Axis = None, *, keepdims: bool = False) -> object:
     x = n.tensor(a) != 0
     return x.sum(dims(axis, x), keepdim=keepdims, dtype=torch.int64)
 
 
-def _median(n: Any, asked: Any, a: Any, axis: Any = None, *, keepdims: bool = False) -> Any:
+def _median(n: Any, asked: Any, a: Any, axis: object = None, *, keepdims: bool = False) -> object:
     """The mean of the two in the middle."""
     x = _wide(n.tensor(a), asked)
     _refuse_complex(x)
@@ -145,7 +149,7 @@ def _median(n: Any, asked: Any, a: Any, axis: Any = None, *, keepdims: bool = Fa
     return found.reshape(shape) if axis is None else found.unsqueeze(dim_of(axis))
 
 
-def _average(n: Any, asked: Any, a: Any, axis: Any = None, weights: Any = None) -> Any:
+def _average(n: Any, asked: Any, a: Any, axis: Any = None, weights: object = None) -> object:
     if weights is None:
         return _mean(n, asked, a, axis)
     known(weights)  # a sum of zero raises
@@ -158,7 +162,7 @@ def _average(n: Any, asked: Any, a: Any, axis: Any = None, weights: Any = None) 
     return (x * w).sum(over) / w.expand(x.shape).sum(over)
 
 
-def _nansum(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, *, keepdims: bool = False) -> Any:
+def _nansum(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: object = None, *, keepdims: bool = False) -> object:
     return torch.nansum(_values(n, asked, a), dims(axis, n.tensor(a)), keepdim=keepdims)
 
 

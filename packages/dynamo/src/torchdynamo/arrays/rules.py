@@ -26,11 +26,11 @@ class Rule:
     """
 
     program: Callable[..., Any]
-    asks: Callable[[Any], Callable[..., Any]] | None = None
+    asks: Callable[[Callable[..., object]], Callable[..., object]] | None = None
     writes: bool = False
 
 
-def known(*values: Any) -> None:
+def known(*values: object) -> None:
     """Breaks the graph where an argument that decides about shapes is not known."""
     if arrays_in(values):
         raise BreakGraph("data_dependent_shape", "a size, an axis or a count that is in an array")

@@ -30,21 +30,21 @@ def _reshaped(n: Any, asked: Any, a: Any, order: str) -> torch.Tensor:
     return _lies(n, a).reshape(asked.shape)
 
 
-def _reshape(n: Any, asked: Any, a: Any, shape: Any, order: str = "C") -> Any:
+def _reshape(n: object, asked: object, a: object, shape: object, order: str = "C") -> object:
     known(shape)
     return _reshaped(n, asked, a, order)
 
 
-def _reshape_method(n: Any, asked: Any, a: Any, *shape: Any, order: str = "C") -> Any:
+def _reshape_method(n: object, asked: object, a: object, *shape: object, order: str = "C") -> object:
     known(shape)
     return _reshaped(n, asked, a, order)
 
 
-def _ravel(n: Any, asked: Any, a: Any, order: str = "C") -> Any:
+def _ravel(n: object, asked: object, a: object, order: str = "C") -> object:
     return _reshaped(n, asked, a, order)
 
 
-def _permuted(n: Any, asked: Any, a: Any, order: Sequence[int]) -> Any:
+def _permuted(n: Any, asked: Any, a: Any, order: Sequence[int]) -> object:
     """The dims in another order, the reversed ones among them."""
     if not isinstance(a, Array):
         return n.tensor(a).permute(tuple(order))
@@ -52,29 +52,29 @@ def _permuted(n: Any, asked: Any, a: Any, order: Sequence[int]) -> Any:
     return Array(n, asked, a.tensor.permute(order), frozenset(order.index(dim) for dim in a.flipped))
 
 
-def _transpose(n: Any, asked: Any, a: Any, axes: Any = None) -> Any:
+def _transpose(n: Any, asked: Any, a: Any, axes: Any = None) -> object:
     known(axes)
     return _permuted(n, asked, a, range(asked.ndim)[::-1] if axes is None else axes)
 
 
-def _transpose_method(n: Any, asked: Any, a: Any, *axes: Any) -> Any:
+def _transpose_method(n: object, asked: object, a: object, *axes: object) -> object:
     known(axes)
     listed = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes or None
     return _transpose(n, asked, a, listed)
 
 
-def _matrix_transpose(n: Any, asked: Any, a: Any) -> Any:
+def _matrix_transpose(n: object, asked: object, a: object) -> object:
     return _swapaxes(n, asked, a, -1, -2)
 
 
-def _swapaxes(n: Any, asked: Any, a: Any, axis1: Any, axis2: Any) -> Any:
+def _swapaxes(n: object, asked: Any, a: object, axis1: object, axis2: object) -> object:
     order = list(range(asked.ndim))
     first, second = dim_of(axis1), dim_of(axis2)
     order[first], order[second] = order[second], order[first]
     return _permuted(n, asked, a, order)
 
 
-def _moveaxis(n: Any, asked: Any, a: Any, source: Any, destination: Any) -> Any:
+def _moveaxis(n: object, asked: Any, a: object, source: Any, destination: Any) -> object:
     known(source, destination)
     whence, where = ([int(dim) % asked.ndim for dim in numpy.atleast_1d(dims)] for dims in (source, destination))
     order = [dim for dim in range(asked.ndim) if dim not in whence]
@@ -83,7 +83,7 @@ def _moveaxis(n: Any, asked: Any, a: Any, source: Any, destination: Any) -> Any:
     return _permuted(n, asked, a, order)
 
 
-def _expand_dims(n: Any, asked: Any, a: Any, axis: Any) -> Any:
+def _expand_dims(n: object, asked: Any, a: object, axis: object) -> object:
     x = _lies(n, a)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     for dim in sorted(dim_of(one) % asked.ndim for one in axes):
@@ -91,7 +91,7 @@ def _expand_dims(n: Any, asked: Any, a: Any, axis: Any) -> Any:
     return x
 
 
-def _squeeze(n: Any, asked: Any, a: Any, axis: Any = None) -> Any:
+def _squeeze(n: object, asked: Any, a: object, axis: object = None) -> object:
     x = _lies(n, a)
     if axis is None:
         return x.reshape(asked.shape) if x.is_contiguous() else x.squeeze()
@@ -99,26 +99,26 @@ def _squeeze(n: Any, asked: Any, a: Any, axis: Any = None) -> Any:
     return x.squeeze(tuple(dim_of(one) for one in axes))
 
 
-def _broadcast_to(n: Any, asked: Any, a: Any, shape: Any) -> Any:
+def _broadcast_to(n: Any, asked: Any, a: Any, shape: object) -> object:
     known(shape)
     return _lies(n, a).expand(asked.shape)
 
 
-def _diagonal(n: Any, asked: Any, a: Any, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def _diagonal(n: object, asked: object, a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
     return torch.diagonal(_lies(n, a), dim_of(offset), dim_of(axis1), dim_of(axis2))
 
 
-def _real(n: Any, asked: Any, a: Any) -> Any:
+def _real(n: object, asked: object, a: object) -> object:
     x = _lies(n, a)
     return torch.real(x) if x.is_complex() else x
 
 
-def _imag(n: Any, asked: Any, a: Any) -> Any:
+def _imag(n: object, asked: object, a: object) -> object:
     x = _lies(n, a)
     return torch.imag(x) if x.is_complex() else torch.zeros_like(x)
 
 
-def _split(n: Any, asked: Any, a: Any, indices_or_sections: Any, axis: Any = 0) -> Any:
+def _split(n: object, asked: object, a: object, indices_or_sections: object, axis: object = 0) -> object:
     return _pieces(n, asked, a, dim_of(axis))
 
 
@@ -138,15 +138,15 @@ def _pieces(n: Any, asked: Any, a: Any, axis: int) -> Any:
     return found
 
 
-def _hsplit(n: Any, asked: Any, a: Any, indices_or_sections: Any) -> Any:
+def _hsplit(n: Any, asked: Any, a: Any, indices_or_sections: Any) -> object:
     return _pieces(n, asked, a, 0 if model_of(a).ndim == 1 else 1)
 
 
-def _vsplit(n: Any, asked: Any, a: Any, indices_or_sections: Any) -> Any:
+def _vsplit(n: object, asked: object, a: object, indices_or_sections: object) -> object:
     return _pieces(n, asked, a, 0)
 
 
-def _flip(n: Any, asked: Any, m: Any, axis: Any = None) -> Any:
+def _flip(n: Any, asked: Any, m: Any, axis: Any = None) -> object:
     known(axis)
     ndim = model_of(m).ndim
     axes = range(ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -154,44 +154,44 @@ def _flip(n: Any, asked: Any, m: Any, axis: Any = None) -> Any:
     return n.getitem(m, tuple(slice(None, None, -1 if dim in named else None) for dim in range(ndim)))
 
 
-def _fliplr(n: Any, asked: Any, m: Any) -> Any:
+def _fliplr(n: object, asked: object, m: object) -> object:
     return _flip(n, asked, m, 1)
 
 
-def _flipud(n: Any, asked: Any, m: Any) -> Any:
+def _flipud(n: object, asked: object, m: object) -> object:
     return _flip(n, asked, m, 0)
 
 
-def _atleast(n: Any, asked: Any, a: Any) -> Any:
+def _atleast(n: Any, asked: Any, a: Any) -> object:
     return a if asked is model_of(a) else _lies(n, a).reshape(asked.shape)
 
 
-def _asarray(n: Any, asked: Any, a: Any, dtype: Any = None, *, copy: bool | None = None) -> Any:
+def _asarray(n: Any, asked: object, a: Any, dtype: object = None, *, copy: bool | None = None) -> object:
     if isinstance(a, Array) and asked is a.model:
         return a
     return n.tensor(a)
 
 
-def _array(n: Any, asked: Any, object: Any, dtype: Any = None, *, copy: bool | None = True) -> Any:
+def _array(n: object, asked: object, object: object, dtype: object = None, *, copy: bool | None = True) -> Any:
     return _asarray(n, asked, object, dtype)
 
 
-def _ascontiguousarray(n: Any, asked: Any, a: Any, dtype: Any = None) -> Any:
+def _ascontiguousarray(n: object, asked: object, a: object, dtype: object = None) -> object:
     return _asarray(n, asked, a)
 
 
-def _copy(n: Any, asked: Any, a: Any, order: str = "C") -> Any:
+def _copy(n: Any, asked: object, a: Any, order: str = "C") -> object:
     return n.tensor(a)
 
 
-def _cast(n: Any, asked: Any, a: Any) -> Any:
+def _cast(n: Any, asked: Any, a: Any) -> object:
     """`numpy.float32(a)`."""
     if model_of(a).dtype.kind in "fc" and asked.dtype.kind in "iu":
         _refuse_narrow(asked)
     return n.tensor(a, asked.dtype)
 
 
-def _astype(n: Any, asked: Any, a: Any, dtype: Any, *, copy: bool = True) -> Any:
+def _astype(n: Any, asked: Any, a: Any, dtype: object, *, copy: bool = True) -> object:
     if asked is a.model:
         return a
     if a.model.dtype.kind in "fc" and asked.dtype.kind in "iu":
@@ -205,7 +205,7 @@ def _refuse_narrow(asked: Any) -> None:
         raise BreakGraph("numpy", f"a conversion of floats to {asked.dtype}")
 
 
-def _view(n: Any, asked: Any, a: Any) -> Any:
+def _view(n: Any, asked: object, a: Any) -> Any:
     return n.getitem(a, ...)
 
 
@@ -218,29 +218,29 @@ def _parts(n: Any, asked: Any, arrays: Any) -> list[torch.Tensor]:
     return [n.tensor(part, asked.dtype) for part in arrays]
 
 
-def _concatenate(n: Any, asked: Any, arrays: Any, axis: Any = 0, *, dtype: Any = None) -> Any:
+def _concatenate(n: object, asked: object, arrays: object, axis: object = 0, *, dtype: object = None) -> object:
     parts = _parts(n, asked, arrays)
     if axis is None:
         return torch.cat([part.reshape(-1) for part in parts])
     return torch.cat(parts, dim_of(axis))
 
 
-def _stack(n: Any, asked: Any, arrays: Any, axis: Any = 0, *, dtype: Any = None) -> Any:
+def _stack(n: object, asked: object, arrays: object, axis: object = 0, *, dtype: object = None) -> object:
     return torch.stack(_parts(n, asked, arrays), dim_of(axis))
 
 
 def _joined(name: str) -> Rule:
-    def program(n: Any, asked: Any, tup: Any) -> Any:
+    def program(n: object, asked: object, tup: object) -> Any:
         return getattr(torch, name)(_parts(n, asked, tup))
 
     return Rule(program)
 
 
-def _append(n: Any, asked: Any, arr: Any, values: Any, axis: Any = None) -> Any:
+def _append(n: object, asked: object, arr: object, values: object, axis: object = None) -> object:
     return _concatenate(n, asked, (arr, values), axis)
 
 
-def _repeat(n: Any, asked: Any, a: Any, repeats: Any, axis: Any = None) -> Any:
+def _repeat(n: Any, asked: object, a: Any, repeats: Any, axis: Any = None) -> object:
     known(repeats)
     x = n.tensor(a)
     if numpy.ndim(repeats):
@@ -250,17 +250,19 @@ def _repeat(n: Any, asked: Any, a: Any, repeats: Any, axis: Any = None) -> Any:
     )
 
 
-def _tile(n: Any, asked: Any, A: Any, reps: Any) -> Any:
+def _tile(n: Any, asked: object, A: Any, reps: Any) -> object:
     known(reps)
     return torch.tile(n.tensor(A), tuple(numpy.atleast_1d(reps).tolist()))
 
 
-def _roll(n: Any, asked: Any, a: Any, shift: Any, axis: Any = None) -> Any:
+def _roll(n: Any, asked: object, a: Any, shift: Any, axis: Any = None) -> object:
     known(shift, axis)
     return torch.roll(n.tensor(a), shift, axis)
 
 
-def _pad(n: Any, asked: Any, array: Any, pad_width: Any, mode: str = "constant", *, constant_values: Any = 0) -> Any:
+def _pad(
+    n: Any, asked: Any, array: Any, pad_width: object, mode: str = "constant", *, constant_values: Any = 0
+) -> object:
     known(pad_width, constant_values)
     if mode != "constant" or numpy.ndim(constant_values):
         raise BreakGraph("numpy", f"numpy.pad() of mode {mode!r}")
@@ -273,13 +275,15 @@ def _pad(n: Any, asked: Any, array: Any, pad_width: Any, mode: str = "constant",
 # -- places ------------------------------------------------------------------------------------
 
 
-def _where(n: Any, asked: Any, condition: Any, x: Any, y: Any) -> Any:
+def _where(n: Any, asked: Any, condition: Any, x: Any, y: Any) -> object:
     chosen = n.tensor(condition)
     chosen = chosen if chosen.dtype == torch.bool else chosen != 0
     return torch.where(chosen, n.tensor(x, asked.dtype), n.tensor(y, asked.dtype))
 
 
-def _clip(n: Any, asked: Any, a: Any, a_min: Any = None, a_max: Any = None, *, min: Any = None, max: Any = None) -> Any:
+def _clip(
+    n: Any, asked: Any, a: Any, a_min: object = None, a_max: object = None, *, min: object = None, max: object = None
+) -> object:
     x = n.tensor(a, asked.dtype)
     low, high = a_min if a_min is not None else min, a_max if a_max is not None else max
     if x.is_complex():
@@ -288,7 +292,7 @@ def _clip(n: Any, asked: Any, a: Any, a_min: Any = None, a_max: Any = None, *, m
     return x if high is None else torch.minimum(x, n.tensor(high, asked.dtype))
 
 
-def _take(n: Any, asked: Any, a: Any, indices: Any, axis: Any = None) -> Any:
+def _take(n: Any, asked: object, a: Any, indices: Any, axis: object = None) -> object:
     """NumPy counts negative indices from the end."""
     x = n.tensor(a)
     x, dim = (x.reshape(-1), 0) if axis is None else (x, dim_of(axis) % x.dim())
@@ -298,7 +302,7 @@ def _take(n: Any, asked: Any, a: Any, indices: Any, axis: Any = None) -> Any:
     return x[(slice(None),) * dim + (index,)]
 
 
-def _take_along_axis(n: Any, asked: Any, arr: Any, indices: Any, axis: Any = -1) -> Any:
+def _take_along_axis(n: Any, asked: object, arr: Any, indices: Any, axis: object = -1) -> object:
     x, index = n.tensor(arr), n.tensor(indices, numpy.dtype("int64"))
     if axis is None or x.dim() != index.dim():
         raise BreakGraph("numpy", "numpy.take_along_axis() without an axis")
@@ -308,7 +312,7 @@ def _take_along_axis(n: Any, asked: Any, arr: Any, indices: Any, axis: Any = -1)
     return torch.gather(x.expand(shape), dim, index.expand([s if s >= 0 else -1 for s in shape]))
 
 
-def _sort(n: Any, asked: Any, a: Any, axis: Any = -1, *, kind: Any = None, stable: Any = None) -> Any:
+def _sort(n: Any, asked: object, a: Any, axis: object = -1, *, kind: object = None, stable: object = None) -> object:
     x = n.tensor(a)
     _refuse_complex(x)
     if axis is None:
@@ -320,7 +324,7 @@ def _sort_in_place(n: Any, asked: Any, a: Any, axis: Any = -1) -> None:
     n.write(a, _sort(n, asked, a, axis))
 
 
-def _argsort(n: Any, asked: Any, a: Any, axis: Any = -1, *, kind: Any = None, stable: Any = None) -> Any:
+def _argsort(n: Any, asked: object, a: Any, axis: object = -1, *, kind: object = None, stable: object = None) -> object:
     """Of equal elements NumPy leaves open which comes first, unless it is told to be stable."""
     x = n.tensor(a)
     _refuse_complex(x)
@@ -334,26 +338,26 @@ def _refuse_complex(x: torch.Tensor) -> None:
         raise BreakGraph("numpy", "the order of complex numbers")
 
 
-def _diff(world: Any, asked: Any, a: Any, n: Any = 1, axis: Any = -1) -> Any:
+def _diff(world: Any, asked: object, a: Any, n: Any = 1, axis: Any = -1) -> object:
     return torch.diff(world.tensor(a), dim_of(n), dim_of(axis))
 
 
 def _triangle(name: str) -> Rule:
-    def program(n: Any, asked: Any, m: Any, k: Any = 0) -> Any:
+    def program(n: Any, asked: object, m: Any, k: Any = 0) -> Any:
         return getattr(torch, name)(n.tensor(m), dim_of(k))
 
     return Rule(program)
 
 
-def _diag(n: Any, asked: Any, v: Any, k: Any = 0) -> Any:
+def _diag(n: Any, asked: Any, v: Any, k: Any = 0) -> object:
     return torch.diag(n.tensor(v), dim_of(k)) if model_of(v).ndim == 1 else _diagonal(n, asked, v, k)
 
 
-def _trace(n: Any, asked: Any, a: Any, offset: Any = 0, axis1: Any = 0, axis2: Any = 1) -> Any:
+def _trace(n: Any, asked: Any, a: Any, offset: Any = 0, axis1: Any = 0, axis2: Any = 1) -> object:
     return torch.diagonal(n.tensor(a, asked.dtype), dim_of(offset), dim_of(axis1), dim_of(axis2)).sum(-1)
 
 
-def _meshgrid(n: Any, asked: Any, *xi: Any, indexing: str = "xy") -> Any:
+def _meshgrid(n: Any, asked: Any, *xi: object, indexing: str = "xy") -> object:
     if indexing not in ("xy", "ij"):
         raise BreakGraph("numpy", "numpy.meshgrid()")
     found = []
@@ -364,12 +368,12 @@ def _meshgrid(n: Any, asked: Any, *xi: Any, indexing: str = "xy") -> Any:
     return found
 
 
-def _searchsorted(n: Any, asked: Any, a: Any, v: Any, side: str = "left") -> Any:
+def _searchsorted(n: Any, asked: Any, a: Any, v: Any, side: str = "left") -> object:
     dtype = numpy.result_type(model_of(a), model_of(v))
     return torch.searchsorted(n.tensor(a, dtype), n.tensor(v, dtype), side=side)
 
 
-def _round(n: Any, asked: Any, a: Any, decimals: Any = 0) -> Any:
+def _round(n: Any, asked: Any, a: Any, decimals: Any = 0) -> object:
     x, places = n.tensor(a, asked.dtype), dim_of(decimals)
     if not x.is_floating_point():
         if places < 0 or x.dtype == torch.bool or x.is_complex():
@@ -382,15 +386,17 @@ def _round(n: Any, asked: Any, a: Any, decimals: Any = 0) -> Any:
 
 
 def _nan_to_num(
-    n: Any, asked: Any, x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
-) -> Any:
+    n: Any, asked: object, x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+) -> object:
     if not copy or not n.tensor(x).is_floating_point():
         raise BreakGraph("numpy", "numpy.nan_to_num()")
     known(nan, posinf, neginf)
     return torch.nan_to_num(n.tensor(x), nan, posinf, neginf)
 
 
-def _isclose(n: Any, asked: Any, a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False) -> Any:
+def _isclose(
+    n: Any, asked: Any, a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False
+) -> object:
     known(rtol, atol)
     dtype = numpy.result_type(model_of(a), model_of(b), 1.0)
     x, y = torch.broadcast_tensors(n.tensor(a, dtype), n.tensor(b, dtype))
@@ -401,9 +407,15 @@ def _isclose(n: Any, asked: Any, a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 
 # -- new arrays --------------------------------------------------------------------------------
 
 
-def _filled(value: Any) -> Rule:
+def _filled(value: object) -> Rule:
     def program(
-        n: Any, asked: Any, a: Any, dtype: Any = None, order: str = "K", subok: bool = True, shape: Any = None
+        n: object,
+        asked: object,
+        a: object,
+        dtype: object = None,
+        order: str = "K",
+        subok: bool = True,
+        shape: object = None,
     ) -> Any:
         return _new(asked, value)
 
@@ -415,16 +427,16 @@ def _new(asked: Any, value: Any) -> torch.Tensor:
     return torch.full(tuple(asked.shape), number, dtype=dtype_of(asked.dtype), device="cpu")
 
 
-def _full_like(n: Any, asked: Any, a: Any, fill_value: Any, dtype: Any = None) -> Any:
+def _full_like(n: Any, asked: Any, a: object, fill_value: Any, dtype: object = None) -> object:
     return n.tensor(fill_value, asked.dtype).expand(tuple(asked.shape)).clone()
 
 
-def _full(n: Any, asked: Any, shape: Any, fill_value: Any, dtype: Any = None) -> Any:
+def _full(n: Any, asked: Any, shape: object, fill_value: Any, dtype: object = None) -> object:
     known(shape)
     return n.tensor(fill_value, asked.dtype).expand(tuple(asked.shape)).clone()
 
 
-def _linspace(n: Any, asked: Any, start: Any, stop: Any, num: Any = 50, *, endpoint: bool = True) -> Any:
+def _linspace(n: Any, asked: Any, start: Any, stop: Any, num: Any = 50, *, endpoint: bool = True) -> object:
     known(num, endpoint)
     if asked.dtype not in (numpy.float64, numpy.float32) or int(num) < 2 or not endpoint:
         raise BreakGraph("numpy", "numpy.linspace() of an array")
@@ -436,7 +448,7 @@ def _linspace(n: Any, asked: Any, start: Any, stop: Any, num: Any = 50, *, endpo
     return torch.cat([found[:-1], last.expand(found.shape[1:]).unsqueeze(0)])
 
 
-def _fill(n: Any, asked: Any, a: Any, value: Any) -> None:
+def _fill(n: Any, asked: object, a: Any, value: Any) -> None:
     n.write(a, n.tensor(value))
 
 

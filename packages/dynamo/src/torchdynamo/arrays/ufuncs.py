@@ -14,10 +14,10 @@ except ImportError:
 
 from torchdynamo.reasons import BreakGraph
 
-Program = Callable[..., Any]
+Program = Callable[..., Any]  # gives a tensor, or a tuple of them
 
 
-def _is_whole(value: Any) -> bool:
+def _is_whole(value: object) -> bool:
     if isinstance(value, torch.Tensor):
         return not value.is_floating_point() and not value.is_complex()
     return isinstance(value, int)
@@ -128,7 +128,7 @@ _BINARY = {
     "left_shift": _of_tensors(torch.bitwise_left_shift), "right_shift": _of_tensors(torch.bitwise_right_shift),
     "gcd": _of_tensors(torch.gcd), "lcm": _of_tensors(torch.lcm), "matmul": _matmul,
 }  # fmt: skip
-UFUNCS: dict[Any, Program] = {}
+UFUNCS: dict[object, Program] = {}
 if numpy is not None:
     UFUNCS = {getattr(numpy, name): program for name, program in (_UNARY | _BINARY).items()}
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard
 
 import torch
 
@@ -22,8 +22,13 @@ except ImportError:  # torch does without
 from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.reasons import BreakGraph
 
+if TYPE_CHECKING:
+    from torchdynamo.arrays.world import ArrayWorld
+
+Model: TypeAlias = "numpy.ndarray | numpy.generic"
+
 # The dtypes that both have, by NumPy's.
-TORCH_DTYPES: dict[Any, torch.dtype] = {}
+TORCH_DTYPES: dict[numpy.dtype, torch.dtype] = {}
 if numpy is not None:
     TORCH_DTYPES = {
         numpy.dtype(name): getattr(torch, name)
@@ -32,7 +37,7 @@ if numpy is not None:
             "complex128",
         )
     }  # fmt: skip
-NUMPY_DTYPES: dict[torch.dtype, Any] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
+NUMPY_DTYPES: dict[torch.dtype, numpy.dtype] = {ours: theirs for theirs, ours in TORCH_DTYPES.items()}
 
 
 class Array(InterpreterObject):
@@ -46,7 +51,9 @@ class Array(InterpreterObject):
 
     __slots__ = ("flipped", "model", "native", "tensor", "world")
 
-    def __init__(self, world: Any, model: Any, tensor: torch.Tensor, flipped: frozenset[int] = frozenset()) -> None:
+    def __init__(
+        self, world: ArrayWorld, model: Model, tensor: torch.Tensor, flipped: frozenset[int] = frozenset()
+    ) -> None:
         self.world = world
         self.model = model
         self.tensor = tensor
@@ -66,15 +73,15 @@ class Array(InterpreterObject):
     __array_ufunc__ = None  # no operator of NumPy's own takes it
 
     def __len__(self) -> int:
-        return len(self.model)
+        return len(self.model)  # type: ignore[arg-type]  # of a scalar: it raises
 
-    def __getitem__(self, key: Any) -> Any:
+    def __getitem__(self, key: object) -> object:
         return self.world.getitem(self, key)
 
-    def __setitem__(self, key: Any, value: Any) -> None:
+    def __setitem__(self, key: object, value: object) -> None:
         self.world.setitem(self, key, value)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return iter([self[index] for index in range(len(self))])
 
     def __bool__(self) -> NoReturn:  # noqa: PLE0304 - it raises
@@ -105,10 +112,10 @@ class Array(InterpreterObject):
     def __format__(self, spec: str) -> str:
         raise BreakGraph("tensor_repr", "the text of an array")
 
-    def __contains__(self, item: Any) -> bool:
+    def __contains__(self, item: object) -> bool:
         raise BreakGraph("data_dependent_branch", "whether an array holds a value")
 
-    def __array__(self, *args: Any, **kwargs: Any) -> NoReturn:
+    def __array__(self, *args: object, **kwargs: object) -> NoReturn:
         raise BreakGraph("numpy", "C code reads an array")
 
     def __eq__(self, other: object) -> Any:
@@ -123,8 +130,8 @@ class Array(InterpreterObject):
         raise BreakGraph(reason, detail)
 
 
-def _operator(symbol: str, reflected: bool) -> Callable[[Array, Any], Any]:
-    def method(self: Array, other: Any) -> Any:
+def _operator(symbol: str, reflected: bool) -> Callable[[Array, object], object]:
+    def method(self: Array, other: object) -> object:
         return self.world.binary(symbol, *((other, self) if reflected else (self, other)))
 
     return method
@@ -148,11 +155,11 @@ class ArrayMethod(InterpreterObject):
         self.array = array
         self.name = name
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.array.world.method(self.array, self.name, args, kwargs)
 
 
-def dtype_of(dtype: Any) -> torch.dtype:
+def dtype_of(dtype: numpy.dtype) -> torch.dtype:
     """Torch's dtype for NumPy's. Raises BreakGraph where there is none."""
     found = TORCH_DTYPES.get(dtype)
     if found is None:
@@ -160,14 +167,14 @@ def dtype_of(dtype: Any) -> torch.dtype:
     return found
 
 
-def arrays_in(value: Any) -> list[Array]:
+def arrays_in(value: object) -> list[Array]:
     """The arrays in a value of tuples, lists, dicts and slices."""
     if isinstance(value, Array):
         return [value]
     return [array for part in _parts(value) for array in arrays_in(part)]
 
 
-def _parts(value: Any) -> Iterable[Any]:
+def _parts(value: object) -> Iterable[object]:
     if type(value) is dict:
         return value.values()
     if type(value) is slice:
@@ -191,7 +198,7 @@ def model_of(value: Any) -> Any:
     return value
 
 
-def model_like(tensor: torch.Tensor, flipped: frozenset[int] = frozenset()) -> Any:
+def model_like(tensor: torch.Tensor, flipped: frozenset[int] = frozenset()) -> numpy.ndarray:
     """A model of the array that has a tensor's memory, with these dims in the opposite order."""
     shape, strides = tuple(map(int, tensor.shape)), tuple(map(int, tensor.stride()))
     dtype = NUMPY_DTYPES[tensor.dtype]
@@ -201,7 +208,7 @@ def model_like(tensor: torch.Tensor, flipped: frozenset[int] = frozenset()) -> A
     return forwards(model, flipped) if flipped else model
 
 
-def fits_tensor(array: Any) -> bool:
+def fits_tensor(array: object) -> TypeGuard[numpy.ndarray]:
     """Whether torch can have the memory of an array of the outside, to read and to write."""
     if type(array) is not numpy.ndarray or array.dtype not in TORCH_DTYPES or not array.dtype.isnative:
         return False
@@ -210,7 +217,7 @@ def fits_tensor(array: Any) -> bool:
     return bool(flags.writeable and flags.aligned and apart)
 
 
-def flipped_dims(array: Any) -> frozenset[int]:
+def flipped_dims(array: numpy.ndarray) -> frozenset[int]:
     """The dims along which an array goes backwards through its memory."""
     return frozenset(dim for dim, stride in enumerate(array.strides) if stride < 0)
 
@@ -225,7 +232,7 @@ class TensorAt:
 
     flipped: frozenset[int]
 
-    def __call__(self, array: Any) -> torch.Tensor | None:
+    def __call__(self, array: object) -> torch.Tensor | None:
         if not self.flipped:  # torch refuses all else that does not fit, and the guard compares strides
             fits = type(array) is numpy.ndarray and array.flags.behaved
             return torch.from_numpy(array) if fits else None
@@ -234,7 +241,7 @@ class TensorAt:
         return torch.from_numpy(forwards(array, self.flipped))
 
 
-def forwards(array: Any, flipped: Iterable[int]) -> Any:
+def forwards(array: numpy.ndarray, flipped: Iterable[int]) -> numpy.ndarray:
     """The view with these dims in the opposite order."""
     return array[tuple(slice(None, None, -1 if dim in flipped else None) for dim in range(array.ndim))]
 
@@ -244,7 +251,9 @@ def same_layout(shape: tuple[int, ...], a: tuple[int, ...], b: tuple[int, ...]) 
     return 0 in shape or all(x == y for size, x, y in zip(shape, a, b, strict=True) if size > 1)
 
 
-def array_of(tensor: torch.Tensor, flipped: tuple[int, ...], strides: tuple[int, ...] | None, writeable: bool) -> Any:
+def array_of(
+    tensor: torch.Tensor, flipped: tuple[int, ...], strides: tuple[int, ...] | None, writeable: bool
+) -> object:
     """A result of the graph as the array that it stands for. Generated code calls it."""
     array = tensor.numpy()
     if flipped:

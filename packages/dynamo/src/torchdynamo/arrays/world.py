@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -23,7 +23,7 @@ from primtorch.fake import FakeTensor
 from primtorch.wrappers import whole_of
 from torchdynamo.arrays import indexing
 from torchdynamo.arrays.functions import FUNCTIONS, METHODS
-from torchdynamo.arrays.ufuncs import UFUNCS, takes
+from torchdynamo.arrays.ufuncs import UFUNCS, Program, takes
 from torchdynamo.arrays.values import (
     NUMPY_DTYPES,
     Array,
@@ -43,6 +43,7 @@ from torchdynamo.interpreter.iterators import SequenceIterator
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.reasons import BreakGraph
 
+T = TypeVar("T")
 _NUMBERS = (bool, int, float, complex)
 
 
@@ -59,7 +60,7 @@ class ArrayWorld:
         recorder: Recorder,
         known: numpy_values.Arrays,
         adopt: Callable[[torch.Tensor], torch.Tensor],
-        ambient: Callable[..., Any],
+        ambient: Callable[..., object],
     ) -> None:
         self.recorder = recorder
         self.known = known
@@ -67,7 +68,7 @@ class ArrayWorld:
         self.ambient = ambient
         self.used = False  # whether there is any array yet
         self._unknown: dict[int, Array] = {}  # for known arrays, by the identity of what owns their memory
-        self._views: dict[int, tuple[Any, Array]] = {}  # for views of those, by theirs
+        self._views: dict[int, tuple[object, Array]] = {}  # for views of those, by theirs
 
     # -- between tensors and arrays ---------------------------------------------------------
 
@@ -122,7 +123,7 @@ class ArrayWorld:
             made = torch.from_numpy(array.copy())
         return self.adopt(made)
 
-    def _stacked(self, value: Any, dtype: Any) -> torch.Tensor:
+    def _stacked(self, value: object, dtype: object) -> torch.Tensor:
         """Nested lists with arrays in them, as one tensor."""
         if isinstance(value, (list, tuple)):
             return torch.stack([self._stacked(part, dtype) for part in value])
@@ -153,7 +154,7 @@ class ArrayWorld:
         assert isinstance(made, Array)
         return made
 
-    def current(self, value: Any) -> Any:
+    def current(self, value: object) -> object:
         """What stands for a value now: for an array that is known no more, the one that is not."""
         if not self._unknown or type(value) is not numpy.ndarray:
             return value
@@ -181,7 +182,7 @@ class ArrayWorld:
 
     # -- asking NumPy -----------------------------------------------------------------------
 
-    def ask(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def ask(self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
         """What NumPy gives for models. What it raises is the program's."""
         self._know_errors()
         with numpy.errstate(all="ignore"), warnings.catch_warnings():
@@ -201,7 +202,7 @@ class ArrayWorld:
         if torch.is_autocast_enabled("cpu"):
             raise BreakGraph("numpy", "arrays within autocast, which is none of NumPy's")
 
-    def result(self, found: Any, asked: Any, sources: Sequence[Array]) -> Any:
+    def result(self, found: Any, asked: Any, sources: Sequence[Array]) -> object:
         """Tensors that a rule has given as what NumPy said that they are."""
         same = [source for source in sources if source.model is asked]
         if same:
@@ -231,7 +232,7 @@ class ArrayWorld:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A function of NumPy on arrays, tensors and what is known."""
         if type(function) is numpy.ufunc:
             return self._ufunc(function, args, kwargs)
@@ -240,7 +241,7 @@ class ArrayWorld:
             raise BreakGraph("numpy", f"call of {name_of(function)}")
         return self._by_rule(rule, function, args, kwargs)
 
-    def method(self, array: Array, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def method(self, array: Array, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
         operator = _OPERATOR_METHODS.get(name)
         if operator is not None and len(args) == operator[1] and not kwargs:
             return operator[0](self, array, *args)
@@ -249,7 +250,7 @@ class ArrayWorld:
             raise BreakGraph("tensor_to_number" if name in ("item", "tolist") else "numpy", f"{name}() of an array")
         return self._by_rule(rule, getattr(type(array.model), name), (array, *args), kwargs)
 
-    def _by_rule(self, rule: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _by_rule(self, rule: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         self.used = True
         if kwargs.get("out", ...) is None:
             kwargs = {name: value for name, value in kwargs.items() if name != "out"}
@@ -266,17 +267,21 @@ class ArrayWorld:
         found = rule.program(*bound.args, **bound.kwargs)
         return self.result(found, asked, arrays_in((args, kwargs)))
 
-    def _as_arrays(self, value: Any) -> Any:
+    def _as_arrays(self, given: T) -> T:
         """The value with arrays in the place of tensors, which NumPy asks for theirs."""
+        value: Any = given
         if isinstance(value, torch.Tensor):
-            return self.of_tensor(value)
-        if type(value) is numpy.ndarray:
-            return self.current(value)
-        if type(value) in (tuple, list):
-            return type(value)(map(self._as_arrays, value))
-        return {name: self._as_arrays(part) for name, part in value.items()} if type(value) is dict else value
+            value = self.of_tensor(value)
+        elif type(value) is numpy.ndarray:
+            value = self.current(value)
+        elif type(value) in (tuple, list):
+            value = type(value)(map(self._as_arrays, value))
+        elif type(value) is dict:
+            value = {name: self._as_arrays(part) for name, part in value.items()}
+        given = value
+        return given
 
-    def _ufunc(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _ufunc(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Of a tensor, NumPy makes an array, and of the result a tensor: of truth values, one of uint8."""
         program = UFUNCS.get(function)
         if program is None or kwargs or len(args) != function.nin:
@@ -289,10 +294,11 @@ class ArrayWorld:
         made = self.result(*self._computed(function, program, args), arrays_in(args))
         if not tensors:
             return made
+        assert isinstance(made, Array)  # of one output
         found = made.tensor.clone() if made.is_scalar else self.tensor_of(made)
         return found.to(torch.uint8) if found.dtype == torch.bool else found
 
-    def _computed(self, function: Any, program: Any, args: tuple[Any, ...]) -> tuple[Any, Any]:
+    def _computed(self, function: Any, program: Program, args: tuple[Any, ...]) -> tuple[Any, Any]:
         """The tensors that a ufunc gives, and what NumPy says of them."""
         asked = self.ask(function, args, {})
         loop = function.resolve_dtypes((*map(_kind, args), *(None,) * function.nout))
@@ -312,13 +318,13 @@ class ArrayWorld:
 
     # -- operators --------------------------------------------------------------------------
 
-    def binary(self, symbol: str, a: Any, b: Any) -> Any:
+    def binary(self, symbol: str, a: object, b: object) -> Any:
         function = OPERATORS[symbol]
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             return self._with_tensor(symbol, a, b)
         return self.call(function, (a, b), {})
 
-    def _with_tensor(self, symbol: str, a: Any, b: Any) -> Any:
+    def _with_tensor(self, symbol: str, a: Any, b: Any) -> object:
         """`tensor + array`, which torch leaves to NumPy; `tensor * scalar`, which is torch's."""
         array = a if isinstance(a, Array) else b
         tensor = b if isinstance(a, Array) else a
@@ -329,7 +335,7 @@ class ArrayWorld:
             raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
         return self._ufunc(OPERATORS[symbol], (a, b), {})
 
-    def inplace(self, symbol: str, a: Any, b: Any) -> Any:
+    def inplace(self, symbol: str, a: Any, b: Any) -> object:
         if isinstance(b, torch.Tensor) or isinstance(a, torch.Tensor):
             raise BreakGraph("numpy", f"{symbol}= of an array and a tensor")
         if not isinstance(a, Array):
@@ -349,10 +355,10 @@ class ArrayWorld:
         self.write(a, found.to(dtype_of(asked.dtype)))
         return a
 
-    def unary(self, symbol: str, a: Array) -> Any:
+    def unary(self, symbol: str, a: Array) -> object:
         return self.call({"-": numpy.negative, "+": numpy.positive, "~": numpy.invert}[symbol], (a,), {})
 
-    def compare(self, symbol: str, a: Any, b: Any) -> Any:
+    def compare(self, symbol: str, a: object, b: object) -> Any:
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
         known = isinstance(a, Array) or self.known.is_known(a), isinstance(b, Array) or self.known.is_known(b)
@@ -362,7 +368,7 @@ class ArrayWorld:
 
     # -- items ------------------------------------------------------------------------------
 
-    def getitem(self, array: Any, key: Any) -> Any:
+    def getitem(self, array: object, key: Any) -> object:
         if not isinstance(array, Array):
             return self._item_by_array(array, key)
         if isinstance(key, str) or (array.is_scalar and key not in ((), ...)):
@@ -378,7 +384,7 @@ class ArrayWorld:
         asked = self.ask(_ITEM, (array, _zeros(key)), {})
         return self.result(array.value()[index], asked, (array,))
 
-    def _item_by_array(self, obj: Any, key: Any) -> Any:
+    def _item_by_array(self, obj: Any, key: Any) -> object:
         """A tensor, or a known array, indexed by arrays."""
         if isinstance(obj, torch.Tensor):
             items = key if type(key) is tuple else (key,)
@@ -389,7 +395,7 @@ class ArrayWorld:
             return self.getitem(Array(self, obj.copy(), self.tensor(obj)), key)
         raise BreakGraph("tensor_to_number", "a NumPy scalar or an array as an index")
 
-    def setitem(self, array: Any, key: Any, value: Any) -> None:
+    def setitem(self, array: Any, key: object, value: object) -> None:
         if not isinstance(array, Array):
             if not numpy_values.is_array(array):
                 raise BreakGraph("numpy", "a write of an array, or by an index of one, to what is none")
@@ -443,12 +449,12 @@ class ArrayWorld:
     def iterate(self, array: Array) -> Any:
         """Over the rows, each made when its turn comes."""
         if array.is_scalar or not array.model.ndim:
-            iter(array.model)  # raises
+            iter(array.model)  # type: ignore[arg-type]  # raises
         return SequenceIterator(array)
 
     # -- attributes -------------------------------------------------------------------------
 
-    def getattr(self, array: Array, name: str) -> Any:
+    def getattr(self, array: Array, name: str) -> object:
         if name == "__class__":
             return array.native
         if name in _METADATA:
@@ -475,9 +481,9 @@ class ArrayWorld:
         return tuple(sorted(array.flipped)), None if same else model.strides, bool(model.flags.writeable), False
 
 
-def _operator_methods() -> dict[str, tuple[Callable[..., Any], int]]:
+def _operator_methods() -> dict[str, tuple[Callable[..., object], int]]:
     """What the methods of operators do, and how many operands each has beside the array."""
-    found: dict[str, tuple[Callable[..., Any], int]] = {
+    found: dict[str, tuple[Callable[..., object], int]] = {
         "__getitem__": (ArrayWorld.getitem, 1),
         "__setitem__": (ArrayWorld.setitem, 2),
     }
@@ -500,16 +506,16 @@ def errors_are_told() -> bool:
     return any(how not in ("warn", "ignore") for how in numpy.geterr().values())
 
 
-def name_of(function: Any) -> str:
+def name_of(function: object) -> str:
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__name__
     return f"{getattr(function, '__module__', None) or 'numpy'}.{name}"
 
 
-def model_array(value: Any) -> Any:
+def model_array(value: object) -> Any:
     return numpy.asarray(model_of(value))
 
 
-def _kind(value: Any) -> Any:
+def _kind(value: object) -> object:
     """What a ufunc's rule for dtypes takes for an operand: a Python number has none of its own."""
     if type(value) in (int, float, complex):
         return type(value)
@@ -522,7 +528,7 @@ def _holds(dtype: Any, value: int) -> bool:
     return bool(info.min <= value <= info.max)
 
 
-def _zeros(key: Any) -> Any:
+def _zeros(key: Any) -> object:
     """The index with zeros in the place of whole numbers that are not known: places that all arrays have."""
     if isinstance(key, Array):
         return numpy.zeros_like(key.model)
@@ -540,7 +546,7 @@ def _laid_out(tensor: torch.Tensor, shape: tuple[int, ...], strides: tuple[int, 
     return moved.permute([order.index(dim) for dim in range(len(shape))])
 
 
-def _ITEM(array: Any, key: Any) -> Any:
+def _ITEM(array: Any, key: Any) -> object:
     return array[key]
 
 
@@ -548,7 +554,7 @@ def _WRITE(array: Any, key: Any, value: Any) -> None:
     array[key] = value
 
 
-OPERATORS: dict[str, Any] = {}
+OPERATORS: dict[str, object] = {}
 _METADATA = frozenset({"shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"})
 _VIEWS = {name: METHODS[name] for name in ("T", "mT", "real", "imag") if name in METHODS}
 _LEFT_TO_NUMPY = frozenset({"+", "-", "*", "/"})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,6 +20,7 @@ from torchdynamo.reasons import BreakGraph
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+T = TypeVar("T")
 
 
 class ArrayCalls:
@@ -32,7 +33,7 @@ class ArrayCalls:
     def concerned(self) -> bool:
         return self.world.used
 
-    def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         args, kwargs = self._current(args), self._current(kwargs)
         owner = self.world.current(getattr(fn, "__self__", None))
         if isinstance(owner, Array):  # a method that was bound while the array was known
@@ -51,22 +52,26 @@ class ArrayCalls:
             raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
         return MISSING
 
-    def _current(self, value: Any) -> Any:
+    def _current(self, given: T) -> T:
+        value: Any = given
         if type(value) in (tuple, list):
             made = type(value)(map(self._current, value))
-            return made if any(a is not b for a, b in zip(made, value, strict=True)) else value
+            return made if any(a is not b for a, b in zip(made, value, strict=True)) else given
         if type(value) is dict:
-            return {key: self._current(part) for key, part in value.items()}
-        return self.world.current(value)
+            value = {key: self._current(part) for key, part in value.items()}
+        else:
+            value = self.world.current(value)
+        given = value
+        return given
 
-    def of_tensor(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def of_tensor(self, fn: object, args: Args, kwargs: Kwargs) -> object:
         """`tensor.numpy(force=...)`."""
         if len(args) != 1 or kwargs.keys() - {"force"} or numpy is None:
             raise BreakGraph("numpy", "numpy() of a tensor")
         return self.world.of_tensor(args[0], bool(kwargs.get("force")))
 
 
-def _shared(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
+def _shared(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> torch.Tensor:
     """`torch.from_numpy`, `torch.as_tensor`, `torch.asarray`: the array's memory, where nothing else is asked for."""
     if len(args) != 1 or not isinstance(args[0], Array) or kwargs.keys() - {"dtype", "device"}:
         raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
@@ -75,7 +80,7 @@ def _shared(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> torch.Ten
     return _as(world.tensor_of(args[0]), kwargs)
 
 
-def _copied(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> torch.Tensor:
+def _copied(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> torch.Tensor:
     """`torch.tensor`, `Tensor.new_tensor`: a copy."""
     if len(args) != 1 or kwargs.keys() - {"dtype", "device", "requires_grad"}:
         raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
@@ -101,10 +106,10 @@ def _as(tensor: torch.Tensor, kwargs: Kwargs) -> torch.Tensor:
     return tensor.to(**wanted) if wanted else tensor
 
 
-def _ufunc(name: str) -> Callable[..., Any]:
+def _ufunc(name: str) -> Callable[..., object]:
     """A builtin function, on arrays one of NumPy's."""
 
-    def rule(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> Any:
         if any(isinstance(arg, torch.Tensor) for arg in args):
             raise BreakGraph("numpy", f"{name}() of an array and a tensor")
         return world.call(getattr(numpy, name), args, kwargs)
@@ -112,27 +117,27 @@ def _ufunc(name: str) -> Callable[..., Any]:
     return rule
 
 
-def _length(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _length(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> object:
     return len(*args) if not kwargs and isinstance(args[0], Array) else MISSING
 
 
-def _rows(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _rows(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> object:
     return fn(list(world.iterate(args[0]))) if not kwargs and isinstance(args[0], Array) else MISSING
 
 
-def _refused(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+def _refused(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> object:
     """A question about elements: it raises, or breaks."""
     return fn(*args) if len(args) == 1 and not kwargs and isinstance(args[0], Array) else MISSING
 
 
-_TENSOR_TYPES: tuple[Any, ...] = (
+_TENSOR_TYPES: tuple[object, ...] = (
     torch.Tensor,
     torch.FloatTensor,
     torch.DoubleTensor,
     torch.LongTensor,
     torch.IntTensor,
 )
-_TABLE: tuple[tuple[Any, Callable[..., Any]], ...] = (
+_TABLE: tuple[tuple[object, Callable[..., object]], ...] = (
     *((maker, _shared) for maker in numpy_values.MAKERS),
     (torch.tensor, _copied),
     *((kind, _of_type) for kind in _TENSOR_TYPES),
@@ -144,4 +149,4 @@ _TABLE: tuple[tuple[Any, Callable[..., Any]], ...] = (
     (tuple, _rows),
     *((kind, _refused) for kind in (bool, int, float, complex, hash, str, repr)),
 )
-_RULES: dict[int, Callable[..., Any]] = {id(function): rule for function, rule in _TABLE}
+_RULES: dict[int, Callable[..., object]] = {id(function): rule for function, rule in _TABLE}

@@ -34,23 +34,23 @@ class FunctionContext:
 
     def __init__(self, needs_input_grad: tuple[bool, ...]) -> None:
         self.needs_input_grad = needs_input_grad
-        self.saved_tensors: tuple[Any, ...] = ()
-        self.saved_variables: tuple[Any, ...] = ()  # the same, by an older name
-        self.to_save: tuple[Any, ...] = ()
+        self.saved_tensors: tuple[object, ...] = ()
+        self.saved_variables: tuple[object, ...] = ()  # the same, by an older name
+        self.to_save: tuple[object, ...] = ()
         self.non_differentiable: tuple[Any, ...] = ()
-        self.dirty_tensors: tuple[Any, ...] = ()
+        self.dirty_tensors: tuple[object, ...] = ()
         self.materialize_grads = True
 
-    def save_for_backward(self, *tensors: Any) -> None:
+    def save_for_backward(self, *tensors: object) -> None:
         self.to_save = self.saved_tensors = self.saved_variables = tensors
 
-    def save_for_forward(self, *tensors: Any) -> None:
+    def save_for_forward(self, *tensors: object) -> None:
         pass
 
-    def mark_non_differentiable(self, *tensors: Any) -> None:
+    def mark_non_differentiable(self, *tensors: object) -> None:
         self.non_differentiable = tensors
 
-    def mark_dirty(self, *tensors: Any) -> None:
+    def mark_dirty(self, *tensors: object) -> None:
         self.dirty_tensors = tensors
 
     def set_materialize_grads(self, value: bool) -> None:
@@ -105,7 +105,7 @@ class _Carrier(torch.autograd.Function):
     """What runs at each call. Only the arguments of the user's `apply` are inputs that autograd knows of."""
 
     @staticmethod
-    def forward(ctx: Any, module: CapturedFunction, others: tuple[Any, ...], *direct: Any) -> Any:
+    def forward(ctx: Any, module: CapturedFunction, others: tuple[object, ...], *direct: object) -> Any:
         carried = module.carried
         inputs = (*direct, *others)
         values = module.forward_graph(*(inputs[index] for index in carried.forward_inputs))
@@ -120,7 +120,7 @@ class _Carrier(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: object) -> Any:
         carried: Carried = ctx.module.carried
         given = gradients[: carried.outputs]
         if any(gradient is None for gradient in given):
@@ -134,7 +134,7 @@ class _Carrier(torch.autograd.Function):
 class _CarrierOnce(_Carrier):
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: object) -> Any:
         return _Carrier.backward(ctx, *gradients)
 
 
@@ -142,13 +142,15 @@ class _Result(torch.autograd.Function):
     """Gives the fakes that a captured forward made the history that the function's results have."""
 
     @staticmethod
-    def forward(ctx: Any, results: tuple[Any, ...], apart: tuple[Any, ...], backward: Region, *direct: Any) -> Any:
+    def forward(
+        ctx: Any, results: tuple[object, ...], apart: tuple[Any, ...], backward: Region, *direct: object
+    ) -> Any:
         ctx.mark_non_differentiable(*apart)
         ctx.region = backward
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: Any, *gradients: object) -> Any:
         """On fakes, for a derivative that the program takes itself."""
         region: Region = ctx.region
         if any(gradient is None for gradient in gradients):
@@ -197,7 +199,7 @@ class AutogradFunctions:
             wrapped.positions = error.positions
             raise wrapped from error
 
-    def _apply(self, kind: Any, args: tuple[Any, ...]) -> Any:
+    def _apply(self, kind: object, args: tuple[object, ...]) -> object:
         within = self._backwards == 1  # its derivative is the second one, which the program may ask for
         needs = tuple(
             isinstance(a, torch.Tensor) and (a.requires_grad or (within and a.is_floating_point())) for a in args
@@ -210,7 +212,7 @@ class AutogradFunctions:
             value = _forward(self.world, kind, context, args)
         return _Capture(self, kind, context, args, mark).result(value)
 
-    def _without_gradient(self, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> Any:
+    def _without_gradient(self, kind: object, context: FunctionContext, args: tuple[object, ...]) -> object:
         """The forward as a part of the graph around it."""
         enabled = torch.is_grad_enabled()
         if enabled:
@@ -236,7 +238,7 @@ class AutogradFunctions:
             self._backwards -= 1
 
 
-def _forward(world: World, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> Any:
+def _forward(world: World, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> object:
     forward = world.getattr(kind, "forward")
     if kind.setup_context is _NO_SETUP:
         return world.call(forward, (context, *args), {})
@@ -266,7 +268,7 @@ class _Capture:
         owner: AutogradFunctions,
         kind: Any,
         context: FunctionContext,
-        args: tuple[Any, ...],
+        args: tuple[object, ...],
         mark: frozenset[fx.Node],
     ) -> None:
         self.owner, self.kind, self.context, self.args, self.mark = owner, kind, context, args, mark
@@ -275,7 +277,7 @@ class _Capture:
         self.recorder = owner.recorder
         self.direct = [argument for argument in args if isinstance(argument, torch.Tensor)]
 
-    def result(self, value: Any) -> Any:
+    def result(self, value: Any) -> object:
         """What `apply` gives, where the forward gave `value`."""
         if self.context.dirty_tensors:
             raise BreakGraph("autograd_function", "mark_dirty: an input that the function changes in place")
@@ -352,7 +354,7 @@ class _Capture:
         self.recorder.remember(fake, node)
         return fake
 
-    def _by_tensor_argument(self, value: Any) -> list[Any]:
+    def _by_tensor_argument(self, value: Any) -> list[object]:
         """The gradients that a backward gave, those of tensor arguments."""
         given = list(value) if type(value) in (tuple, list) else [value]
         while len(given) > len(self.args) and given[-1] is None:
@@ -364,7 +366,7 @@ class _Capture:
                 raise BreakGraph("autograd_function", "a gradient for an argument that is no tensor")
         return [g for argument, g in zip(self.args, given, strict=True) if isinstance(argument, torch.Tensor)]
 
-    def _gradient_node(self, gradient: Any) -> fx.Node | None:
+    def _gradient_node(self, gradient: object) -> fx.Node | None:
         if gradient is None:
             return None
         if not isinstance(gradient, torch.Tensor):
@@ -417,7 +419,7 @@ class _Capture:
 # -- what a backward may not change ----------------------------------------------------------
 
 
-def effects_so_far(outside: Outside, known: Any = None) -> Any:
+def effects_so_far(outside: Outside, known: Any = None) -> object:
     """The program's effects on the outside so far; `known`: an earlier answer, to compare with."""
     count = len(known[1]) if known is not None else None
     shadows = outside.externals.shadows
@@ -426,7 +428,7 @@ def effects_so_far(outside: Outside, known: Any = None) -> Any:
     return outside.overlays.count, contents, len(later)
 
 
-def _contents(record: External) -> Any:
+def _contents(record: External) -> object:
     shadow = record.value
     if isinstance(shadow, LocalIterator):
         return _as_ids({name: getattr(shadow, name, MISSING) for name in record.snapshot})

@@ -61,7 +61,9 @@ class Bodies:
         self.interpreter = interpreter
         self.recorder = outside.recorder
 
-    def record(self, what: str, function: Callable[..., Any], make_args: Callable[[], tuple[Any, ...]]) -> Recorded:
+    def record(
+        self, what: str, function: Callable[..., object], make_args: Callable[[], tuple[object, ...]]
+    ) -> Recorded:
         """Interprets `function`. `make_args` gives its arguments; stand-ins among them are inputs of the body.
 
         Raises:
@@ -151,7 +153,7 @@ class Bodies:
         return regions.finished_sealed(region), region.has_effect
 
 
-def _of_a_class(value: Any) -> bool:
+def _of_a_class(value: object) -> bool:
     return any(isinstance(leaf, FakeTensor) and class_of(leaf) is not None for leaf in pytree.tree_leaves(value))
 
 
@@ -159,7 +161,7 @@ def _stand_ins(nodes: Sequence[fx.Node]) -> list[fx.Node]:
     return [node for node in nodes if node.op == "placeholder"]
 
 
-def _items(thing: Any) -> Any:
+def _items(thing: object) -> object:
     """What an object holds, by identity."""
     if isinstance(thing, types.CellType):
         return list(map(id, _held(thing)))
@@ -172,14 +174,14 @@ def _items(thing: Any) -> Any:
     return [(name, id(item)) for name, item in _slots(thing)]
 
 
-def _held(cell: types.CellType) -> list[Any]:
+def _held(cell: types.CellType) -> list[object]:
     try:
         return [cell.cell_contents]
     except ValueError:
         return []
 
 
-def _slots(thing: Any) -> Iterator[tuple[str, Any]]:
+def _slots(thing: object) -> Iterator[tuple[str, object]]:
     for kind in type(thing).__mro__:
         for name, member in vars(kind).items():
             if isinstance(member, types.MemberDescriptorType):
@@ -189,7 +191,7 @@ def _slots(thing: Any) -> Iterator[tuple[str, Any]]:
                     continue
 
 
-def _contents(root: Any, outside: Outside) -> Iterator[tuple[Any, Any]]:
+def _contents(root: object, outside: Outside) -> Iterator[tuple[object, object]]:
     """What a function can reach that the program made itself and could change: each with what it holds."""
     seen: set[int] = set()
     waiting = [root]
@@ -207,7 +209,7 @@ def _contents(root: Any, outside: Outside) -> Iterator[tuple[Any, Any]]:
         waiting += _parts(thing)
 
 
-def _parts(thing: Any) -> Iterable[Any]:
+def _parts(thing: object) -> Iterable[object]:
     if isinstance(thing, types.FunctionType):
         return (*(thing.__closure__ or ()), *(thing.__defaults__ or ()), *(thing.__kwdefaults__ or {}).values())
     if isinstance(thing, types.MethodType):

@@ -42,7 +42,7 @@ class CheckpointedGraph(nn.Module):
         self.body = body
         self.rules = rules
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: object) -> Any:
         return eager.checkpoint(
             self.body,
             *inputs,
@@ -52,7 +52,7 @@ class CheckpointedGraph(nn.Module):
         )
 
 
-def call_checkpointed(outside: Outside, world: World, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def call_checkpointed(outside: Outside, world: World, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """`checkpoint(function, *args, **kwargs)`."""
     regions = outside.recorder.regions
     own = {name: kwargs.get(name, default) for name, default in _OWN.items()}
@@ -78,7 +78,7 @@ def call_checkpointed(outside: Outside, world: World, args: tuple[Any, ...], kwa
     return value
 
 
-def _refuse(own: dict[str, Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+def _refuse(own: dict[str, object], args: list[object], kwargs: dict[str, object]) -> None:
     if own["context_fn"] is not eager.noop_context_fn:
         raise BreakGraph("checkpoint", "context_fn chooses what is kept, operator by operator")
     if own["debug"]:

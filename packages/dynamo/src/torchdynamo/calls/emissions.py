@@ -35,7 +35,7 @@ Kwargs = dict[str, Any]
 class Emission:
     """A call that says something and whose result nobody asks for. The function itself is held by the compiled code."""
 
-    function: Callable[..., Any]
+    function: Callable[..., object]
     args: Args
     kwargs: Kwargs
     filters: bool = False  # it says nothing: it changes how warnings are filtered
@@ -59,9 +59,11 @@ class Emissions:
         self.world = world
         self.interpreter = interpreter
         self.made: list[Emission] = []
-        self._open: list[tuple[Any, warnings.catch_warnings[Any]]] = []  # the program's contexts, what stands for each
+        self._open: list[
+            tuple[object, warnings.catch_warnings[Any]]
+        ] = []  # the program's contexts, what stands for each
 
-    def rules(self) -> tuple[tuple[Any, Callable[[Any, Args, Kwargs], Any]], ...]:
+    def rules(self) -> tuple[tuple[object, Callable[[object, Args, Kwargs], object]], ...]:
         return (
             *((function, self.log) for function in torch_calls.LOG_LEVELS),
             *((function, self.ask) for function in torch_calls.LOG_QUESTIONS),
@@ -79,7 +81,7 @@ class Emissions:
 
     # -- logging ----------------------------------------------------------------------------
 
-    def get_logger(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def get_logger(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         logger = fn(*args, **kwargs)
         return self.outside.externals.hold(logger, "logger")
 
@@ -89,7 +91,7 @@ class Emissions:
             return MISSING
         return self.outside.ambient(fn, args)
 
-    def log(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def log(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """A method of a logger, or the function of `logging` by its name."""
         level = torch_calls.LOG_LEVELS[fn]
         if not isinstance(args[0] if args else None, logging.Logger):
@@ -173,7 +175,7 @@ class Emissions:
 
     # -- results kept by a cache ------------------------------------------------------------
 
-    def cached(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def cached(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """A function with a cache is interpreted. One that says something is called each time: it may keep silent."""
         before, own = len(self.made), not is_trusted_module(getattr(fn.__wrapped__, "__module__", None) or "")
         effects = effects_so_far(self.outside) if own else None
@@ -188,7 +190,9 @@ class Emissions:
 
     # -- where and what ---------------------------------------------------------------------
 
-    def do(self, function: Callable[..., Any], args: Args, kwargs: Kwargs | None = None, filters: bool = False) -> None:
+    def do(
+        self, function: Callable[..., object], args: Args, kwargs: Kwargs | None = None, filters: bool = False
+    ) -> None:
         """A call that is made behind the graph, in its turn, at each call."""
         self.made.append(Emission(function, args, dict(kwargs or {}), filters))
         self.outside.emitted = len(self.made)
@@ -212,15 +216,15 @@ def _logs_its_own_way(kind: type) -> bool:
     return any(getattr(kind, name) is not getattr(logging.Logger, name) for name in ("_log", "findCaller"))
 
 
-def _frozen(value: Any) -> Any:
+def _frozen(value: Any) -> object:
     """A value as it is now, for containers a copy; MISSING when its text may change until it is said."""
     kind = type(value)
     if kind in (list, tuple, set, frozenset):
         parts = list(map(_frozen, value))
         return MISSING if any(part is MISSING for part in parts) else kind(parts)
     if kind is dict:
-        keys, parts = _frozen(tuple(value)), list(map(_frozen, value.values()))
-        return MISSING if any(part is MISSING for part in (keys, *parts)) else dict(zip(keys, parts, strict=True))
+        keys, parts = list(map(_frozen, value)), list(map(_frozen, value.values()))
+        return MISSING if any(part is MISSING for part in (*keys, *parts)) else dict(zip(keys, parts, strict=True))
     return value if kind in CONSTANT_TYPES or isinstance(value, (*SYMBOLIC, *IDENTITY_TYPES)) else MISSING
 
 
@@ -249,7 +253,9 @@ def _log_at(where: Place | int, logger: logging.Logger, level: int, message: Any
         logger.handle(logger.makeRecord(logger.name, level, *text))
 
 
-def _log_at_root(where: Place | int, logger: logging.Logger, level: int, message: Any, args: Args, extra: Any) -> None:
+def _log_at_root(
+    where: Place | int, logger: logging.Logger, level: int, message: object, args: Args, extra: object
+) -> None:
     if not logger.handlers:
         logging.basicConfig()
     _log_at(where, logger, level, message, args, extra)

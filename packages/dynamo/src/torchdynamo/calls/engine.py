@@ -16,7 +16,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,14 +32,15 @@ from torchdynamo.reasons import BreakGraph
 
 Args = tuple[Any, ...]
 Kwargs = dict[str, Any]
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Asked:
     """A call of the engine, by the names of `torch.autograd.grad`. Without `inputs`: by the leaves that it reaches."""
 
-    outputs: tuple[Any, ...]
-    inputs: tuple[Any, ...] | None
+    outputs: tuple[torch.Tensor, ...]
+    inputs: tuple[torch.Tensor, ...] | None
     grad_outputs: tuple[Any, ...] | None
     retain_graph: bool
     create_graph: bool
@@ -58,7 +59,7 @@ class Engine:
 
     # -- what the program calls -------------------------------------------------------------
 
-    def grad(self, fn: Callable[..., Any], args: Args, kwargs: Kwargs) -> Any:
+    def grad(self, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> Any:
         """`torch.autograd.grad(outputs, inputs, ...)`."""
         given = _bound(fn, args, kwargs)
         inputs = given["inputs"]
@@ -83,19 +84,19 @@ class Engine:
         found = self._differentiate(asked, asked.inputs or ())
         return found if names is None else dict(zip(names, found, strict=True))
 
-    def method(self, fn: Callable[..., Any], args: Args, kwargs: Kwargs) -> None:
+    def method(self, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> None:
         """`tensor.backward(gradient, retain_graph, create_graph, inputs)`."""
         given = _bound(fn, args, kwargs)
         self._backward((given["self"],), given["gradient"], given)
 
-    def backward(self, fn: Callable[..., Any], args: Args, kwargs: Kwargs) -> None:
+    def backward(self, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> None:
         """`torch.autograd.backward(tensors, grad_tensors, retain_graph, create_graph, grad_variables, inputs)`."""
         given = _bound(fn, args, kwargs)
         if given["grad_variables"] is not None:
             raise _refusal("grad_variables, the older name of grad_tensors")
         self._backward(self._tensors(given["tensors"]), given["grad_tensors"], given)
 
-    def _backward(self, outputs: tuple[Any, ...], gradients: Any, given: Mapping[str, Any]) -> None:
+    def _backward(self, outputs: tuple[torch.Tensor, ...], gradients: object, given: Mapping[str, Any]) -> None:
         if _flag(given, "create_graph"):
             raise _refusal("backward(create_graph=True), whose gradients have a history of their own")
         asked = Asked(
@@ -110,20 +111,21 @@ class Engine:
         asked = self._checked(asked, leaves)
         present = [self._present(leaf) for leaf in leaves]
         kept = self._told(lambda: _rehearsed(asked, leaves, [before is not None for before in present]))
-        gradients = self._differentiate(asked, leaves)
-        for leaf, before, keeping, gradient in zip(leaves, present, kept, gradients, strict=True):
+        found = self._differentiate(asked, leaves)
+        for leaf, before, keeping, gradient in zip(leaves, present, kept, found, strict=True):
             if gradient is not None:
                 self._accumulate(leaf, before, keeping, gradient)
 
     # -- what is differentiated -------------------------------------------------------------
 
-    def _items(self, given: Any) -> tuple[Any, ...]:
+    def _items(self, given: object) -> tuple[Any, ...]:
         """One tensor (or None), or the items of an iterable of the program's."""
         if given is None or isinstance(given, torch.Tensor):
             return (given,)
-        return tuple(self.world.call(tuple, (given,), {}))
+        found: Any = self.world.call(tuple, (given,), {})
+        return tuple(found)
 
-    def _tensors(self, given: Any) -> tuple[torch.Tensor, ...]:
+    def _tensors(self, given: object) -> tuple[torch.Tensor, ...]:
         items = self._items(given)
         if not items or not all(isinstance(item, torch.Tensor) for item in items):
             raise _refusal("what is differentiated, or by what, is no tensor")
@@ -144,21 +146,20 @@ class Engine:
     def _checked(self, asked: Asked, leaves: Sequence[torch.Tensor] = ()) -> Asked:
         """The call, of tensors that the graph knows. Breaks where the engine would go beyond the graph, or call
         something of the program's. `leaves`: those that a backward reaches."""
-        tensors = (asked.outputs, asked.inputs, asked.grad_outputs)
-        outputs, inputs, gradients = map(self.recorder.adopt_all, tensors)
+        adopt = self.recorder.adopt_all
+        outputs, inputs, gradients = adopt(asked.outputs), adopt(asked.inputs), adopt(asked.grad_outputs)
         self.recorder.refuse_call("grad")
         asked = replace(asked, outputs=outputs, inputs=inputs, grad_outputs=gradients)
-        if any(
-            self.outside.type_of(t) not in PLAIN_TENSORS for t in tensors_in((outputs, leaves or inputs, gradients))
-        ):
+        by = leaves or inputs or ()
+        if any(self.outside.type_of(t) not in PLAIN_TENSORS for t in tensors_in((outputs, by, gradients))):
             raise _refusal("of a tensor subclass")
-        self._refuse(asked, leaves or inputs)
+        self._refuse(asked, by)
         return asked
 
     def _refuse(self, asked: Asked, inputs: Sequence[torch.Tensor]) -> None:
         watched = self.outside.ambient(engine_is_watched, ())
         if watched is not None:
-            raise _refusal(watched)
+            raise _refusal(str(watched))
         if self.recorder.regions.open:
             raise _refusal("within a function that becomes a graph of its own")
         given = [fake for _, _, fake in self.outside.tensors]
@@ -194,7 +195,7 @@ class Engine:
             sources.add(known.source)
         self.outside.externals.guards.refuse_hooks(sources)
 
-    def _told(self, run: Callable[[], Any]) -> Any:
+    def _told(self, run: Callable[[], T]) -> T:
         """What the engine gives on fakes. What it raises is eager's, or of what cannot be told of tensors without data:
         either way it is for the program to meet."""
         try:
@@ -204,7 +205,7 @@ class Engine:
             text = str(error).partition("\n")[0]
             raise _refusal(f"{type(error).__name__}: {text}") from error
 
-    def _differentiate(self, asked: Asked, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    def _differentiate(self, asked: Asked, inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
         """The gradients: results of a node that runs the engine."""
         how: dict[str, Any] = {
             "grad_outputs": asked.grad_outputs,
@@ -221,7 +222,7 @@ class Engine:
         node = self.recorder.write(torch.autograd.grad, (asked.outputs, inputs), how, found)
         if not asked.retain_graph:
             node.meta["effect"] = True  # a later derivative raises
-        return found  # type: ignore[no-any-return]
+        return found
 
     # -- .grad ------------------------------------------------------------------------------
 
@@ -246,7 +247,7 @@ class Engine:
         self.outside.tensor_set(leaf, "grad", gradient)
 
 
-def _bound(fn: Callable[..., Any], args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
+def _bound(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
     try:
         bound = inspect.signature(fn).bind(*args, **kwargs)
     except TypeError as error:
@@ -255,7 +256,7 @@ def _bound(fn: Callable[..., Any], args: Args, kwargs: Kwargs) -> Mapping[str, A
     return bound.arguments
 
 
-def _flag(given: Mapping[str, Any], name: str) -> bool:
+def _flag(given: Mapping[str, object], name: str) -> bool:
     return bool(concrete(given[name]))
 
 
@@ -294,14 +295,14 @@ class Keeping:
     strides: tuple[int | torch.SymInt, ...]
 
 
-def _rehearsed(asked: Asked, leaves: Sequence[Any], present: Sequence[bool]) -> list[Keeping]:
+def _rehearsed(asked: Asked, leaves: Sequence[torch.Tensor], present: Sequence[bool]) -> list[Keeping]:
     """What autograd does with the gradients, seen in a backward of the fakes, whose histories stay as they are.
 
     A gradient that somebody else holds as well is copied: that depends on the order in which the engine runs.
     """
-    came: dict[int, Any] = {}
+    came: dict[int, object] = {}
 
-    def note(place: int, gradient: Any) -> None:
+    def note(place: int, gradient: FakeTensor) -> None:
         came[place] = gradient.memory
 
     for leaf, has_one in zip(leaves, present, strict=True):
@@ -310,8 +311,11 @@ def _rehearsed(asked: Asked, leaves: Sequence[Any], present: Sequence[bool]) -> 
     try:
         inputs = None if asked.inputs is None else list(leaves)
         torch.autograd.backward(asked.outputs, asked.grad_outputs, retain_graph=True, inputs=inputs)
-        made = [(place, leaf.grad) for place, leaf in enumerate(leaves)]
-        return [Keeping(g is not None and g.memory is not came[n], () if g is None else g.stride()) for n, g in made]
+        made: list[Any] = [leaf.grad for leaf in leaves]
+        return [
+            Keeping(g is not None and g.memory is not came[place], () if g is None else g.stride())
+            for place, g in enumerate(made)
+        ]
     finally:
         for leaf, hook in zip(leaves, hooks, strict=True):
             hook.remove()

@@ -37,10 +37,10 @@ class HigherOrderCalls:
         self.recorder = outside.recorder
         self.bodies = Bodies(outside, world, interpreter)
 
-    def takes(self, function: Any) -> bool:
+    def takes(self, function: object) -> bool:
         return _name(function) in _RULES
 
-    def call(self, function: Any, args: Args, kwargs: Kwargs) -> Any:
+    def call(self, function: Any, args: Args, kwargs: Kwargs) -> object:
         try:
             given = inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
@@ -49,7 +49,7 @@ class HigherOrderCalls:
 
     # -- the operators ----------------------------------------------------------------------
 
-    def cond(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> Any:
+    def cond(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> object:
         """`torch.cond(pred, true_fn, false_fn, operands)`. A predicate that is no tensor chooses at capture."""
         if isinstance(pred, (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)):
             self.interpreter.tail_call = False
@@ -84,7 +84,7 @@ class HigherOrderCalls:
         results = self._scan(body, [], leaves, body.history)
         return pytree.tree_unflatten(results, body.tree)
 
-    def scan(self, combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> Any:
+    def scan(self, combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> object:
         """`scan(combine_fn, init, xs, dim=dim, reverse=reverse)`."""
         carry, of_carry = pytree.tree_flatten(init)
         leaves, of_xs = pytree.tree_flatten(xs)
@@ -110,8 +110,8 @@ class HigherOrderCalls:
         return pytree.tree_unflatten(results[: len(carry)], of_carry), pytree.tree_unflatten(rows, of_rows)
 
     def associative_scan(
-        self, combine_fn: Any, xs: Any, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
-    ) -> Any:
+        self, combine_fn: Any, xs: object, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+    ) -> object:
         """`associative_scan(combine_fn, xs, dim, reverse, combine_mode)`, as a loop that carries its last row."""
         leaves, tree = pytree.tree_flatten(xs)
         if combine_mode != "generic" and (combine_mode != "pointwise" or any(x.device.type == "cpu" for x in leaves)):
@@ -138,7 +138,7 @@ class HigherOrderCalls:
             rows.append(whole.movedim(0, dim) if dim else whole)
         return pytree.tree_unflatten(rows, tree)
 
-    def while_loop(self, cond_fn: Any, body_fn: Any, carried_inputs: Any) -> Any:
+    def while_loop(self, cond_fn: Any, body_fn: Any, carried_inputs: Any) -> object:
         """`while_loop(cond_fn, body_fn, carried_inputs)`."""
         carry, tree = pytree.tree_flatten(tuple(carried_inputs))
         if not carry or not _tensors_only(carry):
@@ -256,18 +256,18 @@ class _History(torch.autograd.Function):
     """Gives fakes the history that the results of a call have."""
 
     @classmethod
-    def of(cls, operator: HigherOrder, made: Sequence[torch.Tensor], operands: Sequence[Any]) -> Any:
+    def of(cls, operator: HigherOrder, made: Sequence[torch.Tensor], operands: Sequence[object]) -> Any:
         given = [value for value in operands if isinstance(value, torch.Tensor)]
         with torch._C.DisableTorchFunction(), torch.enable_grad():
             return cls.apply(tuple(made), operator.differentiable, *given)  # type: ignore[no-untyped-call]
 
     @staticmethod
-    def forward(ctx: Any, made: tuple[torch.Tensor, ...], differentiable: tuple[bool, ...], *given: Any) -> Any:
+    def forward(ctx: Any, made: tuple[torch.Tensor, ...], differentiable: tuple[bool, ...], *given: object) -> Any:
         ctx.mark_non_differentiable(*(t for t, has in zip(made, differentiable, strict=True) if not has))
         return made
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: object) -> Any:
         raise RuntimeError("a fake tensor's backward was run during capture")
 
 
@@ -281,13 +281,13 @@ def _carry(tensor: torch.Tensor) -> TensorSpec:
         return row_major(tensor.shape, tensor)
 
 
-def _tensors_only(tree: Any) -> bool:
+def _tensors_only(tree: object) -> bool:
     return all(isinstance(leaf, FakeTensor) for leaf in pytree.tree_leaves(tree))
 
 
 def _refuse_unlike(what: str, a: TensorSpec, b: TensorSpec, strides: bool = False) -> None:
     """Breaks the graph where two tensors have not the same metadata. A comparison of symbols is a guard."""
-    questions: tuple[tuple[str, Any, Any], ...] = (
+    questions: tuple[tuple[str, object, object], ...] = (
         ("dtypes", a.dtype, b.dtype),
         ("devices", a.device, b.device),
         ("numbers of dimensions", a.dim(), b.dim()),
@@ -311,7 +311,7 @@ def _name(function: Any) -> str:
 
 
 # By their names: torch has them in modules that a program need not have imported.
-_RULES: dict[str, Callable[..., Any]] = {
+_RULES: dict[str, Callable[..., object]] = {
     "torch._higher_order_ops.associative_scan:associative_scan": HigherOrderCalls.associative_scan,
     "torch._higher_order_ops.cond:cond": HigherOrderCalls.cond,
     "torch._higher_order_ops.map:map": HigherOrderCalls.map,

@@ -13,7 +13,7 @@ from torch.optim import adagrad, adam, sgd
 from torchdynamo.reasons import BreakGraph
 
 # What calls a fused kernel -> the loop of the same meaning, with the same arguments.
-LOOPS: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
+LOOPS: Mapping[Callable[..., object], Callable[..., object]] = MappingProxyType(
     {
         adam._fused_adam: adam._single_tensor_adam,
         sgd._fused_sgd: sgd._single_tensor_sgd,
@@ -22,7 +22,7 @@ LOOPS: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
 )
 
 
-def loop_for(fused: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Callable[..., Any]:
+def loop_for(fused: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object]:
     """The loop that `fused(*args, **kwargs)` stands for. Breaks where a gradient scaler takes part."""
     scaled = [kwargs.get(name) for name in ("grad_scale", "found_inf")]
     names = fused.__code__.co_varnames[: fused.__code__.co_argcount]
@@ -53,7 +53,7 @@ def update_scale(
 
 
 # Operators of gradient scalers -> what they are made of.
-OF_SCALERS: Mapping[Callable[..., Any], Callable[..., Any]] = MappingProxyType(
+OF_SCALERS: Mapping[Callable[..., object], Callable[..., object]] = MappingProxyType(
     {
         torch._amp_foreach_non_finite_check_and_unscale_: unscale,
         torch._amp_update_scale_: update_scale,

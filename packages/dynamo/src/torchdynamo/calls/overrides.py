@@ -25,7 +25,7 @@ from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 
-_NEW: Any = torch.Tensor.__new__
+_NEW: object = torch.Tensor.__new__
 
 
 class Overrides:
@@ -38,7 +38,7 @@ class Overrides:
         self.recorder = outside.recorder
         self.recorder.override = self.ask
 
-    def rules(self) -> Iterator[tuple[Any, Callable[..., Any]]]:
+    def rules(self) -> Iterator[tuple[object, Callable[..., object]]]:
         yield DEFAULT, self._default
         yield torch.overrides.handle_torch_function, self._handle
         yield _NEW, self._new
@@ -59,7 +59,7 @@ class Overrides:
         name = getattr(func, "__name__", func)
         raise TypeError(f"no implementation found for {name!r} on types that implement __torch_function__: {kinds}")
 
-    def by_default(self, kind: type, func: Any, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def by_default(self, kind: type, func: Any, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """What `torch.Tensor.__torch_function__` does."""
         if not all(issubclass(kind, other) for other in kinds):
             return NotImplemented
@@ -70,7 +70,7 @@ class Overrides:
                 return result
             return self._converted(result, kind, tensors_in((args, kwargs)))
 
-    def _converted(self, result: Any, kind: type, seen: list[torch.Tensor]) -> Any:
+    def _converted(self, result: object, kind: type, seen: list[torch.Tensor]) -> object:
         if kind is torch.Tensor:
             return result
         if isinstance(result, torch.Tensor):
@@ -84,7 +84,7 @@ class Overrides:
             return type(result)(self._converted(item, kind, seen) for item in result)
         return result
 
-    def _default(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _default(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """The program calls it, by `super()`."""
         names = ("cls", "func", "types", "args", "kwargs")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -92,7 +92,7 @@ class Overrides:
         self.interpreter.tail_call = False
         return self.by_default(given["cls"], given["func"], given["types"], given.get("args", ()), keywords or {})
 
-    def _handle(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _handle(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A function in Python asks for what its arguments' classes have to say."""
         return self.recorder.__torch_function__(args[0], (), args[2:], kwargs)
 
@@ -112,7 +112,7 @@ class Overrides:
 
     # -- new tensors ------------------------------------------------------------------------
 
-    def makes(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def makes(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A class is called: one that leaves the making to torch is another view of the tensor that it is given."""
         if not isinstance(fn, type) or not issubclass(fn, torch.Tensor) or fn in PLAIN_TENSORS:
             return MISSING
@@ -123,7 +123,7 @@ class Overrides:
             return MISSING
         return self._new(_NEW, (fn, *args), kwargs)
 
-    def _new(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _new(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         kind, *data = args
         if kind is torch.Tensor:
             return MISSING
@@ -131,7 +131,7 @@ class Overrides:
             raise BreakGraph("tensor_subclass", f"a {kind.__qualname__} is made")
         return self.recorder.as_subclass(data[0], kind)
 
-    def _make_subclass(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _make_subclass(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """What makes an `nn.Parameter`, and tensors of classes with their own `__new__`. One that requires no gradient
         is its data by another type."""
         kind, data, *rest = args

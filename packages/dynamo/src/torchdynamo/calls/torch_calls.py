@@ -13,7 +13,6 @@ import threading
 import types
 import typing
 import warnings
-from typing import Any
 
 import torch
 import torch.distributed
@@ -24,7 +23,7 @@ from torchdynamo.graph.leaving import is_higher_order, reason_to_leave, transfor
 from torchdynamo.outside import imports
 
 # Answers that a compiled program gets: what these questions mean inside of capture.
-ANSWERS: dict[Any, Any] = {
+ANSWERS: dict[object, object] = {
     torch.compiler.is_compiling: True,
     torch.compiler.is_dynamo_compiling: True,
     torch.compiler.is_exporting: False,
@@ -34,12 +33,12 @@ ANSWERS: dict[Any, Any] = {
     torch._C._is_tracing: False,
 }
 # Types that are called with sizes, or with numbers, to make a tensor on the CPU; torch.Tensor has the default dtype.
-TENSOR_TYPES: tuple[Any, ...] = (
+TENSOR_TYPES: tuple[object, ...] = (
     torch.Tensor, torch.FloatTensor, torch.DoubleTensor, torch.HalfTensor, torch.BFloat16Tensor, torch.LongTensor,
     torch.IntTensor, torch.ShortTensor, torch.CharTensor, torch.ByteTensor, torch.BoolTensor,
 )  # fmt: skip
 # Functions of torch that ask whether another compiler runs; recognised by name so that it is not imported.
-ANSWERS_BY_NAME: dict[tuple[str, str], Any] = {
+ANSWERS_BY_NAME: dict[tuple[str, str], object] = {
     ("torch._jit_internal", "is_scripting"): False,
     ("torch.jit", "is_scripting"): False,
     ("torch.jit._trace", "is_tracing"): False,
@@ -52,7 +51,7 @@ ANSWERS_BY_NAME: dict[tuple[str, str], Any] = {
 }
 
 # Questions about the state of the process; the answer is guarded.
-AMBIENT_READS: tuple[Any, ...] = (
+AMBIENT_READS: tuple[object, ...] = (
     torch.get_num_threads, torch.get_num_interop_threads, torch._C._autograd._profiler_enabled,
     torch.get_float32_matmul_precision, torch.get_default_device, torch.get_deterministic_debug_mode,
     torch.is_deterministic_algorithms_warn_only_enabled, torch.cuda.current_device, torch.cuda.device_count,
@@ -64,7 +63,7 @@ AMBIENT_READS: tuple[Any, ...] = (
 )  # fmt: skip
 
 # Python functions run natively: pure on classes, functions and constants, and large to interpret.
-NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
+NATIVE_FUNCTIONS: frozenset[object] = frozenset(
     {
         inspect.signature, inspect.getfullargspec, inspect.isfunction, inspect.ismethod, inspect.isclass,
         inspect.unwrap, inspect.isgeneratorfunction, inspect.iscoroutinefunction,
@@ -76,7 +75,7 @@ NATIVE_FUNCTIONS: frozenset[Any] = frozenset(
     }
 )  # fmt: skip
 # What makes log records, with their level; None where it is the first argument.
-LOG_LEVELS: dict[Any, int | None] = {
+LOG_LEVELS: dict[object, int | None] = {
     getattr(owner, name): level
     for owner in (logging.Logger, logging)
     for name, level in (
@@ -84,13 +83,13 @@ LOG_LEVELS: dict[Any, int | None] = {
         ("critical", logging.CRITICAL), ("log", None),
     )
 }  # fmt: skip
-LOG_QUESTIONS: tuple[Any, ...] = tuple(
+LOG_QUESTIONS: tuple[object, ...] = tuple(
     getattr(logging.Logger, name) for name in ("isEnabledFor", "getEffectiveLevel", "hasHandlers")
 )
-WARNING_FILTERS: tuple[Any, ...] = (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
+WARNING_FILTERS: tuple[object, ...] = (warnings.simplefilter, warnings.filterwarnings, warnings.resetwarnings)
 
 
-def looks_at_callers(function: Any) -> bool:
+def looks_at_callers(function: object) -> bool:
     """Whether a function finds out from which line it is called: those of loggers, and of warnings."""
     function = getattr(function, "__func__", function)
     module = getattr(function, "__module__", None)
@@ -110,7 +109,7 @@ PURE_C_MODULES: frozenset[str] = frozenset(
 )  # fmt: skip
 
 # Functions of other C modules that depend on their arguments alone: text of paths.
-PURE_C_FUNCTIONS: tuple[Any, ...] = (
+PURE_C_FUNCTIONS: tuple[object, ...] = (
     os.fspath,
     *(getattr(posix, name) for name in ("_path_normpath", "_path_splitroot_ex") if hasattr(posix, name)),
 )
@@ -119,7 +118,7 @@ PURE_C_FUNCTIONS: tuple[Any, ...] = (
 LOCKS: tuple[type, ...] = (type(threading.Lock()), type(threading.RLock()))
 
 # Run text as code, with the variables of the function that calls them.
-FRAME_READERS: tuple[Any, ...] = (eval, exec)
+FRAME_READERS: tuple[object, ...] = (eval, exec)
 # Modules that write the methods of a class as text.
 MAKERS_OF_CLASSES: frozenset[str] = frozenset({"dataclasses", "collections", "attr._make"})
 
@@ -127,7 +126,7 @@ MAKERS_OF_CLASSES: frozenset[str] = frozenset({"dataclasses", "collections", "at
 REPR_MODULES: frozenset[str] = frozenset({"dataclasses", "reprlib"})
 
 
-def runs_unhooked(function: Any) -> bool:
+def runs_unhooked(function: object) -> bool:
     """Whether a call that leaves the graph runs as it is with all that it calls.
 
     What is compiled would save other tensors than a checkpoint expects, and a context of autograd or a tensor of a
@@ -148,6 +147,6 @@ def runs_unhooked(function: Any) -> bool:
     return isinstance(owner, type) and issubclass(owner, torch.autograd.Function)
 
 
-_UNHOOKED: frozenset[Any] = frozenset(
+_UNHOOKED: frozenset[object] = frozenset(
     {torch.utils.checkpoint.checkpoint, torch.Tensor.backward, torch.autograd.backward, torch.autograd.grad}
 )

@@ -62,7 +62,7 @@ class TransformedGraph(nn.Module):
     def forward(self, *inputs: Any) -> Any:
         around, tensors = inputs[: self.closed_over], inputs[self.closed_over :]
 
-        def body(*inner: Any) -> tuple[Tensors, Tensors]:
+        def body(*inner: object) -> tuple[Tensors, Tensors]:
             results = self.body.forward(*around, *inner)
             return tuple(results[: self.transform.values]), tuple(results[self.transform.values :])
 
@@ -89,9 +89,9 @@ class _Asked:
     """What the program asked of a transform: the variables that the function it gave has of it."""
 
     func: Any
-    argnums: Any = 0
+    argnums: object = 0
     has_aux: bool = False
-    in_dims: Any = 0
+    in_dims: object = 0
     out_dims: Any = 0
     randomness: str = "error"
     chunk_size: int | None = None
@@ -109,7 +109,7 @@ class _Call:
 
     module: TransformedGraph
     inputs: list[fx.Node]
-    values: list[Any]
+    values: list[object]
     results: list[torch.Tensor]
 
 
@@ -132,7 +132,7 @@ class Transforms:
         self.recorder = outside.recorder
         self.pullbacks: dict[FunctionType, _Pullback] = {}
 
-    def call(self, function: FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    def call(self, function: FunctionType, args: Args, kwargs: Kwargs) -> object:
         """A call of what a transform made of a function, or of what `vjp` gave."""
         pullback = self.pullbacks.get(function)
         if pullback is not None:
@@ -151,7 +151,9 @@ class Transforms:
         gradients, (value, aux) = self._grad_and_value("grad_and_value", asked, args, kwargs)
         return gradients, (value, aux) if asked.has_aux else value
 
-    def _grad_and_value(self, name: str, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
+    def _grad_and_value(
+        self, name: str, asked: _Asked, args: Args, kwargs: Kwargs
+    ) -> tuple[object, tuple[object, object]]:
         given = _Given(args, asked.argnums)
         body = self._record(asked.func, given, kwargs, asked.has_aux, derives=True)
         count = len(given.tensors)
@@ -191,7 +193,7 @@ class Transforms:
         found = self._write(Transform("vmap", apply, len(body.values)), body, given.tensors).results
         return pytree.tree_unflatten(found, body.of_values)
 
-    def jvp(self, func: Any, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> Any:
+    def jvp(self, func: Any, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> object:
         """`torch.func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)`."""
         given, along = _Given(primals, None), _Given(tangents, None)
         count = len(given.tensors)
@@ -211,7 +213,7 @@ class Transforms:
         aux = (pytree.tree_unflatten(found[2 * size :], body.of_aux),) if has_aux else ()
         return value, tangent, *aux
 
-    def vjp(self, func: Any, *primals: Any, has_aux: bool = False) -> Any:
+    def vjp(self, func: Any, *primals: Any, has_aux: bool = False) -> object:
         """`torch.func.vjp(func, *primals, has_aux=has_aux)`.
 
         A call of the pullback runs the nested graph anew: where the graph is traced, the values are computed once.
@@ -227,14 +229,14 @@ class Transforms:
         return value, pullback, *aux
 
     def _pullback(self, record: _Pullback) -> FunctionType:
-        def pullback(cotangents: Any, retain_graph: bool = True, create_graph: bool | None = None) -> Any:
+        def pullback(cotangents: object, retain_graph: bool = True, create_graph: bool | None = None) -> object:
             raise AssertionError(f"{record} was called outside of the capture that it is of")
 
         made = cast(FunctionType, pullback)
         self.pullbacks[made] = record
         return made
 
-    def pull(self, record: _Pullback, cotangents: Any, *_: Any, **__: Any) -> Any:
+    def pull(self, record: _Pullback, cotangents: object, *_: object, **__: object) -> object:
         """A call of the function that `vjp` gave. It never frees what it reads, whatever `retain_graph` says."""
         leaves, tree = pytree.tree_flatten(cotangents)
         if tree != record.of_values or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -288,7 +290,7 @@ class Transforms:
         stand_ins = [self._stand_in(tensor, inner, derives) for tensor in given.tensors]
         try:
             with grad_mode(derives or torch.is_grad_enabled()), self.recorder.conditions.refused(), regions.body():
-                result = self.world.call(func, given.with_tensors(stand_ins), kwargs)
+                result: Any = self.world.call(func, given.with_tensors(stand_ins), kwargs)
         except BreakGraph as error:
             wrapped = _refusal(f"in the transformed function, {error.reason}: {error.detail}")
             wrapped.positions = error.positions
@@ -332,7 +334,7 @@ class Transforms:
         node = regions.call_module(module, inputs, transform.name, region)
         return _Call(module, inputs, values, self._finish(node, module, values))
 
-    def _finish(self, node: fx.Node, module: TransformedGraph, values: Sequence[Any]) -> list[torch.Tensor]:
+    def _finish(self, node: fx.Node, module: TransformedGraph, values: Sequence[object]) -> list[torch.Tensor]:
         """What a transformed call gives for fakes. They are results of the node."""
         recorder = self.recorder
         try:
@@ -363,7 +365,7 @@ class _Given:
         chosen: for each leaf of the arguments, whether the transform works on it; by `argnums` where not given.
     """
 
-    def __init__(self, args: Any, argnums: Any, chosen: Sequence[bool] | None = None) -> None:
+    def __init__(self, args: object, argnums: object, chosen: Sequence[bool] | None = None) -> None:
         if type(args) is not tuple or not args:
             raise _refusal("arguments that are no tuple")
         numbers = range(len(args)) if argnums is None else argnums if isinstance(argnums, tuple) else (argnums,)
@@ -386,14 +388,14 @@ class _Given:
         if not self.tensors or not all(isinstance(leaf, torch.Tensor) for leaf in self.tensors):
             raise _refusal("a transformed argument that is no tensor")
 
-    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> tuple[Any, ...]:
+    def with_tensors(self, tensors: Sequence[torch.Tensor]) -> tuple[object, ...]:
         """The arguments with others in the place of the tensors."""
         leaves = list(self.leaves)
         for place, tensor in zip(self.chosen, tensors, strict=True):
             leaves[place] = tensor
         return pytree.tree_unflatten(leaves, self.tree)  # type: ignore[no-any-return]
 
-    def like_arguments(self, tensors: Sequence[Any]) -> Any:
+    def like_arguments(self, tensors: Sequence[object]) -> Any:
         """One value for each tensor, as the arguments of `argnums` hold them."""
         rest = iter(tensors)
         trees = [pytree.tree_unflatten([next(rest) for _ in range(tree.num_leaves)], tree) for tree in self.trees]
@@ -420,7 +422,7 @@ _WRAPPERS: dict[int, Callable[[Transforms, _Asked, Any, Any], Any]] = {
 }
 
 # They only make a function of a function.
-MAKERS: tuple[Any, ...] = (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian)
+MAKERS: tuple[object, ...] = (torch.func.jacrev, torch.func.jacfwd, torch.func.hessian)
 
 
 def is_transformed(function: FunctionType) -> bool:

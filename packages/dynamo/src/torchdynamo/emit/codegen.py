@@ -107,7 +107,7 @@ class Codegen:
         self.written: list[External] = []  # objects of the outside that the effects change
         self.outputs: dict[fx.Node, str] = {}
         self._names: dict[int, str] = {}
-        self._alive: list[Any] = []
+        self._alive: list[object] = []
         self._sources: dict[Source, str] = {}
         self._symbols: set[str] = set()  # those that the code has loaded under their names
         self.scalars: list[str] = []  # inputs of the graph that the code computes
@@ -120,7 +120,7 @@ class Codegen:
         self._count += 1
         return f"v{self._count - 1}"
 
-    def _name(self, obj: Any, expression: str) -> str:
+    def _name(self, obj: object, expression: str) -> str:
         known = self._names.get(id(obj))
         if known is not None:  # one of its parts led back to it
             return known
@@ -129,11 +129,11 @@ class Codegen:
         self._remember(obj, name)
         return name
 
-    def _remember(self, obj: Any, name: str) -> None:
+    def _remember(self, obj: object, name: str) -> None:
         self._names[id(obj)] = name
         self._alive.append(obj)
 
-    def pin(self, obj: Any) -> str:
+    def pin(self, obj: object) -> str:
         if isinstance(obj, type) and obj in self.made_classes:
             raise ClassOutlivesGraph(f"{obj.__qualname__} outlives the graph", self.made_classes[obj])
         return self.externals.pins.source(obj).expression()
@@ -250,7 +250,7 @@ class Codegen:
     def items(self, values: Any) -> str:
         return ", ".join(map(self.value, values))
 
-    def _tuple(self, obj: tuple[Any, ...]) -> str:
+    def _tuple(self, obj: tuple[object, ...]) -> str:
         items = [self.value(item) for item in tuple.__iter__(obj)]
         text = "(" + "".join(f"{item}, " for item in items) + ")"
         kind = type(obj)
@@ -261,7 +261,7 @@ class Codegen:
         base = torch.Size if issubclass(kind, torch.Size) else tuple
         return self._name(obj, f"{self.pin(base)}.__new__({self.pin(kind)}, {text})")
 
-    def _list(self, obj: list[Any]) -> str:
+    def _list(self, obj: list[object]) -> str:
         kind = type(obj)
         name = self._name(obj, "[]" if kind is list else f"list.__new__({self.pin(kind)})")
         items = [self.value(item) for item in list.__iter__(obj)]
@@ -270,7 +270,7 @@ class Codegen:
         self._attributes(obj, name)
         return name
 
-    def _dict(self, obj: dict[Any, Any]) -> str:
+    def _dict(self, obj: dict[object, object]) -> str:
         kind = type(obj)
         base = next(b for b in (collections.OrderedDict, collections.defaultdict, dict) if isinstance(obj, b))
         name = self._name(obj, "{}" if kind is dict else f"{self.pin(base)}.__new__({self.pin(kind)})")
@@ -297,7 +297,7 @@ class Codegen:
         self._attributes(obj, name)
         return name
 
-    def _deque(self, obj: collections.deque[Any]) -> str:
+    def _deque(self, obj: collections.deque[object]) -> str:
         base, kind = self.pin(collections.deque), type(obj)
         items = self.items(collections.deque.__iter__(obj))
         if kind is collections.deque:
@@ -312,7 +312,7 @@ class Codegen:
         self._attributes(obj, name)
         return name
 
-    def _atom(self, obj: Any) -> str:
+    def _atom(self, obj: object) -> str:
         """A number or text of a class of the program's."""
         if isinstance(obj, enum.Enum):
             return self.pin(obj)
@@ -339,7 +339,7 @@ class Codegen:
             return self._name(obj, f"{self.pin(hidden)}.__get__({self.value(owner)})")
         return self._name(obj, f"{self.value(owner)}.{obj.__name__}")
 
-    def _partial(self, obj: functools.partial[Any]) -> str:
+    def _partial(self, obj: functools.partial[object]) -> str:
         parts = ", ".join([self.value(obj.func), *map(self.value, obj.args)])
         return self._name(obj, f"{self.pin(type(obj))}({parts}, **{self.value(obj.keywords)})")
 
@@ -461,7 +461,7 @@ class Codegen:
                 raise BreakGraph("rebuild", f"an iterator of kind {type(obj).__name__}")
         return name
 
-    def _view(self, obj: Any) -> str:
+    def _view(self, obj: object) -> str:
         """`d.keys()`, `d.values()` or `d.items()`."""
         table = gc.get_referents(obj)[0]
         base = self.pin(collections.OrderedDict) if isinstance(table, collections.OrderedDict) else "dict"
@@ -492,7 +492,7 @@ class Codegen:
             self.build.append(f"{name}.__suppress_context__ = True")
         return name
 
-    def _generator(self, obj: Any) -> str:
+    def _generator(self, obj: object) -> str:
         """A generator none of whose body has run is made again by the same call."""
         if not isinstance(obj, InterpretedGenerator) or obj.gi_frame is None:
             raise BreakGraph("generator", f"{obj!r} outlives the graph")
@@ -513,7 +513,7 @@ class Codegen:
         parts += [f"**{self.value(value)}" for value in rest]
         return self._name(obj, f"{self.value(function)}({', '.join(parts)})")
 
-    def _instance(self, obj: Any) -> str:
+    def _instance(self, obj: object) -> str:
         """An object of a Python class without a built-in base other than object."""
         kind = type(obj)
         if not _allocated_by_object(kind):
@@ -522,7 +522,7 @@ class Codegen:
         self._attributes(obj, name)
         return name
 
-    def _attributes(self, obj: Any, name: str) -> None:
+    def _attributes(self, obj: object, name: str) -> None:
         for key, item in (getattr(obj, "__dict__", None) or {}).items():
             self.build.append(f"object.__setattr__({name}, {key!r}, {self.value(item)})")
         for klass in type(obj).__mro__:
@@ -552,7 +552,7 @@ class Codegen:
             if owner is not None:
                 self.written.append(owner)
 
-    def _write(self, slot: Slot, value: Any) -> None:
+    def _write(self, slot: Slot, value: object) -> None:
         owner = self.value(slot.owner)
         if slot.kind == "cell":
             discard, target = f"del {owner}.cell_contents", f"{owner}.cell_contents = "
@@ -604,7 +604,7 @@ class Codegen:
 
     def _write_dict(self, known: External) -> None:
         before: dict[Any, Any] = known.snapshot
-        shadow = known.value
+        shadow: dict[Any, Any] = known.value
         now = {
             key: dict.__getitem__(shadow, key)
             for key in list(shadow.keys() if type(shadow) is dict else type(shadow).__iter__(shadow))
@@ -623,7 +623,9 @@ class Codegen:
             if key not in before or before[key] is not item:
                 self.effects.append(f"{base}.__setitem__({target}, {self.value(key)}, {self.value(item)})")
 
-    def call_at_each_call(self, function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def call_at_each_call(
+        self, function: Callable[..., object], args: Sequence[object], kwargs: Mapping[str, object]
+    ) -> None:
         """Calls a function that the code holds, for what it does."""
         arguments = [*map(self.value, args), *(f"{name}={self.value(value)}" for name, value in kwargs.items())]
         self.effects.append(f"{self.pin(function)}({', '.join(arguments)})")
@@ -667,7 +669,7 @@ def flat_size(code: types.CodeType) -> int:
     return code.co_argcount + code.co_kwonlyargcount + stars
 
 
-def _contents(slot: Any) -> Any:
+def _contents(slot: object) -> object:
     """An argument, also where an inner function shares it."""
     return slot.cell_contents if isinstance(slot, types.CellType) else slot
 
@@ -677,7 +679,7 @@ def _allocated_by_object(kind: type) -> bool:
     return is_python_class(kind) and native_base(kind) is object
 
 
-def _same_items(a: Sequence[Any], b: Sequence[Any]) -> bool:
+def _same_items(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(
         x is y or (type(x) in _LITERALS and type(x) is type(y) and x == y) for x, y in zip(a, b, strict=True)
     )

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx
@@ -27,11 +26,11 @@ from torchdynamo.sources import Source
 class GraphInput:
     """One input: what the back end sees of it, and the place that the guards read it from (None: it is computed)."""
 
-    example: Any
+    example: torch.Tensor | torch.SymInt | torch.SymFloat
     source: Source | None
 
 
-def takes_floats(backend: Callable[..., Any]) -> bool:
+def takes_floats(backend: Callable[..., object]) -> bool:
     """Whether a back end takes floats as inputs: it says so by an attribute `takes_floats` that is true."""
     return bool(getattr(backend, "takes_floats", False))
 

@@ -40,7 +40,7 @@ def refuse(name: str, func: Any, overload: OpOverload | None, args: tuple[Any, .
         raise BreakGraph("sparse_gradient", f"{name}() with {flag}=True")
 
 
-def _parameters(func: Any, operator: OpOverload) -> tuple[str, ...]:
+def _parameters(func: object, operator: OpOverload) -> tuple[str, ...]:
     if type(func) is FunctionType:
         return func.__code__.co_varnames[: func.__code__.co_argcount]
     return tuple(argument.name for argument in operator._schema.arguments)

@@ -41,7 +41,7 @@ def _call_of(node: fx.Node) -> int | None:
     return call
 
 
-def tensors_of(inputs: Any) -> list[torch.Tensor]:
+def tensors_of(inputs: object) -> list[torch.Tensor]:
     """The tensors that a program gives as `inputs` of the engine's functions."""
     given = inputs if isinstance(inputs, (tuple, list)) else (inputs,)
     return [t for t in given if isinstance(t, torch.Tensor)]
@@ -56,7 +56,7 @@ def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
     """Every node of the tensors' history as far as the graph knows it, once."""
     with torch._C.DisableTorchFunction():
         work = [torch.autograd.graph.get_gradient_edge(t).node for t in tensors if t.requires_grad]
-    seen: set[Any] = set()
+    seen: set[object] = set()
     while work:
         node = work.pop()
         if node is not None and node not in seen:

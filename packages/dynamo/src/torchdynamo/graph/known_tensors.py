@@ -31,7 +31,7 @@ ARITHMETIC: frozenset[str] = frozenset(
     }
 )  # fmt: skip
 # Questions about a tensor's value, and the answer from the value.
-VALUES: dict[str, Callable[[torch.Tensor], Any]] = {
+VALUES: dict[str, Callable[[torch.Tensor], object]] = {
     "item": lambda value: value.item(),
     "tolist": lambda value: value.tolist(),
     "__int__": lambda value: int(value.item()),
@@ -63,19 +63,19 @@ UNIFORM_COMPARISONS: dict[str, Callable[[float], bool | None]] = {
 UNIFORM: frozenset[str] = frozenset({"rand", "rand_like"})
 
 
-def value_of(fake: Any) -> torch.Tensor | None:
+def value_of(fake: object) -> torch.Tensor | None:
     """The value of a tensor without dims that is known, else None."""
     return fake.memory.constant if isinstance(fake, FakeTensor) and fake.dim() == 0 else None
 
 
-def number(fake: FakeTensor) -> Any:
+def number(fake: FakeTensor) -> object:
     """The number of a tensor whose value is known."""
     assert fake.memory.constant is not None
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         return fake.memory.constant.item()
 
 
-def answer(name: str, args: tuple[Any, ...]) -> tuple[Any] | None:
+def answer(name: str, args: tuple[object, ...]) -> tuple[object] | None:
     """The result of a question about the value of a known number, in a tuple; None when it is no such question."""
     known = value_of(args[0]) if name in VALUES and len(args) == 1 else None
     if known is None:
@@ -84,7 +84,7 @@ def answer(name: str, args: tuple[Any, ...]) -> tuple[Any] | None:
         return (VALUES[name](known),)
 
 
-def sizes_as_numbers(name: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+def sizes_as_numbers(name: str, args: tuple[object, ...]) -> tuple[object, ...]:
     """The arguments of a function that takes sizes, with known whole numbers in place of the tensors that hold them."""
     first = 0 if name in FACTORIES else 1  # the tensor itself is no size, though it may hold one
     if name not in TAKES_SIZES or not any(map(_holds_size, args[first:])):
@@ -100,7 +100,7 @@ def _holds_size(value: Any) -> bool:
     return isinstance(value, FakeTensor) and value_of(value) is not None
 
 
-def _as_number(value: Any) -> Any:
+def _as_number(value: Any) -> object:
     if type(value) in (tuple, list):
         return type(value)(map(_as_number, value))
     if type(value) is slice:
@@ -113,7 +113,7 @@ def _as_number(value: Any) -> Any:
 
 
 def of_numbers(
-    name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], mode: FakeMode
+    name: str, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], mode: FakeMode
 ) -> FakeTensor | None:
     """The result of arithmetic on plain numbers alone (a symbolic one is fixed), else None."""
     plain = (isinstance(arg, torch.SymInt) or _is_plain(arg) for arg in (*args, *kwargs.values()))
@@ -144,7 +144,7 @@ def fold(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         result.memory.constant = value
 
 
-def remember_uniform(name: str, result: Any) -> None:
+def remember_uniform(name: str, result: object) -> None:
     """Keeps in mind that a fresh tensor's numbers lie in [0, 1), until something writes to it."""
     if name in UNIFORM and isinstance(result, FakeTensor) and result.dtype in (torch.float32, torch.float64):
         result._uniform_version = None if result.is_inference() else result._version  # type: ignore[attr-defined]
@@ -165,10 +165,10 @@ def fold_uniform(name: str, args: tuple[Any, ...], result: Any) -> None:
             result.memory.constant = torch.tensor(outcome)
 
 
-def _operand(value: Any) -> Any:
+def _operand(value: object) -> object:
     """A real operand for what stands for it; None when its value is not known."""
     return value if _is_plain(value) else value_of(value)
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     return type(value) in (int, float, bool, str, torch.dtype)

@@ -8,7 +8,6 @@ import os
 import sys
 import types
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 import torch.autograd.forward_ad
@@ -35,7 +34,7 @@ class Leaving:
     """
 
     reason: str
-    functions: tuple[Any, ...] = ()
+    functions: tuple[object, ...] = ()
     named: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
@@ -140,7 +139,7 @@ STATE_BLOCKS: tuple[type, ...] = tuple(
 )
 
 
-def reason_to_leave(function: Any, module: str) -> str | None:
+def reason_to_leave(function: object, module: str) -> str | None:
     """Why a call of a function of this module leaves the graph, whatever its arguments, or None."""
     reason = _FUNCTIONS.get(function) or _MODULES.get(module)
     reason = reason or _NAMED.get(f"{module}:{getattr(function, '__name__', '')}")
@@ -160,7 +159,7 @@ def transforms(function: types.FunctionType) -> bool:
     return code.co_filename in _FILES and not code.co_name.startswith("_check")  # of its arguments
 
 
-def is_higher_order(function: Any) -> bool:
+def is_higher_order(function: object) -> bool:
     """An operator that takes functions of the program (`torch.cond`, `while_loop`, `associative_scan`), or what calls
     one in the program's stead."""
     if isinstance(function, types.FunctionType):  # torch.cond says of itself that it is of `torch`

@@ -12,20 +12,20 @@ import torch
 
 from torchdynamo.reasons import BreakGraph
 
-Record = Callable[[Any, tuple[Any, ...], dict[str, Any]], Any]
+Record = Callable[[object, tuple[object, ...], dict[str, object]], object]
 
 _PREFIX = "_foreach_"
 _SCALED = {"addcdiv": torch.Tensor.div, "addcmul": torch.Tensor.mul}
 # Whether an in-place form returns the list that it was given, or None: releases of torch differ.
 _GIVES_BACK: bool = torch._foreach_neg_([torch.zeros(())]) is not None  # type: ignore[func-returns-value]
-_FUNCTIONS: dict[str, Callable[..., Any]] = {"norm": torch.linalg.vector_norm}
+_FUNCTIONS: dict[str, Callable[..., object]] = {"norm": torch.linalg.vector_norm}
 
 
 def is_over_lists(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Sequence[Any] | None:
+def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
     """Records the calls that `torch._foreach_...` is."""
     method = name.removeprefix(_PREFIX)
     plain = method.removesuffix("_")
@@ -53,7 +53,7 @@ def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[s
     return results
 
 
-def _element(record: Record, argument: Any, index: int, along: bool) -> Any:
+def _element(record: Record, argument: object, index: int, along: bool) -> object:
     if isinstance(argument, (list, tuple)):
         return argument[index]
     if along and isinstance(argument, torch.Tensor) and argument.dim() == 1:
@@ -61,7 +61,7 @@ def _element(record: Record, argument: Any, index: int, along: bool) -> Any:
     return argument
 
 
-def record_scaled(record: Record, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def record_scaled(record: Record, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
     """Records a call; a factor that only may be a number (`value`, `alpha`) is multiplied in where it is a tensor."""
     name = getattr(function, "__name__", "")
     plain = name.removesuffix("_")
@@ -74,7 +74,7 @@ def record_scaled(record: Record, function: Any, args: tuple[Any, ...], kwargs: 
     return record(function, (args[0], record(torch.Tensor.mul, (args[1], factor), {})), {})
 
 
-def takes_factor(name: str, kwargs: dict[str, Any]) -> bool:
+def takes_factor(name: str, kwargs: dict[str, object]) -> bool:
     """Whether the call has a tensor where a factor belongs."""
     key = _FACTORS.get(name)
     return key is not None and isinstance(kwargs.get(key), torch.Tensor)

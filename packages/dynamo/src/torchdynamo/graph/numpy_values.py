@@ -71,7 +71,7 @@ def is_array(value: Any) -> bool:
     return type(value) is ARRAY and value.dtype.kind in _KINDS
 
 
-def number(value: Any) -> Any:
+def number(value: Any) -> object:
     """A NumPy scalar as torch takes it: a Python number of the same value."""
     return value.item()
 
@@ -89,7 +89,7 @@ def belongs(fn: Any) -> bool:
 class Arrays:
     """The arrays of one capture."""
 
-    def __init__(self, is_outside: Callable[[Any], bool]) -> None:
+    def __init__(self, is_outside: Callable[[object], bool]) -> None:
         self.is_outside = is_outside  # whether a value stands for an object that the program did not make
         self.shared: dict[int, Any] = {}  # arrays whose memory is a tensor's, by identity of who owns it
 
@@ -128,10 +128,10 @@ class Arrays:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             return make(data.copy() if is_array(data) else data)
 
-    def is_shared(self, array: Any) -> bool:
+    def is_shared(self, array: object) -> bool:
         return bool(self.shared) and id(memory_of(array)) in self.shared
 
-    def refuse_shared(self, array: Any) -> None:
+    def refuse_shared(self, array: object) -> None:
         """What is written to the tensor, or to the array, changes both: the tensor of the graph is a copy."""
         if self.is_shared(array):
             raise BreakGraph("numpy", "an array is used after a tensor has got its memory")
@@ -158,6 +158,6 @@ def holds(data: Any) -> bool:
 
 
 # What makes a tensor of numbers without copying an array.
-_SHARE: tuple[Any, ...] = (torch.from_numpy, torch.as_tensor, torch.asarray)
-MAKERS: tuple[Any, ...] = _SHARE
+_SHARE: tuple[object, ...] = (torch.from_numpy, torch.as_tensor, torch.asarray)
+MAKERS: tuple[object, ...] = _SHARE
 _NUMBER_TYPES: Any = (bool, int, float, complex, _GENERIC)

@@ -12,7 +12,7 @@ import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import FunctionType, TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import fx
@@ -44,8 +44,10 @@ from torchdynamo.graph.wrapper_tensors import Wrappers
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Computed, Source
 
+T = TypeVar("T")
+
 # Methods that torch's own code does not do for every fake.
-METHODS_OF_FAKES: dict[Any, Callable[..., Any]] = {
+METHODS_OF_FAKES: dict[object, Callable[..., object]] = {
     torch.Tensor.new: FakeTensor.new,  # type: ignore[attr-defined]
     torch.Tensor.new_tensor: FakeTensor.new_tensor,
 }
@@ -53,7 +55,7 @@ METHODS_OF_FAKES: dict[Any, Callable[..., Any]] = {
 # Operator methods of tensors and the function that a reader of the graph knows them by.
 _TWO_SIDED = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "and", "or", "xor", "lshift", "rshift")
 _INPLACE = tuple(f"i{name}" for name in _TWO_SIDED)
-_FUNCTIONS: dict[str, Callable[..., Any]] = {
+_FUNCTIONS: dict[str, Callable[..., object]] = {
     **{name: getattr(operator, f"__{name}__") for name in (*_TWO_SIDED, *_INPLACE, "matmul", "neg", "pos", "abs")},
     **{name: getattr(operator, name) for name in ("invert", "eq", "ne", "lt", "le", "gt", "ge", "getitem", "setitem")},
     "div": operator.truediv,
@@ -127,7 +129,7 @@ class Recorder:
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
         self.wrappers = Wrappers(mode)
         self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
-        self.override: Callable[..., Any] = _no_override  # what a call means to the classes that torch would ask
+        self.override: Callable[..., object] = _no_override  # what a call means to the classes that torch would ask
 
     # -- entering and leaving ---------------------------------------------------------------
 
@@ -163,7 +165,7 @@ class Recorder:
 
     # -- inputs -----------------------------------------------------------------------------
 
-    def add_input(self, fake: Any, source: Source | Computed, name: str) -> fx.Node:
+    def add_input(self, fake: object, source: Source | Computed, name: str) -> fx.Node:
         """A placeholder for a tensor or a SymInt; the driver orders them at the end."""
         anchor = self._last_placeholder
         with self.graph.inserting_after(anchor) if anchor is not None else self._at_start():
@@ -204,7 +206,7 @@ class Recorder:
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> Any:
+    ) -> object:
         kinds = () if self.overrides_off else overriding(args, kwargs)
         if kinds:
             torch._C._push_on_torch_function_stack(self)
@@ -235,7 +237,7 @@ class Recorder:
             return record_scaled(self.record, func, args, keywords)
         return self.record(func, args, keywords)
 
-    def derive(self, by: Any) -> None:
+    def derive(self, by: object) -> None:
         """The program takes derivatives by the tensors `by`. Those that it computed have to be inputs of a graph."""
         cut_for([self._nodes.get(id(tensor)) for tensor in tensors_of(by) if tensor.requires_grad])
 
@@ -274,7 +276,7 @@ class Recorder:
             if known is not None:  # in the graph it is a tensor made from its number
                 func, args, kwargs = torch.tensor, (constants.number(known),), {"dtype": known.dtype}
             run = METHODS_OF_FAKES.get(func) or PROGRAMS_FOR_FAKES.get(func, func)
-            result = run(*args, **kwargs) if known is None else known
+            result: Any = run(*args, **kwargs) if known is None else known
         except FAKE_ERRORS as error:
             raise as_break(error) from error
         except RuntimeError as error:
@@ -309,7 +311,7 @@ class Recorder:
                     self._wrote(written.values())
         return result
 
-    def _record_of_wrappers(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _record_of_wrappers(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """A call with tensors that wrap others: their classes say what it gives."""
         if is_inplace(name) or name in _EFFECTS or "out" in kwargs:
             raise BreakGraph("tensor_subclass", f"{name}() of a tensor that wraps others")
@@ -325,7 +327,7 @@ class Recorder:
             node.meta["effect"] = True
         return result
 
-    def make_wrapper(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def make_wrapper(self, kind: type, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """The program calls a class whose tensors wrap others."""
         with torch._C.DisableTorchFunction():  # the class's own calls are none of the graph
             result = self.wrappers.make(kind, args, kwargs)
@@ -390,7 +392,7 @@ class Recorder:
         if any(memory_of(t) is memory for t in earlier) and any(memory_of(value) is memory for value in inputs):
             raise BreakGraph("tensor_metadata_write", "an input is given other elements and, in place, another shape")
 
-    def _refuse_gaps(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _refuse_gaps(self, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
         target = kwargs.get("out", args[0] if args else None)
         if not isinstance(target, FakeTensor):
             return
@@ -404,7 +406,9 @@ class Recorder:
         elif reads_memory_of(name, node, self.written):
             raise BreakGraph("write_through_gaps", f"{name}() reads the memory of an input that was written")
 
-    def write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> fx.Node:
+    def write(
+        self, func: Callable[..., object] | str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+    ) -> fx.Node:
         """One node for a call whose result is known."""
         kind, target, args = _target_of(func, args)
         node = self.graph.create_node(kind, target, self.argument(args), self.argument(kwargs))
@@ -420,7 +424,7 @@ class Recorder:
         self.annotate(node, None)
         return node
 
-    def record_leaf(self, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def record_leaf(self, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A user's function as one node: run on fakes, its inner calls unrecorded."""
         operands = [(tensor, _version(tensor)) for tensor in tensors_in((args, kwargs))]
         with torch._C.DisableTorchFunction():
@@ -433,11 +437,11 @@ class Recorder:
             self.conditions.can_begin_anew = False
         return result
 
-    def annotate(self, node: fx.Node, value: Any) -> None:
+    def annotate(self, node: fx.Node, value: object) -> None:
         node.meta["val"] = value
         node.meta["stack"] = self.user_frames()
 
-    def _bind(self, result: Any, node: fx.Node) -> None:
+    def _bind(self, result: object, node: fx.Node) -> None:
         if isinstance(result, torch.Tensor):
             if id(result) not in self._nodes:
                 self.remember(result, node)
@@ -488,18 +492,20 @@ class Recorder:
             raise BreakGraph("numpy", f"a torch function takes a numpy.{type(value).__qualname__}")
         return value
 
-    def adopt_all(self, value: Any) -> Any:
+    def adopt_all(self, given: T) -> T:
         """Real tensors among the arguments become inputs; everything else stays the same object."""
+        value: Any = given
         if isinstance(value, torch.Tensor) and not isinstance(value, FakeTensor):
-            return self.adopt(value)
-        if type(value) in (tuple, list) and _has_real_tensor(value):
-            return type(value)(self.adopt_all(item) for item in value)
-        if type(value) is dict and _has_real_tensor(tuple(value.values())):
-            return {key: self.adopt_all(item) for key, item in value.items()}
-        return value
+            value = self.adopt(value)
+        elif type(value) in (tuple, list) and _has_real_tensor(value):
+            value = type(value)(self.adopt_all(item) for item in value)
+        elif type(value) is dict and _has_real_tensor(tuple(value.values())):
+            value = {key: self.adopt_all(item) for key, item in value.items()}
+        given = value
+        return given
 
 
-def _no_override(kinds: tuple[type, ...], func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+def _no_override(kinds: tuple[type, ...], func: object, args: tuple[object, ...], kwargs: object) -> object:
     raise BreakGraph("tensor_subclass", f"{function_name(func)}() of a {kinds[0].__qualname__}")
 
 
@@ -507,7 +513,7 @@ def _no_override(kinds: tuple[type, ...], func: Any, args: tuple[Any, ...], kwar
 _DTYPES_OF_TYPES = {int: torch.int64, float: torch.float64, bool: torch.bool, complex: torch.complex128}
 
 
-def _makes_leaf(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _makes_leaf(name: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> bool:
     """Whether a history begins at the call's result: what is differentiated by it must be an input of a graph."""
     if name == "requires_grad_":
         wanted = args[1] if len(args) > 1 else kwargs.get("requires_grad", True)
@@ -550,9 +556,9 @@ _WRAPPED_OPERATORS: dict[Any, str] = {
 }
 
 
-def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, ...]]:
+def _target_of(func: Any, args: tuple[object, ...]) -> tuple[str, Callable[..., Any] | str, tuple[object, ...]]:
     """(FX node kind, target, arguments) for a torch function as the mode receives it."""
-    raw = _WRAPPED_OPERATORS.get(func) or getattr(func, "__name__", "")
+    raw: str = _WRAPPED_OPERATORS.get(func, "") or getattr(func, "__name__", "")
     redefined = redefines(args, function_name(func) if raw == "__get__" else str(raw))
     if redefined is not None and (raw == "__get__" or raw in _OPERATORS or raw in _REFLECTED):
         raise BreakGraph("tensor_subclass", f"{redefined.__qualname__} has its own {function_name(func)}")
@@ -564,8 +570,8 @@ def _target_of(func: Any, args: tuple[Any, ...]) -> tuple[str, Any, tuple[Any, .
         return "call_function", _REFLECTED[raw], (args[1], args[0], *args[2:])
     if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], torch.Size):
         return "call_method", "new_empty", args  # FX writes sizes as a tuple, which `new` would take for the elements
-    method = raw and args and isinstance(args[0], torch.Tensor) and getattr(torch.Tensor, raw, None) is func
-    if method and redefined is None:
+    method = args and isinstance(args[0], torch.Tensor) and getattr(torch.Tensor, raw, None) is func
+    if raw and method and redefined is None:
         return "call_method", raw, args
     return "call_function", func, args
 
@@ -575,7 +581,7 @@ def _version(tensor: torch.Tensor) -> int:
     return -1 if tensor.is_inference() else tensor._version
 
 
-def tensors_in(value: Any) -> list[torch.Tensor]:
+def tensors_in(value: object) -> list[torch.Tensor]:
     """The tensors in a value of tuples, lists and dicts."""
     if isinstance(value, torch.Tensor):
         return [value]
@@ -586,5 +592,5 @@ def tensors_in(value: Any) -> list[torch.Tensor]:
     return [tensor for item in value for tensor in tensors_in(item)]
 
 
-def _has_real_tensor(value: Any) -> bool:
+def _has_real_tensor(value: object) -> bool:
     return any(not isinstance(tensor, FakeTensor) for tensor in tensors_in(value))

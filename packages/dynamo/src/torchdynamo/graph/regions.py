@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -57,7 +56,7 @@ class Region:
         self.outputs.append(inner)
         self.kept += 1
 
-    def item(self, inner: fx.Node, value: Any) -> fx.Node:
+    def item(self, inner: fx.Node, value: object) -> fx.Node:
         """One more result of the call: the value of `inner`, which the program knows as `value`."""
         assert self.call is not None
         graph = self.call.graph

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -11,6 +12,8 @@ from primtorch.symbolic import numbers
 from primtorch.symbolic.sym_node import SymNode
 from torchdynamo.interpreter.protocol import MISSING, Escape
 from torchdynamo.reasons import BreakGraph
+
+T = TypeVar("T")
 
 SYMBOLIC = (torch.SymInt, torch.SymFloat, torch.SymBool)
 _NUMBERS = (int, float, bool, *SYMBOLIC)
@@ -34,31 +37,33 @@ def is_symbolic(value: Any) -> bool:
     return True
 
 
-def concrete(value: Any) -> Any:
+def concrete(given: T) -> T:
     """The value with numbers in place of symbols (each guarded from now on), for C code that looks at all of it."""
+    value: Any = given
     if isinstance(value, SYMBOLIC):
-        return value.node.pytype(value)
-    if type(value) in (list, tuple):
-        return type(value)(map(concrete, value))
-    if type(value) is dict:
-        return {key: concrete(item) for key, item in value.items()}
-    return value
+        value = value.node.pytype(value)
+    elif type(value) in (list, tuple):
+        value = type(value)(map(concrete, value))
+    elif type(value) is dict:
+        value = {key: concrete(item) for key, item in value.items()}
+    given = value
+    return given
 
 
-def _both_numbers(a: Any, b: Any) -> bool:
+def _both_numbers(a: object, b: object) -> bool:
     return (is_symbolic(a) or is_symbolic(b)) and type(a) in _NUMBERS and type(b) in _NUMBERS
 
 
-def both_of_a_kind(a: Any, b: Any) -> bool:
+def both_of_a_kind(a: object, b: object) -> bool:
     """Whether both are numbers of one type, and one is symbolic."""
     return (isinstance(a, SYMBOLIC) or isinstance(b, SYMBOLIC)) and _type(a) is _type(b)
 
 
-def _type(number: Any) -> Any:
+def _type(number: object) -> object:
     return number.node.pytype if isinstance(number, SYMBOLIC) else type(number)
 
 
-def binary(op: str, a: Any, b: Any, native: Callable[[Any, Any], Any]) -> Any:
+def binary(op: str, a: object, b: object, native: Callable[[object, object], object]) -> Any:
     """`a op b` of two numbers; MISSING when no operand is symbolic, or one is no number."""
     if not _both_numbers(a, b):
         return MISSING
@@ -67,7 +72,7 @@ def binary(op: str, a: Any, b: Any, native: Callable[[Any, Any], Any]) -> Any:
     return native(concrete(a), concrete(b)) if result is None else result
 
 
-def compare(op: str, a: Any, b: Any, native: Callable[[Any, Any], Any]) -> Any:
+def compare(op: str, a: object, b: object, native: Callable[[object, object], object]) -> Any:
     """`a op b` of two numbers: a bool or a SymBool; MISSING as of `binary`."""
     if not _both_numbers(a, b):
         return MISSING
@@ -76,7 +81,7 @@ def compare(op: str, a: Any, b: Any, native: Callable[[Any, Any], Any]) -> Any:
     return native(concrete(a), concrete(b)) if result is None else result
 
 
-def unary(op: str, a: Any, native: Callable[[Any], Any]) -> Any:
+def unary(op: str, a: object, native: Callable[[object], object]) -> object:
     """`op a`; MISSING when it is not symbolic."""
     if not is_symbolic(a):
         return MISSING
@@ -84,7 +89,7 @@ def unary(op: str, a: Any, native: Callable[[Any], Any]) -> Any:
     return native(concrete(a)) if result is None else result
 
 
-def call(fn: Any, args: tuple[Any, ...]) -> Any:
+def call(fn: Any, args: tuple[Any, ...]) -> object:
     """A builtin or a function of `math` on numbers; MISSING when none is symbolic."""
     if fn in (min, max):
         return _extreme(fn, args)
@@ -96,7 +101,7 @@ def call(fn: Any, args: tuple[Any, ...]) -> Any:
     return fn(*map(concrete, args)) if result is None else result
 
 
-def _extreme(fn: Any, args: tuple[Any, ...]) -> Any:
+def _extreme(fn: Any, args: tuple[Any, ...]) -> object:
     """`min` and `max` of several numbers, one after another as Python compares them."""
     items = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
     if len(items) < 2 or not any(map(is_symbolic, items)) or not all(type(item) in _NUMBERS for item in items):
@@ -108,13 +113,14 @@ def _extreme(fn: Any, args: tuple[Any, ...]) -> Any:
             continue
         found = numbers.function(fn, (result, item))
         if found is None:  # an int and a float: the result's type depends on which it is
-            better = compare("<" if fn is min else ">", item, result, lambda a, b: a < b if fn is min else a > b)
+            native: Callable[[Any, Any], object] = operator.lt if fn is min else operator.gt
+            better = compare("<" if fn is min else ">", item, result, native)
             found = item if better else result
         result = found
     return result
 
 
-def indexes_by_symbol(key: Any) -> bool:
+def indexes_by_symbol(key: object) -> bool:
     """Whether an index of a tensor has a symbolic int among ints, slices, None and Ellipsis."""
     items = key if type(key) is tuple else (key,)
     kinds = {type(item) for item in items}
@@ -124,7 +130,7 @@ def indexes_by_symbol(key: Any) -> bool:
 _BASIC_INDICES = frozenset({int, torch.SymInt, slice, type(None), type(...)})
 
 
-def item(tensor: torch.Tensor, key: Any) -> torch.Tensor:
+def item(tensor: torch.Tensor, key: object) -> torch.Tensor:
     """`tensor[key]` with each symbolic int of the key as a `select`: C++ would ask for its number."""
     items = key if type(key) is tuple else (key,)
     if ... in items:
@@ -139,14 +145,14 @@ def item(tensor: torch.Tensor, key: Any) -> torch.Tensor:
     return view
 
 
-def holds_symbol(data: Any) -> bool:
+def holds_symbol(data: object) -> bool:
     """Whether nested lists of numbers hold a symbol."""
     if isinstance(data, (list, tuple)):
         return any(map(holds_symbol, data))
     return is_symbolic(data)
 
 
-def tensor(data: Any, dtype: torch.dtype | None = None, device: Any = None, requires_grad: bool = False) -> Any:
+def tensor(data: object, dtype: torch.dtype | None = None, device: object = None, requires_grad: bool = False) -> Any:
     """`torch.tensor` of nested lists of numbers, some of them symbols: put together of tensors of one number."""
     kind = dtype or (torch.get_default_dtype() if _holds_float(data) else torch.int64)
     made = _stacked(data, kind, device)
@@ -159,13 +165,13 @@ def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
     return torch.full((), data, dtype=dtype, device=device)
 
 
-def _holds_float(data: Any) -> bool:
+def _holds_float(data: object) -> bool:
     if isinstance(data, (list, tuple)):
         return any(map(_holds_float, data))
     return isinstance(data, (float, torch.SymFloat))
 
 
-def only_numbers(data: Any) -> bool:
+def only_numbers(data: object) -> bool:
     """Whether nested lists hold ints, floats and their symbols alone."""
     if isinstance(data, (list, tuple)):
         return bool(data) and all(map(only_numbers, data))

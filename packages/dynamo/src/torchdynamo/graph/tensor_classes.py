@@ -19,9 +19,9 @@ PLAIN_TENSORS = frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
 SWITCHES: tuple[Any, ...] = (torch._C.DisableTorchFunctionSubclass, torch._C.DisableTorchFunction)
 
 _MARK = "_class"
-_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__
-_NO_OVERRIDE: Any = torch._C._disabled_torch_function_impl
-DEFAULT: Any = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
+_NO_DISPATCH: object = torch.Tensor.__torch_dispatch__
+_NO_OVERRIDE: object = torch._C._disabled_torch_function_impl
+DEFAULT: object = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 TENSOR_METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter))
 UNINITIALIZED: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # without elements yet
 _NOT_CAPTURED = (FakeTensor, UNINITIALIZED)
@@ -58,7 +58,7 @@ def class_of(fake: torch.Tensor) -> type | None:
     return fake.__dict__.get(_MARK)
 
 
-def hidden_method(owner: Any, name: str) -> Any:
+def hidden_method(owner: object, name: str) -> types.MethodDescriptorType | types.WrapperDescriptorType | None:
     """The method of a C type that the owner's class overrides, and that `super()` gives; None where it does not."""
     kind = (class_of(owner) if isinstance(owner, FakeTensor) else None) or type(owner)
     found = [vars(klass)[name] for klass in kind.__mro__ if name in vars(klass)]
@@ -78,7 +78,7 @@ def overrides(kind: type) -> bool:
     return override_of(kind) is not _NO_OVERRIDE
 
 
-def override_of(kind: Any) -> Any:
+def override_of(kind: Any) -> object:
     return kind.__torch_function__
 
 
@@ -94,7 +94,7 @@ def overriding(args: Sequence[Any], kwargs: Any) -> tuple[type, ...]:
     return tuple(found)
 
 
-def redefines(args: Sequence[Any], name: str) -> type | None:
+def redefines(args: Sequence[object], name: str) -> type | None:
     """The class of an argument that has an attribute of this name itself: on a tensor of it, the name does not mean
     torch's."""
     for value in args:
@@ -104,7 +104,7 @@ def redefines(args: Sequence[Any], name: str) -> type | None:
     return None
 
 
-def _arguments(values: Sequence[Any]) -> Iterator[torch.Tensor]:
+def _arguments(values: Sequence[object]) -> Iterator[torch.Tensor]:
     """Tensors among arguments, and in lists of them."""
     for value in values:
         if isinstance(value, FakeTensor):
@@ -135,10 +135,10 @@ def with_class(tensor: torch.Tensor, kind: type) -> torch.Tensor:
         return tensor.as_subclass(kind)
 
 
-def on_plain_tensors(function: Callable[..., Any]) -> Callable[..., Any]:
+def on_plain_tensors(function: Callable[..., object]) -> Callable[..., Any]:
     """The function with the classes of its arguments switched off: a graph's calls mean torch's own."""
 
-    def call(*args: Any) -> Any:
+    def call(*args: object) -> object:
         with torch._C.DisableTorchFunctionSubclass():
             return function(*args)
 

@@ -17,7 +17,7 @@ LEAF_MODULES = frozenset(
 )  # fmt: skip
 
 
-def _overridable() -> frozenset[Any]:
+def _overridable() -> frozenset[object]:
     """Torch's functions that ask the function mode first."""
     found = set()
     for functions in torch.overrides.get_overridable_functions().values():
@@ -50,5 +50,5 @@ _VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
 
-def _owner_name(owner: Any) -> str:
+def _owner_name(owner: object) -> str:
     return str(getattr(owner, "__module__", None) or getattr(owner, "__name__", None) or "")

@@ -6,8 +6,6 @@ A back end turns a write to a view into a new value of the base, put together fr
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import fx
 
@@ -43,7 +41,7 @@ def _name(node: fx.Node) -> str:
     return node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
 
 
-def memory_of(value: Any) -> Any:
+def memory_of(value: object) -> object:
     """What tensors of one memory have in common; a value that is none stands for itself."""
     return value.memory if isinstance(value, FakeTensor) else value
 

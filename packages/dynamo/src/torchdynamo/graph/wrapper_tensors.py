@@ -17,7 +17,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
@@ -54,7 +54,7 @@ class Wrappers:
 
     def __init__(self, mode: FakeMode) -> None:
         self.mode = mode
-        self.memories: list[Any] = []  # of parts
+        self.memories: list[object] = []  # of parts
 
     def admit(self, tensor: Any, template: Template, parts: Iterator[FakeTensor]) -> FakeTensor:
         """The fake of a wrapper from outside, whose parts have these fakes."""
@@ -70,9 +70,9 @@ class Wrappers:
             fake.requires_grad_()
         return self._bound(fake, whole, type(tensor))
 
-    def _built(self, template: Template, parts: Iterator[FakeTensor]) -> Any:
+    def _built(self, template: Template, parts: Iterator[FakeTensor]) -> torch.Tensor:
         with torch.no_grad():
-            made = _quietly(template.kind, (), lambda: template.build(parts))
+            made: torch.Tensor = _quietly(template.kind, (), lambda: template.build(parts))
         if type(made) is not template.kind or tuple(made.shape) != template.size:
             raise BreakGraph(
                 "tensor_subclass", f"{template.kind.__qualname__}.__tensor_unflatten__ makes another tensor"
@@ -85,7 +85,7 @@ class Wrappers:
         remember_class(fake, kind)
         return fake
 
-    def run(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def run(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> object:
         """The result of a call on wrappers: fakes for the wrappers in it."""
         kind = next(type(whole_of(t)) for t in _fakes((args, kwargs)) if whole_of(t) is not None)
         operands = [(t, t._version) for t in map(_inside, _fakes((args, kwargs))) if not t.is_inference()]
@@ -132,7 +132,7 @@ class Wrappers:
             return None
         return self._outside(getattr(whole, name))
 
-    def are_in(self, args: Any, kwargs: Any) -> bool:
+    def are_in(self, args: object, kwargs: object) -> bool:
         return any(whole_of(tensor) is not None for tensor in _fakes((args, kwargs)))
 
 
@@ -140,12 +140,12 @@ class _NonLeaf(torch.autograd.Function):
     """A wrapper with a history, which is never run."""
 
     @staticmethod
-    def forward(ctx: Any, leaf: torch.Tensor, template: Template) -> torch.Tensor:
+    def forward(ctx: object, leaf: torch.Tensor, template: Template) -> torch.Tensor:
         made: torch.Tensor = template.build(iter(list(template.flatten(leaf))))
         return made
 
     @staticmethod
-    def backward(ctx: Any, *gradients: Any) -> Any:
+    def backward(ctx: object, *gradients: object) -> Any:
         return gradients[0], None
 
 
@@ -154,7 +154,7 @@ def _inside(fake: torch.Tensor) -> Any:
     return fake if whole is None else whole
 
 
-def _fakes(value: Any) -> Iterator[torch.Tensor]:
+def _fakes(value: object) -> Iterator[torch.Tensor]:
     if isinstance(value, FakeTensor):
         yield value
     elif isinstance(value, (tuple, list)):
@@ -193,7 +193,7 @@ def called_by(kind: type) -> list[types.FunctionType]:
     """The methods of the program's classes, and the functions in their modules that they name."""
     found: dict[types.FunctionType, None] = {}
     methods = (method for klass in own_classes(kind) for method in vars(klass).values())
-    todo: list[Any] = [getattr(method, "__func__", method) for method in methods]
+    todo: list[object] = [getattr(method, "__func__", method) for method in methods]
     while todo:
         function = todo.pop()
         if isinstance(function, types.FunctionType) and function not in found:
@@ -209,7 +209,7 @@ def called_by(kind: type) -> list[types.FunctionType]:
 _noisy: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose code has changed something
 
 
-def _quietly(kind: type, wholes: Sequence[Any], run: Callable[[], Any]) -> Any:
+def _quietly(kind: type, wholes: Sequence[object], run: Callable[[], object]) -> Any:
     """Runs code of a class, which is to change nothing but tensors: what it has changed is put back, and the graph
     breaks, so that the code runs at every call."""
     if kind in _noisy:
@@ -245,14 +245,17 @@ class _Stream(io.TextIOBase):
             self.stream.flush()
 
 
+_Owner: TypeAlias = type | dict[str, object] | types.CellType
+
+
 class _State:
     """What the code of a class may change without being told so: attributes of the class and of its tensors, what its
     methods and the functions that they call name in their modules, and what their closures hold; containers and objects
     among these by what is in them."""
 
     def __init__(self, kind: type, wholes: Sequence[Any]) -> None:
-        self.tables: list[tuple[str, Any, dict[str, Any]]] = []
-        self.held: dict[int, tuple[str, Any, Any]] = {}
+        self.tables: list[tuple[str, _Owner, dict[str, object]]] = []
+        self.held: dict[int, tuple[str, Any, Any]] = {}  # containers: the name, the container, a copy of it
         for whole in wholes:
             self.held[id(whole)] = (kind.__qualname__, vars(whole), dict(vars(whole)))
         for klass in own_classes(kind):
@@ -265,7 +268,7 @@ class _State:
             named = names_in(function.__code__)
             self._table("the module", namespace, {name: namespace.get(name, MISSING) for name in named})
 
-    def _table(self, label: str, owner: Any, values: dict[str, Any]) -> None:
+    def _table(self, label: str, owner: _Owner, values: dict[str, Any]) -> None:
         self.tables.append((label, owner, values))
         for name, value in values.items():
             if type(value) in _CONTAINERS and len(value) <= _LONGEST and not name.startswith("__"):
@@ -276,7 +279,7 @@ class _State:
     def put_back(self) -> set[str]:
         changed: set[str] = set()
         for label, owner, values in self.tables:
-            now: dict[str, Any]
+            now: dict[str, object]
             if isinstance(owner, type):
                 now = dict(vars(owner))
             elif isinstance(owner, dict):
@@ -311,5 +314,5 @@ def _same_items(value: Any, copied: Any) -> bool:
     return value.keys() == copied.keys() and all(value[key] is copied[key] for key in copied)
 
 
-def _is(a: Any, b: Any) -> bool:
+def _is(a: object, b: object) -> bool:
     return a is b

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from typing import Any
 
 import torch
 import torch.overrides
@@ -28,7 +27,7 @@ def global_state() -> GlobalState:
     )
 
 
-def function_modes() -> tuple[Any, ...]:
+def function_modes() -> tuple[object, ...]:
     """The torch-function modes that are on: a default device by its device, others by their identity."""
     modes = torch.overrides._get_current_function_mode_stack()  # type: ignore[attr-defined]
     return tuple(m.device if isinstance(m, DeviceContext) else weakref.ref(m) for m in modes)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
-from typing import Any
 
 import torch
 
 from primtorch.symbolic import SCALAR_OPS, Definition, FloatExpr, IntExpr, ShapeEnv, ShapeGuard, expr_of
+from primtorch.symbolic.expr import Program
 from torchdynamo.errors import SizeNotDynamic
 from torchdynamo.guards.shape_program import run_program
 from torchdynamo.guards.source_text import source_text
@@ -16,8 +16,6 @@ from torchdynamo.outside.outside import Outside
 from torchdynamo.schemas import Guard, GuardKind, ShapeProgram
 from torchdynamo.size_marks import SizeMark
 from torchdynamo.sources import Source, TensorSize, TensorStride
-
-Steps = tuple[tuple[str, Any], ...]
 
 
 def add_shape_guards(outside: Outside) -> None:
@@ -34,7 +32,7 @@ def add_shape_guards(outside: Outside) -> None:
         if any(isinstance(size, torch.SymInt) for size in fake.shape):
             for dim in range(tensor.dim()):
                 stride = expr_of(fake.stride(dim))
-                program: Steps = (*stride.program(), ("sym", "stride"), ("eq", 0))
+                program: Program = (*stride.program(), ("sym", "stride"), ("eq", 0))
                 symbols = {n: sources[n] for n in env.roots(stride.symbols())} | {"stride": TensorStride(source, dim)}
                 text = f"{source_text(source)}.stride({dim}) == {readable(str(stride), env, sources)}"
                 guards.add(None, GuardKind.SHAPE, ShapeProgram(env.spelt_out(program), symbols, text), ())
@@ -86,7 +84,7 @@ def _range(name: str, source: Source, outside: Outside) -> ShapeProgram | None:
     low = info.min if sized and info.min is not None else -INTEGER_BOUND
     high = info.max if info.max is not None else INTEGER_BOUND
     where = source_text(source)
-    steps: Steps = (("sym", name), ("const", low), ("ge", 0))
+    steps: Program = (("sym", name), ("const", low), ("ge", 0))
     text = f"{where} >= {low}"
     if not sized or info.max is not None:
         steps = (*steps, ("sym", name), ("const", high), ("le", 0), ("and", 0))

@@ -28,7 +28,7 @@ def run_program(program: Iterable[tuple[str, object]], symbols: Mapping[str, int
         return False
 
 
-def _run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int | float]) -> Any:
+def _run_program(program: Iterable[tuple[str, Any]], symbols: Mapping[str, int | float]) -> object:
     stack: list[Any] = []
     kept: dict[int, Any] = {}
     for op, operand in program:

@@ -20,7 +20,7 @@ Kwargs = dict[str, Any]
 BuiltinRule = Callable[[World, Args, Kwargs], Any]
 
 
-class Rules(dict[Any, BuiltinRule]):
+class Rules(dict[object, BuiltinRule]):
     """Rules of one domain, by the function or class that each stands for."""
 
     def interprets(self, *targets: object) -> Callable[[BuiltinRule], BuiltinRule]:
@@ -39,7 +39,7 @@ def native_iterator(world: World, obj: object) -> Any:
     return InterpretedNext(world, iterator)
 
 
-def consumable(world: World, obj: object) -> Any:
+def consumable(world: World, obj: object) -> object:
     """`obj` itself when C code iterates it without running Python, else an iterator."""
     kind = type(obj)
     if not may_change(kind) or isinstance(obj, InterpreterObject):
@@ -49,7 +49,7 @@ def consumable(world: World, obj: object) -> Any:
     return native_iterator(world, obj) if runs_python else obj
 
 
-def callback(world: World, fn: object) -> Any:
+def callback(world: World, fn: object) -> object:
     """`fn` itself when C code may call it directly, else a callable that interprets it."""
     if fn is None or type(fn) is types.BuiltinFunctionType or isinstance(fn, Trampoline):
         return fn

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from typing import Any
 
 from torchdynamo.interpreter import attributes
 from torchdynamo.interpreter.builtin_rules import Args, Kwargs, Rules
@@ -14,7 +13,7 @@ RULES = Rules()
 
 
 @RULES.interprets(getattr)
-def call_getattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_getattr(world: World, args: Args, kwargs: Kwargs) -> object:
     if not 2 <= len(args) <= 3 or kwargs or not isinstance(args[1], str):
         return getattr(*args, **kwargs)
     if len(args) == 2:
@@ -27,7 +26,7 @@ def call_getattr(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(hasattr)
-def call_hasattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_hasattr(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs or not isinstance(args[1], str):
         return hasattr(*args, **kwargs)
     try:
@@ -39,21 +38,25 @@ def call_hasattr(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(setattr)
-def call_setattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_setattr(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 3 or kwargs or not isinstance(args[1], str):
-        return setattr(*args, **kwargs)
-    return world.setattr(*args)
+        setattr(*args, **kwargs)  # raises
+    else:
+        world.setattr(*args)
+    return None
 
 
 @RULES.interprets(delattr)
-def call_delattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_delattr(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs or not isinstance(args[1], str):
-        return delattr(*args, **kwargs)
-    return world.delattr(*args)
+        delattr(*args, **kwargs)  # raises
+    else:
+        world.delattr(*args)
+    return None
 
 
 @RULES.interprets(object.__getattribute__)
-def call_object_getattribute(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_object_getattribute(world: World, args: Args, kwargs: Kwargs) -> object:
     obj, name = args
     if isinstance(obj, (type, InterpreterObject)) or not may_change(type(obj)):
         return world.call_leaf(object.__getattribute__, args, kwargs)
@@ -64,7 +67,7 @@ def call_object_getattribute(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(type.__getattribute__)
-def call_type_getattribute(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_type_getattribute(world: World, args: Args, kwargs: Kwargs) -> object:
     value = attributes.type_attribute(world, *args)
     if value is MISSING:
         raise attributes.missing_attribute(*args)
@@ -72,19 +75,21 @@ def call_type_getattribute(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(object.__setattr__)
-def call_object_setattr(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_object_setattr(world: World, args: Args, kwargs: Kwargs) -> object:
     if isinstance(args[0], type) or not may_change(type(args[0])):
         return world.call_leaf(object.__setattr__, args, kwargs)
-    return attributes.store_instance_attribute(world, *args)
+    attributes.store_instance_attribute(world, *args)
+    return None
 
 
 @RULES.interprets(object.__delattr__)
-def call_object_delattr(world: World, args: Args, kwargs: Kwargs) -> Any:
-    return attributes.delete_instance_attribute(world, *args)
+def call_object_delattr(world: World, args: Args, kwargs: Kwargs) -> object:
+    attributes.delete_instance_attribute(world, *args)
+    return None
 
 
 @RULES.interprets(super)
-def call_super(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_super(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 2 and not kwargs:
         return world.make_super(*args)
     if args or kwargs:

@@ -84,7 +84,7 @@ for _native in (bisect_left, bisect_right, insort_left, insort_right):
 
 
 @RULES.interprets(functools.cmp_to_key)
-def call_cmp_to_key(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_cmp_to_key(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 1 and not kwargs and not isinstance(args[0], Trampoline):
         args = (Trampoline(world, args[0]),)
     return world.call_leaf(functools.cmp_to_key, args, kwargs)

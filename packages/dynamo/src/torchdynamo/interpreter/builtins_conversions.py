@@ -40,7 +40,7 @@ def _asks(native: Any, *names: str) -> BuiltinRule:
     return rule
 
 
-def _answering(class_name: str, method: str, answer: object) -> Any:
+def _answering(class_name: str, method: str, answer: object) -> object:
     """An object whose special method returns `answer`; the class's name is in the messages of the checks."""
     return type(class_name, (), {method: lambda _self, *_args: answer})()
 
@@ -75,7 +75,7 @@ RULES[str] = _text(str, "__str__", "__repr__")
 
 
 @RULES.interprets(ascii)
-def call_ascii(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_ascii(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.convert(args[0], "ascii") if len(args) == 1 and not kwargs else ascii(*args, **kwargs)
 
 
@@ -92,7 +92,7 @@ def _delegates(native: object, name: str) -> BuiltinRule:
     return rule
 
 
-def _rounded(world: World, args: Args, kwargs: Kwargs) -> Any:
+def _rounded(world: World, args: Args, kwargs: Kwargs) -> object:
     if not args or kwargs.keys() - {"ndigits"}:
         return round(*args, **kwargs)
     given = (*args, *kwargs.values())
@@ -106,26 +106,26 @@ RULES[round] = _rounded
 
 
 @RULES.interprets(bool)
-def call_bool(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_bool(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.truth(args[0]) if len(args) == 1 and not kwargs else bool(*args, **kwargs)
 
 
 @RULES.interprets(format)
-def call_format(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_format(world: World, args: Args, kwargs: Kwargs) -> object:
     if not 1 <= len(args) <= 2 or kwargs:
         return format(*args, **kwargs)
     return world.format_value(args[0], args[1] if len(args) == 2 else "")
 
 
 @RULES.interprets(divmod)
-def call_divmod(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_divmod(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         return divmod(*args, **kwargs)
     return world.binary("divmod", args[0], args[1])
 
 
 @RULES.interprets(pow)
-def call_pow(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_pow(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         return world.call_leaf(pow, args, kwargs)
     return world.binary("**", args[0], args[1])
@@ -154,7 +154,7 @@ class PartsArgument(FormatArgument):
 
     __slots__ = ()
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         return _format_argument(self.world, self.world.getattr(self.value, name))
 
     def __getitem__(self, key: object) -> Any:
@@ -166,28 +166,31 @@ class NumberArgument(FormatArgument):
 
     __slots__ = ()
 
+    def _asked(self, conversion: object) -> Any:
+        return self.world.call(conversion, (self.value,), {})
+
     def __int__(self) -> int:
-        return int(self.world.call(int, (self.value,), {}))
+        return int(self._asked(int))
 
     def __float__(self) -> float:
-        return float(self.world.call(float, (self.value,), {}))
+        return float(self._asked(float))
 
     def __index__(self) -> int:
-        return int(self.world.call(operator.index, (self.value,), {}))
+        return int(self._asked(operator.index))
 
 
-def _format_argument(world: World, value: object) -> Any:
+def _format_argument(world: World, value: object) -> object:
     return PartsArgument(world, value) if may_change(type(value)) else value
 
 
 @RULES.interprets(str.format)
-def call_str_format(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_str_format(world: World, args: Args, kwargs: Kwargs) -> object:
     values = tuple(_format_argument(world, value) for value in args[1:])
     return world.call_leaf(str.format, (*args[:1], *values), {k: _format_argument(world, v) for k, v in kwargs.items()})
 
 
 @RULES.interprets(str.__mod__)
-def call_str_mod(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_str_mod(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         return str.__mod__(*args, **kwargs)
     text, values = args
@@ -200,7 +203,7 @@ def call_str_mod(world: World, args: Args, kwargs: Kwargs) -> Any:
     return world.call_leaf(str.__mod__, (text, values), {})
 
 
-def _shown_argument(world: World, value: object) -> Any:
+def _shown_argument(world: World, value: object) -> object:
     """What `%` prints in place of an object whose text is made by Python code; numbers stay what they are."""
     if isinstance(value, (int, float, str, bytes)):
         return value

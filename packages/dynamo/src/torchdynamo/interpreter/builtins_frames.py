@@ -15,17 +15,17 @@ RULES = Rules()
 
 
 @RULES.interprets(globals)
-def call_globals(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_globals(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.interpreter.frames[-1].function.__globals__ if not (args or kwargs) else globals(*args, **kwargs)
 
 
 @RULES.interprets(locals)
-def call_locals(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_locals(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.interpreter.frames[-1].local_values() if not (args or kwargs) else locals(*args, **kwargs)
 
 
 @RULES.interprets(vars)
-def call_vars(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_vars(world: World, args: Args, kwargs: Kwargs) -> object:
     if not args and not kwargs:
         return world.interpreter.frames[-1].local_values()
     if len(args) == 1 and not kwargs:
@@ -37,7 +37,7 @@ def call_vars(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(dir)
-def call_dir(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_dir(world: World, args: Args, kwargs: Kwargs) -> object:
     if not args and not kwargs:
         return sorted(world.interpreter.frames[-1].local_values())
     if len(args) == 1 and python_method(type(args[0]), "__dir__") is not None:
@@ -46,13 +46,13 @@ def call_dir(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(sys.exc_info)
-def call_exc_info(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_exc_info(world: World, args: Args, kwargs: Kwargs) -> object:
     error = world.interpreter.handled_exception()
     return (None, None, None) if error is None else (type(error), error, world.getattr(error, "__traceback__"))
 
 
 @RULES.interprets(sys.exception)
-def call_exception(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_exception(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.interpreter.handled_exception()
 
 
@@ -86,11 +86,11 @@ class FrameView(InterpreterObject):
         return FrameView(self._world, self._place - 1) if self._place else None
 
     @property
-    def f_globals(self) -> dict[str, Any]:
+    def f_globals(self) -> dict[str, object]:
         return self._frame.function.__globals__  # type: ignore[no-any-return]
 
     @property
-    def f_locals(self) -> dict[str, Any]:
+    def f_locals(self) -> dict[str, object]:
         return self._frame.local_values()  # type: ignore[no-any-return]
 
     @property
@@ -111,11 +111,11 @@ def _frame_at(world: World, args: Args) -> FrameView:
 
 
 @RULES.interprets(sys._getframe)
-def call_getframe(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_getframe(world: World, args: Args, kwargs: Kwargs) -> object:
     return sys._getframe(*args, **kwargs) if kwargs or len(args) > 1 else _frame_at(world, args)
 
 
 @RULES.interprets(getattr(sys, "_getframemodulename", None))
-def call_getframemodulename(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_getframemodulename(world: World, args: Args, kwargs: Kwargs) -> object:
     """Since Python 3.12."""
     return _frame_at(world, (*args, *kwargs.values()))._frame.function.__module__

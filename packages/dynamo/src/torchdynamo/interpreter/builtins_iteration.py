@@ -34,21 +34,21 @@ RULES = Rules()
 
 
 @RULES.interprets(map)
-def call_map(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_map(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) < 2 or kwargs:
         return map(*args, **kwargs)
     return MapIterator(world, args[0], tuple(world.iterate(arg) for arg in args[1:]))
 
 
 @RULES.interprets(filter)
-def call_filter(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_filter(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         return filter(*args, **kwargs)
     return FilterIterator(world, args[0], world.iterate(args[1]))
 
 
 @RULES.interprets(zip)
-def call_zip(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_zip(world: World, args: Args, kwargs: Kwargs) -> object:
     if kwargs.keys() - {"strict"}:
         return zip(*args, **kwargs)  # noqa: B905 - raises
     iterators = [world.iterate(arg) for arg in args]
@@ -56,7 +56,7 @@ def call_zip(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(enumerate)
-def call_enumerate(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_enumerate(world: World, args: Args, kwargs: Kwargs) -> object:
     if not 1 <= len(args) <= 2 or kwargs.keys() - {"start"} or (len(args) == 2 and kwargs):
         return enumerate(*args, **kwargs)
     start = args[1] if len(args) == 2 else kwargs.get("start", 0)
@@ -64,7 +64,7 @@ def call_enumerate(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(reversed)
-def call_reversed(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_reversed(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return reversed(*args, **kwargs)
     obj = args[0]
@@ -74,12 +74,13 @@ def call_reversed(world: World, args: Args, kwargs: Kwargs) -> Any:
     if type(obj) in (list, tuple, range, str):
         return ReversedIterator(world, obj, len(obj), type(reversed(obj)))
     if python_method(type(obj), "__getitem__") is not None:
-        return ReversedIterator(world, obj, world.call(len, (obj,), {}))
+        length: Any = world.call(len, (obj,), {})
+        return ReversedIterator(world, obj, length)
     return world.call_leaf(reversed, args, kwargs)
 
 
 @RULES.interprets(iter)
-def call_iter(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_iter(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 1 and not kwargs:
         return world.iterate(args[0])
     if len(args) == 2 and not kwargs and callable(args[0]):
@@ -88,7 +89,7 @@ def call_iter(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(next)
-def call_next(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_next(world: World, args: Args, kwargs: Kwargs) -> object:
     if not 1 <= len(args) <= 2 or kwargs:
         return next(*args, **kwargs)
     if not hasattr(type(args[0]), "__next__"):
@@ -123,7 +124,7 @@ def _method_consumer(method: object) -> BuiltinRule:
     return rule
 
 
-_CONSUMING_METHODS: tuple[Any, ...] = (
+_CONSUMING_METHODS: tuple[object, ...] = (
     list.extend, list.__init__, set.update, set.__init__, str.join, bytes.join, set.union, set.intersection,
     set.difference, set.intersection_update, set.difference_update,
 )  # fmt: skip
@@ -132,21 +133,21 @@ for _method in _CONSUMING_METHODS:
 
 
 @RULES.interprets(dict)
-def call_dict(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_dict(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.call_leaf(dict, tuple(_mapping_source(world, arg) for arg in args), kwargs)
 
 
 @RULES.interprets(dict.update)
-def call_dict_update(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_dict_update(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.call_leaf(dict.update, (*args[:1], *(_mapping_source(world, a) for a in args[1:])), kwargs)
 
 
 @RULES.interprets(dict.__init__)
-def call_dict_init(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_dict_init(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.call_leaf(dict.__init__, (*args[:1], *(_mapping_source(world, a) for a in args[1:])), kwargs)
 
 
-def _mapping_source(world: World, obj: object) -> Any:
+def _mapping_source(world: World, obj: object) -> object:
     """What `dict` reads: a mapping with Python methods becomes a dict, other iterables an iterator."""
     kind = type(obj)
     if not may_change(kind) or isinstance(obj, InterpreterObject):
@@ -162,7 +163,7 @@ def _mapping_source(world: World, obj: object) -> Any:
 
 
 @RULES.interprets(sum)
-def call_sum(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_sum(world: World, args: Args, kwargs: Kwargs) -> object:
     if not 1 <= len(args) <= 2 or kwargs.keys() - {"start"} or (len(args) == 2 and kwargs):
         return sum(*args, **kwargs)
     total = args[1] if len(args) == 2 else kwargs.get("start", 0)
@@ -175,14 +176,14 @@ def call_sum(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(any)
-def call_any(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_any(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return any(*args, **kwargs)
     return any(world.truth(value) for value in native_iterator(world, args[0]))
 
 
 @RULES.interprets(all)
-def call_all(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_all(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return all(*args, **kwargs)
     return all(world.truth(value) for value in native_iterator(world, args[0]))
@@ -232,7 +233,7 @@ def _sort_key(world: World, key: object, values: list[object]) -> Any:
             return lambda value: SortItem(world, value)
         return None
 
-    def native_key(value: object) -> Any:
+    def native_key(value: object) -> object:
         result = world.call(key, (value,), {})
         return SortItem(world, result) if runs_python(result, _ORDER) else result
 
@@ -240,7 +241,7 @@ def _sort_key(world: World, key: object, values: list[object]) -> Any:
 
 
 @RULES.interprets(sorted)
-def call_sorted(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_sorted(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs.keys() - {"key", "reverse"}:
         return sorted(*args, **kwargs)
     values = list(native_iterator(world, args[0]))
@@ -249,7 +250,7 @@ def call_sorted(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(list.sort)
-def call_list_sort(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_list_sort(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs.keys() - {"key", "reverse"} or not isinstance(args[0], list):
         return list.sort(*args, **kwargs)
     key = _sort_key(world, kwargs.get("key"), args[0])
@@ -257,7 +258,7 @@ def call_list_sort(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(functools.reduce)
-def call_reduce(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_reduce(world: World, args: Args, kwargs: Kwargs) -> object:
     if not 2 <= len(args) <= 3 or kwargs:
         return functools.reduce(*args, **kwargs)
     iterator = native_iterator(world, args[1])
@@ -272,10 +273,10 @@ def call_reduce(world: World, args: Args, kwargs: Kwargs) -> Any:
     return total
 
 
-def _group_key(world: World, key: object) -> Any:
+def _group_key(world: World, key: object) -> object:
     """The `key` of `itertools.groupby`, which compares each result with the one before."""
 
-    def native_key(value: object) -> Any:
+    def native_key(value: object) -> object:
         result = value if key is None else world.call(key, (value,), {})
         if runs_python(result, ("__eq__",)):
             world.unsupported("c_function", "itertools.groupby over objects with their own ==")
@@ -285,7 +286,7 @@ def _group_key(world: World, key: object) -> Any:
     return native_key
 
 
-def itertools_call(world: World, cls: type, args: Args, kwargs: Kwargs) -> Any:
+def itertools_call(world: World, cls: type, args: Args, kwargs: Kwargs) -> object:
     """An itertools object over what the world iterates; functions among the arguments are interpreted."""
     if cls in (itertools.repeat, itertools.count):
         return world.call_leaf(cls, args, kwargs)
@@ -293,7 +294,7 @@ def itertools_call(world: World, cls: type, args: Args, kwargs: Kwargs) -> Any:
         key = args[1] if len(args) == 2 else kwargs.get("key")
         return world.call_leaf(cls, (consumable(world, args[0]), _group_key(world, key)), {})
 
-    def convert(value: object) -> Any:
+    def convert(value: object) -> object:
         if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type)):
             return callback(world, value)
         return consumable(world, value)

@@ -44,5 +44,5 @@ for _name, _method_name, _count in (
 
 
 @RULES.interprets(operator.not_)
-def call_not(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_not(world: World, args: Args, kwargs: Kwargs) -> object:
     return not world.truth(args[0]) if len(args) == 1 and not kwargs else operator.not_(*args, **kwargs)

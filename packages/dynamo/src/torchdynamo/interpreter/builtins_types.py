@@ -16,19 +16,19 @@ RULES = Rules()
 
 
 @RULES.interprets(type)
-def call_type(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_type(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 1 and not kwargs:
         return native_type(args[0])
     return world.call_leaf(type, args, kwargs)
 
 
 @RULES.interprets(type.__call__)
-def call_type_call(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_type_call(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.interpreter.instantiate(args[0], args[1:], kwargs)  # type: ignore[attr-defined]
 
 
 @RULES.interprets(isinstance)
-def call_isinstance(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_isinstance(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         return isinstance(*args, **kwargs)
     obj, classes = args
@@ -45,7 +45,7 @@ def call_isinstance(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(issubclass)
-def call_issubclass(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_issubclass(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 2 or kwargs:
         return issubclass(*args, **kwargs)
     cls, classes = args
@@ -58,12 +58,12 @@ def call_issubclass(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(callable)
-def call_callable(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_callable(world: World, args: Args, kwargs: Kwargs) -> object:
     return callable(*args, **kwargs)
 
 
 @RULES.interprets(builtins.__build_class__)
-def call_build_class(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_build_class(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.build_class(args[0], args[1], args[2:], kwargs)
 
 
@@ -71,7 +71,7 @@ def call_build_class(world: World, args: Args, kwargs: Kwargs) -> Any:
 
 
 @RULES.interprets(object.__reduce_ex__)
-def call_reduce_ex(world: World, args: Args, kwargs: Kwargs) -> Any:
+def call_reduce_ex(world: World, args: Args, kwargs: Kwargs) -> object:
     """What an object without a `__reduce__` of its own is copied from: its class, its attributes, its parts."""
     obj = args[0]
     cls = type(obj)
@@ -81,7 +81,7 @@ def call_reduce_ex(world: World, args: Args, kwargs: Kwargs) -> Any:
     plain = all(is_python_class(base) or base in (object, list, dict) for base in cls.__mro__)
     if not plain or not may_change(cls) or isinstance(obj, InterpreterObject) or args[1:] < (2,):
         return world.call_leaf(object.__reduce_ex__, args, kwargs)
-    made: tuple[Any, ...] = copyreg.__newobj__, (cls,)  # type: ignore[attr-defined]
+    made: tuple[object, ...] = copyreg.__newobj__, (cls,)  # type: ignore[attr-defined]
     for name in ("__getnewargs_ex__", "__getnewargs__"):
         method = python_method(cls, name)
         if method is not None:

@@ -41,9 +41,9 @@ class Interpreter:
         self.raised_groups: dict[int, BaseException] = {}
         self.passed: set[int] = set()
         self.made_functions: MutableSet[types.FunctionType] = weakref.WeakSet()
-        self.refused_raise = -1
+        self.refused_raise: int = -1
         self.room = _RECURSION_LIMIT  # frames that the program may have
-        self.refused_start = -1
+        self.refused_start: int = -1
         self._raised = 0
         self._starts = 0
 

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-Handler = Callable[[Any, Any], object]
+Handler = Callable[[Any, Any], object]  # called with the frame and the operand that it decodes
 
 _CACHE = dis.opmap["CACHE"]
 _EXTENDED_ARG = dis.opmap["EXTENDED_ARG"]
@@ -138,7 +138,7 @@ def decode(code: types.CodeType, handlers: Mapping[int, Handler], missing: Calla
         extended, start = 0, -1
     program = []
     for index, (op, argument) in enumerate(zip(opcodes, arguments, strict=True)):
-        operand: Any = argument
+        operand: object = argument
         if op in _HAS_JUMP:
             backward = "BACKWARD" in dis.opname[op]
             operand = index_of[following[index] + (-2 if backward else 2) * argument]
@@ -174,15 +174,15 @@ def slot_names(code: types.CodeType) -> tuple[str, ...]:
 
 
 # Some operands carry flags beside the name's index.
-def _plain_name(names: tuple[str, ...], argument: int) -> Any:
+def _plain_name(names: tuple[str, ...], argument: int) -> object:
     return names[argument]
 
 
-def _name_and_bit(names: tuple[str, ...], argument: int) -> Any:
+def _name_and_bit(names: tuple[str, ...], argument: int) -> object:
     return names[argument >> 1], argument & 1
 
 
-def _super_name(names: tuple[str, ...], argument: int) -> Any:
+def _super_name(names: tuple[str, ...], argument: int) -> object:
     return names[argument >> 2], argument & 1, argument & 2
 
 
@@ -190,7 +190,7 @@ def _is_312() -> bool:
     return "LOAD_SUPER_ATTR" in dis.opmap
 
 
-_NAME_OPERAND: dict[str, Callable[[tuple[str, ...], int], Any]] = {
+_NAME_OPERAND: dict[str, Callable[[tuple[str, ...], int], object]] = {
     "LOAD_GLOBAL": _name_and_bit,
     "LOAD_ATTR": _name_and_bit if _is_312() else _plain_name,
     "LOAD_SUPER_ATTR": _super_name,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dis
-from typing import Any
 
 from torchdynamo.interpreter.decode import CodeCache, Handler
 from torchdynamo.interpreter.exceptions import set_context
@@ -45,7 +44,7 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
         decoded = self.decoded
         return Position(decoded.filename, decoded.line(max(self.index - 1, 0)), decoded.name)
 
-    def run(self, path: tuple[int, ...] = ()) -> Any:
+    def run(self, path: tuple[int, ...] = ()) -> object:
         """Execute until the frame returns or yields; raise what the program does not handle.
 
         `path` is that of an `Escape`: before the instruction that it leads to, `Stop` is raised, and the frames are
@@ -109,7 +108,7 @@ class InterpretedFrame(LoadStoreOpcodes, OperatorOpcodes, ControlOpcodes, CallOp
         elif self.interpreter.frames[0] is not self:  # else the compiled code itself does
             self.let_go([*self.stack, *self.fast], error)
 
-    def throw(self, error: BaseException) -> Any:
+    def throw(self, error: BaseException) -> object:
         """Raise `error` at the instruction where the frame is suspended, and run on."""
         self.interpreter.frames.append(self)
         try:

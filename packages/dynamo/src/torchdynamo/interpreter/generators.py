@@ -41,7 +41,7 @@ class InterpretedGenerator(InterpreterObject):
         return None if self._started else self._frame
 
     @property
-    def gi_frame(self) -> Any:
+    def gi_frame(self) -> object:
         return self._frame
 
     @property
@@ -49,13 +49,13 @@ class InterpretedGenerator(InterpreterObject):
         return self._started and self._frame is not None and not self.gi_running
 
     @property
-    def gi_yieldfrom(self) -> Any:
+    def gi_yieldfrom(self) -> object:
         return self._delegate()
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return self.send(None)
 
     def send(self, value: object) -> Any:
@@ -69,7 +69,7 @@ class InterpretedGenerator(InterpreterObject):
         frame.stack.append(value)
         return self._resume(frame, None)
 
-    def throw(self, kind: object, value: object = None, traceback: types.TracebackType | None = None) -> Any:
+    def throw(self, kind: object, value: object = None, traceback: types.TracebackType | None = None) -> object:
         error = _thrown(kind, value, traceback)
         if self.gi_running:
             raise ValueError("generator already executing")
@@ -81,7 +81,7 @@ class InterpretedGenerator(InterpreterObject):
         finally:
             del error  # its traceback holds this frame
 
-    def _throw(self, frame: InterpretedFrame, error: BaseException) -> Any:
+    def _throw(self, frame: InterpretedFrame, error: BaseException) -> object:
         delegate = self._delegate()
         if delegate is not None:
             try:
@@ -99,7 +99,7 @@ class InterpretedGenerator(InterpreterObject):
         finally:
             del error
 
-    def _throw_into(self, delegate: object, error: BaseException, frame: InterpretedFrame) -> Any:
+    def _throw_into(self, delegate: object, error: BaseException, frame: InterpretedFrame) -> object:
         world = frame.world
         self.gi_running = True
         try:
@@ -116,7 +116,7 @@ class InterpretedGenerator(InterpreterObject):
             del error
             self.gi_running = False
 
-    def close(self) -> Any:
+    def close(self) -> object:
         frame = self._frame
         if frame is None:
             return None
@@ -131,7 +131,7 @@ class InterpretedGenerator(InterpreterObject):
             return stop.value if _CLOSE_RETURNS else None
         raise RuntimeError("generator ignored GeneratorExit")
 
-    def _delegate(self) -> Any:
+    def _delegate(self) -> object:
         """The iterator that `yield from` is waiting for."""
         frame = self._frame
         if frame is None or not self._started or self.gi_running:
@@ -140,7 +140,7 @@ class InterpretedGenerator(InterpreterObject):
         waiting = opcodes[index - 1] == _YIELD_VALUE and opcodes[index] == _RESUME and (arguments[index] & 3) >= 2
         return frame.stack[-1] if waiting else None
 
-    def _resume(self, frame: InterpretedFrame, error: BaseException | None) -> Any:
+    def _resume(self, frame: InterpretedFrame, error: BaseException | None) -> object:
         interpreter = frame.interpreter
         started = self._started
         if not started:

@@ -20,7 +20,7 @@ class LocalIterator(InterpreterObject):
     def __iter__(self) -> Iterator[Any]:
         return self
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         raise NotImplementedError
 
 
@@ -34,7 +34,7 @@ class SequenceIterator(LocalIterator):
         self.index = index
         self.native = type(iter(sequence))
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         index = self.index
         if 0 <= index < len(self.sequence):
             self.index = index + 1
@@ -68,7 +68,7 @@ class MappingIterator(LocalIterator):
         for _ in range(self.consumed):
             next(self.inner)
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         value = next(self.inner)
         self.consumed += 1
         return value
@@ -82,12 +82,12 @@ class GetitemIterator(LocalIterator):
 
     __slots__ = ("index", "sequence", "world")
 
-    def __init__(self, world: World, sequence: Any) -> None:
+    def __init__(self, world: World, sequence: object) -> None:
         self.world = world
         self.sequence = sequence
         self.index = 0
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if self.index < 0:
             raise StopIteration
         try:
@@ -104,10 +104,10 @@ class CallableIterator(LocalIterator):
 
     __slots__ = ("done", "fn", "sentinel", "world")
 
-    def __init__(self, world: World, fn: Any, sentinel: Any) -> None:
+    def __init__(self, world: World, fn: Any, sentinel: object) -> None:
         self.world, self.fn, self.sentinel, self.done = world, fn, sentinel, False
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if not self.done:
             value = self.world.call(self.fn, (), {})
             if value is not self.sentinel and not self.world.truth(self.world.compare("==", self.sentinel, value)):
@@ -122,10 +122,10 @@ class MapIterator(LocalIterator):
     __slots__ = ("fn", "iterators", "world")
     native = map
 
-    def __init__(self, world: World, fn: Any, iterators: tuple[Any, ...]) -> None:
+    def __init__(self, world: World, fn: Any, iterators: tuple[object, ...]) -> None:
         self.world, self.fn, self.iterators = world, fn, iterators
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         advance = self.world.advance
         return self.world.call(self.fn, tuple([advance(iterator) for iterator in self.iterators]), {})
 
@@ -136,10 +136,10 @@ class FilterIterator(LocalIterator):
     __slots__ = ("fn", "iterator", "keep", "world")
     native = filter
 
-    def __init__(self, world: World, fn: Any, iterator: Any, keep: bool = True) -> None:
+    def __init__(self, world: World, fn: Any, iterator: object, keep: bool = True) -> None:
         self.world, self.fn, self.iterator, self.keep = world, fn, iterator, keep
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         world = self.world
         while True:
             value = world.advance(self.iterator)
@@ -154,13 +154,13 @@ class ZipIterator(LocalIterator):
     __slots__ = ("iterators", "strict", "world")
     native = zip
 
-    def __init__(self, world: World, iterators: tuple[Any, ...], strict: bool = False) -> None:
+    def __init__(self, world: World, iterators: tuple[object, ...], strict: bool = False) -> None:
         self.world, self.iterators, self.strict = world, iterators, strict
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if not self.iterators:
             raise StopIteration
-        values: list[Any] = []
+        values: list[object] = []
         for place, iterator in enumerate(self.iterators):
             try:
                 values.append(self.world.advance(iterator))
@@ -192,10 +192,10 @@ class EnumerateIterator(LocalIterator):
     __slots__ = ("count", "iterator", "world")
     native = enumerate
 
-    def __init__(self, world: World, iterator: Any, count: Any = 0) -> None:
+    def __init__(self, world: World, iterator: object, count: Any = 0) -> None:
         self.world, self.iterator, self.count = world, iterator, count
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         value = self.world.advance(self.iterator)
         count = self.count
         self.count = count + 1
@@ -207,10 +207,10 @@ class ReversedIterator(LocalIterator):
 
     __slots__ = ("index", "native", "sequence", "world")
 
-    def __init__(self, world: World, sequence: Any, length: int, native: type = reversed) -> None:
+    def __init__(self, world: World, sequence: object, length: int, native: type = reversed) -> None:
         self.world, self.sequence, self.index, self.native = world, sequence, length - 1, native
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         if self.index < 0:
             raise StopIteration
         try:
@@ -227,10 +227,10 @@ class InterpretedNext(LocalIterator):
 
     __slots__ = ("iterator", "world")
 
-    def __init__(self, world: World, iterator: Any) -> None:
+    def __init__(self, world: World, iterator: object) -> None:
         self.world, self.iterator = world, iterator
 
-    def __next__(self) -> Any:
+    def __next__(self) -> object:
         return self.world.advance(self.iterator)
 
 
@@ -242,7 +242,7 @@ class Trampoline(InterpreterObject):
     def __init__(self, world: World, fn: Any) -> None:
         self.world, self.fn = world, fn
 
-    def __call__(self, *args: object, **kwargs: object) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> object:
         return self.world.call(self.fn, args, kwargs)
 
 

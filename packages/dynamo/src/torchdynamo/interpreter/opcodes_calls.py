@@ -75,7 +75,7 @@ class CallOpcodes(FrameState):
             raise TypeError("keywords must be strings")
         self.stack.append(self.call_in_tail(callee, arguments, dict(keywords) if keywords else {}))
 
-    def star_arguments(self, callee: object, arguments: object) -> list[Any]:
+    def star_arguments(self, callee: object, arguments: object) -> list[object]:
         if not is_iterable(arguments):
             name = getattr(callee, "__qualname__", f"{type(callee).__name__} object")
             module = getattr(callee, "__module__", None)
@@ -147,7 +147,7 @@ class CallOpcodes(FrameState):
         self.stack.append(submodule(module, name) if value is MISSING else value)
 
 
-def submodule(module: object, name: str) -> Any:
+def submodule(module: object, name: str) -> object:
     """What `from module import name` gives where the module has no such attribute, or ImportError."""
     owner = getattr(module, "__name__", None) or "<unknown module name>"
     found = sys.modules.get(f"{owner}.{name}", MISSING)  # a submodule that is being imported in a circle

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import types
-from typing import Any
 
 from torchdynamo.interpreter.attributes import super_attribute
 from torchdynamo.interpreter.protocol import MISSING, NULL
@@ -224,7 +223,7 @@ class LoadStoreOpcodes(FrameState):
         if operand[1]:
             self.stack.append(NULL)
 
-    def _super_value(self, operand: tuple[str, int, int]) -> Any:
+    def _super_value(self, operand: tuple[str, int, int]) -> object:
         """The stack holds what the name `super` means here, the class and the first argument."""
         callee, cls, first = self.pop_many(3)
         if callee is super:

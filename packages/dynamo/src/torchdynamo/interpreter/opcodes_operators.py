@@ -132,12 +132,12 @@ class OperatorOpcodes(FrameState):
 
     @opcode()
     def BUILD_SET(self, count: int) -> None:
-        made: set[Any] = set()
+        made: set[object] = set()
         for part in self.pop_many(count):
             made.add(self.key(made, part))
         self.stack.append(made)
 
-    def key(self, table: object, key: object) -> Any:
+    def key(self, table: object, key: object) -> object:
         """The key as `table` knows it, hashed and compared through the world."""
         self.world.tell_apart(key)
         return stored_key(self.world, table, key)
@@ -145,7 +145,7 @@ class OperatorOpcodes(FrameState):
     @opcode()
     def BUILD_MAP(self, count: int) -> None:
         flat = self.pop_many(2 * count)
-        made: dict[Any, Any] = {}
+        made: dict[object, object] = {}
         for key, value in zip(flat[::2], flat[1::2], strict=True):
             made[self.key(made, key)] = value
         self.stack.append(made)
@@ -244,12 +244,12 @@ class OperatorOpcodes(FrameState):
         values.reverse()
         self.stack.extend(values)
 
-    def take(self, value: object, limit: int) -> list[Any]:
+    def take(self, value: object, limit: int) -> list[object]:
         """At most `limit` values of an iterable."""
         if not is_iterable(value):
             raise TypeError(f"cannot unpack non-iterable {type(value).__name__} object")
         iterator = self.world.iterate(value)
-        values: list[Any] = []
+        values: list[object] = []
         while len(values) < limit:
             try:
                 values.append(self.world.advance(iterator))
@@ -322,10 +322,10 @@ class OperatorOpcodes(FrameState):
                     raise TypeError(f"{cls.__name__}() accepts 1 positional sub-pattern ({count} given)")
                 values.append(subject)
             else:
-                positional = () if found is None else found
-                if type(positional) is not tuple:
-                    kind = type(positional).__name__
+                if found is not None and type(found) is not tuple:
+                    kind = type(found).__name__
                     raise TypeError(f"{cls.__name__}.__match_args__ must be a tuple (got {kind})")
+                positional = found or ()
                 if count > len(positional):
                     plural = "" if len(positional) == 1 else "s"
                     given = f"accepts {len(positional)} positional sub-pattern{plural} ({count} given)"
@@ -387,7 +387,7 @@ _OF_TYPES = frozenset(
 
 
 @functools.cache
-def _native_intrinsic(instruction: str, which: int) -> Callable[..., Any]:
+def _native_intrinsic(instruction: str, which: int) -> Callable[..., object]:
     """A function of the instruction's operands that runs it: Python has no name for what an intrinsic does."""
     code = (lambda a: a).__code__ if instruction == "CALL_INTRINSIC_1" else (lambda a, b: a).__code__
     loads = (("LOAD_FAST", index) for index in range(code.co_argcount))

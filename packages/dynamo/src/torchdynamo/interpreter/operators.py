@@ -70,7 +70,7 @@ _SEQUENCES = (str, bytes, bytearray, list, tuple, collections.deque)
 _SEQUENCE_METHODS = ("__add__", "__mul__")
 
 
-def _by_methods(world: World, a: object, b: object, method: str, reflected: str) -> Any:
+def _by_methods(world: World, a: object, b: object, method: str, reflected: str) -> object:
     """The left operand's method first, unless the right one is of a subclass that overrides the reflected method."""
     kind_a, kind_b = type(a), type(b)
     tried_right = False
@@ -95,13 +95,13 @@ def _by_methods(world: World, a: object, b: object, method: str, reflected: str)
     return _sequence_operation(a, b, left, method) if late else NotImplemented
 
 
-def _sequence_operation(a: Any, b: Any, left: Any, method: str) -> Any:
+def _sequence_operation(a: Any, b: Any, left: Any, method: str) -> object:
     if method == "__mul__" and not hasattr(type(b), "__index__"):
         raise TypeError(f"can't multiply sequence by non-int of type '{type(b).__name__}'")
     return left(a, b)
 
 
-def inplace(world: World, symbol: str, a: object, b: object) -> Any:
+def inplace(world: World, symbol: str, a: object, b: object) -> object:
     _, native, method, reflected, in_place = BINARY[symbol]
     kind_a, kind_b = type(a), type(b)
     if not may_change(kind_a) and not may_change(kind_b):
@@ -156,7 +156,7 @@ def compare(world: World, symbol: str, a: object, b: object) -> Any:
     raise TypeError(message)
 
 
-def _rich(world: World, method: str, a: object, b: object) -> Any:
+def _rich(world: World, method: str, a: object, b: object) -> object:
     function = getattr(type(a), method)
     if function is object.__ne__:
         value = _rich(world, "__eq__", a, b)
@@ -164,7 +164,7 @@ def _rich(world: World, method: str, a: object, b: object) -> Any:
     return world.call(function, (a, b), {})
 
 
-def unary(world: World, symbol: str, a: object) -> Any:
+def unary(world: World, symbol: str, a: object) -> object:
     native, method = UNARY[symbol]
     function = python_method(type(a), method) if may_change(type(a)) else None
     return native(a) if function is None else world.call(function, (a,), {})

@@ -101,7 +101,7 @@ class FrameState:
         self.index = 0  # of the next instruction; of the current one plus 1 while a handler runs
         self.names = names  # the namespace of a class body
         self.keyword_names: tuple[str, ...] = ()
-        self.result: Any = None
+        self.result: object = None
         self.tail = False  # what it returns is pushed by the calling frame's call instruction, and that is all
 
     def pop_many(self, count: int) -> list[Any]:

@@ -127,7 +127,7 @@ def ask_hash(world: World, key: Any) -> None:
         world.unsupported("c_function", f"the hash of a {type(key).__qualname__} that the program has changed")
 
 
-def stored_key(world: World, table: Any, key: object) -> Any:
+def stored_key(world: World, table: Any, key: object) -> object:
     """The key of a dict or set that `key` finds, or `key` itself where it finds none."""
     if not hashes_python(key):
         return key

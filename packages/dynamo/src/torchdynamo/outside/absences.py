@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from dataclasses import dataclass
-from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +16,7 @@ class EmptySlot:
     def __name__(self) -> str:
         return f"empty_slot_{self.member.__name__}"
 
-    def __call__(self, obj: Any) -> bool:
+    def __call__(self, obj: object) -> bool:
         try:
             self.member.__get__(obj)
         except AttributeError:

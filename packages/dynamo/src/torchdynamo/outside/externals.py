@@ -96,7 +96,7 @@ class TensorInputs(Protocol):
 
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
     def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor: ...
-    def array_input(self, array: Any, source: Source) -> Array: ...
+    def array_input(self, array: object, source: Source) -> Array: ...
     def number(self, value: int | float, source: Source) -> int | float | torch.SymInt | torch.SymFloat: ...
     def steps(self, source: Source) -> bool: ...  # the iterator there is advanced for real
     def grows(self, source: Source) -> bool: ...  # the list there was of another length at every call
@@ -118,10 +118,10 @@ class Pins:
     """Objects that guards and generated code hold by reference."""
 
     def __init__(self) -> None:
-        self.objects: list[Any] = []
+        self.objects: list[object] = []
         self._index: dict[int, int] = {}
 
-    def source(self, obj: Any, label: str | None = None) -> Pinned:
+    def source(self, obj: object, label: str | None = None) -> Pinned:
         index = self._index.get(id(obj))
         if index is None:
             index = self._index[id(obj)] = len(self.objects)
@@ -145,12 +145,12 @@ class Externals:
         self.arrays = numpy_values.Arrays(lambda value: self.lookup(value) is not None)
         self.cells: list[Source] = []  # of functions that are made anew at each call
         self._classes: set[type] = set()
-        self.world: Any = None  # of the iterators that the program goes on with
+        self.world: object = None  # of the iterators that the program goes on with
 
-    def guard(self, source: Source | None, kind: GuardKind, payload: Any) -> None:
+    def guard(self, source: Source | None, kind: GuardKind, payload: object) -> None:
         self.guards.add(source, kind, payload, self.user_frames())
 
-    def lookup(self, value: Any) -> External | None:
+    def lookup(self, value: object) -> External | None:
         """The record of a value that the program holds, if it stands for an external object."""
         known = self.by_value.get(id(value))
         return known if known is not None and known.value is value else None
@@ -177,11 +177,11 @@ class Externals:
             return value
         return self._admit(value, kind, source)
 
-    def hold(self, value: Any, label: str) -> Any:
+    def hold(self, value: object, label: str) -> object:
         """Admits an object that the compiled code holds by reference."""
         return self.wrap(value, self.pins.source(value, label))
 
-    def _admit(self, value: Any, kind: type, source: Source) -> Any:
+    def _admit(self, value: Any, kind: type, source: Source) -> object:
         if isinstance(value, torch.Tensor):
             return self._tensor(value, source)
         if kind in _BOUND_C_METHODS and _is_bound(value):
@@ -217,7 +217,7 @@ class Externals:
             self.opaque[id(value)] = known
         return known.value
 
-    def tell_apart(self, *values: Any) -> None:
+    def tell_apart(self, *values: object) -> None:
         """C code hashes or compares these values: what has no method for that is known by its identity."""
         todo, seen = list(values), set()
         while todo:
@@ -243,13 +243,13 @@ class Externals:
                 mro = Attribute(self.pins.source(kind), "__mro__", native=True)
                 self.guard(mro, GuardKind.IDENTITY, kind.__mro__)
 
-    def _register(self, original: Any, source: Source, value: Any) -> External:
+    def _register(self, original: object, source: Source, value: object) -> External:
         known = External(original, source, value, {source})
         self.by_original[id(original)] = known
         self.by_value[id(value)] = known
         return known
 
-    def _tensor(self, tensor: torch.Tensor, source: Source) -> Any:
+    def _tensor(self, tensor: torch.Tensor, source: Source) -> object:
         if isinstance(tensor, FakeTensor):
             return tensor
         if isinstance(tensor, UNINITIALIZED):
@@ -271,13 +271,13 @@ class Externals:
             name = "a tensor" if known is None else known.source.expression()
             raise BreakGraph("special_tensor", f"{name} {outside_graphs(tensor)}")
 
-    def _identity(self, value: Any, source: Source) -> Any:
+    def _identity(self, value: object, source: Source) -> object:
         self._guard_identity(value, source)
         known = self._register(value, self.pins.source(value), value)
         known.sources.add(source)
         return value
 
-    def namespace(self, value: dict[str, Any], source: Source) -> Any:
+    def namespace(self, value: dict[str, object], source: Source) -> Any:
         """The globals of a module as a dict: looking into it breaks the graph, they are read name by name elsewhere."""
         known = self.by_original.get(id(value))
         if known is None:
@@ -286,7 +286,7 @@ class Externals:
         self.opaque[id(value)] = known
         return value
 
-    def _function_made_anew(self, value: types.FunctionType, source: Source) -> Any:
+    def _function_made_anew(self, value: types.FunctionType, source: Source) -> object:
         """A function that is another object at each call, of the same code: its parts are what is guarded."""
         self.guard(source, GuardKind.TYPE, types.FunctionType)
         for name in ("__code__", "__globals__"):
@@ -307,12 +307,12 @@ class Externals:
         else:
             self.guard(source, GuardKind.SAME_OBJECT, known.source)
 
-    def _guard_identity(self, value: Any, source: Source) -> None:
+    def _guard_identity(self, value: object, source: Source) -> None:
         if isinstance(source, Pinned) or _is_fixed(value, source):
             return
         self.guard(source, GuardKind.IDENTITY, value)
 
-    def _bound_c_method(self, value: Any, kind: type, source: Source) -> Any:
+    def _bound_c_method(self, value: Any, kind: type, source: Source) -> object:
         """A C method bound to an object (`names.append`): bound anew to what stands for the object."""
         self.guard(source, GuardKind.TYPE, kind)
         self.guard(Attribute(source, "__name__", native=True), GuardKind.EQUALS, value.__name__)
@@ -329,7 +329,7 @@ class Externals:
         self.guard(source, GuardKind.TYPE, kind)
         if self.inputs.steps(source):
             return self._register(value, source, value).value
-        copied: Any = object.__new__(kind)
+        copied: object = object.__new__(kind)
         known = self._shadow_record(value, source, copied)
         for name in fields:
             part, where = getattr(value, name), Attribute(source, name, native=True)
@@ -349,7 +349,7 @@ class Externals:
 
     # -- containers -------------------------------------------------------------------------
 
-    def _container(self, value: Any, kind: type, source: Source) -> Any:
+    def _container(self, value: Any, kind: type, source: Source) -> object:
         self.guard(source, GuardKind.TYPE, kind)
         if isinstance(value, dict):
             return self._dict(value, kind, source)
@@ -378,7 +378,7 @@ class Externals:
         queue = collections.deque((self.wrap(item, Item(source, i)) for i, item in enumerate(value)), value.maxlen)
         return self._shadow(value, source, queue, list(queue))
 
-    def _dict(self, value: dict[Any, Any], kind: type, source: Source) -> Any:
+    def _dict(self, value: dict[object, object], kind: type, source: Source) -> Any:
         keys = own_keys(value)
         self.guard(source, GuardKind.DICT_KEYS, keys)
         self._know_keys((key for key in keys if not isinstance(key, torch.Tensor)), source)
@@ -407,12 +407,12 @@ class Externals:
             elif _is_known_by_identity(type(key)) and not isinstance(key, IDENTITY_TYPES):
                 self.tell_apart(self.hold(key, "key"))
 
-    def _shadow_record(self, original: Any, source: Source, shadow: Any) -> External:
+    def _shadow_record(self, original: object, source: Source, shadow: object) -> External:
         known = self._register(original, source, shadow)
         self.shadows.append(known)
         return known
 
-    def _shadow(self, original: Any, source: Source, shadow: Any, snapshot: Any) -> Any:
+    def _shadow(self, original: object, source: Source, shadow: object, snapshot: object) -> object:
         known = self._shadow_record(original, source, shadow)
         known.snapshot = snapshot
         return shadow
@@ -438,7 +438,7 @@ def _is_bound(value: Any) -> bool:
     return not isinstance(owner, (type, types.ModuleType, type(None))) and hasattr(type(owner), value.__name__)
 
 
-def _is_literal(key: Any) -> bool:
+def _is_literal(key: object) -> bool:
     """Whether a key of a dict can be written in generated code."""
     return type(key) in _LITERALS or (type(key) is tuple and all(map(_is_literal, key)))
 
@@ -474,7 +474,7 @@ def stays_outside(tensor: Any) -> bool:
     return type(tensor) in PLAIN_TENSORS and outside_graphs(tensor) is not None
 
 
-def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, Any]) -> TensorGuard:
+def tensor_guard(tensor: torch.Tensor, dynamic: Mapping[int, object]) -> TensorGuard:
     """What compiled code relies on of an input's metadata; `dynamic` names the dims left to shape guards."""
     parameter = isinstance(tensor, torch.nn.Parameter)
     return TensorGuard(
@@ -505,7 +505,7 @@ def _is_known_by_identity(kind: type) -> bool:
     return kind.__hash__ in _IDENTITY_HASHES or vars(object)["__eq__"] is kind.__eq__
 
 
-_IDENTITY_HASHES: tuple[Any, ...] = (object.__hash__, torch.Tensor.__hash__)
+_IDENTITY_HASHES: tuple[object, ...] = (object.__hash__, torch.Tensor.__hash__)
 # What is compared, or hashed, part by part.
 _COMPARED_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
     **{kind: kind.__iter__ for kind in (list, tuple, collections.deque, set, frozenset)},
@@ -528,7 +528,7 @@ def is_fixed_module(module: str) -> bool:
     return module.partition(".")[0] in _FIXED_PACKAGES
 
 
-def _is_fixed(value: Any, source: Source) -> bool:
+def _is_fixed(value: object, source: Source) -> bool:
     """A function, class or module that is read from a package whose names are taken as fixed."""
     if not isinstance(value, (types.FunctionType, types.BuiltinFunctionType, types.ModuleType, type)):
         return False

@@ -27,14 +27,14 @@ class ReadWhole(Escape):
 class _Refusal:
     """A method that only the whole list can answer. No Python function: the interpreter leaves it to C to call it."""
 
-    def __get__(self, obj: Any, kind: type) -> Any:
+    def __get__(self, obj: object, kind: type) -> Any:
         return self if obj is None else types.MethodType(self, obj)
 
-    def __call__(self, obj: GrowingList, *args: Any, **kwargs: Any) -> NoReturn:
+    def __call__(self, obj: GrowingList, *args: object, **kwargs: object) -> NoReturn:
         raise ReadWhole(obj.source)
 
 
-class GrowingList(list[Any]):
+class GrowingList(list[object]):
     """What was appended to the list at `source`."""
 
     __slots__ = ("source",)
@@ -51,7 +51,7 @@ for _name in vars(list).keys() - _ANSWERED - _OF_OBJECTS:
 GrowingList.__hash__ = None  # type: ignore[assignment]
 
 
-def refuse_growing(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+def refuse_growing(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:
     """A growing list goes no further than to functions that are interpreted."""
     for value in (*args, *kwargs.values()):
         if type(value) is GrowingList:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
-from typing import Any
 
 from primtorch.schemas import UserFrame
 from torchdynamo.schemas import Guard, GuardKind
@@ -15,9 +14,9 @@ class GuardSet:
     """Guards in the order in which the program asked; the first mention of each wins."""
 
     def __init__(self) -> None:
-        self._guards: dict[tuple[Any, ...], Guard] = {}
+        self._guards: dict[tuple[object, ...], Guard] = {}
 
-    def add(self, source: Source | None, kind: GuardKind, payload: Any, user_frames: tuple[UserFrame, ...]) -> None:
+    def add(self, source: Source | None, kind: GuardKind, payload: object, user_frames: tuple[UserFrame, ...]) -> None:
         key = (source, kind, _payload_key(payload))
         if key not in self._guards:
             self._guards[key] = Guard(source, kind, payload, user_frames)
@@ -37,7 +36,7 @@ class GuardSet:
         return len(self._guards)
 
 
-def _payload_key(payload: Any) -> Any:
+def _payload_key(payload: object) -> object:
     """Equal keys only for payloads that check the same thing (1, 1.0 and True differ)."""
     if isinstance(payload, (str, int, float, complex, bytes)):
         return (type(payload), repr(payload))

@@ -32,7 +32,7 @@ def is_import_machinery(code: types.CodeType) -> bool:
     return code.co_filename in _MACHINERY
 
 
-def is_import(function: Any) -> bool:
+def is_import(function: object) -> bool:
     """Whether a call of the function imports."""
     function = getattr(function, "__func__", function)
     if function is BUILTIN:
@@ -66,7 +66,7 @@ def loaded(name: str | None) -> types.ModuleType | None:
     return module
 
 
-def missing(name: str, namespace: Mapping[str, Any], fromlist: Sequence[str] | None, level: int) -> str | None:
+def missing(name: str, namespace: Mapping[str, object], fromlist: Sequence[str] | None, level: int) -> str | None:
     """The first module that `__import__` would have to load, as far as this can be told."""
     absolute = absolute_name(name, namespace, level)
     module = loaded(absolute)
@@ -126,7 +126,7 @@ def guard_absent(externals: Externals, name: str | None) -> None:
         externals.guard(externals.pins.source(sys.modules, _LABEL), GuardKind.KEY_ABSENT, name)
 
 
-def import_from(module: Any, name: str) -> Any:
+def import_from(module: object, name: str) -> object:
     """`from module import name`, once `module` is there."""
     found = getattr(module, name, MISSING)
     return submodule(module, name) if found is MISSING else found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import nn
 
@@ -24,7 +22,7 @@ _GLOBAL_HOOKS = (
 )
 
 
-def registered(externals: Externals, module: External, name: str) -> Any:
+def registered(externals: Externals, module: External, name: str) -> object:
     """What `nn.Module.__getattr__` finds for `name` in the registries, or MISSING.
 
     The registries keep a name in one place (`nn.Module.__setattr__` moves it), so that the item's own
@@ -33,19 +31,19 @@ def registered(externals: Externals, module: External, name: str) -> Any:
     attributes = instance_dict(module.original)
     for registry in _REGISTRIES:
         table = attributes.get(registry)
-        if table is None or id(table) in externals.by_original:
+        if not isinstance(table, dict) or id(table) in externals.by_original:
             continue  # the program holds the registry itself: its shadow answers
         if name in table:
             return externals.wrap(table[name], Item(InstanceAttribute(module.source, registry), name))
     return MISSING
 
 
-def shadowed_registry(externals: Externals, module: External, name: str) -> Any:
+def shadowed_registry(externals: Externals, module: External, name: str) -> object:
     """The same lookup in registries that the program holds as shadows."""
     attributes = instance_dict(module.original)
     for registry in _REGISTRIES:
         known = externals.by_original.get(id(attributes.get(registry)))
-        if known is not None and name in known.value:
+        if known is not None and isinstance(known.value, dict) and name in known.value:
             return known.value[name]
     return MISSING
 

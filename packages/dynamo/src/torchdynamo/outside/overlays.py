@@ -30,15 +30,15 @@ class Overlays:
     """The last value written to each slot, in the order of the first write since it was deleted, or at all."""
 
     def __init__(self) -> None:
-        self._slots: dict[tuple[int, str, str], tuple[Slot, Any]] = {}
+        self._slots: dict[tuple[int, str, str], tuple[Slot, object]] = {}
         self.count = 0  # of writes so far
 
-    def read(self, owner: Any, name: str, kind: str = "attribute") -> Any:
+    def read(self, owner: object, name: str, kind: str = "attribute") -> Any:
         """The value written, DELETED, or MISSING when the program did not write there."""
         entry = self._slots.get((id(owner), name, kind))
         return MISSING if entry is None else entry[1]
 
-    def write(self, owner: Any, name: str, value: Any, kind: str = "attribute") -> None:
+    def write(self, owner: object, name: str, value: object, kind: str = "attribute") -> None:
         self.count += 1
         key = (id(owner), name, kind)
         slot, before = self._slots.get(key, (Slot(owner, name, kind), MISSING))
@@ -48,7 +48,7 @@ class Overlays:
             slot = replace(slot, deleted=True)
         self._slots[key] = (slot, value)
 
-    def names(self, owner: Any) -> dict[str, Any]:
+    def names(self, owner: object) -> dict[str, Any]:
         """What was written to the attributes of `owner`."""
         return {
             name: value
@@ -56,7 +56,7 @@ class Overlays:
             if key == id(owner) and kind == "attribute"
         }
 
-    def put(self, owner: Any, table: dict[str, Any]) -> None:
+    def put(self, owner: object, table: dict[str, object]) -> None:
         """Makes a table of the attributes of `owner` what the writes have made of it."""
         for name, value in self.names(owner).items():
             if self._slots[id(owner), name, "attribute"][0].deleted:
@@ -64,13 +64,13 @@ class Overlays:
             if value is not DELETED:
                 table[name] = value
 
-    def move(self, owner: Any, table: dict[str, Any]) -> None:
+    def move(self, owner: object, table: dict[str, object]) -> None:
         """The same, into a table that stands for the attributes from now on."""
         self.put(owner, table)
         for name in self.names(owner):
             del self._slots[id(owner), name, "attribute"]
 
-    def writes(self) -> Iterator[tuple[Slot, Any]]:
+    def writes(self) -> Iterator[tuple[Slot, object]]:
         return iter(list(self._slots.values()))
 
     def clear(self) -> None:

@@ -11,7 +11,6 @@ import functools
 import sys
 import types
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 
@@ -57,7 +56,7 @@ class TorchNames:
                 self.of_leaf(found)
 
 
-def _names(function: types.FunctionType) -> Iterator[tuple[types.ModuleType, str, Any]]:
+def _names(function: types.FunctionType) -> Iterator[tuple[types.ModuleType, str, object]]:
     """(module, name, what stands for it there), for the function's own code and functions in its closure."""
     todo, seen = [function], set()
     while todo:
@@ -77,9 +76,9 @@ def _module_of(function: types.FunctionType) -> types.ModuleType | None:
     return module if module is not None and module.__dict__ is function.__globals__ else None
 
 
-def _steps(module: types.ModuleType | None, path: tuple[str, ...]) -> Iterator[tuple[types.ModuleType, str, Any]]:
+def _steps(module: types.ModuleType | None, path: tuple[str, ...]) -> Iterator[tuple[types.ModuleType, str, object]]:
     """The modules that a path leads through, and the function at its end."""
-    found: list[tuple[types.ModuleType, str, Any]] = []
+    found: list[tuple[types.ModuleType, str, object]] = []
     for name in path:
         if not isinstance(module, types.ModuleType) or name not in vars(module):
             return

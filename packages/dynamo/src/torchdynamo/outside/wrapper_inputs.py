@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import types
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import nn
@@ -55,7 +54,7 @@ class WrapperInputs:
                 fake._is_param = True  # type: ignore[attr-defined]
         return fake
 
-    def _parts(self, tensor: Any, template: Template, source: Source) -> Iterator[FakeTensor]:
+    def _parts(self, tensor: object, template: Template, source: Source) -> Iterator[FakeTensor]:
         """The fakes of the plain tensors in a wrapper."""
         self.externals.guard(source, GuardKind.PREDICATE, SameContext(template))
         for name, part in zip(template.names, template.parts, strict=True):
@@ -94,7 +93,7 @@ class WrapperInputs:
                 source = Item(self.externals.pins.source(namespace, "globals"), name)
                 self.externals.guard(source, GuardKind.EQUALS if constant else GuardKind.IDENTITY, value)
 
-    def attribute(self, tensor: torch.Tensor, name: str) -> Any:
+    def attribute(self, tensor: torch.Tensor, name: str) -> object:
         """A part of a wrapper; and of one that the program made, what its class has put there. MISSING where an object
         of the outside is to be asked."""
         part = self.recorder.part(tensor, name)
