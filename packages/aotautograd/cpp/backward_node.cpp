@@ -1,312 +1,197 @@
 #include "backward_node.h"
 
-#include <ATen/ops/empty_strided.h>
-#include <c10/core/DispatchKeySet.h>
-#include <c10/core/GradMode.h>
-#include <c10/core/impl/LocalDispatchKeySet.h>
 #include <torch/csrc/Exceptions.h>
-#include <torch/csrc/autograd/functions/accumulate_grad.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/graph_task.h>
 #include <torch/csrc/autograd/python_cpp_function.h>
-#include <torch/csrc/autograd/python_variable.h>
-#include <torch/csrc/autograd/utils/grad_layout_contract.h>
 
 #include <algorithm>
 
 namespace aotautograd {
 namespace {
 
+using torch::autograd::Edge;
+using torch::autograd::Node;
 using torch::autograd::variable_list;
 
-py::object new_tuple(size_t size) {
-  return py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(size)));
+template <typename T, typename... Args>
+auto make_node(Args&&... args) {
+  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<Node>>) {
+    // Deletes long chains of nodes without recursion.
+    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
+  } else {
+    return c10::make_intrusive<T>(std::forward<Args>(args)...);
+  }
 }
 
-py::list new_list(size_t size) {
-  return py::reinterpret_steal<py::list>(PyList_New(static_cast<Py_ssize_t>(size)));
-}
-
-// How often an input was written: 0 for a size, and for an inference tensor, which does not count.
-uint32_t version_of(PyObject* input) {
-  if (!THPVariable_Check(input)) return 0;
-  const auto& counter = THPVariable_Unpack(input).unsafeGetTensorImpl()->version_counter();
-  return counter.enabled() ? counter.current_version() : 0;
-}
-
-bool same_memory_order(c10::IntArrayRef sizes, c10::IntArrayRef found, c10::IntArrayRef expected) {
-  for (size_t d = 0; d < sizes.size(); d++) {
-    if (sizes[d] != 1 && found[d] != expected[d]) return false;
-  }
-  return true;
-}
-
-// Brings tangents into the layouts that the backward was compiled for.
-class Layouts {
- public:
-  Layouts(const History& history, const py::object& scalars) : history_(history), scalars_(scalars) {}
-
-  // Zeros for one that did not come.
-  at::Tensor fit(size_t tangent, at::Tensor gradient) {
-    const TangentLayout& layout = history_.expected[tangent];
-    if (layout.known) return fit(layout, std::move(gradient), layout.sizes, layout.strides);
-    if (!computed_) computed_ = history_.layouts(scalars_ ? scalars_ : py::tuple());  // none kept: all were fixed
-    const auto [sizes, strides] =
-        py::object(computed_[py::int_(tangent)]).cast<std::pair<std::vector<int64_t>, std::vector<int64_t>>>();
-    return fit(layout, std::move(gradient), sizes, strides);
-  }
-
- private:
-  static at::Tensor fit(const TangentLayout& layout, at::Tensor gradient, c10::IntArrayRef sizes,
-                        c10::IntArrayRef strides) {
-    const auto options = at::TensorOptions().dtype(layout.dtype).device(layout.device);
-    if (!gradient.defined()) return at::empty_strided(sizes, strides, options).zero_();
-    // One that wraps others has no layout of its own: the backward is compiled for that of its parts.
-    if (gradient.key_set().has(c10::DispatchKey::Python)) return gradient;
-    if (gradient.is_conj()) gradient = gradient.resolve_conj();
-    if (gradient.is_neg()) gradient = gradient.resolve_neg();
-    if (gradient.layout() == at::kStrided) {
-      if (gradient.strides() == strides) return gradient;
-      // They differ where nothing is stepped over.
-      if (same_memory_order(sizes, gradient.strides(), strides)) return gradient.as_strided(sizes, strides);
-    }
-    return at::empty_strided(sizes, strides, options).copy_(gradient);
-  }
-
-  const History& history_;
-  const py::object& scalars_;  // the kept sizes
-  py::object computed_;        // (sizes, strides) of each tangent
-};
-
-variable_list to_variables(const py::object& results, size_t count) {
-  const auto items = py::reinterpret_steal<py::object>(PySequence_Fast(results.ptr(), "a compiled backward returned no sequence"));
-  if (!items) throw python_error();
-  const auto found = static_cast<size_t>(PySequence_Fast_GET_SIZE(items.ptr()));
-  TORCH_CHECK(found == count, "a compiled backward returned ", found, " gradients instead of ", count);
-  variable_list gradients(count);
-  PyObject** item = PySequence_Fast_ITEMS(items.ptr());
-  for (size_t i = 0; i < count; i++) {
-    if (item[i] == Py_None) continue;
-    TORCH_CHECK_TYPE(THPVariable_Check(item[i]), "a compiled backward returned a ", Py_TYPE(item[i])->tp_name,
-                     " as gradient ", i);
-    gradients[i] = THPVariable_Unpack(item[i]);
-  }
-  return gradients;
+// Whether the engine's present run comes to a node.
+bool will_run(Node* node) {
+  if (node == nullptr) return false;
+  const auto* found = torch::autograd::get_current_graph_task_nodes_in_graph();
+  if (found == nullptr || found->count(node) == 0) return false;
+  const auto* infos = torch::autograd::get_current_graph_task_exec_info();
+  if (infos == nullptr || infos->empty()) return true;
+  const auto info = infos->find(node);
+  return info != infos->end() && info->second.should_execute();
 }
 
 }  // namespace
 
-CompiledBackward::~CompiledBackward() {
-  if (Py_IsInitialized()) {
-    py::gil_scoped_acquire gil;
-    drop({});
-    scalars_ = py::object();
-    program_.reset();
-  } else {  // the interpreter is gone, and its objects with it
-    scalars_.release();
-    held_.release();
-    new std::shared_ptr<const Program>(std::move(program_));
-    new SavedTensors(std::move(saved_));
-  }
+// ---- one node -------------------------------------------------------------------------------------------------------
+
+variable_list WholeBackward::apply(variable_list&& gradients) {
+  missing_ = missing_of(gradients);
+  std::vector<GradientEdge> edges(num_outputs());
+  for (size_t i = 0; i < edges.size(); i++) edges[i] = {this, i};
+  return call_->gradients(std::move(gradients), edges, consume_, this);
 }
 
-void CompiledBackward::drop(const std::vector<size_t>& kept) {
-  saved_.release_all_but(kept);
-  if (kept.empty()) held_ = py::object();
-}
-
-// Of the saved tensors in this run. Throws what autograd throws where another run has freed them.
-const Needs& CompiledBackward::needs() const {
-  const Needs& needs = program_->needs(missing_, earlier_);
-  TORCH_CHECK(!needs.spent, torch::autograd::ERR_BACKWARD_TWICE);
-  return needs;
-}
-
-// Autograd frees what the nodes keep through which it went: here, what the backward of the missing tangents does not read
-// elsewhere.
-void CompiledBackward::release_variables() {
+// Autograd frees what the nodes keep through which it went.
+void WholeBackward::release_variables() {
   py::gil_scoped_acquire gil;
-  drop(missing_.empty() ? std::vector<size_t>() : program_->needs(missing_, earlier_).keeps);
+  call_->release(missing_);
   consume_ = false;
-  for (uint32_t i = 0; i < history().tangents.size(); i++) {
-    const auto place = std::lower_bound(earlier_.begin(), earlier_.end(), i);
-    const bool came = !std::binary_search(missing_.begin(), missing_.end(), i);
-    if (came && (place == earlier_.end() || *place != i)) earlier_.insert(place, i);
-  }
 }
 
-void CompiledBackward::keep(PyObject* const* kept, size_t count, py::object held) {
-  const History& plan = history();
-  saved_.save(kept, plan.saved, this);
-  if (count > plan.saved) {
-    scalars_ = new_tuple(count - plan.saved);
-    for (size_t i = plan.saved; i < count; i++) {
-      PyTuple_SET_ITEM(scalars_.ptr(), static_cast<Py_ssize_t>(i - plan.saved), Py_NewRef(kept[i]));
-    }
+// ---- several --------------------------------------------------------------------------------------------------------
+
+std::shared_ptr<Run> CallNodes::run() {
+  const int id = torch::autograd::get_current_graph_task_id();
+  if (id < 0) return nullptr;
+  const std::lock_guard<std::mutex> lock(mutex_);
+  std::shared_ptr<Run> run = runs_[id].lock();
+  if (run) return run;
+  for (auto place = runs_.begin(); place != runs_.end();) {
+    place = place->second.expired() ? runs_.erase(place) : std::next(place);
   }
-  held_ = std::move(held);
-  const auto count_held = static_cast<size_t>(PyTuple_GET_SIZE(held_.ptr()));
-  versions_.reserve(count_held);
-  for (size_t i = 0; i < count_held; i++) {
-    versions_.push_back(version_of(PyTuple_GET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(i))));
-  }
+  run = std::make_shared<Run>();
+  run->tangents.resize(results.size());
+  run->came.resize(results.size());
+  runs_[id] = run;
+  // What the engine is to call in the end, it drops however it ends.
+  torch::autograd::Engine::get_default_engine().queue_callback([run] {});
+  return run;
 }
 
-py::object held_inputs(const History& history, const py::list& inputs) {
-  py::object held = new_tuple(history.held_count);
-  Py_ssize_t place = 0;
-  for (size_t i = 0; i < history.held.size(); i++) {
-    if (history.held[i] != kHeld) continue;
-    PyTuple_SET_ITEM(held.ptr(), place++, Py_NewRef(PyList_GET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i))));
-  }
-  return held;
+ResultNode::ResultNode(std::shared_ptr<Call> call, std::shared_ptr<CallNodes> nodes, uint32_t tangent)
+    : CompiledNode(std::move(call)), nodes_(std::move(nodes)), tangent_(tangent) {
+  nodes_->results[tangent] = this;
 }
 
-py::list CompiledBackward::saved_tensors() {
-  py::list tensors = new_list(saved_.size());
-  saved_.unpack(program_->needs({}, {}).reads, tensors.ptr(), 0, this);
-  return tensors;
+ResultNode::~ResultNode() { nodes_->results[tangent_] = nullptr; }
+
+variable_list ResultNode::apply(variable_list&& gradients) {
+  if (const auto run = nodes_->run()) {
+    const std::lock_guard<std::mutex> lock(run->mutex);
+    run->tangents[tangent_] = gradients[0];
+    run->came[tangent_] = true;
+  }
+  return variable_list(num_outputs(), gradients[0]);
 }
 
-// Whether a gradient without another owner would be taken for `.grad`.
-bool CompiledBackward::becomes_grad(size_t edge) const {
-  auto* function = dynamic_cast<torch::autograd::AccumulateGrad*>(next_edge(edge).function.get());
-  if (function == nullptr || function->variable.grad().defined() || c10::GradMode::is_enabled()) return false;
-  const auto* infos = torch::autograd::get_current_graph_task_exec_info();
-  if (infos == nullptr || infos->empty()) return true;
-  const auto info = infos->find(function);  // not where the caller is given the gradient
-  return info != infos->end() && !info->second.captures_;
+SetNode::SetNode(std::shared_ptr<Call> call, std::shared_ptr<CallNodes> nodes, size_t set)
+    : CompiledNode(std::move(call)), nodes_(std::move(nodes)), set_(set) {
+  nodes_->sets[set] = this;
 }
 
-// The gradients; nobody but the list holds them, unless the caller holds a tangent.
-variable_list CompiledBackward::assemble(const std::vector<GradientSource>& sources, py::object results,
-                                         const variable_list& tangents) {
-  size_t expected = sources.size();
-  for (const GradientSource& source : sources) {
-    if (!source.from_tangent) expected = std::max(expected, source.slot + 1);
-  }
-  const variable_list returned = to_variables(results, expected);
-  results = py::object();
-  variable_list gradients(sources.size());
-  for (size_t i = 0; i < sources.size(); i++) {
-    const GradientSource& source = sources[i];
-    const variable_list& given = source.from_tangent ? tangents : returned;
-    if (!given[source.slot].defined() || !task_should_compute_output(i)) continue;
-    gradients[i] = given[source.slot];
-    if (source.views) {
-      auto base = py::reinterpret_steal<py::object>(THPVariable_Wrap(gradients[i]));
-      const py::object view = source.views(base, scalars_ ? scalars_ : py::tuple());
-      gradients[i] = THPVariable_Unpack(view.ptr());
-    }
-    if ((source.cloned || source.views) && becomes_grad(i)) {
-      const auto& variable = static_cast<torch::autograd::AccumulateGrad*>(next_edge(i).function.get())->variable;
-      // A view holds its base, which is somebody's gradient as well and would be copied for having two owners.
-      gradients[i] = source.cloned ? torch::autograd::utils::clone_obey_contract(gradients[i], variable)
-                                   : gradients[i].detach();
-    }
-  }
-  return gradients;
+SetNode::~SetNode() { nodes_->sets[set_] = nullptr; }
+
+// The engine runs results' nodes first, as they are younger than those of sets: all tangents are there. Where it does
+// not, for it has threads for devices and counts nodes by thread, each set has those that lead to it.
+void SetNode::begin(Run& run) {
+  bool all = true;
+  for (size_t i = 0; i < nodes_->results.size(); i++) all &= run.came[i] || !will_run(nodes_->results[i]);
+  if (all) run.gradients = call_->gradients(std::move(run.tangents), edges_of_run(), consume_, this);
+  for (const auto& node : nodes_->sets) run.left += will_run(node);
+  run.manner = all ? Run::kTogether : Run::kApart;
 }
 
-variable_list CompiledBackward::run_backward(variable_list tangents, const std::vector<uint32_t>& missing) {
-  const Backward& backward = program_->backward(missing);
-  variable_list handed_on(tangents.size());  // as they came
-  for (const GradientSource& source : backward.sources) {
-    if (source.from_tangent) handed_on[source.slot] = tangents[source.slot];
+std::vector<GradientEdge> SetNode::edges_of_run() const {
+  const History& history = call_->history();
+  std::vector<GradientEdge> edges(history.places.size());
+  for (size_t i = 0; i < edges.size(); i++) {
+    if (!history.places[i]) continue;
+    Node* node = nodes_->sets[history.places[i]->set];
+    if (will_run(node)) edges[i] = {node, history.places[i]->place};
   }
-  const size_t scalars = scalars_ ? static_cast<size_t>(PyTuple_GET_SIZE(scalars_.ptr())) : 0;
-  const Needs& needs = this->needs();
-  size_t place = scalars + needs.reads.size();
-  const auto taken = std::count(backward.takes.begin(), backward.takes.end(), true);
-  py::list inputs = new_list(place + static_cast<size_t>(taken));
-  saved_.unpack(needs.reads, inputs.ptr(), scalars, this);
-  for (size_t i = 0; i < scalars; i++) {
-    PyObject* scalar = PyTuple_GET_ITEM(scalars_.ptr(), static_cast<Py_ssize_t>(i));
-    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(scalar));
-  }
-  Layouts layouts(history(), scalars_);
-  for (size_t i = 0; i < tangents.size(); i++) {
-    if (!backward.takes[i]) continue;
-    at::Tensor tangent = layouts.fit(i, std::move(tangents[i]));
-    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(place++), THPVariable_Wrap(std::move(tangent)));
-  }
-  // Unless the graph is retained, the list is now all that holds what was saved: a compiled backward that empties it
-  // frees each activation after its last use.
-  if (consume_) drop(needs.keeps);
-  const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-  return assemble(backward.sources, call_compiled(backward.compiled, backward.boxed, std::move(inputs)), handed_on);
+  return edges;
 }
 
-variable_list CompiledBackward::run_differentiably(variable_list tangents, const std::vector<uint32_t>& missing) {
-  const History& plan = history();
-  for (const size_t i : needs().reads) {
-    TORCH_CHECK(saved_.has(i), torch::autograd::ERR_BACKWARD_TWICE);
-  }
-  py::list saved = new_list(saved_.size());
-  for (size_t i = 0; i < saved_.size(); i++) {
-    if (saved_.has(i)) {
-      saved_.unpack({i}, saved.ptr(), i, this);
-    } else {
-      PyList_SET_ITEM(saved.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(Py_None));
-    }
-  }
-  py::list inputs = new_list(plan.held.size());
-  size_t next = 0;
-  for (size_t i = 0; i < plan.held.size(); i++) {
-    PyObject* input = Py_None;
-    if (plan.held[i] >= 0) {
-      input = PyList_GET_ITEM(saved.ptr(), plan.held[i]);
-    } else if (plan.held[i] == kHeld && held_) {
-      input = PyTuple_GET_ITEM(held_.ptr(), static_cast<Py_ssize_t>(next));
-      if (version_of(input) != versions_[next++]) {
-        raise("InputMismatch",
-              "an input of the compiled program was modified in place after the forward, and a derivative of the "
-              "backward needs its old value");
-      }
-    }
-    PyList_SET_ITEM(inputs.ptr(), static_cast<Py_ssize_t>(i), Py_NewRef(input));
-  }
-  Layouts layouts(plan, scalars_);
-  py::list given = new_list(tangents.size());
-  for (size_t i = 0; i < tangents.size(); i++) {
-    at::Tensor tangent = layouts.fit(i, tangents[i]);
-    PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(tangent)));
-  }
-  const py::tuple made = plan.gradients(inputs, saved, given, py::cast(missing));
-  return assemble(read_sources(made[1]), made[0], tangents);
+variable_list SetNode::of_this_set(variable_list&& tangents) {
+  const History& history = call_->history();
+  variable_list all(history.tangents.size());
+  for (size_t i = 0; i < tangents.size(); i++) all[set().tangents[i]] = std::move(tangents[i]);
+  std::vector<GradientEdge> edges(history.places.size());
+  for (size_t i = 0; i < set().gradients.size(); i++) edges[set().gradients[i]] = {this, i};
+  variable_list gradients = call_->gradients(std::move(all), edges, false, this);
+  variable_list own;
+  for (const uint32_t i : set().gradients) own.push_back(std::move(gradients[i]));
+  return own;
 }
 
-variable_list CompiledBackward::apply(variable_list&& gradients) {
+variable_list SetNode::apply(variable_list&& tangents) {
+  const auto run = nodes_->run();
+  if (!run) return of_this_set(std::move(tangents));  // the caller calls the node, not the engine
+  const std::lock_guard<std::mutex> lock(run->mutex);  // before the GIL, which another thread may need to come to an end
+  if (run->manner == Run::kOpen) begin(*run);
+  run->left--;
+  if (run->manner == Run::kApart) return of_this_set(std::move(tangents));
+  variable_list own;
+  for (const uint32_t i : set().gradients) own.push_back(std::move(run->gradients[i]));
+  return own;
+}
+
+void SetNode::release_variables() {
+  consume_ = false;
+  const auto run = nodes_->run();
+  if (!run) return;
+  const std::lock_guard<std::mutex> lock(run->mutex);
+  if (run->released || (run->manner == Run::kApart && run->left > 0)) return;
+  run->released = true;
+  std::vector<uint32_t> missing;
+  for (uint32_t i = 0; i < run->came.size(); i++) {
+    if (!run->came[i]) missing.push_back(i);
+  }
   py::gil_scoped_acquire gil;
-  try {
-    const History& plan = history();
-    variable_list tangents(plan.tangents.size());
-    std::vector<uint32_t> missing;
-    for (size_t i = 0; i < tangents.size(); i++) {
-      tangents[i] = std::move(gradients[plan.tangents[i]]);
-      if (!tangents[i].defined()) missing.push_back(static_cast<uint32_t>(i));
-    }
-    missing_ = missing;
-    if (missing.size() == tangents.size()) return variable_list(plan.differentiable.size());
-    return c10::GradMode::is_enabled() ? run_differentiably(std::move(tangents), missing)
-                                       : run_backward(std::move(tangents), missing);
-  } catch (python_error& error) {
-    error.persist();
-    throw;
-  } catch (py::error_already_set& error) {
-    error.restore();
-    python_error persistent;
-    persistent.persist();
-    throw persistent;
+  call_->release(missing);
+}
+
+// ---- making them ----------------------------------------------------------------------------------------------------
+
+NodeMaker::NodeMaker(std::shared_ptr<Call> call, torch::autograd::edge_list edges) : call_(std::move(call)) {
+  const History& history = call_->history();
+  if (history.one_node) {
+    made_.push_back(make_node<WholeBackward>(call_));
+    made_.back()->set_next_edges(std::move(edges));
+    return;
+  }
+  nodes_ = std::make_shared<CallNodes>(history.tangents.size(), history.sets.size());
+  for (size_t i = 0; i < history.sets.size(); i++) {
+    sets_.push_back(make_node<SetNode>(call_, nodes_, i));
+    for (const uint32_t gradient : history.sets[i].gradients) sets_.back()->add_next_edge(std::move(edges[gradient]));
   }
 }
 
-// ---- the node in Python ---------------------------------------------------------------------------------------------
+void NodeMaker::connect(const at::Tensor& result) {
+  if (call_->history().one_node) return torch::autograd::set_history(result, made_[0]);
+  const auto tangent = static_cast<uint32_t>(made_.size());
+  made_.push_back(make_node<ResultNode>(call_, nodes_, tangent));
+  for (size_t i = 0; i < sets_.size(); i++) {
+    const auto& leading = call_->history().sets[i].tangents;
+    if (!std::binary_search(leading.begin(), leading.end(), tangent)) continue;
+    made_.back()->add_next_edge(Edge(sets_[i], sets_[i]->add_input_metadata(result)));
+  }
+  torch::autograd::set_history(result, made_.back());
+}
+
+// ---- the nodes in Python --------------------------------------------------------------------------------------------
 
 namespace {
 
 PyObject* get_saved_tensors(PyObject* self, void*) {
   try {
-    auto* node = static_cast<CompiledBackward*>(reinterpret_cast<torch::autograd::THPCppFunction*>(self)->cdata.get());
+    auto* node = static_cast<CompiledNode*>(reinterpret_cast<torch::autograd::THPCppFunction*>(self)->cdata.get());
     return node->saved_tensors().release().ptr();
   } catch (const std::exception&) {
     torch::translate_exception_to_python(std::current_exception());
@@ -328,7 +213,9 @@ void add_node_type(py::module_& module) {
   torch::autograd::_initFunctionPyTypeObject(node_type, "CompiledProgramBackward", properties, nullptr);
   Py_INCREF(&node_type);
   module.add_object("CompiledProgramBackward", reinterpret_cast<PyObject*>(&node_type));
-  torch::autograd::registerCppFunction(typeid(CompiledBackward), &node_type);
+  for (const std::type_info* type : {&typeid(WholeBackward), &typeid(ResultNode), &typeid(SetNode)}) {
+    torch::autograd::registerCppFunction(*type, &node_type);
+  }
 }
 
 }  // namespace aotautograd

@@ -1,55 +1,114 @@
-// The autograd node of one call of a compiled program.
+// The autograd nodes of one call of a compiled program.
+//
+// A single result that leads to all gradients has one node. Elsewhere each result has a node of its own, with an edge to
+// a node for each set of gradients that it leads to, so that autograd comes to the inputs that eager's comes to. All
+// gradients are computed by the first of these nodes that runs.
 #pragma once
 
-#include "program.h"
-#include "saved.h"
+#include "call.h"
+
+#include <atomic>
+#include <map>
 
 namespace aotautograd {
 
-// Runs the compiled backward; under create_graph, a program whose results have a history. Everything it holds in Python
-// is read and dropped under the GIL, which stands in for the node's mutex.
-class CompiledBackward : public torch::autograd::Node {
+// One run of autograd's engine through a call of several nodes. The run owns it.
+struct Run {
+  std::mutex mutex;
+  torch::autograd::variable_list tangents;
+  std::vector<bool> came;                    // for each tangent: whether its result's node has run
+  torch::autograd::variable_list gradients;  // computed, and not handed on yet
+  enum { kOpen, kTogether, kApart } manner = kOpen;  // together: one backward computes all; apart: one for each set
+  size_t left = 0;                           // nodes of sets that have still to run
+  bool released = false;
+};
+
+// The nodes of a call, which go when nothing leads to them any more, and the engine's runs through them.
+class CallNodes {
  public:
-  explicit CompiledBackward(std::shared_ptr<const Program> program) : program_(std::move(program)) {}
-  ~CompiledBackward() override;
+  CallNodes(size_t results, size_t sets) : results(results), sets(sets) {}
 
-  // Keeps what the forward gave beside its outputs (tensors, then sizes), and the inputs that a derivative of the
-  // backward reads.
-  void keep(PyObject* const* kept, size_t count, py::object held);
+  // The engine's run that asks; null outside of one.
+  std::shared_ptr<Run> run();
 
+  std::vector<std::atomic<torch::autograd::Node*>> results, sets;
+
+ private:
+  std::mutex mutex_;
+  std::map<int, std::weak_ptr<Run>> runs_;
+};
+
+class CompiledNode : public torch::autograd::Node {
+ public:
+  explicit CompiledNode(std::shared_ptr<Call> call) : call_(std::move(call)) {}
+  std::string name() const override { return "CompiledProgramBackward"; }
+  py::list saved_tensors() { return call_->saved_tensors(this); }
+
+ protected:
+  const std::shared_ptr<Call> call_;
+};
+
+// Leads from the one result to all gradients.
+class WholeBackward final : public CompiledNode {
+ public:
+  using CompiledNode::CompiledNode;
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   void will_release_variables() override { consume_ = true; }  // not where the graph is retained
   void release_variables() override;
-  std::string name() const override { return "CompiledProgramBackward"; }
-
-  py::list saved_tensors();
 
  private:
-  const History& history() const { return *program_->history; }
-  torch::autograd::variable_list run_backward(torch::autograd::variable_list tangents,
-                                              const std::vector<uint32_t>& missing);
-  torch::autograd::variable_list run_differentiably(torch::autograd::variable_list tangents,
-                                                    const std::vector<uint32_t>& missing);
-  torch::autograd::variable_list assemble(const std::vector<GradientSource>& sources, py::object results,
-                                          const torch::autograd::variable_list& tangents);
-  bool becomes_grad(size_t edge) const;
-  const Needs& needs() const;
-  void drop(const std::vector<size_t>& kept);
-
-  std::shared_ptr<const Program> program_;
-  SavedTensors saved_;
-  py::object scalars_;  // a tuple: the kept sizes
-  py::object held_;     // a tuple: the inputs of the forward that History::held says are held
-  std::vector<uint32_t> versions_;  // of the tensors in held_, 0 for the others
   bool consume_ = false;
   std::vector<uint32_t> missing_;  // tangents that did not come in this run: their backward may follow
-  std::vector<uint32_t> earlier_;  // those of runs that have freed what they read, in order
 };
 
-// The tuple of the inputs to hold.
-py::object held_inputs(const History& history, const py::list& inputs);
+// Leads from one result to the sets of gradients that depend on it.
+class ResultNode final : public CompiledNode {
+ public:
+  ResultNode(std::shared_ptr<Call> call, std::shared_ptr<CallNodes> nodes, uint32_t tangent);
+  ~ResultNode() override;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
 
-// The Python type of the node: what `grad_fn` gives.
+ private:
+  const std::shared_ptr<CallNodes> nodes_;
+  const uint32_t tangent_;
+};
+
+// Leads to one set of gradients.
+class SetNode final : public CompiledNode {
+ public:
+  SetNode(std::shared_ptr<Call> call, std::shared_ptr<CallNodes> nodes, size_t set);
+  ~SetNode() override;
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
+  void will_release_variables() override { consume_ = true; }
+  void release_variables() override;
+
+ private:
+  const GradientSet& set() const { return call_->history().sets[set_]; }
+  void begin(Run& run);
+  std::vector<GradientEdge> edges_of_run() const;
+  torch::autograd::variable_list of_this_set(torch::autograd::variable_list&& tangents);
+
+  const std::shared_ptr<CallNodes> nodes_;
+  const size_t set_;
+  bool consume_ = false;
+};
+
+// Makes the nodes of a call.
+class NodeMaker {
+ public:
+  // `edges`: where each gradient goes.
+  NodeMaker(std::shared_ptr<Call> call, torch::autograd::edge_list edges);
+  // Gives the result of each tangent its history, in the tangents' order.
+  void connect(const at::Tensor& result);
+  c10::ArrayRef<NodePtr> behind_results() const { return made_; }
+
+ private:
+  const std::shared_ptr<Call> call_;
+  std::vector<NodePtr> made_, sets_;
+  std::shared_ptr<CallNodes> nodes_;
+};
+
+// The Python type of the nodes: what `grad_fn` gives.
 void add_node_type(py::module_& module);
 
 }  // namespace aotautograd

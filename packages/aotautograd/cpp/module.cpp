@@ -1,4 +1,4 @@
-// aotautograd._C: the call of a compiled program, and the autograd node that it makes.
+// aotautograd._C: the call of a compiled program, and the autograd nodes that it makes.
 #include "backward_node.h"
 #include "program.h"
 
@@ -10,6 +10,7 @@
 #include <torch/csrc/autograd/forward_grad.h>
 #include <torch/csrc/autograd/functions/utils.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/saved_variable.h>
 
 namespace aotautograd {
 namespace {
@@ -95,16 +96,6 @@ edge_list edges_of(const History& history, PyObject* const* flat) {
   return edges;
 }
 
-template <typename T, typename... Args>
-auto make_node(Args&&... args) {
-  if constexpr (std::is_same_v<NodePtr, std::shared_ptr<torch::autograd::Node>>) {
-    // Deletes long chains of nodes without recursion.
-    return std::shared_ptr<T>(new T(std::forward<Args>(args)...), [](T* node) { deleteNode(node); });
-  } else {
-    return c10::make_intrusive<T>(std::forward<Args>(args)...);
-  }
-}
-
 bool is_among(PyObject* tensor, PyObject* const* others, size_t count) {
   for (size_t i = 0; i < count; i++) {
     if (others[i] == tensor) return true;
@@ -125,7 +116,7 @@ py::object own_output(PyObject* value, PyObject* const* flat, size_t inputs, PyO
   return py::reinterpret_borrow<py::object>(value);
 }
 
-// The program's outputs, connected to a node if there is anything to differentiate by.
+// The program's outputs, connected to nodes if there is anything to differentiate by.
 py::object with_history(const std::shared_ptr<const Program>& program, PyObject* const* flat, py::object held,
                         const py::object& values) {
   const History& history = *program->history;
@@ -136,20 +127,21 @@ py::object with_history(const std::shared_ptr<const Program>& program, PyObject*
   PyObject** value = PySequence_Fast_ITEMS(values.ptr());
   edge_list edges = c10::GradMode::is_enabled() ? edges_of(history, flat) : edge_list();
   auto outputs = py::reinterpret_steal<py::object>(PyTuple_New(static_cast<Py_ssize_t>(returned)));
-  const bool differentiable = !edges.empty();
-  const auto node = differentiable ? make_node<CompiledBackward>(program) : nullptr;
-  if (node) node->set_next_edges(std::move(edges));
+  std::optional<NodeMaker> nodes;
+  std::shared_ptr<Call> call;
+  if (!edges.empty()) {
+    call = std::make_shared<Call>(program);
+    nodes.emplace(call, std::move(edges));
+  }
   for (size_t i = 0; i < returned; i++) {
     py::object output = py::reinterpret_borrow<py::object>(value[i]);
     if (history.outputs[i] != OutputKind::Symbol && THPVariable_Check(value[i])) {
       output = own_output(value[i], flat, program->flat_inputs, outputs.ptr(), i);
-      if (node && history.outputs[i] == OutputKind::Differentiable) {
-        torch::autograd::set_history(THPVariable_Unpack(output.ptr()), node);
-      }
+      if (nodes && history.outputs[i] == OutputKind::Differentiable) nodes->connect(THPVariable_Unpack(output.ptr()));
     }
     PyTuple_SET_ITEM(outputs.ptr(), static_cast<Py_ssize_t>(i), output.release().ptr());
   }
-  if (node) node->keep(value + returned, count - returned, std::move(held));
+  if (nodes) call->keep(value + returned, count - returned, std::move(held), nodes->behind_results());
   return outputs;
 }
 
@@ -196,5 +188,6 @@ py::object wrap(py::object plan, py::object history) {
 
 PYBIND11_MODULE(_C, module) {
   module.def("wrap", &aotautograd::wrap, py::arg("call"), py::arg("history"));
+  module.attr("BACKWARD_TWICE") = torch::autograd::ERR_BACKWARD_TWICE;
   aotautograd::add_node_type(module);
 }

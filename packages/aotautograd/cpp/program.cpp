@@ -29,6 +29,17 @@ TangentLayout read_layout(py::handle record) {
   return layout;
 }
 
+void read_sets(py::handle records, History& history) {
+  history.places.resize(history.differentiable.size());
+  for (py::handle record : records) {
+    GradientSet set{numbers<uint32_t>(record, "tangents"), numbers<uint32_t>(record, "gradients")};
+    for (size_t place = 0; place < set.gradients.size(); place++) {
+      history.places[set.gradients[place]] = PlaceInSet{history.sets.size(), place};
+    }
+    history.sets.push_back(std::move(set));
+  }
+}
+
 History read_history(py::handle record) {
   History history;
   history.backward = record.attr("backward");
@@ -43,10 +54,19 @@ History read_history(py::handle record) {
                                                    : OutputKind::Differentiable);
   }
   history.tangents = numbers<uint32_t>(record, "tangents");
+  // Each differentiable output has a tangent, in their order.
+  for (uint32_t i = 0; i < history.tangents.size(); i++) TORCH_INTERNAL_ASSERT(history.tangents[i] == i);
   for (py::handle layout : record.attr("expected")) history.expected.push_back(read_layout(layout));
   history.held = numbers<int32_t>(record, "held");
   history.held_count = static_cast<size_t>(std::count(history.held.begin(), history.held.end(), kHeld));
+  for (const int32_t place : history.held) {
+    if (place >= 0) history.held_saved.push_back(static_cast<size_t>(place));
+  }
+  std::sort(history.held_saved.begin(), history.held_saved.end());
   history.saved = record.attr("saved").cast<size_t>();
+  const py::object sets = record.attr("sets");
+  history.one_node = sets.is_none();
+  if (!history.one_node) read_sets(sets, history);
   return history;
 }
 

@@ -42,6 +42,18 @@ struct GradientSource {
   bool cloned;       // where it would become `.grad` itself, a copy does
 };
 
+// Gradients that the same tangents lead to: eager's autograd comes to their inputs when one of these tangents came.
+struct GradientSet {
+  std::vector<uint32_t> tangents;
+  std::vector<uint32_t> gradients;
+};
+
+// Where a gradient is among the sets.
+struct PlaceInSet {
+  size_t set;
+  size_t place;
+};
+
 struct History {
   py::object backward;   // missing tangents -> BackwardPlan
   py::object needs;      // (missing tangents, tangents of earlier runs) -> (reads, keeps, spent): see Needs
@@ -53,7 +65,11 @@ struct History {
   std::vector<TangentLayout> expected;   // for each tangent
   std::vector<int32_t> held;             // for each input of the forward
   size_t held_count = 0;                 // of them, how many the node holds
+  std::vector<size_t> held_saved;        // those that are saved tensors, by their numbers in order
   size_t saved;                          // tensors among what is kept; sizes follow them
+  bool one_node;                         // there is one tangent, and it leads to all gradients
+  std::vector<GradientSet> sets;         // else: each gradient is in one, those that nothing leads to in none
+  std::vector<std::optional<PlaceInSet>> places;  // else: of each gradient
 };
 
 // A backward compiled for calls in which some tangents do not come.

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <sstream>
 
 namespace aotautograd {
@@ -14,21 +15,23 @@ using torch::autograd::AutogradMeta;
 using torch::autograd::Node;
 using torch::autograd::SavedVariable;
 
-bool is_made_by(const c10::TensorImpl* tensor, const Node* node) {
+bool is_made_by(const c10::TensorImpl* tensor, c10::ArrayRef<NodePtr> nodes) {
   const auto* meta = static_cast<const AutogradMeta*>(tensor->autograd_meta());
-  return meta != nullptr && meta->grad_fn_.get() == node;
+  if (meta == nullptr || !meta->grad_fn_) return false;
+  return std::find(nodes.begin(), nodes.end(), meta->grad_fn_) != nodes.end();
 }
 
 }  // namespace
 
-void SavedTensors::save(PyObject* const* tensors, size_t count, Node* owner) {
+void SavedTensors::save(PyObject* const* tensors, size_t count, c10::ArrayRef<NodePtr> makers) {
   count_ = count;
   released_.assign(count, false);
   if (!at::SavedTensorDefaultHooks::get_tls_state().stack.empty()) {
     hooked_.reserve(count);
     for (size_t i = 0; i < count; i++) {
       const at::Tensor& tensor = THPVariable_Unpack(tensors[i]);
-      hooked_.emplace_back(tensor, is_made_by(tensor.unsafeGetTensorImpl(), owner));
+      const bool is_output = is_made_by(tensor.unsafeGetTensorImpl(), makers);
+      hooked_.emplace_back(is_output ? tensor.tensor_data() : tensor, false);
     }
     return;
   }
@@ -40,13 +43,13 @@ void SavedTensors::save(PyObject* const* tensors, size_t count, Node* owner) {
     // An inference tensor counts no writes; a SavedVariable says what autograd says of it.
     if (!impl->version_counter().enabled()) SavedVariable(tensor, false);
     versions_.push_back(impl->version_counter().current_version());
-    const bool is_output = Py_REFCNT(tensors[i]) > 1 && is_made_by(impl, owner);
+    const bool is_output = Py_REFCNT(tensors[i]) > 1 && is_made_by(impl, makers);
     PyObject* kept = is_output ? THPVariable_Wrap(tensor.tensor_data()) : Py_NewRef(tensors[i]);
     tensors_.push_back(py::reinterpret_steal<py::object>(kept));
   }
 }
 
-void SavedTensors::unpack(const std::vector<size_t>& places, PyObject* list, size_t place, Node* owner) const {
+void SavedTensors::unpack(const std::vector<size_t>& places, PyObject* list, size_t place, Node* reader) const {
   for (const size_t i : places) TORCH_CHECK(has(i), torch::autograd::ERR_BACKWARD_TWICE);
   for (const size_t i : places) {
     PyObject* tensor;
@@ -54,7 +57,7 @@ void SavedTensors::unpack(const std::vector<size_t>& places, PyObject* list, siz
       check_version(i);
       tensor = Py_NewRef(tensors_[i].ptr());
     } else {
-      tensor = THPVariable_Wrap(hooked_[i].unpack(owner->getptr()));
+      tensor = THPVariable_Wrap(hooked_[i].unpack(reader->getptr()));
     }
     PyList_SET_ITEM(list, static_cast<Py_ssize_t>(place++), tensor);
   }

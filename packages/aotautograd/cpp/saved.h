@@ -2,6 +2,7 @@
 #pragma once
 
 #include <pybind11/pybind11.h>
+#include <c10/util/ArrayRef.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/saved_variable.h>
 
@@ -22,11 +23,11 @@ using NodePtr = decltype(std::declval<torch::autograd::Node&>().getptr());
 class SavedTensors {
  public:
   SavedTensors() = default;
-  // `owner` made some of them: those must not hold it.
-  void save(PyObject* const* tensors, size_t count, torch::autograd::Node* owner);
+  // The nodes `makers` made some of them: those must not hold them.
+  void save(PyObject* const* tensors, size_t count, c10::ArrayRef<NodePtr> makers);
   // The tensors at `places` as Python objects, appended to `list` from `place` on. Throws what autograd throws where one
-  // of them was modified, or was released.
-  void unpack(const std::vector<size_t>& places, PyObject* list, size_t place, torch::autograd::Node* owner) const;
+  // of them was modified, or was released; `reader` is the node that reads them.
+  void unpack(const std::vector<size_t>& places, PyObject* list, size_t place, torch::autograd::Node* reader) const;
   bool has(size_t place) const { return !released_[place]; }
   // All but those at `places`, which are in order.
   void release_all_but(const std::vector<size_t>& places);

@@ -73,11 +73,8 @@ class Subject:
         kept = tuple(None if t is None else t.detach().clone() for t in numbers)
         self.notes.append(Note(name, kept, facts))
 
-    def note_gradients(self, name: str, zeros: bool = True) -> None:
-        """The parameters' gradients; without `zeros`, one of zeros is none."""
+    def note_gradients(self, name: str) -> None:
         gradients = [p.grad for p in self.parameters]
-        if not zeros:
-            gradients = [g if g is not None and bool(g.any()) else None for g in gradients]
         self.note(name, gradients, relation([g for g in gradients if g is None or g.layout == torch.strided]))
 
     def note_state(self, name: str) -> None:
@@ -275,33 +272,23 @@ def copied(s: Subject) -> None:
 
 
 def hooked(s: Subject) -> None:
-    """A compiled graph is one node: behind it autograd also runs what only results that the loss does not reach depend
-    on, with no gradient, where eager runs nothing. Functions of Python, as a module's backward hook is one, see zeros."""
     handles: list[Any] = []
     called: list[str] = []
     s.loss(0).backward()
     child = next((m for m in s.module.modules() if isinstance(m, (nn.Linear, nn.Conv2d))), s.module)
-    handles.append(s.parameters[0].register_hook(lambda g: None if g is None else g * 2))
-    handles.append(
-        s.parameters[-1].register_post_accumulate_grad_hook(
-            lambda p: called.append("accumulated") if p.grad is not None else None
-        )
-    )
+    handles.append(s.parameters[0].register_hook(lambda g: g * 2))
+    handles.append(s.parameters[-1].register_post_accumulate_grad_hook(lambda p: called.append("accumulated")))
     s.loss(1).backward()
     s.note_gradients("with hooks of parameters")
     handles.append(child.register_forward_hook(lambda m, args, out: out * 2 if isinstance(out, torch.Tensor) else out))
-    handles.append(
-        child.register_full_backward_hook(
-            lambda m, gi, go: called.append("backward") if any(g is not None and bool(g.any()) for g in go) else None
-        )
-    )
+    handles.append(child.register_full_backward_hook(lambda m, gi, go: called.append("backward")))
     s.loss(2).backward()
-    s.note_gradients("with hooks of modules", zeros=False)
+    s.note_gradients("with hooks of modules")
     for handle in handles:
         handle.remove()
     s.loss(3).backward()
-    s.note_gradients("without hooks", zeros=False)
-    s.note("calls that bring a gradient other than zeros, in order", facts=called)
+    s.note_gradients("without hooks")
+    s.note("calls in order", facts=called)
 
 
 def averaged(s: Subject) -> None:
@@ -364,7 +351,7 @@ def failed(s: Subject) -> None:
     s.note("grad mode", facts=torch.is_grad_enabled())
     s.loss(1).backward()
     s.note_gradients("behind a failed forward")
-    handle = s.parameters[0].register_hook(lambda g: None if g is None else fail())  # see `hooked`
+    handle = s.parameters[0].register_hook(fail)
     with s.raising("backward"):
         s.loss(2).backward()
     handle.remove()

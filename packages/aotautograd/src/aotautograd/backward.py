@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Sequence
+import operator
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 from torch import fx
@@ -107,14 +108,25 @@ def trace_backward(
     return gradients, cloned
 
 
-def reached(
-    leaves: Sequence[torch.Tensor], gradients: Sequence[fx.Node | None], values: Sequence[torch.Tensor]
-) -> Sequence[int]:
-    """The places of the leaves that the backward leads to: hooks of others do not run. A derivative of the user's that
-    gives None leads there as well. Where it leads to no input, but to leaves within the program, all of them stand for
-    those: what the program returns requires a gradient."""
-    everywhere = range(len(leaves))
-    if None not in gradients:
-        return everywhere
-    reached = leaves_behind(values)
-    return [i for i in everywhere if gradients[i] is not None or id(leaves[i]) in reached] or everywhere
+def led_to_by(
+    graph: fx.Graph,
+    leaves: Sequence[torch.Tensor],
+    gradients: Sequence[fx.Node | None],
+    values: Sequence[torch.Tensor],
+    tangents: Mapping[fx.Node, int],
+) -> tuple[tuple[int, ...], ...]:
+    """For each leaf, the tangents from which the backward comes to it: hooks of others do not run. A derivative of the
+    user's that gives None leads there as well; what is computed by reentry, only the graph tells."""
+    sources: dict[fx.Node, int] = {}  # the numbers of the tangents that a node is computed from, as bits
+    for node in graph.nodes:
+        number = tangents.get(node)
+        sources[node] = functools.reduce(
+            operator.or_, (sources[n] for n in node.all_input_nodes), 0 if number is None else 1 << number
+        )
+    every = (1 << len(values)) - 1
+    found = [0 if gradient is None else sources[gradient] for gradient in gradients]
+    if any(of_leaf != every for of_leaf in found):
+        behind = [leaves_behind(value) for value in values]
+        for place, leaf in enumerate(leaves):
+            found[place] |= sum(1 << number for number, ids in enumerate(behind) if id(leaf) in ids)
+    return tuple(tuple(n for n in range(len(values)) if of_leaf >> n & 1) for of_leaf in found)

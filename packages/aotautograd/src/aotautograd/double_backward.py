@@ -15,6 +15,7 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
+from aotautograd._C import BACKWARD_TWICE
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.inputs import sizes_of
 from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
@@ -95,6 +96,7 @@ class GradientsOnDemand:
         """The inputs' values before the program ran; of one that it wrote, the copy that the forward kept."""
         place = {name: i for i, name in enumerate(self.saved_names)}
         nodes = [n for n in self.joint.module.graph.nodes if n.op == "placeholder"]
+        written = {info.index for info in self.joint.metadata.inputs if info.mutates_data}
         values = list(inputs)
         for i, (value, node) in enumerate(zip(inputs, nodes, strict=False)):
             if value is not None:
@@ -103,6 +105,8 @@ class GradientsOnDemand:
                 spec = node.meta["val"]
                 sizes = [hint_of(s) for s in spec.shape]
                 values[i] = torch.empty((), dtype=spec.dtype, device=spec.device).expand(sizes)
+            elif self.joint.metadata.placeholders[i] not in written:
+                raise RuntimeError(BACKWARD_TWICE)  # a backward has freed it
             elif node.name in place and not node.meta["val"].requires_grad:
                 values[i] = saved[place[node.name]]
             else:

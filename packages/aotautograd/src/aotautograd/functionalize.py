@@ -71,11 +71,12 @@ class NonLeaf(torch.autograd.Function):
     """Gives a non-leaf input its own history without recording an operator, so that it may be written in grad mode."""
 
     @staticmethod
-    def forward(ctx: object, leaf: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, leaf: torch.Tensor) -> torch.Tensor:
+        ctx.set_materialize_grads(False)
         return wrap(unwrap(leaf))
 
     @staticmethod
-    def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
         return grads[0]
 
 

@@ -42,7 +42,7 @@ def recomputes_by_reentry(values: Sequence[torch.Tensor]) -> bool:
     return any(node.name() == "CheckpointFunctionBackward" for node in nodes_behind(values))
 
 
-def leaves_behind(values: Sequence[torch.Tensor]) -> set[int]:
+def leaves_behind(value: torch.Tensor) -> set[int]:
     """The ids of the leaves that a backward comes to, be it with a gradient or without: hooks on them run."""
-    leaves = (node for node in nodes_behind(values) if node.name() == "torch::autograd::AccumulateGrad")
+    leaves = (node for node in nodes_behind([value]) if node.name() == "torch::autograd::AccumulateGrad")
     return {id(node.variable) for node in leaves}  # type: ignore[attr-defined]  # nodes of leaves alone have it

@@ -19,7 +19,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from aotautograd import special_operators  # noqa: F401 - registers its rules with the recorder
 from aotautograd.analysis import analyse
 from aotautograd.assumptions import example_values, guard_graph
-from aotautograd.backward import failing_backwards, reached, tangent_placeholders, trace_backward
+from aotautograd.backward import failing_backwards, led_to_by, tangent_placeholders, trace_backward
 from aotautograd.errors import AotAutogradError, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
 from aotautograd.gradients import arrange, share_memory
@@ -130,11 +130,20 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
         at_leaves = [bound.is_leaf[place] for place in leaves]
         if not manner.accumulate and share_memory(gradients, numbers, at_leaves):
             raise _TraceAgain(accumulate=True)
-        places = reached(list(leaves.values()), gradients, values)
+        led = led_to_by(recorder.graph, list(leaves.values()), gradients, values, numbers)
+        # Where it leads to no input, but to leaves within the program, all of them stand for those: what the program
+        # returns requires a gradient.
+        places = [place for place, tangents_there in enumerate(led) if tangents_there] or range(len(led))
         results, made = arrange([gradients[i] for i in places], numbers, [cloned[i] for i in places] if cloned else ())
         slots = tuple(slot for slot, _ in analysis.differentiable)
         inputs = tuple(leaves)
-        metadata = replace(metadata, tangents=slots, gradients=tuple(inputs[i] for i in places), made_gradients=made)
+        metadata = replace(
+            metadata,
+            tangents=slots,
+            gradients=tuple(inputs[i] for i in places),
+            led_to_by=tuple(led[i] for i in places),
+            made_gradients=made,
+        )
         metadata = replace(metadata, kept=_kept_memory(recorder.graph, metadata, analysis.values))
     recorder.graph.output((*analysis.values, *results))
     module = _LazyGraphModule(dict(recorder.constants), recorder.graph, "Joint")  # its code is seldom run

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from aotautograd.schemas import (
     CallPlan,
     Compiled,
     GradientInfo,
+    GradientSet,
     GradientSource,
     HistoryPlan,
     InputInfo,
@@ -169,12 +171,24 @@ def _history_plan(
         gradients=followed,
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
+        sets=_gradient_sets(metadata),
         outputs=outputs,
         tangents=tuple(differentiable.index(slot) for slot in metadata.tangents),
         expected=tuple(_tangent_layout(spec) for spec in specs),
         held=_held(metadata, partition, reads),
         saved=partition.num_saved_tensors,
     )
+
+
+def _gradient_sets(metadata: ProgramMetadata) -> tuple[GradientSet, ...] | None:
+    """The gradients by the tangents that lead to them; None for one result that leads to all, which takes one node. (Of
+    several, hooks of those from which no backward begins are not to run.)"""
+    members: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    for place, tangents in enumerate(metadata.led_to_by):
+        members[tangents].append(place)
+    if members.keys() == {(0,)} and len(metadata.tangents) == 1:
+        return None
+    return tuple(GradientSet(tangents, tuple(places)) for tangents, places in members.items() if tangents)
 
 
 def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]) -> tuple[int, ...]:

@@ -138,6 +138,8 @@ class ProgramMetadata:
     forward_outputs: tuple[ForwardOutput, ...]
     tangents: tuple[int, ...]  # for each tangent: the forward output it belongs to
     gradients: tuple[int, ...]  # flat inputs that the backward leads to
+    # for each of them: the tangents from which autograd comes to that input, be it with a gradient or without
+    led_to_by: tuple[tuple[int, ...], ...] = ()
     made_gradients: tuple[GradientInfo, ...] = ()  # how each of them is made of what the joint graph returns
     complex_inputs: tuple[int, ...] = ()  # flat inputs that may come lazily conjugated
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
@@ -182,6 +184,9 @@ class ProgramMetadata:
             tangent = f", tangent {f.tangent}" if f.tangent is not None else ""
             rows.append(f"  {k:4d}  {f.kind}{to}{tangent}")
         rows.append(f"gradients for inputs {list(self.gradients)}")
+        for place, tangents in zip(self.gradients, self.led_to_by, strict=True):
+            if len(tangents) < len(self.tangents):
+                rows.append(f"  {place:4d}  of tangents {list(tangents)} alone")
         for place, made in zip(self.gradients, self.made_gradients, strict=True):
             views = "".join(f" -> {getattr(s.op, '__name__', s.op)}" for s in made.steps)
             if made.source == "tangent" or views or self.gradients[made.slot : made.slot + 1] != (place,):
@@ -368,6 +373,14 @@ class BackwardPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class GradientSet:
+    """Gradients that the same tangents lead to, by their places. C++ reads it."""
+
+    tangents: tuple[int, ...]  # in order
+    gradients: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class HistoryPlan:
     """What connects a call's outputs to the compiled backward. C++ reads it."""
 
@@ -379,6 +392,7 @@ class HistoryPlan:
     gradients: Callable[[Values, Values, Values, Sequence[int]], tuple[Values, Sequence[GradientSource]]]
     layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents, by kept sizes
     differentiable: tuple[int, ...]  # flat input of each gradient
+    sets: tuple[GradientSet, ...] | None  # None: one tangent leads to all gradients
     outputs: tuple[str, ...]  # "symbol", "constant" or "differentiable" for each value that is not kept
     tangents: tuple[int, ...]  # for each tangent, its place among the differentiable outputs
     expected: tuple[TangentLayout, ...]  # for each tangent

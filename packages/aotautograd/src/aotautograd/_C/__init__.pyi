@@ -3,6 +3,8 @@ from typing import Any
 
 from aotautograd.schemas import CallPlan, HistoryPlan
 
+BACKWARD_TWICE: str  # what autograd raises where a backward finds freed what it reads
+
 def wrap(call: CallPlan, history: HistoryPlan | None) -> Callable[..., Sequence[Any]]:
     """The compiled forward as a function of the program's flat inputs.
 
@@ -12,6 +14,6 @@ def wrap(call: CallPlan, history: HistoryPlan | None) -> Callable[..., Sequence[
     """
 
 class CompiledProgramBackward:
-    """The `grad_fn` of a compiled program's outputs."""
+    """The `grad_fn` of a compiled program's outputs, and the nodes between it and the inputs."""
 
     saved_tensors: list[Any]

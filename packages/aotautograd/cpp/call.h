@@ -1,0 +1,72 @@
+// What one call of a compiled program keeps for its backward, and how it computes the gradients.
+#pragma once
+
+#include "program.h"
+#include "saved.h"
+
+#include <mutex>
+
+namespace aotautograd {
+
+// An edge of a node that a gradient leaves by.
+struct GradientEdge {
+  const torch::autograd::Node* node = nullptr;  // null: this run of autograd does not come there
+  size_t edge = 0;
+};
+
+// The nodes of a call share it. Everything it holds in Python is read and dropped under the GIL, which stands in for the
+// nodes' mutexes.
+class Call {
+ public:
+  explicit Call(std::shared_ptr<const Program> program) : program_(std::move(program)) {}
+  Call(const Call&) = delete;
+  Call& operator=(const Call&) = delete;
+  ~Call();
+
+  const History& history() const { return *program_->history; }
+
+  // Keeps what the forward gave beside its outputs (tensors, then sizes), and the inputs that a derivative of the
+  // backward reads. `makers` are the nodes of the outputs.
+  void keep(PyObject* const* kept, size_t count, py::object held, c10::ArrayRef<NodePtr> makers);
+
+  // The gradients that these tangents lead to, from the compiled backward; under create_graph, from a program whose
+  // results have a history. With `consume` it frees what it reads, and that is not left to the backward of others.
+  torch::autograd::variable_list gradients(torch::autograd::variable_list tangents,
+                                           const std::vector<GradientEdge>& edges, bool consume,
+                                           torch::autograd::Node* reader);
+
+  // Behind a run without the tangents `missing`.
+  void release(const std::vector<uint32_t>& missing);
+
+  py::list saved_tensors(torch::autograd::Node* reader) const;
+
+ private:
+  torch::autograd::variable_list run_backward(torch::autograd::variable_list tangents,
+                                              const std::vector<uint32_t>& missing,
+                                              const std::vector<GradientEdge>& edges, bool consume,
+                                              torch::autograd::Node* reader);
+  torch::autograd::variable_list run_differentiably(torch::autograd::variable_list tangents,
+                                                    const std::vector<uint32_t>& missing,
+                                                    const std::vector<GradientEdge>& edges,
+                                                    torch::autograd::Node* reader);
+  torch::autograd::variable_list assemble(const std::vector<GradientSource>& sources, py::object results,
+                                          const torch::autograd::variable_list& tangents,
+                                          const std::vector<GradientEdge>& edges);
+  const Needs& needs(const std::vector<uint32_t>& missing) const;
+  void drop(const std::vector<size_t>& kept);
+
+  std::shared_ptr<const Program> program_;
+  SavedTensors saved_;
+  py::object scalars_;  // a tuple: the kept sizes
+  py::object held_;     // a tuple: the inputs of the forward that History::held says are held
+  std::vector<uint32_t> versions_;  // of the tensors in held_, 0 for the others
+  std::vector<uint32_t> earlier_;   // tangents of runs that have freed what they read, in order
+};
+
+// The tangents that did not come.
+std::vector<uint32_t> missing_of(const torch::autograd::variable_list& tangents);
+
+// The tuple of the inputs to hold.
+py::object held_inputs(const History& history, const py::list& inputs);
+
+}  // namespace aotautograd
