@@ -32,6 +32,7 @@ def _assign_data(x: torch.Tensor) -> None:
 SAMPLES: dict[str, tuple[Change, ...]] = {
     "as_strided_": (lambda x: x.as_strided_((2, 2), (1, 2)), lambda x: x.as_strided_((2,), (1,), 1)),
     "detach_": (lambda x: x.detach_(),),
+    "rename_": (lambda x: x.rename_(*"abcdef"[: x.dim()]).rename_(None),),
     "resize_": (lambda x: x.resize_(_half(x)), lambda x: x.resize_(1, 2)),
     "resize_as_": (lambda x: x.resize_as_(torch.ones(2)),),
     "set_": (lambda x: x.set_(torch.ones(3, 2, dtype=x.dtype)), lambda x: x.set_()),

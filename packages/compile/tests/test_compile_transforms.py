@@ -18,6 +18,9 @@ pytestmark = pytest.mark.usefixtures("double")
 
 Program = Callable[[torch.Tensor], Any]
 
+# torch.func.jacrev of several results reads offsets from a tensor there.
+READS_NUMBERS_OF_TENSORS = torch.__version__.startswith("2.11")
+
 
 def _net() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 2)).double()
@@ -225,11 +228,13 @@ def compare(program: Program, backend: str) -> None:
                 assert ours == theirs
 
 
+@pytest.mark.expected_eager(*(["function_transform"] * READS_NUMBERS_OF_TENSORS))
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", IN_THE_GRAPH)
 def test_a_transform_is_part_of_the_graph(name: str, backend: str) -> None:
     compare(IN_THE_GRAPH[name], backend)
-    assert torchcompile.report().clean or name == "raising"
+    breaks = name == "jacrev" and READS_NUMBERS_OF_TENSORS
+    assert torchcompile.report().clean or name == "raising" or breaks
 
 
 @pytest.mark.parametrize("made", [torch.vmap, lambda f: torch.func.grad(lambda t: f(t).sum()), torch.func.jacrev])

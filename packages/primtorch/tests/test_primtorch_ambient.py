@@ -127,7 +127,8 @@ NO_STATE = {
     "_set_backcompat_keepdim_warn", "_set_sm_carveout_experimental",
     "_set_dtensor_allow_implicit_replication", "_set_grad_layout_enforcement_enabled",
     "_set_warn_on_accumulate_grad_stream_mismatch", "set_flush_denormal", "set_num_interop_threads",
-    "_set_rocm_fa_preferred_backend", "_set_cudnn_depthwise_kernel", "_set_sdp_use_fa3",
+    "_set_rocm_fa_preferred_backend", "_set_storage_access_error_msg",
+    "_set_storage_data_ptr_access_error_msg", "set_vital", "_set_cudnn_depthwise_kernel", "_set_sdp_use_fa3",
     "_set_blas_preferred_backend",  # to read it would start the device
     "_set_fp32_precision_setter",  # the same as the switches of TF32, by another name
     "_set_default_tensor_type",  # a dtype and a device

@@ -218,6 +218,8 @@ class InPlaceCalls(TorchFunctionMode):
         fill = _FILLS.get(func) if "out" in kwargs else None
         if fill is not None and _sizes(args, kwargs) == tuple(kwargs["out"].shape):
             return fill(kwargs["out"], kwargs)
+        if func in _PRODUCTS and self.symbolic and isinstance(kwargs.get("out"), torch.Tensor):
+            return _product_into(func, args, kwargs)
         return func(*args, **kwargs)
 
 
@@ -230,6 +232,20 @@ _FILLS: dict[Called, Callable[[torch.Tensor, Mapping[str, Any]], torch.Tensor]] 
     torch.randn: lambda out, kwargs: out.normal_(generator=kwargs.get("generator")),
     torch.empty: lambda out, kwargs: out,
 }
+
+# With out=, torch 2.11's C++ programs of these read its number of elements as a number.
+_PRODUCTS: frozenset[object] = frozenset({torch.matmul, torch.Tensor.matmul, torch.linalg.matmul})
+
+
+def _product_into(func: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """The product written to an out= that is of its kind and needs no resizing; what eager refuses, it refuses."""
+    out = kwargs["out"]
+    operands = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    recorded = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
+    result = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
+    if recorded or not has_size(out, result) or (out.dtype, out.device) != (result.dtype, result.device):
+        return func(*args, **kwargs)
+    return out.copy_(result)
 
 
 def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, ...]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 
-from torchdynamo.interpreter.attributes import super_attribute
 from torchdynamo.interpreter.protocol import MISSING, NULL
 from torchdynamo.interpreter.state import CLOSED, FrameState, opcode
 
@@ -227,9 +226,10 @@ class LoadStoreOpcodes(FrameState):
         """The stack holds what the name `super` means here, the class and the first argument."""
         callee, cls, first = self.pop_many(3)
         if callee is super:
-            return super_attribute(self.world, super(cls, first), operand[0])
-        arguments = (cls, first) if operand[2] else ()
-        return self.world.getattr(self.world.call(callee, arguments, {}), operand[0])
+            proxy = self.world.make_super(cls, first)
+        else:
+            proxy = self.world.call(callee, (cls, first) if operand[2] else (), {})
+        return self.world.getattr(proxy, operand[0])
 
     @opcode()
     def STORE_ATTR(self, name: str) -> None:

@@ -73,7 +73,8 @@ class _MatmulWriter(Writer):
         left, right = self.template.operands
         a = self._factor(left, "rl", "[None, :]", f"[{layout.y_block}, {layout.r_block}]")
         b = self._factor(right, "rr", "[:, None]", f"[{layout.r_block}, {layout.x_block}]")
-        self.line(f'acc = tl.dot({a}, {b}, acc, input_precision="ieee")')
+        # Triton before 3.7 asks for the accumulator's type by name where it is not float32.
+        self.line(f'acc = tl.dot({a}, {b}, acc, input_precision="ieee", out_dtype={tl_type(total.dtype)})')
         handler.end_loop(f"for r0 in range(0, {index_text(self.template.depth.size)}, {layout.r_block}):")
         handler.carried_values[total.key] = Value("acc", total.dtype, frozenset({"x", "y"}))
         for position, body in enumerate(self.template.epilogue, 1):
