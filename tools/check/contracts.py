@@ -88,7 +88,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("errors", "ops", "indexing", "schemas", "program", "cache"),
         ("ir", "events", "cuda_graphs"),
         ("lowering", "executor"),
-        ("ownership", "native", "cost"),
+        ("ownership", "native", "cost", "layouts"),
         ("scheduling",),
         ("codegen",),
         ("emit", "source"),

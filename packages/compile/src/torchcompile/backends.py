@@ -16,7 +16,7 @@ import torch
 
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
-from aotautograd.schemas import Partitioner
+from aotautograd.schemas import JointGraph, Partition, Partitioner
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger
 from primtorch.ledger import Kind as EventKind
@@ -39,6 +39,17 @@ Backend = Callable[[torch.fx.GraphModule, Inputs], Runner]
 def partitioner_of(options: CompileOptions) -> Partitioner:
     """What chooses the activations to keep."""
     return default_partition if options.partitioner == "default" else min_cut(options.memory_budget)
+
+
+def laid_out(partitioner: Partitioner) -> Partitioner:
+    """Chooses the values' order in memory for the whole program, and then what to keep."""
+
+    @functools.wraps(partitioner)
+    def choose(joint: JointGraph) -> Partition:
+        torchinductor.choose_layouts(joint.module)
+        return partitioner(joint)
+
+    return choose
 
 
 class Boxed:
@@ -160,6 +171,8 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
             start = time.perf_counter()
             try:
+                if kind == "inference":
+                    torchinductor.choose_layouts(graph)
                 compiled = torchinductor.compile_graph(
                     graph, inputs, settings, dump=named_dump, ledger=toolchain.ledger, title=f"{title} {kind}"
                 )
@@ -193,7 +206,7 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
-            partitioner=partitioner_of(toolchain.options),
+            partitioner=laid_out(partitioner_of(toolchain.options)),
             decompositions="prims",
             distinct_inputs=True,  # capture guards it
             dump=dump,

@@ -3,7 +3,7 @@
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, codegen_for, register_codegen
 from torchinductor.codegen.cpp.backend import CppBackend
 from torchinductor.codegen.triton.backend import TritonBackend
-from torchinductor.compile import CompiledGraph, compile_graph
+from torchinductor.compile import CompiledGraph, choose_layouts, compile_graph
 from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
 from torchinductor.schemas import GraphStats, InductorOptions
 from torchinductor.source import generate_source
@@ -24,6 +24,7 @@ __all__ = [
     "LoweringError",
     "TritonBackend",
     "UnknownDevice",
+    "choose_layouts",
     "codegen_for",
     "compile_graph",
     "generate_source",

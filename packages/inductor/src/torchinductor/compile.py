@@ -28,6 +28,7 @@ from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
 from torchinductor.ir import Kernel, Template, loops_of, verify_kernels
+from torchinductor.layouts import channels_last_convolutions
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
@@ -115,6 +116,15 @@ def compile_graph(
         _dump(dump, lowered, operations, files, program)
     stats = _stats(gm, operations, built, clock)
     return CompiledGraph(program, stats, files, run, consume, graph_runs)
+
+
+def choose_layouts(gm: fx.GraphModule) -> bool:
+    """Gives the values of a graph of prims the order in memory that their device wants, in place; its results keep
+    theirs. Says whether anything changed.
+
+    For a whole program, before it is cut into a forward and a backward: what the one keeps for the other changes too.
+    """
+    return channels_last_convolutions(gm, traits_of)
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,8 @@ class DeviceTraits:
     heavy: int | None = None
     # Whether matrices get margins, and when; None: never.
     products: ProductRates | None = None
+    # Whether convolutions of 16-bit images want these channels-last.
+    channels_last: bool = False
 
 
 @dataclass(frozen=True, slots=True)

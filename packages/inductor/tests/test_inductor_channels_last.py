@@ -1,0 +1,114 @@
+"""Convolutions that get channels-last images: few conversions, at the edges alone, and eager's values and strides."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import fx
+
+import primtorch
+from primtorch.layout import is_channels_last
+from torchinductor import InductorOptions, compile_graph
+from torchinductor.layouts import channels_last_convolutions
+from torchinductor.schemas import DeviceTraits
+
+WANTS = lambda device: DeviceTraits(channels_last=True)  # noqa: E731
+Tensor = torch.Tensor
+
+
+def normalise(x: Tensor) -> Tensor:
+    return F.batch_norm(x.float(), None, None, training=True).to(x.dtype)
+
+
+def block(x: Tensor, grow: Tensor, deep: Tensor, shrink: Tensor) -> Tensor:
+    """An inverted residual with a gate, as mobile networks have it."""
+    y = F.hardswish(normalise(F.conv2d(x, grow)))
+    y = F.relu(normalise(F.conv2d(y, deep, padding=1, groups=deep.shape[0])))
+    y = y * torch.sigmoid(y.mean((2, 3), keepdim=True))
+    return x + normalise(F.conv2d(y, shrink))
+
+
+def pooled(x: Tensor, grow: Tensor, deep: Tensor, shrink: Tensor) -> Tensor:
+    return block(F.max_pool2d(block(x, grow, deep, shrink), 2), grow, deep, shrink).flatten(2).mean(2)
+
+
+def gradients(*inputs: Tensor) -> tuple[Tensor, ...]:
+    leaves = [t.detach().requires_grad_() for t in inputs]
+    out = pooled(*leaves)
+    return out.detach(), *torch.autograd.grad(out.square().sum(), leaves)
+
+
+def viewed(x: Tensor, grow: Tensor, *_: Tensor) -> tuple[Tensor, Tensor]:
+    """A result in another's memory."""
+    y = F.conv2d(x, grow)
+    return y, y.flatten(2)
+
+
+def strided(x: Tensor, grow: Tensor, *_: Tensor) -> Tensor:
+    """What looks at memory."""
+    y = F.conv2d(x, grow)
+    return y.as_strided((5, 7), (7, 1)) + y.permute(0, 2, 3, 1).sum()
+
+
+def images(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, ...]:
+    draw = torch.Generator().manual_seed(0)
+    shapes = ((2, 8, 6, 10), (24, 8, 1, 1), (24, 1, 3, 3), (8, 24, 1, 1))
+    return tuple(torch.randn(s, generator=draw).to(torch.bfloat16).to(dtype) / 2 for s in shapes)
+
+
+def laid_out(program: object, *inputs: Tensor) -> tuple[fx.GraphModule, bool]:
+    gm = primtorch.lower(primtorch.trace(program, *inputs))  # type: ignore[arg-type]
+    return gm, channels_last_convolutions(gm, WANTS)
+
+
+def names(gm: fx.GraphModule) -> Counter[str]:
+    return Counter(getattr(node.target, "name", "") for node in gm.graph.nodes if node.op == "call_function")
+
+
+@pytest.mark.parametrize(
+    ("program", "copies"),
+    # The image on its way in, results (of 1 x 1 filters the strides alone), what is looked at.
+    [(block, 2), (pooled, 1), (gradients, 5), (strided, 2)],
+)
+def test_conversions_at_the_edges_alone(program: object, copies: int) -> None:
+    inputs = images()
+    before = names(primtorch.lower(primtorch.trace(program, *inputs)))["copy_strided"]
+    gm, changed = laid_out(program, *inputs)
+    assert changed
+    assert names(gm)["copy_strided"] - before <= copies
+    for node in gm.graph.nodes:
+        if getattr(node.target, "name", "") in ("convolution", "convolution_backward"):
+            image = node.args[0].meta["val"]
+            assert is_channels_last(image.shape, image.stride())
+
+
+@pytest.mark.parametrize("program", [block, pooled, gradients, strided])
+def test_values_and_strides_are_eagers(program: object) -> None:
+    inputs = images()
+    gm, _ = laid_out(program, *inputs)
+    found = compile_graph(gm, inputs, InductorOptions())(*inputs)
+    flat = lambda out: out if isinstance(out, tuple) else (out,)  # noqa: E731
+    eager, truth = flat(program(*inputs)), flat(program(*images(torch.float64)))  # type: ignore[operator]
+    for ours, theirs, true in zip(found, eager, truth, strict=True):
+        assert ours.stride() == theirs.stride()
+        limit = 2 * (theirs.double() - true).norm() + 1e-2 * true.norm()
+        assert (ours.double() - true).norm() <= limit
+
+
+@pytest.mark.parametrize(
+    ("program", "inputs"),
+    [
+        (viewed, images()),
+        (block, images(torch.float32)),  # of these, kernels by rows are as good
+        # More is converted than convolved: eager returns what is computed from the image in many copies.
+        (lambda x, *w: tuple(F.conv2d(x, w[0])[:, :8] + k for k in range(8)), images()),
+    ],
+    ids=["results that share memory", "32 bits", "all edges"],
+)
+def test_programs_that_stay(program: object, inputs: tuple[Tensor, ...]) -> None:
+    before = primtorch.lower(primtorch.trace(program, *inputs)).graph  # type: ignore[arg-type]
+    gm, changed = laid_out(program, *inputs)
+    assert not changed and len(gm.graph.nodes) == len(before.nodes)
