@@ -26,7 +26,7 @@ def is_basic(key: object) -> bool:
     )
 
 
-def basic(array: Array, key: Any) -> tuple[torch.Tensor, frozenset[int]]:
+def basic(array: Array, key: object) -> tuple[torch.Tensor, frozenset[int]]:
     """The view by a basic index that NumPy took: the tensor along positive strides, and its reversed dims."""
     view, flipped, dim, made = array.tensor, set(), 0, 0
     for item in full_key(key, array.model.ndim):
@@ -114,11 +114,11 @@ def _refuse_scattered(items: tuple[object, ...]) -> None:
         raise BreakGraph("numpy", "an index of whole numbers and arrays with slices between them")
 
 
-def _is_mask(item: Any) -> bool:
-    return bool((item.model if isinstance(item, Array) else numpy.asarray(item)).dtype == bool)
+def _is_mask(item: object) -> bool:
+    return (item.model if isinstance(item, Array) else numpy.asarray(item)).dtype == bool
 
 
-def mask_of(key: Any, array: Array) -> object:
+def mask_of(key: object, array: Array) -> Array | numpy.ndarray | None:
     """A mask that is the whole index, of the array's shape, else None."""
     while type(key) is tuple and len(key) == 1:
         key = key[0]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -12,41 +12,44 @@ try:
 except ImportError:
     numpy = None  # type: ignore[assignment]
 
-from torchdynamo.arrays.rules import Rule, dim_of, known
-from torchdynamo.arrays.values import model_of
+from torchdynamo.arrays.rules import Axis, Rule, dim_of, known
+from torchdynamo.arrays.values import Model, model_of
 from torchdynamo.reasons import BreakGraph
 
+if TYPE_CHECKING:
+    from torchdynamo.arrays.world import ArrayWorld
 
-def _both(n: Any, asked: Any, a: Any, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+
+def _both(n: ArrayWorld, asked: Model, a: object, b: object) -> tuple[torch.Tensor, torch.Tensor]:
     if asked.dtype == bool:
         raise BreakGraph("numpy", "a product of truth values")
     return n.tensor(a, asked.dtype), n.tensor(b, asked.dtype)
 
 
-def _dot(n: object, asked: object, a: object, b: object) -> object:
+def _dot(n: ArrayWorld, asked: Model, a: object, b: object) -> object:
     x, y = _both(n, asked, a, b)
     if not x.dim() or not y.dim():
         return x * y
     return torch.matmul(x, y) if y.dim() <= 2 else torch.tensordot(x, y, ([-1], [-2]))
 
 
-def _inner(n: object, asked: object, a: object, b: object) -> object:
+def _inner(n: ArrayWorld, asked: Model, a: object, b: object) -> object:
     x, y = _both(n, asked, a, b)
     return torch.tensordot(x, y, ([-1], [-1])) if x.dim() and y.dim() else x * y
 
 
-def _outer(n: Any, asked: Any, a: Any, b: Any) -> object:
+def _outer(n: ArrayWorld, asked: Model, a: object, b: object) -> object:
     x, y = (n.tensor(value, asked.dtype) for value in (a, b))
     return x.reshape(-1, 1) * y.reshape(1, -1)
 
 
-def _vdot(n: object, asked: object, a: object, b: object) -> object:
+def _vdot(n: ArrayWorld, asked: Model, a: object, b: object) -> object:
     x, y = _both(n, asked, a, b)
     x = torch.conj_physical(x) if x.is_complex() else x
     return torch.dot(x.reshape(-1), y.reshape(-1))
 
 
-def _tensordot(n: object, asked: object, a: object, b: object, axes: Any = 2) -> object:
+def _tensordot(n: ArrayWorld, asked: Model, a: object, b: object, axes: Any = 2) -> object:
     known(axes)
     x, y = _both(n, asked, a, b)
     if isinstance(axes, int):
@@ -55,17 +58,17 @@ def _tensordot(n: object, asked: object, a: object, b: object, axes: Any = 2) ->
     return torch.tensordot(x, y, (first, second))
 
 
-def _einsum(n: Any, asked: Any, subscripts: Any, *operands: Any, optimize: object = False) -> object:
+def _einsum(n: ArrayWorld, asked: Model, subscripts: object, *operands: object, optimize: object = False) -> object:
     if not isinstance(subscripts, str) or asked.dtype == bool:
         raise BreakGraph("numpy", "numpy.einsum() without a text of subscripts")
     return torch.einsum(subscripts, *(n.tensor(operand, asked.dtype) for operand in operands))
 
 
-def _kron(n: object, asked: object, a: object, b: object) -> object:
+def _kron(n: ArrayWorld, asked: Model, a: object, b: object) -> object:
     return torch.kron(*_both(n, asked, a, b))
 
 
-def _cross(n: object, asked: object, a: object, b: object) -> object:
+def _cross(n: ArrayWorld, asked: Model, a: object, b: object) -> object:
     x, y = _both(n, asked, a, b)
     if x.shape[-1] != 3 or y.shape[-1] != 3:
         raise BreakGraph("numpy", "numpy.cross() of vectors of two elements")
@@ -73,10 +76,10 @@ def _cross(n: object, asked: object, a: object, b: object) -> object:
     return torch.linalg.cross(x, y)
 
 
-def _on_regular(function: Callable[..., object]) -> Callable[..., Any]:
+def _on_regular(function: Callable[..., object]) -> Callable[..., object]:
     """NumPy is asked of regular matrices: it looks at the elements, and refuses singular ones."""
 
-    def ask(*args: object, **kwargs: object) -> Any:
+    def ask(*args: object, **kwargs: object) -> object:
         return function(*map(_regular, args), **kwargs)
 
     return ask
@@ -90,7 +93,7 @@ def _regular(value: object) -> object:
     return made
 
 
-def _floats(n: Any, asked: object, *values: Any) -> tuple[torch.Tensor, ...]:
+def _floats(n: ArrayWorld, asked: Model, *values: object) -> tuple[torch.Tensor, ...]:
     """Operands as NumPy computes with them: whole numbers in double precision."""
     kinds = [numpy.asarray(model_of(value)).dtype for value in values]
     dtype = numpy.result_type(*(kind if kind.kind in "fc" else numpy.dtype("float64") for kind in kinds))
@@ -98,27 +101,29 @@ def _floats(n: Any, asked: object, *values: Any) -> tuple[torch.Tensor, ...]:
 
 
 def _of_matrix(name: str) -> Rule:
-    def program(n: object, asked: object, a: object) -> Any:
+    def program(n: ArrayWorld, asked: Model, a: object) -> object:
         return getattr(torch.linalg, name)(*_floats(n, asked, a))
 
     return Rule(program, _on_regular)
 
 
 def _several(name: str) -> Rule:
-    def program(n: object, asked: object, a: object) -> Any:
+    def program(n: ArrayWorld, asked: Model, a: object) -> object:
         return tuple(getattr(torch.linalg, name)(*_floats(n, asked, a)))
 
     return Rule(program, _on_regular)
 
 
-def _solve(n: object, asked: object, a: object, b: object) -> Any:
+def _solve(n: ArrayWorld, asked: Model, a: object, b: object) -> object:
     x, y = _floats(n, asked, a, b)
     if y.dim() == 1:
         return torch.linalg.solve(x, y.unsqueeze(-1)).squeeze(-1)
     return torch.linalg.solve(x, y)
 
 
-def _norm(n: object, asked: object, x: object, ord: object = None, axis: object = None, keepdims: bool = False) -> Any:
+def _norm(
+    n: ArrayWorld, asked: Model, x: object, ord: object = None, axis: Axis = None, keepdims: bool = False
+) -> object:
     known(ord, axis)
     (given,) = _floats(n, asked, x)
     if ord is None and axis is None:
@@ -134,7 +139,7 @@ def _norm(n: object, asked: object, x: object, ord: object = None, axis: object 
     return torch.linalg.matrix_norm(given, ord, over, keepdim=keepdims)
 
 
-def _matrix_power(world: Any, asked: Any, a: Any, n: Any) -> Any:
+def _matrix_power(world: ArrayWorld, asked: Model, a: object, n: int) -> object:
     known(n)
     if model_of(a).dtype.kind != "f" or int(n) < 0:
         raise BreakGraph("numpy", "numpy.linalg.matrix_power()")

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 
 from torchdynamo.arrays.rules import Axis, Rule, dim_of, dims, known
+from torchdynamo.arrays.values import Model
 from torchdynamo.reasons import BreakGraph
 
+if TYPE_CHECKING:
+    from torchdynamo.arrays.world import ArrayWorld
 
-def _values(n: Any, asked: Any, a: Any) -> torch.Tensor:
+
+def _values(n: ArrayWorld, asked: Model, a: object) -> torch.Tensor:
     """The elements in the dtype of the result."""
     found: torch.Tensor = n.tensor(a, asked.dtype)
     return found
 
 
 def _sum(
-    n: object, asked: object, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
+    n: ArrayWorld, asked: Model, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
 ) -> object:
     x = _values(n, asked, a)
     return x.sum(dims(axis, x), keepdim=keepdims, dtype=x.dtype) if x.dim() and axis != () else x.clone()
 
 
 def _prod(
-    n: object, asked: object, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
+    n: ArrayWorld, asked: Model, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
 ) -> object:
     x = _values(n, asked, a)
     for dim in sorted((dim % x.dim() for dim in dims(axis, x)), reverse=True):
@@ -33,13 +37,15 @@ def _prod(
     return x
 
 
-def _mean(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: object = None, *, keepdims: bool = False) -> object:
+def _mean(
+    n: ArrayWorld, asked: Model, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
+) -> object:
     x = _wide(n.tensor(a), asked)
     over = dims(axis, x)
     return (x.sum(over, keepdim=keepdims) if x.dim() else x) / _count(x, over)
 
 
-def _wide(x: torch.Tensor, asked: Any) -> torch.Tensor:
+def _wide(x: torch.Tensor, asked: Model) -> torch.Tensor:
     """The elements as means are computed: those of half precision in single, whole numbers in double."""
     if x.dtype == torch.float16 and asked.dtype.itemsize <= 4:
         return x.to(torch.float32)
@@ -54,8 +60,15 @@ def _count(x: torch.Tensor, over: tuple[int, ...]) -> int:
 
 
 def _var(
-    n: Any, asked: object, a: Any, axis: Axis = None, dtype: object = None, *, ddof: float = 0, keepdims: bool = False
-) -> Any:
+    n: ArrayWorld,
+    asked: Model,
+    a: object,
+    axis: Axis = None,
+    dtype: object = None,
+    *,
+    ddof: float = 0,
+    keepdims: bool = False,
+) -> torch.Tensor:
     x = n.tensor(a)
     if x.is_complex():
         raise BreakGraph("numpy", "the variance of complex numbers")
@@ -70,12 +83,21 @@ def _var(
     )
 
 
-def _std(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: Any = None, **given: Any) -> object:
-    return torch.sqrt(_var(n, asked, a, axis, dtype, **given))
+def _std(
+    n: ArrayWorld,
+    asked: Model,
+    a: object,
+    axis: Axis = None,
+    dtype: object = None,
+    *,
+    ddof: float = 0,
+    keepdims: bool = False,
+) -> object:
+    return torch.sqrt(_var(n, asked, a, axis, dtype, ddof=ddof, keepdims=keepdims))
 
 
 def _extreme(name: str) -> Rule:
-    def program(n: Any, asked: object, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+    def program(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *, keepdims: bool = False) -> object:
         x = n.tensor(a)
         _refuse_complex(x)
         return getattr(torch, name)(x, dims(axis, x), keepdim=keepdims) if x.dim() and axis != () else x.clone()
@@ -89,7 +111,7 @@ def _refuse_complex(x: torch.Tensor) -> None:
 
 
 def _place(name: str) -> Rule:
-    def program(n: Any, asked: object, a: Any, axis: object = None, *, keepdims: bool = False) -> Any:
+    def program(n: ArrayWorld, asked: Model, a: object, axis: int | None = None, *, keepdims: bool = False) -> object:
         x = n.tensor(a)
         _refuse_complex(x)
         x = x.to(torch.uint8) if x.dtype == torch.bool else x
@@ -102,7 +124,7 @@ def _place(name: str) -> Rule:
 
 
 def _truth(name: str) -> Rule:
-    def program(n: Any, asked: object, a: Any, axis: Axis = None, *, keepdims: bool = False) -> Any:
+    def program(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *, keepdims: bool = False) -> object:
         x = n.tensor(a)
         x = x if x.dtype == torch.bool else x != 0
         return getattr(torch, name)(x, dims(axis, x), keepdim=keepdims) if x.dim() and axis != () else x.clone()
@@ -111,7 +133,7 @@ def _truth(name: str) -> Rule:
 
 
 def _scan(name: str) -> Rule:
-    def program(n: object, asked: object, a: object, axis: object = None, dtype: object = None) -> Any:
+    def program(n: ArrayWorld, asked: Model, a: object, axis: int | None = None, dtype: object = None) -> object:
         x = _values(n, asked, a)
         if axis is None:
             return getattr(torch, name)(x.reshape(-1), 0)
@@ -120,19 +142,19 @@ def _scan(name: str) -> Rule:
     return Rule(program)
 
 
-def _ptp(n: Any, asked: object, a: Any, axis: Axis = None, *, keepdims: bool = False) -> object:
+def _ptp(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *, keepdims: bool = False) -> object:
     x = n.tensor(a)
     _refuse_complex(x)
     over = dims(axis, x)
     return torch.amax(x, over, keepdim=keepdims) - torch.amin(x, over, keepdim=keepdims)
 
 
-def _count_nonzero(n: Any, asked: object, a: Any, axis: Axis = None, *, keepdims: bool = False) -> object:
+def _count_nonzero(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *, keepdims: bool = False) -> object:
     x = n.tensor(a) != 0
     return x.sum(dims(axis, x), keepdim=keepdims, dtype=torch.int64)
 
 
-def _median(n: Any, asked: Any, a: Any, axis: object = None, *, keepdims: bool = False) -> object:
+def _median(n: ArrayWorld, asked: Model, a: object, axis: int | None = None, *, keepdims: bool = False) -> object:
     """The mean of the two in the middle."""
     x = _wide(n.tensor(a), asked)
     _refuse_complex(x)
@@ -149,7 +171,7 @@ def _median(n: Any, asked: Any, a: Any, axis: object = None, *, keepdims: bool =
     return found.reshape(shape) if axis is None else found.unsqueeze(dim_of(axis))
 
 
-def _average(n: Any, asked: Any, a: Any, axis: Any = None, weights: object = None) -> object:
+def _average(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, weights: object = None) -> object:
     if weights is None:
         return _mean(n, asked, a, axis)
     known(weights)  # a sum of zero raises
@@ -162,7 +184,9 @@ def _average(n: Any, asked: Any, a: Any, axis: Any = None, weights: object = Non
     return (x * w).sum(over) / w.expand(x.shape).sum(over)
 
 
-def _nansum(n: Any, asked: Any, a: Any, axis: Axis = None, dtype: object = None, *, keepdims: bool = False) -> object:
+def _nansum(
+    n: ArrayWorld, asked: Model, a: object, axis: Axis = None, dtype: object = None, *, keepdims: bool = False
+) -> object:
     return torch.nansum(_values(n, asked, a), dims(axis, n.tensor(a)), keepdim=keepdims)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import SupportsIndex
 
 import torch
 
@@ -25,7 +25,7 @@ class Rule:
         writes: the first argument is written to.
     """
 
-    program: Callable[..., Any]
+    program: Callable[..., object]
     asks: Callable[[Callable[..., object]], Callable[..., object]] | None = None
     writes: bool = False
 
@@ -44,6 +44,6 @@ def dims(axis: Axis, tensor: torch.Tensor) -> tuple[int, ...]:
     return tuple(int(one) for one in axis) if isinstance(axis, (tuple, list)) else (int(axis),)
 
 
-def dim_of(axis: Any) -> int:
+def dim_of(axis: SupportsIndex) -> int:
     known(axis)
     return int(axis)

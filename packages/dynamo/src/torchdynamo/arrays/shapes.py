@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, SupportsIndex, TypeAlias
 
 import torch
 
@@ -13,38 +13,43 @@ except ImportError:
     numpy = None  # type: ignore[assignment]
 
 from torchdynamo.arrays.rules import Rule, dim_of, known
-from torchdynamo.arrays.values import Array, dtype_of, model_of
+from torchdynamo.arrays.values import Array, Model, dtype_of, model_of
 from torchdynamo.reasons import BreakGraph
+
+if TYPE_CHECKING:
+    from torchdynamo.arrays.world import ArrayWorld
+
+Dims: TypeAlias = int | Sequence[int]
 
 # -- views: of the memory of an array where NumPy's result is one ------------------------------
 
 
-def _lies(n: Any, a: Any) -> torch.Tensor:
+def _lies(n: ArrayWorld, a: object) -> torch.Tensor:
     """The elements to be viewed: an array's memory, where it goes along positive strides."""
     return a.value() if isinstance(a, Array) else n.tensor(a)  # type: ignore[no-any-return]
 
 
-def _reshaped(n: Any, asked: Any, a: Any, order: str) -> torch.Tensor:
+def _reshaped(n: ArrayWorld, asked: Model, a: object, order: str) -> torch.Tensor:
     if order != "C":
         raise BreakGraph("numpy", f"order={order!r}")
     return _lies(n, a).reshape(asked.shape)
 
 
-def _reshape(n: object, asked: object, a: object, shape: object, order: str = "C") -> object:
+def _reshape(n: ArrayWorld, asked: Model, a: object, shape: object, order: str = "C") -> object:
     known(shape)
     return _reshaped(n, asked, a, order)
 
 
-def _reshape_method(n: object, asked: object, a: object, *shape: object, order: str = "C") -> object:
+def _reshape_method(n: ArrayWorld, asked: Model, a: object, *shape: object, order: str = "C") -> object:
     known(shape)
     return _reshaped(n, asked, a, order)
 
 
-def _ravel(n: object, asked: object, a: object, order: str = "C") -> object:
+def _ravel(n: ArrayWorld, asked: Model, a: object, order: str = "C") -> object:
     return _reshaped(n, asked, a, order)
 
 
-def _permuted(n: Any, asked: Any, a: Any, order: Sequence[int]) -> object:
+def _permuted(n: ArrayWorld, asked: Model, a: object, order: Sequence[int]) -> object:
     """The dims in another order, the reversed ones among them."""
     if not isinstance(a, Array):
         return n.tensor(a).permute(tuple(order))
@@ -52,29 +57,29 @@ def _permuted(n: Any, asked: Any, a: Any, order: Sequence[int]) -> object:
     return Array(n, asked, a.tensor.permute(order), frozenset(order.index(dim) for dim in a.flipped))
 
 
-def _transpose(n: Any, asked: Any, a: Any, axes: Any = None) -> object:
+def _transpose(n: ArrayWorld, asked: Model, a: object, axes: Sequence[int] | None = None) -> object:
     known(axes)
     return _permuted(n, asked, a, range(asked.ndim)[::-1] if axes is None else axes)
 
 
-def _transpose_method(n: object, asked: object, a: object, *axes: object) -> object:
+def _transpose_method(n: ArrayWorld, asked: Model, a: object, *axes: Any) -> object:
     known(axes)
     listed = axes[0] if len(axes) == 1 and (axes[0] is None or isinstance(axes[0], (tuple, list))) else axes or None
     return _transpose(n, asked, a, listed)
 
 
-def _matrix_transpose(n: object, asked: object, a: object) -> object:
+def _matrix_transpose(n: ArrayWorld, asked: Model, a: object) -> object:
     return _swapaxes(n, asked, a, -1, -2)
 
 
-def _swapaxes(n: object, asked: Any, a: object, axis1: object, axis2: object) -> object:
+def _swapaxes(n: ArrayWorld, asked: Model, a: object, axis1: SupportsIndex, axis2: SupportsIndex) -> object:
     order = list(range(asked.ndim))
     first, second = dim_of(axis1), dim_of(axis2)
     order[first], order[second] = order[second], order[first]
     return _permuted(n, asked, a, order)
 
 
-def _moveaxis(n: object, asked: Any, a: object, source: Any, destination: Any) -> object:
+def _moveaxis(n: ArrayWorld, asked: Model, a: object, source: Dims, destination: Dims) -> object:
     known(source, destination)
     whence, where = ([int(dim) % asked.ndim for dim in numpy.atleast_1d(dims)] for dims in (source, destination))
     order = [dim for dim in range(asked.ndim) if dim not in whence]
@@ -83,7 +88,7 @@ def _moveaxis(n: object, asked: Any, a: object, source: Any, destination: Any) -
     return _permuted(n, asked, a, order)
 
 
-def _expand_dims(n: object, asked: Any, a: object, axis: object) -> object:
+def _expand_dims(n: ArrayWorld, asked: Model, a: object, axis: Dims | None) -> object:
     x = _lies(n, a)
     axes = axis if isinstance(axis, (tuple, list)) else (axis,)
     for dim in sorted(dim_of(one) % asked.ndim for one in axes):
@@ -91,7 +96,7 @@ def _expand_dims(n: object, asked: Any, a: object, axis: object) -> object:
     return x
 
 
-def _squeeze(n: object, asked: Any, a: object, axis: object = None) -> object:
+def _squeeze(n: ArrayWorld, asked: Model, a: object, axis: Dims | None = None) -> object:
     x = _lies(n, a)
     if axis is None:
         return x.reshape(asked.shape) if x.is_contiguous() else x.squeeze()
@@ -99,30 +104,32 @@ def _squeeze(n: object, asked: Any, a: object, axis: object = None) -> object:
     return x.squeeze(tuple(dim_of(one) for one in axes))
 
 
-def _broadcast_to(n: Any, asked: Any, a: Any, shape: object) -> object:
+def _broadcast_to(n: ArrayWorld, asked: Model, a: object, shape: object) -> object:
     known(shape)
     return _lies(n, a).expand(asked.shape)
 
 
-def _diagonal(n: object, asked: object, a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> Any:
+def _diagonal(n: ArrayWorld, asked: Model, a: object, offset: int = 0, axis1: int = 0, axis2: int = 1) -> torch.Tensor:
     return torch.diagonal(_lies(n, a), dim_of(offset), dim_of(axis1), dim_of(axis2))
 
 
-def _real(n: object, asked: object, a: object) -> object:
+def _real(n: ArrayWorld, asked: Model, a: object) -> object:
     x = _lies(n, a)
     return torch.real(x) if x.is_complex() else x
 
 
-def _imag(n: object, asked: object, a: object) -> object:
+def _imag(n: ArrayWorld, asked: Model, a: object) -> object:
     x = _lies(n, a)
     return torch.imag(x) if x.is_complex() else torch.zeros_like(x)
 
 
-def _split(n: object, asked: object, a: object, indices_or_sections: object, axis: object = 0) -> object:
+def _split(
+    n: ArrayWorld, asked: Sequence[numpy.ndarray], a: object, indices_or_sections: object, axis: SupportsIndex = 0
+) -> object:
     return _pieces(n, asked, a, dim_of(axis))
 
 
-def _pieces(n: Any, asked: Any, a: Any, axis: int) -> Any:
+def _pieces(n: ArrayWorld, asked: Sequence[numpy.ndarray], a: object, axis: int) -> list[object]:
     """The parts along an axis, as long as NumPy's are."""
     found, start = [], 0
     for piece in asked:
@@ -138,15 +145,15 @@ def _pieces(n: Any, asked: Any, a: Any, axis: int) -> Any:
     return found
 
 
-def _hsplit(n: Any, asked: Any, a: Any, indices_or_sections: Any) -> object:
+def _hsplit(n: ArrayWorld, asked: Sequence[numpy.ndarray], a: object, indices_or_sections: object) -> object:
     return _pieces(n, asked, a, 0 if model_of(a).ndim == 1 else 1)
 
 
-def _vsplit(n: object, asked: object, a: object, indices_or_sections: object) -> object:
+def _vsplit(n: ArrayWorld, asked: Sequence[numpy.ndarray], a: object, indices_or_sections: object) -> object:
     return _pieces(n, asked, a, 0)
 
 
-def _flip(n: Any, asked: Any, m: Any, axis: Any = None) -> object:
+def _flip(n: ArrayWorld, asked: Model, m: object, axis: Dims | None = None) -> object:
     known(axis)
     ndim = model_of(m).ndim
     axes = range(ndim) if axis is None else axis if isinstance(axis, (tuple, list)) else (axis,)
@@ -154,44 +161,44 @@ def _flip(n: Any, asked: Any, m: Any, axis: Any = None) -> object:
     return n.getitem(m, tuple(slice(None, None, -1 if dim in named else None) for dim in range(ndim)))
 
 
-def _fliplr(n: object, asked: object, m: object) -> object:
+def _fliplr(n: ArrayWorld, asked: Model, m: object) -> object:
     return _flip(n, asked, m, 1)
 
 
-def _flipud(n: object, asked: object, m: object) -> object:
+def _flipud(n: ArrayWorld, asked: Model, m: object) -> object:
     return _flip(n, asked, m, 0)
 
 
-def _atleast(n: Any, asked: Any, a: Any) -> object:
+def _atleast(n: ArrayWorld, asked: Model, a: object) -> object:
     return a if asked is model_of(a) else _lies(n, a).reshape(asked.shape)
 
 
-def _asarray(n: Any, asked: object, a: Any, dtype: object = None, *, copy: bool | None = None) -> object:
+def _asarray(n: ArrayWorld, asked: Model, a: object, dtype: object = None, *, copy: bool | None = None) -> object:
     if isinstance(a, Array) and asked is a.model:
         return a
     return n.tensor(a)
 
 
-def _array(n: object, asked: object, object: object, dtype: object = None, *, copy: bool | None = True) -> Any:
+def _array(n: ArrayWorld, asked: Model, object: object, dtype: object = None, *, copy: bool | None = True) -> object:
     return _asarray(n, asked, object, dtype)
 
 
-def _ascontiguousarray(n: object, asked: object, a: object, dtype: object = None) -> object:
+def _ascontiguousarray(n: ArrayWorld, asked: Model, a: object, dtype: object = None) -> object:
     return _asarray(n, asked, a)
 
 
-def _copy(n: Any, asked: object, a: Any, order: str = "C") -> object:
+def _copy(n: ArrayWorld, asked: Model, a: object, order: str = "C") -> object:
     return n.tensor(a)
 
 
-def _cast(n: Any, asked: Any, a: Any) -> object:
+def _cast(n: ArrayWorld, asked: Model, a: object) -> object:
     """`numpy.float32(a)`."""
     if model_of(a).dtype.kind in "fc" and asked.dtype.kind in "iu":
         _refuse_narrow(asked)
     return n.tensor(a, asked.dtype)
 
 
-def _astype(n: Any, asked: Any, a: Any, dtype: object, *, copy: bool = True) -> object:
+def _astype(n: ArrayWorld, asked: Model, a: Array, dtype: object, *, copy: bool = True) -> object:
     if asked is a.model:
         return a
     if a.model.dtype.kind in "fc" and asked.dtype.kind in "iu":
@@ -199,48 +206,57 @@ def _astype(n: Any, asked: Any, a: Any, dtype: object, *, copy: bool = True) -> 
     return n.tensor(a, asked.dtype)
 
 
-def _refuse_narrow(asked: Any) -> None:
+def _refuse_narrow(asked: Model) -> None:
     """What a float above the range of whole numbers of 8 or 16 bits becomes is a matter of the machine's code."""
     if asked.dtype.itemsize < 4:
         raise BreakGraph("numpy", f"a conversion of floats to {asked.dtype}")
 
 
-def _view(n: Any, asked: object, a: Any) -> Any:
+def _view(n: ArrayWorld, asked: Model, a: object) -> object:
     return n.getitem(a, ...)
 
 
 # -- joined and repeated -----------------------------------------------------------------------
 
 
-def _parts(n: Any, asked: Any, arrays: Any) -> list[torch.Tensor]:
+def _parts(n: ArrayWorld, asked: Model, arrays: Array | Sequence[object]) -> list[torch.Tensor]:
     if isinstance(arrays, Array):
         arrays = [arrays[index] for index in range(len(arrays))]
     return [n.tensor(part, asked.dtype) for part in arrays]
 
 
-def _concatenate(n: object, asked: object, arrays: object, axis: object = 0, *, dtype: object = None) -> object:
+def _concatenate(
+    n: ArrayWorld,
+    asked: Model,
+    arrays: Array | Sequence[object],
+    axis: SupportsIndex | None = 0,
+    *,
+    dtype: object = None,
+) -> object:
     parts = _parts(n, asked, arrays)
     if axis is None:
         return torch.cat([part.reshape(-1) for part in parts])
     return torch.cat(parts, dim_of(axis))
 
 
-def _stack(n: object, asked: object, arrays: object, axis: object = 0, *, dtype: object = None) -> object:
+def _stack(
+    n: ArrayWorld, asked: Model, arrays: Array | Sequence[object], axis: SupportsIndex = 0, *, dtype: object = None
+) -> object:
     return torch.stack(_parts(n, asked, arrays), dim_of(axis))
 
 
 def _joined(name: str) -> Rule:
-    def program(n: object, asked: object, tup: object) -> Any:
+    def program(n: ArrayWorld, asked: Model, tup: Array | Sequence[object]) -> object:
         return getattr(torch, name)(_parts(n, asked, tup))
 
     return Rule(program)
 
 
-def _append(n: object, asked: object, arr: object, values: object, axis: object = None) -> object:
+def _append(n: ArrayWorld, asked: Model, arr: object, values: object, axis: SupportsIndex | None = None) -> object:
     return _concatenate(n, asked, (arr, values), axis)
 
 
-def _repeat(n: Any, asked: object, a: Any, repeats: Any, axis: Any = None) -> object:
+def _repeat(n: ArrayWorld, asked: Model, a: object, repeats: int, axis: SupportsIndex | None = None) -> object:
     known(repeats)
     x = n.tensor(a)
     if numpy.ndim(repeats):
@@ -250,18 +266,20 @@ def _repeat(n: Any, asked: object, a: Any, repeats: Any, axis: Any = None) -> ob
     )
 
 
-def _tile(n: Any, asked: object, A: Any, reps: Any) -> object:
+def _tile(n: ArrayWorld, asked: Model, A: object, reps: Dims) -> object:
     known(reps)
     return torch.tile(n.tensor(A), tuple(numpy.atleast_1d(reps).tolist()))
 
 
-def _roll(n: Any, asked: object, a: Any, shift: Any, axis: Any = None) -> object:
+def _roll(
+    n: ArrayWorld, asked: Model, a: object, shift: int | tuple[int, ...], axis: int | tuple[int, ...] | None = None
+) -> object:
     known(shift, axis)
-    return torch.roll(n.tensor(a), shift, axis)
+    return torch.roll(n.tensor(a), shift) if axis is None else torch.roll(n.tensor(a), shift, axis)
 
 
 def _pad(
-    n: Any, asked: Any, array: Any, pad_width: object, mode: str = "constant", *, constant_values: Any = 0
+    n: ArrayWorld, asked: Model, array: object, pad_width: object, mode: str = "constant", *, constant_values: float = 0
 ) -> object:
     known(pad_width, constant_values)
     if mode != "constant" or numpy.ndim(constant_values):
@@ -275,14 +293,21 @@ def _pad(
 # -- places ------------------------------------------------------------------------------------
 
 
-def _where(n: Any, asked: Any, condition: Any, x: Any, y: Any) -> object:
+def _where(n: ArrayWorld, asked: Model, condition: object, x: object, y: object) -> object:
     chosen = n.tensor(condition)
     chosen = chosen if chosen.dtype == torch.bool else chosen != 0
     return torch.where(chosen, n.tensor(x, asked.dtype), n.tensor(y, asked.dtype))
 
 
 def _clip(
-    n: Any, asked: Any, a: Any, a_min: object = None, a_max: object = None, *, min: object = None, max: object = None
+    n: ArrayWorld,
+    asked: Model,
+    a: object,
+    a_min: object = None,
+    a_max: object = None,
+    *,
+    min: object = None,
+    max: object = None,
 ) -> object:
     x = n.tensor(a, asked.dtype)
     low, high = a_min if a_min is not None else min, a_max if a_max is not None else max
@@ -292,7 +317,7 @@ def _clip(
     return x if high is None else torch.minimum(x, n.tensor(high, asked.dtype))
 
 
-def _take(n: Any, asked: object, a: Any, indices: Any, axis: object = None) -> object:
+def _take(n: ArrayWorld, asked: Model, a: object, indices: Any, axis: SupportsIndex | None = None) -> object:
     """NumPy counts negative indices from the end."""
     x = n.tensor(a)
     x, dim = (x.reshape(-1), 0) if axis is None else (x, dim_of(axis) % x.dim())
@@ -302,7 +327,7 @@ def _take(n: Any, asked: object, a: Any, indices: Any, axis: object = None) -> o
     return x[(slice(None),) * dim + (index,)]
 
 
-def _take_along_axis(n: Any, asked: object, arr: Any, indices: Any, axis: object = -1) -> object:
+def _take_along_axis(n: ArrayWorld, asked: Model, arr: object, indices: Any, axis: SupportsIndex = -1) -> object:
     x, index = n.tensor(arr), n.tensor(indices, numpy.dtype("int64"))
     if axis is None or x.dim() != index.dim():
         raise BreakGraph("numpy", "numpy.take_along_axis() without an axis")
@@ -312,7 +337,9 @@ def _take_along_axis(n: Any, asked: object, arr: Any, indices: Any, axis: object
     return torch.gather(x.expand(shape), dim, index.expand([s if s >= 0 else -1 for s in shape]))
 
 
-def _sort(n: Any, asked: object, a: Any, axis: object = -1, *, kind: object = None, stable: object = None) -> object:
+def _sort(
+    n: ArrayWorld, asked: Model, a: object, axis: SupportsIndex = -1, *, kind: object = None, stable: object = None
+) -> torch.Tensor:
     x = n.tensor(a)
     _refuse_complex(x)
     if axis is None:
@@ -320,11 +347,13 @@ def _sort(n: Any, asked: object, a: Any, axis: object = -1, *, kind: object = No
     return torch.sort(x, dim_of(axis))[0]
 
 
-def _sort_in_place(n: Any, asked: Any, a: Any, axis: Any = -1) -> None:
+def _sort_in_place(n: ArrayWorld, asked: Model, a: Array, axis: SupportsIndex = -1) -> None:
     n.write(a, _sort(n, asked, a, axis))
 
 
-def _argsort(n: Any, asked: object, a: Any, axis: object = -1, *, kind: object = None, stable: object = None) -> object:
+def _argsort(
+    n: ArrayWorld, asked: Model, a: object, axis: SupportsIndex = -1, *, kind: object = None, stable: object = None
+) -> object:
     """Of equal elements NumPy leaves open which comes first, unless it is told to be stable."""
     x = n.tensor(a)
     _refuse_complex(x)
@@ -338,26 +367,33 @@ def _refuse_complex(x: torch.Tensor) -> None:
         raise BreakGraph("numpy", "the order of complex numbers")
 
 
-def _diff(world: Any, asked: object, a: Any, n: Any = 1, axis: Any = -1) -> object:
+def _diff(world: ArrayWorld, asked: Model, a: object, n: int = 1, axis: SupportsIndex = -1) -> object:
     return torch.diff(world.tensor(a), dim_of(n), dim_of(axis))
 
 
 def _triangle(name: str) -> Rule:
-    def program(n: Any, asked: object, m: Any, k: Any = 0) -> Any:
+    def program(n: ArrayWorld, asked: Model, m: object, k: SupportsIndex = 0) -> object:
         return getattr(torch, name)(n.tensor(m), dim_of(k))
 
     return Rule(program)
 
 
-def _diag(n: Any, asked: Any, v: Any, k: Any = 0) -> object:
+def _diag(n: ArrayWorld, asked: Model, v: object, k: int = 0) -> object:
     return torch.diag(n.tensor(v), dim_of(k)) if model_of(v).ndim == 1 else _diagonal(n, asked, v, k)
 
 
-def _trace(n: Any, asked: Any, a: Any, offset: Any = 0, axis1: Any = 0, axis2: Any = 1) -> object:
+def _trace(
+    n: ArrayWorld,
+    asked: Model,
+    a: object,
+    offset: SupportsIndex = 0,
+    axis1: SupportsIndex = 0,
+    axis2: SupportsIndex = 1,
+) -> object:
     return torch.diagonal(n.tensor(a, asked.dtype), dim_of(offset), dim_of(axis1), dim_of(axis2)).sum(-1)
 
 
-def _meshgrid(n: Any, asked: Any, *xi: object, indexing: str = "xy") -> object:
+def _meshgrid(n: ArrayWorld, asked: Sequence[numpy.ndarray], *xi: object, indexing: str = "xy") -> object:
     if indexing not in ("xy", "ij"):
         raise BreakGraph("numpy", "numpy.meshgrid()")
     found = []
@@ -368,12 +404,12 @@ def _meshgrid(n: Any, asked: Any, *xi: object, indexing: str = "xy") -> object:
     return found
 
 
-def _searchsorted(n: Any, asked: Any, a: Any, v: Any, side: str = "left") -> object:
+def _searchsorted(n: ArrayWorld, asked: Model, a: object, v: object, side: str = "left") -> object:
     dtype = numpy.result_type(model_of(a), model_of(v))
     return torch.searchsorted(n.tensor(a, dtype), n.tensor(v, dtype), side=side)
 
 
-def _round(n: Any, asked: Any, a: Any, decimals: Any = 0) -> object:
+def _round(n: ArrayWorld, asked: Model, a: object, decimals: SupportsIndex = 0) -> object:
     x, places = n.tensor(a, asked.dtype), dim_of(decimals)
     if not x.is_floating_point():
         if places < 0 or x.dtype == torch.bool or x.is_complex():
@@ -386,7 +422,13 @@ def _round(n: Any, asked: Any, a: Any, decimals: Any = 0) -> object:
 
 
 def _nan_to_num(
-    n: Any, asked: object, x: Any, copy: bool = True, nan: Any = 0.0, posinf: Any = None, neginf: Any = None
+    n: ArrayWorld,
+    asked: Model,
+    x: object,
+    copy: bool = True,
+    nan: float = 0.0,
+    posinf: float | None = None,
+    neginf: float | None = None,
 ) -> object:
     if not copy or not n.tensor(x).is_floating_point():
         raise BreakGraph("numpy", "numpy.nan_to_num()")
@@ -395,7 +437,7 @@ def _nan_to_num(
 
 
 def _isclose(
-    n: Any, asked: Any, a: Any, b: Any, rtol: Any = 1e-05, atol: Any = 1e-08, equal_nan: bool = False
+    n: ArrayWorld, asked: Model, a: object, b: object, rtol: float = 1e-05, atol: float = 1e-08, equal_nan: bool = False
 ) -> object:
     known(rtol, atol)
     dtype = numpy.result_type(model_of(a), model_of(b), 1.0)
@@ -409,34 +451,36 @@ def _isclose(
 
 def _filled(value: object) -> Rule:
     def program(
-        n: object,
-        asked: object,
+        n: ArrayWorld,
+        asked: Model,
         a: object,
         dtype: object = None,
         order: str = "K",
         subok: bool = True,
         shape: object = None,
-    ) -> Any:
+    ) -> torch.Tensor:
         return _new(asked, value)
 
     return Rule(program)
 
 
-def _new(asked: Any, value: Any) -> torch.Tensor:
+def _new(asked: Model, value: object) -> torch.Tensor:
     number = numpy.asarray(value).astype(asked.dtype).item()
     return torch.full(tuple(asked.shape), number, dtype=dtype_of(asked.dtype), device="cpu")
 
 
-def _full_like(n: Any, asked: Any, a: object, fill_value: Any, dtype: object = None) -> object:
+def _full_like(n: ArrayWorld, asked: Model, a: object, fill_value: object, dtype: object = None) -> object:
     return n.tensor(fill_value, asked.dtype).expand(tuple(asked.shape)).clone()
 
 
-def _full(n: Any, asked: Any, shape: object, fill_value: Any, dtype: object = None) -> object:
+def _full(n: ArrayWorld, asked: Model, shape: object, fill_value: object, dtype: object = None) -> object:
     known(shape)
     return n.tensor(fill_value, asked.dtype).expand(tuple(asked.shape)).clone()
 
 
-def _linspace(n: Any, asked: Any, start: Any, stop: Any, num: Any = 50, *, endpoint: bool = True) -> object:
+def _linspace(
+    n: ArrayWorld, asked: Model, start: object, stop: object, num: int = 50, *, endpoint: bool = True
+) -> object:
     known(num, endpoint)
     if asked.dtype not in (numpy.float64, numpy.float32) or int(num) < 2 or not endpoint:
         raise BreakGraph("numpy", "numpy.linspace() of an array")
@@ -448,7 +492,7 @@ def _linspace(n: Any, asked: Any, start: Any, stop: Any, num: Any = 50, *, endpo
     return torch.cat([found[:-1], last.expand(found.shape[1:]).unsqueeze(0)])
 
 
-def _fill(n: Any, asked: object, a: Any, value: Any) -> None:
+def _fill(n: ArrayWorld, asked: Model, a: Array, value: object) -> None:
     n.write(a, n.tensor(value))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TypeAlias
 
 import torch
 
@@ -14,7 +14,8 @@ except ImportError:
 
 from torchdynamo.reasons import BreakGraph
 
-Program = Callable[..., Any]  # gives a tensor, or a tuple of them
+Operand: TypeAlias = torch.Tensor | float | complex
+Program: TypeAlias = Callable[..., torch.Tensor]
 
 
 def _is_whole(value: object) -> bool:
@@ -23,13 +24,13 @@ def _is_whole(value: object) -> bool:
     return isinstance(value, int)
 
 
-def _tensors(*values: Any) -> tuple[torch.Tensor, ...]:
+def _tensors(first: torch.Tensor, *others: Operand) -> tuple[torch.Tensor, ...]:
     """Operands of which the first is a tensor, with the others as tensors, too."""
-    dtype = values[0].dtype
-    return tuple(
-        value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=dtype, device="cpu")
-        for value in values
+    made = (
+        value if isinstance(value, torch.Tensor) else torch.full((), value, dtype=first.dtype, device="cpu")
+        for value in others
     )
+    return first, *made
 
 
 def _of_tensors(function: Program) -> Program:
@@ -39,7 +40,7 @@ def _of_tensors(function: Program) -> Program:
 def _divided(divide: Program) -> Program:
     """A division of whole numbers, which by zero gives zero."""
 
-    def program(a: torch.Tensor, b: Any) -> Any:
+    def program(a: torch.Tensor, b: Operand) -> torch.Tensor:
         if not _is_whole(a):
             return divide(a, b)
         if not isinstance(b, torch.Tensor):
@@ -55,7 +56,7 @@ _remainder = _divided(torch.remainder)
 _fmod = _divided(torch.fmod)
 
 
-def _divmod(a: torch.Tensor, b: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def _divmod(a: torch.Tensor, b: Operand) -> tuple[torch.Tensor, torch.Tensor]:
     return _floor_divide(a, b), _remainder(a, b)
 
 
@@ -84,9 +85,9 @@ def _heaviside(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _by_parts(function: Program) -> Program:
     """A sum, of complex numbers in each part: torch multiplies one operand, and infinite parts become NaN."""
 
-    def program(a: torch.Tensor, b: Any) -> torch.Tensor:
+    def program(a: torch.Tensor, b: Operand) -> torch.Tensor:
         if not a.is_complex():
-            return function(a, b)  # type: ignore[no-any-return]
+            return function(a, b)
         a, b = _tensors(a, b)
         return torch.complex(function(torch.real(a), torch.real(b)), function(torch.imag(a), torch.imag(b)))
 
@@ -128,7 +129,7 @@ _BINARY = {
     "left_shift": _of_tensors(torch.bitwise_left_shift), "right_shift": _of_tensors(torch.bitwise_right_shift),
     "gcd": _of_tensors(torch.gcd), "lcm": _of_tensors(torch.lcm), "matmul": _matmul,
 }  # fmt: skip
-UFUNCS: dict[object, Program] = {}
+UFUNCS: dict[object, Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]] = {}
 if numpy is not None:
     UFUNCS = {getattr(numpy, name): program for name, program in (_UNARY | _BINARY).items()}
 
@@ -145,7 +146,7 @@ _KNOWN_SECOND = frozenset({"power", "left_shift", "right_shift"})
 _NOT_WHOLE = frozenset({"reciprocal"})
 
 
-def takes(function: Any, loop: Sequence[Any], args: Sequence[Any]) -> None:
+def takes(function: numpy.ufunc, loop: Sequence[numpy.dtype], args: Sequence[object]) -> None:
     """Raises BreakGraph where a program is not NumPy's function on these dtypes."""
     name, dtype = function.__name__, loop[0]
     fits = name in _COMPLEX if dtype.kind == "c" else True

@@ -124,7 +124,7 @@ class Array(InterpreterObject):
     def __ne__(self, other: object) -> Any:
         return self.world.compare("!=", self, other)
 
-    def _refuse(self, ask: Callable[[Any], Any], reason: str, detail: str) -> NoReturn:
+    def _refuse(self, ask: Callable[[Any], object], reason: str, detail: str) -> NoReturn:
         if self.model.size != 1:
             ask(self.model)  # raises
         raise BreakGraph(reason, detail)

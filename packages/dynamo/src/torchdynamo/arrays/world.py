@@ -23,11 +23,13 @@ from primtorch.fake import FakeTensor
 from primtorch.wrappers import whole_of
 from torchdynamo.arrays import indexing
 from torchdynamo.arrays.functions import FUNCTIONS, METHODS
-from torchdynamo.arrays.ufuncs import UFUNCS, Program, takes
+from torchdynamo.arrays.rules import Rule
+from torchdynamo.arrays.ufuncs import UFUNCS, Operand, takes
 from torchdynamo.arrays.values import (
     NUMPY_DTYPES,
     Array,
     ArrayMethod,
+    Model,
     arrays_in,
     dtype_of,
     flipped_dims,
@@ -104,7 +106,7 @@ class ArrayWorld:
     def copied(self, array: Array) -> torch.Tensor:
         return array.value().clone() if not array.flipped else array.value()
 
-    def tensor(self, value: Any, dtype: Any = None) -> torch.Tensor:
+    def tensor(self, value: object, dtype: numpy.dtype | None = None) -> torch.Tensor:
         """A value of NumPy's as a tensor of a NumPy dtype (its own by default), for reading."""
         if isinstance(value, torch.Tensor):
             value = self.of_tensor(value)
@@ -123,22 +125,23 @@ class ArrayWorld:
             made = torch.from_numpy(array.copy())
         return self.adopt(made)
 
-    def _stacked(self, value: object, dtype: object) -> torch.Tensor:
+    def _stacked(self, value: object, dtype: numpy.dtype) -> torch.Tensor:
         """Nested lists with arrays in them, as one tensor."""
         if isinstance(value, (list, tuple)):
             return torch.stack([self._stacked(part, dtype) for part in value])
         return self.tensor(value, dtype)
 
-    def operand(self, value: Any, dtype: Any) -> Any:
+    def operand(self, value: object, dtype: numpy.dtype) -> Operand:
         """An operand of a ufunc: a tensor of the loop's dtype, or the number that it is there."""
         if type(value) in _NUMBERS or numpy_values.is_scalar(value):
             with numpy.errstate(all="ignore"):
-                return numpy.asarray(value).astype(dtype).item()
+                number: Operand = numpy.asarray(value).astype(dtype).item()
+                return number
         return self.tensor(value, dtype)
 
     # -- arrays that are known no more -------------------------------------------------------
 
-    def forget(self, array: Any) -> Array:
+    def forget(self, array: numpy.ndarray) -> Array:
         """An array that the program made of numbers, and all views of its memory, are unknown from here on."""
         self.used = True
         owner = numpy_values.memory_of(array)
@@ -166,7 +169,7 @@ class ArrayWorld:
             self._views[id(value)] = value, self._view(found, value)
         return self._views[id(value)][1]
 
-    def _view(self, owner: Array, view: Any) -> Array:
+    def _view(self, owner: Array, view: numpy.ndarray) -> Array:
         flipped = flipped_dims(view)
         ahead = forwards(view, flipped)
         size = view.itemsize
@@ -214,7 +217,7 @@ class ArrayWorld:
             return type(asked)(*parts) if hasattr(asked, "_fields") else type(asked)(parts)
         return self._array(found, asked, sources)
 
-    def _array(self, tensor: torch.Tensor, asked: Any, sources: Sequence[Array]) -> Array:
+    def _array(self, tensor: torch.Tensor, asked: Model, sources: Sequence[Array]) -> Array:
         wanted, shape = dtype_of(asked.dtype), tuple(asked.shape)
         if tuple(map(int, tensor.shape)) != shape:
             raise BreakGraph("numpy", f"a result of shape {tuple(tensor.shape)}, where NumPy's has {shape}")
@@ -232,7 +235,7 @@ class ArrayWorld:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def call(self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A function of NumPy on arrays, tensors and what is known."""
         if type(function) is numpy.ufunc:
             return self._ufunc(function, args, kwargs)
@@ -241,7 +244,7 @@ class ArrayWorld:
             raise BreakGraph("numpy", f"call of {name_of(function)}")
         return self._by_rule(rule, function, args, kwargs)
 
-    def method(self, array: Array, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def method(self, array: Array, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         operator = _OPERATOR_METHODS.get(name)
         if operator is not None and len(args) == operator[1] and not kwargs:
             return operator[0](self, array, *args)
@@ -250,7 +253,9 @@ class ArrayWorld:
             raise BreakGraph("tensor_to_number" if name in ("item", "tolist") else "numpy", f"{name}() of an array")
         return self._by_rule(rule, getattr(type(array.model), name), (array, *args), kwargs)
 
-    def _by_rule(self, rule: Any, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _by_rule(
+        self, rule: Rule, function: Callable[..., object], args: tuple[Any, ...], kwargs: dict[str, object]
+    ) -> object:
         self.used = True
         if kwargs.get("out", ...) is None:
             kwargs = {name: value for name, value in kwargs.items() if name != "out"}
@@ -281,7 +286,7 @@ class ArrayWorld:
         given = value
         return given
 
-    def _ufunc(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _ufunc(self, function: numpy.ufunc, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """Of a tensor, NumPy makes an array, and of the result a tensor: of truth values, one of uint8."""
         program = UFUNCS.get(function)
         if program is None or kwargs or len(args) != function.nin:
@@ -298,7 +303,9 @@ class ArrayWorld:
         found = made.tensor.clone() if made.is_scalar else self.tensor_of(made)
         return found.to(torch.uint8) if found.dtype == torch.bool else found
 
-    def _computed(self, function: Any, program: Program, args: tuple[Any, ...]) -> tuple[Any, Any]:
+    def _computed(
+        self, function: numpy.ufunc, program: Callable[..., object], args: tuple[object, ...]
+    ) -> tuple[Any, Any]:
         """The tensors that a ufunc gives, and what NumPy says of them."""
         asked = self.ask(function, args, {})
         loop = function.resolve_dtypes((*map(_kind, args), *(None,) * function.nout))
@@ -318,7 +325,7 @@ class ArrayWorld:
 
     # -- operators --------------------------------------------------------------------------
 
-    def binary(self, symbol: str, a: object, b: object) -> Any:
+    def binary(self, symbol: str, a: object, b: object) -> object:
         function = OPERATORS[symbol]
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             return self._with_tensor(symbol, a, b)
@@ -335,7 +342,7 @@ class ArrayWorld:
             raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
         return self._ufunc(OPERATORS[symbol], (a, b), {})
 
-    def inplace(self, symbol: str, a: Any, b: Any) -> object:
+    def inplace(self, symbol: str, a: object, b: object) -> object:
         if isinstance(b, torch.Tensor) or isinstance(a, torch.Tensor):
             raise BreakGraph("numpy", f"{symbol}= of an array and a tensor")
         if not isinstance(a, Array):
@@ -358,7 +365,7 @@ class ArrayWorld:
     def unary(self, symbol: str, a: Array) -> object:
         return self.call({"-": numpy.negative, "+": numpy.positive, "~": numpy.invert}[symbol], (a,), {})
 
-    def compare(self, symbol: str, a: object, b: object) -> Any:
+    def compare(self, symbol: str, a: object, b: object) -> object:
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
         known = isinstance(a, Array) or self.known.is_known(a), isinstance(b, Array) or self.known.is_known(b)
@@ -368,7 +375,7 @@ class ArrayWorld:
 
     # -- items ------------------------------------------------------------------------------
 
-    def getitem(self, array: object, key: Any) -> object:
+    def getitem(self, array: object, key: object) -> object:
         if not isinstance(array, Array):
             return self._item_by_array(array, key)
         if isinstance(key, str) or (array.is_scalar and key not in ((), ...)):
@@ -395,7 +402,7 @@ class ArrayWorld:
             return self.getitem(Array(self, obj.copy(), self.tensor(obj)), key)
         raise BreakGraph("tensor_to_number", "a NumPy scalar or an array as an index")
 
-    def setitem(self, array: Any, key: object, value: object) -> None:
+    def setitem(self, array: object, key: object, value: object) -> None:
         if not isinstance(array, Array):
             if not numpy_values.is_array(array):
                 raise BreakGraph("numpy", "a write of an array, or by an index of one, to what is none")
@@ -436,17 +443,17 @@ class ArrayWorld:
             value = value.expand(view.shape).flip(tuple(flipped))
         view.copy_(value)
 
-    def refuse_write(self, array: Any) -> None:
+    def refuse_write(self, array: Array) -> None:
         """Raises what NumPy does where an array may not be written to."""
         if array.is_scalar or not array.model.flags.writeable:
             self.ask(_WRITE, (array, ..., 0), {})
 
-    def _tell(self, tensor: Any) -> None:
+    def _tell(self, tensor: torch.Tensor) -> None:
         """NumPy's writes are not told to autograd: a graph's are."""
         if self.recorder.has_derivative(tensor):
             raise BreakGraph("numpy", "a write to the memory of a tensor that requires a gradient")
 
-    def iterate(self, array: Array) -> Any:
+    def iterate(self, array: Array) -> SequenceIterator:
         """Over the rows, each made when its turn comes."""
         if array.is_scalar or not array.model.ndim:
             iter(array.model)  # type: ignore[arg-type]  # raises
@@ -511,11 +518,11 @@ def name_of(function: object) -> str:
     return f"{getattr(function, '__module__', None) or 'numpy'}.{name}"
 
 
-def model_array(value: object) -> Any:
+def model_array(value: object) -> numpy.ndarray:
     return numpy.asarray(model_of(value))
 
 
-def _kind(value: object) -> object:
+def _kind(value: object) -> numpy.dtype | type:
     """What a ufunc's rule for dtypes takes for an operand: a Python number has none of its own."""
     if type(value) in (int, float, complex):
         return type(value)
@@ -523,7 +530,7 @@ def _kind(value: object) -> object:
     return model.dtype if hasattr(model, "dtype") else numpy.asarray(model).dtype
 
 
-def _holds(dtype: Any, value: int) -> bool:
+def _holds(dtype: numpy.dtype, value: int) -> bool:
     info = numpy.iinfo(dtype)
     return bool(info.min <= value <= info.max)
 
@@ -554,7 +561,7 @@ def _WRITE(array: Any, key: Any, value: Any) -> None:
     array[key] = value
 
 
-OPERATORS: dict[str, object] = {}
+OPERATORS: dict[str, numpy.ufunc] = {}
 _METADATA = frozenset({"shape", "ndim", "size", "dtype", "itemsize", "nbytes", "strides"})
 _VIEWS = {name: METHODS[name] for name in ("T", "mT", "real", "imag") if name in METHODS}
 _LEFT_TO_NUMPY = frozenset({"+", "-", "*", "/"})

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -47,10 +47,10 @@ SCALARS: frozenset[type] = frozenset(
 # The types of dtypes of truth values and numbers.
 DTYPES: frozenset[type] = frozenset(() if numpy is None else (type(numpy.dtype(code)) for code in "?bBhHiIlLqQefdgFDG"))
 _NEVER: tuple[type, ...] = ()
-_GENERIC: Any = _NEVER if numpy is None else numpy.generic
-ARRAY: Any = _NEVER if numpy is None else numpy.ndarray
-_ATOMS: Any = (int, float, complex, str, bytes, type(None), type(Ellipsis), types.NotImplementedType)
-_GRIDS: Any = _NEVER
+_GENERIC: type[numpy.generic] | tuple[type, ...] = _NEVER if numpy is None else numpy.generic
+ARRAY: type[numpy.ndarray] | tuple[type, ...] = _NEVER if numpy is None else numpy.ndarray
+_ATOMS: tuple[type, ...] = (int, float, complex, str, bytes, type(None), type(Ellipsis), types.NotImplementedType)
+_GRIDS: tuple[type, ...] = _NEVER
 FOLDER: tuple[str, ...] = ()  # of its code
 if numpy is not None:
     _INDEXED = (numpy.mgrid, numpy.ogrid, numpy.r_, numpy.c_, numpy.s_, numpy.index_exp)
@@ -58,25 +58,25 @@ if numpy is not None:
     FOLDER = (os.path.dirname(numpy.__file__) + os.sep,)
 
 
-def address(array: Any) -> int:
+def address(array: numpy.ndarray | numpy.generic) -> int:
     """Where an array's first element lies."""
     return int(array.__array_interface__["data"][0])
 
 
-def is_scalar(value: Any) -> bool:
-    return isinstance(value, _GENERIC) and value.dtype.kind in _KINDS
+def is_scalar(value: object) -> TypeGuard[numpy.generic]:
+    return numpy is not None and isinstance(value, numpy.generic) and value.dtype.kind in _KINDS
 
 
-def is_array(value: Any) -> bool:
+def is_array(value: object) -> TypeGuard[numpy.ndarray]:
     return type(value) is ARRAY and value.dtype.kind in _KINDS
 
 
-def number(value: Any) -> object:
+def number(value: numpy.generic) -> object:
     """A NumPy scalar as torch takes it: a Python number of the same value."""
     return value.item()
 
 
-def belongs(fn: Any) -> bool:
+def belongs(fn: object) -> bool:
     """Whether a callable is NumPy's: a function, a ufunc, a type, or a method of an array or a scalar."""
     owner = getattr(fn, "__self__", None)
     if isinstance(owner, (_GENERIC, ARRAY)):
@@ -91,9 +91,9 @@ class Arrays:
 
     def __init__(self, is_outside: Callable[[object], bool]) -> None:
         self.is_outside = is_outside  # whether a value stands for an object that the program did not make
-        self.shared: dict[int, Any] = {}  # arrays whose memory is a tensor's, by identity of who owns it
+        self.shared: dict[int, numpy.ndarray] = {}  # arrays whose memory is a tensor's, by identity of who owns it
 
-    def is_known(self, value: Any) -> bool:
+    def is_known(self, value: object) -> bool:
         """Whether a value consists of numbers and arrays made of numbers."""
         if isinstance(value, _ATOMS) or is_scalar(value):
             return True
@@ -107,7 +107,7 @@ class Arrays:
             return all(map(self.is_known, (value.start, value.stop, value.step)))
         return isinstance(value, (_GRIDS, range)) or (isinstance(value, type) and issubclass(value, _NUMBER_TYPES))
 
-    def runs(self, fn: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
+    def runs(self, fn: object, args: tuple[object, ...], kwargs: Mapping[str, object]) -> bool:
         """Whether a call of NumPy depends on known values alone."""
         if getattr(fn, "__name__", "") in _NOT_PURE:
             return False
@@ -120,7 +120,7 @@ class Arrays:
             owner = None
         return all(map(self.is_known, (owner, *args, *kwargs.values())))
 
-    def tensor(self, make: Callable[[Any], torch.Tensor], data: Any) -> torch.Tensor:
+    def tensor(self, make: Callable[[Any], torch.Tensor], data: object) -> torch.Tensor:
         """The tensor that torch makes of numbers and arrays. Eager's may have an array's memory."""
         if is_array(data) and make in _SHARE:
             owner = memory_of(data)
@@ -128,29 +128,29 @@ class Arrays:
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             return make(data.copy() if is_array(data) else data)
 
-    def is_shared(self, array: object) -> bool:
+    def is_shared(self, array: numpy.ndarray) -> bool:
         return bool(self.shared) and id(memory_of(array)) in self.shared
 
-    def refuse_shared(self, array: object) -> None:
+    def refuse_shared(self, array: numpy.ndarray) -> None:
         """What is written to the tensor, or to the array, changes both: the tensor of the graph is a copy."""
         if self.is_shared(array):
             raise BreakGraph("numpy", "an array is used after a tensor has got its memory")
 
 
-def copied(array: Any) -> Any:
+def copied(array: numpy.ndarray) -> numpy.ndarray:
     """A copy of the same strides, those of dims of size 1 included."""
     made = array.copy("K")
     return made if made.strides == array.strides else numpy.lib.stride_tricks.as_strided(made, strides=array.strides)
 
 
-def memory_of(array: Any) -> Any:
+def memory_of(array: numpy.ndarray) -> numpy.ndarray:
     """The array that owns the memory of an array."""
-    while isinstance(array.base, ARRAY):
+    while isinstance(array.base, numpy.ndarray):
         array = array.base
     return array
 
 
-def holds(data: Any) -> bool:
+def holds(data: object) -> bool:
     """Whether nested lists hold an array or a scalar of NumPy."""
     if isinstance(data, (list, tuple)):
         return any(map(holds, data))
@@ -160,4 +160,4 @@ def holds(data: Any) -> bool:
 # What makes a tensor of numbers without copying an array.
 _SHARE: tuple[object, ...] = (torch.from_numpy, torch.as_tensor, torch.asarray)
 MAKERS: tuple[object, ...] = _SHARE
-_NUMBER_TYPES: Any = (bool, int, float, complex, _GENERIC)
+_NUMBER_TYPES = (bool, int, float, complex, *(() if numpy is None else (numpy.generic,)))

@@ -194,9 +194,9 @@ class Recorder:
         node = self._nodes.get(id(fake))
         return None if node is None else self.regions.visible(node)
 
-    def has_derivative(self, tensor: FakeTensor) -> bool:
+    def has_derivative(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the same memory requires a gradient."""
-        return any(one.requires_grad and memory_of(one) is tensor.memory for one in self._alive)
+        return any(one.requires_grad and memory_of(one) is memory_of(tensor) for one in self._alive)
 
     def as_it_came(self, fake: FakeTensor) -> FakeTensor:
         """An input's fake, as it was before the program gave it another shape in place."""
