@@ -15,11 +15,10 @@ except ImportError:  # torch does without
 from torchdynamo.arrays.values import Array, arrays_in
 from torchdynamo.arrays.world import ArrayWorld, name_of
 from torchdynamo.graph import numpy_values, torch_functions
+from torchdynamo.interpreter.protocol import Args, Callee, Kwargs
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -33,7 +32,7 @@ class ArrayCalls:
     def concerned(self) -> bool:
         return self.world.used
 
-    def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def handle(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         args, kwargs = self._current(args), self._current(kwargs)
         owner = self.world.current(getattr(fn, "__self__", None))
         if isinstance(owner, Array):  # a method that was bound while the array was known
@@ -64,14 +63,14 @@ class ArrayCalls:
         given = value
         return given
 
-    def of_tensor(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def of_tensor(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`tensor.numpy(force=...)`."""
         if len(args) != 1 or kwargs.keys() - {"force"} or numpy is None:
             raise BreakGraph("numpy", "numpy() of a tensor")
         return self.world.of_tensor(args[0], bool(kwargs.get("force")))
 
 
-def _shared(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> torch.Tensor:
+def _shared(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> torch.Tensor:
     """`torch.from_numpy`, `torch.as_tensor`, `torch.asarray`: the array's memory, where nothing else is asked for."""
     if len(args) != 1 or not isinstance(args[0], Array) or kwargs.keys() - {"dtype", "device"}:
         raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
@@ -80,7 +79,7 @@ def _shared(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> torch.
     return _as(world.tensor_of(args[0]), kwargs)
 
 
-def _copied(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> torch.Tensor:
+def _copied(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> torch.Tensor:
     """`torch.tensor`, `Tensor.new_tensor`: a copy."""
     if len(args) != 1 or kwargs.keys() - {"dtype", "device", "requires_grad"}:
         raise BreakGraph("numpy", f"call of {name_of(fn)} with an array")
@@ -109,7 +108,7 @@ def _as(tensor: torch.Tensor, kwargs: Kwargs) -> torch.Tensor:
 def _ufunc(name: str) -> Callable[..., object]:
     """A builtin function, on arrays one of NumPy's."""
 
-    def rule(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         if any(isinstance(arg, torch.Tensor) for arg in args):
             raise BreakGraph("numpy", f"{name}() of an array and a tensor")
         return world.call(getattr(numpy, name), args, kwargs)
@@ -117,15 +116,15 @@ def _ufunc(name: str) -> Callable[..., object]:
     return rule
 
 
-def _length(world: ArrayWorld, fn: object, args: Args, kwargs: Kwargs) -> object:
+def _length(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> object:
     return len(*args) if not kwargs and isinstance(args[0], Array) else MISSING
 
 
-def _rows(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> object:
+def _rows(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> object:
     return fn(list(world.iterate(args[0]))) if not kwargs and isinstance(args[0], Array) else MISSING
 
 
-def _refused(world: ArrayWorld, fn: Any, args: Args, kwargs: Kwargs) -> object:
+def _refused(world: ArrayWorld, fn: Callee, args: Args, kwargs: Kwargs) -> object:
     """A question about elements: it raises, or breaks."""
     return fn(*args) if len(args) == 1 and not kwargs and isinstance(args[0], Array) else MISSING
 

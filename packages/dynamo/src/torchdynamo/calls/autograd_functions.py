@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import fx, nn
@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from primtorch.spec import TensorSpec
 from torchdynamo.graph.regions import Region
 from torchdynamo.interpreter.iterators import LocalIterator
-from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, World
+from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterApi, Kwargs, World
 from torchdynamo.outside.externals import External
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -37,7 +37,7 @@ class FunctionContext:
         self.saved_tensors: tuple[object, ...] = ()
         self.saved_variables: tuple[object, ...] = ()  # the same, by an older name
         self.to_save: tuple[object, ...] = ()
-        self.non_differentiable: tuple[Any, ...] = ()
+        self.non_differentiable: tuple[object, ...] = ()
         self.dirty_tensors: tuple[object, ...] = ()
         self.materialize_grads = True
 
@@ -96,7 +96,7 @@ class CapturedFunction(nn.Module):
         base = _CarrierOnce if carried.once else _Carrier
         self.function: Any = type(carried.name, (base,), {})
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: object) -> Any:
         direct = self.carried.direct
         return self.function.apply(self, inputs[direct:], *inputs[:direct])
 
@@ -105,7 +105,7 @@ class _Carrier(torch.autograd.Function):
     """What runs at each call. Only the arguments of the user's `apply` are inputs that autograd knows of."""
 
     @staticmethod
-    def forward(ctx: Any, module: CapturedFunction, others: tuple[object, ...], *direct: object) -> Any:
+    def forward(ctx: Any, module: CapturedFunction, others: tuple[object, ...], *direct: object) -> tuple[object, ...]:
         carried = module.carried
         inputs = (*direct, *others)
         values = module.forward_graph(*(inputs[index] for index in carried.forward_inputs))
@@ -120,7 +120,7 @@ class _Carrier(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: object) -> Any:
+    def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
         carried: Carried = ctx.module.carried
         given = gradients[: carried.outputs]
         if any(gradient is None for gradient in given):
@@ -134,7 +134,7 @@ class _Carrier(torch.autograd.Function):
 class _CarrierOnce(_Carrier):
     @staticmethod
     @once_differentiable
-    def backward(ctx: object, *gradients: object) -> Any:
+    def backward(ctx: object, *gradients: object) -> tuple[object, ...]:
         return _Carrier.backward(ctx, *gradients)
 
 
@@ -143,14 +143,14 @@ class _Result(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, results: tuple[object, ...], apart: tuple[Any, ...], backward: Region, *direct: object
-    ) -> Any:
+        ctx: Any, results: tuple[object, ...], apart: tuple[object, ...], backward: Region, *direct: object
+    ) -> tuple[object, ...]:
         ctx.mark_non_differentiable(*apart)
         ctx.region = backward
         return results
 
     @staticmethod
-    def backward(ctx: Any, *gradients: object) -> Any:
+    def backward(ctx: Any, *gradients: object) -> tuple[object, ...]:
         """On fakes, for a derivative that the program takes itself."""
         region: Region = ctx.region
         if any(gradient is None for gradient in gradients):
@@ -180,13 +180,14 @@ class AutogradFunctions:
         self.recorder = outside.recorder
         self._backwards = 0  # how many backwards the program is within
 
-    def apply(self, kind: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def apply(self, kind: type[torch.autograd.Function], args: Args, kwargs: Kwargs) -> object:
         """`kind.apply(*args, **kwargs)`."""
         self.interpreter.tail_call = False
         try:
             if kind.setup_context is not _NO_SETUP:
-                self.outside.function_defaults(kind.forward)
-                bound = inspect.signature(kind.forward).bind(*args, **kwargs)
+                forward: Any = kind.forward
+                self.outside.function_defaults(forward)
+                bound = inspect.signature(forward).bind(*args, **kwargs)
                 bound.apply_defaults()
                 args, kwargs = bound.args, bound.kwargs
             if kwargs:
@@ -199,7 +200,7 @@ class AutogradFunctions:
             wrapped.positions = error.positions
             raise wrapped from error
 
-    def _apply(self, kind: object, args: tuple[object, ...]) -> object:
+    def _apply(self, kind: type[torch.autograd.Function], args: tuple[object, ...]) -> object:
         within = self._backwards == 1  # its derivative is the second one, which the program may ask for
         needs = tuple(
             isinstance(a, torch.Tensor) and (a.requires_grad or (within and a.is_floating_point())) for a in args
@@ -212,7 +213,9 @@ class AutogradFunctions:
             value = _forward(self.world, kind, context, args)
         return _Capture(self, kind, context, args, mark).result(value)
 
-    def _without_gradient(self, kind: object, context: FunctionContext, args: tuple[object, ...]) -> object:
+    def _without_gradient(
+        self, kind: type[torch.autograd.Function], context: FunctionContext, args: tuple[object, ...]
+    ) -> object:
         """The forward as a part of the graph around it."""
         enabled = torch.is_grad_enabled()
         if enabled:
@@ -238,7 +241,7 @@ class AutogradFunctions:
             self._backwards -= 1
 
 
-def _forward(world: World, kind: Any, context: FunctionContext, args: tuple[Any, ...]) -> object:
+def _forward(world: World, kind: type[torch.autograd.Function], context: FunctionContext, args: Args) -> object:
     forward = world.getattr(kind, "forward")
     if kind.setup_context is _NO_SETUP:
         return world.call(forward, (context, *args), {})
@@ -266,7 +269,7 @@ class _Capture:
     def __init__(
         self,
         owner: AutogradFunctions,
-        kind: Any,
+        kind: type[torch.autograd.Function],
         context: FunctionContext,
         args: tuple[object, ...],
         mark: frozenset[fx.Node],
@@ -277,7 +280,7 @@ class _Capture:
         self.recorder = owner.recorder
         self.direct = [argument for argument in args if isinstance(argument, torch.Tensor)]
 
-    def result(self, value: Any) -> object:
+    def result(self, value: object) -> object:
         """What `apply` gives, where the forward gave `value`."""
         if self.context.dirty_tensors:
             raise BreakGraph("autograd_function", "mark_dirty: an input that the function changes in place")
@@ -324,7 +327,7 @@ class _Capture:
         if kind.backward is _NO_BACKWARD:
             function = self.world.getattr(kind, "vjp")
         if getattr(kind.backward, "__code__", None) is _ONCE:
-            function = kind.backward.__wrapped__
+            function = vars(kind.backward)["__wrapped__"]
         before, said = effects_so_far(self.outside), self.outside.emitted
         written = len(recorder.written)
         mark = regions.mark()
@@ -419,7 +422,11 @@ class _Capture:
 # -- what a backward may not change ----------------------------------------------------------
 
 
-def effects_so_far(outside: Outside, known: Any = None) -> object:
+# How many writes there were, what the shadows hold, and how many later ones were written to.
+Effects: TypeAlias = tuple[int, list[object], int]
+
+
+def effects_so_far(outside: Outside, known: Effects | None = None) -> Effects:
     """The program's effects on the outside so far; `known`: an earlier answer, to compare with."""
     count = len(known[1]) if known is not None else None
     shadows = outside.externals.shadows
@@ -435,7 +442,7 @@ def _contents(record: External) -> object:
     return _as_ids(shadow)
 
 
-def _as_ids(value: Any) -> Any:
+def _as_ids(value: Any) -> object:
     if isinstance(value, dict):
         return [(id(key), id(dict.__getitem__(value, key))) for key in dict.keys(value)]
     if isinstance(value, (set, frozenset)):

@@ -11,7 +11,6 @@ import functools
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -49,7 +48,7 @@ class Recorded:
     results: list[fx.Node]
     specs: list[TensorSpec]
     history: list[bool]
-    tree: Any
+    tree: pytree.TreeSpec
 
 
 class Bodies:

@@ -20,7 +20,7 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint
-from torch import nn
+from torch import fx, nn
 from torch.amp import autocast_mode
 from torch.autograd.profiler import record_function as _ProfilerRange
 from torch.optim import optimizer
@@ -45,16 +45,13 @@ from torchdynamo.graph.recorder import METHODS_OF_FAKES, tensors_in
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.graph.tensor_classes import SWITCHES, TENSOR_METACLASSES, class_of, is_instance, overriding
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.protocol import InterpreterApi, World
+from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwargs, Rule, World
 from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of, region
 from torchdynamo.outside import imports
 from torchdynamo.outside.externals import is_constant
 from torchdynamo.outside.outside import Outside, getattr_static_dict
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +73,10 @@ class OpenBlock:
         node: what entered it in the graph, None where a graph holds nothing of it.
     """
 
-    context: Any
+    context: object
     enter: Callable[..., object]
     args: tuple[object, ...]
-    node: Any = None
+    node: fx.Node | None = None
 
 
 class CallingWorld(World, Protocol):
@@ -104,9 +101,11 @@ class Calls:
         self.emissions = Emissions(outside, world, interpreter)
         self.arrays = ArrayCalls(outside.arrays)
         self.overrides = Overrides(outside, world, interpreter)
-        self.copied: list[tuple[dict[int, Any], Any]] = []  # deep copies of tensors: the memo, and the tensor's memory
+        self.copied: list[
+            tuple[dict[int, object], object]
+        ] = []  # deep copies of tensors: the memo, and the tensor's memory
         self.open_blocks: list[OpenBlock] = []  # the innermost last
-        self._rules: dict[int, Callable[[object, Args, Kwargs], object]] = {
+        self._rules: dict[int, Rule] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for function, rule in self.emissions.rules()},
             **{id(function): rule for function, rule in self.overrides.rules()},
@@ -151,7 +150,7 @@ class Calls:
 
     # -- Python functions -------------------------------------------------------------------
 
-    def _function(self, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Any:
+    def _function(self, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> object:
         method = behind_patch(fn)
         if method is not None:
             return Redirect(method, args, kwargs)
@@ -173,7 +172,7 @@ class Calls:
         if fn.__code__ is _OPTIMIZER_STEP:
             return self._optimizer_step(fn, args, kwargs)
         if fn.__code__ is _NOT_FOR_COMPILERS and module.startswith("torch.optim"):
-            return Redirect(fn.__wrapped__, args, kwargs)  # type: ignore[attr-defined]
+            return Redirect(fn.__dict__["__wrapped__"], args, kwargs)
         if module.startswith("numpy"):
             return self._numpy(fn, args, kwargs)
         if self.higher_order.takes(fn):
@@ -199,7 +198,7 @@ class Calls:
         self.outside.inline(fn)
         return MISSING
 
-    def _marked(self, mark: Mark, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _marked(self, mark: Mark, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
         if mark.kind is MarkKind.ALLOWED:
             return self.outside.recorder.record_leaf(fn, args, kwargs)
@@ -211,12 +210,13 @@ class Calls:
             result = fn(*scalars.concrete(args), **scalars.concrete(kwargs))
         return self.outside.externals.hold(result, name)
 
-    def _builtin(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def _builtin(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         if args and isinstance(args[0], leaving.STATE_BLOCKS):
             return self._ambient(fn, args, kwargs)
         owner = getattr(fn, "__self__", None)
         if isinstance(owner, SWITCHES) and fn.__name__ in ("__enter__", "__exit__"):
-            return self.overrides.switch(fn.__name__)
+            self.overrides.switch(fn.__name__)
+            return None
         if isinstance(owner, torch.device) and fn.__name__ in ("__enter__", "__exit__"):
             return self.handle(getattr(torch.device, fn.__name__), (owner, *args), kwargs)
         if fn.__name__ == "as_subclass":
@@ -237,7 +237,7 @@ class Calls:
         method = getattr(torch.Tensor, fn.__name__, fn) if isinstance(owner, torch.Tensor) else fn
         self._break_if_listed(method, getattr(fn, "__module__", None) or "")
         if isinstance(owner, contextvars.ContextVar):
-            return self._context_variable(fn, args)
+            return self._context_variable(owner, fn, args)
         if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return self.autograd_functions.apply(owner, args, kwargs)
         if torch_functions.is_leaf(fn):
@@ -245,7 +245,7 @@ class Calls:
             return (self._native if operator else self._watched)(fn, args, kwargs)
         return MISSING
 
-    def _refuse_metadata_write(self, fn: Any, args: Args) -> None:
+    def _refuse_metadata_write(self, fn: Callee, args: Args) -> None:
         """A graph has no place for it where it is an input's, and a back end may run on copies."""
         tensor = getattr(fn, "__self__", None)
         tensor = tensor if isinstance(tensor, torch.Tensor) else args[0] if args else None
@@ -253,13 +253,13 @@ class Calls:
         if isinstance(tensor, torch.Tensor) and (what == "an input" or fn.__name__ in _SEEN_BY_NO_MODE):
             raise BreakGraph("tensor_metadata_write", f"{fn.__name__}() of {what}")
 
-    def _context_variable(self, fn: Any, args: Args) -> object:
+    def _context_variable(self, variable: contextvars.ContextVar[object], fn: Callee, args: Args) -> object:
         """`get` of a constant is guarded; what else is done with a variable of the context is done for real."""
         if fn.__name__ != "get":
-            raise BreakGraph("ambient_state", f"{fn.__name__}() of the context variable {fn.__self__.name!r}")
+            raise BreakGraph("ambient_state", f"{fn.__name__}() of the context variable {variable.name!r}")
         value = fn(*args) if is_constant(args) else None
         if not is_constant(value):
-            raise BreakGraph("unsupported_read", f"what the context variable {fn.__self__.name!r} holds")
+            raise BreakGraph("unsupported_read", f"what the context variable {variable.name!r} holds")
         return self.outside.ambient(fn, args)
 
     def _is_inference(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
@@ -270,7 +270,7 @@ class Calls:
         with torch._C.DisableTorchFunction():
             return known.original.is_inference()
 
-    def _break_if_listed(self, fn: Any, module: str) -> None:
+    def _break_if_listed(self, fn: Callee, module: str) -> None:
         reason = leaving.reason_to_leave(fn, module)
         if reason is not None:
             name = getattr(fn, "__qualname__", str(fn))
@@ -278,13 +278,13 @@ class Calls:
                 name = fn.__name__
             raise BreakGraph(reason, f"call of {module}.{name}")
 
-    def _native(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _native(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return fn(*args, **kwargs)
 
-    def _method_of_tensors(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _method_of_tensors(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return getattr(torch.Tensor, fn.__name__)(*args, **kwargs)  # the recorder runs the fake's in its place
 
-    def _watched(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _watched(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A function of torch's C modules that is no operator. What it does to the ambient state is done for real."""
         before = ambient.snapshot()
         result = fn(*args, **kwargs)
@@ -294,26 +294,26 @@ class Calls:
             raise BreakGraph("ambient_state", f"{fn.__name__}() changes {', '.join(changes)}")
         return result
 
-    def _choose_attention(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
+    def _choose_attention(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         """Which kernels attention may take: for the calls behind this one, in the graph as in the program."""
         fn(*args, **kwargs)
         self.outside.recorder.write_node(fn, args).meta["effect"] = True
 
-    def _globals(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _globals(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         if args or kwargs:
             return MISSING
         externals = self.outside.externals
         namespace = self.interpreter.frames[-1].function.__globals__
         return externals.namespace(namespace, externals.pins.source(namespace, "globals"))
 
-    def _frame_reader(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _frame_reader(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`eval` and `exec`. The functions that a class decorator of Python's library makes so stay with the class."""
         frame = self.interpreter.frames[-1]
         if frame.function.__globals__.get("__name__") in torch_calls.MAKERS_OF_CLASSES:
             return MISSING
         raise BreakGraph("frame_reader", f"call of {fn.__name__}()")
 
-    def _import_module(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _import_module(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`importlib.import_module(name, package)`: of what is loaded, the module itself."""
         given = inspect.signature(fn).bind(*args, **kwargs).arguments
         name, package = given["name"], given.get("package")
@@ -325,7 +325,7 @@ class Calls:
         externals = self.outside.externals
         return imports.read(externals, imports.loaded(module), str(module))  # type: ignore[arg-type]
 
-    def _import(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _import(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         given = dict(zip(("name", "globals", "locals", "fromlist", "level"), args, strict=False)) | kwargs
         name, namespace, fromlist, level = (
             given.get(key, default)
@@ -335,21 +335,21 @@ class Calls:
             raise BreakGraph("import", f"__import__({name!r})")
         return self.world.import_by(namespace or {}, name, fromlist, level)
 
-    def _is_compiling(self, fn: object, args: Args, kwargs: Kwargs) -> bool:
+    def _is_compiling(self, fn: Callee, args: Args, kwargs: Kwargs) -> bool:
         return True
 
-    def _graph_break(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _graph_break(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         raise BreakGraph("graph_break", "torchdynamo.graph_break()")
 
-    def _region(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _region(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """The record of the calling thread: another thread's calls have another version of the function."""
         found = self.outside.ambient(region, ())
         return self.outside.externals.hold(found, "region")
 
-    def _autograd_function(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _autograd_function(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return self.autograd_functions.apply(args[0], args[1:], kwargs)
 
-    def _asks_for_overrides(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _asks_for_overrides(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """Whether a torch function is overridden for its arguments: not by capture's own mode."""
         given = args[0] if fn is torch._C._has_torch_function and args else args
         if overriding(tuple(given), {}) and not self.outside.recorder.overrides_off:
@@ -357,19 +357,19 @@ class Calls:
         with self.outside.recorder.set_aside():
             return fn(*args, **kwargs)
 
-    def _checkpoint(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _checkpoint(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         self.interpreter.tail_call = False
         return call_checkpointed(self.outside, self.world, args, kwargs)
 
-    def _along(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _along(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         self.interpreter.tail_call = False
         return (self.transforms.jvp if fn is torch.func.jvp else self.transforms.vjp)(*args, **kwargs)
 
-    def _number(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _number(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A builtin or a function of `math`: on symbols it gives a symbol."""
         return MISSING if kwargs else scalars.call(fn, args)
 
-    def _tensor(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _tensor(self, fn: Callable[..., torch.Tensor], args: Args, kwargs: Kwargs) -> object:
         """`torch.tensor`, which would fix the numbers that it is given. A tensor of one int alone has its number fixed:
         such tensors stand for sizes, whose value the program asks for (`known_tensors.py`)."""
         if args and numpy_values.holds(args[0]):
@@ -382,7 +382,7 @@ class Calls:
             return scalars.tensor(args[0], **kwargs)
         return self._native(fn, args, kwargs)
 
-    def _tensor_of_array(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _tensor_of_array(self, fn: Callable[..., torch.Tensor], args: Args, kwargs: Kwargs) -> object:
         """A tensor of NumPy's numbers is a constant of the compiled code, copied at each call."""
         if not args or not numpy_values.holds(args[0]):
             return MISSING
@@ -397,7 +397,7 @@ class Calls:
         tensor = tensor.to(**wanted) if wanted else tensor
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
 
-    def _array_of_tensor(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _array_of_tensor(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return self.arrays.of_tensor(fn, args, kwargs)
 
     def _tensor_of_type(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
@@ -415,14 +415,14 @@ class Calls:
             return MISSING
         return torch.empty(args or (0,), dtype=dtype, device="cpu")
 
-    def _variable(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _variable(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`Variable(tensor)`: what is left of it takes the tensor out of its history."""
         if len(args) != 1 or not isinstance(args[0], torch.Tensor) or kwargs.keys() - {"requires_grad"}:
             raise BreakGraph("c_function", "call of torch.autograd.Variable with more than a tensor")
         tensor = args[0].detach()
         return tensor.requires_grad_() if kwargs.get("requires_grad") else tensor
 
-    def _numpy(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _numpy(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         args, kwargs = scalars.concrete(args), scalars.concrete(kwargs)
         if tensors_in((args, kwargs)):
             return self.outside.arrays.call(fn, args, kwargs)
@@ -431,18 +431,18 @@ class Calls:
             raise BreakGraph("numpy", f"call of {getattr(fn, '__module__', None) or 'numpy'}.{name}")
         return fn(*args, **kwargs)
 
-    def _optimizer_step(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _optimizer_step(self, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> object:
         """`step` without the graph breaks around it that torch puts there for another compiler."""
         self.interpreter.tail_call = False
         enabled = torch.is_grad_enabled()
         defaults: Any = self.world.getattr(args[0], "defaults")
         torch._C._set_grad_enabled(defaults["differentiable"])
         try:
-            return self.world.call(fn.__wrapped__, args, kwargs)
+            return self.world.call(fn.__dict__["__wrapped__"], args, kwargs)
         finally:
             torch._C._set_grad_enabled(enabled)
 
-    def _derivative(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _derivative(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """Derivatives by autograd's engine: in the graph where all that it runs through is there."""
         self.interpreter.tail_call = False
         try:
@@ -454,29 +454,29 @@ class Calls:
                 raise
             raise BreakGraph("backward", f"{fn.__qualname__}(): {error.detail}") from error
 
-    def _unfused(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _unfused(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return Redirect(loop_for(fn, args, kwargs), args, kwargs)
 
-    def _of_scalers(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _of_scalers(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return OF_SCALERS[fn](*args) if not kwargs else MISSING
 
-    def _step_count(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _step_count(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """An optimizer's step count for its corrections: double precision, as the Python numbers that eager takes."""
         count = args[0]
         return count.to(torch.float64) if isinstance(count, torch.Tensor) and count.is_floating_point() else count
 
-    def _type(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _type(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         if len(args) != 1 or kwargs:
             return MISSING
         return self.outside.type_of(args[0])
 
-    def _id(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _id(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         frames = self.outside.user_frames()
         if len(args) != 1 or kwargs or (frames and frames[-1].file == copy.__file__):  # the memo of a deep copy
             return MISSING
         return self.outside.identity(args[0])
 
-    def _text(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _text(self, fn: Callable[[object], str], args: Args, kwargs: Kwargs) -> object:
         """The text of a run-time number, which is fixed by it, or of an exception of the outside."""
         if len(args) != 1 or kwargs:
             return MISSING
@@ -484,7 +484,7 @@ class Calls:
             return fn(scalars.concrete(args[0]))
         return self.outside.text_of_exception(fn, args[0]) if isinstance(args[0], BaseException) else MISSING
 
-    def _dir(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _dir(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """The names of an object's attributes: those that the program has set itself included."""
         if len(args) != 1 or kwargs:
             return MISSING
@@ -502,12 +502,12 @@ class Calls:
             return MISSING
         return sorted({*self.outside.instance_dict(obj), *self._dir(fn, (type(obj),), {})})
 
-    def _deep_copy(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _deep_copy(self, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> object:
         """Whole or not at all: its memo knows objects by identities that hold during capture alone."""
         self.interpreter.tail_call = False
         return self.interpreter.call_function(fn, args, kwargs)
 
-    def _copied_tensor(self, tensor: FakeTensor, memo: dict[int, Any]) -> torch.Tensor:
+    def _copied_tensor(self, tensor: FakeTensor, memo: dict[int, object]) -> torch.Tensor:
         """A deep copy of a tensor that has its memory to itself, and nothing besides its values."""
         known = self.outside.externals.lookup(tensor)
         original = tensor if known is None else known.original
@@ -521,10 +521,10 @@ class Calls:
         memo[id(tensor)] = copied.requires_grad_(tensor.requires_grad)
         return copied
 
-    def _ambient_read(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _ambient_read(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         return MISSING if kwargs else self.outside.ambient(fn, args)
 
-    def _isinstance(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _isinstance(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A symbol is what its value would be; the interpreter's own rule answers for all else."""
         if kwargs or len(args) != 2:
             return MISSING
@@ -537,7 +537,7 @@ class Calls:
 
     # -- modules ----------------------------------------------------------------------------
 
-    def _module(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _module(self, fn: Callee | None, args: Args, kwargs: Kwargs) -> object:
         """`nn.Module.__call__(module, ...)`, spelt out by the program or found along the MRO."""
         module = args[0]
         if self.outside.has_plain_call(module):
@@ -560,7 +560,7 @@ class Calls:
 
     # -- blocks that the graph holds --------------------------------------------------------
 
-    def _enter_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _enter_autocast(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         context = args[0]
         result = fn(*args, **kwargs)
         parameters = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
@@ -569,13 +569,13 @@ class Calls:
         self.open_blocks.append(OpenBlock(context, autocast_mode._enter_autocast, parameters, node))
         return result
 
-    def _exit_autocast(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _exit_autocast(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         block = self._leave(args[0], "an autocast region")
         result = fn(*args, **kwargs)
         self._close(block)
         return result
 
-    def _enter_device(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _enter_device(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """`with torch.device(...)`: calls that make tensors are recorded with the device that they get."""
         with self.outside.recorder.set_aside():
             result = fn(*args, **kwargs)
@@ -583,19 +583,19 @@ class Calls:
         self._name_device()
         return result
 
-    def _exit_device(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _exit_device(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         self._leave(args[0], "a block with a default device")
         with self.outside.recorder.set_aside():
             result = fn(*args, **kwargs)
         self._name_device()
         return result
 
-    def _enter_range(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def _enter_range(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A range of the profiler is no part of a graph. It is entered where the graph ends within."""
         self.open_blocks.append(OpenBlock(args[0], fn, (args[0],)))
         return args[0]
 
-    def _exit_range(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
+    def _exit_range(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         """One that began before the graph ends behind it, for real."""
         if not self.open_blocks and args[1] is None:
             self.emissions.do(fn, (args[0], None, None, None))
@@ -623,7 +623,7 @@ class Calls:
                 self._close(block)
         return self.open_blocks
 
-    def _ambient(self, fn: object, args: Args, kwargs: Kwargs) -> object:
+    def _ambient(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")
 
 
@@ -637,7 +637,7 @@ _SEEN_BY_NO_MODE = frozenset({"set_"})
 _METADATA_WRITES = frozenset({"requires_grad_", "detach_"}) | _SEEN_BY_NO_MODE
 
 
-def _changes_nothing(fn: Any, args: Args, kwargs: Kwargs) -> bool:
+def _changes_nothing(fn: Callee, args: Args, kwargs: Kwargs) -> bool:
     """`requires_grad_` of what a tensor is: of all tensors without a history, for False, and of all that have one."""
     owner = getattr(fn, "__self__", None)
     given = (owner, *args) if isinstance(owner, torch.Tensor) else args
@@ -658,7 +658,7 @@ _ASKS_FOR_OVERRIDES = (
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
 
 
-_ENGINE_CALLS: Mapping[Any, Callable[[Engine, Any, Args, Kwargs], Any]] = {
+_ENGINE_CALLS: Mapping[Callee, Callable[[Engine, Callee, Args, Kwargs], object]] = {
     torch.autograd.grad: Engine.grad,
     torch.autograd.backward: Engine.backward,
     torch.Tensor.backward: Engine.method,
@@ -718,7 +718,7 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     *((function, Calls._number) for function in scalars.NUMBER_FUNCTIONS),
 )
 _MODULE_CALL: object = nn.Module.__call__
-_CALL_IMPL: Any = nn.Module._call_impl
+_CALL_IMPL = nn.Module.__dict__["_call_impl"]
 _BUILTINS = (
     types.BuiltinFunctionType,
     types.MethodDescriptorType,

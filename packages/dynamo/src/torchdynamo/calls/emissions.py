@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+import re
 import sys
 import types
 import warnings
@@ -22,13 +23,10 @@ from torchdynamo.calls import torch_calls
 from torchdynamo.calls.autograd_functions import effects_so_far
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.exceptions import FOLDER
-from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, World
+from torchdynamo.interpreter.protocol import MISSING, Args, Callee, InterpreterApi, Kwargs, Rule, World
 from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES, is_trusted_module
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
-
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +61,7 @@ class Emissions:
             tuple[object, warnings.catch_warnings[Any]]
         ] = []  # the program's contexts, what stands for each
 
-    def rules(self) -> tuple[tuple[object, Callable[[object, Args, Kwargs], object]], ...]:
+    def rules(self) -> tuple[tuple[object, Rule], ...]:
         return (
             *((function, self.log) for function in torch_calls.LOG_LEVELS),
             *((function, self.ask) for function in torch_calls.LOG_QUESTIONS),
@@ -81,17 +79,17 @@ class Emissions:
 
     # -- logging ----------------------------------------------------------------------------
 
-    def get_logger(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def get_logger(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         logger = fn(*args, **kwargs)
         return self.outside.externals.hold(logger, "logger")
 
-    def ask(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+    def ask(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """Whether a logger is enabled, and the like."""
         if kwargs or self.outside.externals.lookup(args[0]) is None:
             return MISSING
         return self.outside.ambient(fn, args)
 
-    def log(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def log(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A method of a logger, or the function of `logging` by its name."""
         level = torch_calls.LOG_LEVELS[fn]
         if not isinstance(args[0] if args else None, logging.Logger):
@@ -116,18 +114,19 @@ class Emissions:
         self.do(functools.partial(start, where), (logger, level, message, said, kwargs.get("extra")))
         return None
 
-    def _text(self, message: Any, args: Args) -> str:
+    def _text(self, message: object, args: Args) -> str:
         """The message as it is now, of objects that may change until it is said."""
         text = self.world.convert(message, "str")
         if not args:
             return text
         named = len(args) == 1 and isinstance(args[0], Mapping) and args[0]
-        said: str = self.world.binary("%", text, named or args)
+        said = self.world.binary("%", text, named or args)
+        assert isinstance(said, str)
         return said
 
     # -- warnings ---------------------------------------------------------------------------
 
-    def warn(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
+    def warn(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         """`warnings.warn(message, category, stacklevel)`, from the line of the program that it names."""
         given = dict(zip(("message", "category", "stacklevel", "source"), args, strict=False)) | kwargs
         if given.keys() - {"message", "category", "stacklevel"}:
@@ -145,7 +144,7 @@ class Emissions:
             raise message if isinstance(message, Warning) else category(message)
         self.do(functools.partial(_warn_at, where), (message, category))
 
-    def enter_filters(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
+    def enter_filters(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         """`with warnings.catch_warnings()`: its own object is entered at each call, another one now."""
         context = args[0]
         if context._record or context._module is not warnings:
@@ -155,7 +154,7 @@ class Emissions:
         self._open.append((context, entered))
         self.do(fn, (context,), filters=True)
 
-    def exit_filters(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
+    def exit_filters(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         context = args[0]
         begun = next((i for i, made in enumerate(self.made) if made.args and made.args[0] is context), None)
         if begun is not None:
@@ -167,7 +166,7 @@ class Emissions:
             raise BreakGraph("ambient_state", "the end of warnings.catch_warnings() that collects what is said")
         self.do(fn, (context, None, None, None), filters=True)
 
-    def filter(self, fn: Any, args: Args, kwargs: Kwargs) -> None:
+    def filter(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         """A new filter holds from where it is made; inside of a block of the program's, during capture too."""
         if self._open:
             fn(*args, **kwargs)
@@ -175,7 +174,7 @@ class Emissions:
 
     # -- results kept by a cache ------------------------------------------------------------
 
-    def cached(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+    def cached(self, fn: functools._lru_cache_wrapper[object], args: Args, kwargs: Kwargs) -> object:
         """A function with a cache is interpreted. One that says something is called each time: it may keep silent."""
         before, own = len(self.made), not is_trusted_module(getattr(fn.__wrapped__, "__module__", None) or "")
         effects = effects_so_far(self.outside) if own else None
@@ -246,7 +245,14 @@ def caller(level: int, passed: tuple[str, ...]) -> Place:
 _OWN_FILES = (FOLDER, "<torchdynamo ")
 
 
-def _log_at(where: Place | int, logger: logging.Logger, level: int, message: Any, args: Args, extra: Any) -> None:
+def _log_at(
+    where: Place | int,
+    logger: logging.Logger,
+    level: int,
+    message: object,
+    args: Args,
+    extra: Mapping[str, object] | None,
+) -> None:
     if logger.isEnabledFor(level):
         place = where if isinstance(where, Place) else caller(where, _LOGGING)
         text = (place.file, place.line, message, args, None, place.function, extra)
@@ -254,14 +260,19 @@ def _log_at(where: Place | int, logger: logging.Logger, level: int, message: Any
 
 
 def _log_at_root(
-    where: Place | int, logger: logging.Logger, level: int, message: object, args: Args, extra: object
+    where: Place | int,
+    logger: logging.Logger,
+    level: int,
+    message: object,
+    args: Args,
+    extra: Mapping[str, object] | None,
 ) -> None:
     if not logger.handlers:
         logging.basicConfig()
     _log_at(where, logger, level, message, args, extra)
 
 
-def _warn_at(where: Place | int, message: Any, category: type[Warning]) -> None:
+def _warn_at(where: Place | int, message: str | Warning, category: type[Warning]) -> None:
     place = where if isinstance(where, Place) else caller(where, ())
     registry = place.namespace.setdefault("__warningregistry__", {})  # of what was said already, by place
     warnings.warn_explicit(message, category, place.file, place.line, _module_name(place), registry)
@@ -281,5 +292,5 @@ def is_error(text: str, category: type[Warning], module: str, line: int) -> bool
     return bool(warnings.defaultaction == "error")  # type: ignore[attr-defined]
 
 
-def _fits(pattern: Any, text: str) -> bool:
+def _fits(pattern: str | re.Pattern[str] | None, text: str) -> bool:
     return pattern is None or (pattern == text if isinstance(pattern, str) else pattern.match(text) is not None)

@@ -26,12 +26,10 @@ from torchdynamo.graph.derivatives import OUTSIDE, accumulates, nodes_behind
 from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.graph.scalars import concrete
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS
-from torchdynamo.interpreter.protocol import World
+from torchdynamo.interpreter.protocol import Args, Kwargs, World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 T = TypeVar("T")
 
 
@@ -59,7 +57,7 @@ class Engine:
 
     # -- what the program calls -------------------------------------------------------------
 
-    def grad(self, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> Any:
+    def grad(self, fn: Callable[..., object], args: Args, kwargs: Kwargs) -> object:
         """`torch.autograd.grad(outputs, inputs, ...)`."""
         given = _bound(fn, args, kwargs)
         inputs = given["inputs"]

@@ -8,8 +8,9 @@ compiler of its own. What eager refuses breaks the graph, and is refused by eage
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
-from typing import Any
+import types
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
 
 import torch
 from torch import fx
@@ -19,11 +20,9 @@ from primtorch.fake import FakeTensor
 from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop, row_major, slice_of
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.bodies import Bodies, Recorded, refusal
-from torchdynamo.interpreter.protocol import InterpreterApi, World
+from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwargs, World
 from torchdynamo.outside.outside import Outside
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 Stand = Sequence[tuple[TensorSpec, bool]]  # what stands for tensors in a body: what each is, and whether it has history
 
 
@@ -37,10 +36,10 @@ class HigherOrderCalls:
         self.recorder = outside.recorder
         self.bodies = Bodies(outside, world, interpreter)
 
-    def takes(self, function: object) -> bool:
+    def takes(self, function: types.FunctionType) -> bool:
         return _name(function) in _RULES
 
-    def call(self, function: Any, args: Args, kwargs: Kwargs) -> object:
+    def call(self, function: types.FunctionType, args: Args, kwargs: Kwargs) -> object:
         try:
             given = inspect.signature(function).bind(*args, **kwargs)
         except TypeError as error:
@@ -49,7 +48,7 @@ class HigherOrderCalls:
 
     # -- the operators ----------------------------------------------------------------------
 
-    def cond(self, pred: Any, true_fn: Any, false_fn: Any, operands: Any = ()) -> object:
+    def cond(self, pred: object, true_fn: Callee, false_fn: Callee, operands: Any = ()) -> object:
         """`torch.cond(pred, true_fn, false_fn, operands)`. A predicate that is no tensor chooses at capture."""
         if isinstance(pred, (bool, int, float, torch.SymBool, torch.SymInt, torch.SymFloat)):
             self.interpreter.tail_call = False
@@ -75,7 +74,7 @@ class HigherOrderCalls:
         results = self._write(operator, [*numbers, chosen, *tensors], first.specs, any(effects))
         return pytree.tree_unflatten(results, first.tree)
 
-    def map(self, f: Any, xs: Any, *args: Any) -> Any:
+    def map(self, f: Callee, xs: object, *args: object) -> object:
         """`map(f, xs, *args)`: f of each slice of `xs` along its first dimension."""
         leaves, tree = pytree.tree_flatten(xs)
         leaves = self._sliceable(leaves)
@@ -84,7 +83,7 @@ class HigherOrderCalls:
         results = self._scan(body, [], leaves, body.history)
         return pytree.tree_unflatten(results, body.tree)
 
-    def scan(self, combine_fn: Any, init: Any, xs: Any, *, dim: int = 0, reverse: bool = False) -> object:
+    def scan(self, combine_fn: Callee, init: object, xs: object, *, dim: int = 0, reverse: bool = False) -> object:
         """`scan(combine_fn, init, xs, dim=dim, reverse=reverse)`."""
         carry, of_carry = pytree.tree_flatten(init)
         leaves, of_xs = pytree.tree_flatten(xs)
@@ -97,7 +96,7 @@ class HigherOrderCalls:
             make = lambda: (self._stand_ins(of_carry, carries), self._stand_ins(of_xs, slices))
             return self.bodies.record("the step", combine_fn, make)
 
-        def parts(body: Recorded) -> tuple[Any, Any]:
+        def parts(body: Recorded) -> tuple[object, object]:
             found = pytree.tree_unflatten(range(len(body.specs)), body.tree)
             if type(found) is not tuple or len(found) != 2 or pytree.tree_structure(found[0]) != of_carry:
                 raise refusal("the step returns no pair of a carry like the one that it is given, and a row")
@@ -110,7 +109,7 @@ class HigherOrderCalls:
         return pytree.tree_unflatten(results[: len(carry)], of_carry), pytree.tree_unflatten(rows, of_rows)
 
     def associative_scan(
-        self, combine_fn: Any, xs: object, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
+        self, combine_fn: Callee, xs: object, dim: int, reverse: bool = False, combine_mode: str = "pointwise"
     ) -> object:
         """`associative_scan(combine_fn, xs, dim, reverse, combine_mode)`, as a loop that carries its last row."""
         leaves, tree = pytree.tree_flatten(xs)
@@ -138,7 +137,7 @@ class HigherOrderCalls:
             rows.append(whole.movedim(0, dim) if dim else whole)
         return pytree.tree_unflatten(rows, tree)
 
-    def while_loop(self, cond_fn: Any, body_fn: Any, carried_inputs: Any) -> object:
+    def while_loop(self, cond_fn: Callee, body_fn: Callee, carried_inputs: Iterable[object]) -> object:
         """`while_loop(cond_fn, body_fn, carried_inputs)`."""
         carry, tree = pytree.tree_flatten(tuple(carried_inputs))
         if not carry or not _tensors_only(carry):
@@ -168,7 +167,7 @@ class HigherOrderCalls:
 
     # -- loops ------------------------------------------------------------------------------
 
-    def _moved(self, leaves: Sequence[Any], dim: Any) -> tuple[list[torch.Tensor], int]:
+    def _moved(self, leaves: Sequence[Any], dim: int) -> tuple[list[torch.Tensor], int]:
         """Tensors with the dimension that a loop runs over in the first place, and its number."""
         if not leaves or not _tensors_only(leaves) or type(dim) is not int:
             raise refusal("an operand to scan that is no tree of tensors, or a dimension that is no int")
@@ -186,11 +185,14 @@ class HigherOrderCalls:
             raise refusal("operands of different lengths, or of none")
         return [leaf.contiguous() for leaf in leaves]
 
-    def _stand_ins(self, tree: Any, described: Stand) -> Any:
+    def _stand_ins(self, tree: pytree.TreeSpec, described: Stand) -> Any:
         return pytree.tree_unflatten([self.bodies.stand_in(spec, history) for spec, history in described], tree)
 
     def _settled(
-        self, carry: Sequence[torch.Tensor], record: Callable[[Stand], Recorded], places: Callable[[Recorded], Any]
+        self,
+        carry: Sequence[torch.Tensor],
+        record: Callable[[Stand], Recorded],
+        places: Callable[[Recorded], Iterable[int]],
     ) -> tuple[Recorded, list[bool]]:
         """A step recorded for carries that require a gradient where any step's do, and which do. `places`: of the next
         carries among its results."""
@@ -256,18 +258,23 @@ class _History(torch.autograd.Function):
     """Gives fakes the history that the results of a call have."""
 
     @classmethod
-    def of(cls, operator: HigherOrder, made: Sequence[torch.Tensor], operands: Sequence[object]) -> Any:
+    def of(
+        cls, operator: HigherOrder, made: Sequence[torch.Tensor], operands: Sequence[object]
+    ) -> tuple[torch.Tensor, ...]:
         given = [value for value in operands if isinstance(value, torch.Tensor)]
         with torch._C.DisableTorchFunction(), torch.enable_grad():
-            return cls.apply(tuple(made), operator.differentiable, *given)  # type: ignore[no-untyped-call]
+            with_history: tuple[torch.Tensor, ...] = cls.apply(tuple(made), operator.differentiable, *given)
+            return with_history
 
     @staticmethod
-    def forward(ctx: Any, made: tuple[torch.Tensor, ...], differentiable: tuple[bool, ...], *given: object) -> Any:
+    def forward(
+        ctx: Any, made: tuple[torch.Tensor, ...], differentiable: tuple[bool, ...], *given: object
+    ) -> tuple[torch.Tensor, ...]:
         ctx.mark_non_differentiable(*(t for t, has in zip(made, differentiable, strict=True) if not has))
         return made
 
     @staticmethod
-    def backward(ctx: object, *gradients: object) -> Any:
+    def backward(ctx: object, *gradients: object) -> NoReturn:
         raise RuntimeError("a fake tensor's backward was run during capture")
 
 
@@ -305,7 +312,7 @@ def _read(bodies: Sequence[Recorded]) -> tuple[list[fx.Node], list[fx.Node]]:
     return list(numbers), list(tensors)
 
 
-def _name(function: Any) -> str:
+def _name(function: types.FunctionType) -> str:
     """Where torch keeps an operator's function; it may say of itself that it is of another module."""
     return f"{function.__globals__.get('__name__')}:{function.__name__}"
 

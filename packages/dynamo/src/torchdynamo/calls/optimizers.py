@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch.optim import adagrad, adam, sgd
@@ -22,7 +21,9 @@ LOOPS: Mapping[Callable[..., object], Callable[..., object]] = MappingProxyType(
 )
 
 
-def loop_for(fused: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> Callable[..., object]:
+def loop_for(
+    fused: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+) -> Callable[..., object]:
     """The loop that `fused(*args, **kwargs)` stands for. Breaks where a gradient scaler takes part."""
     scaled = [kwargs.get(name) for name in ("grad_scale", "found_inf")]
     names = fused.__code__.co_varnames[: fused.__code__.co_argcount]

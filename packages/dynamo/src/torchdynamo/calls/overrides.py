@@ -7,7 +7,7 @@ runs the call with the classes switched off and gives the class to its results.
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,7 +20,7 @@ from primtorch.wrappers import is_wrapper
 from torchdynamo.graph import torch_functions
 from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.graph.tensor_classes import DEFAULT, PLAIN_TENSORS, is_capturable, is_default, remember_class
-from torchdynamo.interpreter.protocol import InterpreterApi, World
+from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwargs, World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
@@ -44,13 +44,13 @@ class Overrides:
         yield _NEW, self._new
         yield torch.Tensor._make_subclass, self._make_subclass
 
-    def ask(self, kinds: tuple[type, ...], func: Any, args: tuple[Any, ...], kwargs: Any) -> Any:
+    def ask(self, kinds: tuple[type, ...], func: Callee, args: Args, kwargs: Mapping[str, Any] | None) -> object:
         """The first answer of the classes, as torch asks them."""
         self.interpreter.tail_call = False
         for kind in kinds:
             self.outside.torch_names.of_tensor(kind, "__torch_function__")
             if is_default(kind):
-                result = self.by_default(kind, func, kinds, args, kwargs or {})
+                result = self.by_default(kind, func, kinds, args, dict(kwargs or {}))
             else:
                 given = (func, kinds, args) if kwargs is None else (func, kinds, args, dict(kwargs))
                 result = self.world.call(self.world.getattr(kind, "__torch_function__"), given, {})
@@ -59,7 +59,7 @@ class Overrides:
         name = getattr(func, "__name__", func)
         raise TypeError(f"no implementation found for {name!r} on types that implement __torch_function__: {kinds}")
 
-    def by_default(self, kind: type, func: Any, kinds: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def by_default(self, kind: type, func: Callee, kinds: Iterable[type], args: Args, kwargs: Kwargs) -> object:
         """What `torch.Tensor.__torch_function__` does."""
         if not all(issubclass(kind, other) for other in kinds):
             return NotImplemented
@@ -84,7 +84,7 @@ class Overrides:
             return type(result)(self._converted(item, kind, seen) for item in result)
         return result
 
-    def _default(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _default(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """The program calls it, by `super()`."""
         names = ("cls", "func", "types", "args", "kwargs")
         given = {**dict(zip(names, args, strict=False)), **kwargs}
@@ -92,7 +92,7 @@ class Overrides:
         self.interpreter.tail_call = False
         return self.by_default(given["cls"], given["func"], given["types"], given.get("args", ()), keywords or {})
 
-    def _handle(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def _handle(self, fn: Callee, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A function in Python asks for what its arguments' classes have to say."""
         return self.recorder.__torch_function__(args[0], (), args[2:], kwargs)
 
@@ -112,7 +112,7 @@ class Overrides:
 
     # -- new tensors ------------------------------------------------------------------------
 
-    def makes(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+    def makes(self, fn: Callee, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A class is called: one that leaves the making to torch is another view of the tensor that it is given."""
         if not isinstance(fn, type) or not issubclass(fn, torch.Tensor) or fn in PLAIN_TENSORS:
             return MISSING
@@ -123,7 +123,7 @@ class Overrides:
             return MISSING
         return self._new(_NEW, (fn, *args), kwargs)
 
-    def _new(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _new(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         kind, *data = args
         if kind is torch.Tensor:
             return MISSING
@@ -131,7 +131,7 @@ class Overrides:
             raise BreakGraph("tensor_subclass", f"a {kind.__qualname__} is made")
         return self.recorder.as_subclass(data[0], kind)
 
-    def _make_subclass(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _make_subclass(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """What makes an `nn.Parameter`, and tensors of classes with their own `__new__`. One that requires no gradient
         is its data by another type."""
         kind, data, *rest = args

@@ -11,7 +11,7 @@ import functools
 import operator
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, cast
 
 import torch
@@ -21,12 +21,10 @@ from torch.utils import _pytree as pytree
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import grad_mode
 from torchdynamo.graph.scalars import concrete
-from torchdynamo.interpreter.protocol import World
+from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 Tensors = tuple[torch.Tensor, ...]
 Body = Callable[..., tuple[Tensors, Tensors]]  # of the stand-ins: (values, auxiliary values)
 
@@ -59,7 +57,7 @@ class TransformedGraph(nn.Module):
         self.transform = transform
         self.closed_over = closed_over
 
-    def forward(self, *inputs: Any) -> Any:
+    def forward(self, *inputs: Any) -> tuple[torch.Tensor, ...]:
         around, tensors = inputs[: self.closed_over], inputs[self.closed_over :]
 
         def body(*inner: object) -> tuple[Tensors, Tensors]:
@@ -79,20 +77,20 @@ class Recorded:
 
     nodes: list[fx.Node]
     values: list[torch.Tensor]
-    of_values: Any
+    of_values: pytree.TreeSpec
     aux: list[torch.Tensor]
-    of_aux: Any
+    of_aux: pytree.TreeSpec
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """What the program asked of a transform: the variables that the function it gave has of it."""
 
-    func: Any
+    func: Callee
     argnums: object = 0
     has_aux: bool = False
     in_dims: object = 0
-    out_dims: Any = 0
+    out_dims: object = 0
     randomness: str = "error"
     chunk_size: int | None = None
 
@@ -119,7 +117,7 @@ class _Pullback:
 
     call: _Call
     given: _Given
-    of_values: Any
+    of_values: pytree.TreeSpec
     size: int
 
 
@@ -141,12 +139,12 @@ class Transforms:
 
     # -- the transforms ---------------------------------------------------------------------
 
-    def grad(self, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
+    def grad(self, asked: _Asked, args: Args, kwargs: Kwargs) -> object:
         """`torch.func.grad(func, argnums, has_aux)(*args, **kwargs)`."""
         gradients, (_, aux) = self._grad_and_value("grad", asked, args, kwargs)
         return (gradients, aux) if asked.has_aux else gradients
 
-    def grad_and_value(self, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
+    def grad_and_value(self, asked: _Asked, args: Args, kwargs: Kwargs) -> object:
         """`torch.func.grad_and_value(func, argnums, has_aux)(*args, **kwargs)`."""
         gradients, (value, aux) = self._grad_and_value("grad_and_value", asked, args, kwargs)
         return gradients, (value, aux) if asked.has_aux else value
@@ -159,7 +157,7 @@ class Transforms:
         count = len(given.tensors)
 
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
-            def scalar(*inner: torch.Tensor) -> Any:
+            def scalar(*inner: torch.Tensor) -> tuple[torch.Tensor, Tensors]:
                 (value,), aux = flat(*inner)
                 return value, aux
 
@@ -172,7 +170,7 @@ class Transforms:
         value, aux = results[count], pytree.tree_unflatten(results[count + 1 :], body.of_aux)
         return given.like_arguments(results[:count]), (pytree.tree_unflatten([value], body.of_values), aux)
 
-    def vmap(self, asked: _Asked, args: Args, kwargs: Kwargs) -> Any:
+    def vmap(self, asked: _Asked, args: Args, kwargs: Kwargs) -> object:
         """`torch.vmap(func, in_dims, out_dims, randomness, chunk_size=chunk_size)(*args, **kwargs)`."""
         dims = pytree._broadcast_to_and_flatten(asked.in_dims, pytree.tree_structure(args))
         if dims is None or not isinstance(asked.in_dims, (int, tuple)):
@@ -193,7 +191,9 @@ class Transforms:
         found = self._write(Transform("vmap", apply, len(body.values)), body, given.tensors).results
         return pytree.tree_unflatten(found, body.of_values)
 
-    def jvp(self, func: Any, primals: Any, tangents: Any, *, strict: bool = False, has_aux: bool = False) -> object:
+    def jvp(
+        self, func: Callee, primals: object, tangents: object, *, strict: bool = False, has_aux: bool = False
+    ) -> object:
         """`torch.func.jvp(func, primals, tangents, strict=strict, has_aux=has_aux)`."""
         given, along = _Given(primals, None), _Given(tangents, None)
         count = len(given.tensors)
@@ -213,7 +213,7 @@ class Transforms:
         aux = (pytree.tree_unflatten(found[2 * size :], body.of_aux),) if has_aux else ()
         return value, tangent, *aux
 
-    def vjp(self, func: Any, *primals: Any, has_aux: bool = False) -> object:
+    def vjp(self, func: Callee, *primals: object, has_aux: bool = False) -> object:
         """`torch.func.vjp(func, *primals, has_aux=has_aux)`.
 
         A call of the pullback runs the nested graph anew: where the graph is traced, the values are computed once.
@@ -252,7 +252,7 @@ class Transforms:
         results = self._finish(node, module, [*call.values, *leaves])
         return record.given.like_arguments(results)
 
-    def jacobian(self, asked: _Asked, args: Args, kwargs: Kwargs, name: str) -> Any:
+    def jacobian(self, asked: _Asked, args: Args, kwargs: Kwargs, name: str) -> object:
         """`torch.func.jacrev(func, argnums, ...)(*args)`, or `jacfwd`."""
         more = {"chunk_size": asked.chunk_size} if name == "jacrev" else {"randomness": asked.randomness}
         given = _Given(args, asked.argnums)
@@ -274,7 +274,7 @@ class Transforms:
 
     def _record(
         self,
-        func: Any,
+        func: Callee,
         given: _Given,
         kwargs: Kwargs,
         has_aux: bool = False,
@@ -395,7 +395,7 @@ class _Given:
             leaves[place] = tensor
         return pytree.tree_unflatten(leaves, self.tree)  # type: ignore[no-any-return]
 
-    def like_arguments(self, tensors: Sequence[object]) -> Any:
+    def like_arguments(self, tensors: Sequence[object]) -> object:
         """One value for each tensor, as the arguments of `argnums` hold them."""
         rest = iter(tensors)
         trees = [pytree.tree_unflatten([next(rest) for _ in range(tree.num_leaves)], tree) for tree in self.trees]
@@ -406,14 +406,14 @@ def _refusal(why: str) -> BreakGraph:
     return BreakGraph("function_transform", why)
 
 
-def _wrapped_by(transform: Any) -> Any:
+def _wrapped_by(transform: Callee) -> CodeType | None:
     """The code of the functions that a transform returns."""
     names = ("wrapper", "wrapped", "wrapper_fn")
     return next((code for code in transform.__code__.co_consts if getattr(code, "co_name", "") in names), None)
 
 
 # By the identity of the code: code is compared by its contents otherwise, and at length.
-_WRAPPERS: dict[int, Callable[[Transforms, _Asked, Any, Any], Any]] = {
+_WRAPPERS: dict[int, Callable[[Transforms, _Asked, Args, Kwargs], object]] = {
     id(_wrapped_by(torch.func.grad)): Transforms.grad,
     id(_wrapped_by(torch.func.grad_and_value)): Transforms.grad_and_value,
     id(_wrapped_by(torch.func.vmap)): Transforms.vmap,

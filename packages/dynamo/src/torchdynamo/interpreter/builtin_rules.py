@@ -13,10 +13,8 @@ from typing import Any
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import InterpretedNext, Trampoline
-from torchdynamo.interpreter.protocol import InterpreterObject, World
+from torchdynamo.interpreter.protocol import Args, InterpreterObject, Kwargs, World
 
-Args = tuple[Any, ...]
-Kwargs = dict[str, Any]
 BuiltinRule = Callable[[World, Args, Kwargs], Any]
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import types
 
 from torchdynamo.interpreter import attributes
-from torchdynamo.interpreter.builtin_rules import Args, Kwargs, Rules
+from torchdynamo.interpreter.builtin_rules import Rules
 from torchdynamo.interpreter.classes import may_change
-from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
+from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterObject, Kwargs, World
 
 RULES = Rules()
 

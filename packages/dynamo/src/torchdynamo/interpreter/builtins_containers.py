@@ -7,9 +7,9 @@ import functools
 from bisect import bisect_left, bisect_right, insort_left, insort_right
 from typing import Any
 
-from torchdynamo.interpreter.builtin_rules import Args, BuiltinRule, Kwargs, Rules, callback
+from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules, callback
 from torchdynamo.interpreter.iterators import Trampoline
-from torchdynamo.interpreter.protocol import World
+from torchdynamo.interpreter.protocol import Args, Kwargs, World
 from torchdynamo.interpreter.structural import ask_hash, hashes_python, runs_python, same_part, stored_key
 
 RULES = Rules()

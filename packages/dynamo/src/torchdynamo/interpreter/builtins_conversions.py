@@ -7,9 +7,9 @@ import operator
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.builtin_rules import Args, BuiltinRule, Kwargs, Rules
+from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules
 from torchdynamo.interpreter.classes import may_change
-from torchdynamo.interpreter.protocol import InterpreterObject, World
+from torchdynamo.interpreter.protocol import Args, InterpreterObject, Kwargs, World
 from torchdynamo.interpreter.structural import show, shows_parts
 
 RULES = Rules()

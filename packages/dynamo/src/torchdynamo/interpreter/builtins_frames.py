@@ -7,9 +7,9 @@ import types
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.builtin_rules import Args, BuiltinRule, Kwargs, Rules
+from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules
 from torchdynamo.interpreter.builtins_attributes import call_getattr
-from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
+from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterObject, Kwargs, World
 
 RULES = Rules()
 

@@ -9,15 +9,7 @@ import types
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.builtin_rules import (
-    Args,
-    BuiltinRule,
-    Kwargs,
-    Rules,
-    callback,
-    consumable,
-    native_iterator,
-)
+from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules, callback, consumable, native_iterator
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import (
     CallableIterator,
@@ -27,7 +19,7 @@ from torchdynamo.interpreter.iterators import (
     ReversedIterator,
     ZipIterator,
 )
-from torchdynamo.interpreter.protocol import MISSING, InterpreterObject, World
+from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterObject, Kwargs, World
 from torchdynamo.interpreter.structural import runs_python
 
 RULES = Rules()

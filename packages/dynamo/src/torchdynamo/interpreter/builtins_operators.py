@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 from typing import Any
 
-from torchdynamo.interpreter.builtin_rules import Args, BuiltinRule, Kwargs, Rules
-from torchdynamo.interpreter.protocol import World
+from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules
+from torchdynamo.interpreter.protocol import Args, Kwargs, World
 
 RULES = Rules()
 

@@ -7,10 +7,10 @@ import copyreg
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
-from torchdynamo.interpreter.builtin_rules import Args, Kwargs, Rules
+from torchdynamo.interpreter.builtin_rules import Rules
 from torchdynamo.interpreter.classes import is_python_class, may_change
 from torchdynamo.interpreter.iterators import native_type
-from torchdynamo.interpreter.protocol import InterpreterObject, World
+from torchdynamo.interpreter.protocol import Args, InterpreterObject, Kwargs, World
 
 RULES = Rules()
 

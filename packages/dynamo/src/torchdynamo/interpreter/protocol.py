@@ -8,8 +8,14 @@ This module and its neighbours import nothing outside of the standard library.
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping, MutableSet, Sequence
-from typing import Any, Final, NoReturn, Protocol
+from collections.abc import Callable, Mapping, MutableSet, Sequence
+from typing import Any, Final, NoReturn, Protocol, TypeAlias
+
+# What a program calls, and with what: objects of its own, of which a rule knows what it asks for.
+Callee: TypeAlias = Callable[..., object]
+Args: TypeAlias = tuple[Any, ...]
+Kwargs: TypeAlias = dict[str, Any]
+Rule: TypeAlias = Callable[[Callee, Args, Kwargs], object]
 
 
 class Marker:
