@@ -19,7 +19,7 @@ INPUTS = 4
 
 
 class Passes(torch.autograd.Function):
-    """Gives no gradient to its second argument, to which it leads nevertheless."""
+    """Gives no gradient to its second argument, an input, to which it leads nevertheless."""
 
     @staticmethod
     def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
@@ -39,6 +39,8 @@ OPERATORS: tuple[Callable[..., torch.Tensor], ...] = (
     lambda a, b: a.detach() * b,
     lambda a, b: torch.cat([a, b])[1:3] + a.sum(),
     lambda a, b: torch.where(b > 0, a, a.square()),
+    lambda a, b: a * 3,
+    Passes.apply,
 )
 
 
@@ -46,12 +48,11 @@ def drawn(seed: int) -> Callable[..., Outputs]:
     """A program of few operators and several results, so that most results leave some input out. No result is computed
     from another: hooks of such see what is computed outside of the program alone."""
     draw = random.Random(seed)
-    steps = [
-        (draw.choice(OPERATORS), draw.randrange(INPUTS + n), draw.randrange(INPUTS + n))
-        if draw.random() < 0.9
-        else (Passes.apply, draw.randrange(INPUTS + n), draw.randrange(INPUTS))
-        for n in range(draw.randint(4, 8))
-    ]
+    steps: list[tuple[Callable[..., torch.Tensor], int, int]] = []
+    for n in range(draw.randint(4, 8)):
+        operator = draw.choice(OPERATORS)
+        others = INPUTS if operator == Passes.apply else INPUTS + n
+        steps.append((operator, draw.randrange(INPUTS + n), draw.randrange(others)))
     sources: list[set[int]] = [set() for _ in range(INPUTS)]
     for place, (_, *read) in enumerate(steps, INPUTS):
         sources.append({place}.union(*(sources[r] for r in read)))

@@ -119,7 +119,7 @@ def test_as_eager(name: str, backend: str) -> None:
 
 @pytest.mark.expected_eager(...)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", (*range(4), 11, 14, 24, 28))
 def test_drawn_programs(seed: int, backend: str) -> None:
     """Who gets the memory of a gradient, who a copy, and which strides it has."""
     for number in range(seed * 10, seed * 10 + 10):

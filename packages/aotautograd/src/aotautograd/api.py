@@ -203,7 +203,7 @@ def _compile_trace(
             if place not in missing:
                 raise RuntimeError(message)
 
-    variants = BackwardVariants(parts, joint.metadata.made_gradients, tangents_behind(source))
+    variants = BackwardVariants(parts, joint.metadata, tangents_behind(source))
 
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
         refuse_failing(missing)

@@ -148,10 +148,11 @@ def gradient_program(joint: JointGraph, known: Collection[str], missing: Sequenc
     made_by(module, "double_backward", joint.module)
     names = [n.name for n in inputs[joint.metadata.num_placeholders :]]
     variant = without_tangents(module, names, missing, joint.metadata.made_gradients)
+    used = {n.name for n in variant.module.graph.nodes if n.op == "placeholder" and n.users}
     taken = tuple(i for i in range(len(names)) if i not in missing or i in variant.zeros)
     return GradientProgram(
         variant.module,
-        _places(joint, needed),
+        _places(joint, {n for n in inputs if n.name in used}),
         taken,
         tuple(n.name for n in (*kept, *masks.values())),
         variant.made_gradients,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Sequence
 
 import torch
+
+from aotautograd._C import BACKWARD_TWICE
 
 
 def has_history(t: torch.Tensor) -> bool:
@@ -46,3 +49,22 @@ def leaves_behind(value: torch.Tensor) -> set[int]:
     """The ids of the leaves that a backward comes to, be it with a gradient or without: hooks on them run."""
     leaves = (node for node in nodes_behind([value]) if node.name() == "torch::autograd::AccumulateGrad")
     return {id(node.variable) for node in leaves}  # type: ignore[attr-defined]  # nodes of leaves alone have it
+
+
+def freed_behind(value: torch.Tensor) -> set[torch.autograd.graph.Node]:
+    """The nodes behind it that a backward has freed, so that another one raises there, whatever they kept: a factor
+    that is a number is a saved tensor, too."""
+    return {node for node in nodes_behind([value]) if any(_is_freed(node, name) for name in _saved_by(type(node)))}
+
+
+@functools.cache
+def _saved_by(kind: type) -> tuple[str, ...]:
+    return tuple(name for name in dir(kind) if name.startswith("_saved_"))
+
+
+def _is_freed(node: torch.autograd.graph.Node, name: str) -> bool:
+    try:
+        getattr(node, name)
+    except RuntimeError as error:
+        return str(error) == BACKWARD_TWICE
+    return False

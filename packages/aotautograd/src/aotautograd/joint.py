@@ -24,6 +24,7 @@ from aotautograd.errors import AotAutogradError, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
 from aotautograd.gradients import arrange, share_memory
 from aotautograd.higher_order import TracedCalls
+from aotautograd.history import freed_behind
 from aotautograd.inputs import ProgramInputs, bind_inputs, dense_spec
 from aotautograd.overlap import Program, Rebased
 from aotautograd.present_views import PresentViews
@@ -142,6 +143,7 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
             tangents=slots,
             gradients=tuple(inputs[i] for i in places),
             led_to_by=tuple(led[i] for i in places),
+            refused_behind=_refused_behind(values),
             made_gradients=made,
         )
         metadata = replace(metadata, kept=_kept_memory(recorder.graph, metadata, analysis.values))
@@ -153,6 +155,12 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
         return JointGraph(module, metadata, failing=failing)
     guard = guard_graph(module, metadata.num_placeholders, assumed)
     return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing)
+
+
+def _refused_behind(values: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...]:
+    """For each value, those whose backward frees what its own reads, as the backward of all of them did."""
+    freed = [freed_behind(value) for value in values]
+    return tuple(frozenset(i for i, others in enumerate(freed) if nodes & others) for nodes in freed)
 
 
 def _kept_memory(graph: fx.Graph, metadata: ProgramMetadata, outputs: Sequence[object]) -> KeptMemory:

@@ -35,8 +35,11 @@ class KeptLayouts:
 
     def before(self, written: Iterable[torch.Tensor]) -> list[tuple[torch.Tensor, torch.Tensor]]:
         """Tensors whose memory the call may write, each with its present value."""
-        bases = [t._base for t in written if t._is_view() and t._base is not None]
-        found = {id(t): t for t in (*self.inputs, *filter(_of_interest, (*bases, *written)))}
+        found = {id(t): t for t in self.inputs}
+        for t in written:
+            both = (t, t._base) if t._is_view() and t._base is not None else (t,)
+            if any(map(_of_interest, both)):
+                found.update((id(one), one) for one in both if torch._is_functional_tensor(one))
         # A view's new value comes from its base, so that is put in order first.
         ordered = sorted(found.values(), key=torch.Tensor._is_view)
         return [(outer, unwrap(outer)) for outer in ordered]
@@ -91,11 +94,11 @@ def _of_interest(t: object) -> TypeGuard[torch.Tensor]:
 
 
 def _row_major(t: torch.Tensor) -> bool:
-    """Decided without a guard."""
+    """Decided without a guard. The stride of a dimension with one element is a caller's to see, too."""
     expected = 1
     for size, stride in zip(reversed(t.shape), reversed(t.stride()), strict=True):
         elements = hint_of(size, 2)
-        if elements != 1 and hint_of(stride, expected) != expected:
+        if hint_of(stride, expected) != expected:
             return False
         expected *= max(elements, 1)
     return True

@@ -15,7 +15,7 @@ from torch.fx.node import Argument
 
 from aotautograd.inputs import dense_spec
 from aotautograd.passes import eliminate_dead_code, output_node, output_values, same_layout
-from aotautograd.schemas import GradientInfo, JointGraph, Partition
+from aotautograd.schemas import GradientInfo, JointGraph, Partition, ProgramMetadata
 from primtorch import prims
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
@@ -40,11 +40,14 @@ class BackwardVariant:
 
 
 def tangents_behind(joint: JointGraph) -> tuple[frozenset[int], ...]:
-    """For each result of the backward, the tangents that lead to it: at least one of them has to come."""
+    """For each result of the backward, the tangents that lead to it: at least one of them has to come. A gradient
+    that is zeros, whatever the tangents are, is there where autograd comes to its input."""
     names = [n.name for n in joint.module.graph.nodes if n.op == "placeholder"][joint.metadata.num_placeholders :]
     behind = [_reached_by(joint.module.graph, {name}) for name in names]
     results = output_values(joint.module.graph)[joint.num_forward_outputs :]
-    return tuple(frozenset(i for i, reached in enumerate(behind) if result in reached) for result in results)
+    found = [frozenset(i for i, reached in enumerate(behind) if result in reached) for result in results]
+    led = (*map(frozenset, joint.metadata.led_to_by), *[frozenset[int]()] * len(results))
+    return tuple(tangents or of_leaf for tangents, of_leaf in zip(found, led, strict=False))
 
 
 class BackwardVariants:
@@ -55,9 +58,10 @@ class BackwardVariants:
             lowering, a gradient of zeros depends on no tangent.
     """
 
-    def __init__(self, partition: Partition, made: Sequence[GradientInfo], behind: Sequence[frozenset[int]]) -> None:
+    def __init__(self, partition: Partition, metadata: ProgramMetadata, behind: Sequence[frozenset[int]]) -> None:
         self.partition = partition
-        self.made = tuple(made)
+        self.made = metadata.made_gradients
+        self.refused_behind = metadata.refused_behind
         self.behind = tuple(behind)
         self.saved = partition.saved_placeholders
         self.variants: dict[tuple[int, ...], BackwardVariant] = {}
@@ -75,13 +79,15 @@ class BackwardVariants:
 
         Each of autograd's nodes holds what it reads, and frees it when a backward has passed. So does the graph: what
         the missing tangents lead to is kept where neither this backward nor `earlier` ones passed, and where one of
-        those has passed nothing can be read again.
+        those has passed nothing can be read again. Some of autograd's nodes keep what a graph has as a constant: what
+        they refuse is refused.
         """
         graph, names = self.partition.backward.graph, self.partition.tangent_names
         present = [i for i in range(len(names)) if i not in missing]
         reached = [_reached_by(graph, {names[i] for i in group}) for group in (missing, present, earlier)]
         keeps = self._saved_for(reached[0] - reached[1] - reached[2])
-        return self(missing).reads, keeps, bool(self._saved_for(reached[1] & reached[2]))
+        refused = any(self.refused_behind[i].intersection(earlier) for i in present)
+        return self(missing).reads, keeps, refused or bool(self._saved_for(reached[1] & reached[2]))
 
     def _saved_for(self, nodes: set[fx.Node]) -> tuple[int, ...]:
         """The saved tensors that nodes of the backward read, also where it is to compute again what they read."""

@@ -140,6 +140,8 @@ class ProgramMetadata:
     gradients: tuple[int, ...]  # flat inputs that the backward leads to
     # for each of them: the tangents from which autograd comes to that input, be it with a gradient or without
     led_to_by: tuple[tuple[int, ...], ...] = ()
+    # for each tangent: those (itself among them) behind whose backward eager's autograd refuses its own
+    refused_behind: tuple[frozenset[int], ...] = ()
     made_gradients: tuple[GradientInfo, ...] = ()  # how each of them is made of what the joint graph returns
     complex_inputs: tuple[int, ...] = ()  # flat inputs that may come lazily conjugated
     symbol_places: tuple[tuple[str, int, int | None], ...] = ()  # symbol, flat input, dimension (None: itself)
