@@ -110,7 +110,7 @@ def _caller_of(target: types.FunctionType) -> types.FunctionType:
     """A function of the user's side that calls `target` and goes by its name."""
 
     @functools.wraps(target)
-    def caller(*args: object, **kwargs: object) -> Any:
+    def caller(*args: object, **kwargs: object) -> object:
         return target(*args, **kwargs)
 
     return cast(types.FunctionType, caller)

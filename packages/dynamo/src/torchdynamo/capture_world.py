@@ -357,7 +357,7 @@ class CaptureWorld(PlainWorld):
             obj, key = scalars.item(obj, key), ...
         super().setitem(obj, key, value)
 
-    def _current(self, *values: object) -> Iterator[Any]:
+    def _current(self, *values: object) -> Iterator[object]:
         return map(self.outside.arrays.current, values)
 
     def delitem(self, obj: object, key: object) -> None:
@@ -412,7 +412,7 @@ class CaptureWorld(PlainWorld):
         result = scalars.unary(op, a, UNARY[op][0])
         return super().unary(op, a) if result is MISSING else result
 
-    def binary(self, op: str, a: object, b: object) -> Any:
+    def binary(self, op: str, a: object, b: object) -> object:
         refuse_growing(None, (a, b), {})
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
@@ -500,7 +500,7 @@ class CaptureWorld(PlainWorld):
             raise GivesUp(f"{detail}, by a {type(error).__name__}", self.interpreter.raises.get(id(error), -1))
         raise BreakGraph("generator", detail)
 
-    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def call_leaf(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """C code. What is not known to be pure breaks the graph."""
         refuse_coroutines(fn)
         if fn is torch.Tensor.__new__ and args[0] is not torch.Tensor:

@@ -93,7 +93,7 @@ class Whole(Generic[Result]):
     result: Result
     graph: fx.GraphModule
     finished: Finishing
-    pinned: Sequence[Any]
+    pinned: Sequence[object]
     outside: Outside  # released: what it knows of symbols
 
 
@@ -157,7 +157,9 @@ def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -
         return _entry(state, generated, finished, compiled_graph)
 
 
-def capture_whole(state: Function, flat: tuple[Any, ...], read: Callable[[Generated], Result]) -> Whole[Result] | Entry:
+def capture_whole(
+    state: Function, flat: tuple[object, ...], read: Callable[[Generated], Result]
+) -> Whole[Result] | Entry:
     """One graph of a whole call, for who takes it away and makes no entry of it (options: `fullgraph`, `strict`).
 
     Args:

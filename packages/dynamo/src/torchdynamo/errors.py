@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 
 class TorchDynamoError(RuntimeError):
     """Base of every error that capture raises."""
@@ -16,7 +14,7 @@ class Unsupported(TorchDynamoError):
         breaks: all places where the call leaves the graph, where they were looked for (`export`).
     """
 
-    breaks: tuple[Any, ...] = ()
+    breaks: tuple[object, ...] = ()
 
 
 class InternalError(TorchDynamoError):

@@ -187,7 +187,7 @@ class Miss:
         return f"version {self.version}: {self.failure or 'serves the call'}"
 
 
-def explain_guards(compiled: Any) -> Callable[..., tuple[Miss, ...]]:
+def explain_guards(compiled: object) -> Callable[..., tuple[Miss, ...]]:
     """`explain_guards(compiled)(*args)` tells which guard of each version would fail first at such a call.
 
     That is the guard, what it wants and what it finds, and the user's line that it stands for. Nothing is run or

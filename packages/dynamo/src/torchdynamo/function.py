@@ -143,7 +143,7 @@ class Function:
         with _capturing:
             return self._version(compiled, flat, again=bool(unheld))
 
-    def _version(self, compiled: CompiledCallable, flat: tuple[Any, ...], again: bool) -> Entry | None:
+    def _version(self, compiled: CompiledCallable, flat: tuple[object, ...], again: bool) -> Entry | None:
         began, in_backend = time.perf_counter(), self.stats.backend_seconds
         try:
             why: list[str] = []
@@ -164,7 +164,7 @@ class Function:
             in_backend = self.stats.backend_seconds - in_backend
             self.stats.add(seconds=time.perf_counter() - began - in_backend)
 
-    def _raise_at_entry(self, flat: Sequence[object], error: BaseException | None) -> Any:
+    def _raise_at_entry(self, flat: Sequence[object], error: BaseException | None) -> object:
         """What raises in a continuation that was to be compiled, under the handlers of the place where it begins."""
         return self.function(*flat) if error is None else raise_at_entry(self.function, flat, error)
 
@@ -246,7 +246,7 @@ class Function:
             return None
         nested.leave_alone(function)
 
-        def run(inputs: list[object], *flat: object) -> Any:
+        def run(inputs: list[object], *flat: object) -> object:
             args, kwargs = unflatten(function.__code__, flat)
             with hook_enabled(nested.hook):
                 return function(*args, **kwargs)
@@ -302,7 +302,7 @@ class Function:
         """An entry that one call takes out. Its `run` gets the arguments and, the first time, the error."""
         held = [error]  # taken out by the run: the error's traceback leads to the arguments
 
-        def once(inputs: list[object], *flat: object) -> Any:
+        def once(inputs: list[object], *flat: object) -> object:
             compiled = self.compiled()
             if compiled is not None:
                 compiled.entries[:] = [other for other in compiled.entries if other is not entry]

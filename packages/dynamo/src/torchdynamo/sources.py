@@ -239,7 +239,7 @@ def is_beneath(source: Source, other: Source) -> bool:
 class Scope:
     """What sources are resolved against: one call of the captured function."""
 
-    flat: Sequence[Any]
+    flat: Sequence[object]
     globals: Mapping[str, Any]
     closure: tuple[Any, ...]
     pinned: Sequence[object]

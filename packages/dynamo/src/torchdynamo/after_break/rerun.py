@@ -146,7 +146,7 @@ def _nodes(graph: fx.GraphModule) -> Iterator[fx.Node]:
             yield from module.graph.nodes
 
 
-def unflatten(code: types.CodeType, flat: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
+def unflatten(code: types.CodeType, flat: Sequence[Any]) -> tuple[list[object], dict[str, object]]:
     """The arguments of a call that binds to these slots."""
     named = code.co_argcount + code.co_kwonlyargcount
     assert len(flat) == flat_size(code)

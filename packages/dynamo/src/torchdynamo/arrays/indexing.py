@@ -82,7 +82,7 @@ def _slice(view: torch.Tensor, dim: int, places: range, size: int, reverse: bool
 def advanced(world: ArrayWorld, array: Array, key: object) -> tuple[Any, ...]:
     """An advanced index as torch takes it, over the elements as the program sees them."""
     items, dim = full_key(key, array.model.ndim), 0
-    found: list[Any] = []
+    found: list[object] = []
     _refuse_scattered(items)
     for item in items:
         if item is None:

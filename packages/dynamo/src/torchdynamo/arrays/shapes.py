@@ -327,7 +327,7 @@ def _take(n: ArrayWorld, asked: Model, a: object, indices: Any, axis: SupportsIn
     return x[(slice(None),) * dim + (index,)]
 
 
-def _take_along_axis(n: ArrayWorld, asked: Model, arr: object, indices: Any, axis: SupportsIndex = -1) -> object:
+def _take_along_axis(n: ArrayWorld, asked: Model, arr: object, indices: object, axis: SupportsIndex = -1) -> object:
     x, index = n.tensor(arr), n.tensor(indices, numpy.dtype("int64"))
     if axis is None or x.dim() != index.dim():
         raise BreakGraph("numpy", "numpy.take_along_axis() without an axis")

@@ -391,7 +391,7 @@ class ArrayWorld:
         asked = self.ask(_ITEM, (array, _zeros(key)), {})
         return self.result(array.value()[index], asked, (array,))
 
-    def _item_by_array(self, obj: Any, key: Any) -> object:
+    def _item_by_array(self, obj: object, key: object) -> object:
         """A tensor, or a known array, indexed by arrays."""
         if isinstance(obj, torch.Tensor):
             items = key if type(key) is tuple else (key,)

@@ -96,7 +96,7 @@ class CapturedFunction(nn.Module):
         base = _CarrierOnce if carried.once else _Carrier
         self.function: Any = type(carried.name, (base,), {})
 
-    def forward(self, *inputs: object) -> Any:
+    def forward(self, *inputs: object) -> object:
         direct = self.carried.direct
         return self.function.apply(self, inputs[direct:], *inputs[:direct])
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import inspect
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import fx, nn
@@ -42,7 +41,7 @@ class CheckpointedGraph(nn.Module):
         self.body = body
         self.rules = rules
 
-    def forward(self, *inputs: object) -> Any:
+    def forward(self, *inputs: object) -> object:
         return eager.checkpoint(
             self.body,
             *inputs,

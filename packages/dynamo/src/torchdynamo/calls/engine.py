@@ -94,7 +94,7 @@ class Engine:
             raise _refusal("grad_variables, the older name of grad_tensors")
         self._backward(self._tensors(given["tensors"]), given["grad_tensors"], given)
 
-    def _backward(self, outputs: tuple[torch.Tensor, ...], gradients: object, given: Mapping[str, Any]) -> None:
+    def _backward(self, outputs: tuple[torch.Tensor, ...], gradients: object, given: Mapping[str, object]) -> None:
         if _flag(given, "create_graph"):
             raise _refusal("backward(create_graph=True), whose gradients have a history of their own")
         asked = Asked(

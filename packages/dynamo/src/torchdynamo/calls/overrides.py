@@ -9,7 +9,6 @@ from __future__ import annotations
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
 
 import torch
 from torch import nn
@@ -44,7 +43,7 @@ class Overrides:
         yield _NEW, self._new
         yield torch.Tensor._make_subclass, self._make_subclass
 
-    def ask(self, kinds: tuple[type, ...], func: Callee, args: Args, kwargs: Mapping[str, Any] | None) -> object:
+    def ask(self, kinds: tuple[type, ...], func: Callee, args: Args, kwargs: Mapping[str, object] | None) -> object:
         """The first answer of the classes, as torch asks them."""
         self.interpreter.tail_call = False
         for kind in kinds:

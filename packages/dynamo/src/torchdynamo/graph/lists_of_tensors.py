@@ -25,7 +25,7 @@ def is_over_lists(name: str) -> bool:
     return name.startswith(_PREFIX)
 
 
-def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> Sequence[Any] | None:
+def record_each(record: Record, name: str, args: tuple[Any, ...], kwargs: dict[str, object]) -> Sequence[object] | None:
     """Records the calls that `torch._foreach_...` is."""
     method = name.removeprefix(_PREFIX)
     plain = method.removesuffix("_")
@@ -61,7 +61,7 @@ def _element(record: Record, argument: object, index: int, along: bool) -> objec
     return argument
 
 
-def record_scaled(record: Record, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+def record_scaled(record: Record, function: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """Records a call; a factor that only may be a number (`value`, `alpha`) is multiplied in where it is a tensor."""
     name = getattr(function, "__name__", "")
     plain = name.removesuffix("_")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import types
 from collections.abc import Callable, Mapping
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 
@@ -120,7 +120,7 @@ class Arrays:
             owner = None
         return all(map(self.is_known, (owner, *args, *kwargs.values())))
 
-    def tensor(self, make: Callable[[Any], torch.Tensor], data: object) -> torch.Tensor:
+    def tensor(self, make: Callable[[object], torch.Tensor], data: object) -> torch.Tensor:
         """The tensor that torch makes of numbers and arrays. Eager's may have an array's memory."""
         if is_array(data) and make in _SHARE:
             owner = memory_of(data)

@@ -205,7 +205,11 @@ class Recorder:
     # -- recording --------------------------------------------------------------------------
 
     def __torch_function__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+        self,
+        func: object,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
     ) -> object:
         kinds = () if self.overrides_off else overriding(args, kwargs)
         if kinds:
@@ -549,14 +553,14 @@ def is_inplace(name: str) -> bool:
 _INPLACE_OPERATORS = frozenset(f"__{name}__" for name in (*_INPLACE, "idiv"))
 
 # Operators that torch defines in Python go by the name of the function that they wrap.
-_WRAPPED_OPERATORS: dict[Any, str] = {
+_WRAPPED_OPERATORS: dict[object, str] = {
     method: name
     for name in (*_OPERATORS, *_REFLECTED)
     if isinstance(method := getattr(torch.Tensor, name, None), FunctionType) and method.__name__ != name
 }
 
 
-def _target_of(func: Any, args: tuple[object, ...]) -> tuple[str, Callable[..., Any] | str, tuple[object, ...]]:
+def _target_of(func: Any, args: tuple[object, ...]) -> tuple[str, Callable[..., object] | str, tuple[object, ...]]:
     """(FX node kind, target, arguments) for a torch function as the mode receives it."""
     raw: str = _WRAPPED_OPERATORS.get(func, "") or getattr(func, "__name__", "")
     redefined = redefines(args, function_name(func) if raw == "__get__" else str(raw))

@@ -63,7 +63,7 @@ def _type(number: object) -> object:
     return number.node.pytype if isinstance(number, SYMBOLIC) else type(number)
 
 
-def binary(op: str, a: object, b: object, native: Callable[[object, object], object]) -> Any:
+def binary(op: str, a: object, b: object, native: Callable[[object, object], object]) -> object:
     """`a op b` of two numbers; MISSING when no operand is symbolic, or one is no number."""
     if not _both_numbers(a, b):
         return MISSING

@@ -15,7 +15,7 @@ from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import InterpretedNext, Trampoline
 from torchdynamo.interpreter.protocol import Args, InterpreterObject, Kwargs, World
 
-BuiltinRule = Callable[[World, Args, Kwargs], Any]
+BuiltinRule = Callable[[World, Args, Kwargs], object]
 
 
 class Rules(dict[object, BuiltinRule]):

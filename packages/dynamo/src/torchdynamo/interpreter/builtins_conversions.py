@@ -157,7 +157,7 @@ class PartsArgument(FormatArgument):
     def __getattr__(self, name: str) -> object:
         return _format_argument(self.world, self.world.getattr(self.value, name))
 
-    def __getitem__(self, key: object) -> Any:
+    def __getitem__(self, key: object) -> object:
         return _format_argument(self.world, self.world.getitem(self.value, key))
 
 

@@ -231,7 +231,7 @@ class Interpreter:
 
 
 _ITERTOOLS: frozenset[type] = frozenset(kind for kind in vars(itertools).values() if isinstance(kind, type))
-Rule = Callable[[Interpreter, Any, tuple[Any, ...], dict[str, Any]], Any]
+Rule = Callable[[Interpreter, object, tuple[object, ...], dict[str, object]], object]
 
 
 def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

@@ -312,7 +312,7 @@ class OperatorOpcodes(FrameState):
             raise TypeError("called match pattern must be a class")
         if not self.world.call(isinstance, (subject, cls), {}):
             return None
-        values: list[Any] = []
+        values: list[object] = []
         seen: set[str] = set()
         positional: tuple[str, ...] = ()
         if count:

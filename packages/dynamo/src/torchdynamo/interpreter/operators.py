@@ -18,7 +18,7 @@ from torchdynamo.interpreter.protocol import InterpreterObject, World
 from torchdynamo.interpreter.structural import STRUCTURES
 
 # symbol: (native operator, native in-place operator, method, reflected method, in-place method)
-BINARY: dict[str, tuple[Callable[[Any, Any], Any], Callable[[Any, Any], Any], str, str, str]] = {
+BINARY: dict[str, tuple[Callable[[object, object], object], Callable[[object, object], object], str, str, str]] = {
     "+": (operator.add, operator.iadd, "__add__", "__radd__", "__iadd__"),
     "-": (operator.sub, operator.isub, "__sub__", "__rsub__", "__isub__"),
     "*": (operator.mul, operator.imul, "__mul__", "__rmul__", "__imul__"),
@@ -49,7 +49,7 @@ UNARY: dict[str, tuple[Callable[[Any], Any], str]] = {
 }
 
 
-def binary(world: World, symbol: str, a: object, b: object) -> Any:
+def binary(world: World, symbol: str, a: object, b: object) -> object:
     native, _, method, reflected, _ = BINARY[symbol]
     kind_a, kind_b = type(a), type(b)
     if symbol == "%" and kind_a is str:

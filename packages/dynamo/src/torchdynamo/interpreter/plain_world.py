@@ -183,7 +183,7 @@ class PlainWorld:
     def unary(self, op: str, a: object) -> object:
         return operators.unary(self, op, a)
 
-    def binary(self, op: str, a: object, b: object) -> Any:
+    def binary(self, op: str, a: object, b: object) -> object:
         return operators.binary(self, op, a, b)
 
     def inplace(self, op: str, a: object, b: object) -> object:

@@ -8,7 +8,7 @@ again, with all of the list read and guarded.
 from __future__ import annotations
 
 import types
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from torchdynamo.interpreter.protocol import Escape
 from torchdynamo.sources import Source
@@ -27,7 +27,7 @@ class ReadWhole(Escape):
 class _Refusal:
     """A method that only the whole list can answer. No Python function: the interpreter leaves it to C to call it."""
 
-    def __get__(self, obj: object, kind: type) -> Any:
+    def __get__(self, obj: object, kind: type) -> object:
         return self if obj is None else types.MethodType(self, obj)
 
     def __call__(self, obj: GrowingList, *args: object, **kwargs: object) -> NoReturn:
