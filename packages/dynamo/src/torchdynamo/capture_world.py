@@ -158,9 +158,11 @@ class CaptureWorld(PlainWorld):
                 return bind(self, found[0], proxy.tensor, proxy.kind)
         return self.outside.tensor_get(proxy.tensor, name)
 
-    def make_super(self, cls: Any, obj: Any) -> object:
-        kind = self.outside.type_of(obj) if isinstance(obj, torch.Tensor) else None
-        if kind is None or kind in PLAIN_TENSORS:
+    def make_super(self, cls: Any, obj: object) -> object:
+        if not isinstance(obj, torch.Tensor):
+            return super().make_super(cls, obj)
+        kind = self.outside.type_of(obj)
+        if kind in PLAIN_TENSORS:
             return super().make_super(cls, obj)
         return TensorSuper(cls, obj, kind)
 
@@ -283,10 +285,12 @@ class CaptureWorld(PlainWorld):
         self._refuse_write(descriptor, obj)
         super().descriptor_del(descriptor, obj)
 
-    def _refuse_write(self, descriptor: Any, obj: Any) -> None:
+    def _refuse_write(self, descriptor: object, obj: object) -> None:
         """What a descriptor in C does to an object of the outside world is not known."""
         if self.outside.externals.lookup(obj) is not None and not isinstance(obj, torch.Tensor):
-            raise BreakGraph("external_write", f"attribute {descriptor.__name__!r} of a {type(obj).__qualname__}")
+            raise BreakGraph(
+                "external_write", f"attribute {getattr(descriptor, '__name__', '?')!r} of a {type(obj).__qualname__}"
+            )
 
     # -- run-time numbers as values ---------------------------------------------------------
 
@@ -488,7 +492,7 @@ class CaptureWorld(PlainWorld):
             return self.call(result.function, result.args, result.kwargs)
         return result
 
-    def let_go(self, values: Sequence[Any], error: BaseException | None) -> None:
+    def let_go(self, values: Sequence[object], error: BaseException | None) -> None:
         """Ends the graph where that closes a generator which an earlier part of the program has started for real."""
         if origin_of(self.outside.function) is None:
             return

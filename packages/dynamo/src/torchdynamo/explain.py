@@ -208,7 +208,7 @@ def explain_guards(compiled: object) -> Callable[..., tuple[Miss, ...]]:
     return run
 
 
-def _miss(function: object, number: int, entry: Entry, flat: Sequence[object]) -> Miss:
+def _miss(function: types.FunctionType, number: int, entry: Entry, flat: Sequence[object]) -> Miss:
     info: Compiled = entry.info
     return Miss(number, first_failure(info.guards, Scope.of(function, flat, info.pinned)))
 

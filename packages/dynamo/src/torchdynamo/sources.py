@@ -8,6 +8,7 @@ guard tree walks the same records, so that guards and generated code read the sa
 from __future__ import annotations
 
 import sys
+import types
 from collections import OrderedDict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -166,7 +167,7 @@ class ArrayTensor:
     """The tensor that has the memory of the NumPy array at `base`: `read(base)`, or None where there is none."""
 
     base: Source
-    read: Callable[[Any], Any]
+    read: Callable[[object], Any]
 
     def expression(self) -> str:
         return f"tensor_at({self.base.expression()})"
@@ -240,13 +241,13 @@ class Scope:
     """What sources are resolved against: one call of the captured function."""
 
     flat: Sequence[object]
-    globals: Mapping[str, Any]
-    closure: tuple[Any, ...]
+    globals: Mapping[str, object]
+    closure: tuple[types.CellType, ...]
     pinned: Sequence[object]
-    modules: Mapping[str, Any]
+    modules: Mapping[str, types.ModuleType]
 
     @staticmethod
-    def of(function: Any, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
+    def of(function: types.FunctionType, flat: Sequence[Any], pinned: Sequence[Any]) -> Scope:
         return Scope(flat, function.__globals__, function.__closure__ or (), pinned, sys.modules)
 
 
@@ -295,12 +296,12 @@ def instance_dict(obj: object) -> Mapping[str, object]:
     return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
 
 
-def own_keys(container: dict[object, object]) -> tuple[Any, ...]:
+def own_keys(container: dict[object, object]) -> tuple[object, ...]:
     """The keys in their order, by the built-in class: an OrderedDict keeps an order of its own."""
     return tuple((OrderedDict if isinstance(container, OrderedDict) else dict).keys(container))
 
 
-def base_item(container: Any, key: Any) -> object:
+def base_item(container: Any, key: object) -> object:
     """An item by the lookup of the built-in base class."""
     lookup: Any = next((base.__getitem__ for base in (dict, list, tuple) if isinstance(container, base)), None)
     return container[key] if lookup is None else lookup(container, key)

@@ -28,8 +28,8 @@ import operator
 import re
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -61,6 +61,9 @@ from torchdynamo.outside.overlays import DELETED, Slot
 from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph
 from torchdynamo.sources import ArrayTensor, Item, Source, TensorSize, base_of
 
+if TYPE_CHECKING:
+    import numpy
+
 GENERATED = "<torchdynamo "  # how the file names of generated functions begin
 _LITERALS = (int, str, bool, bytes, type(None), type(Ellipsis))
 _RESERVED = frozenset(
@@ -71,7 +74,7 @@ _RESERVED = frozenset(
 )  # fmt: skip
 
 
-def discard_attribute(base: Any, owner: Any, name: str) -> None:
+def discard_attribute(base: Any, owner: object, name: str) -> None:
     """Deletes an attribute that may be one which the program itself had set."""
     with contextlib.suppress(AttributeError):
         base.__delattr__(owner, name)
@@ -247,7 +250,7 @@ class Codegen:
     def _node(self, node: fx.Node) -> str:
         return self.outputs.setdefault(node, f"o{len(self.outputs)}")
 
-    def items(self, values: Any) -> str:
+    def items(self, values: Iterable[object]) -> str:
         return ", ".join(map(self.value, values))
 
     def _tuple(self, obj: tuple[object, ...]) -> str:
@@ -383,7 +386,7 @@ class Codegen:
         function, arguments = obj.__reduce__()[:2]
         return self._name(obj, f"{self.value(function)}({self.items(arguments)})")
 
-    def _array(self, obj: Any) -> str:
+    def _array(self, obj: numpy.ndarray) -> str:
         """An array made of numbers. A view is taken of the copy of what it is a view of."""
         if not numpy_values.is_array(obj):
             raise BreakGraph("rebuild", f"an array of {obj.dtype}")
@@ -396,7 +399,7 @@ class Codegen:
         parts = f"{obj.shape}, {self.pin(obj.dtype)}, {self.value(owner)}, {place}, {obj.strides}"
         return self._with_flags(obj, self._name(obj, f"{self.pin(type(obj))}({parts})"))
 
-    def _with_flags(self, array: Any, name: str) -> str:
+    def _with_flags(self, array: numpy.ndarray, name: str) -> str:
         if not array.flags.writeable:
             self.build.append(f"{name}.flags.writeable = False")
         return name
@@ -414,7 +417,7 @@ class Codegen:
     def _array_method(self, obj: ArrayMethod) -> str:
         return self._name(obj, f"{self.value(obj.array)}.{obj.name}")
 
-    def _match(self, obj: re.Match[Any]) -> str:
+    def _match(self, obj: re.Match[str] | re.Match[bytes]) -> str:
         return self.pin(obj)  # of a pattern and a text that are guarded
 
     def _local_iterator(self, obj: LocalIterator) -> str:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import FunctionType
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -26,7 +25,9 @@ _SPARSE: dict[str, tuple[str, tuple[str, ...], OpOverload]] = {
 }
 
 
-def refuse(name: str, func: Any, overload: OpOverload | None, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+def refuse(
+    name: str, func: object, overload: OpOverload | None, args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> None:
     """Raises BreakGraph for such a call of a function that goes by `name`, or of an overload."""
     if overload is not None and returns_memory(overload):
         raise BreakGraph("operator_view", f"call of {overload}")
@@ -36,7 +37,7 @@ def refuse(name: str, func: Any, overload: OpOverload | None, args: tuple[Any, .
     flag, owners, operator = rule
     given = {**dict(zip(_parameters(func, overload or operator), args, strict=False)), **kwargs}
     differentiated = (given[owner] for owner in owners if owner in given)
-    if given.get(flag) and any(tensor.requires_grad for tensor in differentiated):
+    if given.get(flag) and any(isinstance(one, torch.Tensor) and one.requires_grad for one in differentiated):
         raise BreakGraph("sparse_gradient", f"{name}() with {flag}=True")
 
 

@@ -66,12 +66,12 @@ def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
                 work.extend([source for source, _ in node.next_functions])
 
 
-def accumulates(node: Any) -> bool:
+def accumulates(node: torch.autograd.graph.Node) -> bool:
     """Whether a node is the end of a history: that of a leaf."""
     return bool(node.name() == "torch::autograd::AccumulateGrad")
 
 
-def first_leaf_behind(tensors: Iterable[Any], leaves: Sequence[torch.Tensor]) -> int:
+def first_leaf_behind(tensors: Iterable[object], leaves: Sequence[torch.Tensor]) -> int:
     """The place of the first of these leaves that the history of a tensor leads to, or -1."""
     values = [value for value in tensors if isinstance(value, torch.Tensor) and value.requires_grad]
     places = {id(leaf): place for place, leaf in enumerate(leaves)}

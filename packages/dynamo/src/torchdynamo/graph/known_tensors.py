@@ -129,7 +129,9 @@ def of_numbers(
     return fake
 
 
-def fold(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], result: Any) -> None:
+def fold(
+    name: str, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], result: object
+) -> None:
     """Computes arithmetic on known numbers at once, and keeps the value with its result."""
     if name not in ARITHMETIC or value_of(result) is not None:
         return
@@ -140,7 +142,7 @@ def fold(name: str, func: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         return
     with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
         value = func(*operands, **kwargs)
-    if value.dtype is result.dtype:
+    if isinstance(value, torch.Tensor) and value.dtype is result.dtype:
         result.memory.constant = value
 
 
@@ -150,14 +152,15 @@ def remember_uniform(name: str, result: object) -> None:
         result._uniform_version = None if result.is_inference() else result._version  # type: ignore[attr-defined]
 
 
-def fold_uniform(name: str, args: tuple[Any, ...], result: Any) -> None:
+def fold_uniform(name: str, args: tuple[object, ...], result: object) -> None:
     """Answers a comparison of uniform random numbers with a number that lies outside of their range."""
     rule = UNIFORM_COMPARISONS.get(name.strip("_"))
     if rule is None or len(args) != 2 or not isinstance(result, FakeTensor) or result.dim():
         return
     drawn, bound = args
     version = getattr(drawn, "_uniform_version", None)
-    if version is None or type(bound) not in (int, float) or version != drawn._version:
+    fresh = isinstance(drawn, torch.Tensor) and version is not None and version == drawn._version
+    if not fresh or not (type(bound) is int or type(bound) is float):
         return
     outcome = rule(bound)
     if outcome is not None:

@@ -315,7 +315,9 @@ class Recorder:
                     self._wrote(written.values())
         return result
 
-    def _record_of_wrappers(self, name: str, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def _record_of_wrappers(
+        self, name: str, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """A call with tensors that wrap others: their classes say what it gives."""
         if is_inplace(name) or name in _EFFECTS or "out" in kwargs:
             raise BreakGraph("tensor_subclass", f"{name}() of a tensor that wraps others")
@@ -411,7 +413,7 @@ class Recorder:
             raise BreakGraph("write_through_gaps", f"{name}() reads the memory of an input that was written")
 
     def write(
-        self, func: Callable[..., object] | str, args: tuple[Any, ...], kwargs: dict[str, Any], result: Any
+        self, func: Callable[..., object] | str, args: tuple[object, ...], kwargs: dict[str, object], result: object
     ) -> fx.Node:
         """One node for a call whose result is known."""
         kind, target, args = _target_of(func, args)
@@ -422,7 +424,7 @@ class Recorder:
         self._bind(result, node)
         return node
 
-    def write_node(self, target: Callable[..., Any], args: tuple[Any, ...]) -> fx.Node:
+    def write_node(self, target: Callable[..., object], args: tuple[fx.node.Argument, ...]) -> fx.Node:
         """A call whose arguments are nodes already, without a value."""
         node = self.graph.call_function(target, args)
         self.annotate(node, None)
@@ -538,11 +540,11 @@ def as_break(error: BaseException) -> BreakGraph:
     return BreakGraph(reason, str(error).partition("\n")[0])
 
 
-def function_name(func: Any) -> str:
+def function_name(func: object) -> str:
     """The name a user knows a torch function by; for properties, the property's."""
     name = getattr(func, "__name__", type(func).__name__)
     if name in ("__get__", "__set__", "__delete__"):
-        return str(getattr(func.__self__, "__name__", name))
+        return str(getattr(getattr(func, "__self__", None), "__name__", name))
     return str(name)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, TypeGuard, TypeVar
 
 import torch
 
@@ -28,9 +28,9 @@ class NumberNeeded(Escape):
         self.error = error
 
 
-def is_symbolic(value: Any) -> bool:
+def is_symbolic(value: object) -> TypeGuard[torch.SymInt | torch.SymFloat]:
     """Whether a value is a symbolic number. One of torch's, the size of a nested tensor, breaks the graph."""
-    if not numbers.is_symbolic(value):
+    if not isinstance(value, (torch.SymInt, torch.SymFloat)):
         return False
     if not isinstance(value.node, SymNode):
         raise BreakGraph("special_tensor", f"the size {value} of a nested tensor")
@@ -72,7 +72,7 @@ def binary(op: str, a: object, b: object, native: Callable[[object, object], obj
     return native(concrete(a), concrete(b)) if result is None else result
 
 
-def compare(op: str, a: object, b: object, native: Callable[[object, object], object]) -> Any:
+def compare(op: str, a: object, b: object, native: Callable[[object, object], object]) -> object:
     """`a op b` of two numbers: a bool or a SymBool; MISSING as of `binary`."""
     if not _both_numbers(a, b):
         return MISSING
@@ -89,7 +89,7 @@ def unary(op: str, a: object, native: Callable[[object], object]) -> object:
     return native(concrete(a)) if result is None else result
 
 
-def call(fn: Any, args: tuple[Any, ...]) -> object:
+def call(fn: Callable[..., object], args: tuple[object, ...]) -> object:
     """A builtin or a function of `math` on numbers; MISSING when none is symbolic."""
     if fn in (min, max):
         return _extreme(fn, args)
@@ -101,7 +101,7 @@ def call(fn: Any, args: tuple[Any, ...]) -> object:
     return fn(*map(concrete, args)) if result is None else result
 
 
-def _extreme(fn: Any, args: tuple[Any, ...]) -> object:
+def _extreme(fn: Callable[..., object], args: tuple[Any, ...]) -> object:
     """`min` and `max` of several numbers, one after another as Python compares them."""
     items = args[0] if len(args) == 1 and type(args[0]) in (list, tuple) else args
     if len(items) < 2 or not any(map(is_symbolic, items)) or not all(type(item) in _NUMBERS for item in items):
@@ -152,14 +152,19 @@ def holds_symbol(data: object) -> bool:
     return is_symbolic(data)
 
 
-def tensor(data: object, dtype: torch.dtype | None = None, device: object = None, requires_grad: bool = False) -> Any:
+def tensor(
+    data: object,
+    dtype: torch.dtype | None = None,
+    device: torch.device | str | None = None,
+    requires_grad: bool = False,
+) -> torch.Tensor:
     """`torch.tensor` of nested lists of numbers, some of them symbols: put together of tensors of one number."""
     kind = dtype or (torch.get_default_dtype() if _holds_float(data) else torch.int64)
     made = _stacked(data, kind, device)
     return made.requires_grad_() if requires_grad else made
 
 
-def _stacked(data: Any, dtype: torch.dtype, device: Any) -> torch.Tensor:
+def _stacked(data: Any, dtype: torch.dtype, device: torch.device | str | None) -> torch.Tensor:
     if isinstance(data, (list, tuple)):
         return torch.stack([_stacked(item, dtype, device) for item in data])
     return torch.full((), data, dtype=dtype, device=device)

@@ -7,7 +7,7 @@ is one of plain tensors; capture asks in torch's place, at every call, and a val
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,13 +23,13 @@ _NO_DISPATCH: object = torch.Tensor.__torch_dispatch__
 _NO_OVERRIDE: object = torch._C._disabled_torch_function_impl
 DEFAULT: object = torch.Tensor.__torch_function__.__func__  # type: ignore[attr-defined]
 TENSOR_METACLASSES = (type(torch.Tensor), type(torch.nn.Parameter))
-UNINITIALIZED: Any = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # without elements yet
+UNINITIALIZED: type = torch.nn.parameter.UninitializedTensorMixin  # type: ignore[attr-defined]  # without elements yet
 _NOT_CAPTURED = (FakeTensor, UNINITIALIZED)
 # Methods of a class that capture would have to run in the place of torch's, where it reads and writes attributes.
 _OWN_ACCESS = ("__getattribute__", "__getattr__", "__setattr__", "__delattr__")
 
 
-def is_capturable(kind: Any) -> bool:
+def is_capturable(kind: object) -> bool:
     """Whether a subclass of torch.Tensor changes nothing of what operators do, and keeps attributes as tensors do."""
     if not isinstance(kind, type) or not issubclass(kind, torch.Tensor) or issubclass(kind, _NOT_CAPTURED):
         return False
@@ -78,11 +78,11 @@ def overrides(kind: type) -> bool:
     return override_of(kind) is not _NO_OVERRIDE
 
 
-def override_of(kind: Any) -> object:
+def override_of(kind: type[torch.Tensor]) -> object:
     return kind.__torch_function__
 
 
-def overriding(args: Sequence[Any], kwargs: Any) -> tuple[type, ...]:
+def overriding(args: Sequence[object], kwargs: Mapping[str, object] | None) -> tuple[type, ...]:
     """The classes that torch would ask for the meaning of a call: in the order of the arguments, subclasses first."""
     found: list[type] = []
     for tensor in _arguments((*args, *(kwargs or {}).values())):

@@ -17,7 +17,7 @@ import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TextIO, TypeAlias, TypeVar
 
 import torch
 
@@ -27,6 +27,8 @@ from primtorch.wrappers import NotTakenApart, Template, is_wrapper, stand_for, w
 from torchdynamo.graph.tensor_classes import own_classes, remember_class
 from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
+
+T = TypeVar("T")
 
 _CONTAINERS = (list, dict, set)
 _LONGEST = 10_000  # items of a container that are looked through for a change
@@ -56,7 +58,7 @@ class Wrappers:
         self.mode = mode
         self.memories: list[object] = []  # of parts
 
-    def admit(self, tensor: Any, template: Template, parts: Iterator[FakeTensor]) -> FakeTensor:
+    def admit(self, tensor: torch.Tensor, template: Template, parts: Iterator[FakeTensor]) -> FakeTensor:
         """The fake of a wrapper from outside, whose parts have these fakes."""
         spec = TensorSpec.of(tensor)
         whole = self._built(template, parts)
@@ -79,13 +81,15 @@ class Wrappers:
             )
         return made
 
-    def _bound(self, fake: FakeTensor, whole: Any, kind: type) -> FakeTensor:
+    def _bound(self, fake: FakeTensor, whole: torch.Tensor, kind: type) -> FakeTensor:
         stand_for(fake, whole)
         stand_for(whole, fake)
         remember_class(fake, kind)
         return fake
 
-    def run(self, name: str, func: Callable[..., Any], args: Any, kwargs: Any) -> object:
+    def run(
+        self, name: str, func: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
         """The result of a call on wrappers: fakes for the wrappers in it."""
         kind = next(type(whole_of(t)) for t in _fakes((args, kwargs)) if whole_of(t) is not None)
         operands = [(t, t._version) for t in map(_inside, _fakes((args, kwargs))) if not t.is_inference()]
@@ -95,7 +99,7 @@ class Wrappers:
             raise BreakGraph("tensor_subclass", f"{name}() writes to a {kind.__qualname__}, or from one")
         return _mapped(result, self._outside)
 
-    def _outside(self, value: Any) -> torch.Tensor:
+    def _outside(self, value: torch.Tensor) -> torch.Tensor:
         if isinstance(value, FakeTensor):
             return value
         known: torch.Tensor | None = whole_of(value)
@@ -118,7 +122,7 @@ class Wrappers:
             raise BreakGraph("leaf", f"a {kind.__qualname__} is made")
         return self._bound(self.mode.computed(TensorSpec.of(value), value.requires_grad), value, kind)
 
-    def make(self, kind: Any, args: Any, kwargs: Any) -> Any:
+    def make(self, kind: type[torch.Tensor], args: tuple[object, ...], kwargs: dict[str, object]) -> torch.Tensor:
         """The program calls the class."""
         if any(t.requires_grad for t in _fakes((args, kwargs))):
             raise BreakGraph("tensor_subclass", f"a {kind.__qualname__} is made of tensors that require a gradient")
@@ -145,12 +149,12 @@ class _NonLeaf(torch.autograd.Function):
         return made
 
     @staticmethod
-    def backward(ctx: object, *gradients: object) -> Any:
+    def backward(ctx: object, *gradients: object) -> tuple[object, None]:
         return gradients[0], None
 
 
-def _inside(fake: torch.Tensor) -> Any:
-    whole = whole_of(fake)
+def _inside(fake: torch.Tensor) -> torch.Tensor:
+    whole: torch.Tensor | None = whole_of(fake)
     return fake if whole is None else whole
 
 
@@ -164,7 +168,7 @@ def _fakes(value: object) -> Iterator[torch.Tensor]:
         yield from _fakes(tuple(value.values()))
 
 
-def _mapped(value: Any, change: Callable[[torch.Tensor], Any]) -> Any:
+def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if isinstance(value, torch.Tensor):
         return change(value)
     if type(value) in (tuple, list):
@@ -209,7 +213,7 @@ def called_by(kind: type) -> list[types.FunctionType]:
 _noisy: weakref.WeakSet[type] = weakref.WeakSet()  # classes whose code has changed something
 
 
-def _quietly(kind: type, wholes: Sequence[object], run: Callable[[], object]) -> Any:
+def _quietly(kind: type, wholes: Sequence[object], run: Callable[[], T]) -> T:
     """Runs code of a class, which is to change nothing but tensors: what it has changed is put back, and the graph
     breaks, so that the code runs at every call."""
     if kind in _noisy:
@@ -229,14 +233,14 @@ def _quietly(kind: type, wholes: Sequence[object], run: Callable[[], object]) ->
 class _Stream(io.TextIOBase):
     """In the place of a standard stream: this thread's text is kept from it, others' goes on."""
 
-    def __init__(self, stream: Any) -> None:
+    def __init__(self, stream: TextIO | None) -> None:
         self.stream = stream
         self.thread = threading.get_ident()
         self.heard = False
 
     def write(self, text: str) -> int:
         if threading.get_ident() != self.thread:
-            return int(self.stream.write(text))
+            return self.stream.write(text) if self.stream is not None else 0
         self.heard = True
         return len(text)
 
@@ -253,7 +257,7 @@ class _State:
     methods and the functions that they call name in their modules, and what their closures hold; containers and objects
     among these by what is in them."""
 
-    def __init__(self, kind: type, wholes: Sequence[Any]) -> None:
+    def __init__(self, kind: type, wholes: Sequence[object]) -> None:
         self.tables: list[tuple[str, _Owner, dict[str, object]]] = []
         self.held: dict[int, tuple[str, Any, Any]] = {}  # containers: the name, the container, a copy of it
         for whole in wholes:

@@ -277,7 +277,7 @@ class Externals:
         known.sources.add(source)
         return value
 
-    def namespace(self, value: dict[str, object], source: Source) -> Any:
+    def namespace(self, value: dict[str, object], source: Source) -> dict[str, object]:
         """The globals of a module as a dict: looking into it breaks the graph, they are read name by name elsewhere."""
         known = self.by_original.get(id(value))
         if known is None:
@@ -312,7 +312,9 @@ class Externals:
             return
         self.guard(source, GuardKind.IDENTITY, value)
 
-    def _bound_c_method(self, value: Any, kind: type, source: Source) -> object:
+    def _bound_c_method(
+        self, value: types.BuiltinFunctionType | types.MethodWrapperType, kind: type, source: Source
+    ) -> object:
         """A C method bound to an object (`names.append`): bound anew to what stands for the object."""
         self.guard(source, GuardKind.TYPE, kind)
         self.guard(Attribute(source, "__name__", native=True), GuardKind.EQUALS, value.__name__)
@@ -321,7 +323,7 @@ class Externals:
         method = getattr(owner, value.__name__) if hidden is None else hidden.__get__(owner)
         return self._register(value, source, method).value
 
-    def _iterator(self, value: LocalIterator, kind: type, source: Source) -> Any:
+    def _iterator(self, value: LocalIterator, kind: type, source: Source) -> object:
         """An iterator of an earlier part of the program: the same state over what stands for its parts."""
         fields = ITERATOR_FIELDS.get(kind)
         if fields is None:
@@ -378,7 +380,7 @@ class Externals:
         queue = collections.deque((self.wrap(item, Item(source, i)) for i, item in enumerate(value)), value.maxlen)
         return self._shadow(value, source, queue, list(queue))
 
-    def _dict(self, value: dict[object, object], kind: type, source: Source) -> Any:
+    def _dict(self, value: dict[object, object], kind: type, source: Source) -> object:
         keys = own_keys(value)
         self.guard(source, GuardKind.DICT_KEYS, keys)
         self._know_keys((key for key in keys if not isinstance(key, torch.Tensor)), source)
@@ -397,12 +399,12 @@ class Externals:
         known.snapshot = dict(dict.items(shadow))
         return shadow
 
-    def _know_keys(self, keys: Iterable[Any], source: Source) -> None:
+    def _know_keys(self, keys: Iterable[object], source: Source) -> None:
         """Keys that are found by their identity: the program may reach them in other ways, too."""
         for key in keys:
             if isinstance(key, torch.Tensor):
                 raise BreakGraph("unsupported_read", f"{source.expression()} holds a tensor among its keys")
-            if type(key) in (tuple, frozenset):
+            if type(key) is tuple or type(key) is frozenset:
                 self._know_keys(key, source)
             elif _is_known_by_identity(type(key)) and not isinstance(key, IDENTITY_TYPES):
                 self.tell_apart(self.hold(key, "key"))
@@ -432,7 +434,7 @@ _BOUND_C_METHODS = frozenset({types.BuiltinFunctionType, types.MethodWrapperType
 CONSTANT_BASES: tuple[type, ...] = (type(None),)
 
 
-def _is_bound(value: Any) -> bool:
+def _is_bound(value: types.BuiltinFunctionType | types.MethodWrapperType) -> bool:
     """A C method of an object, unlike a module's function (whose `__self__` is its module or a private record)."""
     owner = value.__self__
     return not isinstance(owner, (type, types.ModuleType, type(None))) and hasattr(type(owner), value.__name__)
@@ -446,9 +448,9 @@ def _is_literal(key: object) -> bool:
 _LITERALS = frozenset({str, int, bool, bytes, type(None)})
 
 
-def is_constant(value: Any) -> bool:
+def is_constant(value: object) -> bool:
     """An immutable value without parts that have an identity of their own."""
-    if type(value) in (tuple, frozenset):
+    if type(value) is tuple or type(value) is frozenset:
         return all(map(is_constant, value))
     return (type(value) in CONSTANT_TYPES and type(value) is not int) or type(value) is int
 
@@ -469,7 +471,7 @@ def outside_graphs(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def stays_outside(tensor: Any) -> bool:
+def stays_outside(tensor: torch.Tensor) -> bool:
     """Whether a value is a plain tensor that can be no input of a graph."""
     return type(tensor) in PLAIN_TENSORS and outside_graphs(tensor) is not None
 
@@ -507,7 +509,7 @@ def _is_known_by_identity(kind: type) -> bool:
 
 _IDENTITY_HASHES: tuple[object, ...] = (object.__hash__, torch.Tensor.__hash__)
 # What is compared, or hashed, part by part.
-_COMPARED_PARTS: dict[type, Callable[[Any], Iterable[Any]]] = {
+_COMPARED_PARTS: dict[type, Callable[[Any], Iterable[object]]] = {
     **{kind: kind.__iter__ for kind in (list, tuple, collections.deque, set, frozenset)},
     **{kind: lambda table: [*table.keys(), *table.values()] for kind in (dict, collections.OrderedDict)},
     collections.defaultdict: lambda table: [*table.keys(), *table.values()],
@@ -547,7 +549,7 @@ def _slice(externals: Externals, value: slice, source: Source) -> slice:
     return slice(*parts)
 
 
-def _partial(externals: Externals, value: functools.partial[Any], source: Source) -> functools.partial[Any]:
+def _partial(externals: Externals, value: functools.partial[object], source: Source) -> functools.partial[object]:
     function, args, keywords = (
         externals.wrap(getattr(value, name), Attribute(source, name, native=True))
         for name in ("func", "args", "keywords")
@@ -556,7 +558,7 @@ def _partial(externals: Externals, value: functools.partial[Any], source: Source
 
 
 # Immutable records that are taken apart at the read and made anew around their wrapped parts.
-_REBUILT: dict[type, Callable[[Externals, Any, Source], Any]] = {
+_REBUILT: dict[type, Callable[[Externals, Any, Source], object]] = {
     types.MethodType: _bound_method,
     slice: _slice,
     functools.partial: _partial,

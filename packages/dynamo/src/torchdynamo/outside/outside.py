@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -245,7 +246,7 @@ class Outside:
         shown = self.externals.wrap(error.args, Attribute(known.source, "args", native=True))
         return show(error) if is_constant(shown) else MISSING
 
-    def referent(self, reference: Any) -> object:
+    def referent(self, reference: weakref.ReferenceType[object]) -> object:
         """What a weak reference of the outside refers to."""
         known = self.externals.lookup(reference)
         return reference() if known is None else self.externals.wrap(reference(), Referent(known.source))
@@ -274,13 +275,13 @@ class Outside:
             return MISSING
         return self.externals.wrap(namespace[name], self._global_source(namespace, name))
 
-    def _global_source(self, namespace: dict[str, Any], name: str) -> Source:
+    def _global_source(self, namespace: dict[str, object], name: str) -> Source:
         if namespace is self.function.__globals__:
             return Global(name)
         module = namespace.get("__name__")
         owner = sys.modules.get(module) if isinstance(module, str) else None
-        if owner is not None and owner.__dict__ is namespace:
-            if is_trusted_module(str(module)):  # nobody puts another torch in its place
+        if isinstance(module, str) and owner is not None and owner.__dict__ is namespace:
+            if is_trusted_module(module):  # nobody puts another torch in its place
                 return InstanceAttribute(self.externals.pins.source(owner, module), name)
             return Global(name, module)
         return Item(self.externals.pins.source(namespace, "globals"), name)
@@ -343,7 +344,7 @@ class Outside:
 
     # -- attributes -------------------------------------------------------------------------
 
-    def instance_get(self, obj: Any, name: str) -> object:
+    def instance_get(self, obj: object, name: str) -> object:
         """`name` in the object's own `__dict__` (no class attribute is asked), or MISSING."""
         if isinstance(obj, types.ModuleType):
             return self.global_get(obj.__dict__, name)
@@ -364,7 +365,7 @@ class Outside:
             return MISSING
         return self.externals.wrap(attributes[name], InstanceAttribute(known.source, name))
 
-    def instance_set(self, obj: Any, name: str, value: Any) -> None:
+    def instance_set(self, obj: object, name: str, value: object) -> None:
         known = self.externals.lookup(obj)
         if known is None:
             object.__setattr__(obj, name, value)
@@ -378,7 +379,7 @@ class Outside:
         else:
             self.overlays.write(obj, name, value)
 
-    def instance_delete(self, obj: Any, name: str) -> None:
+    def instance_delete(self, obj: object, name: str) -> None:
         known = self.externals.lookup(obj)
         if known is None:
             object.__delattr__(obj, name)
@@ -391,7 +392,7 @@ class Outside:
         else:
             self.overlays.write(obj, name, DELETED)
 
-    def instance_dict(self, obj: Any) -> dict[str, object]:
+    def instance_dict(self, obj: object) -> dict[str, object]:
         """`obj.__dict__` as the program may hold and change it."""
         if isinstance(obj, type):
             return self.class_dict(obj)  # type: ignore[return-value]
@@ -463,7 +464,7 @@ class Outside:
             if isinstance(part, types.FunctionType) and self.externals.lookup(part) is None:
                 self.externals._register(part, self.externals.pins.source(part), part)
 
-    def stored_names(self, obj: Any) -> set[str]:
+    def stored_names(self, obj: object) -> set[str]:
         """Names in the `__dict__` of an external object of a C type, and those written during capture."""
         known = self.externals.lookup(obj)
         own = getattr_static_dict(known.original) if known is not None else None

@@ -20,7 +20,7 @@ class Slot:
     Where the program has deleted what was there, a value that it has written since comes last in its namespace.
     """
 
-    owner: Any
+    owner: object
     name: str
     kind: str  # "attribute", "global" or "cell"
     deleted: bool = False
@@ -48,7 +48,7 @@ class Overlays:
             slot = replace(slot, deleted=True)
         self._slots[key] = (slot, value)
 
-    def names(self, owner: object) -> dict[str, Any]:
+    def names(self, owner: object) -> dict[str, object]:
         """What was written to the attributes of `owner`."""
         return {
             name: value
