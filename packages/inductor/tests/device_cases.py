@@ -64,6 +64,13 @@ def activate_and_share(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     return torch.softmax(F.gelu(x * weight + bias), -1)
 
 
+def layer_gradients(x: Tensor, weight: Tensor, slope: Tensor) -> tuple[Tensor, Tensor]:
+    """Backward of gelu(x) @ weight: the activation is computed again, and its transpose is a factor."""
+    wide = x.detach().requires_grad_()
+    activated = F.gelu(wide, approximate="tanh")
+    return torch.autograd.grad(activated, wide, slope @ weight.t())[0], activated.detach().t() @ slope
+
+
 ROW, LONG = (512,), (20000,)
 
 MANY, FEW = 576, 6
@@ -82,6 +89,8 @@ CASES: dict[str, Case] = {
     "embedding and layer norm of a long row": Case(
         embed_and_normalise, lambda n: ((n, *LONG), (n, n, 0), (n, *LONG), LONG, LONG), 1
     ),
+    # A product's operand that is taken transposed is made where the same values are read by rows.
+    "a layer's gradients": Case(layer_gradients, lambda n: ((n, 24), (24, 40), (n, 40)), 1, 2.0),
     # The logits' maxima and sums; then an element of each row.
     "cross entropy": Case(F.cross_entropy, lambda n: ((n, *ROW), (*ROW, n, 0)), 2, 1.02),
     "cross entropy of a long row": Case(F.cross_entropy, lambda n: ((n, *LONG), (*LONG, n, 0)), 2, 1.01, slow=True),

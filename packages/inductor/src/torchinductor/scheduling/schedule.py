@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import product
+from torchinductor.indexing import coefficient_of, product
 from torchinductor.ir import Kernel, Load, Store, Template, loops_of, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, plain_traits
 from torchinductor.lowering.graph import Lowered
@@ -219,16 +219,19 @@ class _Fusion:
             return None
         if any(s.body.scans for k in (first, operation) for s in k.stages):
             return None
-        joined = join(first, operation)
-        if joined is None:
-            return None
-        axes, ours, theirs = joined
-        made = replace(first, axes=axes, stages=(*ours, *theirs), origins=(*first.origins, *operation.origins))
-        if not _sound(made, len(ours), group.writes & reads):
-            return None
-        if template is not None:
-            return replace(template, loops=made) if all(s.kind == "outer" for s in theirs) else None
-        return made if _worth(first, operation, made) else None
+        for left, right in _in_orders(first, operation, template is None):
+            joined = join(left, right)
+            if joined is None:
+                continue
+            axes, ours, theirs = joined
+            made = replace(first, axes=axes, stages=(*ours, *theirs), origins=(*first.origins, *operation.origins))
+            if not _sound(made, len(ours), group.writes & reads):
+                continue
+            if template is not None:
+                return replace(template, loops=made) if all(s.kind == "outer" for s in theirs) else None
+            if _worth(first, operation, made):
+                return made
+        return None
 
 
 def _add(table: dict[str, list[int]], key: str, number: int) -> None:
@@ -239,6 +242,32 @@ def _add(table: dict[str, list[int]], key: str, number: int) -> None:
 
 def _space(kernel: Kernel) -> IntExpr:
     return product(a.size for a in kernel.axes)
+
+
+def _in_orders(first: Kernel, second: Kernel, either: bool) -> Iterator[tuple[Kernel, Kernel]]:
+    """Two kernels as they are; then with the loops of one as its result lies in memory, where these are in another
+    order: a value that a product takes transposed is computed where it lies by rows."""
+    yield first, second
+    second_by_rows = _by_rows(second)
+    if second_by_rows is not None:
+        yield first, second_by_rows
+    first_by_rows = _by_rows(first) if either else None
+    if first_by_rows is not None:
+        yield first_by_rows, second
+
+
+def _by_rows(kernel: Kernel) -> Kernel | None:
+    """A pointwise kernel with its loops in the order of its first store's steps, None where that is theirs or they are
+    in no order."""
+    store = next((op for stage in kernel.stages for op in stage.body.of(Store)), None)
+    if kernel.inner or store is None:
+        return None
+    steps = [coefficient_of(store.index, axis.name) for axis in kernel.axes]
+    known = [step.as_int() for step in steps if step is not None]
+    if len(known) < len(kernel.axes) or None in known:
+        return None
+    order = sorted(range(len(known)), key=lambda d: -(known[d] or 0))
+    return None if order == list(range(len(known))) else replace(kernel, axes=tuple(kernel.axes[d] for d in order))
 
 
 def _sound(kernel: Kernel, count: int, shared: set[str]) -> bool:
