@@ -62,7 +62,7 @@ class CaptureWorld(PlainWorld):
 
     # -- names ------------------------------------------------------------------------------
 
-    def load_global(self, fn: types.FunctionType, name: str) -> Any:
+    def load_global(self, fn: types.FunctionType, name: str) -> object:
         value = self.outside.global_get(fn.__globals__, name)
         if value is not MISSING:
             return value
@@ -82,7 +82,7 @@ class CaptureWorld(PlainWorld):
     def make_cell(self, cell: types.CellType) -> types.CellType:
         return self.outside.new_cell(cell)
 
-    def load_cell(self, cell: types.CellType) -> Any:
+    def load_cell(self, cell: types.CellType) -> object:
         return self.outside.cell_get(cell)
 
     def store_cell(self, cell: types.CellType, value: object) -> None:

@@ -97,7 +97,7 @@ class _Asked:
     @staticmethod
     def of(function: FunctionType, world: World) -> _Asked:
         cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
-        known = {name: world.load_cell(cells[name]) for name in _Asked.__slots__ if name in cells}
+        known: dict[str, Any] = {name: world.load_cell(cells[name]) for name in _Asked.__slots__ if name in cells}
         return _Asked(**{name: value if name == "func" else concrete(value) for name, value in known.items()})
 
 

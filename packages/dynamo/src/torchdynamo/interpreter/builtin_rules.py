@@ -7,7 +7,7 @@ A rule has the signature `(world, args, kwargs)` and does what the C function do
 from __future__ import annotations
 
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
@@ -29,9 +29,9 @@ class Rules(dict[object, BuiltinRule]):
         return register
 
 
-def native_iterator(world: World, obj: object) -> Any:
+def native_iterator(world: World, obj: object) -> Iterator[Any]:
     """An iterator over `obj` that C code may consume: Python code behind it is interpreted."""
-    iterator = world.iterate(obj)
+    iterator: Iterator[Any] = world.iterate(obj)
     if isinstance(iterator, InterpreterObject) or not may_change(type(iterator)):
         return iterator
     return InterpretedNext(world, iterator)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import collections
 import functools
 from bisect import bisect_left, bisect_right, insort_left, insort_right
-from typing import Any
+from collections.abc import Callable, Iterable
 
 from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules, callback
 from torchdynamo.interpreter.iterators import Trampoline
@@ -18,7 +18,7 @@ RULES = Rules()
 def _finds_key(method: object) -> BuiltinRule:
     """For a method of a dict or set whose first argument is a key."""
 
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if len(args) >= 2 and hashes_python(args[1]):
             args = (args[0], stored_key(world, args[0], args[1]), *args[2:])
         return world.call_leaf(method, args, kwargs)
@@ -33,10 +33,10 @@ for _method in (dict.get, dict.pop, dict.setdefault, dict.__getitem__, dict.__se
     RULES[_method] = _finds_key(_method)
 
 
-def _finds_part(method: object, found: Any) -> BuiltinRule:
+def _finds_part(method: object, found: Callable[..., object]) -> BuiltinRule:
     """For a method of a sequence that looks for an equal part; `found(sequence, places)` gives its result."""
 
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 2 and not kwargs and (runs_python(args[0], ("__eq__",)) or runs_python(args[1], ("__eq__",))):
             places = [i for i, part in enumerate(args[0]) if same_part(world, part, args[1])]
             return found(world, args[0], places)
@@ -66,10 +66,10 @@ for _searching, _found in ((list.index, _first), (tuple.index, _first), (list.co
     RULES[_searching] = _finds_part(_searching, _found)
 
 
-def _bisection(native: Any) -> BuiltinRule:
+def _bisection(native: Callable[..., object]) -> BuiltinRule:
     """Bisection calls `key`, and `<` of the parts, from C."""
 
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if any(runs_python(arg, ("__lt__",)) for arg in args[:2]):
             world.unsupported("c_function", f"{native.__name__} over objects with their own <")
         if kwargs.get("key") is not None:
@@ -90,7 +90,7 @@ def call_cmp_to_key(world: World, args: Args, kwargs: Kwargs) -> object:
     return world.call_leaf(functools.cmp_to_key, args, kwargs)
 
 
-def ask_hashes(world: World, parts: Any) -> None:
+def ask_hashes(world: World, parts: Iterable[object]) -> None:
     """For C code that makes a set, or a dict with these keys."""
     for part in parts:
         if hashes_python(part):

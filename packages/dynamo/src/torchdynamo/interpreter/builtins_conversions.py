@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
+from collections.abc import Callable
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
@@ -15,14 +16,14 @@ from torchdynamo.interpreter.structural import show, shows_parts
 RULES = Rules()
 
 
-def _asks(native: Any, *names: str) -> BuiltinRule:
+def _asks(native: Callable[..., object], *names: str) -> BuiltinRule:
     """For `native(obj)`: the first of the methods `names` that is Python code is interpreted.
 
     The native function then gets an object that answers with the result, so that it checks and converts
     the result itself.
     """
 
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if args and may_change(type(args[0])) and not isinstance(args[0], InterpreterObject):
             cls = type(args[0])
             for name in names:
@@ -45,11 +46,11 @@ def _answering(class_name: str, method: str, answer: object) -> object:
     return type(class_name, (), {method: lambda _self, *_args: answer})()
 
 
-def _text(native: object, *names: str) -> BuiltinRule:
+def _text(native: Callable[..., object], *names: str) -> BuiltinRule:
     """As `_asks`; the text of a container is put together from that of its parts where those have Python methods."""
     plain = _asks(native, *names)
 
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and not kwargs and shows_parts(args[0]):
             return show(world, args[0])
         return plain(world, args, kwargs)
@@ -82,7 +83,7 @@ def call_ascii(world: World, args: Args, kwargs: Kwargs) -> object:
 def _delegates(native: object, name: str) -> BuiltinRule:
     """For `native(obj, ...)` that returns whatever the special method returns."""
 
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if args and may_change(type(args[0])):
             method = python_method(type(args[0]), name)
             if method is not None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 import types
-from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules
@@ -59,7 +58,7 @@ def call_exception(world: World, args: Args, kwargs: Kwargs) -> object:
 def _in_frame(native: object) -> BuiltinRule:
     """`eval` and `exec` compile text and run it natively, in the namespaces of the interpreted frame."""
 
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if len(args) == 1 and not kwargs:
             frame = world.interpreter.frames[-1]
             args = (args[0], frame.function.__globals__, frame.local_values())

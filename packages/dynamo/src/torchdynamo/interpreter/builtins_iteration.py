@@ -6,6 +6,7 @@ import functools
 import itertools
 import operator
 import types
+from collections.abc import Callable
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
@@ -97,7 +98,7 @@ def call_next(world: World, args: Args, kwargs: Kwargs) -> object:
 def _consumer(target: object) -> BuiltinRule:
     """For a C function whose first argument is iterated."""
 
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if args:
             args = (consumable(world, args[0]), *args[1:])
         return world.call_leaf(target, args, kwargs)
@@ -110,7 +111,7 @@ for _target in (list, tuple, set, frozenset):
 
 
 def _method_consumer(method: object) -> BuiltinRule:
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         return world.call_leaf(method, (*args[:1], *(consumable(world, arg) for arg in args[1:])), kwargs)
 
     return rule
@@ -181,15 +182,16 @@ def call_all(world: World, args: Args, kwargs: Kwargs) -> object:
     return all(world.truth(value) for value in native_iterator(world, args[0]))
 
 
-def _extremum(native: Any, op: str) -> BuiltinRule:
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+def _extremum(native: Callable[..., object], op: str) -> BuiltinRule:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if not args or kwargs.keys() - {"key", "default"} or (len(args) > 1 and "default" in kwargs):
             return native(*args, **kwargs)
         key = kwargs.get("key")
         values = args if len(args) > 1 else list(native_iterator(world, args[0]))
         if not values:
             return native(values, **kwargs)
-        best, best_key = MISSING, None
+        best: object = MISSING
+        best_key: object = None
         for value in values:
             value_key = value if key is None else world.call(key, (value,), {})
             if best is MISSING or world.truth(world.compare(op, value_key, best_key)):
@@ -218,7 +220,7 @@ class SortItem(InterpreterObject):
 _ORDER = ("__lt__", "__eq__")
 
 
-def _sort_key(world: World, key: object, values: list[object]) -> Any:
+def _sort_key(world: World, key: object, values: list[object]) -> Callable[[object], Any] | None:
     """The `key` for the native sort: None when it needs none."""
     if key is None:
         if any(runs_python(value, _ORDER) for value in values):

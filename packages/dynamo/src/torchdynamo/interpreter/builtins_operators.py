@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import Any
+from collections.abc import Callable
 
 from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules
 from torchdynamo.interpreter.protocol import Args, Kwargs, World
@@ -23,8 +23,8 @@ _COMPARISONS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": 
 _UNARY = {"neg": "-", "pos": "+", "invert": "~"}
 
 
-def _operation(native: Any, method: str, symbol: str | None, count: int) -> BuiltinRule:
-    def rule(world: World, args: Args, kwargs: Kwargs) -> Any:
+def _operation(native: Callable[..., object], method: str, symbol: str | None, count: int) -> BuiltinRule:
+    def rule(world: World, args: Args, kwargs: Kwargs) -> object:
         if len(args) != count or kwargs:
             return native(*args, **kwargs)
         return getattr(world, method)(*(() if symbol is None else (symbol,)), *args)

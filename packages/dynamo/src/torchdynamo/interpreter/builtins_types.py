@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import builtins
 import copyreg
-from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.builtin_rules import Rules
@@ -96,7 +95,7 @@ def call_reduce_ex(world: World, args: Args, kwargs: Kwargs) -> object:
     return (*made, _state(world, obj, cls), items, pairs)
 
 
-def _state(world: World, obj: object, cls: type) -> Any:
+def _state(world: World, obj: object, cls: type) -> object:
     method = python_method(cls, "__getstate__")
     if method is not None:
         return world.call(method, (obj,), {})

@@ -13,11 +13,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from torchdynamo.interpreter.attributes import bind, is_python
+from torchdynamo.interpreter.builtin_rules import BuiltinRule
 from torchdynamo.interpreter.builtins_iteration import itertools_call
 from torchdynamo.interpreter.builtins_table import BUILTINS
 from torchdynamo.interpreter.exceptions import empty_frames
 from torchdynamo.interpreter.frame import CODES, InterpretedFrame
-from torchdynamo.interpreter.protocol import Escape, InterpreterObject, Position, World
+from torchdynamo.interpreter.protocol import Args, Escape, InterpreterObject, Kwargs, Position, World
 from torchdynamo.interpreter.state import ExceptionState
 
 _RECURSION_LIMIT = 12_000  # Python frames that a deep program may need while it is interpreted
@@ -127,7 +128,7 @@ class Interpreter:
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def call(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         """Call anything: Python functions are interpreted, C code that calls back has a Python form here."""
         kind = type(fn)
         tail, self.tail_call = self.tail_call, False
@@ -159,7 +160,7 @@ class Interpreter:
 
     def call_function(
         self, fn: types.FunctionType, args: Sequence[object], kwargs: Mapping[str, object], tail: bool = False
-    ) -> Any:
+    ) -> object:
         if self.pending_escape is not None:
             raise self.pending_escape
         if len(self.frames) > self.room:
@@ -247,33 +248,33 @@ def _call_builtin(interpreter: Interpreter, fn: Any, args: tuple[object, ...], k
     return interpreter.world.call_leaf(fn, args, kwargs)
 
 
-def _hashable_rule(method: object) -> Any:
+def _hashable_rule(method: object) -> BuiltinRule | None:
     try:
         return BUILTINS.get(method)
     except TypeError:
         return None
 
 
-def _call_cached(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _call_cached(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> object:
     """A result cached natively may hold values of another capture: the wrapped function is run."""
     return interpreter.world.call(fn.__wrapped__, args, kwargs)
 
 
-def _call_method_wrapper(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _call_method_wrapper(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> object:
     rule = BUILTINS.get(getattr(fn.__objclass__, fn.__name__, None))
     if rule is not None:
         return rule(interpreter.world, (fn.__self__, *args), kwargs)
     return interpreter.world.call_leaf(fn, args, kwargs)
 
 
-def _call_itemgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _call_itemgetter(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return fn(*args, **kwargs)
     values = tuple(interpreter.world.getitem(args[0], key) for key in fn.__reduce__()[1])
     return values[0] if len(values) == 1 else values
 
 
-def _call_attrgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _call_attrgetter(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return fn(*args, **kwargs)
     values = []
@@ -285,7 +286,7 @@ def _call_attrgetter(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], k
     return values[0] if len(values) == 1 else tuple(values)
 
 
-def _call_methodcaller(interpreter: Interpreter, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+def _call_methodcaller(interpreter: Interpreter, fn: Any, args: Args, kwargs: Kwargs) -> object:
     if len(args) != 1 or kwargs:
         return fn(*args, **kwargs)
     maker, reduced = fn.__reduce__()[:2]

@@ -7,7 +7,7 @@ import types
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from torchdynamo.interpreter.protocol import Escape, InterpreterObject
+from torchdynamo.interpreter.protocol import Escape, InterpreterObject, World
 from torchdynamo.interpreter.state import ExceptionState
 
 if TYPE_CHECKING:
@@ -52,13 +52,13 @@ class InterpretedGenerator(InterpreterObject):
     def gi_yieldfrom(self) -> object:
         return self._delegate()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self
 
     def __next__(self) -> object:
         return self.send(None)
 
-    def send(self, value: object) -> Any:
+    def send(self, value: object) -> object:
         frame = self._frame
         if self.gi_running:
             raise ValueError("generator already executing")
@@ -198,7 +198,7 @@ class InterpretedGenerator(InterpreterObject):
 _CLOSE_RETURNS = "END_FOR" in dis.opmap and "TO_BOOL" in dis.opmap  # Python 3.13
 
 
-def _call(world: Any, method: Any, arguments: tuple[Any, ...]) -> Any:
+def _call(world: World, method: Any, arguments: tuple[object, ...]) -> object:
     if isinstance(getattr(method, "__self__", None), InterpreterObject):
         return method(*arguments)
     return world.call(method, arguments, {})

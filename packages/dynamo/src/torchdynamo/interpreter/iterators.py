@@ -17,7 +17,7 @@ class LocalIterator(InterpreterObject):
 
     __slots__ = ()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[object]:
         return self
 
     def __next__(self) -> object:
@@ -104,7 +104,7 @@ class CallableIterator(LocalIterator):
 
     __slots__ = ("done", "fn", "sentinel", "world")
 
-    def __init__(self, world: World, fn: Any, sentinel: object) -> None:
+    def __init__(self, world: World, fn: object, sentinel: object) -> None:
         self.world, self.fn, self.sentinel, self.done = world, fn, sentinel, False
 
     def __next__(self) -> object:
@@ -122,7 +122,7 @@ class MapIterator(LocalIterator):
     __slots__ = ("fn", "iterators", "world")
     native = map
 
-    def __init__(self, world: World, fn: Any, iterators: tuple[object, ...]) -> None:
+    def __init__(self, world: World, fn: object, iterators: tuple[object, ...]) -> None:
         self.world, self.fn, self.iterators = world, fn, iterators
 
     def __next__(self) -> object:
@@ -136,7 +136,7 @@ class FilterIterator(LocalIterator):
     __slots__ = ("fn", "iterator", "keep", "world")
     native = filter
 
-    def __init__(self, world: World, fn: Any, iterator: object, keep: bool = True) -> None:
+    def __init__(self, world: World, fn: object, iterator: object, keep: bool = True) -> None:
         self.world, self.fn, self.iterator, self.keep = world, fn, iterator, keep
 
     def __next__(self) -> object:
@@ -239,7 +239,7 @@ class Trampoline(InterpreterObject):
 
     __slots__ = ("fn", "world")
 
-    def __init__(self, world: World, fn: Any) -> None:
+    def __init__(self, world: World, fn: object) -> None:
         self.world, self.fn = world, fn
 
     def __call__(self, *args: object, **kwargs: object) -> object:

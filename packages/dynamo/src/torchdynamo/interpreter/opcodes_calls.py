@@ -16,13 +16,13 @@ class CallOpcodes(FrameState):
 
     # -- calls ------------------------------------------------------------------------------
 
-    def call_in_tail(self, callee: object, args: tuple[object, ...], kwargs: dict[str, object]) -> Any:
+    def call_in_tail(self, callee: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         """A call whose result is pushed as it is: a break within the callee can go on in it, then here."""
         self.interpreter.tail_call = True
         return self.world.call(callee, args, kwargs)
 
     @opcode(until=(3, 12))
-    def KW_NAMES(self, index: Any) -> None:
+    def KW_NAMES(self, index: tuple[str, ...]) -> None:
         self.keyword_names = index
 
     @opcode("CALL", until=(3, 12))

@@ -9,7 +9,6 @@ import functools
 import opcode as stdlib_opcode
 import types
 from collections.abc import Callable
-from typing import Any
 
 from torchdynamo.interpreter.exceptions import after_clauses
 from torchdynamo.interpreter.iterators import is_iterable
@@ -188,7 +187,7 @@ class OperatorOpcodes(FrameState):
         for part in self.consume(iterator):
             made.add(self.key(made, part))
 
-    def consume(self, iterator: object) -> list[Any]:
+    def consume(self, iterator: object) -> list[object]:
         values = []
         advance = self.world.advance
         while True:
@@ -221,7 +220,7 @@ class OperatorOpcodes(FrameState):
                 raise TypeError(f"{name} got multiple values for keyword argument '{key}'")
             target[key] = value
 
-    def mapping_items(self, mapping: object) -> dict[Any, Any]:
+    def mapping_items(self, mapping: object) -> dict[object, object]:
         world = self.world
         if isinstance(mapping, dict) and type(mapping).__iter__ in (dict.__iter__, collections.OrderedDict.__iter__):
             return mapping
@@ -288,7 +287,7 @@ class OperatorOpcodes(FrameState):
     @opcode()
     def MATCH_KEYS(self, _: int) -> None:
         subject, keys = self.stack[-2:]
-        seen: set[Any] = set()
+        seen: set[object] = set()
         values = []
         get = self.world.getattr(subject, "get") if keys else None
         for key in keys:
@@ -307,7 +306,9 @@ class OperatorOpcodes(FrameState):
         subject, cls, names = self.pop_many(3)
         self.stack.append(self.match_class(subject, cls, count, names))
 
-    def match_class(self, subject: object, cls: object, count: int, names: tuple[str, ...]) -> tuple[Any, ...] | None:
+    def match_class(
+        self, subject: object, cls: object, count: int, names: tuple[str, ...]
+    ) -> tuple[object, ...] | None:
         if not isinstance(cls, type):
             raise TypeError("called match pattern must be a class")
         if not self.world.call(isinstance, (subject, cls), {}):

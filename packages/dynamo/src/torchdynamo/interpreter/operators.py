@@ -92,10 +92,10 @@ def _by_methods(world: World, a: object, b: object, method: str, reflected: str)
         value = world.call(right, (b, a), {})
         if value is not NotImplemented:
             return value
-    return _sequence_operation(a, b, left, method) if late else NotImplemented
+    return _sequence_operation(a, b, left, method) if late and left is not None else NotImplemented
 
 
-def _sequence_operation(a: Any, b: Any, left: Any, method: str) -> object:
+def _sequence_operation(a: object, b: object, left: Callable[[object, object], object], method: str) -> object:
     if method == "__mul__" and not hasattr(type(b), "__index__"):
         raise TypeError(f"can't multiply sequence by non-int of type '{type(b).__name__}'")
     return left(a, b)
@@ -127,7 +127,7 @@ def inplace(world: World, symbol: str, a: object, b: object) -> object:
     raise TypeError(f"unsupported operand type(s) for {symbol}=: '{kind_a.__name__}' and '{kind_b.__name__}'")
 
 
-def compare(world: World, symbol: str, a: object, b: object) -> Any:
+def compare(world: World, symbol: str, a: object, b: object) -> object:
     native, method, reflected = COMPARE[symbol]
     kind_a, kind_b = type(a), type(b)
     if kind_a in STRUCTURES and kind_b in STRUCTURES and structural.compares_parts(symbol, a, b):
@@ -185,7 +185,7 @@ def truth(world: World, obj: object) -> bool:
     return bool(obj)
 
 
-def contains(world: World, container: Any, item: Any) -> bool:
+def contains(world: World, container: Any, item: object) -> bool:
     kind = type(container)
     method = getattr(kind, "__contains__", None)
     if is_python(method):

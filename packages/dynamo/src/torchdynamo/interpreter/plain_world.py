@@ -16,7 +16,14 @@ from torchdynamo.interpreter import attributes, operators
 from torchdynamo.interpreter.attributes import is_python, python_method
 from torchdynamo.interpreter.classes import may_change
 from torchdynamo.interpreter.iterators import GetitemIterator, LocalIterator, local_iterator
-from torchdynamo.interpreter.protocol import MISSING, InterpreterApi, InterpreterObject, UnsupportedProgram
+from torchdynamo.interpreter.protocol import (
+    MISSING,
+    Args,
+    InterpreterApi,
+    InterpreterObject,
+    Kwargs,
+    UnsupportedProgram,
+)
 from torchdynamo.interpreter.structural import shows_parts, stored_key
 
 _object_format: object = object.__format__
@@ -29,7 +36,7 @@ class PlainWorld:
 
     # -- names ------------------------------------------------------------------------------
 
-    def load_global(self, fn: types.FunctionType, name: str) -> Any:
+    def load_global(self, fn: types.FunctionType, name: str) -> object:
         value = fn.__globals__.get(name, MISSING)
         if value is MISSING:
             value = getattr(fn, "__builtins__", builtins.__dict__).get(name, MISSING)
@@ -48,7 +55,7 @@ class PlainWorld:
     def make_cell(self, cell: types.CellType) -> types.CellType:
         return cell
 
-    def load_cell(self, cell: types.CellType) -> Any:
+    def load_cell(self, cell: types.CellType) -> object:
         try:
             return cell.cell_contents
         except ValueError:
@@ -121,18 +128,18 @@ class PlainWorld:
     def leaf_delattr(self, obj: object, name: str) -> None:
         delattr(obj, name)
 
-    def descriptor_get(self, descriptor: Any, obj: Any, cls: type) -> object:
+    def descriptor_get(self, descriptor: Any, obj: object, cls: type) -> object:
         return type(descriptor).__get__(descriptor, obj, cls)
 
-    def descriptor_set(self, descriptor: Any, obj: Any, value: Any) -> None:
+    def descriptor_set(self, descriptor: Any, obj: object, value: object) -> None:
         type(descriptor).__set__(descriptor, obj, value)
 
-    def descriptor_del(self, descriptor: Any, obj: Any) -> None:
+    def descriptor_del(self, descriptor: Any, obj: object) -> None:
         type(descriptor).__delete__(descriptor, obj)
 
     # -- items ------------------------------------------------------------------------------
 
-    def getitem(self, obj: Any, key: Any) -> Any:
+    def getitem(self, obj: Any, key: object) -> object:
         kind = type(obj)
         if may_change(kind):
             method = getattr(kind, "__getitem__", None)
@@ -158,14 +165,14 @@ class PlainWorld:
             return cls[key]  # type: ignore[index]
         return self.call(found[0].__func__, (cls, key), {})
 
-    def setitem(self, obj: Any, key: Any, value: Any) -> None:
+    def setitem(self, obj: Any, key: object, value: object) -> None:
         method = python_method(type(obj), "__setitem__")
         if method is not None:
             self.call(method, (obj, key, value), {})
         else:
             obj[stored_key(self, obj, key) if isinstance(obj, dict) else key] = value
 
-    def delitem(self, obj: Any, key: Any) -> None:
+    def delitem(self, obj: Any, key: object) -> None:
         method = python_method(type(obj), "__delitem__")
         if method is not None:
             self.call(method, (obj, key), {})
@@ -189,7 +196,7 @@ class PlainWorld:
     def inplace(self, op: str, a: object, b: object) -> object:
         return operators.inplace(self, op, a, b)
 
-    def compare(self, op: str, a: object, b: object) -> Any:
+    def compare(self, op: str, a: object, b: object) -> object:
         return operators.compare(self, op, a, b)
 
     def is_same(self, a: object, b: object) -> bool:
@@ -263,7 +270,7 @@ class PlainWorld:
     def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
         return self.interpreter.call(fn, args, kwargs)
 
-    def call_leaf(self, fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    def call_leaf(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
         return fn(*args, **kwargs)
 
     def build_class(

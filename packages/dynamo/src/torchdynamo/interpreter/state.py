@@ -125,7 +125,7 @@ class FrameState:
         if not CLOSED.isdisjoint(map(type, values)):
             self.world.let_go(values, error)
 
-    def local_values(self) -> dict[str, Any]:
+    def local_values(self) -> dict[str, object]:
         """What `locals()` returns: bound variables by name, cells opened."""
         if self.names is not None:
             return self.names  # type: ignore[no-any-return]

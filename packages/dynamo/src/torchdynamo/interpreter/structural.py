@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import collections
 import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from torchdynamo.interpreter.attributes import python_method
@@ -97,7 +97,7 @@ def _equal(world: World, a: Any, b: Any) -> bool:
     return all(same_part(world, x, y) for x, y in zip(a, b, strict=True))
 
 
-def contains(world: World, container: Any, item: Any) -> bool:
+def contains(world: World, container: Iterable[object], item: object) -> bool:
     """`item in container` for a sequence; the stored part is the left operand."""
     return any(part is item or world.truth(world.compare("==", part, item)) for part in container)
 
