@@ -7,7 +7,7 @@ import functools
 import inspect
 import re
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
 from typing import Any, Literal, cast
@@ -60,7 +60,7 @@ class Dim:
 
 
 def export(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     *,
     dynamic: bool | None = None,
     dynamic_shapes: Mapping[str, Any] | None = None,
@@ -84,7 +84,7 @@ def export(
         SizeNotDynamic: a size of `dynamic_shapes` cannot vary, or not in its range.
     """
 
-    def run(*args: Any, **kwargs: Any) -> Exported:
+    def run(*args: object, **kwargs: object) -> Exported:
         call = _Call(function, args, kwargs, dynamic)
         marked = _mark(call, dynamic_shapes or {})
         try:
@@ -100,7 +100,9 @@ def export(
     return run
 
 
-def _all_breaks(function: Any, args: Any, kwargs: Any, first: Unsupported) -> Unsupported:
+def _all_breaks(
+    function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], first: Unsupported
+) -> Unsupported:
     """The error that names all places where a call leaves the graph."""
     try:
         breaks = tuple(dict.fromkeys(explain(function)(*args, **kwargs).breaks))
@@ -127,7 +129,9 @@ class _Sentinel:
 class _Call:
     """The example call: its leaves, and the function under capture."""
 
-    def __init__(self, function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], dynamic: bool | None) -> None:
+    def __init__(
+        self, function: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], dynamic: bool | None
+    ) -> None:
         while isinstance(function, functools.partial):
             args, kwargs, function = (*function.args, *args), {**function.keywords, **kwargs}, function.func
         self.parameters = _by_position(function)
@@ -143,7 +147,7 @@ class _Call:
         self.scope = Scope.of(self.owner.function, self.bound(map(_Sentinel, range(len(self.leaves)))), ())
         self.state: dict[str, torch.Tensor] = {}
 
-    def bound(self, leaves: Any) -> tuple[Any, ...]:
+    def bound(self, leaves: Iterable[object]) -> tuple[object, ...]:
         args, kwargs = self.structure.build(leaves)
         return bound_arguments(self.compiled, (*self.leading, *args), kwargs)
 
@@ -151,7 +155,7 @@ class _Call:
         """Interprets the call as `optimize` would, under its locks."""
         taken: list[Whole[tuple[Structure, list[Reference], list[Result]]] | Entry] = []
 
-        def take(state: Function, flat: tuple[Any, ...]) -> None:
+        def take(state: Function, flat: tuple[object, ...]) -> None:
             taken.append(capture_whole(state, flat, self._results))
 
         self.owner.convert = take
@@ -168,7 +172,7 @@ class _Call:
 
     # -- references ---------------------------------------------------------------------------
 
-    def place(self, source: Source, pinned: Sequence[Any]) -> Leaf | None:
+    def place(self, source: Source, pinned: Sequence[object]) -> Leaf | None:
         """The leaf that a source reads."""
         try:
             found = resolve(source, replace(self.scope, pinned=pinned))
@@ -176,7 +180,7 @@ class _Call:
             return None
         return Leaf(found.index) if isinstance(found, _Sentinel) else None
 
-    def reference(self, source: Source, tensor: torch.Tensor, pinned: Sequence[Any]) -> Leaf | State:
+    def reference(self, source: Source, tensor: torch.Tensor, pinned: Sequence[object]) -> Leaf | State:
         found = self.place(source, pinned)
         if found is not None:
             return found
@@ -230,7 +234,7 @@ class _Call:
         met = [cast(Result, self._result(t, generated)) for t in conditions.met.values()]
         return structure, [self._result(leaf, generated) for leaf in leaves], met
 
-    def _result(self, value: Any, generated: Generated) -> Reference:
+    def _result(self, value: object, generated: Generated) -> Reference:
         codegen, outside = generated.codegen, generated.capture.outside
         if isinstance(value, (torch.SymInt, torch.SymFloat)):
             expr = expr_of(value) if isinstance(value, torch.SymInt) else float_expr_of(value)
@@ -275,7 +279,7 @@ class _Call:
         for feed, item in zip(feeds, whole.finished.inputs, strict=True):
             if isinstance(feed, Leaf) and type(item.example) not in (torch.Tensor, torch.nn.Parameter):
                 raise NotExportable(f"an argument is a tensor of a class of its own, {type(item.example).__name__}")
-        asked = [n for of in (*feeds, *results) if isinstance(of, Number) for op, n in of.program if op == "sym"]
+        asked = [str(n) for of in (*feeds, *results) if isinstance(of, Number) for op, n in of.program if op == "sym"]
         symbols = {name: self.measure(sources[name], whole) for name in dict.fromkeys(asked)}
         checks = self._checks(whole, ties)
         return Exported(
@@ -324,7 +328,7 @@ class _Call:
             names, tensors, constants, tuple(relations), tuple(pairs[True]), tuple(pairs[False]), written, others
         )
 
-    def _names(self, guards: Sequence[Guard], pinned: Sequence[Any]) -> tuple[str, ...]:
+    def _names(self, guards: Sequence[Guard], pinned: Sequence[object]) -> tuple[str, ...]:
         found: dict[int, str] = {}
         for guard in guards:
             place = self.place(guard.source, pinned) if guard.source is not None else None
@@ -340,14 +344,14 @@ class _Call:
 _PAIRS = {GuardKind.SAME_OBJECT: True, GuardKind.DISTINCT_OBJECT: False, GuardKind.ALL_DISTINCT: False}
 
 
-def _no_backend(graph: fx.GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+def _no_backend(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Any]:
     return graph.forward
 
 
 _no_backend.takes_floats = True  # type: ignore[attr-defined]
 
 
-def _by_position(function: Any) -> tuple[str, ...]:
+def _by_position(function: Callable[..., object]) -> tuple[str, ...]:
     """The names of parameters that may be passed by position."""
     target = function.forward if isinstance(function, torch.nn.Module) else function
     try:
@@ -371,7 +375,7 @@ class _Marks:
 
     def __init__(self) -> None:
         self.ties: dict[str, list[Measure]] = {}
-        self._before: list[tuple[torch.Tensor, Any]] = []
+        self._before: list[tuple[torch.Tensor, object]] = []
         self._dims: dict[str, Dim] = {}
 
     def add(self, tensor: torch.Tensor, place: int, dim: int, asked: Dim | str) -> None:
@@ -411,7 +415,7 @@ def _mark(call: _Call, shapes: Mapping[str, Any]) -> _Marks:
     return marks
 
 
-def _mark_value(value: Any, asked: Any, leaves: Sequence[Any], marks: _Marks, where: str) -> None:
+def _mark_value(value: Any, asked: Any, leaves: Sequence[object], marks: _Marks, where: str) -> None:
     if asked is None:
         return
     if isinstance(value, _Sentinel):

@@ -14,12 +14,13 @@ import math
 import os
 import zipfile
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 from torch import fx
 
 from primtorch.schemas import UserFrame
+from primtorch.symbolic.expr import Program
 from torchdynamo.errors import NotExportable, UnsafeArchive
 from torchdynamo.exported.program import (
     Checks,
@@ -39,6 +40,7 @@ from torchdynamo.exported.structure import Structure
 from torchdynamo.exported.targets import attributes, function_named, methods, name_of
 from torchdynamo.schemas import TensorGuard
 
+Json: TypeAlias = "bool | int | float | str | Sequence[Json] | Mapping[str, Json] | None"
 VERSION = 1
 _PROGRAM = "program.json"
 T = TypeVar("T")
@@ -85,7 +87,7 @@ def load(path: str | os.PathLike[str], *, classes: Sequence[type] = (), operator
 # -- writing -------------------------------------------------------------------------------------
 
 
-def _program(exported: Exported, memories: list[bytes]) -> dict[str, Any]:
+def _program(exported: Exported, memories: list[bytes]) -> dict[str, Json]:
     checks, signature = exported.checks, exported.signature
     held = {**exported.state, **{f"graph.{k}": v for k, v in exported.graph.named_buffers()}}
     held |= {f"graph.{k}": v for k, v in exported.graph.named_parameters()}
@@ -127,14 +129,14 @@ def _program(exported: Exported, memories: list[bytes]) -> dict[str, Any]:
     }
 
 
-def _fields(record: Any) -> tuple[Any, ...]:
+def _fields(record: TensorGuard | Surroundings) -> tuple[object, ...]:
     return tuple(getattr(record, name) for name in type(record).__slots__)
 
 
-def _tensors(held: Mapping[str, torch.Tensor], memories: list[bytes]) -> dict[str, Any]:
+def _tensors(held: Mapping[str, torch.Tensor], memories: list[bytes]) -> dict[str, Json]:
     """Where each tensor lies; tensors that share memory share it in the file."""
     known: dict[int, int] = {}
-    found = {}
+    found: dict[str, Json] = {}
     for name, tensor in held.items():
         if tensor.layout is not torch.strided:
             raise NotExportable(f"{name} is a tensor of layout {tensor.layout}, which has no form in a file")
@@ -150,14 +152,14 @@ def _tensors(held: Mapping[str, torch.Tensor], memories: list[bytes]) -> dict[st
             "device": str(tensor.device),
             "shape": list(tensor.shape),
             "strides": list(tensor.stride()),
-            "offset": tensor.storage_offset(),
+            "offset": int(tensor.storage_offset()),
             "requires_grad": tensor.requires_grad,
             "parameter": isinstance(tensor, torch.nn.Parameter),
         }
     return found
 
 
-def _graph(module: fx.GraphModule) -> list[dict[str, Any]]:
+def _graph(module: fx.GraphModule) -> list[dict[str, Json]]:
     rows = []
     for node in module.graph.nodes:
         if node.op == "call_function":
@@ -174,7 +176,7 @@ def _graph(module: fx.GraphModule) -> list[dict[str, Any]]:
     return rows
 
 
-def _reference(of: Reference) -> Any:
+def _reference(of: Reference) -> Json:
     match of:
         case Leaf(index=index):
             return ["leaf", index]
@@ -188,11 +190,11 @@ def _reference(of: Reference) -> Any:
             return ["constant", _plain(value)]
 
 
-def _measure(measure: Measure) -> Any:
+def _measure(measure: Measure) -> Json:
     return [_reference(measure.of), measure.kind, measure.dim]
 
 
-def _tensor_guard(guard: TensorGuard) -> Any:
+def _tensor_guard(guard: TensorGuard) -> Json:
     names = {torch.Tensor: "Tensor", torch.nn.Parameter: "Parameter"}
     if guard.type not in names:
         raise NotExportable(f"an argument is a {guard.type.__qualname__}, which has no form in a file")
@@ -202,18 +204,18 @@ def _tensor_guard(guard: TensorGuard) -> Any:
 _NAMED = (torch.dtype, torch.layout, torch.memory_format)
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> Json:
     """A value of a graph as JSON has it."""
     kind = type(value)
-    if value is None or kind in (bool, int, str):
+    if value is None or (isinstance(value, (bool, int, str)) and kind in (bool, int, str)):
         return value
-    if kind is float:
+    if isinstance(value, float) and kind is float:
         return value if math.isfinite(value) else {"float": str(value)}
-    if kind is list:
+    if isinstance(value, list) and kind is list:
         return [_plain(item) for item in value]
     if isinstance(value, fx.Node):
         return {"node": value.name}
-    if kind is complex:
+    if isinstance(value, complex) and kind is complex:
         return {"complex": [_plain(value.real), _plain(value.imag)]}
     if kind is torch.device:
         return {"device": str(value)}
@@ -227,7 +229,7 @@ def _plain(value: Any) -> Any:
         return {"tuple" if isinstance(value, tuple) else "list": [_plain(item) for item in value]}
     if isinstance(value, dict):
         return {"dict": [[_plain(key), _plain(item)] for key, item in value.items()]}
-    if kind is range:
+    if isinstance(value, range):
         return {"range": [value.start, value.stop, value.step]}
     raise NotExportable(f"a {kind.__module__}.{kind.__qualname__} has no form in a file: {value!r:.80}")
 
@@ -302,8 +304,8 @@ class _Reader:
         return fx.GraphModule(root, graph, class_name="Exported")
 
     def _target(
-        self, op: str, target: Any, args: Sequence[Any], held: Mapping[str, torch.Tensor], root: torch.nn.Module
-    ) -> Any:
+        self, op: str, target: Any, args: Sequence[object], held: Mapping[str, torch.Tensor], root: torch.nn.Module
+    ) -> Callable[..., object] | str:
         match op:
             case "call_function":
                 found = function_named(target, self.operators)
@@ -350,7 +352,7 @@ class _Reader:
             surroundings=Surroundings(*self._value(text["surroundings"])),
         )
 
-    def _steps(self, value: Any) -> tuple[tuple[str, Any], ...]:
+    def _steps(self, value: Any) -> Program:
         return tuple((str(op), operand) for op, operand in self._value(value))
 
     def _reference(self, value: Any) -> Reference:
@@ -380,7 +382,7 @@ class _Reader:
         return _VALUES[kind](self, of)
 
 
-_VALUES: Mapping[str, Callable[[_Reader, Any], Any]] = {
+_VALUES: Mapping[str, Callable[[_Reader, Any], object]] = {
     "node": lambda reader, of: reader.nodes[of],
     "float": lambda reader, of: float(of),
     "complex": lambda reader, of: complex(*map(reader._value, of)),
@@ -395,14 +397,14 @@ _VALUES: Mapping[str, Callable[[_Reader, Any], Any]] = {
 }
 
 
-def _named(name: Any) -> Any:
+def _named(name: object) -> torch.dtype | torch.layout | torch.memory_format:
     found = getattr(torch, str(name), None)
     if not isinstance(found, _NAMED):
         raise UnsafeArchive(f"torch has no dtype, layout or memory format {name!r}")
     return found
 
 
-def _of(kind: type[T], value: Any) -> T:
+def _of(kind: type[T], value: object) -> T:
     if not isinstance(value, kind):
         raise UnsafeArchive(f"expected a {kind.__name__}, found {value!r}")
     return value

@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 from primtorch.schemas import UserFrame
+from primtorch.symbolic.expr import Program
 from torchdynamo.exported.structure import Structure, flatten
 from torchdynamo.guards.failure import tensor_mismatch
 from torchdynamo.guards.guard_table import print_guards
@@ -44,14 +45,14 @@ class Result:
 class Constant:
     """The same at each call."""
 
-    value: Any
+    value: object
 
 
 @dataclass(frozen=True, slots=True)
 class Number:
     """A number computed from those that the call tells: a postfix program of `primtorch.symbolic`."""
 
-    program: tuple[tuple[str, Any], ...]
+    program: Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ class Measure:
     kind: str  # "size", "stride", "offset", "value"
     dim: int = 0
 
-    def read(self, values: Any) -> Any:
+    def read(self, values: object) -> int | float:
         return _MEASURES[self.kind](values, self.dim)
 
 
-_MEASURES: Mapping[str, Callable[[Any, int], Any]] = {
+_MEASURES: Mapping[str, Callable[[Any, int], int | float]] = {
     "size": lambda tensor, dim: tensor.shape[dim],
     "stride": lambda tensor, dim: tensor.stride(dim),
     "offset": lambda tensor, dim: tensor.storage_offset(),
@@ -80,7 +81,7 @@ Reference = Leaf | State | Result | Constant | Number
 class Relation:
     """What has to hold between numbers of a call."""
 
-    program: tuple[tuple[str, Any], ...]
+    program: Program
     symbols: Mapping[str, Measure]
     text: str
 
@@ -123,7 +124,7 @@ class Checks:
 
     names: tuple[str, ...] = ()
     tensors: Mapping[int, TensorGuard] = field(default_factory=dict)
-    constants: Mapping[int, Any] = field(default_factory=dict)
+    constants: Mapping[int, object] = field(default_factory=dict)
     relations: tuple[Relation, ...] = ()
     same: tuple[tuple[int, int], ...] = ()
     different: tuple[tuple[int, int], ...] = ()
@@ -131,7 +132,7 @@ class Checks:
     others: tuple[int, ...] = ()
     surroundings: Surroundings = field(default_factory=Surroundings.now)
 
-    def failure(self, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> str | None:
+    def failure(self, leaves: Sequence[object], state: Mapping[str, torch.Tensor]) -> str | None:
         """The first that does not hold, or None."""
         now = Surroundings.now()
         if now != self.surroundings:
@@ -158,7 +159,7 @@ class Checks:
         return None
 
 
-def _at(place: Leaf | State, leaves: Sequence[Any], state: Mapping[str, torch.Tensor]) -> Any:
+def _at(place: Leaf | State, leaves: Sequence[object], state: Mapping[str, torch.Tensor]) -> Any:
     return leaves[place.index] if isinstance(place, Leaf) else state[place.name]
 
 
@@ -177,7 +178,7 @@ class Signature:
     gives: Structure
     results: tuple[Reference, ...]
 
-    def leaves(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    def leaves(self, args: tuple[object, ...], kwargs: Mapping[str, object]) -> list[object]:
         """The leaves of a call.
 
         Raises:
@@ -192,8 +193,8 @@ class Signature:
 
 
 def in_order(
-    parameters: Sequence[str], args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    parameters: Sequence[str], args: tuple[object, ...], kwargs: Mapping[str, object]
+) -> tuple[tuple[object, ...], dict[str, object]]:
     """A call with what has a place passed by it, and names sorted."""
     named = dict(sorted(kwargs.items()))
     for name in parameters[len(args) :]:
@@ -236,7 +237,7 @@ class Exported:
     def __iter__(self) -> Iterator[Any]:
         return iter((self.graph, self.guards))
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: object, **kwargs: object) -> Any:
         """Runs the graph as the function.
 
         Raises:
@@ -260,7 +261,9 @@ class Exported:
         found = (self._value(result, leaves, numbers, results) for result in self.signature.results)
         return self.signature.gives.build(found)
 
-    def _value(self, of: Reference, leaves: Sequence[Any], numbers: Mapping[str, Any], results: Sequence[Any]) -> Any:
+    def _value(
+        self, of: Reference, leaves: Sequence[object], numbers: Mapping[str, int | float], results: Sequence[object]
+    ) -> Any:
         match of:
             case Leaf(index=index):
                 return leaves[index]

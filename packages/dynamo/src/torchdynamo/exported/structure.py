@@ -28,7 +28,7 @@ class Structure:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def build(self, leaves: Iterable[Any]) -> Any:
+    def build(self, leaves: Iterable[object]) -> Any:
         return pytree.tree_unflatten(list(leaves), self.spec)
 
     @property
@@ -58,7 +58,7 @@ class _Place:
         return "*"
 
 
-def flatten(value: Any) -> tuple[list[Any], Structure]:
+def flatten(value: object) -> tuple[list[Any], Structure]:
     """The leaves of a value, and how they are put together."""
     leaves, spec = pytree.tree_flatten(value)
     for leaf in leaves:

@@ -45,9 +45,9 @@ _NOT_OPERATORS = frozenset({"aten::from_file", "aten::set_", "aten::set", "aten:
 
 
 @functools.cache
-def functions() -> Mapping[str, Callable[..., Any]]:
+def functions() -> Mapping[str, Callable[..., object]]:
     """Python functions, by name."""
-    found: dict[str, Any] = {}
+    found: dict[str, Callable[..., object]] = {}
     for owner, members in get_overridable_functions().items():
         if owner is torch.Tensor:
             continue
@@ -68,8 +68,8 @@ def functions() -> Mapping[str, Callable[..., Any]]:
 
 
 @functools.cache
-def _names() -> Mapping[Any, str]:
-    names: dict[Any, str] = {}
+def _names() -> Mapping[object, str]:
+    names: dict[object, str] = {}
     for name, function in functions().items():
         names.setdefault(function, name)
     return names
@@ -90,7 +90,7 @@ def attributes() -> frozenset[str]:
     return frozenset({"T", "mT", "H", "mH", "real", "imag", "data", "shape", "grad"})
 
 
-def name_of(target: Any) -> str:
+def name_of(target: object) -> str:
     """A function's name in a file.
 
     Raises:
@@ -109,7 +109,7 @@ def name_of(target: Any) -> str:
         ) from None
 
 
-def function_named(name: str, operators: Collection[str]) -> Callable[..., Any]:
+def function_named(name: str, operators: Collection[str]) -> Callable[..., object]:
     """What a name of a file stands for.
 
     Args:
