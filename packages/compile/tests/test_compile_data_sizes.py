@@ -87,6 +87,10 @@ def softmax_of_a_selection(x: torch.Tensor, mask: torch.Tensor) -> Any:
     return x[mask].softmax(0)
 
 
+def layer_on_a_selection(x: torch.Tensor, mask: torch.Tensor) -> Any:
+    return torch.relu(x[mask] @ x.T), x[mask].logsumexp(1)
+
+
 def loss_at_a_mask(x: torch.Tensor, mask: torch.Tensor) -> Any:
     return F.mse_loss(x[mask], x[mask].detach() * 2)
 
@@ -151,10 +155,11 @@ CASES: list[tuple[Program, Make, bool]] = [  # the last: all of it is in graphs
     (adds_up, _rows, True),
     (adds_up, _row, True),
     (puts_columns, _columns, True),
-    (puts_back_what_it_made, _masked, False),
-    (puts_by_a_mask_and_an_index, _masked, False),
-    (mean_of_a_selection, _masked, False),
-    (softmax_of_a_selection, _masked, False),
+    (puts_back_what_it_made, _masked, True),
+    (puts_by_a_mask_and_an_index, _masked, True),
+    (mean_of_a_selection, _masked, True),
+    (softmax_of_a_selection, _masked, True),
+    (layer_on_a_selection, _masked, True),
     (loss_at_a_mask, _masked, False),
     (pairwise_ranking, _masked, False),
     (branches_on_a_size, _masked, False),

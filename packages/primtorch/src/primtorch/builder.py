@@ -11,11 +11,11 @@ from torch import fx
 
 from primtorch import prims
 from primtorch.arguments import Number, Sizes, TensorLike
-from primtorch.layout import broadcast_shapes, contiguous_strides, product, wrap_dim
+from primtorch.layout import broadcast_shapes, certainly_equal, contiguous_strides, product, wrap_dim
 from primtorch.prims import Prim
 from primtorch.promotion import COMPUTE_DTYPE, number_as
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import expr_of, materialize
+from primtorch.symbolic import expr_of, materialize, node_of
 
 _ATOMS = frozenset({int, float, bool, type(None), str, complex, torch.dtype, torch.device})
 Operand: TypeAlias = "Value | Number"
@@ -142,12 +142,12 @@ class Value:
         return self if wide is None else self.to(wide)
 
     def expand(self, shape: Sequence[Size]) -> Value:
-        if same_sizes(self.spec.shape, shape):
+        if _is_already(self.spec.shape, shape):
             return self
         return self.b.emit(prims.expand, self, tuple(shape))
 
     def reshape(self, shape: Sequence[Size]) -> Value:
-        if same_sizes(self.spec.shape, shape):
+        if _is_already(self.spec.shape, shape):
             return self
         return self.b.emit(prims.reshape, self, tuple(shape))
 
@@ -205,6 +205,10 @@ def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
 
 
+def _is_already(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    return len(a) == len(b) and all(x is y or certainly_equal(x, y) for x, y in zip(a, b, strict=True))
+
+
 def _frozen(argument: Any) -> Any:
     """A hashable stand-in that tells 1, 1.0, True and -0.0 apart."""
     kind = type(argument)
@@ -242,6 +246,7 @@ class Builder:
         self.val: Any = None
         self.rewrite = rewrite
         self.symbol_nodes: dict[str, fx.Node] = {}
+        self._carriers: dict[str, tuple[fx.Node, int]] = {}  # dimensions of inputs that have a symbol as their size
         self._known: dict[object, Any] = {}
 
     # --- recording -------------------------------------------------------------------------------
@@ -298,7 +303,7 @@ class Builder:
         for size, other in pairs:
             if isinstance(size, torch.SymInt) and str(size) != str(other):
                 (size == other).node.expect_true("", 0)  # type: ignore[union-attr]
-                self.bind(size, materialize(self.graph, other, self.symbol_nodes))
+                self.bind(size, self._size_node(other))
 
     def record(
         self, target: Callable[..., object], args: object, kwargs: Mapping[str, object], val: object, name: str
@@ -336,11 +341,27 @@ class Builder:
 
     def _bind_size(self, size: torch.SymInt, node: fx.Node, dim: int) -> None:
         name = str(size)
-        if name.isidentifier() and name not in self.symbol_nodes:
-            made = self.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
-            made.meta.update(self.meta)
-            made.meta["val"] = size
-            self.symbol_nodes[name] = made
+        if not name.isidentifier() or name in self.symbol_nodes:
+            return
+        if node.op == "placeholder":  # not at once: a tangent has the size of a result, which says it without one
+            self._carriers.setdefault(name, (node, dim))
+            return
+        self._read_size(name, node, dim)
+
+    def _read_size(self, name: str, node: fx.Node, dim: int) -> None:
+        made = self.graph.call_function(torch.ops.aten.sym_size.int, (node, dim))
+        made.meta.update(self.meta)
+        made.meta["val"] = node.meta["val"].shape[dim]
+        self.symbol_nodes[name] = made
+
+    def _size_node(self, size: int | torch.SymInt | torch.SymFloat) -> Any:
+        if self._carriers and not isinstance(size, int):
+            node = node_of(size)
+            names = node.expr.symbols()
+            for name in names | node.env.roots(names):
+                if name not in self.symbol_nodes and name in self._carriers:
+                    self._read_size(name, *self._carriers[name])
+        return materialize(self.graph, size, self.symbol_nodes)
 
     def _nodes(self, argument: Any) -> Any:
         kind = type(argument)
@@ -351,7 +372,7 @@ class Builder:
         if isinstance(argument, (tuple, list)):
             return tuple([a.node if type(a) is Value else self._nodes(a) for a in argument])
         if kind is torch.SymInt or kind is torch.SymFloat:
-            return materialize(self.graph, argument, self.symbol_nodes)
+            return self._size_node(argument)
         return argument
 
     # --- arithmetic with broadcasting --------------------------------------------------------------
@@ -360,7 +381,7 @@ class Builder:
         if isinstance(x, Value):
             if not isinstance(y, Value):
                 y = self.number(y, x)
-            elif not same_sizes(x.spec.shape, y.spec.shape):
+            elif not _is_already(x.spec.shape, y.spec.shape):
                 shape = broadcast_shapes(x.spec.shape, y.spec.shape)
                 x, y = x.expand(shape), y.expand(shape)
         elif isinstance(y, Value):

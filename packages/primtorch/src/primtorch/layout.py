@@ -225,6 +225,14 @@ def format_strides(shape: Sizes, memory_format: torch.memory_format) -> Sizes:
     return contiguous_strides(shape)
 
 
+def certainly_equal(a: Size, b: Size) -> bool:
+    """Whether two sizes are one. Where only the data could tell they count as two: what follows is right for both."""
+    same = a == b
+    if isinstance(same, torch.SymBool) and same.node.hint is None:
+        return bool(same.node.statically_known_true(__file__, 0))
+    return bool(same)
+
+
 def broadcast(left: Sizes, right: Sizes) -> Sizes:
     """The common shape, right-aligned.
 
@@ -241,9 +249,6 @@ def _broadcast(left: Sizes, right: Sizes) -> Sizes:
     Raises:
         RuntimeError: two sizes differ and neither is 1.
     """
-    # Lengths first: comparing tuples compares items first, and comparing symbols may leave a guard.
-    if len(left) == len(right) and left == right:
-        return left
     short, long = (left, right) if len(left) < len(right) else (right, left)
     lead = len(long) - len(short)
     out = list(long[:lead])
@@ -251,7 +256,7 @@ def _broadcast(left: Sizes, right: Sizes) -> Sizes:
         x, y = short[dim], long[lead + dim]
         if type(y) is int and y == 1:  # asked first: a size that depends on data answers no question
             out.append(x)
-        elif x is y or x in (y, 1):
+        elif (type(x) is int and x == 1) or x is y or x in (y, 1):
             out.append(y)
         elif y == 1:
             out.append(x)

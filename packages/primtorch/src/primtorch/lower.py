@@ -19,6 +19,7 @@ from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect
 from primtorch.errors import DataDependent, NotClosed
 from primtorch.higher_order import HigherOrder, with_bodies
+from primtorch.layout import certainly_equal
 from primtorch.memory import memory_of
 from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
@@ -343,17 +344,9 @@ _MEMORY_READERS = frozenset({aten.as_strided.default, aten.as_strided_copy.defau
 
 def _same_strides(spec: TensorSpec, strides: Sequence[Size]) -> bool:
     return all(
-        a is b or (isinstance(size, int) and size == 1) or _certainly_equal(a, b)
+        a is b or (isinstance(size, int) and size == 1) or certainly_equal(a, b)
         for size, a, b in zip(spec.shape, spec.strides, strides, strict=True)
     )
-
-
-def _certainly_equal(a: Size, b: Size) -> bool:
-    """Whether two sizes are one. Where only the data could tell they count as two: what is laid out anew is right."""
-    same = a == b
-    if isinstance(same, torch.SymBool) and same.node.hint is None:
-        return bool(same.node.statically_known_true(__file__, 0))
-    return bool(same)
 
 
 def _is_question(target: object) -> bool:

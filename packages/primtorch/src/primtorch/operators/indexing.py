@@ -221,9 +221,8 @@ def _counted(b: Builder, values: Value, lead: int, mask: Value) -> Value:
     b.emit(prims.assert_async, fits, message)
     if not isinstance(count, int) or count == 0:  # an element to read where there is none
         values = b.emit(prims.pad, values, (0,) * values.rank, _unit(values.rank, lead), 0)
-    place = (b.emit(prims.cumsum, flat, 0) - 1).maximum(0).minimum(count - 1 if count != 0 else 0)
-    if not isinstance(count, int):
-        place = place.maximum(0)
+    last = max(count - 1, 0) if isinstance(count, int) else count - 1
+    place = (b.emit(prims.cumsum, flat, 0) - 1).minimum(last).maximum(0)
     picked = b.emit(prims.index, values, (*(None,) * lead, place), False)
     return picked.reshape((*values.shape[:lead], *mask.shape, *values.shape[lead + 1 :]))
 

@@ -9,6 +9,7 @@ import torch
 
 from primtorch.arguments import Number, Sizes
 from primtorch.layout import (
+    certainly_equal,
     contiguous_strides,
     dense_like,
     elementwise_strides,
@@ -234,7 +235,7 @@ def _expand_meta(t: TensorSpec, shape: Sequence[Size]) -> TensorSpec:
     require(lead >= 0, "expand", lambda: f"a tensor of rank {len(t.shape)} does not expand to rank {len(shape)}")
     strides: list[Size] = [0] * lead
     for size, stride, target in zip(t.shape, t.strides, shape[lead:], strict=True):
-        if size is target or size == target:
+        if size is target or certainly_equal(size, target):
             strides.append(stride)
         else:
             require(
