@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import torchcompile
+from primtorch.testing import assert_as_accurate
 
 
 def bits(program: Callable[..., Any], *inputs: torch.Tensor) -> list[torch.Tensor]:
@@ -97,3 +98,43 @@ def test_chains_are_eagers_to_the_bit(dtype: torch.dtype) -> None:
         compiled = torchcompile.compile(program, fullgraph=True, options={"precision": "eager"})
         for ours, eager in zip(compiled(*inputs), program(*inputs), strict=True):
             assert torch.equal(ours.nan_to_num(), eager.nan_to_num()), f"seed {seed}"
+
+
+IN_PLACE: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "sin_": lambda x: x.sin_(),
+    "rsqrt_": lambda x: x.rsqrt_(),
+    "lgamma_": lambda x: x.lgamma_(),
+    "elu": lambda x: torch.nn.functional.elu(x, inplace=True),
+    "mish": lambda x: torch.nn.functional.mish(x, inplace=True),
+    "logit_": lambda x: x.logit_(0.1),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_16_bit_floats_of_symbolic_size_are_written_in_place(name: str, dtype: torch.dtype) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        y = x * 1
+        IN_PLACE[name](y)
+        return y
+
+    compiled = torchcompile.compile(program, dynamic=True, fullgraph=True)
+    for rows in (3, 5):
+        given = torch.rand(rows, 4, dtype=torch.float64) * 0.8 + 0.1
+        leaves = [given.to(dtype).to(kind).requires_grad_() for kind in (dtype, dtype, torch.float64)]
+        values = [f(x) for f, x in zip((compiled, program, program), leaves, strict=True)]
+        gradients = [torch.autograd.grad(y.sum(), x)[0] for y, x in zip(values, leaves, strict=True)]
+        for ours, eager, exact in (values, gradients):
+            assert_as_accurate([ours], [eager], [exact], name)
+
+
+def test_16_bit_floats_of_symbolic_size_are_drawn_in_place() -> None:
+    compiled = torchcompile.compile(
+        lambda x: torch.empty_like(x).normal_(2.0, 0.5), dynamic=True, fullgraph=True, options={"eager_random": True}
+    )
+    for rows in (3, 5):
+        x = torch.zeros(rows, 4, dtype=torch.bfloat16)
+        torch.manual_seed(rows)
+        found = compiled(x)
+        torch.manual_seed(rows)
+        assert torch.equal(found, torch.empty_like(x).normal_(2.0, 0.5))

@@ -220,7 +220,45 @@ class InPlaceCalls(TorchFunctionMode):
             return fill(kwargs["out"], kwargs)
         if func in _PRODUCTS and self.symbolic and isinstance(kwargs.get("out"), torch.Tensor):
             return _product_into(func, args, kwargs)
+        if self.symbolic and args and _is_short_float_of_symbolic_size(args[0]):
+            compute = _out_of_place(func, name, args, kwargs)
+            if compute is not None:
+                return _in_place_by_value(compute, func, args, kwargs)
         return func(*args, **kwargs)
+
+
+def _is_short_float_of_symbolic_size(t: object) -> bool:
+    return (
+        isinstance(t, torch.Tensor)
+        and t.dtype in (torch.bfloat16, torch.float16)
+        and any(isinstance(size, torch.SymInt) for size in t.shape)
+    )
+
+
+def _out_of_place(func: Called, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called | None:
+    """What gives the values that a built-in or a function of torch.nn writes to its first argument, if it does."""
+    if type(func) is FunctionType:
+        place = place_of_inplace(func)
+        if place < 0 or not kwargs.get("inplace", args[place] if place < len(args) else False):
+            return None
+        return lambda *given, **named: func(*given[:place], **{**named, "inplace": False})
+    if name[-1:] != "_" or name[-2:] == "__" or not hasattr(torch.ops.aten, name):
+        return None
+    return getattr(torch.ops.aten, _BY_VALUE.get(name, name[:-1]), None)
+
+
+def _in_place_by_value(compute: Called, func: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+    """Computes the new values and copies them. Functionalization itself first tries the call on a tensor without data,
+    where torch computes in float32 what it has in 16 bits: its copy reads the strides as numbers."""
+    target = args[0]
+    before = target.clone() if torch.is_grad_enabled() and target.requires_grad else target  # for the derivative
+    result = compute(before, *args[1:], **kwargs)
+    if not isinstance(result, torch.Tensor) or not has_size(target, result) or result.dtype != target.dtype:
+        return func(*args, **kwargs)
+    return target.copy_(result)
+
+
+_BY_VALUE = {"normal_": "normal_functional"}  # where the operator of that name without the underscore is another
 
 
 # They read no more of their tensor than its type and device, which they take from its dispatch keys. A tensor with
@@ -243,9 +281,9 @@ def _product_into(func: Called, args: tuple[Any, ...], kwargs: dict[str, Any]) -
     operands = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
     recorded = torch.is_grad_enabled() and any(value.requires_grad for value in operands)
     result = func(*args, **{name: value for name, value in kwargs.items() if name != "out"})
-    if recorded or not has_size(out, result) or (out.dtype, out.device) != (result.dtype, result.device):
+    if recorded or not isinstance(result, torch.Tensor) or not has_size(out, result):
         return func(*args, **kwargs)
-    return out.copy_(result)
+    return out.copy_(result) if (out.dtype, out.device) == (result.dtype, result.device) else func(*args, **kwargs)
 
 
 def _sizes(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Size, ...]:
