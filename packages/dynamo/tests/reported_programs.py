@@ -758,6 +758,15 @@ def windows_with_gaps_are_written() -> Case:
     return program, [lambda: (torch.arange(9.0),)] * 2 + [lambda: (torch.arange(12.0)[::2],)], None
 
 
+def windows_are_asked_for_by_name() -> Case:
+    def program(x: Any) -> Any:
+        windows = x.unfold(step=3, size=2, dimension=0)
+        windows.mul_(10)
+        return windows
+
+    return program, [lambda: (torch.arange(9.0),)] * 2, None
+
+
 def number_then_arithmetic_in_place() -> Case:
     def program(x: Any) -> Any:
         value = x[0].item()
@@ -881,6 +890,7 @@ REPORTED = [
     a_dict_changes_while_it_is_walked, notes_and_causes_of_an_exception, a_generator_is_closed_early,
     inputs_begin_to_share_memory, dropout_hands_back_its_input, a_parameter_made_of_a_result,
     data_is_assigned_and_emptied, a_view_is_resized, storage_is_set, windows_with_gaps_are_written,
+    windows_are_asked_for_by_name,
     number_then_arithmetic_in_place, a_view_is_written_without_gradients, strided_over_a_copy, strided_over_a_diagonal,
     an_expanded_tensor_is_written, rows_are_swapped, a_subclass_of_tensor_is_given, layouts_change_between_calls,
     one_list_under_two_names, tensors_are_looked_for_in_a_list,

@@ -6,6 +6,8 @@ A back end turns a write to a view into a new value of the base, put together fr
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -56,11 +58,12 @@ def _is_whole(node: fx.Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, FakeTensor):
         return False
-    viewed = node.op != "placeholder" and node.args and isinstance(node.args[0], fx.Node)
-    return value.is_contiguous() and not (viewed and _shares_memory(node, node.args[0]))  # type: ignore[arg-type]
+    below = node.args[0] if node.op != "placeholder" and node.args else None
+    return value.is_contiguous() and not (isinstance(below, fx.Node) and _shares_memory(node, below))
 
 
 def _has_gaps(node: fx.Node, below: fx.Node) -> bool:
-    dim, size, step = (*node.args[1:], *node.kwargs.values())[:3]
-    length = below.meta["val"].shape[dim] if below.meta["val"].dim() else 1
-    return bool(step > size) or bool((length - size) % step != 0)  # type: ignore[operator]
+    given: dict[str, Any] = {**dict(zip(("dimension", "size", "step"), node.args[1:], strict=False)), **node.kwargs}
+    size, step = given["size"], given["step"]
+    length = below.meta["val"].shape[given["dimension"]] if below.meta["val"].dim() else 1
+    return bool(step > size) or bool((length - size) % step != 0)
