@@ -43,7 +43,7 @@ from torchdynamo.exported.structure import Structure, flatten
 from torchdynamo.function import Function
 from torchdynamo.guards.source_text import source_text
 from torchdynamo.reasons import describe
-from torchdynamo.schemas import CaptureOptions, Guard, GuardKind, ShapeProgram
+from torchdynamo.schemas import CaptureOptions, Guard, GuardKind, ShapeProgram, TensorGuard
 from torchdynamo.size_marks import mark_dynamic
 from torchdynamo.sources import Scope, Source, TensorOffset, TensorSize, TensorStride, resolve
 
@@ -204,9 +204,9 @@ class _Call:
                 base: Source = source.base
                 examples = (item.example for item in whole.finished.inputs if item.source == base)
                 tensor = next((example for example in examples if isinstance(example, torch.Tensor)), None)
-                at = self.place(base, whole.pinned)
+                at: Leaf | State | None = self.place(base, whole.pinned)
                 if at is None and tensor is not None:
-                    at = self.reference(base, tensor, whole.pinned)  # type: ignore[assignment]
+                    at = self.reference(base, tensor, whole.pinned)
                 if at is not None:
                     return Measure(at, name, getattr(source, "dim", 0))
         at = self.place(source, whole.pinned)
@@ -299,7 +299,8 @@ class _Call:
         """What of the guards speaks of the call, and what the names of sizes say."""
         guards, relations = whole.finished.guards, []
         names = self._names(guards, whole.pinned)
-        tensors, pairs = {}, {True: [], False: []}  # type: ignore[var-annotated]
+        tensors: dict[int, TensorGuard] = {}
+        pairs: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
         inputs = {item.source: place for place, item in enumerate(whole.finished.inputs)}
         written: tuple[int, ...] = ()
         others: tuple[int, ...] = ()
@@ -316,7 +317,8 @@ class _Call:
             elif guard.kind is GuardKind.DISTINCT_STORAGE:
                 written = tuple(inputs[s] for s in guard.payload.written if s in inputs)
                 others = tuple(inputs[s] for s in guard.payload.others if s in inputs)
-        varies = {m.of.index for r in relations for m in r.symbols.values() if m.kind == "value"}  # type: ignore[union-attr]
+        numbers = [m.of for r in relations for m in r.symbols.values() if m.kind == "value"]
+        varies = {of.index for of in numbers if isinstance(of, Leaf)}
         constants = {
             index: leaf
             for index, leaf in enumerate(self.leaves)

@@ -26,7 +26,7 @@ Dims: TypeAlias = int | Sequence[int]
 
 def _lies(n: ArrayWorld, a: object) -> torch.Tensor:
     """The elements to be viewed: an array's memory, where it goes along positive strides."""
-    return a.value() if isinstance(a, Array) else n.tensor(a)  # type: ignore[no-any-return]
+    return a.value() if isinstance(a, Array) else n.tensor(a)
 
 
 def _reshaped(n: ArrayWorld, asked: Model, a: object, order: str) -> torch.Tensor:

@@ -41,6 +41,7 @@ from torchdynamo.arrays.values import (
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
 from torchdynamo.graph.tensor_classes import class_of
+from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.iterators import SequenceIterator
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.reasons import BreakGraph
@@ -224,7 +225,7 @@ class ArrayWorld:
         scalar = not isinstance(asked, numpy.ndarray)
         tensor = tensor if tensor.dtype == wanted else tensor.to(wanted)
         owners = () if scalar else [s for s in sources if not s.is_scalar and numpy.may_share_memory(s.model, asked)]
-        shared = [source for source in sources if source.tensor.memory is tensor.memory]  # type: ignore[attr-defined]
+        shared = [source for source in sources if memory_of(source.tensor) is memory_of(tensor)]
         strides = tuple(stride // asked.dtype.itemsize for stride in asked.strides)
         if not owners:
             return Array(self, asked, _laid_out(tensor.clone() if shared else tensor, shape, strides))
@@ -433,7 +434,7 @@ class ArrayWorld:
 
     def _put(self, view: torch.Tensor, flipped: frozenset[int], value: torch.Tensor) -> None:
         self._tell(view)
-        if value.memory is view.memory:  # type: ignore[attr-defined]
+        if memory_of(value) is memory_of(view):
             value = value.clone()
         while value.dim() > view.dim():
             value = value.squeeze(0)

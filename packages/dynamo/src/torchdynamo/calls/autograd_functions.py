@@ -346,7 +346,7 @@ class _Capture:
         del recorder.written[written:]
         results = [self._gradient_node(r) for r in self._by_tensor_argument(value)]
         region = regions.outline(nodes, [n for n in results if n is not None and n not in own])
-        region.outputs = [None if node is None else region.copies[node] for node in results]  # type: ignore[misc]
+        region.outputs = [None if node is None else region.copies[node] for node in results]
         return region
 
     def _gradient(self, output: torch.Tensor, number: int) -> torch.Tensor:

@@ -21,6 +21,7 @@ from primtorch.fake import FakeTensor
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.autograd_functions import effects_so_far
 from torchdynamo.graph.tensor_classes import class_of
+from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.protocol import InterpreterApi, World
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -106,7 +107,7 @@ class Bodies:
         del recorder.written[written:], recorder.restrided[restrided:]
         with torch._C.DisableTorchFunction():
             given = {id(node.meta["val"].memory) for node in (*tensors, *_stand_ins(nodes))}
-            if any(recorder.node_of(t) not in own or id(t.memory) in given for t in later):  # type: ignore[attr-defined]
+            if any(recorder.node_of(t) not in own or id(memory_of(t)) in given for t in later):
                 raise refusal(f"{what} writes to a tensor that was made before")
             results = self._own_results(what, leaves, own, given)
             specs, history = [TensorSpec.of(leaf) for leaf in leaves], [leaf.requires_grad for leaf in leaves]

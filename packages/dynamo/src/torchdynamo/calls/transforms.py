@@ -186,7 +186,7 @@ class Transforms:
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
             values = lambda *inner: flat(*inner)[0]
             run = torch.vmap(values, mapped, tuple(results), asked.randomness, chunk_size=asked.chunk_size)
-            return run(*tensors)  # type: ignore[no-any-return]
+            return run(*tensors)
 
         found = self._write(Transform("vmap", apply, len(body.values)), body, given.tensors).results
         return pytree.tree_unflatten(found, body.of_values)
@@ -245,7 +245,8 @@ class Transforms:
 
         def apply(flat: Body, tensors: Tensors) -> Sequence[torch.Tensor]:
             _, pull, _ = torch.func.vjp(flat, *tensors[:count], has_aux=True)
-            return pull(tensors[count:])  # type: ignore[no-any-return]
+            gradients: Sequence[torch.Tensor] = pull(tensors[count:])
+            return gradients
 
         module = TransformedGraph(call.module.body, Transform("pullback", apply, record.size), call.module.closed_over)
         node = self.recorder.regions.call_module(module, [*call.inputs, *map(self._node, leaves)], "pullback")
@@ -393,7 +394,8 @@ class _Given:
         leaves = list(self.leaves)
         for place, tensor in zip(self.chosen, tensors, strict=True):
             leaves[place] = tensor
-        return pytree.tree_unflatten(leaves, self.tree)  # type: ignore[no-any-return]
+        made: tuple[object, ...] = pytree.tree_unflatten(leaves, self.tree)
+        return made
 
     def like_arguments(self, tensors: Sequence[object]) -> object:
         """One value for each tensor, as the arguments of `argnums` hold them."""

@@ -174,7 +174,7 @@ def _mapped(value: Any, change: Callable[[torch.Tensor], torch.Tensor]) -> Any:
     if type(value) in (tuple, list):
         return type(value)(_mapped(item, change) for item in value)
     if isinstance(value, tuple) and hasattr(type(value), "n_sequence_fields"):
-        return type(value)(tuple(_mapped(item, change) for item in value))  # type: ignore[arg-type, call-arg]
+        return type(value)(tuple(_mapped(item, change) for item in value))
     if isinstance(value, tuple) and hasattr(value, "_fields"):
         return type(value)(*(_mapped(item, change) for item in value))
     if type(value) is dict:

@@ -86,19 +86,19 @@ class FrameView(InterpreterObject):
 
     @property
     def f_globals(self) -> dict[str, object]:
-        return self._frame.function.__globals__  # type: ignore[no-any-return]
+        return self._frame.function.__globals__
 
     @property
     def f_locals(self) -> dict[str, object]:
-        return self._frame.local_values()  # type: ignore[no-any-return]
+        return self._frame.local_values()
 
     @property
     def f_code(self) -> types.CodeType:
-        return self._frame.function.__code__  # type: ignore[no-any-return]
+        return self._frame.function.__code__
 
     @property
     def f_lineno(self) -> int:
-        return self._frame.position.line  # type: ignore[no-any-return]
+        return self._frame.position.line
 
 
 def _frame_at(world: World, args: Args) -> FrameView:

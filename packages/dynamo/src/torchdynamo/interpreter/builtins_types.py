@@ -23,7 +23,7 @@ def call_type(world: World, args: Args, kwargs: Kwargs) -> object:
 
 @RULES.interprets(type.__call__)
 def call_type_call(world: World, args: Args, kwargs: Kwargs) -> object:
-    return world.interpreter.instantiate(args[0], args[1:], kwargs)  # type: ignore[attr-defined]
+    return world.interpreter.instantiate(args[0], args[1:], kwargs)
 
 
 @RULES.interprets(isinstance)

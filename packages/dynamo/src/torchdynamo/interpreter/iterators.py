@@ -74,7 +74,7 @@ class MappingIterator(LocalIterator):
         return value
 
     def __length_hint__(self) -> int:
-        return getattr(self.inner, "__length_hint__", lambda: 0)()  # type: ignore[no-any-return]
+        return getattr(self.inner, "__length_hint__", lambda: 0)()
 
 
 class GetitemIterator(LocalIterator):

@@ -128,7 +128,8 @@ class FrameState:
     def local_values(self) -> dict[str, object]:
         """What `locals()` returns: bound variables by name, cells opened."""
         if self.names is not None:
-            return self.names  # type: ignore[no-any-return]
+            names: dict[str, object] = self.names
+            return names
         values = {}
         for name, value in zip(self.decoded.local_names, self.fast, strict=True):
             if isinstance(value, types.CellType):

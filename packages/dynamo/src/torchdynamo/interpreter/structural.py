@@ -151,7 +151,7 @@ def show(world: World, value: Any, inside: tuple[int, ...] = ()) -> str:
     """`repr` of a built-in container: that of a copy whose parts are their own texts."""
     kind = type(value)
     if kind not in STRUCTURES:
-        return world.convert(value, "repr")  # type: ignore[no-any-return]
+        return world.convert(value, "repr")
     if id(value) in inside:
         return _RECURSIVE.get(kind, "...")
     inside = (*inside, id(value))

@@ -343,7 +343,7 @@ class Externals:
         if isinstance(copied, MappingIterator):
             copied.start()
         if "native" in getattr(kind, "__slots__", ()):
-            object.__setattr__(copied, "native", value.native)  # type: ignore[attr-defined]
+            object.__setattr__(copied, "native", value.native)
         if "world" in getattr(kind, "__slots__", ()):
             object.__setattr__(copied, "world", self.world)
         known.snapshot = {name: getattr(copied, name) for name in fields}
@@ -367,7 +367,7 @@ class Externals:
         if isinstance(value, tuple):
             parts = tuple(self.wrap(item, Item(source, index)) for index, item in enumerate(tuple.__iter__(value)))
             sequence = hasattr(kind, "n_sequence_fields")  # torch.return_types, which `tuple` cannot make
-            made = kind(parts) if sequence else tuple.__new__(kind, parts)  # type: ignore[call-arg, type-var]
+            made = kind(parts) if sequence else tuple.__new__(kind, parts)
             return self._register(value, source, made).value
         if isinstance(value, list):
             shadow = list.__new__(kind)

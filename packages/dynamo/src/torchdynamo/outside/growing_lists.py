@@ -48,7 +48,7 @@ _ANSWERED = frozenset({"append", "extend", "__iadd__"})
 _OF_OBJECTS = frozenset(vars(object)) - {"__eq__", "__ne__", "__lt__", "__le__", "__gt__", "__ge__", "__repr__"}
 for _name in vars(list).keys() - _ANSWERED - _OF_OBJECTS:
     setattr(GrowingList, _name, _Refusal())
-GrowingList.__hash__ = None  # type: ignore[assignment]
+GrowingList.__hash__ = None
 
 
 def refuse_growing(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

@@ -92,7 +92,8 @@ def captured(
     if module is None or absolute is None:
         if absolute is not None and not is_installed(absolute):
             guard_absent(externals, absolute)
-            return BUILTIN(name, namespace, None, fromlist, level)  # type: ignore[no-any-return]  # it raises
+            missing_module: types.ModuleType = BUILTIN(name, namespace, None, fromlist, level)  # raises
+            return missing_module
         raise BreakGraph("import", f"import of {absolute or name}")
     read(externals, module, absolute)
     if not fromlist:
@@ -117,7 +118,8 @@ def is_installed(name: str) -> bool:
 def read(externals: Externals, module: types.ModuleType, name: str) -> types.ModuleType:
     """The module that is loaded under a name, guarded."""
     source = Item(externals.pins.source(sys.modules, _LABEL), name)
-    return externals.wrap(module, source)  # type: ignore[no-any-return]
+    loaded_module: types.ModuleType = externals.wrap(module, source)
+    return loaded_module
 
 
 def guard_absent(externals: Externals, name: str | None) -> None:

@@ -398,7 +398,7 @@ class Outside:
             return self.class_dict(obj)  # type: ignore[return-value]
         known = self.externals.lookup(obj)
         if known is None:
-            return obj.__dict__  # type: ignore[no-any-return]
+            return obj.__dict__
         attributes = instance_dict(known.original)
         first = id(attributes) not in self.externals.by_original
         shadow: dict[str, Any] = self.externals.wrap(attributes, InstanceDict(known.source))
