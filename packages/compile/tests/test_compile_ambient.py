@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -11,9 +12,11 @@ import ambient_blocks
 import pytest
 import torch
 from ambient_blocks import Make
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import torchcompile
 import torchdynamo
+from aotautograd import aot_module
 from primtorch import ambient
 
 BACKENDS = ("eager", "aot_eager", "inductor")
@@ -109,6 +112,40 @@ def test_as_eager(program: Callable[..., Any], backend: str, grad: bool) -> None
         assert [r.requires_grad for r in results] == [r.requires_grad for r in wanted]
         torch.testing.assert_close(results, wanted)
         torch.testing.assert_close(grads, wanted_grads)
+
+
+def test_what_another_thread_sets_while_a_program_is_compiled() -> None:
+    """It stays; what the program sets is undone behind capture and trace, and done where the program runs."""
+    before = torch.get_float32_matmul_precision()
+    flash = torch.backends.cuda.flash_sdp_enabled()
+
+    def set_elsewhere() -> None:
+        thread = threading.Thread(target=torch.set_float32_matmul_precision, args=("high",))
+        thread.start()
+        thread.join(60)
+        assert not thread.is_alive()
+
+    def compiler(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+        def backend(gm: torch.fx.GraphModule, inputs: list[Any]) -> Callable[..., Any]:
+            set_elsewhere()
+            return gm.forward
+
+        with ambient.preserved():
+            compiled = aot_module(gm, inputs, fw_compiler=backend)
+        assert torch.get_float32_matmul_precision() == "high"
+        return compiled
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(SDPBackend.MATH):
+            return torch.nn.functional.scaled_dot_product_attention(x, x, x).sin()
+
+    x = torch.rand(1, 2, 3, 4, dtype=torch.float64, requires_grad=True)
+    try:
+        torchcompile.compile(program, backend=compiler)(x).sum().backward()
+        assert torch.get_float32_matmul_precision() == "high"
+        assert torch.backends.cuda.flash_sdp_enabled() == flash
+    finally:
+        torch.set_float32_matmul_precision(before)
 
 
 # -- every block that torch has ----------------------------------------------------------------

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from typing import Any
 
@@ -74,10 +75,51 @@ def test_each_state_is_restored(state: ambient.Ambient, fails: bool) -> None:
             pytest.skip(f"this build of torch: {refused}")
         if state.read() == now:
             pytest.skip("this build of torch takes no other value")
+        ambient.note([state])
         assert state.name in ambient.changed(before)
         if fails:
             raise ZeroDivisionError
     assert not ambient.changed(before)
+
+
+def _other_value(state: ambient.Ambient) -> Any:
+    return OTHERS[state.name] if state.name in OTHERS else not state.read()
+
+
+def _in_a_thread(work: Callable[[], None]) -> None:
+    raised: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(60)
+    assert not thread.is_alive(), "the other thread did not come to its end"
+    if raised:
+        raise raised[0]
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["", "set here first"])
+@pytest.mark.parametrize("state", [s for s in ambient.AMBIENT if s.shared], ids=lambda s: s.name)
+def test_what_another_thread_sets_meanwhile_stays(state: ambient.Ambient, noted: bool) -> None:
+    assert state.write is not None
+    first, other = state.read(), _other_value(state)
+    with ambient.preserved():
+        try:
+            if noted:
+                state.write(other)
+                ambient.note([state])
+            _in_a_thread(lambda: state.write(first if noted else other))  # type: ignore[misc]
+        except RuntimeError as refused:
+            pytest.skip(f"this build of torch: {refused}")
+        left = state.read()
+        if not noted and left == first:
+            pytest.skip("this build of torch takes no other value, or each thread has its own")
+    assert state.same(state.read(), left)
 
 
 def test_modes_of_the_program_stay_those_that_they_were() -> None:

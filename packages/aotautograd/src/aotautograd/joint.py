@@ -30,7 +30,7 @@ from aotautograd.overlap import Program, Rebased
 from aotautograd.present_views import PresentViews
 from aotautograd.recorder import Recorder, is_cast
 from aotautograd.schemas import PHASE, JointGraph, KeptMemory, ProgramMetadata, Values
-from primtorch.ambient import preserved, without_cudnn
+from primtorch.ambient import ATTENTION, note, noting, preserved, without_cudnn
 from primtorch.errors import DataDependent, PrimTorchError
 from primtorch.fake import FakeMode
 from primtorch.functional_forms import adopting, is_refusal
@@ -187,6 +187,9 @@ def _has_history(metadata: ProgramMetadata) -> bool:
     return values or any(o.requires_grad and o.outside_history < len(o.steps) for o in metadata.outputs)
 
 
+_CHOICES = {state.write: state for state in ATTENTION}
+
+
 @contextlib.contextmanager
 def _tracing(recorder: Recorder, fake_mode: FakeMode) -> Iterator[None]:
     # The vendor's batch norm and recurrent kernels have private formats of saved values; without them the ordinary
@@ -254,7 +257,8 @@ def _run_program(recorder: Recorder, program: Program, flat: Values, present: Pr
     if isinstance(program, fx.GraphModule):
         return _interpret(recorder, program, flat, present)
     recorder.user_node(())
-    outputs = program(*flat)
+    with noting():
+        outputs = program(*flat)
     return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
 
@@ -280,6 +284,8 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present
                 given = recorder.nodes_of(args) if function is not None and recorder.follows_history else ()
                 if node.op == "call_function":
                     values[node] = node.target(*args, **kwargs)
+                    if node.target in _CHOICES:
+                        note([_CHOICES[node.target]])
                 elif node.op == "call_method":
                     values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
                 else:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import operator
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -32,12 +32,13 @@ class Ambient:
     read: Callable[[], Any]
     write: Callable[[Any], None] | None = None
     same: Callable[[Any, Any], bool] = operator.eq
+    shared: bool = False  # of the process, and set by calls that are noted: what is not noted, another thread has done
 
 
-def _switch(name: str, getter: str, setter: str) -> tuple[Ambient, ...]:
+def _switch(name: str, getter: str, setter: str, shared: bool = True) -> tuple[Ambient, ...]:
     """A state that torch._C has a reader and a writer of; none where this build of torch lacks them."""
     read, write = getattr(_C, getter, None), getattr(_C, setter, None)
-    return () if read is None or write is None else (Ambient(name, read, write),)
+    return () if read is None or write is None else (Ambient(name, read, write, shared=shared),)
 
 
 class _Withheld:
@@ -258,15 +259,16 @@ AMBIENT: tuple[Ambient, ...] = (
         "anomaly mode",
         lambda: (torch.is_anomaly_enabled(), torch.is_anomaly_check_nan_enabled()),
         lambda state: torch.set_anomaly_enabled(*state),
+        shared=True,
     ),
     Ambient("multithreading", _C._is_multithreading_enabled, _C._set_multithreading_enabled),
     Ambient("view replay", _C._is_view_replay_enabled, _C._set_view_replay_enabled),
     # what an operator's name stands for
     Ambient("function modes", function_modes, _set_function_modes, _same_objects),
     Ambient("dispatch modes", dispatch_modes, _set_dispatch_modes, _same_objects),
-    *_switch("torch functions", "_get_torch_function_state", "_set_torch_function_state"),
+    *_switch("torch functions", "_get_torch_function_state", "_set_torch_function_state", shared=False),
     Ambient("default device", lambda: default_device.CURRENT_DEVICE, _set_default_device),
-    Ambient("default dtype", torch.get_default_dtype, torch.set_default_dtype),
+    Ambient("default dtype", torch.get_default_dtype, torch.set_default_dtype, shared=True),
     Ambient("autocast", autocast_state, set_autocast_state),
     Ambient("autocast cache", torch.is_autocast_cache_enabled, torch.set_autocast_cache_enabled),
     Ambient("autocast nesting", _autocast_nesting, _set_autocast_nesting),
@@ -277,6 +279,7 @@ AMBIENT: tuple[Ambient, ...] = (
         "deterministic algorithms",
         lambda: (_C._get_deterministic_algorithms(), _C._get_deterministic_algorithms_warn_only()),
         lambda state: _C._set_deterministic_algorithms(state[0], warn_only=state[1]),
+        shared=True,
     ),
     Ambient("fill uninitialized memory", lambda: _deterministic.fill_uninitialized_memory, _set_fill),
     *_switch("matmul precision", "_get_float32_matmul_precision", "_set_float32_matmul_precision"),
@@ -289,11 +292,11 @@ AMBIENT: tuple[Ambient, ...] = (
         "_get_cpu_allow_fp16_reduced_precision_reduction",
         "_set_cpu_allow_fp16_reduced_precision_reduction",
     ),
-    Ambient("cuDNN", _cudnn.read, _cudnn.write),
+    Ambient("cuDNN", _cudnn.read, _cudnn.write, shared=True),
     *_switch("cuDNN benchmark", "_get_cudnn_benchmark", "_set_cudnn_benchmark"),
     *_switch("cuDNN deterministic", "_get_cudnn_deterministic", "_set_cudnn_deterministic"),
     *_switch("MIOpen immediate", "_get_miopen_immediate", "_set_miopen_immediate"),
-    Ambient("oneDNN", _onednn.read, _onednn.write),
+    Ambient("oneDNN", _onednn.read, _onednn.write, shared=True),
     *_switch("oneDNN deterministic", "_get_mkldnn_deterministic", "_set_mkldnn_deterministic"),
     *_switch("NNPACK", "_get_nnpack_enabled", "_set_nnpack_enabled"),
     *_switch("quantized engine", "_get_qengine", "_set_qengine"),
@@ -340,14 +343,47 @@ def restore(before: Sequence[object]) -> None:
             state.write(then)
 
 
+class _Noted(threading.local):
+    """What this thread has set within `preserved()`, of the states that it shares with others."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, Any] = {}
+
+
+_noted = _Noted()
+
+
+def note(states: Iterable[Ambient]) -> None:
+    """This thread has just set these."""
+    _noted.values.update((state.name, state.read()) for state in states if state.shared)
+
+
 @contextmanager
-def preserved() -> Iterator[None]:
-    """A block behind which the ambient state is what it was before, however it ends."""
+def noting() -> Iterator[None]:
+    """A block of code that may set anything; what changes in it counts as set by this thread."""
     before = snapshot()
     try:
         yield
     finally:
-        restore(before)
+        pairs = zip(AMBIENT, before, strict=True)
+        note(state for state, then in pairs if state.shared and not state.same(then, state.read()))
+
+
+@contextmanager
+def preserved() -> Iterator[None]:
+    """A block behind which the ambient state is what it was before, however it ends; a state of the process that
+    another thread has set meanwhile is what that thread has set."""
+    before = snapshot()
+    outside, _noted.values = _noted.values, {}
+    try:
+        yield
+    finally:
+        mine, _noted.values = _noted.values, outside
+        for state, then in zip(AMBIENT, before, strict=True):
+            now = state.read()
+            others = state.shared and (state.name not in mine or not state.same(mine[state.name], now))
+            if state.write is not None and not others and not state.same(then, now):
+                state.write(then)
 
 
 # What a compiler finds where nothing is set: each by its name in `AMBIENT`, with what gives the value.
@@ -367,9 +403,10 @@ _UNSET: dict[str, Callable[[], Any]] = {
 def unset(default_dtype: torch.dtype) -> Iterator[None]:
     """A block for a compiler that is called in the middle of a program: the program's modes see nothing of what it
     runs, and its defaults mean nothing there, but for the `default_dtype` of what is compiled."""
+    values = _UNSET | {"default dtype": lambda: default_dtype}
     with preserved():
-        torch.set_default_dtype(default_dtype)
         for state in AMBIENT:
-            if state.name in _UNSET and state.write is not None:
-                state.write(_UNSET[state.name]())
+            if state.name in values and state.write is not None and not state.same(state.read(), values[state.name]()):
+                state.write(values[state.name]())
+                note([state])
         yield

@@ -297,6 +297,7 @@ class Calls:
     def _choose_attention(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         """Which kernels attention may take: for the calls behind this one, in the graph as in the program."""
         fn(*args, **kwargs)
+        ambient.note(state for state in ambient.ATTENTION if state.write is fn)
         self.outside.recorder.write_node(fn, args).meta["effect"] = True
 
     def _globals(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
