@@ -421,12 +421,7 @@ class CaptureWorld(PlainWorld):
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
             return self.outside.arrays.binary(op, a, b)
-        self.know_methods(a, *BINARY[op][2:4])
-        self.know_methods(b, *BINARY[op][2:4])
-        self.outside.refuse_opaque(a, b)
-        if isinstance(a, _SETS):
-            self.tell_apart(a, b)
-        result = scalars.binary(op, a, b, BINARY[op][0])
+        result = self._of_numbers(op, a, b, BINARY[op][2:4])
         return super().binary(op, a, b) if result is MISSING else result
 
     def inplace(self, op: str, a: object, b: object) -> object:
@@ -436,13 +431,17 @@ class CaptureWorld(PlainWorld):
         if isinstance(a, Array) or isinstance(b, Array):
             made = self.outside.arrays.inplace(op, a, b)
             return given if made is a else made
-        self.know_methods(a, *BINARY[op][2:])
+        result = self._of_numbers(op, a, b, BINARY[op][2:])
+        return super().inplace(op, a, b) if result is MISSING else result
+
+    def _of_numbers(self, op: str, a: object, b: object, methods: Sequence[str]) -> object:
+        """`a op b` of numbers, else MISSING, with what is asked of the operands guarded: `methods` of the left one."""
+        self.know_methods(a, *methods)
         self.know_methods(b, *BINARY[op][2:4])
         self.outside.refuse_opaque(a, b)
         if isinstance(a, _SETS):
             self.tell_apart(a, b)
-        result = scalars.binary(op, a, b, BINARY[op][0])
-        return super().inplace(op, a, b) if result is MISSING else result
+        return scalars.binary(op, a, b, BINARY[op][0])
 
     def compare(self, op: str, a: object, b: object) -> Any:
         a, b = self._current(a, b)

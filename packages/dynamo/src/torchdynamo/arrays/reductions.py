@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from torchdynamo.arrays.rules import Axis, Rule, dim_of, dims, known
+from torchdynamo.arrays.rules import Axis, Rule, dim_of, dims, known, refuse_complex, truths
 from torchdynamo.arrays.values import Model
 from torchdynamo.reasons import BreakGraph
 
@@ -99,21 +99,16 @@ def _std(
 def _extreme(name: str) -> Rule:
     def program(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *, keepdims: bool = False) -> object:
         x = n.tensor(a)
-        _refuse_complex(x)
+        refuse_complex(x)
         return getattr(torch, name)(x, dims(axis, x), keepdim=keepdims) if x.dim() and axis != () else x.clone()
 
     return Rule(program)
 
 
-def _refuse_complex(x: torch.Tensor) -> None:
-    if x.is_complex():
-        raise BreakGraph("numpy", "the order of complex numbers")
-
-
 def _place(name: str) -> Rule:
     def program(n: ArrayWorld, asked: Model, a: object, axis: int | None = None, *, keepdims: bool = False) -> object:
         x = n.tensor(a)
-        _refuse_complex(x)
+        refuse_complex(x)
         x = x.to(torch.uint8) if x.dtype == torch.bool else x
         if axis is None:
             found = getattr(torch, name)(x.reshape(-1), 0)
@@ -125,8 +120,7 @@ def _place(name: str) -> Rule:
 
 def _truth(name: str) -> Rule:
     def program(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *, keepdims: bool = False) -> object:
-        x = n.tensor(a)
-        x = x if x.dtype == torch.bool else x != 0
+        x = truths(n.tensor(a))
         return getattr(torch, name)(x, dims(axis, x), keepdim=keepdims) if x.dim() and axis != () else x.clone()
 
     return Rule(program)
@@ -144,7 +138,7 @@ def _scan(name: str) -> Rule:
 
 def _ptp(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *, keepdims: bool = False) -> object:
     x = n.tensor(a)
-    _refuse_complex(x)
+    refuse_complex(x)
     over = dims(axis, x)
     return torch.amax(x, over, keepdim=keepdims) - torch.amin(x, over, keepdim=keepdims)
 
@@ -157,7 +151,7 @@ def _count_nonzero(n: ArrayWorld, asked: Model, a: object, axis: Axis = None, *,
 def _median(n: ArrayWorld, asked: Model, a: object, axis: int | None = None, *, keepdims: bool = False) -> object:
     """The mean of the two in the middle."""
     x = _wide(n.tensor(a), asked)
-    _refuse_complex(x)
+    refuse_complex(x)
     if isinstance(axis, (tuple, list)):
         raise BreakGraph("numpy", "the median over several axes")
     shape = (1,) * x.dim()

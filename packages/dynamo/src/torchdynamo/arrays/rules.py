@@ -47,3 +47,14 @@ def dims(axis: Axis, tensor: torch.Tensor) -> tuple[int, ...]:
 def dim_of(axis: SupportsIndex) -> int:
     known(axis)
     return int(axis)
+
+
+def truths(x: torch.Tensor) -> torch.Tensor:
+    """The truth of each element."""
+    return x if x.dtype == torch.bool else x != 0
+
+
+def refuse_complex(x: torch.Tensor) -> None:
+    """Breaks the graph where complex numbers are ordered, which NumPy does and torch does not."""
+    if x.is_complex():
+        raise BreakGraph("numpy", "the order of complex numbers")

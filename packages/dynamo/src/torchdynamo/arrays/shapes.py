@@ -12,7 +12,7 @@ try:
 except ImportError:
     numpy = None  # type: ignore[assignment]
 
-from torchdynamo.arrays.rules import Rule, dim_of, known
+from torchdynamo.arrays.rules import Rule, dim_of, known, refuse_complex, truths
 from torchdynamo.arrays.values import Array, Model, dtype_of, model_of
 from torchdynamo.reasons import BreakGraph
 
@@ -294,9 +294,7 @@ def _pad(
 
 
 def _where(n: ArrayWorld, asked: Model, condition: object, x: object, y: object) -> object:
-    chosen = n.tensor(condition)
-    chosen = chosen if chosen.dtype == torch.bool else chosen != 0
-    return torch.where(chosen, n.tensor(x, asked.dtype), n.tensor(y, asked.dtype))
+    return torch.where(truths(n.tensor(condition)), n.tensor(x, asked.dtype), n.tensor(y, asked.dtype))
 
 
 def _clip(
@@ -311,8 +309,7 @@ def _clip(
 ) -> object:
     x = n.tensor(a, asked.dtype)
     low, high = a_min if a_min is not None else min, a_max if a_max is not None else max
-    if x.is_complex():
-        raise BreakGraph("numpy", "the order of complex numbers")
+    refuse_complex(x)
     x = x if low is None else torch.maximum(x, n.tensor(low, asked.dtype))
     return x if high is None else torch.minimum(x, n.tensor(high, asked.dtype))
 
@@ -341,7 +338,7 @@ def _sort(
     n: ArrayWorld, asked: Model, a: object, axis: SupportsIndex = -1, *, kind: object = None, stable: object = None
 ) -> torch.Tensor:
     x = n.tensor(a)
-    _refuse_complex(x)
+    refuse_complex(x)
     if axis is None:
         return torch.sort(x.reshape(-1), 0)[0]
     return torch.sort(x, dim_of(axis))[0]
@@ -356,15 +353,10 @@ def _argsort(
 ) -> object:
     """Of equal elements NumPy leaves open which comes first, unless it is told to be stable."""
     x = n.tensor(a)
-    _refuse_complex(x)
+    refuse_complex(x)
     if not stable and kind not in ("stable", "mergesort"):
         raise BreakGraph("numpy", "numpy.argsort() that is not stable")
     return torch.sort(x.reshape(-1) if axis is None else x, dim=0 if axis is None else dim_of(axis), stable=True)[1]
-
-
-def _refuse_complex(x: torch.Tensor) -> None:
-    if x.is_complex():
-        raise BreakGraph("numpy", "the order of complex numbers")
 
 
 def _diff(world: ArrayWorld, asked: Model, a: object, n: int = 1, axis: SupportsIndex = -1) -> object:

@@ -65,19 +65,21 @@ def _type(number: object) -> object:
 
 def binary(op: str, a: object, b: object, native: Callable[[object, object], object]) -> object:
     """`a op b` of two numbers; MISSING when no operand is symbolic, or one is no number."""
-    if not _both_numbers(a, b):
-        return MISSING
-    a, b = (bool(x) if isinstance(x, torch.SymBool) else x for x in (a, b))
-    result = numbers.binary(op, a, b)
-    return native(concrete(a), concrete(b)) if result is None else result
+    return _of_two(numbers.binary, op, a, b, native)
 
 
 def compare(op: str, a: object, b: object, native: Callable[[object, object], object]) -> object:
     """`a op b` of two numbers: a bool or a SymBool; MISSING as of `binary`."""
+    return _of_two(numbers.compare, op, a, b, native)
+
+
+def _of_two(
+    symbolic: Callable[[str, Any, Any], object], op: str, a: object, b: object, native: Callable[[Any, Any], object]
+) -> object:
     if not _both_numbers(a, b):
         return MISSING
     a, b = (bool(x) if isinstance(x, torch.SymBool) else x for x in (a, b))
-    result = numbers.compare(op, a, b)
+    result = symbolic(op, a, b)
     return native(concrete(a), concrete(b)) if result is None else result
 
 

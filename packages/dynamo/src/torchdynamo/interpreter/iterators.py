@@ -77,15 +77,14 @@ class MappingIterator(LocalIterator):
         return getattr(self.inner, "__length_hint__", lambda: 0)()
 
 
-class GetitemIterator(LocalIterator):
-    """Over an object that has `__getitem__` only."""
+class _ByIndex(LocalIterator):
+    """Asks the world for one item after the other; `index` is the place of the next one, -1 at the end."""
 
-    __slots__ = ("index", "sequence", "world")
-
-    def __init__(self, world: World, sequence: object) -> None:
-        self.world = world
-        self.sequence = sequence
-        self.index = 0
+    __slots__ = ()
+    step = 1
+    world: World
+    sequence: object
+    index: int
 
     def __next__(self) -> object:
         if self.index < 0:
@@ -95,8 +94,19 @@ class GetitemIterator(LocalIterator):
         except (IndexError, StopIteration):
             self.index = -1
             raise StopIteration from None
-        self.index += 1
+        self.index += self.step
         return value
+
+
+class GetitemIterator(_ByIndex):
+    """Over an object that has `__getitem__` only."""
+
+    __slots__ = ("index", "sequence", "world")
+
+    def __init__(self, world: World, sequence: object) -> None:
+        self.world = world
+        self.sequence = sequence
+        self.index = 0
 
 
 class CallableIterator(LocalIterator):
@@ -202,24 +212,14 @@ class EnumerateIterator(LocalIterator):
         return (count, value)
 
 
-class ReversedIterator(LocalIterator):
+class ReversedIterator(_ByIndex):
     """`reversed(sequence)`; `index` is the position of the next item, -1 at the end."""
 
     __slots__ = ("index", "native", "sequence", "world")
+    step = -1
 
     def __init__(self, world: World, sequence: object, length: int, native: type = reversed) -> None:
         self.world, self.sequence, self.index, self.native = world, sequence, length - 1, native
-
-    def __next__(self) -> object:
-        if self.index < 0:
-            raise StopIteration
-        try:
-            value = self.world.getitem(self.sequence, self.index)
-        except (IndexError, StopIteration):
-            self.index = -1
-            raise StopIteration from None
-        self.index -= 1
-        return value
 
 
 class InterpretedNext(LocalIterator):
