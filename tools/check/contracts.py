@@ -54,7 +54,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("functionalize", "runtime"),
         ("analysis",),
         ("passes",),
-        ("lowering", "in_place", "missing_tangents", "partitioners"),
+        ("lowering", "in_place", "missing_tangents", "partitioners", "stages"),
         ("kept_values",),
         ("recompute", "double_backward", "assumptions", "eager_compiler", "wrappers"),
         ("recorder",),

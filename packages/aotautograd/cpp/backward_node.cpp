@@ -1,5 +1,7 @@
 #include "backward_node.h"
 
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/Exceptions.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/functions/utils.h>
@@ -102,7 +104,13 @@ SetNode::~SetNode() { nodes_->sets[set_] = nullptr; }
 void SetNode::begin(Run& run) {
   bool all = true;
   for (size_t i = 0; i < nodes_->results.size(); i++) all &= run.came[i] || !will_run(nodes_->results[i]);
-  if (all) run.gradients = call_->gradients(std::move(run.tangents), edges_of_run(), consume_, this);
+  if (all) {
+    run.edges = edges_of_run();
+    LaterStages* later = call_->history().stages > 1 ? &run.later : nullptr;
+    run.gradients = call_->gradients(std::move(run.tangents), run.edges, consume_, this, later);
+  } else {
+    run.gradients.resize(call_->history().places.size());
+  }
   for (const auto& node : nodes_->sets) run.left += will_run(node);
   run.manner = all ? Run::kTogether : Run::kApart;
 }
@@ -118,28 +126,62 @@ std::vector<GradientEdge> SetNode::edges_of_run() const {
   return edges;
 }
 
-variable_list SetNode::of_this_set(variable_list&& tangents) {
+// The gradients of this set, and in `run` those of the stages that follow it.
+variable_list SetNode::of_this_set(variable_list&& tangents, Run* run) {
   const History& history = call_->history();
   variable_list all(history.tangents.size());
   for (size_t i = 0; i < tangents.size(); i++) all[set().tangents[i]] = std::move(tangents[i]);
   std::vector<GradientEdge> edges(history.places.size());
   for (size_t i = 0; i < set().gradients.size(); i++) edges[set().gradients[i]] = {this, i};
+  for (size_t i = 0; i < edges.size() && run != nullptr; i++) {
+    const auto& place = history.places[i];
+    if (!place || history.sets[place->set].tangents != set().tangents) continue;
+    Node* node = nodes_->sets[place->set];
+    if (will_run(node)) edges[i] = {node, place->place};
+  }
   variable_list gradients = call_->gradients(std::move(all), edges, false, this);
+  if (run == nullptr) {
+    variable_list own;
+    for (const uint32_t i : set().gradients) own.push_back(std::move(gradients[i]));
+    own.resize(num_outputs());
+    return own;
+  }
+  for (size_t i = 0; i < edges.size(); i++) {
+    if (edges[i].node != nullptr) run->gradients[i] = std::move(gradients[i]);
+  }
+  return hand_on(*run);
+}
+
+// An empty tensor goes from the node of a stage to that of the next, so that this runs on the thread of the device.
+at::Tensor token(const History& history) {
+  const at::AutoDispatchBelowADInplaceOrView below;  // neither autograd nor a mode of the program's is told
+  return at::empty({0}, at::TensorOptions().dtype(at::kFloat).device(history.expected[0].device));
+}
+
+variable_list SetNode::hand_on(Run& run) {
+  while (run.later.next && run.later.done < set().stage) {
+    variable_list more = call_->next_stage(run.later, run.edges);
+    for (size_t i = 0; i < more.size(); i++) {
+      if (more[i].defined()) run.gradients[i] = std::move(more[i]);
+    }
+  }
   variable_list own;
-  for (const uint32_t i : set().gradients) own.push_back(std::move(gradients[i]));
+  for (const uint32_t i : set().gradients) own.push_back(std::move(run.gradients[i]));
+  if (num_outputs() > own.size()) own.push_back(token(call_->history()));
   return own;
 }
 
 variable_list SetNode::apply(variable_list&& tangents) {
   const auto run = nodes_->run();
-  if (!run) return of_this_set(std::move(tangents));  // the caller calls the node, not the engine
+  const bool first = set().follows < 0;
+  if (!run) {  // the caller calls the node, not the engine
+    return first ? of_this_set(std::move(tangents), nullptr) : variable_list(num_outputs());
+  }
   const std::lock_guard<std::mutex> lock(run->mutex);  // before the GIL, which another thread may need to come to an end
   if (run->manner == Run::kOpen) begin(*run);
   run->left--;
-  if (run->manner == Run::kApart) return of_this_set(std::move(tangents));
-  variable_list own;
-  for (const uint32_t i : set().gradients) own.push_back(std::move(run->gradients[i]));
-  return own;
+  if (run->manner == Run::kApart && first) return of_this_set(std::move(tangents), run.get());
+  return hand_on(*run);
 }
 
 void SetNode::release_variables() {
@@ -171,6 +213,11 @@ NodeMaker::NodeMaker(std::shared_ptr<Call> call, torch::autograd::edge_list edge
     sets_.push_back(make_node<SetNode>(call_, nodes_, i));
     for (const uint32_t gradient : history.sets[i].gradients) sets_.back()->add_next_edge(std::move(edges[gradient]));
   }
+  for (size_t i = 0; i < history.sets.size(); i++) {
+    if (history.sets[i].follows < 0) continue;
+    const uint32_t place = sets_[i]->add_input_metadata(token(history));
+    sets_[history.sets[i].follows]->add_next_edge(Edge(sets_[i], place));
+  }
 }
 
 void NodeMaker::connect(const at::Tensor& result) {
@@ -179,6 +226,7 @@ void NodeMaker::connect(const at::Tensor& result) {
   made_.push_back(make_node<ResultNode>(call_, nodes_, tangent));
   for (size_t i = 0; i < sets_.size(); i++) {
     const auto& leading = call_->history().sets[i].tangents;
+    if (call_->history().sets[i].follows >= 0) continue;
     if (!std::binary_search(leading.begin(), leading.end(), tangent)) continue;
     made_.back()->add_next_edge(Edge(sets_[i], sets_[i]->add_input_metadata(result)));
   }

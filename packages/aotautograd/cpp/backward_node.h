@@ -3,6 +3,9 @@
 // A single result that leads to all gradients has one node. Elsewhere each result has a node of its own, with an edge to
 // a node for each set of gradients that it leads to, so that autograd comes to the inputs that eager's comes to. All
 // gradients are computed by the first of these nodes that runs.
+//
+// In stages, each set has a node for each stage, with an edge to that of the next. The nodes of a stage are younger than
+// those of the next, so that the engine runs all of them, and what their gradients lead to, before it goes on.
 #pragma once
 
 #include "call.h"
@@ -20,6 +23,8 @@ struct Run {
   torch::autograd::variable_list gradients;  // computed, and not handed on yet
   enum { kOpen, kTogether, kApart } manner = kOpen;  // together: one backward computes all; apart: one for each set
   size_t left = 0;                           // nodes of sets that have still to run
+  std::vector<GradientEdge> edges;           // of the gradients in this run
+  LaterStages later;
   bool released = false;
 };
 
@@ -86,7 +91,8 @@ class SetNode final : public CompiledNode {
   const GradientSet& set() const { return call_->history().sets[set_]; }
   void begin(Run& run);
   std::vector<GradientEdge> edges_of_run() const;
-  torch::autograd::variable_list of_this_set(torch::autograd::variable_list&& tangents);
+  torch::autograd::variable_list of_this_set(torch::autograd::variable_list&& tangents, Run* run);
+  torch::autograd::variable_list hand_on(Run& run);
 
   const std::shared_ptr<CallNodes> nodes_;
   const size_t set_;

@@ -103,6 +103,23 @@ variable_list to_variables(const py::object& results, size_t count) {
   return gradients;
 }
 
+// Runs a part of a node under the GIL, and so that what is raised in Python outlives it.
+template <typename Part>
+variable_list in_python(const Part& part) {
+  py::gil_scoped_acquire gil;
+  try {
+    return part();
+  } catch (python_error& error) {
+    error.persist();
+    throw;
+  } catch (py::error_already_set& error) {
+    error.restore();
+    python_error persistent;
+    persistent.persist();
+    throw persistent;
+  }
+}
+
 }  // namespace
 
 Call::~Call() {
@@ -216,7 +233,8 @@ variable_list Call::assemble(const std::vector<GradientSource>& sources, py::obj
 }
 
 variable_list Call::run_backward(variable_list tangents, const std::vector<uint32_t>& missing,
-                                 const std::vector<GradientEdge>& edges, bool consume, Node* reader) {
+                                 const std::vector<GradientEdge>& edges, bool consume, Node* reader,
+                                 LaterStages* later) {
   const Backward& backward = program_->backward(missing);
   variable_list handed_on(tangents.size());  // as they came
   for (const GradientSource& source : backward.sources) {
@@ -242,8 +260,55 @@ variable_list Call::run_backward(variable_list tangents, const std::vector<uint3
   // frees each activation after its last use.
   if (consume) drop(needs.keeps);
   const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
-  return assemble(backward.sources, call_compiled(backward.compiled, backward.boxed, std::move(inputs)), handed_on,
-                  edges);
+  py::object results = call_compiled(backward.compiled, backward.boxed, std::move(inputs));
+  if (history().stages > 1) return of_stages(backward, std::move(results), std::move(handed_on), edges, later);
+  return assemble(backward.sources, std::move(results), handed_on, edges);
+}
+
+LaterStages::~LaterStages() {
+  if (!next) return;
+  if (Py_IsInitialized()) {
+    py::gil_scoped_acquire gil;
+    next = py::object();
+  } else {
+    next.release();
+  }
+}
+
+// The edges of one stage's gradients.
+std::vector<GradientEdge> Call::of_stage(uint32_t stage, std::vector<GradientEdge> edges) const {
+  const History& plan = history();
+  for (size_t i = 0; i < edges.size(); i++) {
+    if (plan.places[i] && plan.sets[plan.places[i]->set].stage != stage) edges[i] = GradientEdge();
+  }
+  return edges;
+}
+
+variable_list Call::of_stages(const Backward& backward, py::object next, variable_list tangents,
+                              const std::vector<GradientEdge>& edges, LaterStages* later) {
+  LaterStages here;
+  LaterStages& run = later == nullptr ? here : *later;
+  run.next = std::move(next);
+  run.tangents = std::move(tangents);
+  run.sources = &backward.sources;
+  variable_list gradients = assemble(backward.sources, run.next(), run.tangents, of_stage(0, edges));
+  while (later == nullptr && run.next) {
+    variable_list more = next_stage(run, edges);
+    for (size_t i = 0; i < more.size(); i++) {
+      if (more[i].defined()) gradients[i] = std::move(more[i]);
+    }
+  }
+  return gradients;
+}
+
+variable_list Call::next_stage(LaterStages& run, const std::vector<GradientEdge>& edges) {
+  return in_python([&] {
+    const c10::impl::ExcludeDispatchKeyGuard without_autocast(c10::autocast_dispatch_keyset);
+    const bool last = ++run.done + 1 == history().stages;
+    py::object results = run.next();
+    if (last) run.next = py::object();
+    return assemble(*run.sources, std::move(results), run.tangents, of_stage(run.done, edges));
+  });
 }
 
 variable_list Call::run_differentiably(variable_list tangents, const std::vector<uint32_t>& missing,
@@ -295,22 +360,13 @@ std::vector<uint32_t> missing_of(const variable_list& tangents) {
 }
 
 variable_list Call::gradients(variable_list tangents, const std::vector<GradientEdge>& edges, bool consume,
-                              Node* reader) {
-  py::gil_scoped_acquire gil;
-  try {
+                              Node* reader, LaterStages* later) {
+  return in_python([&] {
     const std::vector<uint32_t> missing = missing_of(tangents);
     if (missing.size() == tangents.size()) return variable_list(edges.size());
     return c10::GradMode::is_enabled() ? run_differentiably(std::move(tangents), missing, edges, reader)
-                                       : run_backward(std::move(tangents), missing, edges, consume, reader);
-  } catch (python_error& error) {
-    error.persist();
-    throw;
-  } catch (py::error_already_set& error) {
-    error.restore();
-    python_error persistent;
-    persistent.persist();
-    throw persistent;
-  }
+                                       : run_backward(std::move(tangents), missing, edges, consume, reader, later);
+  });
 }
 
 }  // namespace aotautograd

@@ -14,6 +14,19 @@ struct GradientEdge {
   size_t edge = 0;
 };
 
+// What a run of a backward in stages has still to compute.
+struct LaterStages {
+  LaterStages() = default;
+  LaterStages(const LaterStages&) = delete;
+  LaterStages& operator=(const LaterStages&) = delete;
+  ~LaterStages();
+
+  py::object next;  // computes the next stage; null: all gradients are there
+  uint32_t done = 0;
+  torch::autograd::variable_list tangents;  // as they came
+  const std::vector<GradientSource>* sources = nullptr;
+};
+
 // The nodes of a call share it. Everything it holds in Python is read and dropped under the GIL, which stands in for the
 // nodes' mutexes.
 class Call {
@@ -31,9 +44,11 @@ class Call {
 
   // The gradients that these tangents lead to, from the compiled backward; under create_graph, from a program whose
   // results have a history. With `consume` it frees what it reads, and that is not left to the backward of others.
+  // With `later`, those of the first stage: of the others `next_stage` gives one after the other.
   torch::autograd::variable_list gradients(torch::autograd::variable_list tangents,
                                            const std::vector<GradientEdge>& edges, bool consume,
-                                           torch::autograd::Node* reader);
+                                           torch::autograd::Node* reader, LaterStages* later = nullptr);
+  torch::autograd::variable_list next_stage(LaterStages& later, const std::vector<GradientEdge>& edges);
 
   // Behind a run without the tangents `missing`.
   void release(const std::vector<uint32_t>& missing);
@@ -44,7 +59,11 @@ class Call {
   torch::autograd::variable_list run_backward(torch::autograd::variable_list tangents,
                                               const std::vector<uint32_t>& missing,
                                               const std::vector<GradientEdge>& edges, bool consume,
-                                              torch::autograd::Node* reader);
+                                              torch::autograd::Node* reader, LaterStages* later);
+  torch::autograd::variable_list of_stages(const Backward& backward, py::object next,
+                                           torch::autograd::variable_list tangents,
+                                           const std::vector<GradientEdge>& edges, LaterStages* later);
+  std::vector<GradientEdge> of_stage(uint32_t stage, std::vector<GradientEdge> edges) const;
   torch::autograd::variable_list run_differentiably(torch::autograd::variable_list tangents,
                                                     const std::vector<uint32_t>& missing,
                                                     const std::vector<GradientEdge>& edges,

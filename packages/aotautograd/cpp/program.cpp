@@ -32,7 +32,9 @@ TangentLayout read_layout(py::handle record) {
 void read_sets(py::handle records, History& history) {
   history.places.resize(history.differentiable.size());
   for (py::handle record : records) {
-    GradientSet set{numbers<uint32_t>(record, "tangents"), numbers<uint32_t>(record, "gradients")};
+    GradientSet set{numbers<uint32_t>(record, "tangents"), numbers<uint32_t>(record, "gradients"),
+                    record.attr("stage").cast<uint32_t>(), record.attr("follows").cast<int32_t>()};
+    history.stages = std::max(history.stages, set.stage + 1);
     for (size_t place = 0; place < set.gradients.size(); place++) {
       history.places[set.gradients[place]] = PlaceInSet{history.sets.size(), place};
     }

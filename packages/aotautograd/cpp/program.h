@@ -43,9 +43,12 @@ struct GradientSource {
 };
 
 // Gradients that the same tangents lead to: eager's autograd comes to their inputs when one of these tangents came.
+// With stages, those of each stage are a set.
 struct GradientSet {
   std::vector<uint32_t> tangents;
   std::vector<uint32_t> gradients;
+  uint32_t stage;
+  int32_t follows;  // the set of the same tangents in the stage before; -1: none, results lead to it
 };
 
 // Where a gradient is among the sets.
@@ -70,6 +73,7 @@ struct History {
   bool one_node;                         // there is one tangent, and it leads to all gradients
   std::vector<GradientSet> sets;         // else: each gradient is in one, those that nothing leads to in none
   std::vector<std::optional<PlaceInSet>> places;  // else: of each gradient
+  uint32_t stages = 1;  // more than one: a backward gives what computes them, one after the other
 };
 
 // A backward compiled for calls in which some tangents do not come.

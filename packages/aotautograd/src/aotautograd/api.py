@@ -30,9 +30,11 @@ from aotautograd.passes import (
 )
 from aotautograd.runtime import inference_callable, is_boxed, training_callable
 from aotautograd.schemas import Compiled, Compiler, Dump, GradientInfo, JointGraph, Opset, Partition, Partitioner
+from aotautograd.stages import StagedBackward, cut, for_stages, stages_of
 from aotautograd.wrappers import Lowering, WrapperProgram, of_wrappers
 from primtorch import graph_text
 from primtorch.ambient import unset
+from primtorch.memory import memory_of
 from primtorch.printing import made_by
 
 MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
@@ -52,6 +54,7 @@ class Compilers:
     dump: Dump | None
     eager_random: bool
     preserve: tuple[OpOverload, ...]
+    stages: tuple[tuple[int, ...], ...] = ()
 
 
 def aot_module(
@@ -67,6 +70,7 @@ def aot_module(
     distinct_inputs: bool = False,
     eager_random: bool = False,
     preserve: Sequence[OpOverload] = (),
+    stages: Sequence[Sequence[int]] = (),
 ) -> Callable[..., Sequence[object]]:
     """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
 
@@ -79,6 +83,9 @@ def aot_module(
     A graph of ATen operators draws the random numbers that eager draws. Prims have a generator of their own: for the
     same seed the numbers are the same in each run, but not eager's. `eager_random` keeps ATen's operators for them.
     `preserve`: operators that `decompositions` leaves whole.
+
+    `stages`: groups of inputs. Autograd gets the gradients of one group before those of the next are computed, each by
+    a graph and a node of its own; those of inputs of no group come last.
     """
     compilers = Compilers(
         fw_compiler,
@@ -89,6 +96,7 @@ def aot_module(
         dump,
         eager_random,
         tuple(preserve),
+        tuple(map(tuple, stages)),
     )
     apart = of_wrappers(program, Lowering(decompositions, eager_random, tuple(preserve), dump))
     if apart is not None:  # capture lets no graph write to a wrapper or to what it wraps
@@ -117,7 +125,7 @@ def aot_module(
 def _over_wrappers(program: WrapperProgram, compilers: Compilers) -> Compilers:
     """Compilers of graphs whose values may be wrappers: each takes its graph apart, and lowers what comes of it."""
     forward, backward, inference = map(program.compiler, (compilers.forward, compilers.backward, compilers.inference))
-    return replace(compilers, forward=forward, backward=backward, inference=inference, decompositions=None)
+    return replace(compilers, forward=forward, backward=backward, inference=inference, decompositions=None, stages=())
 
 
 def _compile_rebased(
@@ -131,7 +139,7 @@ def _compile_rebased(
     while True:
         rebased, inputs = rebase(program, flat, tensors, given_history)
         try:
-            return rebased, _compile(rebased, inputs, compilers)[1]
+            return rebased, _compile(rebased, inputs, replace(compilers, stages=()))[1]
         except HistoryOfAlias as error:
             if error.place in given_history:
                 raise
@@ -191,7 +199,8 @@ def _compile_trace(
 
     def compile_program(module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
         with unset(default_dtype):
-            return _compile(module, inputs, replace(compilers, dump=show_gradients if dump is not None else None))[1]
+            settings = replace(compilers, dump=show_gradients if dump is not None else None, stages=())
+            return _compile(module, inputs, settings)[1]
 
     def compile_inference(module: fx.GraphModule, inputs: list[object]) -> Callable[..., Sequence[object]]:
         with unset(default_dtype):
@@ -203,6 +212,7 @@ def _compile_trace(
             if place not in missing:
                 raise RuntimeError(message)
 
+    stages = stages_of(joint.metadata.gradients, compilers.stages)
     variants = BackwardVariants(parts, joint.metadata, tangents_behind(source))
 
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
@@ -211,8 +221,11 @@ def _compile_trace(
         if missing:
             _show(dump, "backward_without_" + "_".join(map(str, missing)), variant.module)
         with unset(default_dtype):
-            compiled = compilers.backward(variant.module, example_values(variant.module))
-        return compiled, variant.zeros, variant.made_gradients
+            if not stages:
+                compiled = compilers.backward(variant.module, example_values(variant.module))
+                return compiled, variant.zeros, variant.made_gradients
+            made = for_stages(variant.made_gradients, stages)
+            return _compile_stages(variant.module, made, stages, parts, joint, compilers), variant.zeros, made
 
     def kept_values() -> KeptValues:
         with unset(default_dtype):
@@ -231,8 +244,29 @@ def _compile_trace(
         return on_demand(inputs, saved, tangents, missing)
 
     return joint, training_callable(
-        joint.metadata, parts, forward, compile_backward, variants.needs, gradients, on_demand.reads
+        joint.metadata, parts, forward, compile_backward, variants.needs, gradients, on_demand.reads, stages
     )
+
+
+def _compile_stages(
+    module: fx.GraphModule,
+    made: Sequence[GradientInfo],
+    stages: Sequence[int],
+    parts: Partition,
+    joint: JointGraph,
+    compilers: Compilers,
+) -> StagedBackward:
+    placeholders = [n for n in parts.forward.graph.nodes if n.op == "placeholder"]
+    place_of = dict(zip(placeholders, joint.metadata.placeholders, strict=True))
+    stage_of: dict[object, int] = dict(zip(joint.metadata.gradients, stages, strict=True))
+    saved = zip(parts.saved_placeholders, parts.saved_values, strict=True)
+    read = {name: place_of.get(memory_of(value)) for name, value in saved}
+    readers = {name: stage_of[place] for name, place in read.items() if place in stage_of}
+    graphs = cut(module, made, stages, readers)
+    for number, stage in enumerate(graphs):
+        if stage is not None:
+            _show(compilers.dump, f"backward_stage_{number}", stage.module)
+    return StagedBackward(module, graphs, compilers.backward, made, stages, example_values)
 
 
 def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:

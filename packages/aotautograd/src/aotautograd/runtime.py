@@ -59,6 +59,7 @@ def training_callable(
     needs: Needs,
     gradients: Gradients,
     reads: frozenset[int],
+    stages: tuple[int, ...] = (),
 ) -> Flat:
     """Calls a forward whose results lead to the compiled backward.
 
@@ -66,9 +67,9 @@ def training_callable(
     `needs(missing, earlier)` says which saved tensors it then reads, and which to keep behind it.
     `gradients(inputs, saved tensors, tangents, missing)` computes them in a way that can be differentiated. It
     needs the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as
-    None.
+    None. With `stages`, one for each gradient, each stage has a node of its own.
     """
-    history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads)
+    history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads, stages)
     call: Flat = wrap(_call_plan(metadata, forward), history)
     restrided = [info.index for info in metadata.inputs if info.mutates_metadata]
     return _finished(metadata, _on_aliases(call, restrided) if restrided else call)
@@ -149,6 +150,7 @@ def _history_plan(
     needs: Needs,
     gradients: Gradients,
     reads: frozenset[int],
+    stages: tuple[int, ...],
 ) -> HistoryPlan:
     outputs = tuple(
         "symbol" if o.kind == "symbol" else "constant" if o.tangent is None else "differentiable"
@@ -171,7 +173,7 @@ def _history_plan(
         gradients=followed,
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
-        sets=_gradient_sets(metadata),
+        sets=_gradient_sets(metadata, stages),
         outputs=outputs,
         tangents=tuple(differentiable.index(slot) for slot in metadata.tangents),
         expected=tuple(_tangent_layout(spec) for spec in specs),
@@ -180,15 +182,23 @@ def _history_plan(
     )
 
 
-def _gradient_sets(metadata: ProgramMetadata) -> tuple[GradientSet, ...] | None:
+def _gradient_sets(metadata: ProgramMetadata, stages: Sequence[int]) -> tuple[GradientSet, ...] | None:
     """The gradients by the tangents that lead to them; None for one result that leads to all, which takes one node. (Of
-    several, hooks of those from which no backward begins are not to run.)"""
-    members: dict[tuple[int, ...], list[int]] = defaultdict(list)
+    several, hooks of those from which no backward begins are not to run.) Those of later stages come first: their nodes
+    are to be older."""
+    members: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
     for place, tangents in enumerate(metadata.led_to_by):
-        members[tangents].append(place)
-    if members.keys() == {(0,)} and len(metadata.tangents) == 1:
+        members[tangents][stages[place] if stages else 0].append(place)
+    if not stages and members.keys() == {(0,)} and len(metadata.tangents) == 1:
         return None
-    return tuple(GradientSet(tangents, tuple(places)) for tangents, places in members.items() if tangents)
+    parts = [(stage, tangents) for tangents, parts in members.items() if tangents for stage in parts]
+    parts.sort(key=lambda part: -part[0])
+    found: list[GradientSet] = []
+    for stage, tangents in parts:
+        ahead = [other for other, same in parts if same == tangents and other < stage]
+        follows = parts.index((max(ahead), tangents)) if ahead else -1
+        found.append(GradientSet(tangents, tuple(members[tangents][stage]), stage, follows))
+    return tuple(found)
 
 
 def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]) -> tuple[int, ...]:

@@ -380,6 +380,8 @@ class GradientSet:
 
     tangents: tuple[int, ...]  # in order
     gradients: tuple[int, ...]
+    stage: int = 0  # where any has another than 0, a backward gives a `stages.StagedRun`
+    follows: int = -1  # the number of the set of the same tangents in the stage before; -1: there is none
 
 
 @dataclass(frozen=True, slots=True)
