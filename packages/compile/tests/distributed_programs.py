@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
 import torch
 import torch.distributed as dist
-from replica_programs import Branches
+from replica_programs import WRAPPINGS, Branches, Layers, before
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import torchcompile
+from aotautograd.stages import StagedRun
 
 
 def collectives() -> None:
@@ -48,3 +53,48 @@ def sharded() -> None:
             found.append(loss.detach())
         results.append(torch.stack(found))
     torch.testing.assert_close(results[1], results[0])
+
+
+def in_buckets(wrapping: str, backend: str, find_unused: bool) -> tuple[list[list[str]], list[tuple[int, bool]]]:
+    """The events of each backward, in order, and the buckets of the backward's stages at the end.
+
+    A bucket's reduction begins ("reduce 1") before the graph of the next stage runs ("graph 2").
+    """
+    torchcompile.reset()
+    torch.manual_seed(0)
+    events: list[str] = []
+
+    def hook(state: None, bucket: dist.GradBucket) -> Any:
+        events.append(f"reduce {bucket.index()}")
+        done = dist.all_reduce(bucket.buffer(), async_op=True).get_future()
+        return done.then(lambda finished: finished.value()[0] / 2)
+
+    hook.__annotations__ = {"bucket": dist.GradBucket, "return": torch.futures.Future[torch.Tensor]}
+    settings = {"bucket_cap_mb": 5e-4, "find_unused_parameters": find_unused}
+    run, model = {**WRAPPINGS, "before": before}[wrapping](Layers((8, 8, 8, 8, 8)).double(), settings, backend)
+    model.register_comm_hook(None, hook)
+    rounds = []
+    for _ in range(5):
+        x = torch.randn(2, 8, dtype=torch.float64)
+        loss = run(x).sum()
+        with recorded(events):
+            loss.backward()
+        rounds.append(events.copy())
+        events.clear()
+    return rounds, [(stage.bucket, stage.planned) for stage in torchcompile.report().stages]
+
+
+@contextmanager
+def recorded(events: list[str]) -> Iterator[None]:
+    """Notes where the graph of a stage begins."""
+    original = StagedRun.__call__
+
+    def noted(run: StagedRun) -> list[object]:
+        events.append(f"graph {run.at}")
+        return original(run)
+
+    StagedRun.__call__ = noted  # type: ignore[method-assign]
+    try:
+        yield
+    finally:
+        StagedRun.__call__ = original  # type: ignore[method-assign]

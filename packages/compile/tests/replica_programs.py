@@ -288,6 +288,14 @@ def _eager(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple
     return replicated, replicated
 
 
+def before(model: nn.Module, settings: Mapping[str, Any], backend: str) -> tuple[Any, Any]:
+    """The model is compiled, and called, before it is replicated."""
+    compiled = torchcompile.compile(model, backend=backend)
+    first = next(model.parameters())
+    compiled(torch.zeros(2, first.shape[1], dtype=first.dtype))
+    return _eager(compiled, settings, backend)
+
+
 WRAPPINGS = {"outer": _outer, "inner": _inner}
 INDUCTOR = ("plain", "unused_small", "no_sync_views", "autocast", "user_hook", "tied", "buffers", "outputs", "broken")
 PARTS = ("small_buckets", "unused", "checkpointed")  # with their parts compiled one by one, too

@@ -26,6 +26,21 @@ def test_replicas(pair: Processes, name: str) -> None:
         assert "distributed" not in events["inner"]
 
 
+@pytest.mark.parametrize("find_unused", [False, True])
+@pytest.mark.parametrize("wrapping", ["inner", "outer", "before"])
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_buckets_are_reduced_while_the_backward_runs(
+    pair: Processes, backend: str, wrapping: str, find_unused: bool
+) -> None:
+    for rounds, buckets in pair.run(distributed_programs.in_buckets, wrapping, backend, find_unused):
+        overlapped = [f"{what} {number}" for number in range(4) for what in ("graph", "reduce")]
+        first = (
+            overlapped if find_unused else [*overlapped[::2], "reduce 0"]
+        )  # one bucket, before the reducer made them
+        assert rounds == [first, *[overlapped] * 4]
+        assert buckets == [(number, False) for number in range(4)]
+
+
 @pytest.mark.slow
 def test_four_replicas() -> None:
     with Processes(4) as processes:

@@ -255,7 +255,8 @@ def _compile_stages(
     parts: Partition,
     joint: JointGraph,
     compilers: Compilers,
-) -> StagedBackward:
+) -> Compiled:
+    """A `StagedBackward`, which gives a run of the stages where others give their results."""
     placeholders = [n for n in parts.forward.graph.nodes if n.op == "placeholder"]
     place_of = dict(zip(placeholders, joint.metadata.placeholders, strict=True))
     stage_of: dict[object, int] = dict(zip(joint.metadata.gradients, stages, strict=True))
@@ -266,7 +267,8 @@ def _compile_stages(
     for number, stage in enumerate(graphs):
         if stage is not None:
             _show(compilers.dump, f"backward_stage_{number}", stage.module)
-    return StagedBackward(module, graphs, compilers.backward, made, stages, example_values)
+    staged: Compiled = StagedBackward(module, graphs, compilers.backward, made, stages, example_values)
+    return staged
 
 
 def _values_of(source: JointGraph, compilers: Compilers, nodes: Sequence[fx.Node]) -> fx.GraphModule:

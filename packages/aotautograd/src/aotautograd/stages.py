@@ -267,7 +267,7 @@ class StagedBackward:
         self.read = set().union(*reads)
         self.last = [set(names).difference(*reads[at + 1 :]) for at, names in enumerate(reads)]
 
-    def __call__(self, inputs: list[object]) -> StagedRun:
+    def __call__(self, inputs: list[object]) -> Any:
         values = {name: v for name, v in zip(self.names, inputs, strict=True) if name in self.read}
         inputs.clear()
         return StagedRun(self, values)

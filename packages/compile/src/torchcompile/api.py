@@ -209,4 +209,5 @@ def report() -> Report:
         capture_seconds=stats.seconds,
         graphs=_journal.graphs,
         events=stats.events,
+        stages=_journal.stages,
     )

@@ -13,20 +13,24 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import torch
+import torch.distributed as dist
 
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import JointGraph, Partition, Partitioner
+from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger
 from primtorch.ledger import Kind as EventKind
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
-from torchcompile.journal import CompiledGraphRecord, Journal, Kind
+from torchcompile.journal import CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks
 from torchcompile.signature import facts, signature
+from torchdistributed import FollowsReducer, ParameterInfo
+from torchdistributed.replicas import Stages
 from torchdynamo.errors import TorchDynamoError
 from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
 from torchinductor.program import Value
@@ -130,11 +134,39 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
     title, dump = toolchain.start()
     partitioner = partitioner_of(toolchain.options)
 
-    def compile() -> Runner:
+    def compile(stages: Stages) -> Runner:
         program = dense_attention_masks(gm)
-        return aot_module(program, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump)
+        return aot_module(
+            program, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump, stages=stages
+        )
 
-    return _or_as_captured(toolchain, title, gm, compile)
+    def guarded(stages: Stages) -> Runner:
+        return _or_as_captured(toolchain, title, gm, lambda: compile(stages))
+
+    return for_replicas(toolchain, lambda: title, example_inputs, guarded)
+
+
+def for_replicas(
+    toolchain: Toolchain, title: Callable[[], str], inputs: Inputs, compile: Callable[[Stages], Runner]
+) -> Runner:
+    """What `compile` makes of a graph for the stages of its backward: where processes train replicas of a model, those
+    that the reducer of DistributedDataParallel waits for."""
+    leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf]
+    if len(leaves) < 2 or not (dist.is_available() and dist.is_initialized()):
+        return compile(())
+
+    def compile_within(stages: Stages) -> Runner:  # a later call may be in the middle of anything that guards allow
+        with preserved():
+            return compile(stages)
+
+    def tell(stages: Sequence[tuple[int, Sequence[ParameterInfo]]], final: bool) -> None:
+        records = []
+        for stage, (bucket, parameters) in enumerate(stages):
+            names, nbytes = tuple(p.name for p in parameters), sum(p.nbytes for p in parameters)
+            records.append(StageRecord(title(), stage, bucket, names, nbytes, planned=not final))
+        toolchain.journal.split(title(), records)
+
+    return FollowsReducer(compile_within, tell, inputs)
 
 
 def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
@@ -144,17 +176,28 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
     its graph (an attribute that the first call wrote, say), layers captured one by one, resumed code.
     """
     key = signature(gm)
-    runner = toolchain.compiled.get(key) if key is not None else None
-    if runner is None:
-        asked = facts(gm)
-        runner = _compile_with_inductor(toolchain, gm, example_inputs)
-        if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
-            toolchain.compiled[key] = runner
-    return runner
+    start = functools.cache(toolchain.start)
+
+    def compile(stages: Stages) -> Runner:
+        runner = toolchain.compiled.get((key, stages)) if key is not None else None
+        if runner is None:
+            asked = facts(gm)
+            runner = _compile_with_inductor(toolchain, gm, example_inputs, stages, *start())
+            if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
+                toolchain.compiled[key, stages] = runner
+        return runner
+
+    return for_replicas(toolchain, lambda: start()[0], example_inputs, compile)
 
 
-def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
-    title, dump = toolchain.start()
+def _compile_with_inductor(
+    toolchain: Toolchain,
+    gm: torch.fx.GraphModule,
+    example_inputs: Inputs,
+    stages: Stages,
+    title: str,
+    dump: Dump | None,
+) -> Runner:
 
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, Inputs], Runner]:
         named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
@@ -212,6 +255,7 @@ def _compile_with_inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, examp
             dump=dump,
             eager_random=toolchain.options.eager_random,
             preserve=toolchain.options.preserve,
+            stages=stages,
         )
 
     return _or_as_captured(toolchain, title, gm, compile)

@@ -24,12 +24,29 @@ class CompiledGraphRecord:
     cache_hits: int
 
 
+@dataclass(frozen=True, slots=True)
+class StageRecord:
+    """One stage of a graph's backward, which gives the gradients of one of DistributedDataParallel's buckets.
+
+    Attributes:
+        planned: the reducer had not made its buckets yet; these are those that it will make.
+    """
+
+    title: str
+    stage: int
+    bucket: int
+    parameters: tuple[str, ...]
+    nbytes: int
+    planned: bool
+
+
 class Journal:
     """The last `limit` compiled graphs. Safe under threads; `clear()` belongs to `torchcompile.reset()`."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self._lock = threading.Lock()
         self._graphs: deque[CompiledGraphRecord] = deque(maxlen=limit)
+        self._stages: deque[StageRecord] = deque(maxlen=limit)
         self._captures = 0
 
     def next_title(self) -> str:
@@ -42,6 +59,19 @@ class Journal:
         """Keeps what became of a graph."""
         with self._lock:
             self._graphs.append(record)
+
+    def split(self, title: str, stages: Sequence[StageRecord]) -> None:
+        """Keeps the stages that a graph's backward has from now on."""
+        with self._lock:
+            left = [record for record in self._stages if record.title != title]
+            self._stages.clear()
+            self._stages.extend((*left, *stages))
+
+    @property
+    def stages(self) -> Sequence[StageRecord]:
+        """The stages of each backward that comes in several."""
+        with self._lock:
+            return tuple(self._stages)
 
     @property
     def graphs(self) -> Sequence[CompiledGraphRecord]:
@@ -58,4 +88,5 @@ class Journal:
         """Forgets all of it."""
         with self._lock:
             self._graphs.clear()
+            self._stages.clear()
             self._captures = 0

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from primtorch.ledger import Effect, Event, event_tables, of, total
-from torchcompile.journal import CompiledGraphRecord
+from torchcompile.journal import CompiledGraphRecord, StageRecord
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,14 @@ class Report:
         captured: graphs given to a back end; one equal to an earlier one is not given to it again.
         graphs: those that became kernels.
         events: the ledger: whatever did not run as one compiled program, once.
+        stages: of backwards that were cut where DistributedDataParallel's buckets end.
     """
 
     captured: int
     capture_seconds: float
     graphs: Sequence[CompiledGraphRecord]
     events: Sequence[Event]
+    stages: Sequence[StageRecord] = ()
 
     @property
     def kernels(self) -> int:
@@ -109,6 +111,23 @@ class Report:
                             "yes" if graph.cache_hits else "no",
                         ]
                         for graph in self.graphs
+                    ],
+                )
+            )
+        if self.stages:
+            parts.append(
+                (
+                    "Backward in stages: the reducer sends a bucket while the next stage runs",
+                    ["graph", "stage", "bucket", "parameters", "bytes"],
+                    [
+                        [
+                            s.title,
+                            str(s.stage),
+                            f"{s.bucket}, planned" if s.planned else str(s.bucket),
+                            ", ".join(s.parameters),
+                            str(s.nbytes),
+                        ]
+                        for s in self.stages
                     ],
                 )
             )

@@ -1,7 +1,8 @@
-"""DDP bucket planning and bucket-aligned splitting of captured graphs."""
+"""Compiled graphs that fit DDP's buckets: planning them, splitting graphs, following the reducer."""
 
 from torchdistributed.buckets import Bucket, ParameterInfo, parameter_infos, plan_buckets
 from torchdistributed.errors import BucketPlanError
+from torchdistributed.replicas import FollowsReducer, ReducerPlan, active_replica, reducer_plan, stages_for
 from torchdistributed.split import assign_pieces, split_at_buckets
 
 __version__ = "0.1.0"
@@ -9,9 +10,14 @@ __version__ = "0.1.0"
 __all__ = [
     "Bucket",
     "BucketPlanError",
+    "FollowsReducer",
     "ParameterInfo",
+    "ReducerPlan",
+    "active_replica",
     "assign_pieces",
     "parameter_infos",
     "plan_buckets",
+    "reducer_plan",
     "split_at_buckets",
+    "stages_for",
 ]

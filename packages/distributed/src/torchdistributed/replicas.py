@@ -1,0 +1,131 @@
+"""Compiled graphs under DistributedDataParallel: their backward comes in the reducer's buckets.
+
+The reducer sends a bucket as soon as autograd has the gradients of all its parameters. A compiled backward that gives
+all gradients at its end leaves nothing to send beside; one that comes in stages, a bucket each, does. Which parameters
+share a bucket is the reducer's to say: it begins with a plan by size, and makes another after the first backward, in
+the order in which gradients came.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+from torchdistributed.buckets import MIB, Bucket, ParameterInfo, parameter_infos, plan_buckets
+
+Stages = tuple[tuple[int, ...], ...]  # inputs of a graph, by the bucket that their gradients go to
+Runner = Callable[..., Sequence[Any]]
+_FIRST_BYTES = MIB  # of the first bucket, where the reducer does not tell
+_MOST_PLANS = 4  # that one graph follows: it is compiled for each
+
+
+@dataclass(frozen=True, slots=True)
+class ReducerPlan:
+    """The buckets of a replicated model. Not `final`: the reducer has not told yet what it will keep to."""
+
+    buckets: tuple[Bucket, ...]
+    final: bool
+
+
+def active_replica() -> DistributedDataParallel | None:
+    """The DistributedDataParallel whose forward this thread's process is in: what torch tells compilers of it."""
+    if not (dist.is_available() and dist.is_initialized()):
+        return None
+    return DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-any-return, no-untyped-call]
+
+
+def reducer_plan(replicated: DistributedDataParallel) -> ReducerPlan:
+    """The buckets that the reducer has; before it has made them, those that it will make of gradients that come in the
+    reverse of the order of registration."""
+    parameters = parameter_infos(replicated.module, replicated.parameters_to_ignore)
+    told: Mapping[str, Any] = replicated._get_ddp_logging_data()
+    rebuilt = str(told.get("rebuilt_per_bucket_param_indices", ""))
+    if rebuilt:
+        groups = [[int(number) for number in group.split()] for group in rebuilt.split(",")]
+        if sorted(number for group in groups for number in group) == list(range(len(parameters))):
+            found = (tuple(parameters[number] for number in group) for group in groups)
+            return ReducerPlan(tuple(map(Bucket, range(len(groups)), found)), True)
+    cap = replicated.bucket_bytes_cap / MIB
+    settings = getattr(replicated, "_bucket_config", None)
+    first = getattr(settings, "first_bucket_bytes_cap", min(_FIRST_BYTES, cap * MIB)) / MIB
+    if replicated.find_unused_parameters and not replicated.static_graph:  # never made anew: by order of registration
+        buckets = plan_buckets(parameters[::-1], cap, first)[::-1]
+        named = (Bucket(number, bucket.parameters[::-1]) for number, bucket in enumerate(buckets))
+        return ReducerPlan(tuple(named), True)
+    return ReducerPlan(plan_buckets(parameters, cap, first), False)
+
+
+def stages_for(plan: ReducerPlan, replicated: DistributedDataParallel, inputs: Sequence[Any]) -> Stages:
+    """The places of a graph's inputs by the bucket that they belong to; empty where one bucket has all of them."""
+    places = {id(value): place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
+    by_name = dict(replicated.module.named_parameters())
+    groups = ([places.get(id(by_name[name])) for name in bucket.names] for bucket in plan.buckets)
+    held = (tuple(sorted(place for place in group if place is not None)) for group in groups)
+    stages = tuple(group for group in held if group)
+    return stages if len(stages) > 1 else ()
+
+
+def stage_parameters(
+    plan: ReducerPlan, replicated: DistributedDataParallel, inputs: Sequence[Any]
+) -> list[tuple[int, list[ParameterInfo]]]:
+    """For each stage, its bucket's number and the parameters of the graph in it."""
+    held = {id(value) for value in inputs}
+    by_name = dict(replicated.module.named_parameters())
+    found = ((b.index, [p for p in b.parameters if id(by_name[p.name]) in held]) for b in plan.buckets)
+    return [(index, parameters) for index, parameters in found if parameters]
+
+
+class FollowsReducer:
+    """A compiled graph that is compiled again, once or twice, when the model it belongs to turns out to be replicated
+    and when the reducer has made its buckets.
+
+    Args:
+        compile: the graph, with its backward in these stages.
+        tell: called with what was cut and where.
+        inputs: the first call's.
+    """
+
+    def __init__(
+        self,
+        compile: Callable[[Stages], Runner],
+        tell: Callable[[list[tuple[int, list[ParameterInfo]]], bool], None],
+        inputs: Sequence[Any],
+    ) -> None:
+        self.compile, self.tell = compile, tell
+        self.replicated: Callable[[], DistributedDataParallel | None] = lambda: None
+        self.final, self.plans = False, 0
+        self.stages: Stages = ()
+        self.run: Runner | None = None
+        self._lock = threading.Lock()
+        replicated = active_replica()
+        if replicated is not None:
+            self.follow(replicated, inputs)
+        if self.run is None:
+            self.run = compile(())
+
+    def __call__(self, *inputs: Any) -> Sequence[Any]:
+        replicated = active_replica()
+        if replicated is not None and not (self.final and self.replicated() is replicated):
+            self.follow(replicated, inputs)
+        assert self.run is not None
+        return self.run(*inputs)
+
+    def follow(self, replicated: DistributedDataParallel, inputs: Sequence[Any]) -> None:
+        """Compiles the graph for the buckets that the reducer has now, if they are others."""
+        with self._lock:
+            plan = reducer_plan(replicated)
+            self.replicated, self.final = weakref.ref(replicated), plan.final
+            stages = stages_for(plan, replicated, inputs)
+            if stages != self.stages:
+                if self.plans >= _MOST_PLANS:
+                    return
+                self.run, self.stages, self.plans = self.compile(stages), stages, self.plans + 1
+            if stages:
+                self.tell(stage_parameters(plan, replicated, inputs), plan.final)
