@@ -189,7 +189,8 @@ void SetNode::release_variables() {
   const auto run = nodes_->run();
   if (!run) return;
   const std::lock_guard<std::mutex> lock(run->mutex);
-  if (run->released || (run->manner == Run::kApart && run->left > 0)) return;
+  // Torch calls this for nodes that it deletes, too: those of a call that raised within another's backward never ran.
+  if (run->manner == Run::kOpen || run->released || (run->manner == Run::kApart && run->left > 0)) return;
   run->released = true;
   std::vector<uint32_t> missing;
   for (uint32_t i = 0; i < run->came.size(); i++) {
