@@ -71,6 +71,20 @@ def layer_gradients(x: Tensor, weight: Tensor, slope: Tensor) -> tuple[Tensor, T
     return torch.autograd.grad(activated, wide, slope @ weight.t())[0], activated.detach().t() @ slope
 
 
+def casts(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """Products of halves of float32 parameters, and their gradients, which are float32 again."""
+    leaves = [w.detach().requires_grad_() for w in weights]
+    for w in leaves:
+        x = torch.relu(x.half() @ w.half())
+    return x.detach(), *torch.autograd.grad(x.float().sum(), leaves)
+
+
+def statistics(*rows: Tensor) -> tuple[Tensor, ...]:
+    """Sums of small matrices, which nothing orders; one needs another's."""
+    sums = [r.sum(-1) for r in rows]
+    return (*sums, (rows[0] - sums[1][:, None]).amax(-1))
+
+
 ROW, LONG = (512,), (20000,)
 
 MANY, FEW = 576, 6
@@ -91,6 +105,9 @@ CASES: dict[str, Case] = {
     ),
     # A product's operand that is taken transposed is made where the same values are read by rows.
     "a layer's gradients": Case(layer_gradients, lambda n: ((n, 24), (24, 40), (n, 40)), 1, 2.0),
+    # One launch for the casts, six for relu and its slopes between products, the last for the gradients' casts too.
+    "casts of parameters": Case(casts, lambda n: ((n, 24), (24, 40), (40, 64), (64, 16)), 7, 9.0),
+    "small sums": Case(statistics, lambda n: ((n, 24), (n, 40), (n, 90), (n, 17)), 2, 1.5),
     # The logits' maxima and sums; then an element of each row.
     "cross entropy": Case(F.cross_entropy, lambda n: ((n, *ROW), (*ROW, n, 0)), 2, 1.02),
     "cross entropy of a long row": Case(F.cross_entropy, lambda n: ((n, *LONG), (*LONG, n, 0)), 2, 1.01, slow=True),

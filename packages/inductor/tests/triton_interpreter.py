@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +15,13 @@ from triton.runtime.interpreter import TensorHandle
 
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.codegen.triton.backend import TritonBackend
+from torchinductor.codegen.triton.bundles import key_of, programs, write_bundle
 from torchinductor.codegen.triton.matmul import write_matmul
 from torchinductor.codegen.triton.plan import layout_of
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.writer import write
 from torchinductor.indexing import variable
-from torchinductor.ir import Kernel, Template
+from torchinductor.ir import Bundle, Kernel, Template
 from torchinductor.program import Instruction, TritonCall
 from torchinductor.schemas import InductorOptions
 
@@ -84,6 +85,18 @@ class InterpreterBackend(CodegenBackend):
     def generate_template(self, template: Template, options: InductorOptions) -> KernelSource:
         source = write_matmul(template)
         return KernelSource(source.text, source, template.loops.origins)
+
+    def bundle_key(self, kernel: Kernel) -> Hashable | None:
+        return key_of(kernel)
+
+    def generate_bundle(self, bundle: Bundle, options: InductorOptions) -> KernelSource:
+        source = write_bundle(bundle)
+        return KernelSource(source.text, source, bundle.origins)
+
+    def bundle_instruction(
+        self, bundle: Bundle, source: KernelSource, handle: int, slots: tuple[int, ...]
+    ) -> Instruction:
+        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, (), bundle.name)
 
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         def launcher(function: Any) -> Any:

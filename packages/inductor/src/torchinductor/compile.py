@@ -16,6 +16,7 @@ from primtorch.printing import body_names
 from torchinductor.codegen.base import (
     Built,
     KernelSource,
+    bundle_key,
     codegen_for,
     generated,
     legalized,
@@ -27,12 +28,13 @@ from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, ref
 from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
-from torchinductor.ir import Kernel, Template, loops_of, verify_kernels
+from torchinductor.ir import Bundle, Kernel, Template, loops_of, verify_kernels
 from torchinductor.layouts import channels_last_convolutions
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
 from torchinductor.program import Launcher, Program, Run, Value
+from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.in_place import write_in_place
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import GraphStats, InductorOptions
@@ -89,6 +91,8 @@ def compile_graph(
     operations = schedule(lowered, options, traits_of)
     clock.lap("schedule")
     operations = _legalize(lowered, operations, options)
+    if options.fuse:
+        operations = bundle(operations, bundle_key)
     if options.reuse_buffers:
         operations = write_in_place(lowered, operations)
     verify_kernels(operations)
@@ -207,6 +211,7 @@ def _legalize(lowered: Lowered, operations: Sequence[Operation], options: Induct
     return result
 
 
+Launched = (Kernel, Template, Bundle)
 Sources = dict[str, tuple[list[KernelSource], dict[str, int]]]
 
 
@@ -215,7 +220,7 @@ def _generate(operations: Sequence[Operation], options: InductorOptions) -> Sour
     result: Sources = {}
     numbers: dict[tuple[str, str], int] = {}
     for operation in operations:
-        if not isinstance(operation, (Kernel, Template)):
+        if not isinstance(operation, Launched):
             continue
         device = operation.device.type
         unique, by_name = result.setdefault(device, ([], {}))
@@ -264,7 +269,7 @@ def _stats(gm: fx.GraphModule, operations: Sequence[Operation], built: dict[str,
     bodies = [body for o in operations if isinstance(o, ExternCall) for body in bodies_of(o.op)]
     return GraphStats(
         nodes=sum(1 for n in gm.graph.nodes if n.op == "call_function"),
-        kernels=sum(isinstance(o, (Kernel, Template)) for o in operations) + sum(b.stats.kernels for b in bodies),
+        kernels=sum(isinstance(o, Launched) for o in operations) + sum(b.stats.kernels for b in bodies),
         aten_calls=sum(isinstance(o, ExternCall) for o in operations),
         seconds=clock.seconds,
         cache_hits=sum(b.cache_hits for b in built.values()),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
-from torchinductor.ir import Indirect, Kernel, Stage, Template, loops_of
+from torchinductor.ir import Bundle, Indirect, Kernel, Stage, Template, loops_of
 from torchinductor.lowering.context import ExternCall, Operation
 
 
@@ -37,7 +37,10 @@ def traffic_of(operations: Iterable[Operation]) -> Traffic:
     """The traffic of operations of known sizes (a size that is not known counts as one)."""
     kernels = moved = calls = 0
     for operation in operations:
-        if isinstance(operation, (Kernel, Template)):
+        if isinstance(operation, Bundle):
+            kernels += 1
+            moved += sum(sum(bytes_of(part).values()) for part in operation.parts)
+        elif isinstance(operation, (Kernel, Template)):
             kernels += 1
             moved += sum(bytes_of(loops_of(operation)).values())
         else:

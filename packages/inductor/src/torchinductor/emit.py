@@ -12,7 +12,7 @@ from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr, symbol
 from torchinductor.codegen.base import CodegenBackend, KernelSource
 from torchinductor.indexing import Index
-from torchinductor.ir import Buffer, Kernel, Template, loops_of
+from torchinductor.ir import Buffer, Bundle, Kernel, Template, loops_of
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, same_strides
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of, owned_by_graph
@@ -223,6 +223,13 @@ def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Han
             slots = tuple(emitter.slots[b] for b in operation.arguments)
             emitter.instructions.append(
                 handle.backend.instruction(loops_of(operation), handle.source, handle.number, slots)
+            )
+        case Bundle():
+            handle = handles[operation.name]
+            emitter.make(operation.arguments)
+            slots = tuple(emitter.slots[b] for b in operation.arguments)
+            emitter.instructions.append(
+                handle.backend.bundle_instruction(operation, handle.source, handle.number, slots)
             )
         case ExternCall():
             emitter.free_dead()

@@ -6,14 +6,14 @@ from collections.abc import Iterable
 
 import torch
 
-from torchinductor.ir import Kernel, Template
+from torchinductor.ir import Bundle, Kernel, Template
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall
 
 
 def buffers_of(operation: Operation) -> tuple[str, ...]:
     """Every buffer that an operation touches."""
     match operation:
-        case Kernel() | Template():
+        case Kernel() | Template() | Bundle():
             return operation.arguments
         case ExternCall():
             return (*operation.reads, *(o for o in operation.outputs if o is not None))
@@ -36,7 +36,7 @@ def owned_by_graph(operations: Iterable[Operation]) -> frozenset[str]:
 
 def _new_memory(operation: Operation) -> tuple[str, ...]:
     match operation:
-        case Kernel() | Template():
+        case Kernel() | Template() | Bundle():
             return operation.writes
         case ExternCall() if _makes_memory(operation.op):
             return tuple(o for o in operation.outputs if o is not None)

@@ -11,10 +11,11 @@ from torch import fx
 from torch.fx.node import Argument
 
 from primtorch.spec import TensorSpec
-from torchinductor.codegen.base import generated, legalized, takes, traits_of
-from torchinductor.ir import Kernel, Template
+from torchinductor.codegen.base import bundle_key, generated, legalized, takes, traits_of
+from torchinductor.ir import Bundle, Kernel, Template
 from torchinductor.lowering.context import Operation
 from torchinductor.lowering.graph import lower_graph
+from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import InductorOptions
 
@@ -33,7 +34,7 @@ def generate_source(
     """
     options = options or InductorOptions()
     planned = planned_operations(gm, device, options)
-    return {o.name: generated(o, options).text for o in planned if isinstance(o, (Kernel, Template))}
+    return {o.name: generated(o, options).text for o in planned if isinstance(o, (Kernel, Template, Bundle))}
 
 
 def planned_operations(
@@ -47,7 +48,7 @@ def planned_operations(
     planned: list[Operation] = []
     for operation in schedule(lowered, options, traits_of):
         planned += legalized(operation, options) if isinstance(operation, (Kernel, Template)) else [operation]
-    return planned
+    return bundle(planned, bundle_key) if options.fuse else planned
 
 
 def on_device(gm: fx.GraphModule, device: torch.device) -> fx.GraphModule:

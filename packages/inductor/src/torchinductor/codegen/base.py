@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeAlias
 import torch
 
 from torchinductor.errors import InductorError, UnknownDevice
-from torchinductor.ir import Kernel, Template, TemplateKind, loops_of
+from torchinductor.ir import Bundle, Kernel, Template, TemplateKind, loops_of
 from torchinductor.ops import ELEMENTWISE
 from torchinductor.program import Instruction, Launcher
 from torchinductor.schemas import DeviceTraits, InductorOptions
@@ -69,6 +69,15 @@ class CodegenBackend(ABC):
         """Source for a template that an entry of `templates` has planned, with the arguments of its loops."""
         raise NotImplementedError(f"{type(self).__name__} offers no template")
 
+    def bundle_key(self, kernel: Kernel) -> Hashable | None:
+        """What a planned kernel has to have in common with others for one launch to run them beside each other; None
+        where it runs alone."""
+        return None
+
+    def generate_bundle(self, bundle: Bundle, options: InductorOptions) -> KernelSource:
+        """Source for kernels of one key; its arguments are `bundle.arguments`."""
+        raise NotImplementedError(f"{type(self).__name__} bundles no kernels")
+
     @abstractmethod
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         """Compiles and loads sources, in parallel and through the disk cache."""
@@ -76,6 +85,12 @@ class CodegenBackend(ABC):
     @abstractmethod
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         """The instruction that runs the kernel. `handle` indexes Program.kernels or Program.launchers."""
+
+    def bundle_instruction(
+        self, bundle: Bundle, source: KernelSource, handle: int, slots: tuple[int, ...]
+    ) -> Instruction:
+        """The instruction that runs a bundle's kernels."""
+        raise NotImplementedError(f"{type(self).__name__} bundles no kernels")
 
 
 _BACKENDS: dict[str, CodegenBackend] = {}
@@ -116,9 +131,16 @@ def legalized(operation: Kernel | Template, options: InductorOptions) -> Sequenc
     return backend.legalize(loops_of(operation), options) if planned is None else (planned,)
 
 
-def generated(operation: Kernel | Template, options: InductorOptions) -> KernelSource:
+def bundle_key(kernel: Kernel) -> Hashable | None:
+    """What the back end of a planned kernel's device says of kernels that may share a launch."""
+    return codegen_for(kernel.device.type).bundle_key(kernel)
+
+
+def generated(operation: Kernel | Template | Bundle, options: InductorOptions) -> KernelSource:
     """The source of what `legalized` has planned."""
     backend = codegen_for(operation.device.type)
+    if isinstance(operation, Bundle):
+        return backend.generate_bundle(operation, options)
     if isinstance(operation, Template):
         return backend.generate_template(operation, options)
     return backend.generate(operation, options)

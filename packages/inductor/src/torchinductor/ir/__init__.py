@@ -11,10 +11,13 @@ So softmax is: inner(reduce amax), inner(reduce sum of exp), inner(store); layer
 what is stored a row. A pointwise kernel is one outer stage. Loads in a stage see the stores of the stages before it in
 the same outer iteration, and of the same stage at the same point.
 
+A `Bundle` is several planned kernels that one launch runs beside each other.
+
 A `Template` is a kernel of a form that a back end makes by a design of its own: a matrix product.
 """
 
 from torchinductor.ir.body import REDUCED_PRECISION, Body, Recorder, compute_dtype
+from torchinductor.ir.bundle import Bundle
 from torchinductor.ir.kernel import Axis, Buffer, Kernel, Stage, StageKind, space, space_index
 from torchinductor.ir.operations import (
     Apply,
@@ -44,6 +47,7 @@ __all__ = [
     "Bitcast",
     "Body",
     "Buffer",
+    "Bundle",
     "Carried",
     "Constant",
     "IndexExpr",

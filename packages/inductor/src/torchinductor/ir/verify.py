@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from torchinductor.errors import InductorError
+from torchinductor.ir.bundle import Bundle
 from torchinductor.ir.kernel import Kernel, Stage
 from torchinductor.ir.operations import Apply, Indirect, Load, Part, Reduce, Scan, Store
 from torchinductor.ir.template import PROLOGUE, Template
@@ -15,6 +16,8 @@ def verify_kernels(operations: Iterable[object]) -> None:
     for operation in operations:
         if isinstance(operation, Kernel):
             verify(operation)
+        elif isinstance(operation, Bundle):
+            verify_bundle(operation)
         elif isinstance(operation, Template):
             verify(operation.loops)
             verify_template(operation)
@@ -41,6 +44,15 @@ def verify(kernel: Kernel) -> None:
     for written, read in kernel.in_place:
         if kernel.buffers[written].dtype != kernel.buffers[read].dtype:
             _fail(kernel, f"{written} lies over {read}, of another type")
+
+
+def verify_bundle(bundle: Bundle) -> None:
+    """Raises InductorError where a bundle's kernels break a rule, or touch what another of them writes."""
+    for part in bundle.parts:
+        verify(part)
+        others = {name for other in bundle.parts if other is not part for name in other.writes}
+        if not others.isdisjoint(part.arguments) or part.device != bundle.device:
+            _fail(part, "bundled with kernels that it has to wait for")
 
 
 def verify_template(template: Template) -> None:

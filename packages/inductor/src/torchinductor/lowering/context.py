@@ -16,7 +16,7 @@ from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import LoweringError
 from torchinductor.indexing import ONE, ZERO, Index, at_least, contiguous_strides, dot, exprs
-from torchinductor.ir import Axis, Buffer, Kernel, Recorder, Stage, Template, space, space_index
+from torchinductor.ir import Axis, Buffer, Bundle, Kernel, Recorder, Stage, Template, space, space_index
 from torchinductor.lowering.values import Lazy, Load, Strided, TensorValue
 from torchinductor.ops import ReductionKind, StoreMode
 from torchinductor.schemas import DeviceTraits, InductorOptions
@@ -116,7 +116,7 @@ class ScalarRead:
         return f"read {self.name}\n  -> {self.symbol}\n  {self.source}"
 
 
-Operation: TypeAlias = Kernel | Template | ExternCall | SeedCall | ScalarRead
+Operation: TypeAlias = Kernel | Template | Bundle | ExternCall | SeedCall | ScalarRead
 
 
 def refuse(template: Template) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import coefficient_of, product
-from torchinductor.ir import Kernel, Load, Store, Template, loops_of, verify_kernels
+from torchinductor.ir import Bundle, Kernel, Load, Store, Template, loops_of, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, plain_traits
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
@@ -33,7 +33,7 @@ class Group:
 def reads_of(operation: Operation) -> frozenset[str]:
     """Buffers that an operation reads."""
     match operation:
-        case Kernel() | Template():
+        case Kernel() | Template() | Bundle():
             return frozenset(operation.reads)
         case ExternCall():
             return operation.reads
@@ -46,7 +46,7 @@ def reads_of(operation: Operation) -> frozenset[str]:
 def writes_of(operation: Operation) -> frozenset[str]:
     """Buffers that an operation writes."""
     match operation:
-        case Kernel() | Template():
+        case Kernel() | Template() | Bundle():
             return frozenset(operation.writes)
         case ExternCall():
             return frozenset(o for o in operation.outputs if o is not None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import ClassVar
@@ -14,10 +14,11 @@ from torchinductor._C import TritonKernel
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, Planner
 from torchinductor.errors import BuildFailed
 from torchinductor.indexing import variable
-from torchinductor.ir import Kernel, Template, TemplateKind
+from torchinductor.ir import Bundle, Kernel, Template, TemplateKind
 from torchinductor.program import Instruction, Size, TritonCall
 from torchinductor.schemas import DeviceTraits, InductorOptions, ProductRates
 
+from .bundles import key_of, programs, write_bundle
 from .compiler import Binary, TritonCompiler
 from .matmul import plan, write_matmul
 from .plan import layout_of
@@ -89,6 +90,13 @@ class TritonBackend(CodegenBackend):
         source = write_matmul(template)
         return KernelSource(source.text, source, template.loops.origins)
 
+    def bundle_key(self, kernel: Kernel) -> Hashable | None:
+        return key_of(kernel)
+
+    def generate_bundle(self, bundle: Bundle, options: InductorOptions) -> KernelSource:
+        source = write_bundle(bundle)
+        return KernelSource(source.text, source, bundle.origins)
+
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         compiler = self.compiler(options)
         metas: list[TritonSource] = [source.meta for source in sources]
@@ -103,6 +111,11 @@ class TritonBackend(CodegenBackend):
         grid: tuple[Size, Size, Size] = (layout_of(kernel).grid, 1, 1)  # kernels of equal text may differ in it
         symbols = tuple(variable(name) for name in meta.symbols)
         return TritonCall(handle, grid, slots, symbols, f"{kernel.name}_{meta.name}")
+
+    def bundle_instruction(
+        self, bundle: Bundle, source: KernelSource, handle: int, slots: tuple[int, ...]
+    ) -> Instruction:
+        return TritonCall(handle, (sum(programs(bundle)), 1, 1), slots, (), f"{bundle.name}_triton_bundle")
 
     def compiler(self, options: InductorOptions) -> TritonCompiler:
         """The compiler for the current device and the options' cache folder."""

@@ -31,9 +31,17 @@ class TritonSource:
     written: tuple[int, ...]  # positions in `buffers`
 
 
+HEADER_TEXT = HEADER + PRELUDE
+
+
 def write(kernel: Kernel) -> TritonSource:
     """The source of a planned kernel. Raises Unsupported."""
-    return source_of(kernel, _LoopWriter(kernel).write())
+    return source_of(kernel, body_of(kernel))
+
+
+def body_of(kernel: Kernel) -> list[str]:
+    """The statements of a planned kernel; the first one asks for the program's number. Raises Unsupported."""
+    return _LoopWriter(kernel).write()
 
 
 def source_of(kernel: Kernel, body: Sequence[str]) -> TritonSource:
@@ -47,7 +55,7 @@ def source_of(kernel: Kernel, body: Sequence[str]) -> TritonSource:
     parameters = ", ".join(name for name, _ in (*pointers, *integers))
     name = f"triton_{layout.shape}"
     signature = ", ".join(f"{n}: {kind}" for n, kind in (*pointers, *integers))
-    lines = [HEADER + PRELUDE, "", "@triton.jit", f"def {name}({parameters}):"]
+    lines = [HEADER_TEXT, "", "@triton.jit", f"def {name}({parameters}):"]
     lines.append(f"    # {signature}; {layout.warps} warps")  # kernels of equal text are one kernel
     lines += ["    " + line for line in body]
     written = tuple(i for i, b in enumerate(kernel.arguments) if b in kernel.writes)

@@ -1,0 +1,76 @@
+"""Writes a bundle: each program runs one of the kernels, as its number says."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import replace
+
+from torchinductor.indexing import number
+from torchinductor.ir import Bundle, Kernel
+
+from .expressions import POINTER_TYPES
+from .plan import Layout, layout_of
+from .writer import HEADER_TEXT, TritonSource, body_of
+
+_FLAT_BLOCK, _FLAT_WARPS = 1024, 4
+
+
+def key_of(kernel: Kernel) -> Hashable | None:
+    """Kernels of the same number of threads go together: lines over everything, and short rows."""
+    layout = layout_of(kernel)
+    if layout.wide or any(kernel.buffers[name].dtype not in POINTER_TYPES for name in kernel.arguments):
+        return None
+    if layout.shape == "flat":
+        return "flat"
+    return ("rows", layout.warps) if layout.shape == "reduction" and layout.persistent else None
+
+
+def as_part(kernel: Kernel) -> Kernel:
+    """The kernel as it runs beside others: lines have the same number of threads."""
+    layout = layout_of(kernel)
+    if layout.shape != "flat":
+        return kernel
+    return replace(kernel, layout=replace(layout, x_block=_FLAT_BLOCK, warps=_FLAT_WARPS))
+
+
+def layout_of_bundle(bundle: Bundle) -> Layout:
+    """The layout of the first kernel, whose number of threads is everybody's."""
+    return layout_of(as_part(bundle.parts[0]))
+
+
+def programs(bundle: Bundle) -> list[int]:
+    """How many programs each kernel has."""
+    return [layout_of(as_part(part)).grid.as_int() or 0 for part in bundle.parts]
+
+
+def write_bundle(bundle: Bundle) -> TritonSource:
+    """The source: a function for each kernel that differs, and one that calls them. Raises Unsupported."""
+    functions: dict[str, str] = {}
+    calls: list[str] = []
+    signature: list[tuple[str, str]] = []
+    begun = 0
+    for part, count in zip(map(as_part, bundle.parts), programs(bundle), strict=True):
+        own = [f"p{i}" for i in range(len(part.arguments))]
+        lines = [line for line in body_of(part) if not line.startswith("pid = ")]
+        text = "\n".join(["    " + line for line in lines])
+        name = functions.setdefault(f"({', '.join(['pid', *own])}):\n{text}\n", f"part{len(functions)}")
+        given = [f"p{len(signature) + i}" for i in range(len(own))]
+        kinds = [POINTER_TYPES[part.buffers[b].dtype] for b in part.arguments]
+        signature += list(zip(given, kinds, strict=True))
+        calls.append(f"    if (pid >= {begun}) & (pid < {begun + count}):")
+        calls.append(f"        {name}({', '.join([f'pid - {begun}', *given])})")
+        begun += count
+    layout = layout_of_bundle(bundle)
+    made = [f"@triton.jit\ndef {name}{text}" for text, name in functions.items()]
+    head = [
+        "@triton.jit",
+        f"def triton_bundle({', '.join(name for name, _ in signature)}):",
+        f"    # {', '.join(f'{name}: {kind}' for name, kind in signature)}; {layout.warps} warps",
+        "    pid = tl.program_id(0)",
+    ]
+    text = "\n".join([HEADER_TEXT, "", "\n\n".join(made), "", *head, *calls]) + "\n"
+    written = tuple(i for i, name in enumerate(bundle.arguments) if name in bundle.writes)
+    grid = (number(begun), number(1), number(1))
+    return TritonSource(
+        "triton_bundle", text, tuple(signature), layout.warps, layout.stages, grid, bundle.arguments, (), written
+    )

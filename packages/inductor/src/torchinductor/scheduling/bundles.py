@@ -1,0 +1,122 @@
+"""Small kernels that need not wait for each other become one launch: the casts of parameters, the sums of a layer's
+gradients.
+
+A kernel waits until somebody needs it, and then takes along what follows and could run already. Both cost memory: what
+waits keeps its operands, what runs early its results. So a bundle is of few kernels, and these of few bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+
+from torchinductor.cost import bytes_of
+from torchinductor.ir import Bundle, Kernel
+from torchinductor.lowering.context import ExternCall, Operation
+from torchinductor.ownership import buffers_of
+from torchinductor.scheduling.schedule import writes_of
+
+KeyOf = Callable[[Kernel], "Hashable | None"]
+"""Kernels of equal keys may share a launch; None for one that is launched alone."""
+
+_MOST = 16  # kernels
+_BYTES = 64 << 20  # that a bundle's kernels move together, and half of it one of them
+_AHEAD = 48  # operations that are looked through for what could run already
+
+
+@dataclass
+class _Open:
+    """Kernels that wait for a launch."""
+
+    parts: list[Kernel] = field(default_factory=list)
+    touched: set[str] = field(default_factory=set)
+    written: set[str] = field(default_factory=set)
+    moved: int = 0
+
+    def takes(self, kernel: Kernel, moved: int) -> bool:
+        return len(self.parts) < _MOST and self.moved + moved <= _BYTES and not self.meets(kernel)
+
+    def meets(self, operation: Operation) -> bool:
+        """Whether an operation has to run after what waits."""
+        return not self.written.isdisjoint(buffers_of(operation)) or not self.touched.isdisjoint(writes_of(operation))
+
+    def add(self, kernel: Kernel, moved: int) -> None:
+        self.parts.append(kernel)
+        self.touched.update(kernel.arguments)
+        self.written.update(kernel.writes)
+        self.moved += moved
+
+
+def bundle(operations: Sequence[Operation], key_of: KeyOf) -> list[Operation]:
+    """The operations with small kernels put together, in an order that is as good as the one given."""
+    return _Bundler(operations, key_of).run()
+
+
+class _Bundler:
+    def __init__(self, operations: Sequence[Operation], key_of: KeyOf) -> None:
+        self.operations = operations
+        self.small = {i: found for i, o in enumerate(operations) if (found := _small(o, key_of)) is not None}
+        self.taken: set[int] = set()
+        self.open: dict[Hashable, _Open] = {}
+        self.result: list[Operation] = []
+
+    def run(self) -> list[Operation]:
+        for position, operation in enumerate(self.operations):
+            if position in self.taken:
+                continue
+            for key in [key for key, waiting in self.open.items() if waiting.meets(operation)]:
+                self._close(key, position)
+            if position in self.taken:  # it needs one that waited, and another bundle took it along
+                continue
+            found = self.small.get(position)
+            if found is None:
+                self.result.append(operation)
+                continue
+            key, moved = found
+            assert isinstance(operation, Kernel)
+            if not self.open.setdefault(key, _Open()).takes(operation, moved):
+                self._close(key, position)
+            self.open.setdefault(key, _Open()).add(operation, moved)
+        for key in list(self.open):
+            self._close(key, len(self.operations))
+        return self.result
+
+    def _close(self, key: Hashable, position: int) -> None:
+        """Launches what waits, with what comes from `position` on and could run already."""
+        waiting = self.open.pop(key)
+        if not waiting.parts:
+            return
+        ahead: set[str] = set().union(*(w.touched for w in self.open.values()))  # others that wait come later
+        changed: set[str] = set().union(*(w.written for w in self.open.values()))
+        for place in range(position, min(position + _AHEAD, len(self.operations))):
+            if place in self.taken:
+                continue
+            operation = self.operations[place]
+            if isinstance(operation, ExternCall) and operation.effect:
+                break
+            found = self.small.get(place)
+            free = changed.isdisjoint(buffers_of(operation)) and ahead.isdisjoint(writes_of(operation))
+            if found is not None and found[0] == key and free and self._joins(waiting, operation, found[1]):
+                self.taken.add(place)
+                continue
+            ahead.update(buffers_of(operation))
+            changed.update(writes_of(operation))
+        self.result.append(waiting.parts[0] if len(waiting.parts) == 1 else Bundle(tuple(waiting.parts)))
+
+    @staticmethod
+    def _joins(waiting: _Open, operation: Operation, moved: int) -> bool:
+        if not isinstance(operation, Kernel) or not waiting.takes(operation, moved):
+            return False
+        waiting.add(operation, moved)
+        return True
+
+
+def _small(operation: Operation, key_of: KeyOf) -> tuple[Hashable, int] | None:
+    """The key and the bytes of a kernel that may be bundled."""
+    if not isinstance(operation, Kernel) or operation.scatters or operation.symbols or operation.in_place:
+        return None
+    if any(stage.body.faults for stage in operation.stages):  # what stops at an index that is wrong stays in its place
+        return None
+    moved = sum(bytes_of(operation).values())
+    key = key_of(operation) if moved <= _BYTES // 2 else None
+    return None if key is None else ((operation.device, key), moved)
