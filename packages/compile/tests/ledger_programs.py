@@ -90,8 +90,8 @@ def prints(x: torch.Tensor) -> torch.Tensor:
 
 @case("tensor_to_number")
 def to_number(x: torch.Tensor) -> torch.Tensor:
-    n = (x + 1).tolist()  # here
-    return x * n[0]
+    n = (x + 1).data_ptr()  # here
+    return x * (n != 0)
 
 
 @case("tensor_repr")

@@ -446,12 +446,12 @@ def flexible(q: Any, k: Any, v: Any) -> Any:
 PYTHON = "Python"
 
 
-@part(PYTHON, "item in arithmetic", "tensor_to_number", gradient=False)
+@part(PYTHON, "item in arithmetic")
 def with_item(x: torch.Tensor) -> Any:
     return x * x.sum().item()
 
 
-@part(PYTHON, "tolist", "tensor_to_number", gradient=False)
+@part(PYTHON, "tolist")
 def with_tolist(x: torch.Tensor) -> Any:
     return x + sum(x[0].tolist())
 

@@ -12,6 +12,7 @@
 #include <c10/util/SmallVector.h>
 
 #include <algorithm>
+#include <cstring>
 #include <stdexcept>
 
 namespace inductor {
@@ -129,6 +130,15 @@ void expect(const Instruction& in, Frame& frame) {
   result = copy;
 }
 
+// A number as symbols hold it: a float by its 64 bits.
+int64_t bits_of(const at::Scalar& number) {
+  if (!number.isFloatingPoint()) return number.toLong();
+  const double value = number.toDouble();
+  int64_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
 void step(const Program& program, const Instruction& in, Frame& frame) {
   switch (in.opcode) {
     case Opcode::Alloc:
@@ -153,7 +163,7 @@ void step(const Program& program, const Instruction& in, Frame& frame) {
       call_python(in, frame);
       break;
     case Opcode::ReadScalar:
-      frame.symbols[in.dst] = at::_local_scalar_dense(frame.slots[in.src]).toLong();
+      frame.symbols[in.dst] = bits_of(at::_local_scalar_dense(frame.slots[in.src]));
       break;
     case Opcode::Expect:
       expect(in, frame);

@@ -38,6 +38,7 @@ from primtorch.functionalize import functional_region, unwrap, wrap
 from primtorch.higher_order import handled_by
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
+from primtorch.symbolic import numbers
 
 aten = torch.ops.aten
 
@@ -262,6 +263,15 @@ def _run_program(recorder: Recorder, program: Program, flat: Values, present: Pr
     return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
 
 
+def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """A call of the graph. Python's functions of numbers keep symbolic ones symbolic."""
+    if any(map(numbers.is_symbolic, args)) and function in numbers.NUMBER_FUNCTIONS:
+        number = numbers.function(function, args)
+        if number is not None:
+            return number
+    return function(*args, **kwargs)
+
+
 def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present: PresentViews) -> Values:
     """Runs the graph node by node, so that each operator knows the user's line."""
     values: dict[fx.Node, Any] = {}
@@ -283,7 +293,7 @@ def _interpret(recorder: Recorder, module: fx.GraphModule, flat: Values, present
                 function = module.get_submodule(node.target) if node.op == "call_module" and not kwargs else None
                 given = recorder.nodes_of(args) if function is not None and recorder.follows_history else ()
                 if node.op == "call_function":
-                    values[node] = node.target(*args, **kwargs)
+                    values[node] = _call(node.target, args, kwargs)
                     if node.target in _CHOICES:
                         note([_CHOICES[node.target]])
                 elif node.op == "call_method":

@@ -215,6 +215,8 @@ def _sizes_that_depend_on_data(graph: fx.Graph) -> list[fx.Node]:
         value = node.meta.get("val")
         if type(value) is torch.SymInt:
             found.setdefault(str(expr_of(value)), node)
+        elif type(value) is torch.SymFloat:
+            found.setdefault(str(value), node)
         elif is_tensor(node):
             for dim, size in enumerate(value.shape):
                 if type(size) is torch.SymInt:

@@ -318,6 +318,8 @@ class Recorder:
                     self._attach(self._node(operator.getitem, (node, i), {}), o)
         elif isinstance(out, torch.SymInt):
             self.symbol_nodes.setdefault(str(expr_of(out)), node)
+        elif isinstance(out, torch.SymFloat):
+            self.symbol_nodes.setdefault(str(out), node)
 
     def _name_sizes(self, node: fx.Node) -> None:
         """Nodes for the new symbols in an operator's sizes, which depend on data."""

@@ -51,10 +51,10 @@ def _record_conjugate(recorder: Recorder, call: Call) -> object:
 
 @special(aten._local_scalar_dense.default)
 def _record_item(recorder: Recorder, call: Call) -> object:
-    """A number or a truth value taken out of a tensor. A whole number stays a symbol, unless a branch asks for it."""
+    """A number or a truth value taken out of a tensor. A number stays a symbol, unless a branch asks for it."""
     tensor, values = call.args[0], recorder.values
-    whole = not (tensor.is_floating_point() or tensor.is_complex() or tensor.dtype is torch.bool)
-    if whole and not recorder.fix_sizes:
+    number = not (tensor.is_complex() or tensor.dtype is torch.bool)
+    if number and not recorder.fix_sizes:
         return NotImplemented
     if isinstance(tensor, FakeTensor) and tensor.memory.constant is not None:
         return NotImplemented

@@ -331,6 +331,8 @@ class _Apart:
             self.node_of.setdefault(id(value), node)
         elif isinstance(value, torch.SymInt):
             self.symbols.setdefault(str(expr_of(value)), node)
+        elif isinstance(value, torch.SymFloat):
+            self.symbols.setdefault(str(value), node)
         return value
 
     def _known(self, value: object, node: fx.Node) -> object:

@@ -16,6 +16,7 @@ from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.emit.codegen import parameter_name
 from torchdynamo.graph.derivatives import CutGraph
 from torchdynamo.graph.scalars import NumberNeeded
+from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.guards.memory_guards import refuse_writes
 from torchdynamo.interpreter import InterpretedFrame, Interpreter
 from torchdynamo.interpreter.exceptions import empty_frames, strip_traceback
@@ -83,7 +84,15 @@ class Raised:
         return type(self.error), self.where.line if self.where is not None else 0
 
 
-Ending = Finished | Stopped | Broke | HasToRaise | HasToCut | ReadsWhole | Raised
+@dataclass(frozen=True, slots=True)
+class AsksNumber:
+    """The values of numbers are needed that the program takes out of tensors."""
+
+    places: frozenset[tuple[UserFrame, ...]]
+    as_size: bool  # by an operator, which may take them for sizes
+
+
+Ending = AsksNumber | Finished | Stopped | Broke | HasToRaise | HasToCut | ReadsWhole | Raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,6 +169,7 @@ def interpret(
     outside = Outside(function, policy, stack.now)
     outside.recorder.cut_at = directions.cut_at
     outside.recorder.refused = policy.refused
+    outside.recorder.taken.refused, outside.recorder.taken.sizes = policy.unread, policy.sizes
     outside.recorder.refused_leaf = directions.refused_leaf
     if policy.asks_data:
         outside.recorder.conditions.refuse()
@@ -190,11 +200,17 @@ def interpret(
             capture.ending = _broke(error, outside)
         except CutGraph as error:
             capture.ending = HasToCut(error.call)
+        except NumberAsked as error:
+            capture.ending = AsksNumber(error.places, error.as_size)
         except ReadWhole as error:
             capture.ending = ReadsWhole(error.source)
         except NumberNeeded as needed:
             capture.ending = Raised(needed.error, ordinal=interpreter.raises.get(id(needed.error), -1))
         except Exception as error:
+            places = outside.recorder.taken.places_of(error)
+            if places:
+                capture.ending = AsksNumber(places, as_size=False)
+                return capture
             where = frame.position if frame is not None else None
             capture.ending = Raised(error, where, interpreter.raises.get(id(error), -1))
         finally:

@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 
+from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
 from torchdynamo.after_break.resume import origin_of
 from torchdynamo.after_break.suspended import given_up, refuse_coroutines
@@ -397,13 +398,21 @@ class CaptureWorld(PlainWorld):
             return bool(obj)
         self.know_methods(obj, "__bool__", "__len__")
         if isinstance(obj, SYMBOLIC):
-            return bool(obj)
+            try:
+                return bool(obj)
+            except DataDependent as error:  # no handler of the program's is to see it
+                self.outside.recorder.taken.asked(error, as_size=False)
+                raise
         if hasattr(type(obj), "__bool__") or hasattr(type(obj), "__len__"):
             self.outside.refuse_opaque(obj)
         return super().truth(obj)
 
     def check(self, obj: object, expected: bool) -> bool:
         if isinstance(obj, FakeTensor) and self.outside.recorder.conditions.take_for_granted(obj, expected):
+            return expected
+        if isinstance(obj, torch.SymBool) and self.outside.recorder.taken.check(
+            obj if expected else torch.sym_not(obj)
+        ):
             return expected
         return self.truth(obj)
 

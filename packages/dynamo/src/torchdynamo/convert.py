@@ -26,6 +26,7 @@ from torchdynamo.after_break.rerun import Rerun, has_effects, switched_states
 from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
 from torchdynamo.after_break.stopped import Stopped
 from torchdynamo.capture import (
+    AsksNumber,
     Broke,
     Capture,
     Directions,
@@ -147,7 +148,7 @@ def _convert(state: Function, flat: tuple[object, ...], opened: list[Capture]) -
     try:
         compiled_graph = _call_backend(state, finished) if finished.graph is not None else None
     except DataDependent as error:
-        if _break_there(state, error):
+        if _break_there(state, generated.capture.outside, error):
             return _AGAIN
         if state.options.fullgraph:
             raise
@@ -272,6 +273,9 @@ def _capture(
                 told = replace(told.to_the_end(), refused_raise=ordinal)
             case HasToCut(calls=calls):
                 told = replace(told.to_the_end(), cut_at=calls)
+            case AsksNumber(places=places, as_size=as_size):
+                state.unread |= {place for place in places if not as_size or place in state.sizes}
+                state.sizes |= places
             case ReadsWhole(source=source):
                 state.fixed.add(source)
             case Raised(error=DataDependent()) if not state.breaks_at_data:
@@ -307,8 +311,12 @@ def _stopping(state: Function, broke: Broke, depth: int | None, told: Directions
     return replace(told, stop_at=broke.path[:depth], reason=reason)
 
 
-def _break_there(state: Function, error: DataDependent) -> bool:
+def _break_there(state: Function, outside: Outside, error: DataDependent) -> bool:
     """Lets the graph end before a size that the back end has to know; False where it does already."""
+    taken = set(outside.recorder.taken.made.values()) - state.unread
+    if taken:
+        state.unread |= taken
+        return True
     if not state.breaks_at_data:
         state.breaks_at_data = True
         return True

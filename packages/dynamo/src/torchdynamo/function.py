@@ -95,6 +95,8 @@ class Function:
     breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
     asks_data: bool = False  # where the way into an exception does, since its graphs cannot begin anew
     refused: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks of calls that it cannot do even so
+    unread: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where a number is asked for by its value
+    sizes: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where a number is taken that is a size
     shared: set[Source] = field(default_factory=set)  # inputs that shared memory which the program writes to
     eager: Event | None = None  # why calls run as they are from now on
     found: bool = False  # by the frame hook, in a call that runs for real
@@ -212,6 +214,8 @@ class Function:
             refused=frozenset(self.refused),
             shared=frozenset(self.shared),
             asks_data=self.asks_data,
+            unread=frozenset(self.unread),
+            sizes=frozenset(self.sizes),
         )
 
     def show(self, file: str, text: Callable[..., str], *of: object) -> None:

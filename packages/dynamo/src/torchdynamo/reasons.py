@@ -24,7 +24,7 @@ _TABLE = (
     ),
     Reason(
         "tensor_to_number",
-        "the program needs a tensor's value as a Python number (item, int, float, tolist, numpy)",
+        "the program needs a tensor's value as a Python number: it branches on it, shows it, or hands it to C code",
         "keep the value in a tensor, or compute it outside of the compiled function",
     ),
     Reason(

@@ -121,7 +121,8 @@ class PythonExecutor:
             case RandomSeed(dst, device):
                 slots[dst] = torch.empty((), dtype=torch.int64, device=device).random_()
             case ReadScalar(symbol, src):
-                symbols[symbol] = int(slots[src].item())
+                number = slots[src].item()
+                symbols[symbol] = float_bits(number) if isinstance(number, float) else int(number)
                 self._derive(symbols)
             case Expect(slot, shape, strides):
                 layout = evaluate_all(shape, symbols), evaluate_all(strides, symbols)

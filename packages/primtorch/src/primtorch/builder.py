@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem as _getitem
-from typing import Any, TypeAlias, overload
+from typing import Any, TypeAlias, cast, overload
 
 import torch
 from torch import fx
@@ -169,7 +169,7 @@ class Value:
 
     def slice(self, dim: int, start: Size, stop: Size, step: Size = 1) -> Value:
         size = self.spec.shape[dim]
-        if type(start) is int and start == 0 and type(step) is int and step == 1 and same_size(stop, size):
+        if type(start) is int and start == 0 and type(step) is int and step == 1 and _is_already((stop,), (size,)):
             return self
         return self.b.emit(prims.slice, self, dim, start, stop, step)
 
@@ -298,6 +298,10 @@ class Builder:
         if isinstance(val, (tuple, list)):
             for part, other in zip(val, known, strict=True):
                 self._equate(part, other)
+            return
+        if isinstance(val, torch.SymFloat):
+            if str(val) != str(known):
+                self.bind(val, cast("fx.Node", self._size_node(known)))
             return
         pairs = [(val, known)] if isinstance(val, torch.SymInt) else zip(val.shape, known.spec.shape, strict=True)
         for size, other in pairs:

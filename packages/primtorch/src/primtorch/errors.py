@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from primtorch.schemas import UserFrame
 
@@ -25,9 +25,16 @@ class PrimTorchError(RuntimeError):
 
 
 class DataDependent(PrimTorchError):
-    """A result depends on tensor data that does not exist while shapes are propagated."""
+    """A result depends on tensor data that does not exist while shapes are propagated.
 
-    def __init__(self, what: str, why: str, remedy: str, frames: Sequence[UserFrame] = ()) -> None:
+    Attributes:
+        symbols: those whose values were asked for, where it is numbers.
+    """
+
+    def __init__(
+        self, what: str, why: str, remedy: str, frames: Sequence[UserFrame] = (), symbols: Iterable[str] = ()
+    ) -> None:
+        self.symbols = frozenset(symbols)
         self.what = what
         self.frames = tuple(frames)
         super().__init__(f"{what}: {why}. {remedy}{format_frames(frames)}")

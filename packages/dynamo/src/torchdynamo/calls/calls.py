@@ -43,6 +43,7 @@ from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
 from torchdynamo.graph.recorder import METHODS_OF_FAKES, tensors_in
 from torchdynamo.graph.scalars import SYMBOLIC
+from torchdynamo.graph.taken_numbers import TAKING
 from torchdynamo.graph.tensor_classes import SWITCHES, TENSOR_METACLASSES, class_of, is_instance, overriding
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwargs, Rule, World
@@ -186,6 +187,10 @@ class Calls:
             known = None if kwargs else constants.answer(fn.__name__, args)
             if known is not None:
                 return known[0]
+            if fn.__name__ in TAKING and len(args) == 1 and not kwargs:
+                taken = self.outside.recorder.take_number(fn.__name__, args[0])
+                if taken is not MISSING:
+                    return taken
             reason = leaving.reason_of_name(fn.__name__, with_tensor=True)
             if reason is not None:
                 raise BreakGraph(reason, f"{fn.__name__}() of a tensor")
@@ -368,7 +373,17 @@ class Calls:
 
     def _number(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         """A builtin or a function of `math`: on symbols it gives a symbol."""
+        if fn in (int, float) and len(args) == 1 and not kwargs and isinstance(args[0], FakeTensor):
+            return getattr(args[0], f"__{fn.__name__}__")()  # C would not take a symbol from it
         return MISSING if kwargs else scalars.call(fn, args)
+
+    def _assert_number(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
+        """`torch._check` of what is known only when the program runs: the graph takes it for granted."""
+        truth = args[0] if args else kwargs.get("cond")
+        if fn is torch._check_is_size and isinstance(truth, torch.SymInt):
+            truth = truth >= 0
+        known = isinstance(truth, torch.SymBool) and self.outside.recorder.taken.check(truth)
+        return None if known else MISSING
 
     def _tensor(self, fn: Callable[..., torch.Tensor], args: Args, kwargs: Kwargs) -> object:
         """`torch.tensor`, which would fix the numbers that it is given. A tensor of one int alone has its number fixed:
@@ -716,7 +731,9 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     *((kind, Calls._tensor_of_type) for kind in torch_calls.TENSOR_TYPES),
     (torch.autograd.Variable, Calls._variable),
     *((switch, Calls._native) for switch in SWITCHES),
-    *((function, Calls._number) for function in scalars.NUMBER_FUNCTIONS),
+    *((function, Calls._number) for function in (*scalars.NUMBER_FUNCTIONS, int, float)),
+    (torch._check, Calls._assert_number),
+    (torch._check_is_size, Calls._assert_number),
 )
 _MODULE_CALL: object = nn.Module.__call__
 _CALL_IMPL = nn.Module.__dict__["_call_impl"]

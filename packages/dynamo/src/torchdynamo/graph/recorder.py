@@ -31,6 +31,7 @@ from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
 from torchdynamo.graph.regions import Regions
+from torchdynamo.graph.taken_numbers import TAKING, TakenNumbers
 from torchdynamo.graph.tensor_classes import (
     PLAIN_TENSORS,
     class_of,
@@ -41,6 +42,7 @@ from torchdynamo.graph.tensor_classes import (
 )
 from torchdynamo.graph.view_writes import gap_behind, memory_of, reads_memory_of
 from torchdynamo.graph.wrapper_tensors import Wrappers
+from torchdynamo.interpreter.protocol import MISSING
 from torchdynamo.reasons import BreakGraph
 from torchdynamo.sources import Computed, Source
 
@@ -110,6 +112,7 @@ class Recorder:
         self.graph = fx.Graph()
         self.regions = Regions(self.graph)
         self.conditions = Conditions(user_frames)
+        self.taken = TakenNumbers(self)
         self.mode = mode
         self.user_frames = user_frames
         self.adopt = adopt  # turns a real tensor that reached a call unseen into an input's fake
@@ -222,6 +225,10 @@ class Recorder:
         known = constants.answer(name, args)
         if known is not None and not kwargs:
             return known[0]
+        if name in TAKING and len(args) == 1 and not kwargs:
+            taken = self.take_number(name, args[0])
+            if taken is not MISSING:
+                return taken
         if name == "backward":
             self.derive(dict(kwargs or {}).get("inputs"))
         with_tensor = bool(tensors_in(args))
@@ -240,6 +247,14 @@ class Recorder:
         if takes_factor(name, keywords):
             return record_scaled(self.record, func, args, keywords)
         return self.record(func, args, keywords)
+
+    def take_number(self, name: str, tensor: torch.Tensor) -> Any:
+        """A number out of a tensor, or MISSING where the graph has to end before it."""
+        torch._C._push_on_torch_function_stack(self)  # what it comes down to is recorded as well
+        try:
+            return self.taken.take(name, self.adopt_all(tensor))
+        finally:
+            torch._C._pop_torch_function_stack()
 
     def derive(self, by: object) -> None:
         """The program takes derivatives by the tensors `by`. Those that it computed have to be inputs of a graph."""
@@ -282,6 +297,8 @@ class Recorder:
             run = METHODS_OF_FAKES.get(func) or PROGRAMS_FOR_FAKES.get(func, func)
             result: Any = run(*args, **kwargs) if known is None else known
         except FAKE_ERRORS as error:
+            if isinstance(error, primtorch_errors.DataDependent):
+                self.taken.asked(error, as_size=True)
             raise as_break(error) from error
         except RuntimeError as error:
             if _NO_DATA in str(error):

@@ -27,6 +27,8 @@ class DynamicPolicy:
         breaks_at_data: a size that depends on data breaks the graph.
         refused: the user's stacks where a back end asks for a number that only the data tells; calls there break, too.
         shared: inputs that share memory with others; a write to them breaks the graph.
+        unread: the user's stacks where a number is not taken out of a tensor, but read behind a break.
+        sizes: where one that is taken is a size.
         asks_data: a condition on data breaks the graph, also where only a `raise` is behind it.
     """
 
@@ -38,6 +40,8 @@ class DynamicPolicy:
     refused: frozenset[tuple[UserFrame, ...]] = frozenset()
     shared: frozenset[Source] = frozenset()
     asks_data: bool = False
+    unread: frozenset[tuple[UserFrame, ...]] = frozenset()
+    sizes: frozenset[tuple[UserFrame, ...]] = frozenset()
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         marks = size_marks(tensor)

@@ -200,7 +200,7 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
     meta = node.meta.get("val")
     if isinstance(meta, (int, torch.SymInt)) and not isinstance(meta, bool) and not isinstance(node.target, Prim):
         return as_expr(meta)  # size arithmetic: the value is in the meta
-    if isinstance(meta, torch.SymFloat):
+    if isinstance(meta, torch.SymFloat) and not isinstance(node.target, Prim):
         return float_expr_of(meta)
     kwargs = {name: _given(arg, values) for name, arg in node.kwargs.items()}
     args = tuple(_plain(_given(arg, values)) for arg in node.args)
@@ -315,10 +315,10 @@ def _device_put(ctx: Context, value: TensorValue, meta: TensorSpec) -> TensorVal
     return cast("TensorValue", copied)
 
 
-def _read_scalar(ctx: Context, value: TensorValue, meta: object) -> IntExpr:
-    if not isinstance(meta, torch.SymInt):
-        raise ctx.fail("a data-dependent number that is not an integer")
-    symbol = as_expr(meta)
+def _read_scalar(ctx: Context, value: TensorValue, meta: object) -> IntExpr | FloatExpr:
+    if not isinstance(meta, (torch.SymInt, torch.SymFloat)):
+        raise ctx.fail("a data-dependent number that is neither an integer nor a float")
+    symbol = as_expr(meta) if isinstance(meta, torch.SymInt) else float_expr_of(meta)
     ctx.operations.append(ScalarRead(ctx.new_name("read"), str(symbol), ctx.reference(value)))
     return symbol
 

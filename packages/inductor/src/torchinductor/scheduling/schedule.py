@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import coefficient_of, product
 from torchinductor.ir import Bundle, Kernel, Load, Store, Template, loops_of, verify_kernels
@@ -64,12 +65,62 @@ def schedule(
     outputs = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     check = verify_kernels if options.verify else _unchecked
     check(lowered.operations)
-    operations = _results_early(_live(lowered.operations, outputs), outputs)
-    groups = _topological(_Fusion(options).run(operations))
+    numbers = _Numbers(lowered)
+    operations = _results_early(_live(lowered.operations, outputs), outputs, numbers)
+    groups = _topological(_Fusion(options, numbers).run(operations))
     check(group.operation for group in groups)
     finished = _finished(groups, outputs, traits_of)
     check(finished)
     return finished
+
+
+class _Numbers:
+    """Numbers that only the data tells: which operations give them, and which need them, as if each were a buffer."""
+
+    def __init__(self, lowered: Lowered) -> None:
+        self._lowered = lowered
+        self._given = {item.symbol for item in lowered.inputs}
+        self._told = frozenset(name for operation in lowered.operations for name in self.given_by(operation))
+
+    def given_by(self, operation: Operation) -> set[str]:
+        if isinstance(operation, ScalarRead):
+            return {f"<{operation.symbol}>"}
+        if not isinstance(operation, ExternCall):
+            return set()
+        shapes = (self._lowered.buffers[b].shape for b in operation.outputs if b is not None)
+        names = {str(size) for shape in shapes for size in shape if len(size.symbols()) == 1}
+        known = self._given | self._lowered.definitions.keys()
+        return {f"<{name}>" for name in names if name.isidentifier() and name not in known}
+
+    def needed_by(self, operation: Operation) -> set[str]:
+        if not self._told:
+            return set()
+        names: set[str] = set()
+        if isinstance(operation, (Kernel, Template)):
+            names |= set(loops_of(operation).symbols)
+        elif isinstance(operation, ExternCall):
+            names |= _symbols_in((operation.args, tuple(value for _, value in operation.kwargs)))
+        buffers = (self._lowered.buffers[b] for b in writes_of(operation))
+        names |= {name for buffer in buffers for size in buffer.shape for name in size.symbols()}
+        return {f"<{name}>" for name in self._roots(names)} & self._told - self.given_by(operation)
+
+    def _roots(self, names: Iterable[str]) -> set[str]:
+        """The symbols that these are computed from in the end."""
+        found: set[str] = set()
+        for name in names:
+            definition = self._lowered.definitions.get(name)
+            found |= {name} if definition is None else self._roots({s for a in definition.args for s in a.symbols()})
+        return found
+
+
+def _symbols_in(argument: object) -> set[str]:
+    if isinstance(argument, (IntExpr, FloatExpr)):
+        return argument.symbols()
+    if isinstance(argument, (tuple, list)):
+        return {name for item in argument for name in _symbols_in(item)}
+    if isinstance(argument, ViewRef):
+        return _symbols_in((argument.shape, argument.strides, argument.offset))
+    return set()
 
 
 def _unchecked(operations: Iterable[Operation]) -> None:
@@ -98,7 +149,7 @@ def _draws(operation: Operation) -> bool:
     return isinstance(operation, ExternCall) and torch.Tag.nondeterministic_seeded in getattr(operation.op, "tags", ())
 
 
-def _results_early(operations: Sequence[Operation], outputs: set[str]) -> list[Operation]:
+def _results_early(operations: Sequence[Operation], outputs: set[str], numbers: _Numbers) -> list[Operation]:
     """Moves what only makes a result of the graph to just behind what it reads, which can then be freed.
 
     Lowering computes a value where it is first stored, and many results are stored when the graph ends.
@@ -107,12 +158,12 @@ def _results_early(operations: Sequence[Operation], outputs: set[str]) -> list[O
     several: set[str] = set()  # written part by part
     for i, operation in enumerate(operations):
         several |= writes_of(operation) & written.keys()
-        written.update(dict.fromkeys(writes_of(operation), i))
+        written.update(dict.fromkeys(writes_of(operation) | numbers.given_by(operation), i))
     movable = outputs - several - {b for operation in operations for b in reads_of(operation)}
     moved: dict[int, list[Operation]] = {}
     for i, operation in enumerate(operations):
         writes = writes_of(operation)
-        sources = [written[b] for b in reads_of(operation) if b in written]
+        sources = [written[b] for b in reads_of(operation) | numbers.needed_by(operation) if b in written]
         if isinstance(operation, Kernel) and writes <= movable and sources and max(sources) < i:
             moved.setdefault(max(sources), []).append(operation)
         else:
@@ -131,15 +182,17 @@ class _Fusion:
 
     waiting = 6
 
-    def __init__(self, options: InductorOptions) -> None:
+    def __init__(self, options: InductorOptions, numbers: _Numbers) -> None:
         self.options = options
+        self.numbers = numbers
         self.groups: list[Group] = []
         self.writers: dict[str, list[int]] = {}
         self.readers: dict[str, list[int]] = {}
 
     def run(self, operations: Iterable[Operation]) -> list[Group]:
         for operation in operations:
-            reads, writes = set(reads_of(operation)), set(writes_of(operation))
+            reads = {*reads_of(operation), *self.numbers.needed_by(operation)}
+            writes = {*writes_of(operation), *self.numbers.given_by(operation)}
             if _draws(operation):
                 writes.add(_GENERATOR)
             if isinstance(operation, ExternCall) and operation.effect:

@@ -509,6 +509,8 @@ def _item(mode: FakeMode, x: torch.Tensor) -> Any:
     whole = not (x.dtype.is_floating_point or x.dtype.is_complex or x.dtype is torch.bool)
     if whole and mode.shape_env is not None:
         return mode.shape_env.unbacked(min=-(2**63))
+    if x.dtype.is_floating_point and mode.shape_env is not None:
+        return mode.shape_env.unbacked_float()
     raise DataDependentValue(
         f"Tensor.item() of a {str(x.dtype).removeprefix('torch.')} tensor",
         "its value is known only when the program runs",

@@ -315,6 +315,8 @@ def slice_bound(place: Size | None, size: Size, default: Size) -> Size:
     if place < 0:
         place = place + size
         return torch.sym_max(place, 0) if place < 0 else place
+    if depends_on_data(place) or depends_on_data(size):
+        return torch.sym_min(place, size)
     return size if place >= size else place
 
 
@@ -325,6 +327,8 @@ def _clamp_index(index: Size, size: Size) -> Size:
     if index < 0:
         index = index + size
         return 0 if index < 0 else index
+    if index is not size and (depends_on_data(index) or depends_on_data(size)):
+        return torch.sym_min(index, size)
     # `>` rather than `>=`: where a guard is needed, it should allow equality.
     return size if index is size or index > size else index
 
@@ -339,7 +343,9 @@ def slice_bounds(size: Size, start: Size | None, end: Size | None, step: int) ->
         raise RuntimeError("slice step must be positive")
     first = _clamp_index(0 if start is None else start, size)
     last = size if end is None or (type(end) is int and end >= _NO_END) else _clamp_index(end, size)
-    if last is not size and last < first:
+    if last is not size and (depends_on_data(first) or depends_on_data(last)):
+        last = torch.sym_max(last, first)
+    elif last is not size and last < first:
         last = first
     if step == 1:
         return first, last - first
@@ -369,7 +375,7 @@ def _lower_slice(
     size = x.shape[dim]
     start = slice_bound(start, size, 0)
     end = slice_bound(end, size, size)
-    end = max(end, start)
+    end = torch.sym_max(end, start) if depends_on_data(end) or depends_on_data(start) else max(end, start)
     return x.slice(dim, start, end, step)
 
 

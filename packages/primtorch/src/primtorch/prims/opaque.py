@@ -10,6 +10,7 @@ from torch._ops import OpOverload
 
 from primtorch.prims.record import Meta, Pointwise, Prim, fresh_size, meta_of
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import ShapeEnv
 
 aten = torch.ops.aten
 
@@ -225,9 +226,11 @@ embedding_bag_forward_only = _opaque(
 
 
 # --- sizes that depend on data, values that leave the graph ---------------------------------------
-def _local_scalar(t: TensorSpec) -> float | torch.SymInt:
-    if t.dtype.is_floating_point or t.dtype.is_complex:
+def _local_scalar(t: TensorSpec) -> float | torch.SymInt | torch.SymFloat:
+    if t.dtype.is_complex:
         return 0.0
+    if t.dtype.is_floating_point:
+        return ShapeEnv().unbacked_float()
     return fresh_size((t,), None, -(2**63))
 
 

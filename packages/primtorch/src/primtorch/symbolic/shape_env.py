@@ -113,6 +113,12 @@ class ShapeEnv:
         """A new symbol u0, u1, ... for a size that depends on data."""
         return self._new(SymbolInfo(self._fresh("u"), None, "", min, max))
 
+    def unbacked_float(self) -> torch.SymFloat:
+        """A new symbol uf0, uf1, ... for a float that depends on data."""
+        name = self._fresh("uf")
+        self.symbols[name] = SymbolInfo(name, None, "", None, None)
+        return torch.SymFloat(SymNode(FloatExpr(name), None, self))
+
     def define(self, op: str, *args: IntExpr | FloatExpr) -> IntExpr | FloatExpr:
         """The result of an operation of `SCALAR_OPS`: a derived symbol, or the value where all operands are known.
 
@@ -184,7 +190,7 @@ class ShapeEnv:
     def named(self, name: str) -> torch.SymInt | torch.SymFloat:
         """The symbol of this name as a program holds it."""
         hint = self.symbols[name].hint
-        if name.startswith("f"):
+        if name.startswith(("f", "uf")):
             return torch.SymFloat(SymNode(FloatExpr(name), hint, self))
         return torch.SymInt(SymNode(symbol(name), hint, self))
 
@@ -363,6 +369,7 @@ class ShapeEnv:
                 "it depends on a size that is known only when the program runs",
                 "Assert what you know of it (torch._check), or keep this part out of the compiled region.",
                 self.user_frame(),
+                expr.symbols(),
             )
         self.assume(expr if hint else expr.negated(), self.guards)
         return hint
@@ -399,6 +406,7 @@ class ShapeEnv:
                 "it is known only when the program runs",
                 "Keep it symbolic, or keep this part out of the compiled region.",
                 self.user_frame(),
+                expr.symbols(),
             )
         self.evaluate(relate("eq", expr, constant(hint)), True)
         return hint
@@ -413,6 +421,7 @@ class ShapeEnv:
                 "it is known only when the program runs",
                 "Keep it in a tensor, or keep this part out of the compiled region.",
                 self.user_frame(),
+                expr.symbols(),
             )
         self.evaluate(FloatRelation("same", expr, float_constant(hint)), True)
         return hint
@@ -525,13 +534,15 @@ class ShapeEnv:
 
     def minimum(self, left: IntExpr, right: IntExpr) -> IntExpr:
         """The smaller, when that is known; else an opaque `min`."""
-        known = self.decide(relate("le", left, right))
-        return left.minimum(right) if known is None else left if known else right
+        if self.decide(relate("le", left, right)):
+            return left
+        return right if self.decide(relate("le", right, left)) else left.minimum(right)
 
     def maximum(self, left: IntExpr, right: IntExpr) -> IntExpr:
         """The larger, when that is known; else an opaque `max`."""
-        known = self.decide(relate("ge", left, right))
-        return left.maximum(right) if known is None else left if known else right
+        if self.decide(relate("ge", left, right)):
+            return left
+        return right if self.decide(relate("ge", right, left)) else left.maximum(right)
 
     def value_of(self, name: str) -> IntExpr:
         """What a symbol is known to equal: itself, another expression or a constant."""

@@ -1,0 +1,142 @@
+"""Numbers that a program takes out of its tensors: one graph for all their values, forward and backward.
+
+Where Python branches on a value, or shows it, the graph ends before the number is taken. What eager refuses of a size is
+refused in eager's words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import _pytree as pytree
+
+import torchcompile
+import torchdynamo
+
+Program = Callable[[torch.Tensor, torch.Tensor], Any]
+
+
+def arithmetic(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return x * x.sum().item() + n[0].item() * 2 - 1
+
+
+def of_two_kinds(x: torch.Tensor, n: torch.Tensor) -> Any:
+    scale, count = float(x.detach().mean()), int(n.sum())
+    return x * (scale * 2 + 1) / (count + 1.5), scale, count // 2
+
+
+def whole_of_a_float(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return x + int(n.double().mean() * 1.7)
+
+
+def made_by_size(x: torch.Tensor, n: torch.Tensor) -> Any:
+    count = n.sum().item()
+    return torch.zeros(count, dtype=x.dtype) + x.sum(), torch.arange(count) * 2, torch.ones(2, count).sum(1)
+
+
+def first_rows(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return x[: n[0].item()].sum(0), x[n[1].item() :] * 2
+
+
+def narrowed(x: torch.Tensor, n: torch.Tensor) -> Any:
+    count = n[0].item()
+    torch._check(count >= 0)
+    torch._check(count <= x.shape[0])
+    return x.narrow(0, 0, count) * 2
+
+
+def split_by(x: torch.Tensor, n: torch.Tensor) -> Any:
+    a, b = n.tolist()
+    torch._check(a + b == x.shape[0])
+    return [part.sum(0) for part in x.split([a, b])]
+
+
+def repeated(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return torch.repeat_interleave(x[:2], n, dim=0).sin()
+
+
+def spread(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return x.unsqueeze(0).expand(n[0].item(), -1, -1) * 2
+
+
+def listed(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return x + sum(x.detach()[0].tolist()), n.tolist()
+
+
+def asserted(x: torch.Tensor, n: torch.Tensor) -> Any:
+    count = n[0].item()
+    if count < 0:
+        raise ValueError("negative")
+    return torch.ones(count, dtype=x.dtype) * x.mean()
+
+
+WHOLE = (
+    arithmetic, of_two_kinds, whole_of_a_float, made_by_size, first_rows, narrowed, split_by, repeated, spread, listed,
+    asserted,
+)  # fmt: skip
+
+
+def results(program: Program, parts: tuple[int, int]) -> tuple[list[Any], torch.Tensor | None]:
+    torch.manual_seed(sum(parts))
+    x = torch.randn(4, 3, dtype=torch.float64, requires_grad=True)
+    leaves = pytree.tree_leaves(program(x, torch.tensor(parts)))
+    total: Any = sum(t.sum() for t in leaves if isinstance(t, torch.Tensor) and t.requires_grad)
+    return leaves, torch.autograd.grad(total, x)[0] if isinstance(total, torch.Tensor) else None
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+@pytest.mark.parametrize("program", WHOLE, ids=lambda program: program.__name__)
+def test_one_graph_serves_all_values(program: Program, backend: str) -> None:
+    compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+    for parts in ((1, 3), (2, 2), (3, 1), (4, 0)):
+        found, wanted = results(compiled, parts), results(program, parts)
+        torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+        assert [type(leaf) for leaf in found[0]] == [type(leaf) for leaf in wanted[0]]
+    report = torchcompile.report()
+    assert report.captured == 1 and not report.events
+
+
+def branches(x: torch.Tensor, n: torch.Tensor) -> Any:
+    count, y = n[0].item(), x * 2
+    return y + count if count > 2 else y - count
+
+
+def shows(x: torch.Tensor, n: torch.Tensor) -> Any:
+    return f"{n[0].item()} rows", x * 2
+
+
+def loops(x: torch.Tensor, n: torch.Tensor) -> Any:
+    for _ in range(n[0].item()):
+        x = x.sin()
+    return x
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("program", [branches, shows, loops], ids=lambda program: program.__name__)
+def test_a_value_that_python_needs_ends_the_graph_before_it(program: Program) -> None:
+    compiled = torchcompile.compile(program, backend="aot_eager")
+    for parts in ((1, 3), (3, 1), (2, 2)):
+        (found, gradient), (wanted, of_eager) = results(compiled, parts), results(program, parts)
+        assert [a for a in found if isinstance(a, str)] == [a for a in wanted if isinstance(a, str)]
+        torch.testing.assert_close(found[-1], wanted[-1])
+        torch.testing.assert_close(gradient, of_eager)
+    told = [event for event in torchcompile.report().events if event.kind.id == "tensor_to_number"]
+    assert told and told[0].frames[-1].file == __file__
+    with pytest.raises(torchdynamo.Unsupported, match="tensor_to_number"):
+        torchcompile.compile(program, backend="eager", fullgraph=True)(torch.randn(4, 3), torch.tensor([1, 3]))
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("backend", ["eager", "inductor"])
+def test_what_is_no_size_is_refused_as_eager_refuses_it(backend: str) -> None:
+    for program, parts, error in ((made_by_size, (1, -4), RuntimeError), (asserted, (-1, 3), ValueError)):
+        compiled = torchcompile.compile(program, backend=backend)
+        results(compiled, (1, 3))
+        with pytest.raises(error) as wanted:
+            results(program, parts)
+        with pytest.raises(error) as found:
+            results(compiled, parts)
+        assert str(found.value) == str(wanted.value)
