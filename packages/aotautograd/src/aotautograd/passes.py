@@ -123,12 +123,9 @@ def _key(a: object) -> object:
 def same_layout(node: fx.Node, source: fx.Node) -> bool:
     """Same sizes and strides, decided without asking a symbolic question."""
     a, b = node.meta.get("val"), source.meta.get("val")
-    if (
-        not (hasattr(a, "shape") and hasattr(b, "shape"))
-        or a.dtype != b.dtype
-        or a.device != b.device
-        or a.dim() != b.dim()
-    ):
+    if a is None or b is None or not (hasattr(a, "shape") and hasattr(b, "shape")):  # a number has none
+        return False
+    if a.dtype != b.dtype or a.device != b.device or a.dim() != b.dim():
         return False
     pairs = (*zip(a.shape, b.shape, strict=True), *zip(a.stride(), b.stride(), strict=True))
     return all(_same_size(x, y) for x, y in pairs)

@@ -248,7 +248,7 @@ class Recorder:
             return record_scaled(self.record, func, args, keywords)
         return self.record(func, args, keywords)
 
-    def take_number(self, name: str, tensor: torch.Tensor) -> Any:
+    def take_number(self, name: str, tensor: object) -> Any:
         """A number out of a tensor, or MISSING where the graph has to end before it."""
         torch._C._push_on_torch_function_stack(self)  # what it comes down to is recorded as well
         try:

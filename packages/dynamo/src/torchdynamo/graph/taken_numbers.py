@@ -40,6 +40,11 @@ _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
+def _fake(tensor: torch.Tensor) -> FakeTensor:
+    assert isinstance(tensor, FakeTensor)
+    return tensor
+
+
 class NumberAsked(Escape):
     """The program needs the value of numbers that it took from tensors.
 
@@ -69,7 +74,7 @@ class TakenNumbers:
         self.sizes: Collection[Place] = ()
         self.made: dict[str, Place] = {}
 
-    def take(self, name: str, tensor: torch.Tensor) -> Any:
+    def take(self, name: str, tensor: object) -> Any:
         """The number, or a list of them; MISSING where the graph has to end before it is taken."""
         if not isinstance(tensor, FakeTensor) or class_of(tensor) is not None or self.recorder.regions.open:
             return MISSING
@@ -88,7 +93,7 @@ class TakenNumbers:
     def _number(self, tensor: torch.Tensor, kind: type | None) -> Any:
         whole = not tensor.is_floating_point()
         if kind is int and not whole:
-            if not self.recorder.conditions.take_for_granted(torch.isfinite(tensor), True):
+            if not self.recorder.conditions.take_for_granted(_fake(torch.isfinite(tensor)), True):
                 return MISSING
             tensor, whole = tensor.to(torch.int64), True
         elif kind is float and whole:
@@ -97,7 +102,7 @@ class TakenNumbers:
         env = self.recorder.mode.shape_env
         assert env is not None
         is_size = whole and place in self.sizes
-        if is_size and not self.recorder.conditions.take_for_granted(torch.ge(tensor, 0), True):
+        if is_size and not self.recorder.conditions.take_for_granted(_fake(torch.ge(tensor, 0)), True):
             return MISSING
         number: Number = env.unbacked(min=-(2**63)) if whole else env.unbacked_float()
         symbol = str(number.node.expr)
@@ -120,7 +125,8 @@ class TakenNumbers:
             return False
         env, whole = node.env, isinstance(expr, Relation)
         dtype = torch.int64 if whole else torch.float64
-        left, right = (torch.full((), env.number(side), dtype=dtype) for side in (expr.left, expr.right))
+        sides: Any = (env.number(expr.left), env.number(expr.right))
+        left, right = (torch.full((), side, dtype=dtype) for side in sides)
         if expr.op not in _COMPARISONS or (isinstance(expr, FloatRelation) and not expr.holds):
             return False
         met = getattr(torch, expr.op)(left, right)
