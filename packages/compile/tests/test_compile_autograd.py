@@ -217,12 +217,20 @@ def test_compiled_code_is_a_citizen_of_autograd(program: Run, backend: str) -> N
     assert not torchcompile.report().fallbacks
 
 
+def under_autocast(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Autocast leaves float64 alone, and keeps what it converted float32 to."""
+    with torch.autocast("cpu", torch.bfloat16):
+        return x.float() @ (w.float().t() @ w.float())
+
+
 # (scale, w, x) to (loss, what the caller overwrites before the backward): no node of eager's autograd keeps it.
 OVERWRITTEN: dict[str, Callable[[Any, Any, Any], tuple[Any, Any]]] = {
     "a copied input": lambda scale, w, x: ((x * w) @ scale.clone().detach(), scale),
     "an input copied into another": lambda scale, w, x: ((x * w) @ torch.empty_like(scale).copy_(scale), scale),
     "an input of a result that is kept": lambda scale, w, x: (torch.sigmoid(x) * w @ torch.exp(scale), scale),
     "an input under a cast": lambda scale, w, x: ((x * w).float() @ scale.float(), scale),
+    "a parameter under a cast": lambda scale, w, x: (w.float().square(), w),
+    "a parameter under autocast": lambda scale, w, x: (under_autocast(x, w), w),
     "an argument of a kept result": lambda scale, w, x: (x.exp() * w, x),
     "a copied result": lambda scale, w, x: ((y := x + w).clone().square(), y),
     "a result that was kept as another": lambda scale, w, x: (torch.sigmoid(y := w * 2.0), y),
@@ -424,3 +432,26 @@ def test_running_statistics_of_an_unused_norm(layer: nn.Module) -> None:
         states.append([value.clone() for value in model.state_dict().values()])
     torch.testing.assert_close(states[1], states[0], rtol=1e-12, atol=0)
     assert not torch.equal(states[0][0], layer.double().state_dict()["running_mean"])
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
+def test_running_statistics_that_are_views(norm: Callable[..., torch.Tensor], backend: str) -> None:
+    """Those of one step among several, as networks keep them that are trained for few steps."""
+
+    def program(x: torch.Tensor, means: torch.Tensor, variances: torch.Tensor, step: int) -> Any:
+        switch = {"training": True} if norm is F.batch_norm else {"use_input_stats": True}
+        return norm(x, means[step], variances.t()[step], **switch).sin(), means.sum()
+
+    def run(f: Callable[..., Any]) -> list[Any]:
+        means, variances = torch.zeros(3, 4, dtype=torch.float64), torch.ones(4, 3, dtype=torch.float64)
+        found = []
+        for step in range(3):
+            x = batch(step).requires_grad_()
+            result, total = f(x, means, variances, step)
+            result.square().sum().backward()
+            found += [result.detach(), total, x.grad, means.clone(), variances.clone(), means._version]
+        return found
+
+    close(run(torchcompile.compile(program, backend=backend)), run(program))
+    assert {event.kind.id for event in torchcompile.report().events} <= {"recompiled"}

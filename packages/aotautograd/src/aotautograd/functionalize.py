@@ -20,7 +20,8 @@ from aotautograd.layouts import KeptLayouts, WithStrides, written_by
 from aotautograd.present_views import CHANGES, PresentViews, may_change
 from aotautograd.schemas import Values
 from aotautograd.symbolic_numbers import SYMBOLIC_RULES, is_symbolic
-from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_tensors
+from aotautograd.versions import set_version, version_of
+from primtorch.effects import is_foreign, overload_of, place_of_inplace, written_statistics, written_tensors
 from primtorch.errors import PrimTorchError
 from primtorch.fake import lstm
 from primtorch.functionalize import unwrap, wrap
@@ -125,6 +126,9 @@ class InPlaceCalls(TorchFunctionMode):
             raise better from None
 
     def _call(self, func: Called, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        views = [t for t in written_statistics(func, args, kwargs) if is_wrapped(t) and t._is_view()]
+        if views:
+            return self._with_own_statistics(views, func, args, kwargs)
         overload = overload_of(func, args, kwargs)
         name = getattr(func, "__name__", "").partition(".")[0]  # an overload's has the overload in it
         in_place = name[-1:] == "_" and name not in _NO_WRITE and (name[:2] != "__" or name in _AUGMENTED)
@@ -153,6 +157,20 @@ class InPlaceCalls(TorchFunctionMode):
         self.layouts.after(kept)
         if self.reshaped:
             self._refuse_lost_history(written)
+        return result
+
+    def _with_own_statistics(
+        self, views: Sequence[torch.Tensor], func: Called, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> object:
+        """A normalisation that updates views of other tensors: functionalization does not see that it writes."""
+        with torch.no_grad():
+            own = {id(t): t.clone() for t in views}
+        result = self._call(func, *pytree.tree_map(lambda t: own.get(id(t), t), (args, kwargs)))
+        for t in views:
+            version = version_of(t) + version_of(own[id(t)])  # not every such write counts
+            with torch.no_grad():
+                self._call(torch.Tensor.copy_, (t, own[id(t)]), {})
+            set_version(t, version)
         return result
 
     def _reshape(self, func: Called, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:

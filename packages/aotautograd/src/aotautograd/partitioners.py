@@ -126,20 +126,17 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
 
 def unsafe_inputs(joint: JointGraph) -> set[fx.Node]:
     """Placeholders that may hold other values when the backward runs: the program writes to them, or the caller may,
-    as eager's autograd does not keep them. What is saved of them is a copy.
-
-    Leaves that need a gradient are taken to be parameters. Optimizers write to them, after the backward: they are kept
-    to compute again what is cheap, and a write before it makes the backward raise.
+    as eager's autograd does not keep them: a parameter that autocast converts is one, of which eager keeps what it was
+    converted to. What is saved of them is a copy.
     """
     metadata = joint.metadata
     written = {info.index for info in metadata.inputs if info.mutates_data}
-    parameters = {info.index for info in metadata.inputs if info.requires_grad and info.is_leaf}
     nodes = (n for n in joint.module.graph.nodes if n.op == "placeholder")
     placeholders = list(zip(nodes, metadata.placeholders, strict=False))
     unsafe = {node for node, index in placeholders if index in written}
     if metadata.kept is not None:
-        safe = metadata.kept.inputs | parameters
-        unsafe |= {node for node, index in placeholders if index not in safe and is_tensor(node)}
+        kept = metadata.kept.inputs
+        unsafe |= {node for node, index in placeholders if index not in kept and is_tensor(node)}
     return unsafe
 
 

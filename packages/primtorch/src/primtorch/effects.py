@@ -91,6 +91,11 @@ def unsaid_writes(function: object, args: Sequence[object], kwargs: Mapping[str,
         flag = place_of_inplace(function)
         if flag >= 0 and kwargs.get("inplace", flag < len(args) and args[flag]):
             return [t for t in (args[0] if args else kwargs.get("input"),) if isinstance(t, torch.Tensor)]
+    return written_statistics(function, args, kwargs)
+
+
+def written_statistics(function: object, args: Sequence[object], kwargs: Mapping[str, object]) -> list[torch.Tensor]:
+    """The running statistics that a call of one of torch's functions updates."""
     if function not in _STATISTICS:
         return []
     places, place, switch = _STATISTICS[function]
