@@ -8,9 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from replica_programs import WRAPPINGS, Branches, Layers, before
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from replica_programs import WRAPPINGS, Layers, before
 
 import torchcompile
 from aotautograd.stages import StagedRun
@@ -33,26 +31,6 @@ def collectives() -> None:
         for expected, found in zip(program(x), compiled(x), strict=True):
             assert torch.equal(expected, found)
     assert any(event.kind.id == "distributed" for event in torchcompile.report().breaks)
-
-
-def sharded() -> None:
-    results = []
-    for compiled in (False, True):
-        torch.manual_seed(0)
-        model = Branches()
-        fully_shard(model, mesh=init_device_mesh("cpu", (2,)))
-        run = torchcompile.compile(model) if compiled else model
-        torch.manual_seed(1 + dist.get_rank())
-        found = []
-        optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        for _ in range(3):
-            optimizer.zero_grad()
-            loss = run(torch.randn(4, 6), True).pow(2).sum()
-            loss.backward()
-            optimizer.step()
-            found.append(loss.detach())
-        results.append(torch.stack(found))
-    torch.testing.assert_close(results[1], results[0])
 
 
 def in_buckets(wrapping: str, backend: str, find_unused: bool) -> tuple[list[list[str]], list[tuple[int, bool]]]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import distributed_programs
 import pytest
 import replica_programs
+import sharded_programs
 from processes import AVAILABLE, Processes
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs gloo")
@@ -48,6 +49,14 @@ def test_four_replicas() -> None:
             processes.run(replica_programs.trains_as_eager, name, "inductor")
 
 
-@pytest.mark.parametrize("program", [distributed_programs.collectives, distributed_programs.sharded])
+@pytest.mark.parametrize("name", sharded_programs.CASES)
+def test_shards(pair: Processes, name: str) -> None:
+    backend = "inductor" if name in ("whole", "blocks_first", "flat") else "aot_eager"
+    for events in pair.run(sharded_programs.trains_as_eager, name, backend):
+        within = name != "flat_blocks"  # the hooks of the units, which gather parameters; there they are around it
+        assert ("distributed" in events) == within
+
+
+@pytest.mark.parametrize("program", [distributed_programs.collectives])
 def test_two_processes(pair: Processes, program) -> None:
     pair.run(program)

@@ -1,0 +1,154 @@
+"""Models whose parameters are sharded, trained eagerly and compiled, by each rank for itself."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from replica_programs import STEPS, Checkpointed, Layers
+from torch import nn
+from torch.distributed._shard.sharded_tensor import ShardedTensor
+from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.tensor import DTensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import torchcompile
+
+SIZES = (6, 8, 8, 4, 2)
+Model = tuple[Any, Any]  # what is called, what has the parameters
+
+
+def _nothing(model: nn.Module, backend: str) -> nn.Module:
+    return model
+
+
+def _whole(model: nn.Module, backend: str) -> nn.Module:
+    return torchcompile.compile(model, backend=backend)
+
+
+def _blocks(model: nn.Module, backend: str) -> nn.Module:
+    torchcompile.compile_in_place(*model.layers, backend=backend)  # type: ignore[misc]
+    return model
+
+
+def _shard(model: nn.Module, **settings: Any) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for layer in model.layers:  # type: ignore[union-attr]
+        fully_shard(layer, mesh=mesh, **settings)
+    fully_shard(model, mesh=mesh, **settings)
+    return model
+
+
+def _shard_mixed(model: nn.Module) -> nn.Module:
+    return _shard(model, mp_policy=MixedPrecisionPolicy(torch.float32, torch.float64))
+
+
+def _kept_gathered(model: nn.Module) -> nn.Module:
+    return _shard(model, reshard_after_forward=False)
+
+
+def _flat(model: nn.Module, **settings: Any) -> nn.Module:
+    def is_unit(module: nn.Module, recurse: bool, nonwrapped_numel: int) -> bool:
+        return recurse or isinstance(module, nn.Linear)
+
+    cpu = torch.device("cpu")
+    return FullyShardedDataParallel(model, use_orig_params=True, device_id=cpu, auto_wrap_policy=is_unit, **settings)
+
+
+def _flat_mixed(model: nn.Module) -> nn.Module:
+    return _flat(model, mixed_precision=MixedPrecision(torch.float32, torch.float64))
+
+
+def _tensor_parallel(model: nn.Module) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    plan = {f"layers.{i}": ColwiseParallel() if i % 2 == 0 else RowwiseParallel() for i in range(len(model.layers))}  # type: ignore[arg-type]
+    return parallelize_module(model, mesh, plan)
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """How a model is sharded, and in which order that and compiling it come."""
+
+    shard: Callable[[nn.Module], nn.Module]
+    wrap: Callable[[nn.Module, str], nn.Module]
+    first: bool = False  # compiled before it is sharded
+    make: Callable[..., nn.Module] = Layers
+    accumulate: int = 1
+    same_batch: bool = False
+
+
+CASES: Mapping[str, Sharded] = {
+    "whole": Sharded(_shard, _whole),
+    "blocks_first": Sharded(_shard, _blocks, first=True),
+    "mixed": Sharded(_shard_mixed, _whole),
+    "kept_gathered": Sharded(_kept_gathered, _whole),
+    "checkpointed": Sharded(_shard, _whole, make=Checkpointed),
+    "accumulated_blocks": Sharded(_shard, _blocks, accumulate=2),
+    "flat": Sharded(_flat, _whole),
+    "flat_blocks": Sharded(_flat, _blocks, first=True),
+    "flat_mixed": Sharded(_flat_mixed, _whole),
+    "flat_accumulated": Sharded(_flat, _whole, accumulate=2),
+    "tensor_parallel": Sharded(_tensor_parallel, _whole, same_batch=True),
+    "tensor_parallel_blocks": Sharded(_tensor_parallel, _blocks, same_batch=True),
+}
+
+
+def _local(value: Any) -> Any:
+    """This rank's part of a tensor."""
+    if isinstance(value, ShardedTensor):
+        return value.local_tensor() if value.local_shards() else torch.zeros(0)
+    return value.to_local() if isinstance(value, DTensor) else value
+
+
+def _trained(case: Sharded, wrap: Callable[[nn.Module, str], nn.Module], backend: str) -> list[Any]:
+    torchcompile.reset()
+    torch.manual_seed(0)
+    model = case.make(SIZES).double() if case.make is Layers else case.make().double()
+    run = case.shard(wrap(model, backend)) if case.first else wrap(case.shard(model), backend)
+    optimizer = torch.optim.AdamW(run.parameters(), 0.01)
+    found: list[Any] = []
+    for step in range(STEPS):
+        optimizer.zero_grad()
+        for part in range(case.accumulate):
+            torch.manual_seed(100 * step + 10 * part + (0 if case.same_batch else dist.get_rank()))
+            if case.accumulate > 1 and hasattr(run, "set_requires_gradient_sync"):
+                run.set_requires_gradient_sync(part == case.accumulate - 1)
+            loss = run(torch.randn(4, 6, dtype=torch.float64)).pow(2).sum()
+            loss.backward()
+            found.append(loss.detach().clone())
+        found += [None if p.grad is None else _local(p.grad).clone() for p in run.parameters()]
+        optimizer.step()
+    full = get_model_state_dict(run, options=StateDictOptions(full_state_dict=True))
+    found += [value.detach().clone() for value in full.values()]
+    sharded = copy.deepcopy(get_model_state_dict(run))
+    found += [_local(value).clone() for value in sharded.values() if isinstance(value, torch.Tensor)]
+    with torch.no_grad():
+        for parameter in run.parameters():
+            parameter.zero_()
+    set_model_state_dict(run, sharded)
+    torch.manual_seed(1)
+    found.append(run(torch.randn(4, 6, dtype=torch.float64)).detach().clone())
+    return found
+
+
+def trains_as_eager(name: str, backend: str) -> dict[str, int]:
+    """A sharded model gives what it gives eagerly; how often each event is in the ledger."""
+    warnings.simplefilter("ignore")
+    case = CASES[name]
+    expected = _trained(case, _nothing, backend)
+    found = _trained(case, case.wrap, backend)
+    report = torchcompile.report()
+    assert report.captured > 0 or report.ran_eagerly
+    for place, (left, right) in enumerate(zip(found, expected, strict=True)):
+        torch.testing.assert_close(left, right, msg=lambda text, p=place: f"{name}, value {p}: {text}")
+    counts: dict[str, int] = {"captured": report.captured}
+    for event in report.events:
+        counts[event.kind.id] = counts.get(event.kind.id, 0) + event.count
+    return counts
