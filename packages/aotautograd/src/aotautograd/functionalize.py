@@ -77,7 +77,7 @@ class NonLeaf(torch.autograd.Function):
         return wrap(unwrap(leaf))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+    def backward(ctx: object, *grads: torch.Tensor) -> torch.Tensor:
         return grads[0]
 
 
@@ -253,7 +253,7 @@ def _is_short_float_of_symbolic_size(t: object) -> bool:
     )
 
 
-def _out_of_place(func: Called, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Called | None:
+def _out_of_place(func: Called, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> Called | None:
     """What gives the values that a built-in or a function of torch.nn writes to its first argument, if it does."""
     if type(func) is FunctionType:
         place = place_of_inplace(func)

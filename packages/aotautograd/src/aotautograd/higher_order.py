@@ -130,7 +130,7 @@ class _Body(fx.Interpreter):
         self.extra_traceback = False  # the trace says where an error is from
         self.recorder = recorder
 
-    def run_node(self, node: fx.Node) -> Any:
+    def run_node(self, node: fx.Node) -> object:
         self.recorder.user_node(node.meta.get("stack") or (), is_cast(node))
         return super().run_node(node)
 

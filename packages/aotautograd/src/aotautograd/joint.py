@@ -259,8 +259,8 @@ def _run_program(recorder: Recorder, program: Program, flat: Values, present: Pr
         return _interpret(recorder, program, flat, present)
     recorder.user_node(())
     with noting():
-        outputs = program(*flat)
-    return list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+        found = program(*flat)
+    return list(found) if isinstance(found, (tuple, list)) else [found]
 
 
 def _call(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -95,7 +95,7 @@ class Rebased:
         return [flat[self.returned[i]] if i in self.returned else output for i, output in enumerate(outputs[:count])]
 
 
-Program: TypeAlias = fx.GraphModule | Callable[..., Any] | Rebased
+Program: TypeAlias = fx.GraphModule | Callable[..., object] | Rebased
 """What is traced."""
 
 

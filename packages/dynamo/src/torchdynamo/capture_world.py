@@ -67,7 +67,7 @@ class CaptureWorld(PlainWorld):
         value = self.outside.global_get(fn.__globals__, name)
         if value is not MISSING:
             return value
-        builtins = fn.__builtins__
+        builtins = fn.__builtins__  # type: ignore[attr-defined]
         if name in builtins:
             return builtins[name]
         raise NameError(f"name {name!r} is not defined", name=name)
@@ -469,7 +469,7 @@ class CaptureWorld(PlainWorld):
     # -- imports ----------------------------------------------------------------------------
 
     def import_name(self, fn: types.FunctionType, name: str, fromlist: object, level: int) -> Any:
-        if fn.__builtins__.get("__import__") is not imports.BUILTIN:
+        if fn.__builtins__.get("__import__") is not imports.BUILTIN:  # type: ignore[attr-defined]
             raise BreakGraph("import", f"import of {name} by another __import__ than Python's")
         return self.import_by(fn.__globals__, name, fromlist, level)
 

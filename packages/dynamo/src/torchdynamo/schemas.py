@@ -12,7 +12,7 @@ import torch
 from primtorch.schemas import UserFrame
 from torchdynamo.sources import Source
 
-Backend = Callable[[torch.fx.GraphModule, list[object]], Callable[..., Sequence[object]]]
+Backend = Callable[[torch.fx.GraphModule, list[Any]], Callable[..., Sequence[object]]]
 Dump = Callable[[str, str], None]
 
 

@@ -15,7 +15,8 @@ from primtorch.layout import broadcast_shapes, certainly_equal, contiguous_strid
 from primtorch.prims import Prim
 from primtorch.promotion import COMPUTE_DTYPE, number_as
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import expr_of, materialize, node_of
+from primtorch.symbolic import expr_of, materialize
+from primtorch.symbolic.sym_node import node_of
 
 _ATOMS = frozenset({int, float, bool, type(None), str, complex, torch.dtype, torch.device})
 Operand: TypeAlias = "Value | Number"
@@ -209,7 +210,7 @@ def _is_already(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(x is y or certainly_equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def _frozen(argument: Any) -> Any:
+def _frozen(argument: Any) -> object:
     """A hashable stand-in that tells 1, 1.0, True and -0.0 apart."""
     kind = type(argument)
     if kind is int or kind is str or argument is None:
@@ -247,7 +248,7 @@ class Builder:
         self.rewrite = rewrite
         self.symbol_nodes: dict[str, fx.Node] = {}
         self._carriers: dict[str, tuple[fx.Node, int]] = {}  # dimensions of inputs that have a symbol as their size
-        self._known: dict[object, Any] = {}
+        self._known: dict[object, object] = {}
 
     # --- recording -------------------------------------------------------------------------------
     def emit(self, prim: Prim, *args: object, **kwargs: object) -> Value:
@@ -322,7 +323,7 @@ class Builder:
         node.meta["val"] = val
         return self.result(node, val)
 
-    def result(self, node: fx.Node, val: Any) -> Any:
+    def result(self, node: fx.Node, val: Any) -> object:
         """Values for a node's result; a tuple's elements get their getitem nodes when they are read."""
         if isinstance(val, (tuple, list)):
             return Results(self, node, val)
@@ -438,7 +439,7 @@ class Results(Sequence[Value]):
         self.b = b
         self.node = node
         self.vals = tuple(vals)
-        self._read: dict[int, Any] = {}
+        self._read: dict[int, object] = {}
 
     def __len__(self) -> int:
         return len(self.vals)
@@ -465,7 +466,7 @@ class Results(Sequence[Value]):
         return self._read[index]
 
 
-def _specs(argument: Any) -> Any:
+def _specs(argument: Any) -> object:
     kind = type(argument)
     if kind is Value:
         return argument.spec

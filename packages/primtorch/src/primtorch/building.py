@@ -87,7 +87,7 @@ def _compiler() -> str:
 
 if BuildHookInterface is not None:
 
-    class BuildHook(BuildHookInterface[Any]):
+    class BuildHook(BuildHookInterface[object]):
         """Puts into the wheel what `build_in_place` builds with the system's C++ compiler."""
 
         def initialize(self, version: str, build_data: dict[str, Any]) -> None:

@@ -73,7 +73,7 @@ def written_tensors(op: OpOverload, args: Sequence[object], kwargs: Mapping[str,
 
 
 # The same of functions, which have no schema: where a switch is on, the places of both statistics.
-_STATISTICS: dict[Any, tuple[tuple[int, int], int, str]] = {
+_STATISTICS: dict[object, tuple[tuple[int, int], int, str]] = {
     F.batch_norm: ((1, 2), 5, "training"),
     F.instance_norm: ((1, 2), 5, "use_input_stats"),
     torch.batch_norm: ((3, 4), 5, "training"),

@@ -62,7 +62,7 @@ def _define(op: OpOverload) -> OpOverload:
     returned = ", ".join([*(results[i] for i in own), "Tensor[]"])
     _library.define(f"{name}({arguments}, {star}int[] {_COPIES}) -> ({returned})")
 
-    def run(*args: object, **kwargs: Any) -> Any:
+    def run(*args: object, **kwargs: Any) -> object:
         copies = kwargs.pop(_COPIES)
         made = _each_copied(op, args, kwargs, copies, _copy)
         given = _with_tensors(op, args, kwargs, [made.get(place) for place in copies])
@@ -126,7 +126,7 @@ def _signature(op: OpOverload) -> tuple[str, list[str]]:
 _ALIASES = re.compile(r"Tensor\([^()]*\)")
 
 
-def _packed(op: OpOverload, results: Any, written: list[torch.Tensor]) -> Any:
+def _packed(op: OpOverload, results: Any, written: list[torch.Tensor]) -> object:
     own = own_results(op)
     if not own:
         return written
@@ -192,7 +192,7 @@ def _rule(operator: str) -> Callable[..., object]:
     namespace, _, rest = operator.partition("::")
     name, _, overload = rest.partition(".")
 
-    def functionalized(*args: object, **kwargs: object) -> Any:
+    def functionalized(*args: object, **kwargs: object) -> object:
         # Looked up at each call: an operator may be taken back, and another defined under its name.
         op = getattr(getattr(getattr(torch.ops, namespace), name), overload or "default")
         return _call_functional(op, args, kwargs)
@@ -203,7 +203,7 @@ def _rule(operator: str) -> Callable[..., object]:
 _FUNCTIONALIZE = DispatchKeySet(DispatchKey.Functionalize)
 
 
-def _call_functional(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+def _call_functional(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """A call on functional tensors: its functional form on what they hold, then the new values into them."""
     written, copies = _copies_of(op, args, kwargs)
     inner = _with_tensors(op, args, kwargs, [unwrap(t) for t, _ in tensor_arguments(op, args, kwargs)])

@@ -90,7 +90,7 @@ def _batch_norm(
     training: bool,
     momentum: float,
     eps: float,
-) -> Any:
+) -> object:
     """native_batch_norm writes its running statistics, which its schema does not say."""
     if not training or mean is None or var is None:
         return aten.native_batch_norm.default(x, weight, bias, mean, var, training, momentum, eps)
@@ -101,7 +101,7 @@ def _batch_norm(
     return tuple(results)
 
 
-_HIDDEN_WRITES: dict[Any, Callable[..., Any]] = {
+_HIDDEN_WRITES: dict[object, Callable[..., object]] = {
     aten.native_batch_norm.default: _batch_norm,
     aten.cudnn_batch_norm.default: _batch_norm,
 }
@@ -173,7 +173,7 @@ def _is_effect(node: fx.Node) -> bool:
     )
 
 
-def _run(node: fx.Node, values: dict[fx.Node, Any]) -> Any:
+def _run(node: fx.Node, values: dict[fx.Node, Any]) -> object:
     args, kwargs = fx.map_arg((node.args, node.kwargs), values.__getitem__)
     call: Any = _HIDDEN_WRITES.get(node.target, node.target)
     return call(*args, **kwargs)

@@ -15,7 +15,7 @@ from primtorch.prims import Prim
 class References:
     """The backend that computes each prim by its reference."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> object:
         raise AttributeError(name)
 
 
@@ -24,7 +24,7 @@ class _Run(fx.Interpreter):
         super().__init__(gm)
         self.backend = backend
 
-    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, Any]) -> Any:
+    def get_attr(self, target: Target, args: tuple[Argument, ...], kwargs: dict[str, object]) -> object:
         value = super().get_attr(target, args, kwargs)
         convert = getattr(self.backend, "from_torch", None)
         return convert(value) if convert is not None and isinstance(value, torch.Tensor) else value
@@ -37,7 +37,7 @@ class _Run(fx.Interpreter):
         return super().call_function(target, args, kwargs)
 
 
-def interpret(gm: fx.GraphModule, backend: Any = None) -> Callable[..., Sequence[Any]]:
+def interpret(gm: fx.GraphModule, backend: object = None) -> Callable[..., Sequence[object]]:
     """A callable that runs `gm` on `backend`.
 
     Args:

@@ -145,7 +145,7 @@ class _Lowering:
         return lowered
 
     # --- nodes -----------------------------------------------------------------------------------
-    def placeholder(self, node: fx.Node) -> Any:
+    def placeholder(self, node: fx.Node) -> object:
         made = self.graph.placeholder(str(node.target))
         made.meta.update(node.meta)
         val = node.meta.get("val")
@@ -155,7 +155,7 @@ class _Lowering:
             made.meta["val"] = val = _settled(as_spec(val))
         return self.b.result(made, val)
 
-    def get_attr(self, node: fx.Node) -> Any:
+    def get_attr(self, node: fx.Node) -> object:
         made = self.graph.get_attr(str(node.target))
         made.meta.update(node.meta)
         val = node.meta.get("val")
@@ -206,7 +206,7 @@ class _Lowering:
         self.check(node, result)
         return result
 
-    def over_graphs(self, node: fx.Node, operator: HigherOrder, args: tuple[object, ...]) -> Any:
+    def over_graphs(self, node: fx.Node, operator: HigherOrder, args: tuple[object, ...]) -> object:
         """The operator over lowered bodies, with its operands laid out as the bodies have them."""
         bodies = []
         for body in operator.bodies:

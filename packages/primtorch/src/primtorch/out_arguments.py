@@ -38,7 +38,7 @@ def land(
 class LandingOut(TorchFunctionMode):
     """Lands what calls on tensors that count their writes leave unwritten."""
 
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(self, func: Any, types: object, args: Any = (), kwargs: Any = None) -> object:
         kwargs = kwargs or {}
         outs = tuple(t for t in outs_of(kwargs) if not t.is_inference())
         before = {id(t): t._version for t in outs}

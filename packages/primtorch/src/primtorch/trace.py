@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import fx
@@ -39,7 +38,7 @@ def _user_frames() -> tuple[UserFrame, ...]:
 _RESULTS = (torch.Tensor, int, float, bool, complex, torch.SymInt, torch.SymFloat)
 
 
-def trace(fn: Callable[..., Any], *examples: object) -> fx.GraphModule:
+def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
     """Run `fn` on the examples once and record every ATen call, gradients included.
 
     The graph takes the symbolic numbers among the examples, then the tensors (in pytree order), and returns fn's

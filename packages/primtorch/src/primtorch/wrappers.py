@@ -16,12 +16,12 @@ import torch
 
 from primtorch.spec import Size, TensorSpec
 
-_NO_DISPATCH: Any = torch.Tensor.__torch_dispatch__
+_NO_DISPATCH: object = torch.Tensor.__torch_dispatch__
 _WHOLE = "_whole"
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 
 
-def is_wrapper(kind: Any) -> bool:
+def is_wrapper(kind: object) -> bool:
     """Whether tensors of a class can be taken apart and put together again. Nested ones have sizes that are no
     numbers, and that no graph knows."""
     if str(getattr(kind, "__module__", "")).startswith("torch.nested."):
@@ -67,7 +67,7 @@ class Template:
         parts = tuple(map(_part_template, itertools.repeat(kind), names, values))
         return Template(kind, tuple(names), _kept(kind, context), parts, tuple(tensor.shape), tuple(tensor.stride()))
 
-    def flatten(self, tensor: Any) -> Iterator[torch.Tensor]:
+    def flatten(self, tensor: object) -> Iterator[torch.Tensor]:
         """The plain tensors in a tensor of this template, in the order of the specs."""
         for name, part in zip(self.names, self.parts, strict=True):
             value = getattr(tensor, name)
@@ -113,7 +113,7 @@ def _part_template(kind: Any, name: str, value: Any) -> Template | TensorSpec:
     return TensorSpec.of(value)
 
 
-def _kept(kind: Any, context: Any) -> Any:
+def _kept(kind: Any, context: object) -> object:
     """A copy of what a wrapper holds beside its parts, which can be compared with another one's."""
     try:
         kept = copy.deepcopy(context)
@@ -125,6 +125,6 @@ def _kept(kind: Any, context: Any) -> Any:
     return kept
 
 
-def wrappers_in(types: Sequence[Any]) -> bool:
+def wrappers_in(types: Sequence[object]) -> bool:
     """Whether a dispatch is one for a wrapper to see to. `types` are those of its arguments."""
     return any(is_wrapper(kind) for kind in types)

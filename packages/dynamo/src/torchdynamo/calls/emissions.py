@@ -58,7 +58,7 @@ class Emissions:
         self.interpreter = interpreter
         self.made: list[Emission] = []
         self._open: list[
-            tuple[object, warnings.catch_warnings[object]]
+            tuple[object, warnings.catch_warnings[Any]]
         ] = []  # the program's contexts, what stands for each
 
     def rules(self) -> tuple[tuple[object, Rule], ...]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from types import MappingProxyType
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 import torch
 from torch._ops import OpOverload
@@ -28,7 +28,7 @@ class TakenWhole:
 
     prim: Prim
 
-    def __call__(self, b: Builder, *args: object, **kwargs: object) -> Any:
+    def __call__(self, b: Builder, *args: object, **kwargs: object) -> object:
         return b.call(self.prim, args, kwargs)
 
 

@@ -80,7 +80,7 @@ def _matmul_into(x: torch.Tensor, y: torch.Tensor, *, out: torch.Tensor | None =
     return out
 
 
-def lstm(*args: Any, **kwargs: Any) -> Any:
+def lstm(*args: Any, **kwargs: Any) -> object:
     """`torch.lstm` by operators that have derivatives of their own: oneDNN's keeps a workspace for the backward, whose
     size it alone knows."""
     packed = isinstance(args[1], torch.Tensor)  # batch sizes come behind the data
@@ -90,7 +90,7 @@ def lstm(*args: Any, **kwargs: Any) -> Any:
 
 
 # What to call on fakes in the place of a function of torch whose own program does not run on them.
-PROGRAMS_FOR_FAKES: dict[Any, Callable[..., Any]] = {
+PROGRAMS_FOR_FAKES: dict[object, Callable[..., object]] = {
     torch.matmul: _matmul_into,
     torch.linalg.matmul: _matmul_into,
     torch.lstm: lstm,

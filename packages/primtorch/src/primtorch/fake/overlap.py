@@ -13,7 +13,7 @@ from primtorch.effects import said_writes
 from primtorch.families import Trait, elementwise_packets, has_trait
 from primtorch.layout import is_dense
 
-OverlapCheck: TypeAlias = Callable[[Sequence[Any], Mapping[str, Any]], None]
+OverlapCheck: TypeAlias = Callable[[Sequence[object], Mapping[str, object]], None]
 
 
 def overlap_check(op: OpOverload, restrides: bool) -> OverlapCheck | None:

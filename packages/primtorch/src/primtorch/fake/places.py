@@ -35,7 +35,7 @@ def on_one_device(op: OpOverload, formula: Formula) -> Formula:
     written = any(place == 0 for place, _ in said_writes(op))
 
     @functools.wraps(formula)
-    def both(*args: object, **kwargs: object) -> Any:
+    def both(*args: object, **kwargs: object) -> object:
         first: torch.device | None = None
         for operand in _tensors((*args, *kwargs.values()) if kwargs else args):
             device = operand.device

@@ -32,7 +32,7 @@ class Recipe:
     nbytes: Size | None = None
     kind: Callable[[list[Any]], Any] | None = None
     parts: tuple[Recipe, ...] = ()
-    value: Any = None
+    value: object = None
 
 
 def recipe_of(result: object) -> Recipe:
@@ -44,7 +44,7 @@ def recipe_of(result: object) -> Recipe:
     return Recipe(value=result)
 
 
-def call_key(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[Any, ...]:
+def call_key(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> tuple[object, ...]:
     """What a result's metadata depends on.
 
     Raises:
@@ -59,7 +59,7 @@ _ATOMS = frozenset(
 )
 
 
-def _key(arg: Any) -> Any:
+def _key(arg: Any) -> object:
     kind = type(arg)
     if kind in _ATOMS:
         return kind, arg

@@ -14,10 +14,10 @@ from primtorch.effects import argument_returned, own_results
 from primtorch.errors import NoFormula, PrimTorchError
 from primtorch.spec import Size
 
-Kernel = Callable[..., Any]
+Kernel = Callable[..., object]
 
 
-class Fakes(AbstractContextManager[Any], Protocol):
+class Fakes(AbstractContextManager[object], Protocol):
     """The mode that makes fake tensors, as much as is asked of it here."""
 
     def fresh_size(self, maximum: Size | None, minimum: int = 0) -> Size: ...
@@ -29,14 +29,14 @@ class SizeSource:
     def __init__(self, mode: Fakes) -> None:
         self._mode = mode
 
-    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Any:
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> object:
         return self._mode.fresh_size(max, min)
 
-    def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> Any:
+    def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> object:
         return self._mode.fresh_size(max, min)
 
 
-def run_registered(mode: Fakes, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> Any:
+def run_registered(mode: Fakes, op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object]) -> object:
     """The fake result of a call, from the schema where that is enough, else by what was registered for the operator.
 
     Raises:
@@ -52,7 +52,7 @@ def run_registered(mode: Fakes, op: OpOverload, args: Sequence[object], kwargs: 
         raise NoFormula(op.name(), reason="its author registered no fake implementation, see torch.library")
     try:
         with mode, fake_impl.set_ctx_getter(lambda: SizeSource(mode)):
-            out = kernel(*args, **kwargs)
+            out: Any = kernel(*args, **kwargs)
     except PrimTorchError:
         raise
     except Exception as error:

@@ -41,7 +41,7 @@ def meta_formula(op: OpOverload, symbolic: Formula | None = None) -> Formula:
         NoFormula: (when called) a size is symbolic and there is no formula for that.
     """
 
-    def formula(*args: object, **kwargs: object) -> Any:
+    def formula(*args: object, **kwargs: object) -> object:
         if kwargs.get("layout") not in (None, torch.strided):
             raise NoFormula(op.name(), reason="its result is not strided")
         leaves, tree = pytree.tree_flatten((args, kwargs))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 from torch._ops import OpOverload
@@ -115,7 +115,7 @@ def is_composite(op: OpOverload) -> bool:
     )
 
 
-def _unused(*args: object, **kwargs: object) -> Any:
+def _unused(*args: object, **kwargs: object) -> object:
     raise AssertionError("an operator with registered shapes has no formula")
 
 

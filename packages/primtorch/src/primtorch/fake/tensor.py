@@ -112,7 +112,7 @@ class FakeTensor(torch.Tensor):
         types: Sequence[type],
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
+    ) -> object:
         if len(types) > 1 and wrappers_in(types):
             return NotImplemented
         for arg in args:
@@ -132,7 +132,7 @@ class FakeTensor(torch.Tensor):
             memo[id(self)] = copied
         return copied
 
-    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., FakeTensor], tuple[Any, ...]]:
+    def __reduce_ex__(self, protocol: object) -> tuple[Callable[..., FakeTensor], tuple[object, ...]]:
         spec = self.spec
         if any(type(s) is not int for s in (*spec.shape, *spec.strides, spec.offset)):
             raise FakeTensorError(f"{self!r} has symbolic sizes and cannot be pickled: they belong to a live ShapeEnv")
@@ -192,7 +192,7 @@ class _Computed(torch.autograd.Function):
         return FakeTensor(spec, mode, None, False)
 
     @staticmethod
-    def backward(ctx: object, *gradients: object) -> Any:
+    def backward(ctx: object, *gradients: object) -> object:
         return gradients[0], None, None
 
 
@@ -218,7 +218,7 @@ class FakeMode:
 
     def __init__(self, shape_env: ShapeEnv | None = None) -> None:
         self.shape_env = shape_env
-        self.recipes: dict[tuple[Any, ...], Recipe] = {}
+        self.recipes: dict[tuple[object, ...], Recipe] = {}
         """Results of operators over symbolic sizes by their arguments: what is known of symbols only grows."""
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], FakeTensor]] = {}
         self._memories: weakref.WeakValueDictionary[int, Memory] = weakref.WeakValueDictionary()
@@ -244,7 +244,7 @@ class FakeMode:
         types: Sequence[type],
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
-    ) -> Any:
+    ) -> object:
         if wrappers_in(types):  # what it does with its parts comes here again
             return NotImplemented
         return propagate(self, func, args, kwargs or {})
@@ -338,7 +338,7 @@ def symbolic_strides(sizes: Sequence[int], strides: Sequence[int], symbols: Sequ
     return tuple(out)
 
 
-def propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+def propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     """The fake result of an operator on fake tensors."""
     try:
         return _propagate(mode, func, args, kwargs)
@@ -347,7 +347,7 @@ def propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwargs
         raise
 
 
-def _propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
+def _propagate(mode: FakeMode, func: OpOverload, args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
     special = _SPECIAL_BY_IDENTITY.get(id(func))
     if special is not None:
         return special(mode, *args, **kwargs)
@@ -400,7 +400,7 @@ def _described(args: Iterable[Any]) -> tuple[list[object], bool]:
 _SEQUENCES = frozenset({list, tuple, torch.Size, immutable_list})
 
 
-def _propagate_write(mode: FakeMode, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> Any:
+def _propagate_write(mode: FakeMode, rule: Rule, args: tuple[Any, ...], kwargs: Mapping[str, object]) -> object:
     """The result of an operator that writes to arguments or gives its first one another shape."""
     if rule.overlap is not None:
         rule.overlap(args, kwargs)
@@ -423,7 +423,7 @@ def _propagate_symbols(
     args: Sequence[object],
     kwargs: Mapping[str, object],
     memory: Memory | None,
-) -> Any:
+) -> object:
     """As `propagate`, computing the result once for each combination of symbolic arguments."""
     try:
         key = call_key(func, args, kwargs)
@@ -435,7 +435,7 @@ def _propagate_symbols(
     return _built(recipe, mode, memory)
 
 
-def _built(recipe: Recipe, mode: FakeMode, memory: Memory | None) -> Any:
+def _built(recipe: Recipe, mode: FakeMode, memory: Memory | None) -> object:
     if recipe.spec is not None:
         return FakeTensor(recipe.spec, mode, memory, False, recipe.nbytes)
     if recipe.kind is not None:
@@ -451,7 +451,7 @@ def _shared_memory(rule: Rule, args: Sequence[object]) -> Memory | None:
     return base.memory if isinstance(base, FakeTensor) else None
 
 
-def _wrapped(out: object, mode: FakeMode, memory: Memory | None) -> Any:
+def _wrapped(out: object, mode: FakeMode, memory: Memory | None) -> object:
     if type(out) is TensorSpec:
         return FakeTensor(out, mode, memory)
     if isinstance(out, tuple | list):
@@ -475,7 +475,7 @@ def _written(mutates: Sequence[int | str], args: Sequence[object], kwargs: Mappi
                 )
 
 
-def _resized(outs: Sequence[str], results: Any, kwargs: Mapping[str, object]) -> Any:
+def _resized(outs: Sequence[str], results: Any, kwargs: Mapping[str, object]) -> object:
     """The out= tensors of a call, each in its result's shape."""
     if results is None:  # a list of pieces has none
         return None
@@ -501,7 +501,7 @@ def _restride(target: FakeTensor, spec: TensorSpec) -> FakeTensor:
     return target
 
 
-def _item(mode: FakeMode, x: torch.Tensor) -> Any:
+def _item(mode: FakeMode, x: torch.Tensor) -> object:
     if not isinstance(x, FakeTensor):
         return x.item()
     if x.memory.constant is not None:
@@ -535,7 +535,7 @@ def _whole(size: Size) -> int:
 
 
 _aten = torch.ops.aten
-_SPECIAL: dict[OpOverload, Callable[..., Any]] = {
+_SPECIAL: dict[OpOverload, Callable[..., object]] = {
     _aten._local_scalar_dense.default: _item,
     _aten.lift_fresh.default: _lift_fresh,
     # Kernels that know no symbolic sizes ask for the numbers. They ask the tensor, which asks the dispatcher.
@@ -556,7 +556,7 @@ _SPECIAL: dict[OpOverload, Callable[..., Any]] = {
 _SPECIAL_BY_IDENTITY = {id(op): special for op, special in _SPECIAL.items()}
 
 
-def register_special(op: OpOverload, special: Callable[..., Any]) -> None:
+def register_special(op: OpOverload, special: Callable[..., object]) -> None:
     """Makes `special(mode, *args, **kwargs)`, which takes and gives fake tensors, all that is known of an operator."""
     _SPECIAL[op] = special
     _SPECIAL_BY_IDENTITY[id(op)] = special

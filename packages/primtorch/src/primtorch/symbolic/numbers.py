@@ -24,7 +24,7 @@ Expr: TypeAlias = IntExpr | FloatExpr
 _INTEGERS = {"&": "bitand", "|": "bitor", "^": "bitxor", "<<": "lshift", ">>": "rshift"}
 _FLOATS = {"+": "fadd", "-": "fsub", "*": "fmul", "/": "fdiv", "%": "fmod", "//": "ffloordiv", "**": "fpow"}
 _RELATIONS = {"==": "eq", "!=": "ne", "<": "lt", "<=": "le", ">": "gt", ">=": "ge"}
-_TO_INTEGER: dict[Any, str] = {
+_TO_INTEGER: dict[object, str] = {
     int: "trunc",
     math.trunc: "trunc",
     math.floor: "floor",
@@ -38,7 +38,7 @@ def is_symbolic(value: object) -> bool:
     return isinstance(value, (torch.SymInt, torch.SymFloat))
 
 
-def binary(op: str, a: object, b: object) -> Any:
+def binary(op: str, a: object, b: object) -> object:
     """`a op b` for an operator of Python's source."""
     env = _env_of(a, b)
     left, right = _expr(a, env), _expr(b, env)
@@ -94,7 +94,7 @@ def _power(env: ShapeEnv, a: IntExpr, b: IntExpr) -> Expr | None:
 _LARGEST_POLYNOMIAL = 4
 
 
-def compare(op: str, a: object, b: object) -> Any:
+def compare(op: str, a: object, b: object) -> object:
     """`a op b` for a comparison: a bool where it is known, else a SymBool."""
     env = _env_of(a, b)
     left, right = _expr(a, env), _expr(b, env)
@@ -110,7 +110,7 @@ def compare(op: str, a: object, b: object) -> Any:
     return _truth(env, FloatRelation(name, x, y), env.hint(x), env.hint(y), op)
 
 
-def _truth(env: ShapeEnv, relation: Any, a: Any, b: Any, op: str) -> bool | torch.SymBool:
+def _truth(env: ShapeEnv, relation: Any, a: object, b: object, op: str) -> bool | torch.SymBool:
     known: bool | None = env.decide(relation)
     if known is not None:
         return known
@@ -128,7 +128,7 @@ _COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 }
 
 
-def unary(op: str, a: object) -> Any:
+def unary(op: str, a: object) -> object:
     """`-a`, `+a`, `~a`."""
     if op == "+":
         return a
@@ -137,7 +137,7 @@ def unary(op: str, a: object) -> Any:
     return binary("-", -1, a) if isinstance(a, torch.SymInt) else None
 
 
-def function(fn: object, args: tuple[object, ...]) -> Any:
+def function(fn: object, args: tuple[object, ...]) -> object:
     """A builtin or a function of `math` on numbers of which one at least is symbolic; None for one not known."""
     rule = _FUNCTIONS.get(fn)
     if rule is not None:
@@ -155,11 +155,11 @@ def _call(name: str, a: object) -> Any:
         return None
 
 
-def _to_integer(name: str) -> Callable[[Any], Any]:
+def _to_integer(name: str) -> Callable[[object], object]:
     return lambda a: a if isinstance(a, torch.SymInt) else _call(name, a)
 
 
-def _to_float(a: object) -> Any:
+def _to_float(a: object) -> object:
     env = _env_of(a, a)
     expr = _expr(a, env)
     try:
@@ -168,7 +168,7 @@ def _to_float(a: object) -> Any:
         return None
 
 
-def _absolute(a: Any) -> Any:
+def _absolute(a: Any) -> object:
     if isinstance(a, torch.SymFloat):
         return _call("fabs", a)
     env = _env_of(a, a)
@@ -176,7 +176,7 @@ def _absolute(a: Any) -> Any:
     return env.number(env.maximum(expr, -expr))
 
 
-def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
+def _extreme(largest: bool) -> Callable[[object, object], object]:
     """`min` or `max` of two numbers of one type; of two types the result's type depends on the values."""
 
     def rule(a: object, b: object) -> Any:
@@ -191,12 +191,12 @@ def _extreme(largest: bool) -> Callable[[Any, Any], Any]:
     return rule
 
 
-def _divmod(a: object, b: object) -> Any:
+def _divmod(a: object, b: object) -> object:
     quotient, rest = binary("//", a, b), binary("%", a, b)
     return None if quotient is None or rest is None else (quotient, rest)
 
 
-_FUNCTIONS: dict[Any, Callable[..., Any]] = {
+_FUNCTIONS: dict[object, Callable[..., object]] = {
     **{fn: _to_integer(name) for fn, name in _TO_INTEGER.items()},
     float: _to_float,
     abs: _absolute,
@@ -206,9 +206,9 @@ _FUNCTIONS: dict[Any, Callable[..., Any]] = {
     divmod: _divmod,
     pow: lambda a, b: binary("**", a, b),
 }
-_ARITY: dict[Any, tuple[int, ...]] = {fn: (2,) if fn in (min, max, divmod, pow) else (1,) for fn in _FUNCTIONS}
+_ARITY: dict[object, tuple[int, ...]] = {fn: (2,) if fn in (min, max, divmod, pow) else (1,) for fn in _FUNCTIONS}
 # Every function that `function` may know.
-NUMBER_FUNCTIONS: frozenset[Any] = frozenset((*_FUNCTIONS, *FLOAT_FUNCTIONS))
+NUMBER_FUNCTIONS: frozenset[object] = frozenset((*_FUNCTIONS, *FLOAT_FUNCTIONS))
 
 
 def _env_of(a: Any, b: Any) -> ShapeEnv:

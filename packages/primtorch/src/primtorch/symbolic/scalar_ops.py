@@ -90,8 +90,8 @@ UNARY_OPS = frozenset(
     if op.name in ("fneg", "float") or (not op.symbol and op.name not in ("fmin", "fmax"))
 )
 # Functions of one float, by the function that a program calls.
-FLOAT_FUNCTIONS: dict[Any, str] = {
+FLOAT_FUNCTIONS: dict[object, str] = {
     op.function: op.name for op in SCALAR_OPS.values() if op.takes == "float" and op.function.__module__ == "math"
 }
 # What nodes of a graph compute numbers with.
-SCALAR_FUNCTIONS: frozenset[Any] = frozenset(op.function for op in SCALAR_OPS.values())
+SCALAR_FUNCTIONS: frozenset[object] = frozenset(op.function for op in SCALAR_OPS.values())
