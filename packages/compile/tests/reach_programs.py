@@ -607,7 +607,7 @@ def lazy() -> Program:
     return lambda x: net(x).shape[1] * x
 
 
-@part(PYTHON, "a torch-function mode", "ambient_state", "class", "function_mode")
+@part(PYTHON, "a torch-function mode")
 def under_mode(x: torch.Tensor) -> Any:
     class Doubling(TorchFunctionMode):
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

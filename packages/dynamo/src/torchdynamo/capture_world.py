@@ -342,7 +342,7 @@ class CaptureWorld(PlainWorld):
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
             self.tell_apart(key)
-        elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
+        elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key) and not self.outside.recorder.modes:
             return scalars.item(obj, key)
         return super().getitem(obj, key)
 
@@ -358,7 +358,7 @@ class CaptureWorld(PlainWorld):
         self.outside.refuse_opaque(obj, key)
         if isinstance(obj, dict):
             self.tell_apart(key)
-        elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key):
+        elif isinstance(obj, torch.Tensor) and scalars.indexes_by_symbol(key) and not self.outside.recorder.modes:
             obj, key = scalars.item(obj, key), ...
         super().setitem(obj, key, value)
 
@@ -408,7 +408,8 @@ class CaptureWorld(PlainWorld):
         return super().truth(obj)
 
     def check(self, obj: object, expected: bool) -> bool:
-        if isinstance(obj, FakeTensor) and self.outside.recorder.conditions.take_for_granted(obj, expected):
+        recorder = self.outside.recorder
+        if isinstance(obj, FakeTensor) and not recorder.modes and recorder.conditions.take_for_granted(obj, expected):
             return expected
         if isinstance(obj, torch.SymBool) and self.outside.recorder.taken.check(
             obj if expected else torch.sym_not(obj)

@@ -24,6 +24,7 @@ from torch import fx, nn
 from torch.amp import autocast_mode
 from torch.autograd.profiler import record_function as _ProfilerRange
 from torch.optim import optimizer
+from torch.overrides import TorchFunctionMode
 
 from primtorch import ambient
 from primtorch.fake import FakeTensor
@@ -119,6 +120,8 @@ class Calls:
                 return found
         rule = self._rules.get(id(fn))
         if rule is not None:
+            if self.outside.recorder.modes and fn in torch_functions.OVERRIDABLE:
+                raise BreakGraph("ambient_state", f"{getattr(fn, '__qualname__', fn)}() under a function mode")
             return rule(fn, args, kwargs)
         kind = type(fn)
         if kind is types.FunctionType:
@@ -618,6 +621,20 @@ class Calls:
         else:
             self._leave(args[0], "a range of the profiler")
 
+    def _push_mode(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
+        """The program enters a function mode of its own: capture asks it in torch's place, and interprets it. Where the
+        graph ends within, generated code enters it for real."""
+        (mode,) = args
+        if not isinstance(mode, TorchFunctionMode):
+            raise BreakGraph("ambient_state", f"a {type(mode).__qualname__} is put on the stack of function modes")
+        self.outside.recorder.modes.append(mode)
+        self.open_blocks.append(OpenBlock(mode, torch._C._push_on_torch_function_stack, (mode,)))
+
+    def _pop_mode(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        modes = self.outside.recorder.modes
+        self._leave(modes[-1] if modes else None, "a function mode")
+        return modes.pop()
+
     def _name_device(self) -> None:
         devices = [block.context for block in self.open_blocks if isinstance(block.context, torch.device)]
         self.outside.recorder.default_device = devices[-1] if devices else None
@@ -732,6 +749,8 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (torch.autograd.Variable, Calls._variable),
     *((switch, Calls._native) for switch in SWITCHES),
     *((function, Calls._number) for function in (*scalars.NUMBER_FUNCTIONS, int, float)),
+    (torch._C._push_on_torch_function_stack, Calls._push_mode),
+    (torch._C._pop_torch_function_stack, Calls._pop_mode),
     (torch._check, Calls._assert_number),
     (torch._check_is_size, Calls._assert_number),
 )

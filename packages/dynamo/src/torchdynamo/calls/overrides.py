@@ -36,6 +36,7 @@ class Overrides:
         self.interpreter = interpreter
         self.recorder = outside.recorder
         self.recorder.override = self.ask
+        self.recorder.mode_override = self.ask_mode
 
     def rules(self) -> Iterator[tuple[object, Callable[..., object]]]:
         yield DEFAULT, self._default
@@ -57,6 +58,19 @@ class Overrides:
                 return result
         name = getattr(func, "__name__", func)
         raise TypeError(f"no implementation found for {name!r} on types that implement __torch_function__: {kinds}")
+
+    def ask_mode(
+        self, mode: object, func: Callee, kinds: Iterable[type], args: Args, kwargs: Mapping[str, object] | None
+    ) -> object:
+        """The answer of a function mode that the program has entered: its `__torch_function__` is interpreted."""
+        self.interpreter.tail_call = False
+        answer = self.world.getattr(mode, "__torch_function__")
+        result = self.world.call(answer, (func, tuple(kinds), args, dict(kwargs or {})), {})
+        if result is NotImplemented:
+            raise BreakGraph(
+                "ambient_state", f"{type(mode).__qualname__} leaves a call to the classes of its arguments"
+            )
+        return result
 
     def by_default(self, kind: type, func: Callee, kinds: Iterable[type], args: Args, kwargs: Kwargs) -> object:
         """What `torch.Tensor.__torch_function__` does."""

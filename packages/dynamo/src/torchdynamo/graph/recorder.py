@@ -132,6 +132,8 @@ class Recorder:
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
         self.wrappers = Wrappers(mode)
         self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
+        self.modes: list[object] = []  # function modes that the program has entered, the innermost last
+        self.mode_override: Callable[..., object] = _no_override
         self.override: Callable[..., object] = _no_override  # what a call means to the classes that torch would ask
 
     # -- entering and leaving ---------------------------------------------------------------
@@ -214,6 +216,8 @@ class Recorder:
         args: tuple[object, ...] = (),
         kwargs: Mapping[str, object] | None = None,
     ) -> object:
+        if self.modes:
+            return self._ask_mode(func, types, args, kwargs)
         kinds = () if self.overrides_off else overriding(args, kwargs)
         if kinds:
             torch._C._push_on_torch_function_stack(self)
@@ -255,6 +259,16 @@ class Recorder:
             return self.taken.take(name, self.adopt_all(tensor))
         finally:
             torch._C._pop_torch_function_stack()
+
+    def _ask_mode(self, func: object, types: Sequence[type], args: tuple[object, ...], kwargs: object) -> object:
+        """What the innermost function mode of the program makes of a call, with that mode put aside as torch does."""
+        mode = self.modes.pop()
+        torch._C._push_on_torch_function_stack(self)
+        try:
+            return self.mode_override(mode, func, types, args, kwargs)
+        finally:
+            torch._C._pop_torch_function_stack()
+            self.modes.append(mode)
 
     def derive(self, by: object) -> None:
         """The program takes derivatives by the tensors `by`. Those that it computed have to be inputs of a graph."""

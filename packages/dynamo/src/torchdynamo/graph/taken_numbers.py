@@ -78,6 +78,8 @@ class TakenNumbers:
         """The number, or a list of them; MISSING where the graph has to end before it is taken."""
         if not isinstance(tensor, FakeTensor) or class_of(tensor) is not None or self.recorder.regions.open:
             return MISSING
+        if self.recorder.modes:  # which would see what it comes down to
+            return MISSING
         shape = tensor.spec.shape
         if not all(type(size) is int for size in shape) or self.recorder.user_frames() in self.refused:
             return MISSING
@@ -121,7 +123,12 @@ class TakenNumbers:
         """The program asserts a relation of such numbers: whether the graph takes it for granted from here on."""
         node = node_of(truth)
         expr = node.expr
-        if node.hint is not None or not isinstance(expr, (Relation, FloatRelation)) or not self._of(expr.symbols()):
+        if (
+            self.recorder.modes
+            or node.hint is not None
+            or not isinstance(expr, (Relation, FloatRelation))
+            or not self._of(expr.symbols())
+        ):
             return False
         env, whole = node.env, isinstance(expr, Relation)
         dtype = torch.int64 if whole else torch.float64
