@@ -484,7 +484,7 @@ def data_set(x: torch.Tensor) -> Any:
     return y + 1
 
 
-@part(PYTHON, "itertools objects returned", "rebuild", "unsplit_frame")
+@part(PYTHON, "itertools objects returned")
 def iterators(x: torch.Tensor) -> Any:
     return list(itertools.accumulate([x, x * 2, x * 3])), itertools.chain([x], [x + 1])
 

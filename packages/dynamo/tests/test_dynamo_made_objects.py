@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import collections
+import itertools
+import sys
 import traceback
 import types
 from collections.abc import Callable
@@ -140,3 +142,47 @@ def test_a_class_that_stays_within_the_program_is_part_of_its_graph() -> None:
     options = torchdynamo.CaptureOptions(fullgraph=True, strict=True)
     compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward, options=options)(program)
     assert torch.equal(compiled(torch.ones(2)), torch.full((2,), 2.0))
+
+
+# -- iterators of itertools ----------------------------------------------------------------------
+
+
+def itertools_over(x: torch.Tensor) -> dict[str, Any]:
+    a = [x, x * 2, x * 3]
+    return {
+        "chain": itertools.chain(a, [x + 1]),
+        "from_iterable": itertools.chain.from_iterable([[x], [x - 1]]),
+        "accumulate": itertools.accumulate(a),
+        "accumulate by a function": itertools.accumulate(a, lambda p, q: p - q),
+        "cycle": itertools.islice(itertools.cycle(a), 5),
+        "islice": itertools.islice(a, 1, 3),
+        "zip_longest": itertools.zip_longest(a, [x]),
+        "product": itertools.product(a, [x]),
+        "permutations": itertools.permutations(a, 2),
+        "combinations": itertools.combinations(a, 2),
+        "starmap": itertools.starmap(torch.add, [(x, x), (x, x)]),
+        "takewhile": itertools.takewhile(lambda t: t.dim() == 1, a),
+        "dropwhile": itertools.dropwhile(lambda t: t.dim() == 2, a),
+        "filterfalse": itertools.filterfalse(lambda t: t.dim() == 2, a),
+        "compress": itertools.compress(a, [1, 0, 1]),
+        "repeat": itertools.repeat(x, 2),
+        "count": itertools.islice(itertools.count(3), 2),
+    }
+
+
+@pytest.mark.skipif(sys.version_info >= (3, 14), reason="these iterators no longer say what they are made of")
+@pytest.mark.parametrize("advanced", [0, 1])
+@pytest.mark.parametrize("name", itertools_over(torch.ones(1)))
+def test_iterators_leave_the_graph_as_far_as_they_have_come(name: str, advanced: int) -> None:
+    def program(x: torch.Tensor) -> Any:
+        iterator = itertools_over(x)[name]
+        for _ in range(advanced):
+            next(iterator)
+        return iterator, x.sin()
+
+    compiled = torchdynamo.optimize(lambda gm, inputs: gm.forward)(program)
+    for x in (torch.randn(3), torch.randn(3)):
+        found, wanted = compiled(x)[0], program(x)[0]
+        assert type(found) is type(wanted)
+        torch.testing.assert_close(list(found), list(wanted))
+    assert not torchdynamo.stats().breaks

@@ -23,11 +23,13 @@ import enum
 import functools
 import gc
 import inspect
+import itertools
 import math
 import operator
 import re
 import threading
 import types
+import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +54,7 @@ from torchdynamo.interpreter.iterators import (
     MappingIterator,
     ReversedIterator,
     SequenceIterator,
+    Trampoline,
     ZipIterator,
 )
 from torchdynamo.interpreter.protocol import InterpreterObject, Marker
@@ -381,6 +384,24 @@ class Codegen:
             self.build.append(f"{name}.__setstate__({self.value(state[0])})")
         return name
 
+    def _itertool(self, obj: Any) -> str:
+        """An object of `itertools` as far as it has come: Python says how, up to 3.13."""
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", DeprecationWarning)
+                reduced = obj.__reduce__()
+        except TypeError as error:
+            raise BreakGraph("rebuild", f"an itertools.{type(obj).__name__}") from error
+        function, arguments, *state = reduced
+        name = self._name(obj, f"{self.value(function)}({self.items(arguments)})")
+        if state and state[0] is not None:
+            self.build.append(f"{name}.__setstate__({self.value(state[0])})")
+        return name
+
+    def _trampoline(self, obj: Trampoline) -> str:
+        """What C code calls in the place of a function of the program's."""
+        return self._name(obj, self.value(obj.fn))
+
     def _reduced(self, obj: Any) -> str:
         """`operator.itemgetter` and its kin: called with what they were called with."""
         function, arguments = obj.__reduce__()[:2]
@@ -700,6 +721,14 @@ _ITERATORS: tuple[type, ...] = (
     zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
 )  # fmt: skip
 
+# Those that say what they are made of, and no more than the program gave them: `groupby` holds a key of capture's own.
+_ITERTOOLS: tuple[type, ...] = (
+    itertools.accumulate, itertools.chain, itertools.combinations, itertools.combinations_with_replacement,
+    itertools.compress, itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice,
+    itertools.permutations, itertools.product, itertools.repeat, itertools.starmap, itertools.takewhile,
+    itertools.zip_longest,
+)  # fmt: skip
+
 _VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
 
 # Builders by built-in base, most specific first.
@@ -722,6 +751,8 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (types.FunctionType, Codegen._function),
     (types.CellType, Codegen._cell),
     (_ITERATORS, Codegen._iterator),
+    (_ITERTOOLS, Codegen._itertool),
+    (Trampoline, Codegen._trampoline),
     (tuple(_VIEWS), Codegen._view),
     (LocalIterator, Codegen._local_iterator),
     (Array, Codegen._array_value),
