@@ -6,7 +6,7 @@ import functools
 import types
 import weakref
 from collections.abc import Callable
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar, cast, overload
 
 from torch import nn
 
@@ -127,7 +127,11 @@ def owner_of(compiled: object) -> Function:
     raise TypeError(f"not a compiled callable: {type(compiled).__name__}")
 
 
-def disable(function: F | None = None, *, recursive: bool = True, reason: str | None = None) -> object:
+@overload
+def disable(function: F, *, recursive: bool = True, reason: str | None = None) -> F: ...
+@overload
+def disable(function: None = None, *, recursive: bool = True, reason: str | None = None) -> Callable[[F], F]: ...
+def disable(function: F | None = None, *, recursive: bool = True, reason: str | None = None) -> F | Callable[[F], F]:
     """Marks a function, method or nn.Module: a call of it breaks the graph and runs as it is.
 
     Also a decorator with arguments: `@disable(reason="talks to a server")`.
@@ -143,13 +147,26 @@ def disable(function: F | None = None, *, recursive: bool = True, reason: str | 
     return _marking(mark) if function is None else _marking(mark)(function)
 
 
-def skip_frame(function: F | None = None, *, reason: str | None = None) -> object:
-    """`disable` for this function alone: what it calls is captured."""
-    return disable(function, recursive=False, reason=reason)
+@overload
+def skip_frame(function: F, *, reason: str | None = None) -> F: ...
+@overload
+def skip_frame(function: None = None, *, reason: str | None = None) -> Callable[[F], F]: ...
+def skip_frame(function: F | None = None, *, reason: str | None = None) -> F | Callable[[F], F]:
+    """`disable` for this function alone: what it calls is captured.
+
+    Raises:
+        TypeError: the argument is a class, or no callable.
+    """
+    mark = Mark(MarkKind.SKIPPED, reason)
+    return _marking(mark) if function is None else _marking(mark)(function)
 
 
 def allow_in_graph(function: F) -> F:
-    """Marks a function: a call of it becomes one node of the graph; it must work on tensors alone, without effects."""
+    """Marks a function: a call of it becomes one node of the graph; it must work on tensors alone, without effects.
+
+    Raises:
+        TypeError: the argument is a class, or no callable.
+    """
     return _marking(Mark(MarkKind.ALLOWED))(function)
 
 
@@ -157,6 +174,9 @@ def assume_constant_result(function: F) -> F:
     """Marks a function: it is run once, when its caller is captured, and its result is a constant from then on.
 
     Its arguments must hold no tensors that the graph computes: such a call breaks the graph.
+
+    Raises:
+        TypeError: the argument is a class, or no callable.
     """
     return _marking(Mark(MarkKind.CONSTANT))(function)
 

@@ -47,7 +47,7 @@ class Explanation:
     recompiles: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)
     events: tuple[Event, ...] = ()
     seconds: float = 0.0
-    result: object = None
+    result: Any = None
 
     @property
     def op_count(self) -> int:

@@ -99,6 +99,9 @@ class error_on_graph_break:
 
     Inside of a compiled function, `with error_on_graph_break():` or `@error_on_graph_break()`; a break there raises
     `Unsupported` as `fullgraph=True` does everywhere. `fullgraph=True` is not lifted by `error_on_graph_break(False)`.
+
+    Args:
+        error: whether breaks are errors in it.
     """
 
     def __init__(self, error: bool = True) -> None:

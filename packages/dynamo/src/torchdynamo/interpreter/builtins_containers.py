@@ -5,12 +5,12 @@ from __future__ import annotations
 import collections
 import functools
 from bisect import bisect_left, bisect_right, insort_left, insort_right
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules, callback
 from torchdynamo.interpreter.iterators import Trampoline
 from torchdynamo.interpreter.protocol import Args, Kwargs, World
-from torchdynamo.interpreter.structural import ask_hash, hashes_python, runs_python, same_part, stored_key
+from torchdynamo.interpreter.structural import hashes_python, runs_python, same_part, stored_key
 
 RULES = Rules()
 
@@ -88,10 +88,3 @@ def call_cmp_to_key(world: World, args: Args, kwargs: Kwargs) -> object:
     if len(args) == 1 and not kwargs and not isinstance(args[0], Trampoline):
         args = (Trampoline(world, args[0]),)
     return world.call_leaf(functools.cmp_to_key, args, kwargs)
-
-
-def ask_hashes(world: World, parts: Iterable[object]) -> None:
-    """For C code that makes a set, or a dict with these keys."""
-    for part in parts:
-        if hashes_python(part):
-            ask_hash(world, part)

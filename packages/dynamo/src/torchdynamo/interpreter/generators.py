@@ -14,9 +14,7 @@ if TYPE_CHECKING:
     from torchdynamo.interpreter.frame import InterpretedFrame
 
 _RESUME = dis.opmap["RESUME"]
-_SEND = dis.opmap["SEND"]
 _YIELD_VALUE = dis.opmap["YIELD_VALUE"]
-_JUMP_BACK = dis.opmap["JUMP_BACKWARD_NO_INTERRUPT"]
 _HAS_CLEANUP_THROW = "CLEANUP_THROW" in dis.opmap
 
 
