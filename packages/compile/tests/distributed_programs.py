@@ -8,9 +8,12 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+import torch.distributed._functional_collectives as functional
 from replica_programs import WRAPPINGS, Layers, before
+from torch.distributed.device_mesh import init_device_mesh
 
 import torchcompile
+import torchdynamo
 from aotautograd.stages import StagedRun
 
 
@@ -31,6 +34,43 @@ def collectives() -> None:
         for expected, found in zip(program(x), compiled(x), strict=True):
             assert torch.equal(expected, found)
     assert any(event.kind.id == "distributed" for event in torchcompile.report().breaks)
+
+
+def functional_collectives(backend: str) -> None:
+    """They are nodes of one graph, differentiated as in eager; those whose results nobody reads, and those that another
+    one has done already, happen all the same."""
+
+    def program(x: torch.Tensor, group: Any) -> torch.Tensor:
+        total = functional.all_reduce(x * (dist.get_rank() + 1), "sum", group)
+        functional.all_reduce(x, "max", group)
+        columns = functional.all_gather_tensor(total.sin(), 1, group)
+        rows = functional.reduce_scatter_tensor(columns.cos(), "sum", 0, group)
+        turned = functional.all_to_all_single(rows * 2, None, None, group) if len(rows) % 2 == 0 else rows
+        return turned + functional.all_reduce(x * (dist.get_rank() + 1), "sum", group).mean()
+
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for group in (mesh, (mesh, 0), dist.group.WORLD, functional._resolve_group_name(mesh)):
+        torchcompile.reset()
+        nodes: list[Any] = []
+        compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+        for call in range(2):
+            torch.manual_seed(call + 10 * dist.get_rank())
+            given = torch.randn(4, 3, dtype=torch.float64)
+            results = []
+            for run in (program, compiled):
+                x = given.clone().requires_grad_()
+                result = run(x, group)
+                (result * (1 + dist.get_rank())).sum().backward()
+                assert x.grad is not None
+                results.append((torch.as_tensor(result.detach() + 0), x.grad.clone()))
+            for expected, found in zip(*results, strict=True):
+                torch.testing.assert_close(found, getattr(expected, "wait", lambda e=expected: e)())
+        assert torchcompile.report().clean
+        torchdynamo.optimize(lambda gm, inputs: nodes.extend(gm.graph.nodes) or gm.forward)(program)(given, group)
+        called = [str(node.target) for node in nodes if "_c10d_functional" in str(node.target)]
+        assert sum("all_reduce" in name for name in called) == 3
+        assert sum("wait_tensor" in name for name in called) == len(called) / 2 == 6
+        assert all("wait_tensor" in name for name in called[1::2])
 
 
 def in_buckets(wrapping: str, backend: str, find_unused: bool) -> tuple[list[list[str]], list[tuple[int, bool]]]:

@@ -60,3 +60,8 @@ def test_shards(pair: Processes, name: str) -> None:
 @pytest.mark.parametrize("program", [distributed_programs.collectives])
 def test_two_processes(pair: Processes, program) -> None:
     pair.run(program)
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
+def test_functional_collectives(pair: Processes, backend: str) -> None:
+    pair.run(distributed_programs.functional_collectives, backend)

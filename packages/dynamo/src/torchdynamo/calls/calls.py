@@ -33,6 +33,7 @@ from torchdynamo.calls import torch_calls
 from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
+from torchdynamo.calls.collectives import FUNCTIONAL, inlines, with_group_named
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
@@ -181,6 +182,10 @@ class Calls:
             return self._numpy(fn, args, kwargs)
         if self.higher_order.takes(fn):
             return self.higher_order.call(fn, args, kwargs)
+        if module == FUNCTIONAL and inlines(fn):
+            named = with_group_named(self.outside, fn, args, kwargs)
+            self.outside.inline(fn)
+            return MISSING if named is None else Redirect(fn, named.args, named.kwargs)
         self._break_if_listed(fn, module)
         if fn.__name__ == "__deepcopy__" and len(args) == 2 and isinstance(args[0], FakeTensor):
             return self._copied_tensor(*args)

@@ -44,6 +44,7 @@ ANSWERS_BY_NAME: dict[tuple[str, str], object] = {
     ("torch.jit._trace", "is_tracing"): False,
     ("torch.onnx", "is_in_onnx_export"): False,
     ("torch._utils", "is_compiling"): True,
+    ("torch.distributed._functional_collectives", "_are_we_tracing"): True,  # they are waited for at once
     ("torch._dynamo.external_utils", "is_compiling"): True,
     ("torch._utils_internal", "justknobs_check"): True,
     ("torch.fx._symbolic_trace", "is_fx_tracing"): False,
@@ -59,6 +60,11 @@ AMBIENT_READS: tuple[object, ...] = (
         getattr(torch.distributed, name)
         for name in ("is_initialized", "get_rank", "get_world_size", "get_backend")
         if hasattr(torch.distributed, name)  # a torch without it has `is_available` alone
+    ),
+    *(
+        getattr(sys.modules.get("torch.distributed.distributed_c10d"), name)
+        for name in ("_get_group_size_by_name",)
+        if hasattr(sys.modules.get("torch.distributed.distributed_c10d"), name)
     ),
 )  # fmt: skip
 

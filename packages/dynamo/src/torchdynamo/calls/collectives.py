@@ -1,0 +1,72 @@
+"""Functional collectives: calls of torch that give new tensors are nodes of the graph, each waited for at once.
+
+Their Python comes down to an operator, which takes the group's name, and one that waits. So the group is named here,
+and guarded; the rest is interpreted. Operators that communicate have an effect: none is dropped, merged or moved past
+another. Collectives that write to their arguments, or give work to wait for, leave the graph.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from torchdynamo.interpreter.protocol import Args, Kwargs
+from torchdynamo.outside.outside import Outside
+from torchdynamo.reasons import BreakGraph
+
+FUNCTIONAL = "torch.distributed._functional_collectives"
+
+# By name, with the operator (the module is imported by programs that call it).
+_NODES = {
+    "all_gather_single": "_c10d_functional::all_gather_into_tensor",
+    "all_gather_single_autograd": "_c10d_functional_autograd::all_gather_into_tensor",
+    "all_gather_tensor": "_c10d_functional::all_gather_into_tensor",
+    "all_gather_tensor_autograd": "_c10d_functional_autograd::all_gather_into_tensor",
+    "all_reduce": "_c10d_functional::all_reduce",
+    "all_to_all_single": "_c10d_functional::all_to_all_single",
+    "all_to_all_single_autograd": "_c10d_functional_autograd::all_to_all_single",
+    "broadcast": "_c10d_functional::broadcast",
+    "reduce_scatter_single": "_c10d_functional::reduce_scatter_tensor",
+    "reduce_scatter_single_autograd": "_c10d_functional_autograd::reduce_scatter_tensor",
+    "reduce_scatter_tensor": "_c10d_functional::reduce_scatter_tensor",
+    "reduce_scatter_tensor_autograd": "_c10d_functional_autograd::reduce_scatter_tensor",
+    "wait_tensor": "_c10d_functional::wait_tensor",
+}
+_PARTS = frozenset({"_group_or_group_name", "_maybe_wrap_tensor", "_resolve_group", "_resolve_group_name"})
+
+
+def inlines(function: types.FunctionType) -> bool:
+    """Whether a function of the module stays in the graph."""
+    return function.__name__ in _NODES or function.__name__ in _PARTS
+
+
+def with_group_named(
+    outside: Outside, function: types.FunctionType, args: Args, kwargs: Kwargs
+) -> inspect.BoundArguments | None:
+    """The call with its group by name, where the program gives the group itself."""
+    operator = _NODES.get(function.__name__)
+    if operator is None:
+        return None
+    derived = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args)
+    if derived and not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "Autograd"):
+        # Eager hands its result on in a tensor of a class that ends the history.
+        raise BreakGraph(
+            "distributed", f"{function.__name__}() of a tensor with a history, which it has no derivative for"
+        )
+    bound = inspect.signature(function).bind(*args, **kwargs)
+    group = bound.arguments.get("group")
+    if group is None or isinstance(group, str):
+        return None
+    for part in group if isinstance(group, tuple) else (group,):
+        if not isinstance(part, int) and outside.externals.lookup(part) is None:
+            raise BreakGraph("distributed", f"{function.__name__}() in a group that the program makes")
+        outside.identity(part)
+    tag: Any = bound.arguments.pop("tag", "")
+    resolve: Callable[..., object] = sys.modules[FUNCTIONAL]._resolve_group_name
+    bound.arguments["group"] = outside.ambient(resolve, (group, tag))
+    return bound
