@@ -350,10 +350,13 @@ def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:
         if not isinstance(part, TensorValue) or isinstance(part.data, Strided):
             continue
         data = part.data
+        reads = _large_reads(ctx, part)
+        # What is made of no memory, or of little, is as large as any value once it is stored.
+        cheap = _CHEAP if reads else max(_CHEAP, ctx.traits_of(part.device).recomputed)
         shared = len(node.users) > 1 and (
             data.heavy
-            or data.cost > _CHEAP
-            or _large_reads(ctx, part) > 1
+            or data.cost > cheap
+            or reads > 1
             or sum(1 for _ in products_of(node)) > 1  # these want it in memory, once
         )
         if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:

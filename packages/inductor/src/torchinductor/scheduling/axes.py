@@ -1,4 +1,4 @@
-"""Axes that every index walks through as one become one."""
+"""Axes: those that every index walks through as one become one, and loops run as memory lies."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
 from torchinductor.indexing import ZERO, coefficient_of
-from torchinductor.ir import Axis, Kernel, Recorder, Stage
+from torchinductor.ir import Axis, Kernel, Recorder, Stage, Store
 
 
 def merge_axes(kernel: Kernel) -> Kernel:
@@ -43,6 +43,20 @@ def merge_axes(kernel: Kernel) -> Kernel:
         stage.body.replay(recorder, mapping)
         stages.append(Stage(stage.kind, recorder.body()))
     return replace(kernel, axes=tuple(final), stages=tuple(stages))
+
+
+def by_rows(kernel: Kernel) -> Kernel | None:
+    """A pointwise kernel with its loops in the order of its first store's steps, None where that is theirs or they are
+    in no order."""
+    store = next((op for stage in kernel.stages for op in stage.body.of(Store)), None)
+    if kernel.inner or store is None:
+        return None
+    steps = [coefficient_of(store.index, axis.name) for axis in kernel.axes]
+    known = [step.as_int() for step in steps if step is not None]
+    if len(known) < len(kernel.axes) or None in known:
+        return None
+    order = sorted(range(len(known)), key=lambda d: -(known[d] or 0))
+    return None if order == list(range(len(known))) else replace(kernel, axes=tuple(kernel.axes[d] for d in order))
 
 
 def _one_walk(steps: Mapping[str, list[IntExpr | None]], slow: Axis, fast: Axis) -> bool:

@@ -20,6 +20,7 @@ KeyOf = Callable[[Kernel], "Hashable | None"]
 """Kernels of equal keys may share a launch; None for one that is launched alone."""
 
 _MOST = 16  # kernels
+_POINTERS = 128  # a launch's parameters have a limit of their own
 _BYTES = 64 << 20  # that a bundle's kernels move together, and half of it one of them
 _AHEAD = 48  # operations that are looked through for what could run already
 
@@ -34,7 +35,9 @@ class _Open:
     moved: int = 0
 
     def takes(self, kernel: Kernel, moved: int) -> bool:
-        return len(self.parts) < _MOST and self.moved + moved <= _BYTES and not self.meets(kernel)
+        pointers = sum(len(part.arguments) for part in (*self.parts, kernel))
+        fits = len(self.parts) < _MOST and pointers <= _POINTERS and self.moved + moved <= _BYTES
+        return fits and not self.meets(kernel)
 
     def meets(self, operation: Operation) -> bool:
         """Whether an operation has to run after what waits."""

@@ -9,11 +9,12 @@ import torch
 
 from primtorch.symbolic import FloatExpr
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import coefficient_of, product
+from torchinductor.indexing import product
 from torchinductor.ir import Bundle, Kernel, Load, Store, Template, loops_of, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, plain_traits
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of
+from torchinductor.scheduling.axes import by_rows
 from torchinductor.scheduling.finish import finish
 from torchinductor.scheduling.unify import join
 from torchinductor.schemas import DeviceTraits, InductorOptions
@@ -301,26 +302,12 @@ def _in_orders(first: Kernel, second: Kernel, either: bool) -> Iterator[tuple[Ke
     """Two kernels as they are; then with the loops of one as its result lies in memory, where these are in another
     order: a value that a product takes transposed is computed where it lies by rows."""
     yield first, second
-    second_by_rows = _by_rows(second)
+    second_by_rows = by_rows(second)
     if second_by_rows is not None:
         yield first, second_by_rows
-    first_by_rows = _by_rows(first) if either else None
+    first_by_rows = by_rows(first) if either else None
     if first_by_rows is not None:
         yield first_by_rows, second
-
-
-def _by_rows(kernel: Kernel) -> Kernel | None:
-    """A pointwise kernel with its loops in the order of its first store's steps, None where that is theirs or they are
-    in no order."""
-    store = next((op for stage in kernel.stages for op in stage.body.of(Store)), None)
-    if kernel.inner or store is None:
-        return None
-    steps = [coefficient_of(store.index, axis.name) for axis in kernel.axes]
-    known = [step.as_int() for step in steps if step is not None]
-    if len(known) < len(kernel.axes) or None in known:
-        return None
-    order = sorted(range(len(known)), key=lambda d: -(known[d] or 0))
-    return None if order == list(range(len(known))) else replace(kernel, axes=tuple(kernel.axes[d] for d in order))
 
 
 def _sound(kernel: Kernel, count: int, shared: set[str]) -> bool:

@@ -18,7 +18,7 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import coefficient_of, number, product
 from torchinductor.ir import Axis, Kernel, Load
-from torchinductor.scheduling.axes import merge_axes
+from torchinductor.scheduling.axes import by_rows, merge_axes
 from torchinductor.scheduling.online import join_passes
 
 Shape = Literal["flat", "rows", "tiled", "reduction", "matmul"]
@@ -66,13 +66,23 @@ def _ceil_div(size: IntExpr, block: int) -> IntExpr:
 
 def planned(kernel: Kernel, join: bool = True) -> Kernel:
     """The kernel with axes merged, and with its layout. Where rows are looped over, passes over them are joined."""
-    kernel = merge_axes(kernel)
+    kernel = _as_memory_lies(merge_axes(kernel))
     layout = _reduction(kernel) if kernel.inner else _pointwise(kernel)
     if kernel.inner and not layout.persistent and join:
         kernel = join_passes(kernel)
         layout = _reduction(kernel)
     stages = 2 if layout.r and not layout.persistent else 1
     return replace(kernel, layout=replace(layout, wide=is_wide(kernel), stages=stages))
+
+
+def _as_memory_lies(kernel: Kernel) -> Kernel:
+    """A pointwise kernel with its loops as its result lies, where more memory is walked through so: neighbouring
+    threads of a kernel over channels-last images are neighbours in memory."""
+    other = by_rows(kernel)
+    if other is None:
+        return kernel
+    votes = _unit_axes(kernel)
+    return merge_axes(other) if votes[other.axes[-1].name] > votes[kernel.axes[-1].name] else kernel
 
 
 def layout_of(kernel: Kernel) -> Layout:

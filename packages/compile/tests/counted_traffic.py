@@ -1,0 +1,79 @@
+"""What a training step becomes on a GPU, counted without one: for tests, and for tools/bench/gpu_traffic.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import fx
+
+import torchcompile
+import torchinductor
+from torchinductor.codegen.base import traits_of
+from torchinductor.cost import Traffic, traffic_of
+from torchinductor.layouts import channels_last_convolutions
+from torchinductor.source import planned_operations
+
+CUDA = torch.device("cuda")
+
+
+def _memory(value: object) -> object:
+    """A result's place, with nothing in it."""
+    if not hasattr(value, "shape"):
+        return value
+    shape, strides = tuple(map(int, value.shape)), tuple(map(int, value.stride()))  # type: ignore[attr-defined]
+    return torch.empty_strided(shape, strides, dtype=value.dtype)  # type: ignore[attr-defined]
+
+
+def counted(found: dict[str, Traffic], show: Callable[[str], None] | None = None) -> Callable[..., Any]:
+    """Stands for `compile_graph`: adds a graph's traffic under "forward", "backward" or "inference"."""
+
+    def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *_: Any, title: str = "", **__: Any) -> Any:
+        operations = planned_operations(graph, CUDA)
+        kind = title.rpartition(" ")[2]
+        found[kind] = found.get(kind, Traffic()) + traffic_of(operations)
+        if show is not None:
+            show("\n\n".join(map(str, operations)))
+        names = [node for node in graph.graph.nodes if node.op == "placeholder"]
+        returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
+
+        def run(values: Sequence[Any]) -> list[Any]:
+            given = dict(zip(names, values, strict=True))
+            return [given[o] if o in given else _memory(o.meta["val"]) if hasattr(o, "meta") else o for o in returned]
+
+        return SimpleNamespace(consume=run, stats=torchinductor.GraphStats(0, 0, 0))
+
+    return compile_graph
+
+
+@contextmanager
+def _planning(found: dict[str, Traffic], show: Callable[[str], None] | None) -> Iterator[None]:
+    """Graphs are planned for a GPU and not built."""
+    kept = torchinductor.compile_graph, torchinductor.choose_layouts
+    torchinductor.compile_graph = counted(found, show)
+    torchinductor.choose_layouts = lambda gm: channels_last_convolutions(gm, lambda _: traits_of(CUDA))
+    try:
+        yield
+    finally:
+        torchinductor.compile_graph, torchinductor.choose_layouts = kept
+
+
+def traffic_of_step(
+    net: torch.nn.Module,
+    args: Sequence[Any],
+    kwargs: dict[str, Any],
+    train: bool = True,
+    show: Callable[[str], None] | None = None,
+) -> dict[str, Traffic]:
+    """The traffic of a step under bf16 autocast, by kind of graph; `show` is given the planned operations."""
+    found: dict[str, Traffic] = {}
+    with _planning(found, show):
+        with torch.autocast("cpu", torch.bfloat16), torch.set_grad_enabled(train):
+            out = torchcompile.compile(net, fullgraph=True)(*args, **kwargs)
+        if train:
+            value = out if isinstance(out, torch.Tensor) else out.loss
+            (value if value.dim() == 0 else value.float().sum()).backward()
+    return found
