@@ -472,7 +472,7 @@ def masked(x: torch.Tensor) -> Any:
     return x[x > 0].sum(), x.nonzero()
 
 
-@part(PYTHON, "min and max of tensors", "data_dependent_branch")
+@part(PYTHON, "min and max of tensors")
 def extremes(x: torch.Tensor) -> Any:
     return min(x[0, 0], x[0, 1]) + x
 

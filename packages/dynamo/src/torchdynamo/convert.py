@@ -46,6 +46,7 @@ from torchdynamo.function import Compiled, Function
 from torchdynamo.graph.derivatives import first_leaf_behind
 from torchdynamo.graph.recorder import as_break
 from torchdynamo.graph.regions import graph_module
+from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, on_plain_tensors
 from torchdynamo.guards.global_state import function_modes, global_state
 from torchdynamo.guards.guard_table import print_guards
@@ -190,6 +191,9 @@ def capture_whole(
             finished = _finish(state, generated, ambient)
             graph = finished.graph or graph_module({}, capture.outside.recorder.graph, "Graph")
             return Whole(result, graph, finished, capture.outside.externals.pins.objects, capture.outside)
+    except NumberAsked as asked:
+        state.unread |= asked.places
+        return capture_whole(state, flat, read)
     except BreakGraph as error:
         raise Unsupported(describe(GraphBreak(error.reason, error.detail, state.frames()))) from error
     except OwnFault as fault:
@@ -234,6 +238,9 @@ def _capture_and_generate(
             directions, depth = Directions(refused_start=error.start, refused_leaf=directions.refused_leaf), None
         except ClassOutlivesGraph as error:
             directions, depth = Directions(refused_class=error.ordinal, refused_leaf=directions.refused_leaf), None
+        except NumberAsked as asked:
+            state.unread |= asked.places
+            directions, depth = Directions(refused_leaf=directions.refused_leaf), None
         except GivesUp as error:
             directions, depth = Directions(refused_raise=error.ordinal, refused_leaf=directions.refused_leaf), None
         except LeafOutlivesGraph as error:

@@ -200,6 +200,7 @@ class Codegen:
             return self.load(known.source)
         if not isinstance(tensor, FakeTensor):
             return self.pin(tensor)
+        self.recorder.choices.leaves(tensor)
         if id(tensor) in self.array_inputs:
             source = self.array_inputs[id(tensor)]
             return self._name(tensor, f"{self.pin(source.read)}({self.load(source.base)})")

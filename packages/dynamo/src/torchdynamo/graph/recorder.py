@@ -26,6 +26,7 @@ from primtorch.spec import TensorSpec
 from primtorch.symbolic import materialize
 from torchdynamo.graph import dense_values, numpy_values
 from torchdynamo.graph import known_tensors as constants
+from torchdynamo.graph.choices import Choices
 from torchdynamo.graph.conditions import Conditions
 from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.graph.leaving import reason_of_name
@@ -113,6 +114,7 @@ class Recorder:
         self.regions = Regions(self.graph)
         self.conditions = Conditions(user_frames)
         self.taken = TakenNumbers(self)
+        self.choices = Choices(self)
         self.mode = mode
         self.user_frames = user_frames
         self.adopt = adopt  # turns a real tensor that reached a call unseen into an input's fake
@@ -392,6 +394,7 @@ class Recorder:
 
     def _wrote(self, tensors: Iterable[torch.Tensor]) -> None:
         tensors = list(tensors)
+        self.choices.written(tensors)
         parts = {id(memory) for memory in self.wrappers.memories}
         if parts and any(id(memory_of(tensor)) in parts for tensor in tensors):
             raise BreakGraph("tensor_subclass", "a write to the memory of a tensor that another wraps")
