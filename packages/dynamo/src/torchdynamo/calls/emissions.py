@@ -93,9 +93,9 @@ class Emissions:
         """A method of a logger, or the function of `logging` by its name."""
         level = torch_calls.LOG_LEVELS[fn]
         if not isinstance(args[0] if args else None, logging.Logger):
-            logger, start = self.get_logger(logging.getLogger, (), {}), _log_at_root
+            logger, at_root = self.get_logger(logging.getLogger, (), {}), True
         else:
-            logger, args, start = args[0], args[1:], _log_at
+            logger, args, at_root = args[0], args[1:], False
         if level is None:
             level, args = (args[0], args[1:]) if args else (None, ())
         if not args or kwargs.keys() - _LOG_KEYWORDS or type(level) is not int:
@@ -111,7 +111,7 @@ class Emissions:
                 return None
             message, said = "%s", (self._text(message, args[1:]),)
         where = self._place(int(kwargs.get("stacklevel", 1)), _LOGGING)
-        self.do(functools.partial(start, where), (logger, level, message, said, kwargs.get("extra")))
+        self.do(functools.partial(_log_at, where, at_root), (logger, level, message, said, kwargs.get("extra")))
         return None
 
     def _text(self, message: object, args: Args) -> str:
@@ -120,9 +120,7 @@ class Emissions:
         if not args:
             return text
         named = len(args) == 1 and isinstance(args[0], Mapping) and args[0]
-        said = self.world.binary("%", text, named or args)
-        assert isinstance(said, str)
-        return said
+        return str(self.world.binary("%", text, named or args))
 
     # -- warnings ---------------------------------------------------------------------------
 
@@ -247,29 +245,20 @@ _OWN_FILES = (FOLDER, "<torchdynamo ")
 
 def _log_at(
     where: Place | int,
+    at_root: bool,
     logger: logging.Logger,
     level: int,
     message: object,
     args: Args,
     extra: Mapping[str, object] | None,
 ) -> None:
+    """`logger.log(level, message, *args)` from the line `where`; `at_root`: by the function of `logging` itself."""
+    if at_root and not logger.handlers:
+        logging.basicConfig()
     if logger.isEnabledFor(level):
         place = where if isinstance(where, Place) else caller(where, _LOGGING)
         text = (place.file, place.line, message, args, None, place.function, extra)
         logger.handle(logger.makeRecord(logger.name, level, *text))
-
-
-def _log_at_root(
-    where: Place | int,
-    logger: logging.Logger,
-    level: int,
-    message: object,
-    args: Args,
-    extra: Mapping[str, object] | None,
-) -> None:
-    if not logger.handlers:
-        logging.basicConfig()
-    _log_at(where, logger, level, message, args, extra)
 
 
 def _warn_at(where: Place | int, message: str | Warning, category: type[Warning]) -> None:
