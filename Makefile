@@ -17,7 +17,7 @@ SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/src/*/include/*/*) packages/primtorch/src/primtorch/building.py
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
-.PHONY: help setup demo test smoke slow protocols check bench docs clean
+.PHONY: help setup demo demo-distributed test smoke slow protocols check bench docs clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -42,6 +42,9 @@ $(VENV)/.ready: $(VENV)/.dependencies $(CPP) $(wildcard packages/*/pyproject.tom
 
 demo: $(VENV)/.ready ## train a small ViT eager and compiled, generate with a small GPT-2, write a report
 	$(BIN)/python examples/demo.py
+
+demo-distributed: $(VENV)/.ready ## train replicas in two processes eager and compiled, show where the backward was cut
+	$(BIN)/python examples/demo_distributed.py
 
 test: $(VENV)/.ready ## run every package's tests
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m "not slow"
