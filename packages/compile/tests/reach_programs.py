@@ -451,6 +451,12 @@ def with_item(x: torch.Tensor) -> Any:
     return x * x.sum().item()
 
 
+@part(PYTHON, "item as a size")
+def sized_by_item(x: torch.Tensor) -> Any:
+    count = (x > 0).sum().item()
+    return torch.zeros(count, dtype=x.dtype) + x.sum(), x[: x[0].argmax().item()] * 2
+
+
 @part(PYTHON, "tolist")
 def with_tolist(x: torch.Tensor) -> Any:
     return x + sum(x[0].tolist())
