@@ -227,6 +227,9 @@ def seconds(rows: list[Row]) -> str:
     return ", ".join(f"{what} {taken:.1f} s" for what, taken in each.items())
 
 
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+
 def machine() -> str:
     cpus = Path("/proc/cpuinfo")
     names = [text.split(":", 1)[1].strip() for text in cpus.read_text().splitlines() if text.startswith("model name")]
@@ -267,7 +270,10 @@ def page(rows: list[Row], options: argparse.Namespace) -> str:
         "",
         *(f"- {line(row)}" for row in sorted(rest, key=lambda row: row["module"])),
     ]
-    return "\n".join(lines).rstrip() + "\n"
+    text = "\n".join(lines).rstrip() + "\n"
+    for folder in (Path(options.folder).resolve(), REPOSITORY):  # paths of this machine are nothing to a reader
+        text = text.replace(f"{folder}/", "")
+    return text
 
 
 # -- the command -------------------------------------------------------------------------------

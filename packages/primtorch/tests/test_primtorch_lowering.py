@@ -392,6 +392,8 @@ def test_constants_of_derivatives_are_torchs_own(name):
         return out.detach(), torch.autograd.grad(out, leaf, grad)[0]
 
     x = torch.cat([torch.randn(500, dtype=torch.float64) * 3, torch.linspace(-9, 9, 181, dtype=torch.float64)])[:680]
+    if name == "hardswish":  # at its kinks torch's vector and scalar kernels differ
+        x = x[x.abs() != 3]
     grad = torch.randn_like(ELEMENTWISE[name](x))
     lowered = lower(trace(program, x, grad))
     for found, expected in zip(lowered(x, grad), program(x, grad), strict=True):
