@@ -29,10 +29,10 @@ class SizeSource:
     def __init__(self, mode: Fakes) -> None:
         self._mode = mode
 
-    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> object:
+    def new_dynamic_size(self, *, min: int = 0, max: int | None = None) -> Size:
         return self._mode.fresh_size(max, min)
 
-    def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> object:
+    def create_unbacked_symint(self, *, min: int = 2, max: int | None = None) -> Size:
         return self._mode.fresh_size(max, min)
 
 
