@@ -9,6 +9,7 @@
 #include <torch/csrc/autograd/python_cpp_function.h>
 
 #include <algorithm>
+#include <numeric>
 
 namespace aotautograd {
 namespace {
@@ -36,6 +37,18 @@ bool will_run(Node* node) {
   if (infos == nullptr || infos->empty()) return true;
   const auto info = infos->find(node);
   return info != infos->end() && info->second.should_execute();
+}
+
+// Whether hooks see the gradient of a result, or it is asked for.
+bool is_observed(Node* node) {
+  if (!node->tensor_pre_hooks().empty() || !node->retains_grad_hooks().empty() || !node->pre_hooks().empty() ||
+      !node->post_hooks().empty()) {
+    return true;
+  }
+  const auto* infos = torch::autograd::get_current_graph_task_exec_info();
+  if (infos == nullptr || infos->empty()) return false;
+  const auto info = infos->find(node);
+  return info != infos->end() && info->second.captures_;
 }
 
 }  // namespace
@@ -92,6 +105,31 @@ variable_list ResultNode::apply(variable_list&& gradients) {
   return variable_list(num_outputs(), gradients[0]);
 }
 
+const std::vector<uint32_t>& CallNodes::observed(Run& run, const History& history) const {
+  if (run.observed) return *run.observed;
+  run.observed.emplace();
+  for (uint32_t i = 0; i < results.size(); i++) {
+    Node* node = results[i];
+    const auto& leading = history.leading[i];
+    if (leading.empty() || !will_run(node) || !is_observed(node)) continue;
+    const auto runs = [&](uint32_t other) { return will_run(results[other]); };
+    if (std::any_of(leading.begin(), leading.end(), runs)) run.observed->push_back(i);
+  }
+  return *run.observed;
+}
+
+variable_list InnerNode::apply(variable_list&& tangents) {
+  const auto run = nodes_->run();
+  if (!run) return variable_list(1);
+  const History& history = call_->history();
+  const std::lock_guard<std::mutex> lock(run->mutex);
+  const std::vector<uint32_t>& observed = nodes_->observed(*run, history);
+  if (std::find(observed.begin(), observed.end(), tangent_) == observed.end()) return variable_list(1);
+  variable_list all(history.tangents.size());
+  for (size_t i = 0; i < inputs.size(); i++) all[inputs[i]] = std::move(tangents[i]);
+  return call_->inner_gradient(std::move(all), observed, tangent_, this);
+}
+
 SetNode::SetNode(std::shared_ptr<Call> call, std::shared_ptr<CallNodes> nodes, size_t set)
     : CompiledNode(std::move(call)), nodes_(std::move(nodes)), set_(set) {
   nodes_->sets[set] = this;
@@ -102,7 +140,7 @@ SetNode::~SetNode() { nodes_->sets[set_] = nullptr; }
 // The engine runs results' nodes first, as they are younger than those of sets: all tangents are there. Where it does
 // not, for it has threads for devices and counts nodes by thread, each set has those that lead to it.
 void SetNode::begin(Run& run) {
-  bool all = true;
+  bool all = nodes_->observed(run, call_->history()).empty();
   for (size_t i = 0; i < nodes_->results.size(); i++) all &= run.came[i] || !will_run(nodes_->results[i]);
   if (all) {
     run.edges = edges_of_run();
@@ -130,7 +168,7 @@ std::vector<GradientEdge> SetNode::edges_of_run() const {
 variable_list SetNode::of_this_set(variable_list&& tangents, Run* run) {
   const History& history = call_->history();
   variable_list all(history.tangents.size());
-  for (size_t i = 0; i < tangents.size(); i++) all[set().tangents[i]] = std::move(tangents[i]);
+  for (size_t i = 0; i < tangents.size(); i++) all[inputs[i]] = std::move(tangents[i]);
   std::vector<GradientEdge> edges(history.places.size());
   for (size_t i = 0; i < set().gradients.size(); i++) edges[set().gradients[i]] = {this, i};
   for (size_t i = 0; i < edges.size() && run != nullptr; i++) {
@@ -139,7 +177,9 @@ variable_list SetNode::of_this_set(variable_list&& tangents, Run* run) {
     Node* node = nodes_->sets[place->set];
     if (will_run(node)) edges[i] = {node, place->place};
   }
-  variable_list gradients = call_->gradients(std::move(all), edges, false, this);
+  const bool cut = run != nullptr && !nodes_->observed(*run, history).empty();
+  variable_list gradients = cut ? call_->cut_gradients(std::move(all), edges, *run->observed, this)
+                                : call_->gradients(std::move(all), edges, false, this);
   if (run == nullptr) {
     variable_list own;
     for (const uint32_t i : set().gradients) own.push_back(std::move(gradients[i]));
@@ -221,17 +261,40 @@ NodeMaker::NodeMaker(std::shared_ptr<Call> call, torch::autograd::edge_list edge
   }
 }
 
-void NodeMaker::connect(const at::Tensor& result) {
-  if (call_->history().one_node) return torch::autograd::set_history(result, made_[0]);
-  const auto tangent = static_cast<uint32_t>(made_.size());
-  made_.push_back(make_node<ResultNode>(call_, nodes_, tangent));
+void NodeMaker::finish() {
+  const History& history = call_->history();
+  if (history.one_node) return torch::autograd::set_history(results_[0], made_[0]);
+  made_.resize(results_.size());
+  inner_.resize(results_.size());
+  std::vector<uint32_t> order(results_.size());
+  std::iota(order.begin(), order.end(), 0);
+  // A node has its edges before others lead to it: what a result is computed from has more results leading to it.
+  std::stable_sort(order.begin(), order.end(), [&](uint32_t a, uint32_t b) {
+    return history.leading[a].size() > history.leading[b].size();
+  });
+  for (const uint32_t tangent : order) connect(tangent);
+  for (size_t i = 0; i < results_.size(); i++) torch::autograd::set_history(results_[i], made_[i]);
+}
+
+void NodeMaker::connect(uint32_t tangent) {
+  const History& history = call_->history();
+  made_[tangent] = make_node<ResultNode>(call_, nodes_, tangent);
   for (size_t i = 0; i < sets_.size(); i++) {
-    const auto& leading = call_->history().sets[i].tangents;
-    if (call_->history().sets[i].follows >= 0) continue;
+    const auto& leading = history.sets[i].tangents;
+    if (history.sets[i].follows >= 0) continue;
     if (!std::binary_search(leading.begin(), leading.end(), tangent)) continue;
-    made_.back()->add_next_edge(Edge(sets_[i], sets_[i]->add_input_metadata(result)));
+    made_[tangent]->add_next_edge(Edge(sets_[i], sets_[i]->add_input_metadata(results_[tangent])));
+    static_cast<SetNode*>(sets_[i].get())->inputs.push_back(tangent);
   }
-  torch::autograd::set_history(result, made_.back());
+  for (uint32_t i = 0; i < inner_.size(); i++) {
+    const auto& leading = history.leading[i];
+    if (!inner_[i] || std::find(leading.begin(), leading.end(), tangent) == leading.end()) continue;
+    made_[tangent]->add_next_edge(Edge(inner_[i], inner_[i]->add_input_metadata(results_[tangent])));
+    static_cast<InnerNode*>(inner_[i].get())->inputs.push_back(tangent);
+  }
+  if (history.leading[tangent].empty()) return;
+  inner_[tangent] = make_node<InnerNode>(call_, nodes_, tangent);
+  inner_[tangent]->add_next_edge(Edge(made_[tangent], 0));
 }
 
 // ---- the nodes in Python --------------------------------------------------------------------------------------------
@@ -262,7 +325,8 @@ void add_node_type(py::module_& module) {
   torch::autograd::_initFunctionPyTypeObject(node_type, "CompiledProgramBackward", properties, nullptr);
   Py_INCREF(&node_type);
   module.add_object("CompiledProgramBackward", reinterpret_cast<PyObject*>(&node_type));
-  for (const std::type_info* type : {&typeid(WholeBackward), &typeid(ResultNode), &typeid(SetNode)}) {
+  for (const std::type_info* type : {&typeid(WholeBackward), &typeid(ResultNode), &typeid(InnerNode),
+                                     &typeid(SetNode)}) {
     torch::autograd::registerCppFunction(*type, &node_type);
   }
 }

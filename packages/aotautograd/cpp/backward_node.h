@@ -26,6 +26,7 @@ struct Run {
   std::vector<GradientEdge> edges;           // of the gradients in this run
   LaterStages later;
   bool released = false;
+  std::optional<std::vector<uint32_t>> observed;  // results with hooks that see what comes to them from others
 };
 
 // The nodes of a call, which go when nothing leads to them any more, and the engine's runs through them.
@@ -35,6 +36,9 @@ class CallNodes {
 
   // The engine's run that asks; null outside of one.
   std::shared_ptr<Run> run();
+
+  // The results of a run whose hooks see, or whose gradients are asked for, where other results lead to them.
+  const std::vector<uint32_t>& observed(Run& run, const History& history) const;
 
   std::vector<std::atomic<torch::autograd::Node*>> results, sets;
 
@@ -78,6 +82,19 @@ class ResultNode final : public CompiledNode {
   const uint32_t tangent_;
 };
 
+// Leads from results to one that they are computed from. It hands something on only where somebody looks at that.
+class InnerNode final : public CompiledNode {
+ public:
+  InnerNode(std::shared_ptr<Call> call, std::shared_ptr<CallNodes> nodes, uint32_t tangent)
+      : CompiledNode(std::move(call)), nodes_(std::move(nodes)), tangent_(tangent) {}
+  torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
+  std::vector<uint32_t> inputs;  // the tangent of each
+
+ private:
+  const std::shared_ptr<CallNodes> nodes_;
+  const uint32_t tangent_;
+};
+
 // Leads to one set of gradients.
 class SetNode final : public CompiledNode {
  public:
@@ -86,6 +103,7 @@ class SetNode final : public CompiledNode {
   torch::autograd::variable_list apply(torch::autograd::variable_list&& gradients) override;
   void will_release_variables() override { consume_ = true; }
   void release_variables() override;
+  std::vector<uint32_t> inputs;  // the tangent of each, where results lead to it
 
  private:
   const GradientSet& set() const { return call_->history().sets[set_]; }
@@ -104,13 +122,18 @@ class NodeMaker {
  public:
   // `edges`: where each gradient goes.
   NodeMaker(std::shared_ptr<Call> call, torch::autograd::edge_list edges);
-  // Gives the result of each tangent its history, in the tangents' order.
-  void connect(const at::Tensor& result);
+  // Takes the result of each tangent, in their order.
+  void connect(const at::Tensor& result) { results_.push_back(result); }
+  // Gives them their histories.
+  void finish();
   c10::ArrayRef<NodePtr> behind_results() const { return made_; }
 
  private:
   const std::shared_ptr<Call> call_;
-  std::vector<NodePtr> made_, sets_;
+  void connect(uint32_t tangent);
+
+  std::vector<at::Tensor> results_;
+  std::vector<NodePtr> made_, sets_, inner_;
   std::shared_ptr<CallNodes> nodes_;
 };
 

@@ -311,8 +311,8 @@ variable_list Call::next_stage(LaterStages& run, const std::vector<GradientEdge>
   });
 }
 
-variable_list Call::run_differentiably(variable_list tangents, const std::vector<uint32_t>& missing,
-                                       const std::vector<GradientEdge>& edges, Node* reader) {
+std::array<py::list, 3> Call::given_to_programs(const variable_list& tangents, const std::vector<uint32_t>& missing,
+                                               Node* reader) {
   const History& plan = history();
   for (const size_t i : needs(missing).reads) {
     TORCH_CHECK(saved_.has(i), torch::autograd::ERR_BACKWARD_TWICE);
@@ -347,8 +347,36 @@ variable_list Call::run_differentiably(variable_list tangents, const std::vector
     at::Tensor tangent = layouts.fit(i, tangents[i]);
     PyList_SET_ITEM(given.ptr(), static_cast<Py_ssize_t>(i), THPVariable_Wrap(std::move(tangent)));
   }
-  const py::tuple made = plan.gradients(inputs, saved, given, py::cast(missing));
+  return {std::move(inputs), std::move(saved), std::move(given)};
+}
+
+variable_list Call::run_differentiably(variable_list tangents, const std::vector<uint32_t>& missing,
+                                       const std::vector<GradientEdge>& edges, Node* reader) {
+  const auto [inputs, saved, given] = given_to_programs(tangents, missing, reader);
+  const py::tuple made = history().gradients(inputs, saved, given, py::cast(missing));
   return assemble(read_sources(made[1]), made[0], tangents, edges);
+}
+
+variable_list Call::cut_gradients(variable_list tangents, const std::vector<GradientEdge>& edges,
+                                  const std::vector<uint32_t>& observed, Node* reader) {
+  return in_python([&] {
+    const std::vector<uint32_t> missing = missing_of(tangents);
+    if (missing.size() == tangents.size()) return variable_list(edges.size());
+    const auto [inputs, saved, given] = given_to_programs(tangents, missing, reader);
+    const py::tuple made = history().cut(inputs, saved, given, py::cast(missing), py::cast(observed), py::none());
+    return assemble(read_sources(made[1]), made[0], tangents, edges);
+  });
+}
+
+variable_list Call::inner_gradient(variable_list tangents, const std::vector<uint32_t>& observed, uint32_t inner,
+                                Node* reader) {
+  return in_python([&] {
+    const std::vector<uint32_t> missing = missing_of(tangents);
+    if (missing.size() == tangents.size()) return variable_list(1);
+    const auto [inputs, saved, given] = given_to_programs(tangents, missing, reader);
+    const py::object made = history().cut(inputs, saved, given, py::cast(missing), py::cast(observed), inner);
+    return variable_list{made.is_none() ? at::Tensor() : THPVariable_Unpack(made.ptr())};
+  });
 }
 
 std::vector<uint32_t> missing_of(const variable_list& tangents) {

@@ -4,6 +4,7 @@
 #include "program.h"
 #include "saved.h"
 
+#include <array>
 #include <mutex>
 
 namespace aotautograd {
@@ -50,6 +51,17 @@ class Call {
                                            torch::autograd::Node* reader, LaterStages* later = nullptr);
   torch::autograd::variable_list next_stage(LaterStages& later, const std::vector<GradientEdge>& edges);
 
+  // The same where the results `observed` have hooks that see what comes to them from other results: the tangents of
+  // these are the sums, and what the others lead to by way of them is in those.
+  torch::autograd::variable_list cut_gradients(torch::autograd::variable_list tangents,
+                                               const std::vector<GradientEdge>& edges,
+                                               const std::vector<uint32_t>& observed, torch::autograd::Node* reader);
+
+  // What comes to the observed result number `inner` from others.
+  torch::autograd::variable_list inner_gradient(torch::autograd::variable_list tangents,
+                                                const std::vector<uint32_t>& observed, uint32_t inner,
+                                                torch::autograd::Node* reader);
+
   // Behind a run without the tangents `missing`.
   void release(const std::vector<uint32_t>& missing);
 
@@ -68,6 +80,9 @@ class Call {
                                                     const std::vector<uint32_t>& missing,
                                                     const std::vector<GradientEdge>& edges,
                                                     torch::autograd::Node* reader);
+  // The inputs, what is kept and the tangents, for a program that computes the forward again.
+  std::array<py::list, 3> given_to_programs(const torch::autograd::variable_list& tangents,
+                                            const std::vector<uint32_t>& missing, torch::autograd::Node* reader);
   torch::autograd::variable_list assemble(const std::vector<GradientSource>& sources, py::object results,
                                           const torch::autograd::variable_list& tangents,
                                           const std::vector<GradientEdge>& edges);

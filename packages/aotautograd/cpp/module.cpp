@@ -141,6 +141,7 @@ py::object with_history(const std::shared_ptr<const Program>& program, PyObject*
     }
     PyTuple_SET_ITEM(outputs.ptr(), static_cast<Py_ssize_t>(i), output.release().ptr());
   }
+  if (nodes) nodes->finish();
   if (nodes) call->keep(value + returned, count - returned, std::move(held), nodes->behind_results());
   return outputs;
 }

@@ -69,6 +69,8 @@ History read_history(py::handle record) {
   const py::object sets = record.attr("sets");
   history.one_node = sets.is_none();
   if (!history.one_node) read_sets(sets, history);
+  history.leading = record.attr("leading").cast<std::vector<std::vector<uint32_t>>>();
+  history.cut = record.attr("cut");
   return history;
 }
 

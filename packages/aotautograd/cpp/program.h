@@ -73,6 +73,8 @@ struct History {
   bool one_node;                         // there is one tangent, and it leads to all gradients
   std::vector<GradientSet> sets;         // else: each gradient is in one, those that nothing leads to in none
   std::vector<std::optional<PlaceInSet>> places;  // else: of each gradient
+  std::vector<std::vector<uint32_t>> leading;  // for each tangent: those whose results are computed from its result
+  py::object cut;  // as `gradients`, where hooks are to see what comes to results from others: see HistoryPlan
   uint32_t stages = 1;  // more than one: a backward gives what computes them, one after the other
 };
 

@@ -45,21 +45,15 @@ OPERATORS: tuple[Callable[..., torch.Tensor], ...] = (
 
 
 def drawn(seed: int) -> Callable[..., Outputs]:
-    """A program of few operators and several results, so that most results leave some input out. No result is computed
-    from another: hooks of such see what is computed outside of the program alone."""
+    """A program of few operators and several results, so that most results leave some input out, and some are computed
+    from others."""
     draw = random.Random(seed)
     steps: list[tuple[Callable[..., torch.Tensor], int, int]] = []
     for n in range(draw.randint(4, 8)):
         operator = draw.choice(OPERATORS)
         others = INPUTS if operator == Passes.apply else INPUTS + n
         steps.append((operator, draw.randrange(INPUTS + n), draw.randrange(others)))
-    sources: list[set[int]] = [set() for _ in range(INPUTS)]
-    for place, (_, *read) in enumerate(steps, INPUTS):
-        sources.append({place}.union(*(sources[r] for r in read)))
-    results: list[int] = []
-    for place in draw.sample(range(INPUTS, INPUTS + len(steps)), len(steps)):
-        if all(place not in sources[r] and r not in sources[place] for r in results):
-            results.append(place)
+    results = draw.sample(range(INPUTS, INPUTS + len(steps)), draw.randint(2, min(4, len(steps))))
 
     def program(*inputs: torch.Tensor) -> Outputs:
         values = list(inputs)
@@ -119,7 +113,7 @@ def run(program: Callable[..., Outputs], seed: int) -> list[Any]:
     for _ in range(draw.randint(1, 4)):
         used = draw.sample(range(len(results)), draw.randint(1, len(results)))
         retain, graph = draw.random() < 0.6, draw.random() < 0.2
-        asked = draw.choice([None, None, draw.sample(inputs, 2)])
+        asked = draw.choice([None, None, draw.sample([*inputs, *(t for t in results if t.requires_grad)], 2)])
         if asked is not None and freed:
             continue  # a graph frees as if all gradients were asked for
         retain |= asked is not None

@@ -434,6 +434,53 @@ def test_running_statistics_of_an_unused_norm(layer: nn.Module) -> None:
     assert not torch.equal(states[0][0], layer.double().state_dict()["running_mean"])
 
 
+class Features(nn.Module):
+    """Its second result is computed from its first one."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(4), nn.Dropout(0.5), nn.Tanh())
+        self.head = nn.Linear(5, 2)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        features = self.body(x)
+        return features, self.head(features.relu())
+
+
+def retained(features: torch.Tensor, scores: torch.Tensor) -> Any:
+    features.retain_grad()
+    scores[..., 0].sum().backward()
+    return features.grad
+
+
+def hooked(features: torch.Tensor, scores: torch.Tensor) -> Any:
+    seen: list[torch.Tensor] = []
+    features.register_hook(lambda gradient: seen.append(gradient) or gradient * 2)
+    (scores.square().sum() + features.exp().sum()).backward()
+    return seen
+
+
+def by_the_result(features: torch.Tensor, scores: torch.Tensor) -> Any:
+    (slope,) = torch.autograd.grad(scores.square().sum(), features, create_graph=True)
+    (slope.square().sum() + features.sum()).backward()
+    return slope.detach()
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.. with create_graph=True")
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("look", [retained, hooked, by_the_result], ids=lambda f: f.__name__)
+def test_gradients_of_a_result_that_another_is_computed_from(look: Callable[..., Any], backend: str) -> None:
+    torch.manual_seed(0)
+    model, options = Features().double(), {"eager_random": True} if backend == "inductor" else {}
+    found = []
+    for call in (model, torchcompile.compile(model, backend=backend, options=options)):
+        for step in range(2):
+            torch.manual_seed(step)
+            model.zero_grad()
+            found.append([look(*call(batch(step))), *grads(model)])
+    close(found[2:], found[:2])
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("norm", [F.batch_norm, F.instance_norm])
 def test_running_statistics_that_are_views(norm: Callable[..., torch.Tensor], backend: str) -> None:

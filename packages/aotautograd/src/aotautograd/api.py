@@ -243,8 +243,19 @@ def _compile_trace(
         refuse_failing(missing)
         return on_demand(inputs, saved, tangents, missing)
 
+    def cut(
+        inputs: Sequence[object],
+        saved: Sequence[object],
+        tangents: Sequence[object],
+        missing: Sequence[int],
+        observed: Sequence[int],
+        inner: int | None,
+    ) -> object:
+        refuse_failing(missing)
+        return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
+
     return joint, training_callable(
-        joint.metadata, parts, forward, compile_backward, variants.needs, gradients, on_demand.reads, stages
+        joint.metadata, parts, forward, compile_backward, variants.needs, gradients, on_demand.reads, stages, cut
     )
 
 

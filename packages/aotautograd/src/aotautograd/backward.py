@@ -64,6 +64,7 @@ def trace_backward(
     leave_out: Collection[int] = (),
     keep_graph: bool = False,
     accumulate: bool = False,
+    totals: dict[int, fx.Node] | None = None,
 ) -> tuple[list[fx.Node | None], list[bool]]:
     """A node (or None) for the gradient of each leaf, without what the values at the places `leave_out` give. With
     `accumulate`, also whether autograd keeps a copy of it as `.grad`."""
@@ -82,6 +83,13 @@ def trace_backward(
         leaf.grad = None
         if accumulate:
             leaf.register_hook(functools.partial(note, place))
+    for number, value in enumerate(values if totals is not None else ()):
+
+        def note_total(gradient: torch.Tensor | None, number: int = number) -> None:
+            if gradient is not None and totals is not None:
+                totals[number] = recorder.node_of[id(unwrap(gradient))]
+
+        value.register_hook(note_total)
     with torch.enable_grad():
         values = [OwnTangent.apply(value) for value in values]
     with torch._C._DisableAutocast(), torch.autograd.set_multithreading_enabled(False), torch.no_grad():
@@ -117,12 +125,7 @@ def led_to_by(
 ) -> tuple[tuple[int, ...], ...]:
     """For each leaf, the tangents from which the backward comes to it: hooks of others do not run. A derivative of the
     user's that gives None leads there as well; what is computed by reentry, only the graph tells."""
-    sources: dict[fx.Node, int] = {}  # the numbers of the tangents that a node is computed from, as bits
-    for node in graph.nodes:
-        number = tangents.get(node)
-        sources[node] = functools.reduce(
-            operator.or_, (sources[n] for n in node.all_input_nodes), 0 if number is None else 1 << number
-        )
+    sources = _sources(graph, tangents)
     every = (1 << len(values)) - 1
     found = [0 if gradient is None else sources[gradient] for gradient in gradients]
     if any(of_leaf != every for of_leaf in found):
@@ -130,3 +133,29 @@ def led_to_by(
         for place, leaf in enumerate(leaves):
             found[place] |= sum(1 << number for number, ids in enumerate(behind) if id(leaf) in ids)
     return tuple(tuple(n for n in range(len(values)) if of_leaf >> n & 1) for of_leaf in found)
+
+
+def _sources(graph: fx.Graph, tangents: Mapping[fx.Node, int]) -> dict[fx.Node, int]:
+    """The numbers of the tangents that a node is computed from, as bits."""
+    sources: dict[fx.Node, int] = {}
+    for node in graph.nodes:
+        number = tangents.get(node)
+        sources[node] = functools.reduce(
+            operator.or_, (sources[n] for n in node.all_input_nodes), 0 if number is None else 1 << number
+        )
+    return sources
+
+
+def leading(
+    graph: fx.Graph, totals: dict[int, fx.Node], tangents: Mapping[fx.Node, int]
+) -> tuple[tuple[int, ...], ...]:
+    """For each tangent, those of other results that lead to its result, and leaves in `totals` the sums of all."""
+    found: list[tuple[int, ...]] = []
+    sources = _sources(graph, tangents) if totals else {}
+    for number in range(len(tangents)):
+        node = totals.get(number)
+        bits = sources[node] & ~(1 << number) if node is not None else 0
+        found.append(tuple(n for n in range(len(tangents)) if bits >> n & 1))
+        if not bits:
+            totals.pop(number, None)
+    return tuple(found)

@@ -10,6 +10,7 @@ import functools
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence, Set
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,7 +20,7 @@ from aotautograd._C import BACKWARD_TWICE
 from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.inputs import sizes_of
 from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
-from aotautograd.missing_tangents import without_tangents
+from aotautograd.missing_tangents import laid_out_as, without_tangents
 from aotautograd.partitioners import is_backward, is_unbacked
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import HISTORY, STAND_IN, FunctionCall, FunctionResult, GradientInfo, History, JointGraph
@@ -42,6 +43,15 @@ class GradientProgram:
 
 
 CompileProgram = Callable[[fx.GraphModule, Sequence[object]], Callable[..., Sequence[object]]]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """Where a backward is cut: at the tangents of the results `observed`, which have in them what comes from other
+    results. With `inner`, what the others lead to at that result is all that is wanted."""
+
+    observed: tuple[int, ...] = ()
+    inner: int | None = None
 
 
 class GradientsOnDemand:
@@ -69,7 +79,7 @@ class GradientsOnDemand:
         self.compile_program = compile_program
         self.kept_values = functools.cache(kept_values)
         self.reads = inputs_read(joint, saved_names)
-        self.programs: dict[tuple[int, ...], GradientProgram] = {}
+        self.programs: dict[object, GradientProgram] = {}
         self.compiled: dict[object, Callable[..., Sequence[object]]] = {}
 
     def __call__(
@@ -79,10 +89,35 @@ class GradientsOnDemand:
 
         `tangents` has zeros for the missing ones; gradients that only those lead to are None.
         """
-        key = tuple(missing)
+        return self._run(inputs, saved, tangents, tuple(missing), Cut())
+
+    def cut(
+        self,
+        inputs: Sequence[object],
+        saved: Sequence[object],
+        tangents: Sequence[Any],
+        missing: Sequence[int],
+        observed: tuple[int, ...],
+        inner: int | None,
+    ) -> Any:
+        """The same where the tangents of the results `observed` have in them what comes from other results; or what
+        comes to the result `inner` from others, None where nothing does."""
+        outside = [torch.zeros_like(tangents[i]) for i in observed]  # of which no part is left
+        results, made = self._run(inputs, saved, [*tangents, *outside], tuple(missing), Cut(observed, inner))
+        return (results, made) if inner is None else results[-1]
+
+    def _run(
+        self,
+        inputs: Sequence[object],
+        saved: Sequence[object],
+        tangents: Sequence[object],
+        missing: tuple[int, ...],
+        cut: Cut,
+    ) -> tuple[Sequence[object], tuple[GradientInfo, ...]]:
+        key = (missing, cut, torch.is_grad_enabled())
         program = self.programs.get(key)
         if program is None:
-            program = self.programs[key] = gradient_program(self.joint, self.kept_values().names, key)
+            program = self.programs[key] = gradient_program(self.joint, self.kept_values().names, missing, cut)
         primals = self._readable(inputs, saved, program.reads)
         kept = self.kept_values()(program.kept, saved)
         values = [*primals, *(tangents[i] for i in program.tangents), *kept]
@@ -117,17 +152,20 @@ class GradientsOnDemand:
         return values
 
 
-def gradient_program(joint: JointGraph, known: Collection[str], missing: Sequence[int] = ()) -> GradientProgram:
+def gradient_program(
+    joint: JointGraph, known: Collection[str], missing: Sequence[int] = (), cut: Cut = Cut()
+) -> GradientProgram:
     """The gradients of a joint graph of ATen operators, with the forward computed again from the inputs.
 
-    Without what only the `missing` tangents lead to.
+    Without what only the `missing` tangents lead to, and cut at results that others are computed from.
 
     Random values are not drawn again: they, or what was made of them alone, come from what the forward kept, as do the
     other `known` values, which have no history. Raises DoubleBackwardUnavailable if that is not enough.
     """
     nodes = list(joint.module.graph.nodes)
     inputs = [n for n in nodes if n.op == "placeholder"]
-    needed, kept, masks = _taken(joint, known)
+    totals = {_total(joint, i): i for i in cut.observed}
+    needed, kept, masks = _taken(joint, known, list(totals))
     gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
     for node in needed.difference(kept):
         why = _why_not(node, masks)
@@ -140,13 +178,27 @@ def gradient_program(joint: JointGraph, known: Collection[str], missing: Sequenc
         env[node].meta.update(node.meta)
         if _depends_on_data(node.meta["val"]):  # the program finds the size anew: it is what the values at hand have
             del env[node].meta["val"]
+    tangents = inputs[joint.metadata.num_placeholders :]
+    come = {i: env[tangents[i]] for i in cut.observed}
+    outside: list[str] = []
+    for i in cut.observed:  # until its sum is made, the tangent is what comes from outside of the program: nothing
+        env[tangents[i]] = graph.placeholder(f"{tangents[i].name}_outside")
+        env[tangents[i]].meta.update(tangents[i].meta)
+        outside.append(env[tangents[i]].name)
+    made: dict[int, fx.Node] = {}
     for node in nodes:
         if node in needed and node not in env:
             _copy(graph, node, env, masks)
-    graph.output(tuple(env[g] if isinstance(g, fx.Node) else g for g in gradients))
+        if node in totals:
+            made[totals[node]], env[node] = env[node], _as_laid_out(graph, node, come[totals[node]])
+    found = [env[g] if isinstance(g, fx.Node) else g for g in gradients]
+    if cut.inner is not None:
+        found = [*[None] * len(found), made.get(cut.inner)]
+    graph.output(tuple(found))
     module = fx.GraphModule(joint.module, graph, "Gradients")
     made_by(module, "double_backward", joint.module)
-    names = [n.name for n in inputs[joint.metadata.num_placeholders :]]
+    names = [*(n.name for n in tangents), *outside]
+    missing = (*missing, *range(len(tangents), len(names)))
     variant = without_tangents(module, names, missing, joint.metadata.made_gradients)
     used = {n.name for n in variant.module.graph.nodes if n.op == "placeholder" and n.users}
     taken = tuple(i for i in range(len(names)) if i not in missing or i in variant.zeros)
@@ -157,6 +209,21 @@ def gradient_program(joint: JointGraph, known: Collection[str], missing: Sequenc
         tuple(n.name for n in (*kept, *masks.values())),
         variant.made_gradients,
     )
+
+
+def _total(joint: JointGraph, tangent: int) -> fx.Node:
+    """The sum of a result's tangent and of what other results lead to at it."""
+    found = _present(joint.totals[tangent])
+    if found is None:
+        raise DoubleBackwardUnavailable("the gradient of a result that leads to no input", ())
+    return found
+
+
+def _as_laid_out(graph: fx.Graph, total: fx.Node, tangent: fx.Node) -> fx.Node:
+    found = laid_out_as(graph, total, tangent)
+    if found is None:
+        raise DoubleBackwardUnavailable("the gradient of a result, whose layout is symbolic, as hooks see it", ())
+    return found
 
 
 def _why_not(node: fx.Node, masks: Mapping[Argument, fx.Node]) -> str:
@@ -176,7 +243,8 @@ def _why_not(node: fx.Node, masks: Mapping[Argument, fx.Node]) -> str:
 
 def inputs_read(joint: JointGraph, known: Collection[str]) -> frozenset[int]:
     """Places of the forward's inputs that the gradient program reads."""
-    return _places(joint, _taken(joint, known)[0])
+    totals = [total for total in map(_present, joint.totals.values()) if total is not None]
+    return _places(joint, _taken(joint, known, totals)[0])
 
 
 def _places(joint: JointGraph, needed: Set[fx.Node]) -> frozenset[int]:
@@ -184,12 +252,14 @@ def _places(joint: JointGraph, needed: Set[fx.Node]) -> frozenset[int]:
     return frozenset(i for i, n in enumerate(inputs[: joint.metadata.num_placeholders]) if n in needed)
 
 
-def _taken(joint: JointGraph, known: Collection[str]) -> tuple[set[fx.Node], list[fx.Node], dict[Argument, fx.Node]]:
+def _taken(
+    joint: JointGraph, known: Collection[str], also: Sequence[fx.Node] = ()
+) -> tuple[set[fx.Node], list[fx.Node], dict[Argument, fx.Node]]:
     """What the gradients depend on; what of it is known; the mask of each dropout, where that is known."""
     values = [n for n in without_history(joint) if n.name in known]
     masks: dict[Argument, fx.Node] = {n.args[0]: n for n in values if is_dropout_mask(n)}
     gradients = output_values(joint.module.graph)[joint.num_forward_outputs :]
-    needed = _needed(gradients, set(values))
+    needed = _needed([*gradients, *also], set(values))
     masks = {dropout: mask for dropout, mask in masks.items() if dropout in needed or mask in needed}
     of_masks = set(masks.values())
     return needed, [n for n in values if n in needed and n not in of_masks], masks

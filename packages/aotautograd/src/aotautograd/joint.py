@@ -19,7 +19,7 @@ from torch.fx._lazy_graph_module import _LazyGraphModule
 from aotautograd import special_operators  # noqa: F401 - registers its rules with the recorder
 from aotautograd.analysis import analyse
 from aotautograd.assumptions import example_values, guard_graph
-from aotautograd.backward import failing_backwards, led_to_by, tangent_placeholders, trace_backward
+from aotautograd.backward import failing_backwards, leading, led_to_by, tangent_placeholders, trace_backward
 from aotautograd.errors import AotAutogradError, user_location
 from aotautograd.functionalize import InPlaceCalls, NonLeaf, without_saved_tensor_hooks
 from aotautograd.gradients import arrange, share_memory
@@ -113,6 +113,7 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
     tangents = tangent_placeholders(recorder, [bound.fake_mode.from_spec(spec) for spec in specs])
     results: tuple[fx.Node | None, ...] = ()
     failing: dict[int, str] = {}
+    totals: dict[int, fx.Node] = {}
     metadata = replace(analysis.metadata, enables_grad=without_grad and _has_history(analysis.metadata))
     if tangents:
         values = [value for _, value in analysis.differentiable]
@@ -121,7 +122,13 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
                 if manner.apart:
                     failing = failing_backwards(recorder, values, tangents, list(leaves.values()))
                 gradients, cloned = trace_backward(
-                    recorder, values, tangents, list(leaves.values()), leave_out=failing, accumulate=manner.accumulate
+                    recorder,
+                    values,
+                    tangents,
+                    list(leaves.values()),
+                    leave_out=failing,
+                    accumulate=manner.accumulate,
+                    totals=totals if len(values) > 1 and not failing else None,
                 )
             except RuntimeError as error:
                 if manner.apart or isinstance(error, (AotAutogradError, PrimTorchError)) or is_refusal(error):
@@ -144,6 +151,7 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
             tangents=slots,
             gradients=tuple(inputs[i] for i in places),
             led_to_by=tuple(led[i] for i in places),
+            leading=leading(recorder.graph, totals, numbers),
             refused_behind=_refused_behind(values),
             made_gradients=made,
         )
@@ -153,9 +161,9 @@ def _trace(program: Program, example_inputs: Sequence[object], manner: _Manner) 
     made_by(module, "trace_joint")
     assumed = recorder.values.assumed if recorder.values is not None else {}
     if not assumed:
-        return JointGraph(module, metadata, failing=failing)
+        return JointGraph(module, metadata, failing=failing, totals=totals)
     guard = guard_graph(module, metadata.num_placeholders, assumed)
-    return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing)
+    return JointGraph(module, replace(metadata, assumptions=tuple(assumed.values())), guard, failing, totals)
 
 
 def _refused_behind(values: Sequence[torch.Tensor]) -> tuple[frozenset[int], ...]:

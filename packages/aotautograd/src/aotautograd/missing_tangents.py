@@ -6,6 +6,7 @@ way, so that it costs neither time nor memory; the input gradients among it are 
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, replace
 
@@ -132,7 +133,7 @@ def without_tangents(
         elif node not in absent and node.target in _ACCUMULATES and not node.kwargs and len(node.args) == 2:
             present = [a for a in node.args if a not in absent]
             if len(present) == 1 and isinstance(present[0], fx.Node):
-                laid_out = _laid_out_as(graph, node, present[0])
+                laid_out = laid_out_as(graph, node, present[0])
                 if laid_out is not None:
                     node.replace_all_uses_with(laid_out)
     _own_memory(graph, set(tangents))
@@ -183,7 +184,7 @@ def _never_kept(info: GradientInfo) -> GradientInfo:
     return replace(info, cloned=info.cloned or bool(info.steps))
 
 
-def _laid_out_as(graph: fx.Graph, total: fx.Node, part: fx.Node) -> fx.Node | None:
+def laid_out_as(graph: fx.Graph, total: fx.Node, part: fx.Node) -> fx.Node | None:
     """`part` in the layout of a sum of which it is all that is left; None where that is symbolic."""
     if same_layout(part, total):
         return part
@@ -191,7 +192,7 @@ def _laid_out_as(graph: fx.Graph, total: fx.Node, part: fx.Node) -> fx.Node | No
     sizes, strides = tuple(spec.shape), tuple(spec.stride())
     if not all(type(n) is int for n in (*sizes, *strides)) or part.meta["val"].dtype != spec.dtype:
         return None
-    with graph.inserting_before(total):
+    with graph.inserting_before(total) if total.graph is graph else contextlib.nullcontext():
         if isinstance(total.target, prims.Prim):
             copy = graph.call_function(prims.copy_strided, (part, strides))
         else:

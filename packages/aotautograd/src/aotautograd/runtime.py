@@ -60,6 +60,7 @@ def training_callable(
     gradients: Gradients,
     reads: frozenset[int],
     stages: tuple[int, ...] = (),
+    cut: Callable[..., Any] | None = None,
 ) -> Flat:
     """Calls a forward whose results lead to the compiled backward.
 
@@ -69,7 +70,7 @@ def training_callable(
     needs the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as
     None. With `stages`, one for each gradient, each stage has a node of its own.
     """
-    history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads, stages)
+    history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads, stages, cut)
     call: Flat = wrap(_call_plan(metadata, forward), history)
     restrided = [info.index for info in metadata.inputs if info.mutates_metadata]
     return _finished(metadata, _on_aliases(call, restrided) if restrided else call)
@@ -151,6 +152,7 @@ def _history_plan(
     gradients: Gradients,
     reads: frozenset[int],
     stages: tuple[int, ...],
+    cut: Callable[..., Any] | None,
 ) -> HistoryPlan:
     outputs = tuple(
         "symbol" if o.kind == "symbol" else "constant" if o.tangent is None else "differentiable"
@@ -167,10 +169,17 @@ def _history_plan(
         results, made = gradients(*call)
         return results, sources_of(made, kept_symbols)
 
+    def followed_apart(*call: Any) -> Any:
+        assert cut is not None
+        found = cut(*call)
+        return found if call[-1] is not None else (found[0], sources_of(found[1], kept_symbols))
+
     return HistoryPlan(
         backward=_CompiledOnce(compile_backward, kept_symbols),
         needs=needs,
         gradients=followed,
+        cut=followed_apart,
+        leading=metadata.leading,
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
         sets=_gradient_sets(metadata, stages),

@@ -140,6 +140,8 @@ class ProgramMetadata:
     gradients: tuple[int, ...]  # flat inputs that the backward leads to
     # for each of them: the tangents from which autograd comes to that input, be it with a gradient or without
     led_to_by: tuple[tuple[int, ...], ...] = ()
+    # for each tangent: those of other results that are computed from its result
+    leading: tuple[tuple[int, ...], ...] = ()
     # for each tangent: those (itself among them) behind whose backward eager's autograd refuses its own
     refused_behind: tuple[frozenset[int], ...] = ()
     made_gradients: tuple[GradientInfo, ...] = ()  # how each of them is made of what the joint graph returns
@@ -216,6 +218,8 @@ class JointGraph:
     # Tangents whose backward raises, whatever the data, and what: the program overwrote what a derivative reads.
     # The gradients are those of the other tangents.
     failing: Mapping[int, str] = field(default_factory=dict)
+    # For each tangent to whose result others lead: the node of the sum of it and of what they lead to.
+    totals: Mapping[int, torch.fx.Node] = field(default_factory=dict)
 
     @property
     def num_forward_outputs(self) -> int:
@@ -394,6 +398,10 @@ class HistoryPlan:
     needs: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
     # (forward's inputs, saved tensors, tangents with zeros for missing ones, missing tangents) -> results, sources
     gradients: Callable[[Values, Values, Values, Sequence[int]], tuple[Values, Sequence[GradientSource]]]
+    # The same with two more arguments, where hooks of some results see what comes to them from others: the numbers of
+    # these, whose tangents are the sums; and of one of them to give what comes to it from others, a tensor, or None.
+    cut: Callable[[Values, Values, Values, Sequence[int], Sequence[int], int | None], Any]
+    leading: tuple[tuple[int, ...], ...]  # for each tangent: those of results that are computed from its result
     layouts: Callable[[Sequence[int]], Sequence[tuple[Sequence[int], Sequence[int]]]]  # of the tangents, by kept sizes
     differentiable: tuple[int, ...]  # flat input of each gradient
     sets: tuple[GradientSet, ...] | None  # None: one tangent leads to all gradients
