@@ -124,3 +124,18 @@ def test_convolutions_are_given_images_in_the_order_of_their_dims():
     gm = primtorch.lower(primtorch.trace(grads, *inputs), opset="prims")
     for got, want in zip(compile_graph(gm, inputs)(*inputs), grads(*inputs), strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_a_clone_is_written_by_the_kernel_that_reads_its_source():
+    x = torch.randn(4, 6)
+    gm = build(lambda p, x: (p.mul(x, 2.0),), x)
+    (doubled,) = gm.graph.output_node().args[0]
+    with gm.graph.inserting_after(doubled):
+        clone = gm.graph.call_function(torch.ops.aten.clone.default, (doubled,))
+    clone.meta["val"] = doubled.meta["val"]
+    gm.graph.output_node().args = ((doubled, clone),)
+    gm.recompile()
+    compiled = compile_graph(gm, (x,))
+    first, second = compiled(x)
+    assert compiled.stats.kernels == 1 and compiled.stats.aten_calls == 0
+    assert torch.equal(first, x * 2) and torch.equal(second, first) and first.data_ptr() != second.data_ptr()

@@ -206,6 +206,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
     args = tuple(_plain(_given(arg, values)) for arg in node.args)
     if node.target is operator.getitem:
         return cast("Sequence[object]", args[0])[cast("int", args[1])]
+    if node.target is torch.ops.aten.clone.default and _is_plain(args, kwargs, meta):  # what is kept beside a result
+        return _copied(ctx, args[0], meta)
     if isinstance(node.target, OpOverload):  # a call of itself: it has no rule, or lowering was told to keep it whole
         return _extern(ctx, node.target, args, kwargs, meta, "exact" if is_foreign(node.target) else "order")
     if not isinstance(node.target, Prim):
@@ -237,6 +239,23 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
     _hint(result, meta)
     _realize_shared(ctx, node, result)
     return result
+
+
+def _is_plain(args: tuple[object, ...], kwargs: Mapping[str, object], meta: object) -> bool:
+    """Whether the argument of a copy is a value that kernels read and write."""
+    return (
+        len(args) == 1
+        and isinstance(args[0], TensorValue)
+        and not kwargs
+        and not (_holds(_is_complex, args, meta) or _holds(_is_float8, args, meta))
+    )
+
+
+def _copied(ctx: Context, value: object, meta: object) -> TensorValue:
+    """The value in memory of its own, laid out as the meta says: it may be written beside what made it."""
+    copied = views.copy_strided(ctx, cast("TensorValue", value), meta.stride())  # type: ignore[attr-defined]
+    _hint(copied, meta)
+    return copied
 
 
 def _given(arg: Argument, values: Mapping[fx.Node, object]) -> object:
@@ -357,7 +376,7 @@ def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:
             data.heavy
             or data.cost > cheap
             or reads > 1
-            or sum(1 for _ in products_of(node)) > 1  # these want it in memory, once
+            or any(True for _ in products_of(node))  # these want it in memory anyway
         )
         if shared or data.cost > ctx.options.max_body // 4 or len(data.reads) > ctx.options.max_buffers // 3:
             realize_for_products(ctx, node, part)
