@@ -316,7 +316,8 @@ def slice_bound(place: Size | None, size: Size, default: Size) -> Size:
         place = place + size
         return torch.sym_max(place, 0) if place < 0 else place
     if depends_on_data(place) or depends_on_data(size):
-        return torch.sym_min(place, size)
+        least: Size = torch.sym_min(place, size)
+        return least
     return size if place >= size else place
 
 
@@ -328,7 +329,8 @@ def _clamp_index(index: Size, size: Size) -> Size:
         index = index + size
         return 0 if index < 0 else index
     if index is not size and (depends_on_data(index) or depends_on_data(size)):
-        return torch.sym_min(index, size)
+        least: Size = torch.sym_min(index, size)
+        return least
     # `>` rather than `>=`: where a guard is needed, it should allow equality.
     return size if index is size or index > size else index
 
