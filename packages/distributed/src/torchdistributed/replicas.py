@@ -22,7 +22,7 @@ from torchdistributed.buckets import MIB, Bucket, ParameterInfo, parameter_infos
 
 Stages = tuple[tuple[int, ...], ...]  # inputs of a graph, by the bucket that their gradients go to
 Runner = Callable[..., Sequence[Any]]
-_FIRST_BYTES = MIB  # of the first bucket, where the reducer does not tell
+_FIRST_BYTES = MIB  # of the first bucket, where the program gives no size (torch before 2.13 does not tell)
 _MOST_PLANS = 4  # that one graph follows: it is compiled for each
 
 
@@ -54,7 +54,8 @@ def reducer_plan(replicated: DistributedDataParallel) -> ReducerPlan:
             return ReducerPlan(tuple(map(Bucket, range(len(groups)), found)), True)
     cap = replicated.bucket_bytes_cap / MIB
     settings = getattr(replicated, "_bucket_config", None)
-    first = getattr(settings, "first_bucket_bytes_cap", min(_FIRST_BYTES, cap * MIB)) / MIB
+    by_default = _FIRST_BYTES if getattr(replicated, "bucket_bytes_cap_default", False) else replicated.bucket_bytes_cap
+    first = getattr(settings, "first_bucket_bytes_cap", by_default) / MIB
     if replicated.find_unused_parameters and not replicated.static_graph:  # never made anew: by order of registration
         buckets = plan_buckets(parameters[::-1], cap, first)[::-1]
         named = (Bucket(number, bucket.parameters[::-1]) for number, bucket in enumerate(buckets))
