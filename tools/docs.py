@@ -22,6 +22,7 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
+import aotautograd.events
 import architecture
 import torchcompile.events
 import torchcompile.options
@@ -36,7 +37,13 @@ EXAMPLES = ROOT / "examples"
 PAGES = ROOT / "tools" / "pages"
 
 # Every table of kinds, in the order of the stages.
-TABLES = (REASONS, torchdynamo.events.KINDS, torchinductor.events.KINDS, torchcompile.events.KINDS)
+TABLES = (
+    REASONS,
+    torchdynamo.events.KINDS,
+    aotautograd.events.KINDS,
+    torchinductor.events.KINDS,
+    torchcompile.events.KINDS,
+)
 
 # The walkthrough shows bytecode, which differs between versions of Python.
 WALKTHROUGH_PYTHON = (3, 11)

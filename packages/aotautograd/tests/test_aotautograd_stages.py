@@ -11,6 +11,8 @@ from torch import fx
 from torch.utils.checkpoint import checkpoint
 
 from aotautograd import aot_module, run_graph
+from aotautograd.events import BACKWARD_NOT_CUT
+from primtorch.ledger import LEDGER
 
 OPSETS = (None, "prims")
 
@@ -184,3 +186,30 @@ def test_a_call_that_raises_within_a_backward_is_forgotten() -> None:
         (outputs * outputs).sum().backward()
         results.append([t.grad for t in inputs])
     torch.testing.assert_close(results[1], results[0])
+
+
+class Selecting(torch.autograd.Function):
+    """Both gradients are made of elements of which only the data tells how many they are."""
+
+    @staticmethod
+    def forward(ctx: Any, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return a * b
+
+    @staticmethod
+    def backward(ctx: Any, *tangents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        chosen = tangents[0][tangents[0] > 0].exp()
+        return tangents[0] * chosen.sum(), tangents[0] * chosen.square().sum()
+
+
+def test_a_backward_that_stays_whole_is_told() -> None:
+    LEDGER.clear()
+    results = []
+    for compiled in (False, True):
+        torch.manual_seed(0)
+        inputs = [torch.randn(3, dtype=torch.float64, requires_grad=True) for _ in range(2)]
+        program = lambda a, b: [Selecting.apply(a, b).sin()]  # noqa: E731
+        call = aot_module(program, inputs, fw_compiler=run_graph, stages=[[1], [0]]) if compiled else program
+        call(*inputs)[0].sum().backward()
+        results.append([t.grad for t in inputs])
+    torch.testing.assert_close(results[1], results[0])
+    assert [event.kind for event in LEDGER.events] == [BACKWARD_NOT_CUT]

@@ -63,6 +63,7 @@ CASES: dict[str, Case] = {}
 
 # Met by the tests that are named.
 ELSEWHERE = {
+    "backward_not_cut": "packages/aotautograd/tests/test_aotautograd_stages.py",
     "distributed": "packages/compile/tests/test_compile_distributed.py",
     "not_replayed": "packages/inductor/tests/test_inductor_cuda_graphs.py",
     "nested_graph": "none: no program is known that gets there",

@@ -14,6 +14,7 @@ import pytest
 import torch
 from ledger_programs import CASES, ELSEWHERE, Case
 
+import aotautograd.events
 import torchcompile
 import torchcompile.events
 import torchdynamo
@@ -22,7 +23,13 @@ import torchinductor.events
 from primtorch.ledger import LEDGER, REFUSED, Effect, Event, Kind, Ledger, kinds
 from torchdynamo.reasons import REASONS
 
-TABLES = (REASONS, torchdynamo.events.KINDS, torchinductor.events.KINDS, torchcompile.events.KINDS)
+TABLES = (
+    REASONS,
+    torchdynamo.events.KINDS,
+    aotautograd.events.KINDS,
+    torchinductor.events.KINDS,
+    torchcompile.events.KINDS,
+)
 KINDS = {kind.id: kind for table in TABLES for kind in table.values()}
 
 pytestmark = [

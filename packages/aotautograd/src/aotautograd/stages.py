@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from aotautograd.events import tell_not_cut
 from aotautograd.passes import has_effect, output_values
 from aotautograd.schemas import Compiled, Compiler, GradientInfo
 from primtorch.memory import memory_of, viewed
@@ -77,7 +78,8 @@ def cut(
     """
     try:
         return _cut(module, made, stages, inputs)
-    except NotCut:  # the first stage computes everything, and the others hand it on
+    except NotCut as reason:  # the first stage computes everything, and the others hand it on
+        tell_not_cut(str(reason))
         names = tuple(n.name for n in module.graph.nodes if n.op == "placeholder")
         slots = tuple(range(len(output_values(module.graph))))
         return Stage(module, names, slots, ()), *[None] * max(stages)
