@@ -114,8 +114,13 @@ def loops(x: torch.Tensor, n: torch.Tensor) -> Any:
     return x
 
 
+def divides(x: torch.Tensor, n: torch.Tensor) -> Any:
+    y = x.sin()
+    return y * (7 % (n[0].item() + 1)) + 7 // (n[1].item() + 2)
+
+
 @pytest.mark.expected_eager(...)
-@pytest.mark.parametrize("program", [branches, shows, loops], ids=lambda program: program.__name__)
+@pytest.mark.parametrize("program", [branches, shows, loops, divides], ids=lambda program: program.__name__)
 def test_a_value_that_python_needs_ends_the_graph_before_it(program: Program) -> None:
     compiled = torchcompile.compile(program, backend="aot_eager")
     for parts in ((1, 3), (3, 1), (2, 2)):
@@ -123,7 +128,9 @@ def test_a_value_that_python_needs_ends_the_graph_before_it(program: Program) ->
         assert [a for a in found if isinstance(a, str)] == [a for a in wanted if isinstance(a, str)]
         torch.testing.assert_close(found[-1], wanted[-1])
         torch.testing.assert_close(gradient, of_eager)
-    told = [event for event in torchcompile.report().events if event.kind.id == "tensor_to_number"]
+    events = torchcompile.report().events
+    told = [event for event in events if event.kind.id == "tensor_to_number"]
+    assert {event.kind.id for event in events} <= {"tensor_to_number", "recompiled"}
     assert told and told[0].frames[-1].file == __file__
     with pytest.raises(torchdynamo.Unsupported, match="tensor_to_number"):
         torchcompile.compile(program, backend="eager", fullgraph=True)(torch.randn(4, 3), torch.tensor([1, 3]))

@@ -77,7 +77,8 @@ def _integers(env: ShapeEnv, op: str, a: IntExpr, b: IntExpr) -> Expr | None:
 
 def _divisor(env: ShapeEnv, b: IntExpr) -> None:
     """Guards that a divisor stays other than zero, or raises as the division by it does."""
-    if env.evaluate(relate("eq", b, constant(0)), env.hint(b) == 0):
+    hint = env.hint(b)
+    if env.evaluate(relate("eq", b, constant(0)), None if hint is None else hint == 0):
         raise ZeroDivisionError("division by zero")
 
 
