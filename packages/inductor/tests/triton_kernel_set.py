@@ -22,7 +22,9 @@ BodyFunction = Callable[[Recorder], None]
 
 @dataclass(frozen=True)
 class Case:
-    """Kernels run in order over named buffers; `eager` computes the outputs from the inputs, in any precision."""
+    """Kernels run in order over named buffers; `eager` computes the outputs from the inputs, in any precision.
+
+    Errors are relative to the outputs, or to `scale` of the inputs, where sums may cancel."""
 
     name: str
     kernels: tuple[Kernel, ...]
@@ -33,6 +35,7 @@ class Case:
     zeroed: tuple[str, ...] = ()
     exact: bool = False
     buffers: dict[str, Buffer] = field(default_factory=dict)
+    scale: Callable[..., Sequence[torch.Tensor]] | None = None
 
 
 class Builder:
@@ -634,6 +637,7 @@ def running_sum(n: int, d: int) -> Case:
         lambda x: (x.cumsum(1),),
         2 * n * d * 4,
         buffers=b.buffers,
+        scale=lambda x: (x.abs().cumsum(1) / 16,),  # 2e-6 of it is a unit in the last place of all that is summed
     )
 
 
