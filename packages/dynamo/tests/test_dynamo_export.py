@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 
 import torchdynamo
 from torchdynamo import Dim
+from torchdynamo.errors import NotExportable
 
 
 @dataclasses.dataclass
@@ -320,3 +321,12 @@ def test_named_tuples_are_read_with_their_classes(tmp_path: Path) -> None:
     with pytest.raises(torchdynamo.UnsafeArchive, match="classes="):
         torchdynamo.load(tmp_path / "graph")
     assert type(torchdynamo.load(tmp_path / "graph", classes=[Pair])(torch.ones(3))) is Pair
+
+
+@pytest.mark.parametrize("value", [torch.ones(3), 2.0], ids=["a tensor", "a number"])
+def test_what_hangs_on_an_argument_is_refused(value: object) -> None:
+    """The graph's caller gives the argument and not that: it would stay as it was in the example."""
+    x = torch.randn(3)
+    x.extra = value  # type: ignore[attr-defined]
+    with pytest.raises(NotExportable, match="extra"):
+        torchdynamo.export(lambda t: t * t.extra)(x)

@@ -173,11 +173,17 @@ class _Call:
     # -- references ---------------------------------------------------------------------------
 
     def place(self, source: Source, pinned: Sequence[object]) -> Leaf | None:
-        """The leaf that a source reads."""
+        """The leaf that a source reads; None where it reads something else.
+
+        Raises:
+            NotExportable: it reads what hangs on a leaf, which the graph's caller does not give.
+        """
         try:
             found = resolve(source, replace(self.scope, pinned=pinned))
-        except Exception:  # it leads through a leaf
-            return None
+        except Exception as error:  # what stands for a leaf has nothing of it
+            raise NotExportable(
+                f"the program reads {source_text(source)}, which is no argument but hangs on one"
+            ) from error
         return Leaf(found.index) if isinstance(found, _Sentinel) else None
 
     def reference(self, source: Source, tensor: torch.Tensor, pinned: Sequence[object]) -> Leaf | State:
