@@ -188,13 +188,21 @@ def _compile_trace(
     parts = partition(joint, compilers.partitioner)
     _show(dump, "forward", parts.forward, parts.table())
     _show(dump, "backward", parts.backward)
+    return joint, _with_backward(source, joint, parts, compilers)
+
+
+def _with_backward(
+    source: JointGraph, joint: JointGraph, parts: Partition, compilers: Compilers
+) -> Callable[..., Sequence[object]]:
+    """The forward, compiled; and what compiles a backward when autograd's engine asks for it, whatever the program has
+    set by then. `source`: the joint graph before it was lowered, which further derivatives are taken of."""
+    dump = compilers.dump
     forward = compilers.forward(parts.forward, example_values(parts.forward))
 
     def show_gradients(name: str, text: str) -> None:
         if dump is not None:
             dump(f"gradients_{name}", text)
 
-    # What follows is compiled when autograd's engine asks for it, whatever the program has set by then.
     default_dtype = torch.get_default_dtype()
 
     def compile_program(module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
@@ -254,7 +262,7 @@ def _compile_trace(
         refuse_failing(missing)
         return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
 
-    return joint, training_callable(
+    return training_callable(
         joint.metadata, parts, forward, compile_backward, variants.needs, gradients, on_demand.reads, stages, cut
     )
 
