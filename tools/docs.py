@@ -22,28 +22,18 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-import aotautograd.events
 import architecture
 import torchcompile.events
 import torchcompile.options
-import torchdynamo.events
-import torchinductor.events
 from primtorch.ledger import REFUSED, Effect
 from primtorch.reference import reference_page
+from torchcompile.events import TABLES
 from torchdynamo.reasons import REASONS
 
 ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 PAGES = ROOT / "tools" / "pages"
 
-# Every table of kinds, in the order of the stages.
-TABLES = (
-    REASONS,
-    torchdynamo.events.KINDS,
-    aotautograd.events.KINDS,
-    torchinductor.events.KINDS,
-    torchcompile.events.KINDS,
-)
 
 # The walkthrough shows bytecode, which differs between versions of Python.
 WALKTHROUGH_PYTHON = (3, 11)

@@ -14,22 +14,13 @@ import pytest
 import torch
 from ledger_programs import CASES, ELSEWHERE, Case
 
-import aotautograd.events
 import torchcompile
 import torchcompile.events
 import torchdynamo
 import torchdynamo.events
-import torchinductor.events
 from primtorch.ledger import LEDGER, REFUSED, Effect, Event, Kind, Ledger, kinds
-from torchdynamo.reasons import REASONS
+from torchcompile.events import TABLES
 
-TABLES = (
-    REASONS,
-    torchdynamo.events.KINDS,
-    aotautograd.events.KINDS,
-    torchinductor.events.KINDS,
-    torchcompile.events.KINDS,
-)
 KINDS = {kind.id: kind for table in TABLES for kind in table.values()}
 
 pytestmark = [

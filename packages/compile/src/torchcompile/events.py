@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import aotautograd.events
+import torchdynamo.events
+import torchinductor.events
 from primtorch.ledger import Effect, Kind, kinds
+from torchdynamo.reasons import REASONS
 
 NO_COMPILER = Kind(
     "no_compiler",
@@ -26,3 +30,6 @@ GRAPH_NOT_COMPILED = Kind(
 )
 
 KINDS = kinds(NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED)
+
+# Every table of kinds, in the order of the stages.
+TABLES = (REASONS, torchdynamo.events.KINDS, aotautograd.events.KINDS, torchinductor.events.KINDS, KINDS)
