@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import cmath
 import collections
+import functools
 import math
 import platform
 import signal
@@ -239,20 +240,23 @@ def places_of(only: Sequence[str]) -> list[int]:
     ]
 
 
-def swept(run: Callable[[int], dict[str, Any]], places: Sequence[int], jobs: int) -> Iterator[dict[str, Any]]:
-    """What `run` gives for each place in the database, as the operators end, in processes side by side."""
+def swept(
+    run: Callable[..., dict[str, Any]], cases: Sequence[tuple[Any, ...]], jobs: int, until: float = math.inf
+) -> Iterator[dict[str, Any]]:
+    """What `run` gives for each case, a place in the database and perhaps a dtype, as they end, in processes side by
+    side, as far as they come until then."""
 
     def measure(case: Row, send: Callable[[Row], None]) -> None:
         warnings.simplefilter("ignore")
         torch.set_num_threads(1)
         signal.signal(signal.SIGALRM, too_long)
-        send(run(case["place"]))
+        send(run(*case["case"]))
 
-    cases = ({"place": place} for place in places)
-    for worker in run_cases(measure, cases, jobs=jobs, case_seconds=math.inf, until=math.inf):
-        reason = f"wrong: {worker.failure}"
-        name = full_name(op_db[worker.case["place"]])
-        crashed = {"name": name, "counts": {"float32": {"wrong": 1}}, "failures": [(reason, "float32")]}
+    rows = ({"case": case} for case in cases)
+    for worker in run_cases(measure, rows, jobs=jobs, case_seconds=math.inf, until=until):
+        place, dtype = (*worker.case["case"], "float32")[:2]
+        reason, name = f"wrong: {worker.failure}", full_name(op_db[place])
+        crashed = {"name": name, "dtype": dtype, "counts": {dtype: {"wrong": 1}}, "failures": [(reason, dtype)]}
         yield worker.messages[0] if worker.messages else crashed
 
 
@@ -304,7 +308,8 @@ def main() -> None:
     chosen = places_of(options.only)
     results: list[dict[str, Any]] = []
     began = time.monotonic()
-    for result in swept(lambda place: run_operator(place, options.samples, options.limit), chosen, options.jobs):
+    run = functools.partial(run_operator, samples=options.samples, limit=options.limit)
+    for result in swept(run, [(place,) for place in chosen], options.jobs):
         results.append(result)
         if len(results) % 20 == 0:
             print(f"{len(results)} of {len(chosen)} operators, {time.monotonic() - began:.0f} s", file=sys.stderr)

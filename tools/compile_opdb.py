@@ -4,10 +4,12 @@
     python tools/compile_opdb.py --samples 1 --only cumsum amax --dtypes float32                        a slice
 
 Each sample is run as a function (with its gradient), in place, and into `out`, with fixed and with symbolic sizes; the
-graph is captured whole (`fullgraph=True`), so that nothing runs eagerly unseen: what breaks the graph is counted as
-listed, with its reason. Values, strides and the identity of `out` are compared as `tools/aot_opdb.py` does, whose
-machinery this is: float64 judges where the dtype's tolerances do not hold. With `--state`, operators that are done are
-written there as they end, and are not run again.
+graph is captured whole (`fullgraph=True`), so that nothing runs eagerly unseen. What refuses that is run once more with
+breaks allowed, as a user would: where the values are right and the ledger tells of graph breaks alone, that is a
+column of its own, with the break's reason; where a function or a graph ran eagerly as a whole, the run is listed.
+Values, strides and the identity of `out` are compared as `tools/aot_opdb.py` does, whose machinery this is: float64
+judges where the dtype's tolerances do not hold. With `--state`, operators that are done with a dtype are written there
+as they end, and are not run again.
 """
 
 from __future__ import annotations
@@ -16,10 +18,13 @@ import argparse
 import collections
 import faulthandler
 import functools
+import math
 import platform
+import random
 import signal
 import sys
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +36,7 @@ from torch.utils import _pytree as pytree
 
 import aot_opdb as opdb
 import torchcompile
+from primtorch.ledger import LEDGER, Effect, of
 from torchdynamo.errors import Unsupported
 
 from pool import append_row, read_rows  # isort: skip - `aot_opdb` knows where it is
@@ -39,7 +45,17 @@ from pool import append_row, read_rows  # isort: skip - `aot_opdb` knows where i
 # they do beside that breaks a graph, and is nothing of the operator's.
 common_methods_invocations.wrapper_set_seed = lambda op, *args, **kwargs: op(*args, **kwargs)
 
-COLUMNS = ("right", "right by float64", "listed", "refused", "wrong", "skipped")
+ACROSS = "right across a break"
+RIGHT = ("right", "right by float64", ACROSS)
+COLUMNS = (*RIGHT, "listed", "refused", "wrong", "skipped")
+
+
+class Listed(Exception):
+    """The program's values are eager's because eager made them: it ran as a whole, and the ledger says so."""
+
+
+class Across(Exception):
+    """Right, with a break that was told; the message is its reason."""
 
 
 def variants(op: Any, gradient: bool) -> Iterator[tuple[str, Callable[..., Any]]]:
@@ -87,18 +103,30 @@ def check(program: Callable[..., Any], sample: Any, dynamic: bool) -> str:
         opdb.same(seen[0][1], seen[1][1], "gradients")
     except AssertionError as error:
         raise opdb.Skipped from error
-    compiled = torchcompile.compile(
-        program, fullgraph=True, dynamic=dynamic, options={"strict": True, "eager_random": True}
-    )
+    try:
+        return compared(program, sample, dynamic, seen[0], fullgraph=True)
+    except Unsupported as error:
+        reason = opdb.first_line(error)
+    LEDGER.clear()
+    compared(program, sample, dynamic, seen[0], fullgraph=False)
+    if of(LEDGER.events, Effect.FALLBACK) or not of(LEDGER.events, Effect.BREAK):
+        raise Listed(reason)
+    raise Across(reason)
+
+
+def compared(program: Callable[..., Any], sample: Any, dynamic: bool, eager: Any, fullgraph: bool) -> str:
+    """Runs the compiled program: "right", or "right by float64"."""
+    options = {"strict": True, "eager_random": True}
+    compiled = torchcompile.compile(program, fullgraph=fullgraph, dynamic=dynamic, options=options)
     args, kwargs, leaves = opdb.fresh(sample)
     outputs, gradients = opdb.observe(compiled, args, kwargs, leaves)
     try:
-        opdb.same(seen[0][0], outputs, "outputs")
-        opdb.same(seen[0][1], gradients, "gradients")
+        opdb.same(eager[0], outputs, "outputs")
+        opdb.same(eager[1], gradients, "gradients")
     except opdb.Inexact:
         exact = opdb.in_double(program, sample)
-        opdb.judge(seen[0][0], outputs, exact[0], "outputs")
-        opdb.judge(seen[0][1], gradients, exact[1], "gradients")
+        opdb.judge(eager[0], outputs, exact[0], "outputs")
+        opdb.judge(eager[1], gradients, exact[1], "gradients")
         return "right by float64"
     return "right"
 
@@ -124,37 +152,39 @@ def taken(op: Any, dtype: torch.dtype, gradient: bool, count: int) -> list[Any]:
     return chosen
 
 
-def run_operator(place: int, samples: int, limit: int, dtypes: list[str]) -> dict[str, Any]:
-    """Counts by dtype, and [reason, dtype] of what was not right."""
+def dtypes_of(place: int, only: Sequence[str]) -> list[str]:
+    """Names of the dtypes that an entry is run with."""
     op = op_db[place]
-    counts: dict[str, collections.Counter[str]] = {}
+    names = [str(dtype).removeprefix("torch.") for dtype in opdb.DTYPES if dtype in op.supported_dtypes("cpu")]
+    return [name for name in names if not only or name in only]
+
+
+def run_operator(place: int, name: str, samples: int, limit: int) -> dict[str, Any]:
+    """Counts of one dtype, and [reason, dtype] of what was not right."""
+    op, dtype = op_db[place], getattr(torch, name)
+    found: collections.Counter[str] = collections.Counter()
     failures: list[tuple[str, str]] = []
-    for dtype in opdb.DTYPES:
-        name = str(dtype).removeprefix("torch.")
-        if dtype not in op.supported_dtypes("cpu") or (dtypes and name not in dtypes):
+    gradient = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
+    for with_gradient in (True, False) if gradient else (False,):
+        try:
+            chosen = taken(op, dtype, with_gradient, samples)
+        except Exception:  # the database itself cannot make them
             continue
-        found = counts[name] = collections.Counter()
-        gradient = dtype in op.supported_backward_dtypes("cpu") and op.supports_autograd
-        for with_gradient in (True, False) if gradient else (False,):
-            try:
-                chosen = taken(op, dtype, with_gradient, samples)
-            except Exception:  # the database itself cannot make them
+        for variant, program in variants(op, with_gradient):
+            if gradient and not with_gradient and variant != "out":
                 continue
-            for variant, program in variants(op, with_gradient):
-                if gradient and not with_gradient and variant != "out":
-                    continue
-                for dynamic in (False, True):
-                    what = f"{variant}, {'symbolic' if dynamic else 'fixed'} sizes"
-                    for sample in chosen:
-                        if variant == "out" and not writes_out(op, sample):
-                            found["skipped"] += 1
-                            continue
-                        column, reason = judged(program, sample, dynamic, limit)
-                        found[column] += 1
-                        if reason:
-                            failures.append((f"{column}: {what}: {reason}", name))
-                    torchcompile.reset()
-    return {"name": opdb.full_name(op), "counts": counts, "failures": failures}
+            for dynamic in (False, True):
+                what = f"{variant}, {'symbolic' if dynamic else 'fixed'} sizes"
+                for sample in chosen:
+                    if variant == "out" and not writes_out(op, sample):
+                        found["skipped"] += 1
+                        continue
+                    column, reason = judged(program, sample, dynamic, limit)
+                    found[column] += 1
+                    if reason:
+                        failures.append((f"{column}: {what}: {reason}", name))
+                torchcompile.reset()
+    return {"name": opdb.full_name(op), "dtype": name, "counts": {name: found}, "failures": failures}
 
 
 def judged(program: Callable[..., Any], sample: Any, dynamic: bool, limit: int) -> tuple[str, str]:
@@ -165,8 +195,10 @@ def judged(program: Callable[..., Any], sample: Any, dynamic: bool, limit: int) 
         return check(program, sample, dynamic), ""
     except opdb.Skipped:
         return "skipped", ""
-    except Unsupported as error:
-        return "listed", opdb.first_line(error)
+    except Across as error:
+        return ACROSS, str(error)
+    except Listed as error:
+        return "listed", str(error)
     except (AssertionError, TimeoutError) as error:
         return "wrong", opdb.first_line(error)
     except Exception as error:
@@ -188,23 +220,32 @@ def report(results: list[dict[str, Any]], samples: int, command: str) -> str:
         "# Operator database through the default back end",
         "",
         f"`{command}`, torch {torch.__version__}, Python {platform.python_version()}, CPU ({platform.machine()}): "
-        f"{len(results)} of {len(op_db)} entries, {samples or 'all'} samples an operator and dtype and one each with "
-        "an empty and a 0-d tensor; as a function with its gradient, in place and into `out`, with fixed and symbolic "
-        "sizes. Right by float64: beyond the dtype's tolerances, but no further from the float64 result than twice "
-        "eager's own error. Listed: the graph breaks, with a reason. Skipped: eager raises, gives a sparse result, "
-        "differs from run to run, or leaves `out` as it was.",
+        f"{len({r['name'] for r in results})} of {len(op_db)} entries, {samples or 'all'} samples of each operator "
+        "and dtype, one each with an empty and a 0-d tensor; as a function with its gradient, in place and into `out`, "
+        "with fixed and symbolic sizes. Right by float64: beyond the dtype's tolerances, but no further from the "
+        "float64 result than twice eager's own error. Right across a break: an operator, or Python that looks at its result, "
+        "has to see data; it ran between two graphs, and the report says so. Listed: it ran eagerly as a whole. "
+        "Refused: it raises where eager does not. Skipped: eager raises, gives a sparse result, differs from run to "
+        "run, or leaves `out` as it was.",
         "",
-        "| dtype | " + " | ".join(COLUMNS) + " | right of those run |",
-        "|---" * (len(COLUMNS) + 2) + "|",
+        "| dtype | " + " | ".join(COLUMNS) + " | right of those run | in one graph |",
+        "|---" * (len(COLUMNS) + 3) + "|",
     ]
     for name in (*(d for d in counts if d != "all"), "all"):
         c = counts[name]
         run = sum(c.values()) - c["skipped"]
-        part = f"{100 * (c['right'] + c['right by float64']) / run:.2f}%" if run else "-"
-        lines.append(f"| {name} | " + " | ".join(str(c[column]) for column in COLUMNS) + f" | {part} |")
-    lines += ["", "## What is not right", "", "| operator | runs | what |", "|---|---|---|"]
-    lines += [f"| {name} | {n} | {reason.replace('|', '/')} |" for (name, reason), n in sorted(failures.items())]
+        right = sum(c[column] for column in RIGHT)
+        parts = [f"{100 * part / run:.2f}%" if run else "-" for part in (right, right - c[ACROSS])]
+        lines.append(f"| {name} | " + " | ".join((*(str(c[column]) for column in COLUMNS), *parts)) + " |")
+    for heading, across in (("What is not right", False), ("What breaks the graph", True)):
+        rows = [(key, n) for key, n in sorted(failures.items()) if key[1].startswith(ACROSS) == across]
+        lines += ["", f"## {heading}", "", "| operator | runs | what |", "|---|---|---|"]
+        lines += [f"| {name} | {n} | {shown(reason)} |" for (name, reason), n in rows]
     return "\n".join(lines) + "\n"
+
+
+def shown(reason: str) -> str:
+    return reason.removeprefix(f"{ACROSS}: ").replace("|", "/")
 
 
 def main() -> None:
@@ -220,15 +261,19 @@ def main() -> None:
     )
     parser.add_argument("--state", type=Path, help="a line for each operator that is done; these are not run again")
     parser.add_argument("--out", type=Path, help="write the page here")
+    parser.add_argument("--seed", type=int, default=0, help="the order; the page says which")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="then what still runs is left for another time")
     options = parser.parse_args()
-    chosen = opdb.places_of(options.only)
+    until = time.monotonic() + options.seconds
+    chosen = [(place, name) for place in opdb.places_of(options.only) for name in dtypes_of(place, options.dtypes)]
     results = read_rows(options.state)
-    done = {r["name"] for r in results}
-    left = [place for place in chosen if opdb.full_name(op_db[place]) not in done]
-    run = functools.partial(run_operator, samples=options.samples, limit=options.limit, dtypes=options.dtypes)
+    done = {(r["name"], r["dtype"]) for r in results}
+    left = [case for case in chosen if (opdb.full_name(op_db[case[0]]), case[1]) not in done]
+    random.Random(options.seed).shuffle(left)
+    run = functools.partial(run_operator, samples=options.samples, limit=options.limit)
     with Progress(auto_refresh=False) as progress:  # no thread: the workers are forks of this process
-        task = progress.add_task("operators", total=len(chosen), completed=len(done))
-        for result in opdb.swept(run, left, options.jobs):
+        task = progress.add_task("operators", total=len(chosen), completed=len(chosen) - len(left))
+        for result in opdb.swept(run, left, options.jobs, until):
             results.append(result)
             append_row(options.state, result)
             progress.update(task, advance=1, refresh=True)

@@ -55,15 +55,15 @@ def test_a_few_operators(tmp_path: Path) -> None:
 
 
 def test_lists_of_results_and_writes_with_symbols(tmp_path: Path) -> None:
-    run(tmp_path, 1, OF_LISTS_AND_SYMBOLS, ("float32",), "wrong", "refused", "listed")
+    run(tmp_path, 1, OF_LISTS_AND_SYMBOLS, ("float32",), "wrong", "refused", "listed", "right across")
 
 
 def test_writes_and_the_layout_of_library_results(tmp_path: Path) -> None:
-    run(tmp_path, 1, OF_WRITES_AND_LAYOUTS, ("float32",), "wrong", "refused", "listed")
+    run(tmp_path, 1, OF_WRITES_AND_LAYOUTS, ("float32",), "wrong", "refused", "listed", "right across")
 
 
 def test_empty_indices_and_symbols_that_guards_fix(tmp_path: Path) -> None:
-    run(tmp_path, 3, OF_EMPTY_INDICES_AND_FIXED_SYMBOLS, ("float32",), "wrong", "refused", "listed")
+    run(tmp_path, 3, OF_EMPTY_INDICES_AND_FIXED_SYMBOLS, ("float32",), "wrong", "refused", "listed", "right across")
 
 
 @pytest.mark.slow
