@@ -223,10 +223,10 @@ def report(results: list[dict[str, Any]], samples: int, command: str) -> str:
         f"{len({r['name'] for r in results})} of {len(op_db)} entries, {samples or 'all'} samples of each operator "
         "and dtype, one each with an empty and a 0-d tensor; as a function with its gradient, in place and into `out`, "
         "with fixed and symbolic sizes. Right by float64: beyond the dtype's tolerances, but no further from the "
-        "float64 result than twice eager's own error. Right across a break: an operator, or Python that looks at its result, "
-        "has to see data; it ran between two graphs, and the report says so. Listed: it ran eagerly as a whole. "
-        "Refused: it raises where eager does not. Skipped: eager raises, gives a sparse result, differs from run to "
-        "run, or leaves `out` as it was.",
+        "float64 result than twice eager's own error. Right across a break: an operator, or Python that looks at its "
+        "result, has to see data; it ran between two graphs, and the report says so. Listed: it ran eagerly as a "
+        "whole. Refused: it raises where eager does not. Skipped: eager raises, gives a sparse result, differs from "
+        "run to run, or leaves `out` as it was.",
         "",
         "| dtype | " + " | ".join(COLUMNS) + " | right of those run | in one graph |",
         "|---" * (len(COLUMNS) + 3) + "|",
