@@ -64,9 +64,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("",),
     ),
     "torchdynamo": (
-        ("errors", "marks", "size_marks", "sources"),
+        ("errors", "torch_compilers_marks"),
+        ("marks", "size_marks", "sources"),
         ("schemas", "events"),
-        ("interpreter", "watchers"),
+        ("interpreter", "watchers", "stance"),
         ("reasons",),
         ("stats", "graph"),
         ("arrays",),
@@ -97,9 +98,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "torchcompile": (
         ("errors", "events", "journal", "signature", "passes", "dumps"),
+        ("torch_options",),
         ("options", "report", "module"),
         ("backends",),
         ("api",),
+        ("torch_backend",),
         ("",),
     ),
 }

@@ -269,6 +269,30 @@ Ref ask(CallableObject* self, PyObject* flat, PyObject* guard) {
   return Ref::steal(PyObject_Vectorcall(miss.get(), args + 1, count | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr));
 }
 
+bool eager_is_forced = false;  // read and written with the interpreter's lock held
+
+// Whether every call is to run as it was written: this package's own word, or that of torch.compiler.set_stance, which
+// is kept by a module that torch loads when it is first called.
+bool runs_eagerly() {
+  if (eager_is_forced) return true;
+  static PyObject* const module_name = PyUnicode_InternFromString("torch._dynamo.eval_frame");
+  static PyObject* const record_name = PyUnicode_InternFromString("_stance");
+  static PyObject* usual = nullptr;  // the record of the stance by which calls are compiled, as it was seen last
+  PyObject* module = PyDict_GetItemWithError(PyImport_GetModuleDict(), module_name);
+  if (module == nullptr || !PyModule_Check(module)) return false;
+  PyObject* record = PyDict_GetItemWithError(PyModule_GetDict(module), record_name);
+  if (record == nullptr || record == usual) return false;
+  Ref stance = Ref::steal(PyObject_GetAttrString(record, "stance"));
+  if (!stance) {
+    PyErr_Clear();
+    return false;
+  }
+  if (PyUnicode_Check(stance.get()) && PyUnicode_CompareWithASCIIString(stance.get(), "force_eager") == 0) return true;
+  Py_INCREF(record);
+  Py_XSETREF(usual, record);
+  return false;
+}
+
 PyObject* capture(CallableObject* self, PyObject* function, const Scope& scope, bool* eager) {
   if (self->miss == Py_None) {
     *eager = true;
@@ -437,6 +461,13 @@ PyType_Spec callable_spec = {
 
 }  // namespace
 
+PyObject* force_eager(PyObject*, PyObject* whether) {
+  int truth = PyObject_IsTrue(whether);
+  if (truth < 0) return nullptr;
+  eager_is_forced = truth != 0;
+  Py_RETURN_NONE;
+}
+
 bool is_callable(PyObject* object) { return Py_TYPE(object) == callable_type; }
 
 PyObject* callable_function(PyObject* callable) { return as_callable(callable)->function; }
@@ -448,6 +479,10 @@ Py_ssize_t flat_size(const PyCodeObject* code) {
 
 PyObject* dispatch(PyObject* object, PyObject* function, PyObject* const* flat, Py_ssize_t count, bool* eager) {
   CallableObject* self = as_callable(object);
+  if (runs_eagerly()) {
+    *eager = true;
+    return nullptr;
+  }
   Scope scope{flat, count, PyFunction_GET_GLOBALS(function), PyFunction_GET_CLOSURE(function)};
   // A predicate may change the list: its length is read anew, and an entry in use is owned.
   for (Py_ssize_t i = 0; i < PyList_GET_SIZE(self->entries); i++) {

@@ -21,4 +21,7 @@ int add_callable_types(PyObject* module);
 // before; this is for those who look the method up, such as tracers, which can read a Python function.
 PyObject* define_call(PyObject*, PyObject* function);
 
+// force_eager(bool): whether every compiled callable runs its function as it was written.
+PyObject* force_eager(PyObject*, PyObject* whether);
+
 }  // namespace torchdynamo

@@ -14,6 +14,8 @@ PyMethodDef functions[] = {
      "gradient_hooks(tensor) -> bool: whether hooks run where a gradient comes to a tensor"},
     {"define_call", torchdynamo::define_call, METH_O,
      "define_call(function): what CompiledCallable.__call__ is to those who look it up"},
+    {"force_eager", torchdynamo::force_eager, METH_O,
+     "force_eager(bool): whether every compiled callable runs its function as it was written"},
     {nullptr, nullptr, 0, nullptr}};
 
 PyModuleDef definition = {PyModuleDef_HEAD_INIT, "torchdynamo._C", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};

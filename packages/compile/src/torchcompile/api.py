@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -15,7 +15,7 @@ from torchcompile.backends import Backend, Toolchain
 from torchcompile.dumps import DumpFolder
 from torchcompile.errors import InvalidArgument, NotCompilable
 from torchcompile.journal import Journal
-from torchcompile.module import Transform, compile_class, compiled_module
+from torchcompile.module import Transform, compile_class, compiled_module, original_of
 from torchcompile.options import CompileOptions, resolve
 from torchcompile.report import Report
 from torchdynamo import CaptureOptions
@@ -31,10 +31,14 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str | Backend = ...,
+    backend: str | Backend | None = ...,
     mode: str | None = ...,
     options: Mapping[str, object] | None = ...,
+    name: str | None = ...,
     disable: bool = ...,
+    recompile_limit: int | None = ...,
+    isolate_recompiles: bool = ...,
+    shapes_spec: None = ...,
 ) -> ModelT: ...
 
 
@@ -44,10 +48,14 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str | Backend = ...,
+    backend: str | Backend | None = ...,
     mode: str | None = ...,
     options: Mapping[str, object] | None = ...,
+    name: str | None = ...,
     disable: bool = ...,
+    recompile_limit: int | None = ...,
+    isolate_recompiles: bool = ...,
+    shapes_spec: None = ...,
 ) -> Callable[[ModelT], ModelT]: ...
 
 
@@ -56,10 +64,14 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend = "inductor",
+    backend: str | Backend | None = None,
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: None = None,
 ) -> object:
     """Makes `model` (a module or a function) faster, with eager's results; also a decorator.
 
@@ -73,16 +85,21 @@ def compile(
             the user's stack, the reason and the remedy.
         dynamic: True: sizes are symbolic from the first call on; None: a size becomes so when it first
             changes; False: never, each size compiles anew.
-        backend: a name of `list_backends()` or a callable `(gm, example_inputs) -> callable`.
+        backend: a name of `list_backends()` or a callable `(gm, example_inputs) -> callable`; None is "inductor".
         mode: a named set of options.
-        options: see `torchcompile.options.CompileOptions`.
+        options: see `torchcompile.options.CompileOptions`; torch.compile's names are taken for what they mean here.
+        name: precedes the graphs' names in the report and the dump.
         disable: give `model` back as it is.
+        recompile_limit: the option of that name.
+        isolate_recompiles: taken, and so in any case: what one `compile` made counts for no other.
+        shapes_spec: not taken; sizes are marked with `mark_dynamic` and the like.
 
     Raises:
         NotCompilable: `model` is neither a module, a function nor a class whose objects are called.
         InvalidArgument: an unknown backend, mode or option.
     """
-    transform = _stack(fullgraph, dynamic, backend, mode, options)
+    settings = _settings(mode, options, recompile_limit, shapes_spec)
+    transform = _stack(fullgraph, dynamic, backend, settings, name)
 
     def decorate(target: object) -> object:
         return target if disable else _compile_one(target, transform)
@@ -94,10 +111,14 @@ def compile_in_place(
     *models: torch.nn.Module,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend = "inductor",
+    backend: str | Backend | None = None,
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
+    name: str | None = None,
     disable: bool = False,
+    recompile_limit: int | None = None,
+    isolate_recompiles: bool = False,
+    shapes_spec: None = None,
 ) -> None:
     """Compiles the calls of modules, which stay the objects that they are: what `nn.Module.compile()` is to eager.
 
@@ -108,13 +129,15 @@ def compile_in_place(
     Args:
         models: modules; each is compiled for itself.
         disable: make the modules plain again.
-        fullgraph, dynamic, backend, mode, options: see `compile`.
+        fullgraph, dynamic, backend, mode, options, name, recompile_limit, isolate_recompiles, shapes_spec: see
+            `compile`.
 
     Raises:
         NotCompilable: one of `models` is no module.
         InvalidArgument: an unknown backend, mode or option.
     """
-    transform = _stack(fullgraph, dynamic, backend, mode, options)
+    settings = _settings(mode, options, recompile_limit, shapes_spec)
+    transform = _stack(fullgraph, dynamic, backend, settings, name)
     for model in models:
         if not isinstance(model, torch.nn.Module):
             raise NotCompilable(
@@ -125,21 +148,34 @@ def compile_in_place(
         model._compiled_call_impl = None if disable else transform(model._call_impl)
 
 
+def _settings(
+    mode: str | None, options: Mapping[str, object] | None, recompile_limit: int | None, shapes_spec: object
+) -> CompileOptions:
+    if shapes_spec is not None:
+        raise InvalidArgument(
+            "shapes_spec is not taken: mark sizes with torchcompile.mark_dynamic(tensor, dim, min=..., max=...), or "
+            "say dynamic=True"
+        )
+    if recompile_limit is not None:
+        options = {**(options or {}), "recompile_limit": recompile_limit}
+    return resolve(mode, options)
+
+
 def _stack(
-    fullgraph: bool,
-    dynamic: bool | None,
-    backend: str | Backend,
-    mode: str | None,
-    options: Mapping[str, object] | None,
+    fullgraph: bool, dynamic: bool | None, backend: str | Backend | None, settings: CompileOptions, name: str | None
 ) -> Transform:
     """Capture with a back end behind it, for one call of the interface."""
-    settings = resolve(mode, options)
     if dynamic is not None and not isinstance(dynamic, bool):
         raise InvalidArgument(f"dynamic is True, False or None, not {dynamic!r}")
     dumps = DumpFolder(Path(settings.dump)) if settings.dump else None
+    chosen = "inductor" if backend is None else backend
+    if backends.is_torchs(chosen):
+        if dynamic:
+            raise InvalidArgument(f"backend={backend!r} is torch's, which reads no symbolic sizes: leave dynamic out")
+        dynamic = False
     capture = _capture_options(settings, fullgraph, dynamic)
     ledger = torchdynamo.new_ledger(capture)
-    runner = backends.resolve(backend, Toolchain(settings, dumps, _journal, ledger))
+    runner = backends.resolve(chosen, Toolchain(settings, dumps, _journal, ledger, name))
     return torchdynamo.optimize(runner, options=capture, dump=dumps, ledger=ledger)
 
 
@@ -190,9 +226,23 @@ def export(
     )(*inputs)
 
 
-def list_backends() -> list[str]:
-    """Names that `compile(backend=...)` takes; any callable `(gm, example_inputs) -> callable` is taken too."""
-    return backends.list_backends()
+def explain(model: Callable[..., object]) -> Callable[..., torchdynamo.Explanation]:
+    """`explain(model)(*inputs)` runs the call with every graph as it was captured, and tells graphs, breaks and guards.
+
+    A compiled model or function is explained as it was written.
+    """
+    if isinstance(model, torch.nn.Module):
+        return torchdynamo.explain(original_of(model))
+    return torchdynamo.explain(model.function if isinstance(model, torchdynamo.CompiledCallable) else model)
+
+
+def list_backends(exclude_tags: Iterable[str] | None = None) -> list[str]:
+    """Names that `compile(backend=...)` takes; any callable `(gm, example_inputs) -> callable` is taken too.
+
+    Args:
+        exclude_tags: leaves out back ends that were registered with one of these.
+    """
+    return backends.list_backends(frozenset(exclude_tags or ()))
 
 
 def reset() -> None:

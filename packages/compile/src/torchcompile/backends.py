@@ -6,9 +6,11 @@
 from __future__ import annotations
 
 import functools
+import re
+import threading
 import time
 import warnings
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
@@ -27,7 +29,7 @@ from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
 from torchcompile.journal import CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.options import CompileOptions
-from torchcompile.passes import dense_attention_masks
+from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.signature import facts, signature
 from torchdistributed import FollowsReducer, ParameterInfo
 from torchdistributed.replicas import Stages
@@ -71,7 +73,15 @@ class Boxed:
 class Toolchain:
     """What a named back end needs beside the graph: options, the dump folder, the journal and the ledger."""
 
-    def __init__(self, options: CompileOptions, dumps: DumpFolder | None, journal: Journal, ledger: Ledger) -> None:
+    def __init__(
+        self,
+        options: CompileOptions,
+        dumps: DumpFolder | None,
+        journal: Journal,
+        ledger: Ledger,
+        name: str | None = None,
+    ) -> None:
+        self.prefix = re.sub(r"\W", "_", name) + "_" if name else ""
         self.options = options
         self.dumps = dumps
         self.journal = journal
@@ -80,7 +90,7 @@ class Toolchain:
 
     def start(self) -> tuple[str, Dump | None]:
         """Title and dump writer of the next captured graph."""
-        title = self.journal.next_title()
+        title = self.prefix + self.journal.next_title()
         return title, self.dumps.named(title) if self.dumps is not None else None
 
     def not_compiled(self, title: str, error: Exception) -> None:
@@ -261,6 +271,20 @@ def _compile_with_inductor(
     return _or_as_captured(toolchain, title, gm, compile)
 
 
+def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
+    """One of torch.compile's back ends, registered with torch or by an entry point of an installed package.
+
+    Raises:
+        InvalidArgument: sizes of the graph are symbols, which it would take for the numbers that they were.
+    """
+    toolchain.start()
+    if any(isinstance(node.meta.get("val"), torch.SymInt) for node in gm.graph.find_nodes(op="placeholder")):
+        raise InvalidArgument(f"backend={name!r} is torch's, which reads no symbolic sizes: leave their marks out")
+    theirs: Any = torch._TorchCompileWrapper(name, None, None, None).compiler_fn
+    run: Runner = theirs(plain_graph(gm), example_inputs)
+    return run
+
+
 def _counted(toolchain: Toolchain, backend: Backend, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """A caller's own back end; its graphs are counted as those of the named ones are, and its errors are for the
     caller."""
@@ -273,22 +297,84 @@ NAMED: Mapping[str, Callable[[Toolchain, torch.fx.GraphModule, Inputs], Runner]]
 )
 
 
-def list_backends() -> list[str]:
-    """Names that `compile(backend=...)` takes; any callable `(gm, example_inputs) -> callable` is taken too."""
-    return sorted(NAMED)
+class Registry:
+    """Back ends that programs registered by name, with their tags."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._backends: dict[str, tuple[Backend, frozenset[str]]] = {}
+
+    def add(self, backend: Backend, name: str, tags: Iterable[str]) -> None:
+        with self._lock:
+            if name in NAMED:
+                raise InvalidArgument(f"the name {name!r} is taken: {', '.join(sorted(NAMED))} are torchcompile's own")
+            self._backends[name] = backend, frozenset(tags)
+
+    def get(self, name: str) -> Backend | None:
+        with self._lock:
+            found = self._backends.get(name)
+        return found[0] if found is not None else None
+
+    def names(self, without: frozenset[str] = frozenset()) -> list[str]:
+        with self._lock:
+            return [name for name, (_, tags) in self._backends.items() if not tags & without]
+
+
+_REGISTERED = Registry()
+
+
+def register_backend(backend: Any = None, name: str | None = None, tags: Iterable[str] = ()) -> Any:
+    """Gives a back end a name for `compile(backend=name)`; also a decorator, with or without arguments.
+
+    Args:
+        backend: `(gm, example_inputs) -> callable`.
+        name: None is the function's own.
+        tags: by which `list_backends(exclude_tags=...)` leaves it out.
+
+    Raises:
+        InvalidArgument: no callable, or a name of torchcompile's own back ends.
+    """
+    if backend is None:
+        return functools.partial(register_backend, name=name, tags=tags)
+    chosen = name or getattr(backend, "__name__", None)
+    if not callable(backend) or not isinstance(chosen, str):
+        raise InvalidArgument(f"register_backend takes a callable (gm, example_inputs) -> callable, not {backend!r}")
+    _REGISTERED.add(backend, chosen, tags)
+    return backend
+
+
+TORCH_PREFIX = "torch."  # torch's own back end of a name that is one of ours
+
+
+def is_torchs(backend: object) -> bool:
+    """Whether a name is that of one of torch.compile's back ends. Torch's compiler is loaded to ask, for such alone."""
+    if not isinstance(backend, str) or backend in NAMED or _REGISTERED.get(backend) is not None:
+        return False
+    return backend.removeprefix(TORCH_PREFIX) in torch.compiler.list_backends(exclude_tags=None)
+
+
+def list_backends(without: frozenset[str] = frozenset()) -> list[str]:
+    """Names of this package's back ends and of those that were registered with it."""
+    return sorted((*NAMED, *_REGISTERED.names(without)))
 
 
 def resolve(backend: str | Backend, toolchain: Toolchain) -> Backend:
     """The back end for a name or a callable. Raises `InvalidArgument` for anything else."""
-    if isinstance(backend, str):
-        if backend not in NAMED:
-            raise unknown("backend", backend, NAMED)
-        chosen: Any = functools.partial(NAMED[backend], toolchain)
+    chosen: Any
+    if isinstance(backend, str) and backend in NAMED:
+        chosen = functools.partial(NAMED[backend], toolchain)
         chosen.takes_floats = True  # a float that changes between calls arrives as a float
         return chosen  # type: ignore[no-any-return]
+    if isinstance(backend, str):
+        registered = _REGISTERED.get(backend)
+        if registered is None and is_torchs(backend):
+            return functools.partial(_by_torchs, backend.removeprefix(TORCH_PREFIX), toolchain)
+        if registered is None:
+            raise unknown("backend", backend, list_backends(), torch.compiler.list_backends(exclude_tags=None))
+        backend = registered
     if callable(backend):
-        counted: Any = functools.partial(_counted, toolchain, backend)
-        counted.takes_floats = getattr(backend, "takes_floats", False)
-        return counted  # type: ignore[no-any-return]
+        chosen = functools.partial(_counted, toolchain, backend)
+        chosen.takes_floats = getattr(backend, "takes_floats", False)
+        return chosen  # type: ignore[no-any-return]
     names = ", ".join(list_backends())
     raise InvalidArgument(f"backend is one of {names} or a callable (gm, example_inputs) -> callable, not {backend!r}")

@@ -18,9 +18,9 @@ class NotCompilable(CompileError, TypeError):
     """`compile` was given something that is neither a module nor a function."""
 
 
-def unknown(kind: str, given: object, known: Iterable[str]) -> InvalidArgument:
-    """An error for an unknown name that lists the known ones and names the nearest."""
+def unknown(kind: str, given: object, known: Iterable[str], also: Iterable[str] = ()) -> InvalidArgument:
+    """An error for an unknown name that lists the known ones and names the nearest of these, and of those taken too."""
     names = sorted(known)
-    close = difflib.get_close_matches(str(given), names, n=1)
+    close = difflib.get_close_matches(str(given), (*names, *also), n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return InvalidArgument(f"unknown {kind} {given!r}; known: {', '.join(names)}.{hint}")

@@ -16,6 +16,7 @@ from torch._library.custom_ops import CustomOpDef
 from torch._ops import OpOverload, OpOverloadPacket
 
 from torchcompile.errors import InvalidArgument, unknown
+from torchcompile.torch_options import TORCH_OPTIONS, translated
 
 # Environment variable -> option that it sets when the call does not.
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
@@ -83,7 +84,12 @@ class CompileOptions:
 
 # A mode is a named set of options.
 MODES: Mapping[str, Mapping[str, object]] = MappingProxyType(
-    {"default": MappingProxyType({}), "reduce-overhead": MappingProxyType({"cuda_graphs": True})}
+    {
+        "default": MappingProxyType({}),
+        "reduce-overhead": MappingProxyType({"cuda_graphs": True}),
+        "max-autotune": MappingProxyType({"templates": True, "cuda_graphs": True}),
+        "max-autotune-no-cudagraphs": MappingProxyType({"templates": True}),
+    }
 )
 
 
@@ -101,9 +107,9 @@ def resolve(mode: str | None, options: Mapping[str, object] | None) -> CompileOp
         if text:
             values[name] = text != "0" if hints[name] is bool else text
     values.update(MODES[mode or "default"])
-    for name, value in (options or {}).items():
+    for name, value in translated(options or {}, hints).items():
         if name not in hints:
-            raise unknown("option", name, hints)
+            raise unknown("option", name, hints, TORCH_OPTIONS)
         values[name] = _checked(name, value, hints[name])
     return CompileOptions(**values)
 

@@ -27,3 +27,12 @@ def dense_attention_masks(gm: fx.GraphModule) -> fx.GraphModule:
     if changed:
         gm.recompile()
     return gm
+
+
+def plain_graph(gm: fx.GraphModule) -> fx.GraphModule:
+    """A copy for another compiler: without the facts that its own has noted at the nodes."""
+    graph = fx.Graph()
+    graph.output(graph.graph_copy(gm.graph, {}))
+    for node in graph.nodes:
+        node.meta.clear()
+    return fx.GraphModule(gm, graph)

@@ -18,14 +18,25 @@ from torchdynamo.emit.generated_code import forget_ended_code
 from torchdynamo.events import DISABLED_FUNCTION, frame_of, refusal
 from torchdynamo.function import Function, Nested
 from torchdynamo.graph.torch_functions import is_leaf
-from torchdynamo.marks import Mark, MarkKind, error_on_graph_break, graph_break, is_compiling, mark_of, put_mark
+from torchdynamo.marks import (
+    Mark,
+    MarkKind,
+    error_on_graph_break,
+    graph_break,
+    is_compiling,
+    mark_of,
+    put_mark,
+    put_stand_in,
+)
 from torchdynamo.schemas import Backend, CaptureOptions, Dump
-from torchdynamo.size_marks import mark_dynamic, mark_static, maybe_mark_dynamic
+from torchdynamo.size_marks import mark_dynamic, mark_static, mark_unbacked, maybe_mark_dynamic
+from torchdynamo.stance import set_stance
 from torchdynamo.stats import TOTAL, Stats
 
 __all__ = [
-    "allow_in_graph", "assume_constant_result", "disable", "error_on_graph_break", "graph_break", "is_compiling",
-    "mark_dynamic", "mark_static", "maybe_mark_dynamic", "new_ledger", "optimize", "reset", "skip_frame", "stats",
+    "allow_in_graph", "assume_constant_result", "disable", "disallow_in_graph", "error_on_graph_break", "graph_break",
+    "is_compiling", "mark_dynamic", "mark_static", "mark_unbacked", "maybe_mark_dynamic", "new_ledger", "optimize",
+    "reset", "set_stance", "skip_frame", "stats", "substitute_in_graph",
 ]  # fmt: skip
 
 F = TypeVar("F", bound=Callable[..., object])
@@ -168,6 +179,39 @@ def allow_in_graph(function: F) -> F:
         TypeError: the argument is a class, or no callable.
     """
     return _marking(Mark(MarkKind.ALLOWED))(function)
+
+
+def disallow_in_graph(function: F) -> F:
+    """Calls of a function, torch's own included, break the graph and run as they are. Functions captured before keep
+    their graphs until `reset()`.
+
+    Raises:
+        TypeError: the argument is no callable.
+    """
+    put_stand_in(function, Mark(MarkKind.REFUSED, "disallow_in_graph"))
+    return function
+
+
+def substitute_in_graph(original: Callable[..., object], *, remove: bool = False) -> Callable[[F], F]:
+    """A decorator: captured code calls the decorated function in the place of `original`, which capture cannot see into
+    (a function of C, say). Elsewhere `original` is what it was.
+
+    Args:
+        remove: the decorator takes an earlier substitute back.
+
+    Raises:
+        TypeError: `original` is no callable, or what is decorated is no Python function.
+    """
+
+    def put(substitute: F) -> F:
+        if not isinstance(substitute, types.FunctionType):
+            raise TypeError(f"expected a Python function as a substitute, got a {type(substitute).__name__}")
+        put_stand_in(original, None if remove else Mark(MarkKind.SUBSTITUTED, substitute=substitute))
+        return cast(F, substitute)
+
+    if not callable(original):
+        raise TypeError(f"expected a function to substitute, got a {type(original).__name__}")
+    return put
 
 
 def assume_constant_result(function: F) -> F:

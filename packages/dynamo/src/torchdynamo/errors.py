@@ -26,7 +26,7 @@ class SizeNotDynamic(TorchDynamoError):
 
 
 class RecompileLimitExceeded(TorchDynamoError):
-    """`on_recompile="error"`, or the limit under `fullgraph=True`."""
+    """`on_recompile="error"`, `set_stance("fail_on_recompile")`, or the limit under `fullgraph=True`."""
 
 
 class NotExportable(TorchDynamoError):

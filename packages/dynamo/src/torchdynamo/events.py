@@ -155,17 +155,33 @@ RECOMPILED = Kind(
     Effect.RECOMPILE,
 )
 
+STANCE = Kind(
+    "stance",
+    "the stance asks for it (set_stance): the function runs eagerly, where nothing compiled fits the call or at every"
+    " call",
+    "nothing to do, or set_stance('default')",
+    Effect.FALLBACK,
+)
+STANCE_REFUSES = Kind(
+    "stance_refuses",
+    "nothing compiled fits a call, and set_stance('fail_on_recompile') asks for an error where that is so",
+    "call the function under set_stance('default') first, with each kind of arguments that will come",
+    Effect.FALLBACK,
+)
+
 KINDS = kinds(
     CAPTURE_FAULT, RECOMPILE_LIMIT, RECOMPILE_REFUSED, TRANSFORMED_CALL, FORWARD_DERIVATIVES, FUNCTION_MODE,
     DISABLED_OVERRIDES, FOREIGN_TRACER, WITHIN_OPERATOR, UNSPLIT_FRAME, SUSPENDING_FRAME, UNSTARTED_GENERATOR,
     DISABLED_FUNCTION, LIBRARY_CODE, NOTHING_TO_COMPILE, LAZY_MODULE, PROGRAM_RAISED, GRAPH_RAISED, CONDITION_NOT_MET,
-    RAISE_WAS_HANDLED, RAISED_AT_ENTRY, RECOMPILED,
+    RAISE_WAS_HANDLED, RAISED_AT_ENTRY, RECOMPILED, STANCE,
+    STANCE_REFUSES,
 )  # fmt: skip
 
 _ERRORS: dict[str, type[TorchDynamoError]] = {
     CAPTURE_FAULT.id: InternalError,
     RECOMPILE_LIMIT.id: RecompileLimitExceeded,
     RECOMPILE_REFUSED.id: RecompileLimitExceeded,
+    STANCE_REFUSES.id: RecompileLimitExceeded,
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeAlias
 import torch
 from torch import fx
 
-from primtorch.ledger import Event
+from primtorch.ledger import LEDGER, Event
 from primtorch.schemas import UserFrame, calling_frames
 from torchdynamo._C import CompiledCallable, Entry, Hook, hook_enabled
 from torchdynamo.after_break.rerun import raise_at_entry, unflatten
@@ -33,6 +33,8 @@ from torchdynamo.events import (
     RECOMPILE_LIMIT,
     RECOMPILE_REFUSED,
     RECOMPILED,
+    STANCE,
+    STANCE_REFUSES,
     SUSPENDING_FRAME,
     UNSPLIT_FRAME,
     frame_of,
@@ -48,6 +50,7 @@ from torchdynamo.outside.dynamic_policy import DynamicPolicy
 from torchdynamo.outside.imports import is_import_machinery
 from torchdynamo.schemas import Backend, CaptureOptions, Dump, GraphBreak, Guard
 from torchdynamo.sources import Scope, Source
+from torchdynamo.stance import current as current_stance
 from torchdynamo.stats import Stats
 from torchdynamo.watchers import other_compiler_off, watcher
 
@@ -102,6 +105,7 @@ class Function:
     found: bool = False  # by the frame hook, in a call that runs for real
     raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
     nested: Nested | None = None
+    ran_first: bool = False  # a call has run as it was written, as `eager_then_compile` asks
     lazy: bool = False  # a call has run as it was written for a lazy module to make its parameters
     unheld: int = 0  # captures in a row of one call whose guards did not hold: other threads change what it reads
     made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
@@ -142,8 +146,28 @@ class Function:
         if self.eager is not None:
             self.stats.ledger.add(self.eager)
             return None
+        if not unheld and self._stands_aside():
+            return None
         with _capturing:
             return self._version(compiled, flat, again=bool(unheld))
+
+    def _stands_aside(self) -> bool:
+        """Whether the stance has a call that no version fits run as it was written.
+
+        Raises:
+            RecompileLimitExceeded: it has such a call fail.
+        """
+        stance = current_stance()
+        match stance:
+            case "fail_on_recompile":
+                raise RecompileLimitExceeded(str(of_function(STANCE_REFUSES, self.function)))
+            case "eager_then_compile":
+                aside, self.ran_first = not self.ran_first, True
+            case _:
+                aside = stance in ("eager_on_recompile", "force_eager")
+        if aside:
+            LEDGER.add(of_function(STANCE, self.function, f"set_stance({stance!r})"))
+        return aside
 
     def _version(self, compiled: CompiledCallable, flat: tuple[object, ...], again: bool) -> Entry | None:
         began, in_backend = time.perf_counter(), self.stats.backend_seconds

@@ -8,8 +8,10 @@ import threading
 import types
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar, cast
+
+from torchdynamo import torch_compilers_marks
 
 F = TypeVar("F", bound=Callable[..., object])
 
@@ -21,6 +23,8 @@ class MarkKind(enum.Enum):
     SKIPPED = "skipped"  # a break; the call runs as it is, what it calls is captured
     ALLOWED = "allowed"  # one node of the graph
     CONSTANT = "constant"  # run once, at capture
+    REFUSED = "refused"  # a break: what the graph would have taken
+    SUBSTITUTED = "substituted"  # calls of another function, `substitute`
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +33,27 @@ class Mark:
 
     kind: MarkKind
     reason: str | None = None
+    substitute: Callable[..., object] | None = None
 
 
 # Held weakly: a mark lives as long as its function.
 _MARKS: weakref.WeakKeyDictionary[object, Mark] = weakref.WeakKeyDictionary()
+# What stands for a function of anybody's, C's included, by identity: those take no weak reference, and seldom end.
+STAND_INS: dict[int, tuple[object, Mark]] = {}
+
+
+def put_stand_in(function: object, mark: Mark | None) -> None:
+    """Has calls of a function refused or made calls of another one; None takes that back.
+
+    Raises:
+        TypeError: the object is no callable.
+    """
+    if not callable(function):
+        raise TypeError(f"expected a function, got a {type(function).__name__}")
+    if mark is None:
+        STAND_INS.pop(id(function), None)
+    else:
+        STAND_INS[id(function)] = (function, mark)
 
 
 def put_mark(function: object, mark: Mark) -> None:
@@ -55,7 +76,11 @@ def mark_of(function: object) -> Mark | None:
     except TypeError:  # neither hashable nor weakly referable: it cannot have been marked
         return None
     if mark is None and type(function) is types.FunctionType and function.__dict__:
-        return next((mark for name, mark in _FOREIGN.items() if function.__dict__.get(name)), None)
+        for name, foreign in _FOREIGN.items():
+            if function.__dict__.get(name):
+                return replace(foreign, reason=function.__dict__.get("_torchdynamo_disable_msg"))
+    if mark is None and torch_compilers_marks.allowed_in_graph(function):
+        return Mark(MarkKind.ALLOWED)
     return mark
 
 
@@ -68,6 +93,11 @@ _FOREIGN: dict[str, Mark] = {
 
 def graph_break() -> None:
     """Breaks the graph at the call. Does nothing outside of capture."""
+
+
+def cudagraph_mark_step_begin() -> None:
+    """Does nothing: a replay of a CUDA graph never overwrites a result that somebody holds. Here so that programs which
+    say where a step begins run as they are."""
 
 
 def is_compiling() -> bool:

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from torchdynamo import torch_compilers_marks
+
 
 class SizeKind(enum.Enum):
     """What a size is to be."""
@@ -31,8 +33,12 @@ _SMALLEST = 2  # sizes 0 and 1 mean something of their own: emptiness, broadcast
 
 def size_marks(tensor: torch.Tensor) -> Mapping[int, SizeMark]:
     """The marks of a tensor, by dimension."""
-    marks: Mapping[int, SizeMark] = getattr(tensor, "_torchdynamo_sizes", {})
-    return marks
+    own: Mapping[int, SizeMark] = getattr(tensor, "_torchdynamo_sizes", {})
+    foreign = {
+        dim % tensor.dim(): SizeMark(SizeKind(kind), low and max(low, _SMALLEST), high)
+        for kind, dim, low, high in torch_compilers_marks.sizes(tensor)
+    }
+    return {**foreign, **own} if foreign else own
 
 
 def mark_dynamic(
@@ -71,6 +77,19 @@ def maybe_mark_dynamic(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None
         IndexError: the tensor has no such dimension.
     """
     _mark(tensor, dim, SizeMark(SizeKind.MAYBE_DYNAMIC))
+
+
+def mark_unbacked(tensor: torch.Tensor, dim: int | tuple[int, ...]) -> None:
+    """`mark_dynamic`, by the name of torch.compile's mark for sizes of which nothing is assumed. Sizes 0 and 1 have
+    compiled versions of their own.
+
+    Raises:
+        IndexError: the tensor has no such dimension.
+        SizeNotDynamic: at a call, where the program takes one size only.
+    """
+    for place in _dims(tensor, dim):
+        kind = SizeKind.DYNAMIC if tensor.shape[place] >= _SMALLEST else SizeKind.MAYBE_DYNAMIC
+        _mark(tensor, place, SizeMark(kind))
 
 
 def mark_static(tensor: torch.Tensor, dim: int | tuple[int, ...] | None = None) -> None:

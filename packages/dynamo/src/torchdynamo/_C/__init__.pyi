@@ -65,6 +65,7 @@ def define_call(function: FunctionType, /) -> None:
 def kernel_switches() -> tuple[tuple[str, int], ...]:
     """What decides between kernels besides their arguments, by name: see `GlobalState.switches`."""
 
+def force_eager(whether: bool, /) -> None: ...
 def gradient_hooks(tensor: torch.Tensor, /) -> bool:
     """Whether autograd's engine runs something of the program's where a gradient comes to the tensor."""
 

@@ -49,7 +49,7 @@ from torchdynamo.graph.taken_numbers import TAKING
 from torchdynamo.graph.tensor_classes import SWITCHES, TENSOR_METACLASSES, class_of, is_instance, overriding
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwargs, Rule, World
-from torchdynamo.marks import Mark, MarkKind, graph_break, is_compiling, mark_of, region
+from torchdynamo.marks import STAND_INS, Mark, MarkKind, graph_break, is_compiling, mark_of, region
 from torchdynamo.outside import imports
 from torchdynamo.outside.externals import is_constant
 from torchdynamo.outside.outside import Outside, getattr_static_dict
@@ -115,6 +115,8 @@ class Calls:
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+        if id(fn) in STAND_INS:
+            return self._marked(STAND_INS[id(fn)][1], fn, args, kwargs)
         if self.arrays.concerned:
             found = self.arrays.handle(fn, args, kwargs)
             if found is not MISSING:
@@ -162,8 +164,9 @@ class Calls:
         mark = mark_of(fn)
         if mark is not None:
             return self._marked(mark, fn, args, kwargs)
-        if "_torchdynamo_inline" in fn.__dict__:  # what torch.compile made of a function
-            return Redirect(fn.__dict__["_torchdynamo_inline"], args, kwargs)
+        for name in _WRITTEN_BEHIND:
+            if name in fn.__dict__:
+                return Redirect(fn.__dict__[name], args, kwargs)
         module = fn.__module__ or ""
         if fn in torch_calls.ANSWERS:
             return torch_calls.ANSWERS[fn]
@@ -215,6 +218,10 @@ class Calls:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
         if mark.kind is MarkKind.ALLOWED:
             return self.outside.recorder.record_leaf(fn, args, kwargs)
+        if mark.kind is MarkKind.SUBSTITUTED:
+            assert isinstance(mark.substitute, types.FunctionType)
+            self.outside.inline(mark.substitute)
+            return Redirect(mark.substitute, args, kwargs)
         if mark.kind is not MarkKind.CONSTANT:
             raise BreakGraph("disabled", f"{name} is disabled" + (f": {mark.reason}" if mark.reason else ""))
         if tensors_in((args, kwargs)):
@@ -698,6 +705,8 @@ _ASKS_FOR_OVERRIDES = (
     torch._C._has_torch_function_unary,
     torch._C._has_torch_function_variadic,
 )
+# Where torch keeps the function as written: behind what torch.compile and nested_compile_region made of it.
+_WRITTEN_BEHIND = ("_torchdynamo_inline", "__marked_compile_region_fn__")
 _NOT_FOR_COMPILERS = torch._compile._disable_dynamo(lambda: None).__code__
 
 

@@ -27,6 +27,7 @@ ANSWERS: dict[object, object] = {
     torch.compiler.is_compiling: True,
     torch.compiler.is_dynamo_compiling: True,
     torch.compiler.is_exporting: False,
+    torch.compiler.cudagraph_mark_step_begin: None,  # replays overwrite nothing that is held
     torch.is_vulkan_available: False,
     torch._C._get_tracing_state: None,
     torch._C._log_api_usage_once: None,

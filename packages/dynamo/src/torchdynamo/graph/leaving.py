@@ -118,8 +118,11 @@ _TABLE = (
     ),
     Leaving(
         "compiler",
-        (torch.compile,),
-        named=tuple(f"torchdynamo.api:{name}" for name in ("optimize", "decorate", "new_ledger", "reset", "stats")),
+        (torch.compile, torch.compiler.set_stance, torch.compiler.reset),
+        named=(
+            *(f"torchdynamo.api:{name}" for name in ("optimize", "decorate", "new_ledger", "reset", "stats")),
+            *(f"torchdynamo.stance:set_stance{name}" for name in ("", ".__init__", ".__enter__", ".__exit__")),
+        ),
         modules=("torchcompile.api",),
     ),
     Leaving("graph_break", named=("torch._dynamo.decorators:graph_break", "torch._dynamo.decorators:skip_frame")),

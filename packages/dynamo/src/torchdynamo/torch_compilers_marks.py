@@ -1,0 +1,42 @@
+"""What users told torch.compile, and capture follows as well: marks on functions and sizes, and the stance.
+
+torch keeps these in modules of its compiler, which it loads when the first of them is made. They are read where they
+are loaded, and not loaded for this.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Collection, Iterator
+from typing import Any
+
+import torch
+
+
+def allowed_in_graph(function: object) -> bool:
+    """Whether `torch.compiler.allow_in_graph` marked a function."""
+    rules: Any = sys.modules.get("torch._dynamo.trace_rules")
+    return rules is not None and id(function) in getattr(rules, "_allowed_callable_ids", ())
+
+
+def stance() -> str:
+    """What `torch.compiler.set_stance` says at present."""
+    module: Any = sys.modules.get("torch._dynamo.eval_frame")
+    return str(getattr(getattr(module, "_stance", None), "stance", "default"))
+
+
+def sizes(tensor: torch.Tensor) -> Iterator[tuple[str, int, int | None, int | None]]:
+    """("dynamic", "maybe dynamic" or "static"; the dimension; the least and the largest size that was promised)."""
+    held = tensor.__dict__
+    ranges = {r.dim: (r.min, r.max) for r in held.get("_dynamo_dynamic_range", ())}
+    for kind, names in _INDICES.items():
+        for name in names:
+            indices: Collection[int] = held.get(name, ())
+            yield from ((kind, index, *ranges.get(index, (None, None))) for index in indices)
+
+
+_INDICES = {
+    "static": ("_dynamo_static_indices",),
+    "maybe dynamic": ("_dynamo_weak_dynamic_indices",),
+    "dynamic": ("_dynamo_unbacked_indices", "_dynamo_dynamic_indices"),
+}
