@@ -42,7 +42,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("fake",),
         ("tracing",),
         ("decompose", "functionalize", "memory", "printing", "interpret", "reference", "testing"),
-        ("lower", "functional_forms", "coverage", "derived"),
+        ("lower", "functional_forms", "coverage", "derived", "random_state"),
         ("verify", "trace", "__main__"),
         ("",),
     ),

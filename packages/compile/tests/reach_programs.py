@@ -593,12 +593,31 @@ def printing(x: torch.Tensor) -> Any:
     return y * 2
 
 
-@part(PYTHON, "random numbers and the generator's state", "random_state", gradient=False)
+@part(PYTHON, "random numbers and the generator's state", gradient=False)
 def generator_state(x: torch.Tensor) -> Any:
     state = torch.get_rng_state()
     first = torch.rand(3)
     torch.set_rng_state(state)
     return x * 0 + first.sum() - torch.rand(3).sum()
+
+
+@part(PYTHON, "torch.random.fork_rng and manual_seed", gradient=False)
+def forked(x: torch.Tensor) -> Any:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        inside = torch.rand(3)
+    return x * 0 + inside
+
+
+@maker(PYTHON, "a generator of the program's own", gradient=False)
+def from_a_generator() -> Program:
+    generator = torch.Generator()
+
+    def program(x: torch.Tensor) -> Any:
+        made = torch.Generator().manual_seed(3)
+        return x * 0 + torch.rand(3, generator=generator) + torch.rand(3, generator=made)
+
+    return program
 
 
 @part(PYTHON, "torch.distributions with validation")

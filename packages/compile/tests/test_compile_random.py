@@ -76,8 +76,51 @@ def over_another(x):
     return torch.rand(3, out=held[1]) * x, held, torch.normal(0.0, 1.0, (3, 2), out=rows)
 
 
+def seeded(x):
+    torch.manual_seed(4)
+    return torch.rand(3) * x
+
+
+def saved_and_restored(x):
+    state = torch.get_rng_state()
+    first = torch.rand(3)
+    torch.set_rng_state(state)
+    return first * x, torch.rand(3) - first, torch.default_generator.get_state()
+
+
+def forked(x):
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(4)
+        inside = torch.rand(3)
+    return inside * x, torch.rand(3)
+
+
+OWN = torch.Generator()
+
+
+def from_an_own_generator(x):
+    OWN.manual_seed(int(x.shape[0]))
+    torch.rand(2)
+    first = torch.rand(3, generator=OWN)
+    drawn = torch.empty(3).uniform_(-1, 1, generator=OWN)
+    state = OWN.get_state()
+    again = torch.randn(3, generator=OWN)
+    OWN.set_state(state)
+    return first * x, drawn, torch.randn(3, generator=OWN) - again, torch.rand(3), OWN.get_state()
+
+
+def from_a_generator_made_within(x):
+    made = torch.Generator()
+    first = torch.rand(3, generator=made)
+    state = made.manual_seed(5).get_state()
+    second = torch.bernoulli(x.detach().sigmoid(), generator=made)
+    made.set_state(state)
+    weight = torch.nn.init.normal_(torch.empty(3), generator=made)
+    return first * x, second, weight, torch.rand(3)
+
+
 PROGRAMS: tuple[Callable[[Any], Any], ...] = (
-    over_another, creation, unused, dropouts, in_place, distributions, attention, under_a_checkpoint,
+    seeded, saved_and_restored, forked, from_an_own_generator, from_a_generator_made_within, over_another, creation, unused, dropouts, in_place, distributions, attention, under_a_checkpoint,
     order_of_use_is_not_that_of_drawing, a_draw_waits_for_a_kernel,
 )  # fmt: skip
 
@@ -126,6 +169,49 @@ def test_draws_are_eagers(program: Callable[[Any], Any], backend: str) -> None:
             sum(r.sum() for r in results if r.requires_grad).backward()
             runs.append([*results, x.grad, torch.rand(2)])
         torch.testing.assert_close(runs[1], runs[0])
+
+
+def given(x, generator):
+    return torch.rand(3, generator=generator) * x
+
+
+def test_another_generator_comes_in_the_place_of_an_argument() -> None:
+    compiled = torchcompile.compile(given, backend="aot_eager", fullgraph=True)
+    x = torch.ones(3)
+    for seed in range(4):
+        wanted = given(x, torch.Generator().manual_seed(seed))
+        torch.testing.assert_close(compiled(x, torch.Generator().manual_seed(seed)), wanted, rtol=0, atol=0)
+    torch.manual_seed(3)
+    wanted = given(x, torch.default_generator), torch.rand(2)
+    torch.manual_seed(3)
+    torch.testing.assert_close((compiled(x, torch.default_generator), torch.rand(2)), wanted, rtol=0, atol=0)
+    assert not torchcompile.report().recompiles
+
+
+def test_a_state_gives_the_same_draws_again_in_compiled_draws() -> None:
+    first, difference, _ = torchcompile.compile(saved_and_restored, fullgraph=True)(torch.ones(3))
+    assert first.ne(0).all() and difference.eq(0).all()
+    drawn, other = (torchcompile.compile(seeded, fullgraph=True)(torch.ones(3)) for _ in range(2))
+    torch.testing.assert_close(drawn, other, rtol=0, atol=0)
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_breaks_around_and_within_a_fork(backend: str) -> None:
+    def program(x):
+        print(end="")
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(4)
+            inside = torch.rand(3)
+            print(end="")
+            inside = inside + torch.rand(3)
+        return inside * x, torch.rand(3)
+
+    runs = []
+    for f in (program, torchcompile.compile(program, backend=backend)):
+        torch.manual_seed(1)
+        runs.append([f(torch.ones(3)) for _ in range(2)])
+    torch.testing.assert_close(runs[1], runs[0], rtol=0, atol=0)
 
 
 DRAWN = 20_000

@@ -46,7 +46,7 @@ const std::unordered_map<std::string, Access>& access_names() {
       {"InstanceDict", Access::instance_dict}, {"CellContents", Access::cell_contents},
       {"Item", Access::item},               {"DictKeyAt", Access::dict_key_at},
       {"TypeOf", Access::type_of},          {"Referent", Access::referent},
-      {"ArrayTensor", Access::array_tensor},
+      {"Reading", Access::reading},
       {"TensorSize", Access::tensor_size},  {"TensorStride", Access::tensor_stride},
       {"TensorOffset", Access::tensor_offset},
   };
@@ -121,7 +121,7 @@ bool Builder::read_source(PyObject* source, Node& node, bool* has_base) {
         node.index = PyLong_AsLongLongAndOverflow(node.key.get(), &overflow);
       }
       return static_cast<bool>(node.key);
-    case Access::array_tensor:
+    case Access::reading:
       tree_.runs_python_ = true;
       node.key = Ref::steal(PyObject_GetAttrString(source, "read"));
       return static_cast<bool>(node.key);

@@ -15,7 +15,7 @@ namespace torchdynamo {
 enum class Access {
   argument, global, module_global, closure_cell, pinned,  // roots
   attribute, instance_attribute, instance_dict, cell_contents, item, dict_key_at, type_of, referent,
-  array_tensor,  // what a Python function gives for the object
+  reading,  // what a Python function gives for the object
   tensor_size, tensor_stride, tensor_offset,  // integers, read without making a Python object
 };
 

@@ -229,7 +229,7 @@ PyObject* Tree::access(Visit& visit, const Node& node, PyObject* base, PyObject*
       PyObject* target = weak_target(base);
       return target != nullptr ? target : Py_None;
     }
-    case Access::array_tensor: {
+    case Access::reading: {
       PyObject* value = PyObject_CallOneArg(node.key.get(), base);
       if (value == nullptr) {
         PyErr_Clear();

@@ -625,7 +625,7 @@ def test_a_checkpoint_that_cannot_be_captured_breaks(kind: str) -> None:
     assert {detail.reason for detail in torchdynamo.stats().break_details} == {"checkpoint"}
 
 
-def test_draws_from_a_generator_of_the_programs_own_break() -> None:
+def test_draws_from_a_generator_of_the_programs_own() -> None:
     generator = torch.Generator()
 
     def program(x):
@@ -633,7 +633,7 @@ def test_draws_from_a_generator_of_the_programs_own_break() -> None:
         return torch.rand(3, generator=generator) * y + torch.empty(3).normal_(generator=generator)
 
     torchdynamo.reset()
-    compiled, _ = captured(program, fullgraph=False)
+    compiled, _ = captured(program)
     x = torch.ones(3)
     for _ in range(2):
         results = []
@@ -641,7 +641,6 @@ def test_draws_from_a_generator_of_the_programs_own_break() -> None:
             generator.manual_seed(3)
             results.append((f(x), torch.rand(2, generator=generator)))
         same(*results)
-    assert {detail.reason for detail in torchdynamo.stats().break_details} == {"random_state"}
 
 
 @pytest.mark.parametrize("way", ["method", "function", "grad"])

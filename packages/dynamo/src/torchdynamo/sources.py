@@ -163,14 +163,15 @@ class Referent:
 
 
 @dataclass(frozen=True, slots=True)
-class ArrayTensor:
-    """The tensor that has the memory of the NumPy array at `base`: `read(base)`, or None where there is none."""
+class Reading:
+    """What a function gives for the object at `base`: the tensor that has the memory of a NumPy array (None where there
+    is none), the number of a random generator."""
 
     base: Source
     read: Callable[[object], Any]
 
     def expression(self) -> str:
-        return f"tensor_at({self.base.expression()})"
+        return f"{getattr(self.read, '__name__', 'tensor_at')}({self.base.expression()})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,7 +218,7 @@ class Computed:
 
 Source = Union[
     Argument, Global, ClosureCell, Pinned, Attribute, InstanceAttribute, CellContents, InstanceDict, Item, DictKeyAt,
-    TypeOf, Referent, ArrayTensor, TensorSize, TensorStride, TensorOffset,
+    TypeOf, Referent, Reading, TensorSize, TensorStride, TensorOffset,
 ]  # fmt: skip
 
 
@@ -280,7 +281,7 @@ def resolve(source: Source, scope: Scope) -> Any:
             return type(resolve(base, scope))
         case Referent(base=base):
             return resolve(base, scope)()
-        case ArrayTensor(base=base, read=read):
+        case Reading(base=base, read=read):
             return read(resolve(base, scope))
         case TensorSize(base=base, dim=dim):
             return resolve(base, scope).shape[dim]

@@ -40,6 +40,7 @@ from torchdynamo.calls.higher_order import HigherOrderCalls
 from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, loop_for
 from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
+from torchdynamo.calls.random_state import RandomState
 from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
@@ -103,6 +104,7 @@ class Calls:
         self.engine = Engine(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
         self.arrays = ArrayCalls(outside.arrays)
+        self.random_state = RandomState(outside)
         self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[
             tuple[dict[int, object], object]
@@ -112,6 +114,7 @@ class Calls:
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
             **{id(function): rule for function, rule in self.emissions.rules()},
             **{id(function): rule for function, rule in self.overrides.rules()},
+            **{id(function): rule for function, rule in self.random_state.rules()},
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
@@ -237,6 +240,8 @@ class Calls:
         if isinstance(owner, SWITCHES) and fn.__name__ in ("__enter__", "__exit__"):
             self.overrides.switch(fn.__name__)
             return None
+        if isinstance(owner, torch.Generator):
+            return self.random_state.method(owner, fn, args, kwargs)
         if isinstance(owner, torch.device) and fn.__name__ in ("__enter__", "__exit__"):
             return self.handle(getattr(torch.device, fn.__name__), (owner, *args), kwargs)
         if fn.__name__ == "as_subclass":

@@ -62,7 +62,7 @@ from torchdynamo.outside.externals import ATOMS, CONSTANT_TYPES, IDENTITY_TYPES,
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED, Slot
 from torchdynamo.reasons import BreakGraph, ClassOutlivesGraph, GivesUp, OutlivesGraph
-from torchdynamo.sources import ArrayTensor, Item, Source, TensorSize, base_of
+from torchdynamo.sources import Item, Reading, Source, TensorSize, base_of
 
 if TYPE_CHECKING:
     import numpy
@@ -103,7 +103,7 @@ class Codegen:
         self.symbol_sources = outside.symbol_sources
         self.made_classes = outside.made_classes
         self.classed = {source for source, _, fake in outside.tensors if class_of(fake) is not None}
-        self.array_inputs = {id(fake): s for s, _, fake in outside.tensors if isinstance(s, ArrayTensor)}
+        self.array_inputs = {id(fake): s for s, _, fake in outside.tensors if isinstance(s, Reading)}
         self.keep_iterators = False  # set for values that only the rest of the same function will see
         self.loads: list[str] = []
         self.build: list[str] = []
@@ -241,6 +241,8 @@ class Codegen:
         if definition is None:
             source = self._spelt(self.symbol_sources[name])
             text = source.expression()
+            if isinstance(source, Reading):
+                text = f"{self.pin(source.read)}({source.base.expression()})"
             if (
                 isinstance(source, TensorSize) and source.base in self.classed
             ):  # the tensor's class may have a word to say of `shape`

@@ -88,8 +88,8 @@ _TABLE = (
     ),
     Leaving(
         "random_state",
-        (torch.manual_seed, torch.seed),
-        modules=("random", "torch.random", "torch.cuda.random"),
+        (torch.seed, torch.initial_seed),
+        modules=("random", "torch.cuda.random"),
         torch_names=("manual_seed", "seed", "initial_seed", "set_rng_state", "get_rng_state"),
     ),
     Leaving(

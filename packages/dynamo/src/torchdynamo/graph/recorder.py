@@ -137,6 +137,7 @@ class Recorder:
         self.modes: list[object] = []  # function modes that the program has entered, the innermost last
         self.mode_override: Callable[..., object] = _no_override
         self.override: Callable[..., object] = _no_override  # what a call means to the classes that torch would ask
+        self.draw: Callable[..., object] = _no_draw  # what a call means that is given a generator
 
     # -- entering and leaving ---------------------------------------------------------------
 
@@ -248,6 +249,8 @@ class Recorder:
         args, keywords = self.adopt_all(args), self.adopt_all(dict(kwargs or {}))
         if self.default_device is not None and func in _device_constructors() and keywords.get("device") is None:
             keywords["device"] = self.default_device
+        if any(isinstance(value, torch.Generator) for value in (*args, *keywords.values())):
+            return self.draw(func, args, keywords)
         if is_over_lists(name):
             return record_each(self.record, name, args, keywords)
         if takes_factor(name, keywords):
@@ -520,8 +523,6 @@ class Recorder:
             return slice(self.argument(value.start), self.argument(value.stop), self.argument(value.step))
         if isinstance(value, (set, frozenset)):
             return type(value)(self.argument(item) for item in value)
-        if isinstance(value, torch.Generator):
-            raise BreakGraph("random_state", "a generator of the program's own is an argument of the call")
         if numpy_values.is_scalar(value):
             return numpy_values.number(value)
         if isinstance(value, type(torch.FloatTensor)):  # the name of a tensor type is a literal, and means the same
@@ -547,6 +548,10 @@ class Recorder:
 
 def _no_override(kinds: tuple[type, ...], func: object, args: tuple[object, ...], kwargs: object) -> object:
     raise BreakGraph("tensor_subclass", f"{function_name(func)}() of a {kinds[0].__qualname__}")
+
+
+def _no_draw(func: object, args: object, kwargs: object) -> object:
+    raise BreakGraph("random_state", f"{function_name(func)}() is given a generator")
 
 
 # What torch takes Python's types for, where it wants a dtype.

@@ -6,12 +6,13 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import fx, nn
 
 from primtorch.fake import FakeTensor
+from primtorch.random_state import number_of
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from primtorch.wrappers import whole_of
@@ -48,7 +49,6 @@ from torchdynamo.schemas import AmbientRead, GuardKind
 from torchdynamo.size_marks import SizeKind, SizeMark, size_marks
 from torchdynamo.sources import (
     Argument,
-    ArrayTensor,
     Attribute,
     CellContents,
     ClosureCell,
@@ -58,6 +58,7 @@ from torchdynamo.sources import (
     InstanceDict,
     Item,
     Pinned,
+    Reading,
     Referent,
     Source,
     TensorOffset,
@@ -154,7 +155,7 @@ class Outside:
     def array_input(self, array: Any, source: Source) -> Array:
         """An array of the outside: an input of the graph is the tensor that has its memory."""
         flipped = flipped_dims(array)
-        where = ArrayTensor(source, TensorAt(flipped))
+        where = Reading(source, TensorAt(flipped))
         with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
             tensor = where.read(array)
         with torch._C.DisableTorchFunction():
@@ -195,6 +196,20 @@ class Outside:
                     symbol = self._symbol(value, source, -INTEGER_BOUND, INTEGER_BOUND)
             self._numbers[source] = symbol
         return symbol
+
+    def number_of(self, generator: torch.Generator) -> torch.SymInt:
+        """The number by which graphs call a random generator of the outside: another one may come in its place."""
+        known = self.externals.lookup(generator)
+        if known is None:
+            raise BreakGraph("random_state", "a generator that capture did not see")
+        where = Reading(known.source, number_of)
+        symbol = self._numbers.get(where)
+        if symbol is None:
+            self.externals.guard(Attribute(known.source, "device", native=True), GuardKind.EQUALS, generator.device)
+            with torch._C.DisableTorchFunction():
+                symbol = self._symbol(number_of(generator), where, 0, None)
+            self._numbers[where] = symbol
+        return cast(torch.SymInt, symbol)
 
     def changes(self, source: Source) -> bool:
         """Whether a value at the source, or reached through it, differed between calls."""
