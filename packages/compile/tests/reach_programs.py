@@ -483,11 +483,24 @@ def extremes(x: torch.Tensor) -> Any:
     return min(x[0, 0], x[0, 1]) + x
 
 
-@part(PYTHON, "x.data = ", "tensor_metadata_write", gradient=False)
+@part(PYTHON, "x.data = ")
 def data_set(x: torch.Tensor) -> Any:
     y = x.clone()
-    y.data = x * 2
-    return y + 1
+    y.data = x.detach() * 2
+    return y.sin()
+
+
+@maker(PYTHON, "a parameter's data, set and written to", gradient=False)
+def parameter_data() -> Program:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def program(x: torch.Tensor) -> Any:
+        weight.data = weight.data.lerp(x.detach()[0], 0.5)
+        scaled = weight.detach() * 2
+        scaled.data.clamp_(max=1.0)
+        return scaled + x
+
+    return program
 
 
 @part(PYTHON, "itertools objects returned")

@@ -21,7 +21,7 @@ _library.define("state(Device device) -> Tensor")
 _library.define("set_state(Tensor state, Device device) -> ()")
 _library.define("seed(SymInt seed) -> ()")
 _library.define("seeded_state(SymInt seed, Device device) -> Tensor")
-_library.define("exchange(int generator) -> ()")
+_library.define("exchange(SymInt generator) -> ()")
 
 _numbers = itertools.count(1)
 _generators: weakref.WeakValueDictionary[int, torch.Generator] = weakref.WeakValueDictionary()

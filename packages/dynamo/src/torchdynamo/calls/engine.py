@@ -151,6 +151,7 @@ class Engine:
         by = leaves or inputs or ()
         if any(self.outside.type_of(t) not in PLAIN_TENSORS for t in tensors_in((outputs, by, gradients))):
             raise _refusal("of a tensor subclass")
+        self.recorder.data_writes.refuse(by)
         self._refuse(asked, by)
         return asked
 

@@ -50,7 +50,7 @@ def finish_graph(outside: Outside, codegen: Codegen, floats: bool) -> list[Graph
         if name in recorder.symbol_nodes:
             recorder.symbol_nodes[name]  # a derived one becomes an input by being asked for
     names = {node: name for name, node in recorder.symbol_nodes.items()}
-    tensors = {recorder.node_of(fake): (source, tensor) for source, tensor, fake in outside.tensors}
+    tensors = {recorder.placeholder_of(fake): (source, tensor) for source, tensor, fake in outside.tensors}
     ordered: list[tuple[int, fx.Node]] = []
     for node in [node for node in graph.nodes if node.op == "placeholder"]:
         if not node.users and not {str(node.name), names.get(node), str(node.meta["val"])} & needed:

@@ -28,6 +28,7 @@ from torchdynamo.graph import dense_values, numpy_values
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph.choices import Choices
 from torchdynamo.graph.conditions import Conditions
+from torchdynamo.graph.data_writes import DataWrites
 from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
@@ -115,12 +116,14 @@ class Recorder:
         self.conditions = Conditions(user_frames)
         self.taken = TakenNumbers(self)
         self.choices = Choices(self)
+        self.data_writes = DataWrites(self)
         self.mode = mode
         self.user_frames = user_frames
         self.adopt = adopt  # turns a real tensor that reached a call unseen into an input's fake
         self.guard_offset = guard_offset  # called with a tensor whose place in its memory the program uses
         self.symbol_nodes: dict[str, fx.Node] = {}
         self._nodes: dict[int, fx.Node] = {}
+        self._placeholders: dict[int, fx.Node] = {}  # of inputs that other nodes stand for by now
         self._alive: list[torch.Tensor] = []
         self._last_placeholder: fx.Node | None = None
         self.written: list[torch.Tensor] = []  # fakes that the program wrote to in place
@@ -208,7 +211,23 @@ class Recorder:
 
     def as_it_came(self, fake: FakeTensor) -> FakeTensor:
         """An input's fake, as it was before the program gave it another shape in place."""
-        return self._nodes[id(fake)].meta["val"]  # type: ignore[no-any-return]
+        return self.placeholder_of(fake).meta["val"]  # type: ignore[no-any-return]
+
+    def placeholder_of(self, fake: torch.Tensor) -> fx.Node:
+        """The node by which an input came."""
+        return self._placeholders.get(id(fake)) or self._nodes[id(fake)]
+
+    def replace_node(self, fake: FakeTensor, node: fx.Node) -> None:
+        """Another node stands for a tensor from here on; the one that made it says what it was."""
+        before = self._nodes[id(fake)]
+        with torch._C.DisableTorchFunction(), torch._C._DisableTorchDispatch():  # type: ignore[attr-defined]
+            was = FakeTensor(fake.spec, self.mode, fake.memory, fake.requires_grad)
+        for made in (before, *before.users):
+            if made is not node and made.meta.get("val") is fake:
+                made.meta["val"] = was
+        if before.op == "placeholder":
+            self._placeholders.setdefault(id(fake), before)
+        self._nodes[id(fake)] = node
 
     # -- recording --------------------------------------------------------------------------
 
@@ -398,6 +417,7 @@ class Recorder:
     def _wrote(self, tensors: Iterable[torch.Tensor]) -> None:
         tensors = list(tensors)
         self.choices.written(tensors)
+        self.data_writes.written(tensors)
         parts = {id(memory) for memory in self.wrappers.memories}
         if parts and any(id(memory_of(tensor)) in parts for tensor in tensors):
             raise BreakGraph("tensor_subclass", "a write to the memory of a tensor that another wraps")

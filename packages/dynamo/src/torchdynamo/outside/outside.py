@@ -706,6 +706,11 @@ class Outside:
         ):
             self.overlays.write(tensor, name, value)
             return
+        if name == "data":
+            data = self.recorder.data_writes.write(tensor, value)
+            if self.externals.lookup(tensor) is not None:
+                self.overlays.write(tensor, name, data)
+            return
         if isinstance(member, (types.GetSetDescriptorType, property)):
             if name == "requires_grad" and self.externals.lookup(tensor) is None:
                 if not tensor.is_leaf:

@@ -194,7 +194,7 @@ class _Fusion:
         for operation in operations:
             reads = {*reads_of(operation), *self.numbers.needed_by(operation)}
             writes = {*writes_of(operation), *self.numbers.given_by(operation)}
-            if _draws(operation):
+            if isinstance(operation, SeedCall) or _draws(operation):
                 writes.add(_GENERATOR)
             if isinstance(operation, ExternCall) and operation.effect:
                 writes.update((_OUTSIDE, _GENERATOR))  # it may draw, and not say so
