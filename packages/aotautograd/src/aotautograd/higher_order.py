@@ -147,7 +147,7 @@ class _Differentiated(torch.autograd.Function):
         ctx.numbers, ctx.casts = operands[: operator.sizes], autocast_state()
         ctx.specs = [spec_of(value) for value in results]
         ctx.count = len(operands) - operator.sizes
-        ctx.save_for_backward(*operands[operator.sizes :], *results[len(operator.differentiable) :])
+        ctx.save_for_backward(*operands[operator.sizes :], *_kept(operator, results))
         apart = [value for value, has in zip(results, keeping.differentiable, strict=True) if not has]
         ctx.mark_non_differentiable(*apart)
         ctx.set_materialize_grads(False)
@@ -176,6 +176,11 @@ class _Differentiated(torch.autograd.Function):
         for place, gradient in zip(derivative.places, found, strict=True):
             results[place] = gradient
         return (None, None, *results)
+
+
+def _kept(operator: HigherOrder, results: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    """What a call's derivative reads beside the operands."""
+    return results if operator.keeps_results else results[len(operator.differentiable) :]
 
 
 def _results_of(graph: fx.GraphModule) -> list[FakeTensor | TensorSpec]:

@@ -94,6 +94,7 @@ class HigherOrder:
     labels: ClassVar[tuple[str, ...]]
     name: ClassVar[str]
     alike: ClassVar[bool] = False  # whether all bodies give results of one layout
+    keeps_results: ClassVar[bool] = False  # whether its derivative reads its results, as what is kept
 
     @property
     def __name__(self) -> str:

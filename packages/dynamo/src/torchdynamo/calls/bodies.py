@@ -62,9 +62,14 @@ class Bodies:
         self.recorder = outside.recorder
 
     def record(
-        self, what: str, function: Callable[..., object], make_args: Callable[[], tuple[object, ...]]
+        self,
+        what: str,
+        function: Callable[..., object],
+        make_args: Callable[[], tuple[object, ...]],
+        copied: bool = False,
     ) -> Recorded:
-        """Interprets `function`. `make_args` gives its arguments; stand-ins among them are inputs of the body.
+        """Interprets `function`. `make_args` gives its arguments; stand-ins among them are inputs of the body. With
+        `copied`, the body gives copies of what the function returns, which may be what it is given.
 
         Raises:
             BreakGraph: the body does more than to compute new tensors, or raises.
@@ -78,6 +83,8 @@ class Bodies:
         try:
             with recorder.regions.body():
                 value = self.world.call(function, make_args(), {})
+                if copied and isinstance(value, FakeTensor):
+                    value = value.clone()
             nodes = recorder.regions.since(mark)
         except BreakGraph as error:
             wrapped = refusal(f"in {what}, {error.reason}: {error.detail}")

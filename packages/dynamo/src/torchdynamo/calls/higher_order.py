@@ -19,6 +19,7 @@ from torch.utils import _pytree as pytree
 from primtorch.fake import FakeTensor
 from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop, row_major, slice_of
 from primtorch.spec import TensorSpec
+from torchdynamo.calls import attention
 from torchdynamo.calls.bodies import Bodies, Recorded, refusal
 from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwargs, World
 from torchdynamo.outside.outside import Outside
@@ -164,6 +165,16 @@ class HigherOrderCalls:
         operator = WhileLoop(graphs, len(numbers), tuple(history), carries=len(carry))
         results = self._write(operator, [*numbers, *tensors, *starts], [spec for spec, _ in carries], any(effects))
         return pytree.tree_unflatten(results, tree)
+
+    # -- attention ----------------------------------------------------------------------------
+
+    def flex_attention(self, *args: Any, **kwargs: Any) -> object:
+        """`flex_attention(query, key, value, score_mod, block_mask, ...)`."""
+        return attention.flex_attention(self.bodies, self._node, self._write, *args, **kwargs)
+
+    def create_mask(self, *args: Any, **kwargs: Any) -> object:
+        """`create_mask(mod_fn, B, H, Q_LEN, KV_LEN, device)`, which `create_block_mask` begins with."""
+        return attention.create_mask(self.bodies, *args, **kwargs)
 
     # -- loops ------------------------------------------------------------------------------
 
@@ -324,4 +335,6 @@ _RULES: dict[str, Callable[..., object]] = {
     "torch._higher_order_ops.map:map": HigherOrderCalls.map,
     "torch._higher_order_ops.scan:scan": HigherOrderCalls.scan,
     "torch._higher_order_ops.while_loop:while_loop": HigherOrderCalls.while_loop,
+    "torch.nn.attention.flex_attention:create_mask": HigherOrderCalls.create_mask,
+    "torch.nn.attention.flex_attention:flex_attention": HigherOrderCalls.flex_attention,
 }

@@ -110,7 +110,6 @@ _TABLE = (
         ),
         files=tuple(os.path.join(_FUNC, name) for name in ("eager_transforms.py", "vmap.py", "pyfunctorch.py")),
     ),
-    Leaving("higher_order_operator", named=("torch.nn.attention.flex_attention:flex_attention",)),
     Leaving(
         "distributed",
         (torch.nn.parallel.DistributedDataParallel.forward,),

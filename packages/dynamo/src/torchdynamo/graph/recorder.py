@@ -32,6 +32,7 @@ from torchdynamo.graph.data_writes import DataWrites
 from torchdynamo.graph.derivatives import CALL, cut_for, tensors_of
 from torchdynamo.graph.leaving import reason_of_name
 from torchdynamo.graph.lists_of_tensors import is_over_lists, record_each, record_scaled, takes_factor
+from torchdynamo.graph.places import at_places
 from torchdynamo.graph.regions import Regions
 from torchdynamo.graph.taken_numbers import TAKING, TakenNumbers
 from torchdynamo.graph.tensor_classes import (
@@ -134,6 +135,7 @@ class Recorder:
         self.refused_leaf = -1  # which of them the graph ends before
         self.calls = 0  # number of nodes that compute
         self.cut_at: int | None = None  # number of calls behind which the graph has to end
+        self.by_places = False  # an index of one integer is a place in the graph, and no number
         self.default_device: torch.device | None = None  # of the innermost block of the program with one
         self.wrappers = Wrappers(mode)
         self.overrides_off = 0  # blocks of the program's that switch `__torch_function__` of classes off
@@ -307,6 +309,8 @@ class Recorder:
 
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
+        if self.by_places and func is torch.Tensor.__getitem__:
+            func, args = at_places(func, args)
         name = function_name(func)
         self.refuse_call(name)
         if name == "detach_" and class_of(args[0]) is not None:
