@@ -16,6 +16,7 @@ A `Bundle` is several planned kernels that one launch runs beside each other.
 A `Template` is a kernel of a form that a back end makes by a design of its own: a matrix product.
 """
 
+from torchinductor.ir.attention import Attention
 from torchinductor.ir.body import REDUCED_PRECISION, Body, Recorder, compute_dtype
 from torchinductor.ir.bundle import Bundle
 from torchinductor.ir.kernel import Axis, Buffer, Kernel, Stage, StageKind, space, space_index
@@ -41,6 +42,7 @@ from torchinductor.ir.template import Operand, Template, TemplateKind, loops_of
 from torchinductor.ir.verify import verify, verify_kernels
 
 __all__ = [
+    "Attention",
     "REDUCED_PRECISION",
     "Apply",
     "Axis",

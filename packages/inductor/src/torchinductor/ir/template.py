@@ -1,7 +1,7 @@
 """Templates: kernels that a back end makes by a design of its own, around bodies that it is given.
 
 A template says what it does as plain loops, so that passes take it as they take a kernel, and each back end could
-generate it as one. The only kind so far, "matmul", is a product and what is made of it at once:
+generate it as one. The kind "matmul" is a product and what is made of it at once ("attention" is `ir.attention`):
 
     result(outer axes) = epilogue(sum over the inner axis of left(axes) * right(axes))
 
@@ -21,7 +21,7 @@ from torchinductor.ir.body import Body
 from torchinductor.ir.kernel import Axis, Kernel
 from torchinductor.ir.operations import Apply, Bitcast, Constant, IndexExpr, Load, Reduce, ToDtype, slice_of
 
-TemplateKind = Literal["matmul"]
+TemplateKind = Literal["matmul", "attention"]
 
 # What a prologue consists of: what can be computed again for each tile that wants it.
 PROLOGUE = (Load, Constant, IndexExpr, ToDtype, Bitcast, Apply)

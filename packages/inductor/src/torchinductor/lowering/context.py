@@ -146,6 +146,7 @@ class Context:
     constants: dict[str, torch.Tensor] = field(default_factory=dict)
     by_reference: list[tuple[str, tuple[UserFrame, ...]]] = field(default_factory=list)  # prims, and whose lines
     node: fx.Node | None = None
+    inline: bool = False  # the node is of a graph of which nothing is stored
     _names: int = 0
 
     # names and buffers ----------------------------------------------------------------------------------------

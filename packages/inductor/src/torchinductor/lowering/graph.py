@@ -12,6 +12,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 
+from primtorch.attention import FlexAttention, FlexAttentionDerivative
 from primtorch.effects import is_foreign
 from primtorch.higher_order import HigherOrder
 from primtorch.memory import memory_of
@@ -23,7 +24,7 @@ from primtorch.symbolic.expr import IntExpr
 from torchinductor.errors import InductorError
 from torchinductor.indexing import as_expr, exprs, product
 from torchinductor.ir import Buffer, Template
-from torchinductor.lowering import gather, pointwise, reductions, views, window
+from torchinductor.lowering import attention, gather, pointwise, reductions, views, window
 from torchinductor.lowering.aten_calls import aten_call
 from torchinductor.lowering.context import (
     Context,
@@ -107,6 +108,9 @@ def lower_graph(
                 values[node] = _constant(ctx, gm, node)
             case "output":
                 outputs = _outputs(ctx, node, values)
+            case "call_function" if isinstance(node.target, (FlexAttention, FlexAttentionDerivative)):
+                args = tuple(_plain(_given(arg, values)) for arg in node.args)
+                values[node] = attention.lowered(ctx, node.target, args, node.meta["val"], run_inline)
             case "call_function" if isinstance(node.target, HigherOrder):
                 if compile_bodies is None:
                     raise ctx.fail("an operator over graphs, and nobody compiles them")
@@ -120,6 +124,34 @@ def lower_graph(
     return Lowered(
         tuple(inputs), outputs, ctx.buffers, tuple(ctx.operations), ctx.constants, tuple(ctx.by_reference), definitions
     )
+
+
+def run_inline(ctx: Context, gm: fx.GraphModule, inputs: Sequence[object]) -> list[object]:
+    """What a graph of 0-d tensors gives, computed wherever it is read. Raises attention.NotInline."""
+    values: dict[fx.Node, object] = {}
+    given = iter(inputs)
+    before, outer = len(ctx.operations), ctx.node
+    ctx.inline, results = True, []
+    try:
+        for node in gm.graph.nodes:
+            ctx.node = node
+            match node.op:
+                case "placeholder":
+                    values[node] = next(given)
+                case "get_attr":
+                    values[node] = _constant(ctx, gm, node)
+                case "output":
+                    results = [values[item] if isinstance(item, fx.Node) else item for item in node.args[0]]
+                case _:
+                    args = tuple(_plain(_given(arg, values)) for arg in node.args)
+                    found = attention.at_positions(node, args)
+                    values[node] = attention.remembered(_call(ctx, node, values) if found is None else found)
+            if len(ctx.operations) > before:
+                raise attention.NotInline(str(node.target))
+    finally:
+        ctx.inline, ctx.node = False, outer
+        del ctx.operations[before:]
+    return results
 
 
 def _definitions(gm: fx.GraphModule, given: set[str | None]) -> Mapping[str, Definition]:
@@ -218,6 +250,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
     if prim.name == "device_put":
         return _device_put(ctx, cast("TensorValue", args[0]), cast("TensorSpec", meta))
     rule = RULES.get(prim.name)
+    if ctx.inline and prim.name == "index":
+        args = attention.without_wrapping(args)
     if ctx.options.templates and prim.name in PRODUCTS:
         made = PRODUCTS[prim.name](ctx, *args, **kwargs)
         if made is not None:
@@ -364,6 +398,8 @@ def _large_reads(ctx: Context, value: TensorValue) -> int:
 
 def _realize_shared(ctx: Context, node: fx.Node, result: object) -> None:
     """Stores what several nodes read and what has grown large; the rest is computed where it is read."""
+    if ctx.inline:
+        return
     parts = result if isinstance(result, tuple) else (result,)
     for part in parts:
         if not isinstance(part, TensorValue) or isinstance(part.data, Strided):

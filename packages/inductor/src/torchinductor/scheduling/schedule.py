@@ -258,7 +258,7 @@ class _Fusion:
 
     def _open(self, other: Operation, operation: Kernel) -> bool:
         if isinstance(other, Template):  # takes what runs over its results, point by point
-            return not operation.inner and other.device == operation.device
+            return other.kind == "matmul" and not operation.inner and other.device == operation.device
         return isinstance(other, Kernel) and not other.scatters and other.device == operation.device
 
     def _joined(self, group: Group, operation: Kernel, reads: set[str], writes: set[str]) -> Kernel | Template | None:
@@ -369,7 +369,7 @@ def _finished(
         live = frozenset(b for b in group.writes if b in outputs or readers.get(b, 0) > 1)
         if isinstance(operation, Kernel):
             operation = finish(operation, live, traits_of(operation.device))
-        elif isinstance(operation, Template):
+        elif isinstance(operation, Template) and operation.kind == "matmul":
             operation = replace(operation, loops=finish(operation.loops, live, traits_of(operation.device)))
         result.append(operation)
     return result

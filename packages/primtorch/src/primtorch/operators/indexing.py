@@ -109,7 +109,7 @@ def _integer_indices(
 def _selected(b: Builder, indices: Sequence[Value | None]) -> Size | None:
     """The size that the result has where one mask alone selects."""
     tensors = [i for i in indices if i is not None]
-    if len(tensors) != 1 or tensors[0].dtype is torch.int64 or b.val is None:
+    if len(tensors) != 1 or tensors[0].dtype not in (torch.bool, torch.uint8) or b.val is None:
         return None
     size: Size = b.val.shape[list(indices).index(tensors[0])]
     return size
