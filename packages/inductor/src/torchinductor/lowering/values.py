@@ -10,6 +10,8 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import ZERO, Index, dot
+from torchinductor.ir import IndexExpr, Recorder
+from torchinductor.ir import Load as LoadOp
 from torchinductor.ops import Fault, OpsHandler, StoreMode
 
 Ops: TypeAlias = OpsHandler[int]
@@ -94,7 +96,17 @@ class Masked(OpsHandler[int]):
         return self.ops.index_expr(expr, dtype)
 
     def indirect(self, value: int, size: IntExpr) -> IntExpr:
+        """Outside the mask what is computed may be no place at all; what is loaded is zero there."""
+        if not isinstance(self._recorded(value), (IndexExpr, LoadOp)):
+            zero = self.ops.constant(0, torch.int64)
+            value = self.ops.apply("where", self.mask, value, zero)
         return self.ops.indirect(value, size)
+
+    def _recorded(self, value: int) -> object:
+        ops = self.ops
+        while isinstance(ops, Masked):
+            ops = ops.ops
+        return ops.ops[value] if isinstance(ops, Recorder) else None
 
     def require(self, value: int, condition: int, fault: Fault) -> int:
         """Outside the mask nothing is read, and nothing is required."""
