@@ -16,9 +16,9 @@ from triton.runtime.interpreter import TensorHandle
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.codegen.triton.bundles import key_of, programs, write_bundle
-from torchinductor.codegen.triton.matmul import write_matmul
 from torchinductor.codegen.triton.plan import layout_of
 from torchinductor.codegen.triton.split import split_reductions
+from torchinductor.codegen.triton.templates import write_template
 from torchinductor.codegen.triton.writer import write
 from torchinductor.indexing import variable
 from torchinductor.ir import Bundle, Kernel, Template
@@ -83,7 +83,7 @@ class InterpreterBackend(CodegenBackend):
         return KernelSource(source.text, source, kernel.origins)
 
     def generate_template(self, template: Template, options: InductorOptions) -> KernelSource:
-        source = write_matmul(template)
+        source = write_template(template)
         return KernelSource(source.text, source, template.loops.origins)
 
     def bundle_key(self, kernel: Kernel) -> Hashable | None:

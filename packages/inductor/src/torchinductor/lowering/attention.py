@@ -239,7 +239,7 @@ class _Call:
         axes = tuple(Axis(n, size) for n, size in zip(POSITIONS[:3], self.shape[:3], strict=True))
         if direction == "keys":
             key_shape = self.key.shape
-            axes = tuple(Axis(n, size) for n, size in zip(("b", "h", "k"), key_shape[:3], strict=True))
+            axes = tuple(Axis(n, size) for n, size in zip(("b", "hk", "k"), key_shape[:3], strict=True))
         recorder = Recorder({axis.name: axis.size for axis in axes})
         for region in (*regions.values(), *lines, *taken):
             recorder.load(region.buffer, ZERO, ctx.buffers[region.buffer].dtype)

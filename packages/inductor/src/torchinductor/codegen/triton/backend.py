@@ -20,9 +20,9 @@ from torchinductor.schemas import DeviceTraits, InductorOptions, ProductRates
 
 from .bundles import key_of, programs, write_bundle
 from .compiler import Binary, TritonCompiler
-from .matmul import plan, write_matmul
 from .plan import layout_of
 from .split import split_reductions
+from .templates import PLANNERS, write_template
 from .writer import TritonSource, write
 
 
@@ -55,7 +55,7 @@ class TritonLauncher:
 class TritonBackend(CodegenBackend):
     """Generates Triton kernels. `arch` (90 for sm_90) is the current device's where it is not given."""
 
-    templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType({"matmul": plan})
+    templates: ClassVar[Mapping[TemplateKind, Planner]] = MappingProxyType(PLANNERS)
     # A float32 value that goes to memory and comes back costs as much as some hundred operations on it do meanwhile.
     # On an H200 the three products of GPT-2's vocabulary of 50,257 with 8,192 tokens took 30.6 ms as they are, and
     # about 5 ms at a multiple of 8.
@@ -87,7 +87,7 @@ class TritonBackend(CodegenBackend):
         return KernelSource(source.text, source, kernel.origins)
 
     def generate_template(self, template: Template, options: InductorOptions) -> KernelSource:
-        source = write_matmul(template)
+        source = write_template(template)
         return KernelSource(source.text, source, template.loops.origins)
 
     def bundle_key(self, kernel: Kernel) -> Hashable | None:

@@ -21,7 +21,7 @@ from torchinductor.ir import Apply, Axis, Kernel, Load
 from torchinductor.scheduling.axes import by_rows, merge_axes
 from torchinductor.scheduling.online import join_passes
 
-Shape = Literal["flat", "rows", "tiled", "reduction", "matmul"]
+Shape = Literal["flat", "rows", "tiled", "reduction", "matmul", "attention"]
 
 PERSISTENT_LIMIT = 16384  # elements of a row that a program keeps in registers
 PROGRAMS_WANTED = 132 * 4  # enough to fill a large GPU
