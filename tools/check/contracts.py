@@ -36,6 +36,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("higher_order",),
         ("symbolic",),
         ("layout",),
+        ("attention",),
         ("prims",),
         ("builder",),
         ("operators",),

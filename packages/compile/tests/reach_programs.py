@@ -28,6 +28,7 @@ from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
 from torch.autograd import forward_ad
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -434,11 +435,17 @@ def chosen_kernel(q: Any, k: Any, v: Any) -> Any:
         return F.scaled_dot_product_attention(q, k, v)
 
 
-@part(ATTENTION, "flex_attention", "c_function", "higher_order_operator", "import", calls=heads, gradient=False)
-def flexible(q: Any, k: Any, v: Any) -> Any:
-    from torch.nn.attention.flex_attention import flex_attention
+def by_distance(q: Any, k: Any, v: Any) -> Any:
+    """What `flexible` computes: eager would run that by a compiler, and on the CPU without gradients."""
+    queries, keys = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    scores = q @ k.transpose(-2, -1) / q.shape[3] ** 0.5 + (queries - keys)
+    return scores.masked_fill(queries < keys, -torch.inf).softmax(-1) @ v
 
-    return flex_attention(q, k, v, score_mod=lambda score, b, h, i, j: score + (i - j))
+
+@part(ATTENTION, "flex_attention", calls=heads, judge=by_distance)
+def flexible(q: Any, k: Any, v: Any) -> Any:
+    mask = create_block_mask(lambda b, h, i, j: i >= j, None, None, q.shape[2], k.shape[2], "cpu")
+    return flex_attention(q, k, v, lambda score, b, h, i, j: score + (i - j), mask)
 
 
 # -- Python --------------------------------------------------------------------------------------

@@ -15,13 +15,8 @@ def alike(found: object, wanted: object) -> None:
     torch.testing.assert_close(pytree.tree_leaves(found), pytree.tree_leaves(wanted), rtol=1e-9, atol=1e-12)
 
 
-# Eager itself runs it by torch.compile.
-BY_A_COMPILER = ("flex_attention",)
-CASES = [pytest.param(name, marks=[pytest.mark.slow] * (name in BY_A_COMPILER)) for name in PARTS]
-
-
 @pytest.mark.expected_eager(...)
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", PARTS)
 def test_a_part_of_the_language(name: str) -> None:
     part = PARTS[name]
     wanted = part.run(lambda program: part.judge or program)

@@ -28,8 +28,8 @@ POSITIONS = 4
 class BlockTables:
     """Which tiles of scores are looked at: tables among the operands.
 
-    For each row of tiles the number of tiles that the mask cuts, and their places; then, where `full`, the same of tiles
-    that it leaves whole; then, where `by_keys`, all of this for columns of tiles.
+    For each row of tiles the number of tiles that the mask cuts, and their places; then, where `full`, the same of
+    tiles that it leaves whole; then, where `by_keys`, all of this for columns of tiles.
 
     Attributes:
         queries, keys: the size of a tile.

@@ -42,9 +42,9 @@ from torchinductor.ir.template import Operand, Template, TemplateKind, loops_of
 from torchinductor.ir.verify import verify, verify_kernels
 
 __all__ = [
-    "Attention",
     "REDUCED_PRECISION",
     "Apply",
+    "Attention",
     "Axis",
     "Bitcast",
     "Body",

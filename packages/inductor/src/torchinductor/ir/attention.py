@@ -1,8 +1,8 @@
 """Attention as a template: one kernel around what the program does to a score.
 
-What is no product of matrices, a score's function and its mask, are bodies over the variables `POSITIONS`, which take the
-score as `carried(SCORE)` and the gradient of what becomes of it as `carried(GRADIENT)`. The loops of the template only
-tell which memory is touched: no loops of the loop IR have sums within a sum.
+What is no product of matrices, a score's function and its mask, are bodies over the variables `POSITIONS`, which take
+the score as `carried(SCORE)` and the gradient of what becomes of it as `carried(GRADIENT)`. The loops of the template
+only tell which memory is touched: no loops of the loop IR have sums within a sum.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from primtorch.symbolic.expr import IntExpr
 from torchinductor.ir.body import Body
 from torchinductor.ir.template import Template
-from primtorch.symbolic.expr import IntExpr
 
 POSITIONS = ("b", "h", "q", "k")  # batch, head of the query, query, key
 SCORE, GRADIENT = "score", "gradient"

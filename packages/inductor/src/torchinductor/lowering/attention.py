@@ -13,13 +13,18 @@ from typing import Any, TypeAlias, cast
 import torch
 from torch import fx
 
-from primtorch.attention import POSITION, AttentionParts, BlockTables, FlexAttention, FlexAttentionDerivative
-from primtorch.attention import working_dtype
+from primtorch.attention import (
+    POSITION,
+    AttentionParts,
+    FlexAttention,
+    FlexAttentionDerivative,
+    working_dtype,
+)
 from primtorch.prims import Prim
 from primtorch.spec import TensorSpec
 from primtorch.symbolic.expr import IntExpr, intern_symbol
 from torchinductor.indexing import ONE, ZERO, Index, contiguous_strides, dot, exprs, variable
-from torchinductor.ir import Attention, Axis, Body, Buffer, Kernel, Recorder, Stage
+from torchinductor.ir import Attention, Axis, Kernel, Recorder, Stage
 from torchinductor.ir.attention import GRADIENT, POSITIONS, SCORE, Direction, Function, Region, Tables
 from torchinductor.lowering.context import Context
 from torchinductor.lowering.values import Lazy, Ops, Strided, TensorValue
@@ -28,7 +33,7 @@ from torchinductor.ops import OpsHandler
 RunInline: TypeAlias = Callable[[Context, fx.GraphModule, Sequence[object]], list[object]]
 
 
-class NotInline(Exception):  # noqa: N818 - an answer
+class NotInline(Exception):
     """A function computes something that has to be stored."""
 
 
@@ -146,9 +151,7 @@ class _Functions:
 class _Call:
     """The lowering of one call."""
 
-    def __init__(
-        self, ctx: Context, attention: FlexAttention, parts: AttentionParts, run_inline: RunInline
-    ) -> None:
+    def __init__(self, ctx: Context, attention: FlexAttention, parts: AttentionParts, run_inline: RunInline) -> None:
         self.ctx, self.attention, self.parts, self.run_inline = ctx, attention, parts, run_inline
         self.query, self.key, self.value = parts.query, parts.key, parts.value
         self.device = self.query.device
@@ -209,9 +212,7 @@ class _Call:
 
     def result(self, spec: Any) -> TensorValue:
         """A result that is yet to be written."""
-        return self.ctx.strided(
-            self.ctx.new_buffer(exprs(spec.shape), spec.dtype, self.device, exprs(spec.stride()))
-        )
+        return self.ctx.strided(self.ctx.new_buffer(exprs(spec.shape), spec.dtype, self.device, exprs(spec.stride())))
 
     def tables(self, by_keys: bool) -> Tables | None:
         said = self.attention.tables
@@ -295,7 +296,7 @@ class _Call:
         return TensorValue(shape, value.dtype, value.device, Strided(data.buffer, strides, data.offset))
 
     def grouped(self, value: TensorValue) -> TensorValue:
-        """Row-major heads of the query, by the key's head that they share: (batch, key's heads, rows of all, columns)."""
+        """Row-major heads of the query as rows of the key's head that they share."""
         batch, _, rows, columns = value.shape
         shared = self.key.shape[1]
         shape = (batch, shared, _quotient(value.shape[1], shared) * rows, columns)
@@ -370,7 +371,9 @@ def lowered(
             return _forward(_Call(ctx, target, target.parts(args), run_inline), metas)
         return _derivative(ctx, target, args, metas, run_inline)
     except NotInline as error:
-        raise ctx.fail(f"a function of attention's scores that computes more than one number at a time ({error})") from error
+        raise ctx.fail(
+            f"a function of attention's scores that computes more than one number at a time ({error})"
+        ) from error
 
 
 def _forward(call: _Call, metas: Sequence[Any]) -> tuple[TensorValue, ...]:
@@ -500,7 +503,7 @@ def _dense_derivative(
     sums: Sequence[TensorValue],
     metas: Sequence[Any],
 ) -> list[TensorValue]:
-    ctx, dtype, shape = call.ctx, call.dtype, call.shape
+    dtype, shape = call.dtype, call.shape
     tangent, lse, delta = given
     query, key, value = map(call.strided, (call.query, call.key, call.value))
     tangent = call.strided(tangent)
@@ -536,7 +539,9 @@ def _dense_derivative(
 
         return call.pointwise(found.shape, meta.dtype, [found], load)
 
-    return [scaled(f, by, m) for f, by, m in zip((by_query, by_key, by_value), (scale, scale, 1.0), metas, strict=False)]
+    return [
+        scaled(f, by, m) for f, by, m in zip((by_query, by_key, by_value), (scale, scale, 1.0), metas, strict=False)
+    ]
 
 
 def _pulled(

@@ -5,21 +5,21 @@ keys and values it is that of a block of keys, over queries, of each head that s
 runs over what the program has, its inner one over what it goes along. Tiles that the mask cuts come first, then those
 that it leaves whole, where it is not asked.
 
-Exponentials are of base 2, with the change of base and, where the program does nothing to a score, the scale folded into
-one multiplication.
+Exponentials are of base 2, with the change of base and, where the program does nothing to a score, the scale folded
+into one multiplication.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
 
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ZERO, number, product
-from torchinductor.ir import Attention, Axis, Template
+from torchinductor.indexing import number
+from torchinductor.ir import Attention, Template
 from torchinductor.ir.attention import GRADIENT, SCORE, Direction, Function, Region
 from torchinductor.ops import StoreMode
 
