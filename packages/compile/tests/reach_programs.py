@@ -32,7 +32,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 from torch.nn.utils import parametrizations
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
-from torch.utils.checkpoint import checkpoint
+from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 Program = Callable[..., Any]
 
@@ -160,6 +160,16 @@ def mapped(x: torch.Tensor) -> Any:
 @part(HIGHER, "checkpoint")
 def checkpointed(x: torch.Tensor) -> torch.Tensor:
     return checkpoint(lambda t: t.sin().exp(), x, use_reentrant=False)  # type: ignore[no-any-return]
+
+
+def kept(context: Any, op: Any, *args: Any, **kwargs: Any) -> CheckpointPolicy:
+    return CheckpointPolicy.MUST_SAVE if op is torch.ops.aten.mm.default else CheckpointPolicy.PREFER_RECOMPUTE
+
+
+@part(HIGHER, "checkpoint with a policy")
+def checkpointed_by_policy(x: torch.Tensor) -> torch.Tensor:
+    chosen = functools.partial(create_selective_checkpoint_contexts, kept)
+    return checkpoint(lambda t: (t.sin() @ t.mT).exp(), x, use_reentrant=False, context_fn=chosen)  # type: ignore[no-any-return]
 
 
 # -- torch.func ----------------------------------------------------------------------------------

@@ -1,13 +1,17 @@
 """`torch.utils.checkpoint` in the graph: the checkpointed function as a nested graph that is run under a checkpoint.
 
 The function is interpreted like any other; what it records becomes a nested graph, called by a `CheckpointedGraph`,
-which hands it to `torch.utils.checkpoint` at each call. So its activations are not kept, whoever compiles the graph.
+which hands it to `torch.utils.checkpoint` at each call. So its activations are not kept, whoever compiles the graph,
+but for those that a policy of the program chooses (`create_selective_checkpoint_contexts`).
 """
 
 from __future__ import annotations
 
 import inspect
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx, nn
@@ -31,6 +35,7 @@ class Rules:
 
     preserve_rng_state: bool
     determinism_check: str
+    context_fn: Callable[[], tuple[AbstractContextManager[object], AbstractContextManager[object]]]
 
 
 class CheckpointedGraph(nn.Module):
@@ -48,13 +53,14 @@ class CheckpointedGraph(nn.Module):
             use_reentrant=False,
             preserve_rng_state=self.rules.preserve_rng_state,
             determinism_check=self.rules.determinism_check,
+            context_fn=self.rules.context_fn,
         )
 
 
 def call_checkpointed(outside: Outside, world: World, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
     """`checkpoint(function, *args, **kwargs)`."""
     regions = outside.recorder.regions
-    own = {name: kwargs.get(name, default) for name, default in _OWN.items()}
+    own: dict[str, Any] = {name: kwargs.get(name, default) for name, default in _OWN.items()}
     rest = {name: value for name, value in kwargs.items() if name not in own}
     function, *given = args
     if not torch.is_grad_enabled():
@@ -70,16 +76,30 @@ def call_checkpointed(outside: Outside, world: World, args: tuple[object, ...], 
         wrapped.positions = error.positions
         raise wrapped from error
     if nodes:
-        rules = Rules(bool(own["preserve_rng_state"]), str(own["determinism_check"]))
+        rules = Rules(bool(own["preserve_rng_state"]), str(own["determinism_check"]), own["context_fn"])
         region = regions.outline(nodes)
         node = regions.call(region, region.inputs, "checkpoint", lambda body, _: CheckpointedGraph(body, rules))
         outside.recorder.annotate(node, ())
     return value
 
 
-def _refuse(own: dict[str, object], args: list[object], kwargs: dict[str, object]) -> None:
-    if own["context_fn"] is not eager.noop_context_fn:
-        raise BreakGraph("checkpoint", "context_fn chooses what is kept, operator by operator")
+# What tells operator by operator what is kept: it decides on memory, never on values.
+_SELECTIVE = tuple(map(type, eager.create_selective_checkpoint_contexts([])))
+
+
+def _is_selective(context_fn: Callable[[], object]) -> bool:
+    """Whether the contexts that a program gives are those of a policy. It is asked where the graph is traced."""
+    try:
+        with torch._C.DisableTorchFunction():
+            contexts = context_fn()
+    except Exception as error:
+        raise BreakGraph("checkpoint", f"context_fn() raises {type(error).__name__}") from error
+    return type(contexts) is tuple and tuple(map(type, contexts)) == _SELECTIVE
+
+
+def _refuse(own: dict[str, Any], args: list[object], kwargs: dict[str, object]) -> None:
+    if own["context_fn"] is not eager.noop_context_fn and not _is_selective(own["context_fn"]):
+        raise BreakGraph("checkpoint", "context_fn gives contexts of the program's own")
     if own["debug"]:
         raise BreakGraph("checkpoint", "debug=True records the operators of an eager run")
     if own["use_reentrant"] is False:
