@@ -5,6 +5,7 @@ A program is a module in float64 and its batches. Public models are named suite/
 
 from __future__ import annotations
 
+import copy
 import random
 import sys
 from collections.abc import Callable
@@ -55,6 +56,7 @@ def _public(name: str, suite: str, model: str, side: int) -> Program:
     import zoo
 
     module, args, kwargs = zoo.build(suite, model, train=True, batch=2, side=side, length=16)
+    module = thinned(module, args, kwargs)
 
     def double(value: Any, step: int) -> Any:
         if not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -65,6 +67,34 @@ def _public(name: str, suite: str, model: str, side: int) -> Program:
         return tuple(double(a, step) for a in args), {k: double(v, step) for k, v in kwargs.items()}
 
     return Program(name, module.double(), batch)
+
+
+def thinned(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], kept: int = 2) -> nn.Module:
+    """A copy in which of neighbours with the same parameters' shapes `kept` are left, for memory and time: a protocol
+    asks how blocks stand together, not how many there are. The module itself, if it does not run without them."""
+    copied = copy.deepcopy(module)
+    for parent in list(copied.modules()):
+        if isinstance(parent, (nn.Sequential, nn.ModuleList)) and not _named_by_path(parent):
+            stay: list[nn.Module] = []
+            run: list[Any] = []  # shapes of the neighbours so far that are alike
+            for block in parent:
+                shapes = [(name, p.shape) for name, p in block.named_parameters()]
+                run = [*run, shapes] if shapes in run else [shapes]
+                if len(run) <= kept or not shapes:
+                    stay.append(block)
+            del parent[:]
+            parent.extend(stay)
+    try:
+        with torch.no_grad():
+            copied(*args, **kwargs)
+    except Exception:
+        return module
+    return copied
+
+
+def _named_by_path(parent: nn.Module) -> bool:
+    """Children that have names in place of numbers are looked up by them."""
+    return any(not name.isdigit() for name, _ in parent.named_children())
 
 
 def _net(name: str, seed: int) -> Program:
