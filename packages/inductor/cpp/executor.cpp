@@ -81,17 +81,18 @@ void call_triton(const Instruction& in, const Frame& frame) {
   c10::SmallVector<int64_t, 16> symbols;
   c10::SmallVector<int64_t, 3> grid;
   c10::SmallVector<at::Tensor, 2> aligned_copies;  // freed in stream order
+  c10::SmallVector<std::pair<at::Tensor, at::Tensor>, 2> written_back;
   const std::string& parameters = in.triton->parameters();
   for (size_t i = 0; i < in.buffers.size(); ++i) {
     const at::Tensor& tensor = frame.slots[in.buffers[i]];
     auto address = reinterpret_cast<int64_t>(tensor.unsafeGetTensorImpl()->data());
     if (parameters[i] == static_cast<char>(TritonKernel::Parameter::Aligned) && (address & 15) != 0) {
-      if (std::find(in.written.begin(), in.written.end(), static_cast<int32_t>(i)) != in.written.end()) {
-        throw std::runtime_error("buffer " + std::to_string(i) + " is written, but does not start at a multiple of 16 bytes");
-      }
       at::Tensor copy = at::empty_strided(tensor.sizes(), tensor.strides(), tensor.options());
       copy.copy_(tensor);
       address = reinterpret_cast<int64_t>(copy.unsafeGetTensorImpl()->data());
+      if (std::find(in.written.begin(), in.written.end(), static_cast<int32_t>(i)) != in.written.end()) {
+        written_back.emplace_back(tensor, copy);  // an input that its result replaces
+      }
       aligned_copies.push_back(std::move(copy));
     }
     cells.push_back(address);
@@ -99,6 +100,7 @@ void call_triton(const Instruction& in, const Frame& frame) {
   const auto resolved = resolve(in.shape, frame.values, symbols);
   cells.append(resolved.begin(), resolved.end());
   in.triton->launch(in.device.index(), frame.stream, resolve(in.strides, frame.values, grid).data(), cells.data());
+  for (auto& [tensor, copy] : written_back) tensor.copy_(copy);
 }
 
 void call_python(const Instruction& in, Frame& frame) {

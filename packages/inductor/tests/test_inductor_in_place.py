@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from program_memory import bytes_at_peak
 
 import primtorch
+from primtorch.schemas import UPDATES
 from primtorch.testing import assert_as_accurate
 from torchinductor import CompiledGraph, InductorOptions, compile_graph
 from torchinductor.program import Alloc, Output
@@ -112,11 +113,25 @@ def judge(program: RandomProgram) -> int:
         torch.testing.assert_close(b, a, equal_nan=True, rtol=1e-9, atol=1e-9)
         torch.testing.assert_close(c, b, equal_nan=True, rtol=0, atol=0)
     assert all(map(torch.equal, inputs, kept)), "an input was written"
+    if want[0].shape == inputs[0].shape:
+        judge_update(program, inputs, want)
     results = compiled.program.instructions[-1]
     assert isinstance(results, Output)
     return sum(isinstance(i, Alloc) for i in apart.program.instructions) - sum(
         isinstance(i, Alloc) for i in compiled.program.instructions
     )
+
+
+def judge_update(program: RandomProgram, inputs: Tensors, want: Sequence[object]) -> None:
+    """The first result is the new value of the first input: that alone may be written, and nothing else is changed."""
+    graph = primtorch.lower(primtorch.trace(program, *inputs))
+    graph.meta[UPDATES] = {0: 0}
+    given = [x.clone() for x in inputs]
+    found = compile_graph(graph, given)(*given)
+    torch.testing.assert_close(tuple(found), tuple(want), equal_nan=True, rtol=1e-9, atol=1e-9)
+    assert all(map(torch.equal, inputs[1:], given[1:])), "an input was written that no result replaces"
+    new = found[0] if found[0].data_ptr() == given[0].data_ptr() else inputs[0]  # type: ignore[union-attr]
+    torch.testing.assert_close(given[0], new, equal_nan=True, rtol=0, atol=0)
 
 
 def test_random_programs(pytestconfig: pytest.Config) -> None:
@@ -179,6 +194,39 @@ def test_what_is_written_over(rule: str, rows: int) -> None:
     assert stages["scheduled.txt"].count("(over ") == pairs, stages["scheduled.txt"]
     want = program(x, w)
     torch.testing.assert_close(tuple(compiled(x, w)), want if isinstance(want, tuple) else (want,))
+
+
+# What replaces the state s, given an input x and a column y, and whether it is written where s lies (None: it
+# may be).
+UPDATED: dict[str, tuple[Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object], bool | None]] = {
+    "a mean": (lambda s, x, y: s * 0.9 + x.mean(0) * 0.1, True),
+    "and a result": (lambda s, x, y: (s + x.sum(0), x * 2), True),
+    "from the old one": (lambda s, x, y: (s + x.sum(0), s * 2), None),
+    "read by others": (
+        lambda s, x, y: (s + x.sum(0), torch.mm(x, y) + s[0], x.cumsum(0).sum(1).softmax(0) * s[1]),
+        False,
+    ),
+    "returned": (lambda s, x, y: (s + 1, s), False),
+    "a view of it returned": (lambda s, x, y: (s + 1, s.view(2, -1)), False),
+    "reversed": (lambda s, x, y: s.flip(0) + x[0], False),
+    "not read": (lambda s, x, y: x.sum(0), False),
+}
+
+
+@pytest.mark.parametrize("rows", [4, 4096])  # as Triton splits the sum
+@pytest.mark.parametrize("rule", UPDATED)
+def test_what_replaces_an_input_is_written_over_it(rule: str, rows: int) -> None:
+    function, written = UPDATED[rule]
+    given = [torch.randn(shape, dtype=torch.float64) for shape in ((10,), (rows, 10), (10, 1))]
+    kept = [x.clone() for x in given]
+    want = function(*kept)
+    graph = primtorch.lower(primtorch.trace(function, *given))
+    graph.meta[UPDATES] = {0: 0}
+    found = compile_graph(graph, given)(*given)
+    torch.testing.assert_close(tuple(found), want if isinstance(want, tuple) else (want,))
+    there = found[0].data_ptr() == given[0].data_ptr()  # type: ignore[union-attr]
+    assert written in (there, None)
+    assert all(map(torch.equal, given[1:], kept[1:])) and (there or torch.equal(given[0], kept[0]))
 
 
 def test_what_another_operator_looks_at_is_not_written_over() -> None:

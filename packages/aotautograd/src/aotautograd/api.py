@@ -28,7 +28,7 @@ from aotautograd.passes import (
     remove_no_ops,
     returning,
 )
-from aotautograd.runtime import inference_callable, is_boxed, training_callable
+from aotautograd.runtime import inference_callable, is_boxed, training_callable, updates_of
 from aotautograd.schemas import Compiled, Compiler, Dump, GradientInfo, JointGraph, Opset, Partition, Partitioner
 from aotautograd.stages import StagedBackward, cut, for_stages, stages_of
 from aotautograd.wrappers import Lowering, WrapperProgram, of_wrappers
@@ -36,6 +36,7 @@ from primtorch import graph_text
 from primtorch.ambient import unset
 from primtorch.memory import memory_of
 from primtorch.printing import made_by
+from primtorch.schemas import UPDATES
 
 MOST_VARIANTS = 32  # traces of one program for different numbers taken out of its tensors
 
@@ -183,6 +184,7 @@ def _compile_trace(
     _show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
         module = fx.GraphModule(joint.module, joint.module.graph, "Inference")
+        module.meta[UPDATES] = updates_of(joint.metadata)
         run = compilers.inference(module, example_values(module))
         return joint, inference_callable(joint.metadata, run)
     parts = partition(joint, compilers.partitioner)
@@ -197,6 +199,7 @@ def _with_backward(
     """The forward, compiled; and what compiles a backward when autograd's engine asks for it, whatever the program has
     set by then. `source`: the joint graph before it was lowered, which further derivatives are taken of."""
     dump = compilers.dump
+    parts.forward.meta[UPDATES] = updates_of(joint.metadata)
     forward = compilers.forward(parts.forward, example_values(parts.forward))
 
     def show_gradients(name: str, text: str) -> None:

@@ -294,23 +294,40 @@ def _symbol_reads(metadata: ProgramMetadata) -> list[tuple[str, Callable[[Values
     return reads
 
 
+def updates_of(metadata: ProgramMetadata) -> dict[int, int]:
+    """Which results of the forward are new values of which of its inputs, where autograd need not see the write."""
+    written = {i.index for i in metadata.inputs if i.mutates_data and not i.mutation_in_grad_mode}
+    slots = {f.input: slot for slot, f in enumerate(metadata.forward_outputs) if f.input in written}
+    places = enumerate(metadata.placeholders)
+    return {slots[p]: place for place, p in places if isinstance(p, int) and p in slots}
+
+
 def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., None]:
-    """Gives an input its new elements, and the version that it has then: views remember that of their base."""
+    """Gives an input its new elements, and the version that it has then: views remember that of their base. A forward
+    that has written them where they belong returns the input's memory (`primtorch.schemas.UPDATES`)."""
     place, bumps, differentiable = info.index, info.version_bumps, info.mutation_in_grad_mode
     slot = next(i for i, f in enumerate(metadata.forward_outputs) if f.input == place)
 
     def write(flat: Values, values: Values) -> None:
-        target = flat[place]
+        target, value = flat[place], values[slot]
         version = version_of(target) + bumps
         if differentiable:
-            target.copy_(values[slot])
+            target.copy_(value)
+        elif _is_there(value, target):
+            pass
         elif bumps:
-            target.detach().copy_(values[slot])
+            target.detach().copy_(value)
         else:
-            target.data.copy_(values[slot])
+            target.data.copy_(value)
         set_version(target, version)
 
     return write
+
+
+def _is_there(value: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether a new value lies in the memory that it is for."""
+    places = [(t.storage_offset(), t.stride(), t.dtype) for t in (value, target)]
+    return torch._C._is_alias_of(value, target) and places[0] == places[1]
 
 
 def _restride(info: InputInfo) -> Callable[..., None]:

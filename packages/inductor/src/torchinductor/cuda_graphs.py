@@ -25,7 +25,6 @@ from .program import (
     ReadScalar,
     Run,
     SymbolInput,
-    TritonCall,
     Value,
     View,
 )
@@ -107,7 +106,8 @@ def refusal(program: Program) -> str | None:
 
 
 def _first_written_input(program: Program) -> int | None:
-    """The slot of an input whose memory some instruction writes."""
+    """The slot of an input whose memory some call writes. A kernel writes over an input that its result replaces, and
+    the result says so."""
     owners = {i.slot: i.slot for i in program.inputs if not isinstance(i, SymbolInput)}
     for instruction in program.instructions:
         match instruction:
@@ -117,11 +117,6 @@ def _first_written_input(program: Program) -> int | None:
                 owners.pop(dst, None)
                 if src in owners:
                     owners[dst] = owners[src]
-            case TritonCall(kernel, _, buffers):
-                written = getattr(program.launchers[kernel], "written", range(len(buffers)))
-                for position in written:
-                    if buffers[position] in owners:
-                        return owners[buffers[position]]
             case AtenCall(op, args) if isinstance(op, torch._ops.OpOverload):
                 for given, argument in zip(args, op._schema.arguments, strict=False):
                     slot = getattr(given, "index", None)

@@ -190,7 +190,9 @@ def emit(
             dying.setdefault(position, []).append(name)
     for position, operation in enumerate(operations):
         _emit_one(emitter, operation, handles)
-        lives_on = {read for _, read in operation.in_place} if isinstance(operation, (Kernel, Template)) else set()
+        lives_on = (
+            {read for _, read in operation.in_place} if isinstance(operation, (Kernel, Template, Bundle)) else set()
+        )
         for name in dying.get(position, ()):
             buffer = lowered.buffers[name]
             slot = emitter.slots[name]
@@ -216,18 +218,12 @@ def emit(
 def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Handle]) -> None:
     match operation:
         case Kernel() | Template():
-            handle = handles[operation.name]
-            for written, read in operation.in_place:
-                emitter.share(written, emitter.slots[read], emitter.lowered.buffers[read].dtype)
-            emitter.make(operation.arguments)
-            slots = tuple(emitter.slots[b] for b in operation.arguments)
+            handle, slots = handles[operation.name], _places(emitter, operation)
             emitter.instructions.append(
                 handle.backend.instruction(loops_of(operation), handle.source, handle.number, slots)
             )
         case Bundle():
-            handle = handles[operation.name]
-            emitter.make(operation.arguments)
-            slots = tuple(emitter.slots[b] for b in operation.arguments)
+            handle, slots = handles[operation.name], _places(emitter, operation)
             emitter.instructions.append(
                 handle.backend.bundle_instruction(operation, handle.source, handle.number, slots)
             )
@@ -244,6 +240,14 @@ def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Han
             emitter.instructions.append(ReadScalar(name, emitter.view(source, temporary)))
             emitter.symbols[name] = None
             emitter.instructions += [Free(t) for t in temporary]
+
+
+def _places(emitter: _Emitter, operation: Kernel | Template | Bundle) -> tuple[int, ...]:
+    """The slots of a launch's arguments, with memory for what it writes."""
+    for written, read in operation.in_place:
+        emitter.share(written, emitter.slots[read], emitter.lowered.buffers[read].dtype)
+    emitter.make(operation.arguments)
+    return tuple(emitter.slots[b] for b in operation.arguments)
 
 
 def _input(

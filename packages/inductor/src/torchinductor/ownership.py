@@ -25,13 +25,20 @@ def buffers_of(operation: Operation) -> tuple[str, ...]:
 
 def owned_by_graph(operations: Iterable[Operation]) -> frozenset[str]:
     """The buffers whose memory an operation made, beginning where the allocation does, and no other buffer looks at."""
+    operations = list(operations)
     made: set[str] = set()
-    lent: set[str] = set()
     for operation in operations:
         made.update(_new_memory(operation))
+    return frozenset(made - lent_by(operations))
+
+
+def lent_by(operations: Iterable[Operation]) -> frozenset[str]:
+    """The buffers at whose memory the result of a call may look."""
+    lent: set[str] = set()
+    for operation in operations:
         if isinstance(operation, ExternCall) and _may_return_operand(operation.op):
             lent.update(operation.reads)
-    return frozenset(made - lent)
+    return frozenset(lent)
 
 
 def _new_memory(operation: Operation) -> tuple[str, ...]:

@@ -6,6 +6,11 @@ import sys
 from dataclasses import dataclass
 from types import FrameType, TracebackType
 
+UPDATES = "updates"
+"""Key in a graph module's meta: place of a result -> place of the placeholder whose new value it is, for results that
+the graph's caller would copy into the input. What runs the graph may write them into the input's memory, and return
+that; whoever copies looks whether it has happened."""
+
 
 @dataclass(frozen=True, slots=True)
 class UserFrame:

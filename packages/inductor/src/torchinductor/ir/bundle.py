@@ -37,6 +37,11 @@ class Bundle:
         """The nodes behind them."""
         return tuple(origin for part in self.parts for origin in part.origins)
 
+    @property
+    def in_place(self) -> tuple[tuple[str, str], ...]:
+        """What they write over what they read."""
+        return tuple(pair for part in self.parts for pair in part.in_place)
+
     @cached_property
     def reads(self) -> tuple[str, ...]:
         """Buffers that one of them loads."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias, TypeGuard, cast
@@ -17,7 +18,7 @@ from primtorch.effects import is_foreign
 from primtorch.higher_order import HigherOrder
 from primtorch.memory import memory_of
 from primtorch.prims import Prim
-from primtorch.schemas import UserFrame
+from primtorch.schemas import UPDATES, UserFrame
 from primtorch.spec import TensorSpec
 from primtorch.symbolic import Definition, FloatExpr, ShapeEnv, float_expr_of, shape_env_of
 from primtorch.symbolic.expr import IntExpr
@@ -80,6 +81,7 @@ class Lowered:
     constants: dict[str, torch.Tensor]
     by_reference: tuple[tuple[str, tuple[UserFrame, ...]], ...]  # prims that have no rule, and the user's lines
     definitions: Mapping[str, Definition]  # of symbols that are computed from the inputs'
+    updates: Mapping[str, str]  # buffer of a result -> that of the input which it replaces
 
 
 def lower_graph(
@@ -121,8 +123,16 @@ def lower_graph(
             case _:
                 raise ctx.fail(f"a prims graph has no {node.op} nodes")
     definitions = _definitions(gm, {item.symbol for item in inputs})
+    updates = _updates(gm.meta.get(UPDATES, {}), inputs, outputs)
     return Lowered(
-        tuple(inputs), outputs, ctx.buffers, tuple(ctx.operations), ctx.constants, tuple(ctx.by_reference), definitions
+        tuple(inputs),
+        outputs,
+        ctx.buffers,
+        tuple(ctx.operations),
+        ctx.constants,
+        tuple(ctx.by_reference),
+        definitions,
+        updates,
     )
 
 
@@ -152,6 +162,17 @@ def run_inline(ctx: Context, gm: fx.GraphModule, inputs: Sequence[object]) -> li
         ctx.inline, ctx.node = False, outer
         del ctx.operations[before:]
     return results
+
+
+def _updates(places: Mapping[int, int], inputs: Sequence[GraphInput], outputs: Sequence[Returned]) -> Mapping[str, str]:
+    """The results that replace inputs, by their buffers: those that nothing else of what is returned looks at."""
+    returned = Counter(value.buffer for value in outputs if isinstance(value, ViewRef))
+    found: dict[str, str] = {}
+    for result, given in places.items():
+        value, buffer = outputs[result], inputs[given].buffer
+        if isinstance(value, ViewRef) and buffer is not None and returned[value.buffer] == 1 and not returned[buffer]:
+            found[value.buffer] = buffer
+    return found
 
 
 def _definitions(gm: fx.GraphModule, given: set[str | None]) -> Mapping[str, Definition]:

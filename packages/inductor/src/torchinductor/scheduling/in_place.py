@@ -1,4 +1,4 @@
-"""Kernels that write a result over an operand that nobody reads again.
+"""Kernels that write a result over an operand that nobody reads again, or over the input that the result replaces.
 
 The result takes the operand's memory where both span as many elements of one type, and where each element of the
 operand is read at the place that the same iteration writes afterwards: no iteration then reads what another has
@@ -7,38 +7,54 @@ written, in whichever order they run. The shapes need not agree: a batch's gradi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from torchinductor.ir import Kernel, Load, Store, Template, loops_of
+from torchinductor.ir import Bundle, Kernel, Load, Store, Template
 from torchinductor.lowering.context import Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
-from torchinductor.ownership import buffers_of, owned_by_graph
+from torchinductor.ownership import buffers_of, lent_by, owned_by_graph
 
 
 def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Operation]:
     """Gives kernels their `in_place` pairs. Where a gradient is summed up, or a value goes through a chain of kernels,
-    one buffer is then enough."""
+    one buffer is then enough; the caller need not copy what an input is replaced by (running statistics) into it."""
     last = {b: i for i, operation in enumerate(operations) for b in buffers_of(operation)}
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     owned = owned_by_graph(operations) - kept
+    replaced = {made: given for made, given in lowered.updates.items() if given not in lent_by(operations)}
     begun: set[str] = set()
+
+    def placed(loops: Kernel, position: int, others: frozenset[str] = frozenset()) -> Kernel:
+        """`others` are touched by what runs beside the kernel."""
+        fresh = [b for b in loops.writes if b not in begun and b not in loops.local]
+        dying = [b for b in loops.reads if last[b] == position and b not in others]
+        given = {made: replaced[made] for made in fresh if made in replaced and replaced[made] in dying}
+        return replace(loops, in_place=_pairs(loops, fresh, [b for b in dying if b in begun and b in owned], given))
+
     result: list[Operation] = []
     for position, operation in enumerate(operations):
-        if isinstance(operation, (Kernel, Template)):
-            loops = loops_of(operation)
-            fresh = [b for b in loops.writes if b not in begun and b not in loops.local]
-            dying = [b for b in loops.reads if b in begun and b in owned and last[b] == position]
-            loops = replace(loops, in_place=_pairs(loops, fresh, dying))
-            operation = replace(operation, loops=loops) if isinstance(operation, Template) else loops
+        match operation:
+            case Kernel():
+                operation = placed(operation, position)
+            case Template(loops=loops):
+                operation = replace(operation, loops=placed(loops, position))
+            case Bundle(parts=parts):
+                users = Counter(b for part in parts for b in part.arguments)
+                shared = frozenset(b for b, count in users.items() if count > 1)
+                operation = Bundle(tuple([placed(part, position, shared) for part in parts]))
         begun.update(buffers_of(operation))
         result.append(operation)
     return result
 
 
-def _pairs(kernel: Kernel, fresh: Sequence[str], dying: Sequence[str]) -> tuple[tuple[str, str], ...]:
-    """Pairs in the order of the stores: what an earlier store may go over, a later one may too."""
+def _pairs(
+    kernel: Kernel, fresh: Sequence[str], dying: Sequence[str], given: Mapping[str, str]
+) -> tuple[tuple[str, str], ...]:
+    """Pairs in the order of the stores: what an earlier store may go over, a later one may too. `given` says of a
+    result which input it replaces."""
     if kernel.scatters:
         return ()
     free = list(dying)
@@ -47,9 +63,10 @@ def _pairs(kernel: Kernel, fresh: Sequence[str], dying: Sequence[str]) -> tuple[
         store = _only_store(kernel, written)
         if store is None:
             continue
-        found = next((b for b in free if _fits(kernel, written, b) and _read_before(kernel, b, store)), None)
+        wanted = [given[written]] if written in given else free
+        found = next((b for b in wanted if _fits(kernel, written, b) and _read_before(kernel, b, store)), None)
         if found is not None:
-            free.remove(found)
+            wanted.remove(found)
             pairs.append((written, found))
     return tuple(pairs)
 
