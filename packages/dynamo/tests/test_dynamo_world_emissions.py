@@ -179,7 +179,7 @@ def by_adapter(x: torch.Tensor, s: Held) -> Any:
 
 PROGRAMS = (
     (plain, 0), (of_state, 0), (by_stack_level, 0), (with_tensors, 1), (filtered, 0), (caught, 0),
-    (around_breaks, 3), (order_of_prints, None), (leaves_by_exception, None), (handles_exceptions, None),
+    (around_breaks, 2), (order_of_prints, None), (leaves_by_exception, None), (handles_exceptions, None),
     (questions, 0), (by_adapter, 0),
 )  # fmt: skip
 

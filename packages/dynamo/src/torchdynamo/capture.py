@@ -15,6 +15,7 @@ from torchdynamo.calls.calls import Calls
 from torchdynamo.capture_world import CaptureWorld
 from torchdynamo.emit.codegen import parameter_name
 from torchdynamo.graph.derivatives import CutGraph
+from torchdynamo.graph.run_time_texts import Origins, TextNeeded
 from torchdynamo.graph.scalars import NumberNeeded
 from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.guards.memory_guards import refuse_writes
@@ -92,7 +93,14 @@ class AsksNumber:
     as_size: bool  # by an operator, which may take them for sizes
 
 
-Ending = AsksNumber | Finished | Stopped | Broke | HasToRaise | HasToCut | ReadsWhole | Raised
+@dataclass(frozen=True, slots=True)
+class AsksText:
+    """Texts are needed that are known only at each call."""
+
+    origins: Origins
+
+
+Ending = AsksNumber | AsksText | Finished | Stopped | Broke | HasToRaise | HasToCut | ReadsWhole | Raised
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,6 +210,8 @@ def interpret(
             capture.ending = HasToCut(error.call)
         except NumberAsked as error:
             capture.ending = AsksNumber(error.places, error.as_size)
+        except TextNeeded as error:
+            capture.ending = AsksText(error.origins)
         except ReadWhole as error:
             capture.ending = ReadsWhole(error.source)
         except NumberNeeded as needed:

@@ -25,6 +25,7 @@ from torchdynamo.calls import torch_calls
 from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
 from torchdynamo.graph.recorder import FAKE_ERRORS, as_break
+from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, joined, need_texts
 from torchdynamo.graph.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, own_classes
 from torchdynamo.interpreter import PlainWorld
@@ -100,6 +101,8 @@ class CaptureWorld(PlainWorld):
     def know_methods(self, obj: object, *names: str) -> None:
         """The program asks for these special methods of `obj`: that its class has them, or not, is guarded."""
         kind = type(obj)
+        if kind in MADE_AT_EACH_CALL:
+            obj.need()
         if isinstance(obj, torch.Tensor):
             kind = self.outside.type_of(obj)
             for name in names:
@@ -296,14 +299,24 @@ class CaptureWorld(PlainWorld):
     # -- run-time numbers as values ---------------------------------------------------------
 
     def convert(self, value: object, how: str) -> str:
+        made = self.outside.texts.convert(value, how)
+        if made is not MISSING:
+            return made
         return super().convert(concrete(value), how)
 
     def format_value(self, value: object, spec: str) -> str:
+        made = self.outside.texts.format(value, spec)
+        if made is not MISSING:
+            return made
         if isinstance(value, BaseException) and not spec:
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
         with self._numbers_shown():
-            return str(_text(super().format_value(concrete(value), spec)))
+            return _text(super().format_value(concrete(value), spec))
+
+    def join_texts(self, parts: Any) -> str:
+        made = self.outside.texts.of(joined, "", *parts)
+        return super().join_texts(parts) if made is MISSING else made
 
     @contextmanager
     def _numbers_shown(self) -> Iterator[None]:
@@ -431,6 +444,9 @@ class CaptureWorld(PlainWorld):
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):
             return self.outside.arrays.binary(op, a, b)
+        made = self.outside.texts.binary(op, a, b)
+        if made is not MISSING:
+            return made
         result = self._of_numbers(op, a, b, BINARY[op][2:4])
         return super().binary(op, a, b) if result is MISSING else result
 
@@ -441,6 +457,9 @@ class CaptureWorld(PlainWorld):
         if isinstance(a, Array) or isinstance(b, Array):
             made = self.outside.arrays.inplace(op, a, b)
             return given if made is a else made
+        made = self.outside.texts.binary(op, a, b)
+        if made is not MISSING:
+            return made
         result = self._of_numbers(op, a, b, BINARY[op][2:])
         return super().inplace(op, a, b) if result is MISSING else result
 
@@ -483,6 +502,11 @@ class CaptureWorld(PlainWorld):
     # -- calls ------------------------------------------------------------------------------
 
     def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        made = self.outside.texts.call(fn, args, kwargs)
+        if made is not MISSING:
+            return made
+        if type(fn) in _OF_C and fn is not print and fn is not setattr and not self._leaves_with(fn):
+            need_texts((args, kwargs))
         names = _ASKED_METHODS.get(id(fn))
         if names is not None and args:
             self.know_methods(args[0], *names)
@@ -518,8 +542,14 @@ class CaptureWorld(PlainWorld):
         refuse_coroutines(fn)
         if fn is torch.Tensor.__new__ and args[0] is not torch.Tensor:
             return self.calls.handle(fn, args[:2], {})  # what follows is for __init__
+        if fn is str.join and len(args) == 2 and type(args[1]) not in (str, list, tuple):
+            args = (args[0], list(args[1]))
+        made = self.outside.texts.call(fn, args, kwargs)
+        if made is not MISSING:
+            return made
         if not _only_keeps(fn):
-            self.outside.refuse_opaque(*args, *kwargs.values())
+            looked_at = (arg for arg in (*args, *kwargs.values()) if type(arg) not in MADE_AT_EACH_CALL)
+            self.outside.refuse_opaque(*looked_at)
         self.tell_apart(*_compared(fn, args))
         for argument in args:
             self.outside.refuse_iterator(argument)
@@ -559,7 +589,15 @@ class CaptureWorld(PlainWorld):
             namespace = {**namespace, "__module__": self._module_of_frame()}
         return self.outside.make_class(name, lambda: self._call_c(meta, (name, bases, namespace), kwargs))
 
+    def _leaves_with(self, fn: Any) -> bool:
+        """Whether a C function keeps its arguments as they are, or is a method that leaves the graph with them."""
+        owner = fn.__self__ if isinstance(fn, types.BuiltinFunctionType) else None
+        outside = owner is not None and not isinstance(owner, (types.ModuleType, type))
+        return _keeps_texts(fn) or (outside and not self._may_call_method_of(owner))
+
     def _call_c(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        if not _keeps_texts(fn):
+            need_texts((args, kwargs))
         if not self.outside.shape_env.symbols:
             return _text(super().call_leaf(fn, args, kwargs))
         with self._numbers_shown():
@@ -582,6 +620,8 @@ class CaptureWorld(PlainWorld):
         """C code that takes a number may refuse a symbol in its place: no handler of the program is to see that."""
         if isinstance(error, TypeError) and "Sym" in str(error) and self.outside.run_time_numbers():
             raise NumberNeeded(error)
+        if isinstance(error, TypeError):
+            self.outside.texts.refused(error)
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)
@@ -601,6 +641,12 @@ def _only_keeps(fn: object) -> bool:
     return isinstance(fn, types.BuiltinFunctionType) and isinstance(fn.__self__, (list, set, dict, collections.deque))
 
 
+def _keeps_texts(fn: object) -> bool:
+    """A C function that asks no texts what they are; where it hashes or compares them, they say so themselves."""
+    containers = (list, set, dict, collections.deque)
+    return _only_keeps(fn) or (isinstance(fn, types.MethodDescriptorType) and fn.__objclass__ in containers)
+
+
 def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
     """Which arguments of a C function are hashed, or compared with each other."""
     if any(fn is kind for kind in _MADE_OF_KEYS):
@@ -618,6 +664,7 @@ def _compared(fn: Any, args: tuple[Any, ...]) -> tuple[object, ...]:
     return args if any(fn is one for one in _SEARCHING_FUNCTIONS) else ()
 
 
+_OF_C = frozenset({types.BuiltinFunctionType, types.MethodDescriptorType, types.WrapperDescriptorType})
 # Objects whose methods are capture's own.
 _NOT_OF_THE_PROGRAM = (InterpreterObject, *SYMBOLIC)
 # What built-in functions ask of their argument, by the function's identity.

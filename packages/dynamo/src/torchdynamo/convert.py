@@ -27,6 +27,7 @@ from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
 from torchdynamo.after_break.stopped import Stopped
 from torchdynamo.capture import (
     AsksNumber,
+    AsksText,
     Broke,
     Capture,
     Directions,
@@ -283,6 +284,9 @@ def _capture(
             case AsksNumber(places=places, as_size=as_size):
                 state.unread |= {place for place in places if not as_size or place in state.sizes}
                 state.sizes |= places
+            case AsksText(origins=origins):
+                state.plain_texts |= origins.places
+                state.fixed |= origins.sources
             case ReadsWhole(source=source):
                 state.fixed.add(source)
             case Raised(error=DataDependent()) if not state.breaks_at_data:

@@ -94,7 +94,8 @@ class Function:
     dump: Dump | None
     stats: Stats
     changed: set[Source] = field(default_factory=set)
-    fixed: set[Source] = field(default_factory=set)  # integers that are no symbols, lists that are read as a whole
+    fixed: set[Source] = field(default_factory=set)  # integers that are no symbols; texts and lists read as a whole
+    plain_texts: set[tuple[UserFrame, ...]] = field(default_factory=set)  # where texts of numbers are looked at
     breaks_at_data: bool = False  # where a size depends on data, since the back end cannot do without it
     asks_data: bool = False  # where the way into an exception does, since its graphs cannot begin anew
     refused: set[tuple[UserFrame, ...]] = field(default_factory=set)  # stacks of calls that it cannot do even so
@@ -240,6 +241,7 @@ class Function:
             asks_data=self.asks_data,
             unread=frozenset(self.unread),
             sizes=frozenset(self.sizes),
+            plain_texts=frozenset(self.plain_texts),
         )
 
     def show(self, file: str, text: Callable[..., str], *of: object) -> None:

@@ -45,6 +45,7 @@ from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
 from torchdynamo.graph.recorder import METHODS_OF_FAKES, tensors_in
+from torchdynamo.graph.run_time_texts import RunTimeText
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.graph.taken_numbers import TAKING
 from torchdynamo.graph.tensor_classes import SWITCHES, TENSOR_METACLASSES, class_of, is_instance, overriding
@@ -571,7 +572,7 @@ class Calls:
             return MISSING
         if isinstance(args[0], FakeTensor) and class_of(args[0]) is not None:
             return is_instance(args[0], args[1])
-        if not isinstance(args[0], SYMBOLIC):
+        if not isinstance(args[0], (*SYMBOLIC, RunTimeText)):
             return MISSING
         kind = self.outside.type_of(args[0])
         return Redirect(isinstance, (kind(), args[1]), {})

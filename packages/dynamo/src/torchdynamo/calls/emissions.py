@@ -21,11 +21,13 @@ from typing import Any
 
 from torchdynamo.calls import torch_calls
 from torchdynamo.calls.autograd_functions import effects_so_far
+from torchdynamo.graph.run_time_texts import RunTimeText, holds_run_time, need_texts
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.exceptions import FOLDER
 from torchdynamo.interpreter.protocol import MISSING, Args, Callee, InterpreterApi, Kwargs, Rule, World
 from torchdynamo.outside.externals import CONSTANT_TYPES, IDENTITY_TYPES, is_trusted_module
 from torchdynamo.outside.outside import Outside
+from torchdynamo.outside.overlays import MISSING as UNWRITTEN
 from torchdynamo.reasons import BreakGraph
 
 
@@ -66,6 +68,7 @@ class Emissions:
             *((function, self.log) for function in torch_calls.LOG_LEVELS),
             *((function, self.ask) for function in torch_calls.LOG_QUESTIONS),
             (logging.getLogger, self.get_logger),
+            (print, self.print),
             (warnings.warn, self.warn),
             (warnings.catch_warnings.__enter__, self.enter_filters),
             (warnings.catch_warnings.__exit__, self.exit_filters),
@@ -122,6 +125,17 @@ class Emissions:
         named = len(args) == 1 and isinstance(args[0], Mapping) and args[0]
         return str(self.world.binary("%", text, named or args))
 
+    # -- print --------------------------------------------------------------------------------
+
+    def print(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
+        """`print` of numbers and texts of which some are known only at each call. Another breaks the graph, and is
+        seen at once."""
+        said = _frozen((args, dict(kwargs)))
+        redirected = self.outside.overlays.read(sys.__dict__, "stdout", "global") is not UNWRITTEN
+        if said is MISSING or not holds_run_time(said) or redirected or kwargs.keys() - {"sep", "end", "flush"}:
+            raise BreakGraph("print", "call of builtins.print")
+        self.do(fn, *said)  # type: ignore[misc]
+
     # -- warnings ---------------------------------------------------------------------------
 
     def warn(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
@@ -130,6 +144,7 @@ class Emissions:
         if given.keys() - {"message", "category", "stacklevel"}:
             raise BreakGraph("c_function", f"warnings.warn({', '.join(given)})")
         message, category = given.get("message"), given.get("category") or UserWarning
+        need_texts(message)
         category = type(message) if isinstance(message, Warning) else category
         refused = not isinstance(category, type) or not issubclass(category, Warning)
         if "message" not in given or refused or not isinstance(message, (str, Warning)):
@@ -222,7 +237,7 @@ def _frozen(value: Any) -> object:
     if kind is dict:
         keys, parts = list(map(_frozen, value)), list(map(_frozen, value.values()))
         return MISSING if any(part is MISSING for part in (*keys, *parts)) else dict(zip(keys, parts, strict=True))
-    return value if kind in CONSTANT_TYPES or isinstance(value, (*SYMBOLIC, *IDENTITY_TYPES)) else MISSING
+    return value if kind in CONSTANT_TYPES or isinstance(value, (*SYMBOLIC, RunTimeText, *IDENTITY_TYPES)) else MISSING
 
 
 # -- at each call ------------------------------------------------------------------------------

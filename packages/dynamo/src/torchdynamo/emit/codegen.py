@@ -42,6 +42,7 @@ from primtorch.wrappers import whole_of
 from torchdynamo.arrays.values import Array, ArrayMethod, array_of
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.conditions import ConditionNotMet
+from torchdynamo.graph.run_time_texts import RunTimeText
 from torchdynamo.graph.tensor_classes import class_of, hidden_method, size_of, with_class
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
@@ -182,6 +183,8 @@ class Codegen:
             return self._symbolic(obj)
         if isinstance(obj, torch.SymBool):
             return repr(bool(obj))
+        if isinstance(obj, RunTimeText):
+            return self._run_time_text(obj)
         known = self.externals.lookup(obj)
         if known is not None:
             return self.load(known.source)
@@ -214,6 +217,11 @@ class Codegen:
         if kind is not None and whole_of(tensor) is None:
             return self._name(tensor, f"{self.pin(with_class)}({self._node(node)}, {self.pin(kind)})")
         return self._node(node)
+
+    def _run_time_text(self, text: RunTimeText) -> str:
+        if text.source is not None:
+            return self.load(text.source)
+        return self._name(text, f"{self.pin(text.function)}({self.items(text.args)})")
 
     def _symbolic(self, number: torch.SymInt | torch.SymFloat) -> str:
         expr = expr_of(number) if isinstance(number, torch.SymInt) else float_expr_of(number)

@@ -15,7 +15,7 @@ _KINDS_THAT_CHANGE = frozenset({GuardKind.TENSOR, GuardKind.EQUALS, GuardKind.ID
 
 
 def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
-    """Sizes, numbers, tuples of constants, lengths and functions that differ from what the version was made for."""
+    """Sizes, numbers, texts, tuples of constants, lengths and functions that are not those of the version."""
     found: set[Source] = set()
     for guard in guards:
         if guard.source is None or guard.kind not in _KINDS_THAT_CHANGE:
@@ -33,8 +33,8 @@ def changed_sources(guards: Sequence[Guard], scope: Scope) -> set[Source]:
                 found.add(guard.source)
         elif guard.kind is GuardKind.EQUALS:
             numbers = type(value) in (int, float) and type(guard.payload) in (int, float)
-            tuples = type(value) is tuple and type(guard.payload) is tuple
-            if (numbers or tuples) and not same_constant(value, guard.payload):
+            alike = type(value) is type(guard.payload) and type(value) in (tuple, str)
+            if (numbers or alike) and not same_constant(value, guard.payload):
                 found.add(guard.source)
         elif isinstance(value, torch.Tensor) and value.dim() == len(guard.payload.sizes):
             for dim, (size, expected) in enumerate(zip(value.shape, guard.payload.sizes, strict=True)):

@@ -10,7 +10,7 @@ from typing import Any
 from torchdynamo.interpreter.attributes import python_method
 from torchdynamo.interpreter.builtin_rules import BuiltinRule, Rules
 from torchdynamo.interpreter.classes import may_change
-from torchdynamo.interpreter.protocol import Args, InterpreterObject, Kwargs, World
+from torchdynamo.interpreter.protocol import Args, InterpreterObject, Kwargs, World, is_text
 from torchdynamo.interpreter.structural import show, shows_parts
 
 RULES = Rules()
@@ -35,6 +35,8 @@ def _asks(native: Callable[..., object], *names: str) -> BuiltinRule:
                 if method is None:
                     break
                 answer = world.call(method, (args[0], *args[1:]), kwargs)
+                if native in (str, repr) and isinstance(answer, InterpreterObject) and is_text(answer):
+                    return answer
                 return native(_answering(cls.__name__, name, answer))
         return world.call_leaf(native, args, kwargs)
 

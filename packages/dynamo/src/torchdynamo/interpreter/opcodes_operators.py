@@ -117,7 +117,7 @@ class OperatorOpcodes(FrameState):
 
     @opcode()
     def BUILD_STRING(self, count: int) -> None:
-        self.stack.append("".join(self.pop_many(count)))
+        self.stack.append(self.world.join_texts(self.pop_many(count)))
 
     # -- containers -------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from torchdynamo.interpreter.protocol import (
     InterpreterObject,
     Kwargs,
     UnsupportedProgram,
+    is_text,
 )
 from torchdynamo.interpreter.structural import shows_parts, stored_key
 
@@ -241,7 +242,7 @@ class PlainWorld:
         if how == "ascii":
             return self.convert(value, "repr").encode("ascii", "backslashreplace").decode("ascii")
         text = self.call(str if how == "str" else repr, (value,), {})
-        assert isinstance(text, str)
+        assert is_text(text)
         return text
 
     def note_raise(self, error: BaseException) -> None:
@@ -256,7 +257,7 @@ class PlainWorld:
             method = python_method(kind, "__format__")
             if method is not None:
                 text = self.call(method, (value, spec), {})
-                if not isinstance(text, str):
+                if not is_text(text):
                     raise TypeError(f"__format__ must return a str, not {type(text).__name__}")
                 return text
             if kind.__format__ is _object_format and not spec:
@@ -264,6 +265,9 @@ class PlainWorld:
         if not spec and shows_parts(value):
             return self.convert(value, "str")
         return format(value, spec)
+
+    def join_texts(self, parts: Any) -> str:
+        return "".join(parts)
 
     # -- calls ------------------------------------------------------------------------------
 

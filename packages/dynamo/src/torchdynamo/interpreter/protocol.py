@@ -88,6 +88,11 @@ class InterpreterObject:
     native: type = object  # the type that the program believes this object has
 
 
+def is_text(value: object) -> bool:
+    """Whether a value is a text to the program."""
+    return isinstance(value, str) or (isinstance(value, InterpreterObject) and value.native is str)
+
+
 class InterpreterApi(Protocol):
     """The part of `Interpreter` that worlds, frames and builtins use."""
 
@@ -177,6 +182,7 @@ class World(Protocol):
     def advance(self, iterator: object) -> object: ...  # raises StopIteration
     def convert(self, value: object, how: str) -> str: ...  # "str", "repr" or "ascii"
     def format_value(self, value: object, spec: str) -> str: ...
+    def join_texts(self, parts: Any) -> str: ...
 
     # calls
     def call(self, fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> object: ...

@@ -29,6 +29,7 @@ class DynamicPolicy:
         shared: inputs that share memory with others; a write to them breaks the graph.
         unread: the user's stacks where a number is not taken out of a tensor, but read behind a break.
         sizes: where one that is taken is a size.
+        plain_texts: where a text is made of the values of its numbers, not at each call.
         asks_data: a condition on data breaks the graph, also where only a `raise` is behind it.
     """
 
@@ -42,6 +43,7 @@ class DynamicPolicy:
     asks_data: bool = False
     unread: frozenset[tuple[UserFrame, ...]] = frozenset()
     sizes: frozenset[tuple[UserFrame, ...]] = frozenset()
+    plain_texts: frozenset[tuple[UserFrame, ...]] = frozenset()
 
     def dims(self, tensor: torch.Tensor, source: Source) -> tuple[int, ...]:
         marks = size_marks(tensor)
@@ -59,3 +61,7 @@ class DynamicPolicy:
     def number(self, value: int | float, source: Source) -> bool:
         fits = isinstance(value, float) or abs(value) <= INTEGER_BOUND
         return source in self.changed and not self.never and fits
+
+    def text(self, source: Source) -> bool:
+        """Whether what a text is, is known only at each call."""
+        return source in self.changed and not self.never

@@ -20,6 +20,7 @@ from torchdynamo.arrays.values import Array, TensorAt, flipped_dims
 from torchdynamo.arrays.world import ArrayWorld
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
+from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, RunTimeTexts
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.graph.symbol_nodes import SymbolNodes
 from torchdynamo.graph.tensor_classes import class_of, remember_class
@@ -91,6 +92,7 @@ class Outside:
         entry = (UserFrame(code.co_filename, code.co_firstlineno, function.__name__),)
         self.externals = Externals(self, lambda: user_frames() or entry)
         self.torch_names = TorchNames(self.externals)
+        self.texts = RunTimeTexts(user_frames, dynamic.plain_texts)
         self.recorder = Recorder(self.mode, user_frames, self.adopt, self.guard_offset)
         self.arrays = ArrayWorld(self.recorder, self.externals.arrays, self.adopt, self.ambient)
         self.symbol_sources: dict[str, Source] = {}
@@ -211,6 +213,14 @@ class Outside:
             self._numbers[where] = symbol
         return cast(torch.SymInt, symbol)
 
+    def text(self, value: str, source: Source) -> str | RunTimeText:
+        """A text of the outside: itself, guarded, or one of each call when it changed between calls."""
+        if not self.dynamic.text(source):
+            self.externals.guard(source, GuardKind.EQUALS, value)
+            return value
+        self.externals.guard(source, GuardKind.TYPE, str)
+        return self.texts.given(value, source)
+
     def changes(self, source: Source) -> bool:
         """Whether a value at the source, or reached through it, differed between calls."""
         return any(is_beneath(changed, source) for changed in self.dynamic.changed)
@@ -220,8 +230,8 @@ class Outside:
         return self.dynamic.versions >= _UNROLLED_ROUNDS and self.changes(source)
 
     def grows(self, source: Source) -> bool:
-        """Whether the list at the source had another length in each of several calls."""
-        return self.dynamic.versions >= _UNROLLED_ROUNDS and source in self.dynamic.changed
+        """Whether the list at the source had another length in an earlier call."""
+        return source in self.dynamic.changed
 
     def run_time_numbers(self) -> frozenset[Source]:
         """Where the program read ints and floats that became symbols."""
@@ -641,6 +651,8 @@ class Outside:
     def refuse_opaque(self, *objects: object) -> None:
         """Breaks where the program looks into an object that no guard can watch."""
         for obj in objects:
+            if type(obj) in MADE_AT_EACH_CALL:
+                obj.need()
             if isinstance(obj, Array):
                 raise BreakGraph("numpy", "C code looks into an array")
             if numpy_values.is_array(obj):
