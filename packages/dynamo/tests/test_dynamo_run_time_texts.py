@@ -20,6 +20,7 @@ import torchdynamo
 from primtorch.ledger import Effect
 
 CALLS = 24
+TWO, NAMED, WHOLE, TEMPLATE = "%.2f %s", "%(loss)5.1f", "%d of %d", " {:.1f} {n:>4}"
 _log = logging.getLogger(__name__)
 _clock = itertools.count().__next__
 
@@ -109,9 +110,9 @@ def timed(x: torch.Tensor, run: Run) -> torch.Tensor:
 
 def built(x: torch.Tensor, run: Run) -> torch.Tensor:
     loss, count = x.mean().item(), int((x > 0).sum())
-    text = "loss=" + str(loss) + " " + "%.2f %s" % (loss, count) + " {:.1f} {n:>4}".format(loss, n=count)
+    text = "loss=" + str(loss) + " " + TWO % (loss, count) + TEMPLATE.format(loss, n=count)
     text += "!"
-    print(text, "%(loss)5.1f" % {"loss": loss}, "%d of %d" % (count, x.numel()))
+    print(text, NAMED % {"loss": loss}, WHOLE % (count, x.numel()))
     run.history.append(" | ".join([text, "end"]))
     return x.cos()
 
@@ -145,7 +146,14 @@ def compared(x: torch.Tensor, run: Run) -> Any:
 def looked_up(x: torch.Tensor, run: Run) -> Any:
     name = f"n{int(x.sum().item())}"
     run.table[name] = run.table.get(name, 0) + 1
-    return sorted([name, "b"]), {name}, name in run.table, getattr(run, name, "none"), list(name), hash(name) == hash(name)
+    return (
+        sorted([name, "b"]),
+        {name},
+        name in run.table,
+        getattr(run, name, "none"),
+        list(name),
+        hash(name) == hash(name),
+    )
 
 
 def handed_to_c(x: torch.Tensor, run: Run) -> Any:

@@ -8,10 +8,10 @@ import copy
 import operator
 import re
 import types
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar, cast
 
 import torch
 from torch import nn
@@ -25,7 +25,7 @@ from torchdynamo.calls import torch_calls
 from torchdynamo.calls.calls import Calls, Redirect
 from torchdynamo.graph import scalars
 from torchdynamo.graph.recorder import FAKE_ERRORS, as_break
-from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, joined, need_texts
+from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, joined, need_texts
 from torchdynamo.graph.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, own_classes
 from torchdynamo.interpreter import PlainWorld
@@ -101,7 +101,7 @@ class CaptureWorld(PlainWorld):
     def know_methods(self, obj: object, *names: str) -> None:
         """The program asks for these special methods of `obj`: that its class has them, or not, is guarded."""
         kind = type(obj)
-        if kind in MADE_AT_EACH_CALL:
+        if isinstance(obj, RunTimeText):
             obj.need()
         if isinstance(obj, torch.Tensor):
             kind = self.outside.type_of(obj)
@@ -301,22 +301,22 @@ class CaptureWorld(PlainWorld):
     def convert(self, value: object, how: str) -> str:
         made = self.outside.texts.convert(value, how)
         if made is not MISSING:
-            return made
+            return cast(str, made)
         return super().convert(concrete(value), how)
 
     def format_value(self, value: object, spec: str) -> str:
         made = self.outside.texts.format(value, spec)
         if made is not MISSING:
-            return made
+            return cast(str, made)
         if isinstance(value, BaseException) and not spec:
             value = self.convert(value, "str")
         self.outside.refuse_opaque(value)
         with self._numbers_shown():
-            return _text(super().format_value(concrete(value), spec))
+            return _no_method_of_fake(super().format_value(concrete(value), spec))
 
     def join_texts(self, parts: Any) -> str:
         made = self.outside.texts.of(joined, "", *parts)
-        return super().join_texts(parts) if made is MISSING else made
+        return super().join_texts(parts) if made is MISSING else cast(str, made)
 
     @contextmanager
     def _numbers_shown(self) -> Iterator[None]:
@@ -543,7 +543,7 @@ class CaptureWorld(PlainWorld):
         if fn is torch.Tensor.__new__ and args[0] is not torch.Tensor:
             return self.calls.handle(fn, args[:2], {})  # what follows is for __init__
         if fn is str.join and len(args) == 2 and type(args[1]) not in (str, list, tuple):
-            args = (args[0], list(args[1]))
+            args = (args[0], list(cast("Iterable[object]", args[1])))
         made = self.outside.texts.call(fn, args, kwargs)
         if made is not MISSING:
             return made
@@ -599,9 +599,9 @@ class CaptureWorld(PlainWorld):
         if not _keeps_texts(fn):
             need_texts((args, kwargs))
         if not self.outside.shape_env.symbols:
-            return _text(super().call_leaf(fn, args, kwargs))
+            return _no_method_of_fake(super().call_leaf(fn, args, kwargs))
         with self._numbers_shown():
-            return _text(super().call_leaf(fn, args, kwargs))
+            return _no_method_of_fake(super().call_leaf(fn, args, kwargs))
 
     def _module_of_frame(self) -> object:
         """The module in which the code that runs now is written."""
@@ -627,7 +627,10 @@ class CaptureWorld(PlainWorld):
         raise BreakGraph(reason, detail)
 
 
-def _text(made: object) -> object:
+Made = TypeVar("Made")
+
+
+def _no_method_of_fake(made: Made) -> Made:
     """What C code has made, but no text of a method of what stands in for a tensor."""
     if isinstance(made, str) and f"of {FakeTensor.__name__} object at" in made:
         raise BreakGraph("tensor_repr", "the text of a tensor's method")

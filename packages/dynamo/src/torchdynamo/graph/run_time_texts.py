@@ -59,7 +59,7 @@ class RunTimeText(InterpreterObject):
     """
 
     __slots__ = ("args", "function", "origins", "sample", "source")
-    native = str
+    native: type = str
 
     def __init__(
         self,
@@ -196,7 +196,7 @@ class RunTimeTexts:
             return MISSING
         return self.of(function, text, *map(_Names, names), *values)
 
-    def call(self, fn: object, args: Args, kwargs: Kwargs) -> Any:
+    def call(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:
         """A call of `str`, `repr`, `round`, or of a method of a text; MISSING where it is none, or nothing is of run
         time."""
         if fn is str or fn is repr or fn is ascii:

@@ -10,7 +10,7 @@ import builtins
 import collections
 import types
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 from torchdynamo.interpreter import attributes, operators
 from torchdynamo.interpreter.attributes import is_python, python_method
@@ -243,7 +243,7 @@ class PlainWorld:
             return self.convert(value, "repr").encode("ascii", "backslashreplace").decode("ascii")
         text = self.call(str if how == "str" else repr, (value,), {})
         assert is_text(text)
-        return text
+        return cast(str, text)
 
     def note_raise(self, error: BaseException) -> None:
         """Every exception is the program's."""
@@ -259,7 +259,7 @@ class PlainWorld:
                 text = self.call(method, (value, spec), {})
                 if not is_text(text):
                     raise TypeError(f"__format__ must return a str, not {type(text).__name__}")
-                return text
+                return cast(str, text)
             if kind.__format__ is _object_format and not spec:
                 return self.convert(value, "str")
         if not spec and shows_parts(value):

@@ -20,7 +20,7 @@ from torchdynamo.arrays.values import Array, TensorAt, flipped_dims
 from torchdynamo.arrays.world import ArrayWorld
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
-from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, RunTimeTexts
+from torchdynamo.graph.run_time_texts import RunTimeText, RunTimeTexts
 from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.graph.symbol_nodes import SymbolNodes
 from torchdynamo.graph.tensor_classes import class_of, remember_class
@@ -651,7 +651,7 @@ class Outside:
     def refuse_opaque(self, *objects: object) -> None:
         """Breaks where the program looks into an object that no guard can watch."""
         for obj in objects:
-            if type(obj) in MADE_AT_EACH_CALL:
+            if isinstance(obj, RunTimeText):
                 obj.need()
             if isinstance(obj, Array):
                 raise BreakGraph("numpy", "C code looks into an array")
