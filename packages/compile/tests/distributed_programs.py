@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -11,6 +12,9 @@ import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
 from replica_programs import WRAPPINGS, Layers, before
 from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
+from torch.nn.parallel import DistributedDataParallel
 
 import torchcompile
 import torchdynamo
@@ -100,6 +104,49 @@ def in_buckets(wrapping: str, backend: str, find_unused: bool) -> tuple[list[lis
         rounds.append(events.copy())
         events.clear()
     return rounds, [(stage.bucket, stage.planned) for stage in torchcompile.report().stages]
+
+
+class Pair(torch.nn.Module):
+    """Two layers, a bucket each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.second(torch.tanh(self.first(x)))
+
+
+def alike(sharded: bool) -> tuple[int, list[tuple[str, ...]]]:
+    """Blocks that are built alike, compiled in place: how many graphs were captured, and the parameters of each stage
+    of a backward. Gradients are eager's."""
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(*(Pair() for _ in range(6))).double()
+    twin = copy.deepcopy(model)
+    torchcompile.reset()
+    torchcompile.compile_in_place(*model, backend="aot_eager")
+    runs = [_in_units(m) if sharded else DistributedDataParallel(m, bucket_cap_mb=5e-4) for m in (model, twin)]
+    for step in range(4):
+        torch.manual_seed(step + 10 * dist.get_rank())
+        x = torch.randn(2, 8, dtype=torch.float64)
+        for run in runs:
+            run.zero_grad()
+            run(x).square().sum().backward()
+        for found, expected in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(_local(found.grad), _local(expected.grad))
+    report = torchcompile.report()
+    return report.captured, [stage.parameters for stage in report.stages]
+
+
+def _in_units(model: torch.nn.Sequential) -> torch.nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for block in model:
+        fully_shard(block, mesh=mesh)
+    return fully_shard(model, mesh=mesh)
+
+
+def _local(value: Any) -> torch.Tensor:
+    return value.to_local() if isinstance(value, DTensor) else value
 
 
 @contextmanager

@@ -8,7 +8,12 @@ import distributed_programs
 import pytest
 import replica_programs
 import sharded_programs
+import torch
+import torch.distributed as dist
 from processes import AVAILABLE, Processes
+from torch.nn.parallel import DistributedDataParallel
+
+import torchcompile
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs gloo")
 
@@ -42,6 +47,22 @@ def test_buckets_are_reduced_while_the_backward_runs(
         assert buckets == [(number, False) for number in range(4)]
 
 
+def test_what_was_compiled_before_there_were_processes_comes_in_stages() -> None:
+    torchcompile.reset()
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Tanh(), torch.nn.Linear(8, 8))
+    compiled = torchcompile.compile(model, backend="aot_eager")
+    compiled(torch.ones(2, 8))
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        replicated = DistributedDataParallel(compiled, bucket_cap_mb=5e-4)
+        for _ in range(3):
+            replicated(torch.ones(2, 8)).sum().backward()
+    finally:
+        dist.destroy_process_group()
+    stages = torchcompile.report().stages
+    assert [(stage.bucket, stage.planned) for stage in stages] == [(0, False), (1, False)]
+
+
 @pytest.mark.slow
 def test_four_replicas() -> None:
     with Processes(4) as processes:
@@ -55,6 +76,16 @@ def test_shards(pair: Processes, name: str) -> None:
     for events in pair.run(sharded_programs.trains_as_eager, name, backend):
         within = name != "flat_blocks"  # the hooks of the units, which gather parameters; there they are around it
         assert ("distributed" in events) == within
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_blocks_that_are_alike_share_a_graph(pair: Processes, sharded: bool) -> None:
+    for captured, stages in pair.run(distributed_programs.alike, sharded):
+        assert captured == 2  # the input of the first has no gradient
+        buckets = [
+            (f"{block}.{layer}.weight", f"{block}.{layer}.bias") for block in range(6) for layer in ("first", "second")
+        ]
+        assert sorted(map(sorted, stages)) == ([] if sharded else sorted(map(sorted, buckets)))
 
 
 @pytest.mark.parametrize("program", [distributed_programs.collectives])

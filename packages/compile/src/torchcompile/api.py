@@ -15,7 +15,7 @@ from torchcompile.backends import Backend, Toolchain
 from torchcompile.dumps import DumpFolder
 from torchcompile.errors import InvalidArgument, NotCompilable
 from torchcompile.journal import Journal
-from torchcompile.module import Transform, compile_class, compiled_module, original_of
+from torchcompile.module import Transform, compile_call, compile_class, compiled_module, original_of
 from torchcompile.options import CompileOptions, resolve
 from torchcompile.report import Report
 from torchdynamo import CaptureOptions
@@ -144,8 +144,10 @@ def compile_in_place(
                 f"compile_in_place takes nn.Module objects, not {model!r}: use `f = torchcompile.compile(f)`"
             )
     for model in models:
-        # Where torch itself keeps what `nn.Module.__call__` is to run; no part of the module's state.
-        model._compiled_call_impl = None if disable else transform(model._call_impl)
+        if disable:
+            model._compiled_call_impl = None
+        else:
+            compile_call(model, transform)
 
 
 def _settings(

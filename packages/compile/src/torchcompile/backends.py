@@ -31,7 +31,7 @@ from torchcompile.journal import CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.signature import facts, signature
-from torchdistributed import FollowsReducer, ParameterInfo
+from torchdistributed import FollowsReducer, ParameterInfo, is_parameter
 from torchdistributed.replicas import Stages
 from torchdynamo.errors import TorchDynamoError
 from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
@@ -144,30 +144,28 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
     title, dump = toolchain.start()
     partitioner = partitioner_of(toolchain.options)
 
-    def compile(stages: Stages) -> Runner:
+    def compile(stages: Stages, inputs: Inputs) -> Runner:
         program = dense_attention_masks(gm)
-        return aot_module(
-            program, example_inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump, stages=stages
-        )
+        return aot_module(program, inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump, stages=stages)
 
-    def guarded(stages: Stages) -> Runner:
-        return _or_as_captured(toolchain, title, gm, lambda: compile(stages))
+    def guarded(stages: Stages, inputs: Inputs) -> Runner:
+        return _or_as_captured(toolchain, title, gm, lambda: compile(stages, inputs))
 
     return for_replicas(toolchain, lambda: title, example_inputs, guarded)
 
 
 def for_replicas(
-    toolchain: Toolchain, title: Callable[[], str], inputs: Inputs, compile: Callable[[Stages], Runner]
+    toolchain: Toolchain, title: Callable[[], str], inputs: Inputs, compile: Callable[[Stages, Inputs], Runner]
 ) -> Runner:
     """What `compile` makes of a graph for the stages of its backward: where processes train replicas of a model, those
     that the reducer of DistributedDataParallel waits for."""
-    leaves = [value for value in inputs if isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf]
-    if len(leaves) < 2 or not (dist.is_available() and dist.is_initialized()):
-        return compile(())
+    if not dist.is_available() or sum(map(is_parameter, inputs)) < 2:
+        return compile((), inputs)
 
-    def compile_within(stages: Stages) -> Runner:  # a later call may be in the middle of anything that guards allow
+    # A later call may be in the middle of anything that guards allow.
+    def compile_within(stages: Stages, inputs: Sequence[Any]) -> Runner:
         with preserved():
-            return compile(stages)
+            return compile(stages, list(inputs))
 
     def tell(stages: Sequence[tuple[int, Sequence[ParameterInfo]]], final: bool) -> None:
         records = []
@@ -188,11 +186,11 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
     key = signature(gm)
     start = functools.cache(toolchain.start)
 
-    def compile(stages: Stages) -> Runner:
+    def compile(stages: Stages, inputs: Inputs) -> Runner:
         runner = toolchain.compiled.get((key, stages)) if key is not None else None
         if runner is None:
             asked = facts(gm)
-            runner = _compile_with_inductor(toolchain, gm, example_inputs, stages, *start())
+            runner = _compile_with_inductor(toolchain, gm, inputs, stages, *start())
             if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
                 toolchain.compiled[key, stages] = runner
         return runner

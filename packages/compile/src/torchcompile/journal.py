@@ -61,9 +61,11 @@ class Journal:
             self._graphs.append(record)
 
     def split(self, title: str, stages: Sequence[StageRecord]) -> None:
-        """Keeps the stages that a graph's backward has from now on."""
+        """Keeps the stages that a graph's backward has from now on, for the parameters in them: modules that are built
+        alike share a graph."""
+        named = {name for stage in stages for name in stage.parameters}
         with self._lock:
-            left = [record for record in self._stages if record.title != title]
+            left = [r for r in self._stages if r.title != title or named.isdisjoint(r.parameters)]
             self._stages.clear()
             self._stages.extend((*left, *stages))
 

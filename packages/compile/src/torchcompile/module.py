@@ -65,6 +65,19 @@ def _call_of(self: torch.nn.Module) -> Callable[..., object]:
     return call
 
 
+def compile_call(model: torch.nn.Module, transform: Transform) -> None:
+    """Makes `transform` of the call of `model` what its call runs, where torch itself keeps such: no part of its state.
+
+    All modules' calls are calls of one function, so that those that are built alike share what is compiled. Torch's own
+    part of a call that breaks, one with hooks of FSDP, is run as it is; `forward` is captured then.
+    """
+    model._compiled_call_impl = transform(types.MethodType(_run_call, model))  # type: ignore[assignment]
+
+
+def _run_call(self: torch.nn.Module, /, *args: object, **kwargs: object) -> object:
+    return self._call_impl(*args, **kwargs)
+
+
 def _is_same_model(view: torch.nn.Module, other: object) -> object:
     return original_of(other) is original_of(view) if isinstance(other, torch.nn.Module) else NotImplemented
 

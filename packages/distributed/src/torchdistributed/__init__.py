@@ -2,7 +2,14 @@
 
 from torchdistributed.buckets import Bucket, ParameterInfo, parameter_infos, plan_buckets
 from torchdistributed.errors import BucketPlanError
-from torchdistributed.replicas import FollowsReducer, ReducerPlan, active_replica, reducer_plan, stages_for
+from torchdistributed.replicas import (
+    FollowsReducer,
+    ReducerPlan,
+    active_replica,
+    is_parameter,
+    reducer_plan,
+    stages_for,
+)
 from torchdistributed.split import assign_pieces, split_at_buckets
 
 __version__ = "0.1.0"
@@ -15,6 +22,7 @@ __all__ = [
     "ReducerPlan",
     "active_replica",
     "assign_pieces",
+    "is_parameter",
     "parameter_infos",
     "plan_buckets",
     "reducer_plan",

@@ -15,7 +15,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from torchdistributed.buckets import MIB, Bucket, ParameterInfo, parameter_infos, plan_buckets
@@ -36,8 +35,6 @@ class ReducerPlan:
 
 def active_replica() -> DistributedDataParallel | None:
     """The DistributedDataParallel whose forward this thread's process is in: what torch tells compilers of it."""
-    if not (dist.is_available() and dist.is_initialized()):
-        return None
     return DistributedDataParallel._get_active_ddp_module()  # type: ignore[no-any-return, no-untyped-call]
 
 
@@ -83,50 +80,80 @@ def stage_parameters(
     return [(index, parameters) for index, parameters in found if parameters]
 
 
+@dataclass(slots=True)
+class Followed:
+    """What one graph runs for some parameters: layers that are built alike share a graph, each with its buckets."""
+
+    first: weakref.ref[torch.Tensor]  # of the parameters
+    replicated: weakref.ref[DistributedDataParallel]
+    stages: Stages
+    run: Runner
+    final: bool
+    plans: int
+
+
 class FollowsReducer:
     """A compiled graph that is compiled again, once or twice, when the model it belongs to turns out to be replicated
     and when the reducer has made its buckets.
 
     Args:
-        compile: the graph, with its backward in these stages.
+        compile: the graph, with its backward in these stages, for inputs like these.
         tell: called with what was cut and where.
-        inputs: the first call's.
+        inputs: the first call's; at least one is a parameter.
     """
 
     def __init__(
         self,
-        compile: Callable[[Stages], Runner],
+        compile: Callable[[Stages, Sequence[Any]], Runner],
         tell: Callable[[list[tuple[int, list[ParameterInfo]]], bool], None],
         inputs: Sequence[Any],
     ) -> None:
         self.compile, self.tell = compile, tell
-        self.replicated: Callable[[], DistributedDataParallel | None] = lambda: None
-        self.final, self.plans = False, 0
-        self.stages: Stages = ()
-        self.run: Runner | None = None
-        self._lock = threading.Lock()
+        self._parameter = [is_parameter(value) for value in inputs].index(True)  # who it is says whose call it is
+        self._runs: dict[Stages, Runner] = {}
+        self._followed: dict[int, Followed] = {}
+        self._lock = threading.RLock()
         replicated = active_replica()
         if replicated is not None:
             self.follow(replicated, inputs)
-        if self.run is None:
-            self.run = compile(())
+        else:
+            self._compiled((), inputs)
+        self._run = next(iter(self._runs.values()))
 
     def __call__(self, *inputs: Any) -> Sequence[Any]:
         replicated = active_replica()
-        if replicated is not None and not (self.final and self.replicated() is replicated):
-            self.follow(replicated, inputs)
-        assert self.run is not None
-        return self.run(*inputs)
+        if replicated is None:
+            return self._run(*inputs)
+        parameter = inputs[self._parameter]
+        known = self._followed.get(id(parameter))
+        if not (known and known.final and known.first() is parameter and known.replicated() is replicated):
+            known = self.follow(replicated, inputs)
+        return known.run(*inputs)
 
-    def follow(self, replicated: DistributedDataParallel, inputs: Sequence[Any]) -> None:
+    def _compiled(self, stages: Stages, inputs: Sequence[Any]) -> Runner:
+        if stages not in self._runs:
+            self._runs[stages] = self.compile(stages, inputs)
+        return self._runs[stages]
+
+    def follow(self, replicated: DistributedDataParallel, inputs: Sequence[Any]) -> Followed:
         """Compiles the graph for the buckets that the reducer has now, if they are others."""
         with self._lock:
-            plan = reducer_plan(replicated)
-            self.replicated, self.final = weakref.ref(replicated), plan.final
-            stages = stages_for(plan, replicated, inputs)
-            if stages != self.stages:
-                if self.plans >= _MOST_PLANS:
-                    return
-                self.run, self.stages, self.plans = self.compile(stages), stages, self.plans + 1
+            parameter, plan = inputs[self._parameter], reducer_plan(replicated)
+            stages, plans = stages_for(plan, replicated, inputs), 0
+            known = self._followed.get(id(parameter))
+            if known is not None and known.first() is parameter:
+                plans = known.plans + (stages != known.stages)
+                if plans > _MOST_PLANS:
+                    stages = known.stages
+            run = self._compiled(stages, inputs)
+            made = Followed(weakref.ref(parameter), weakref.ref(replicated), stages, run, plan.final, plans)
+            self._followed = {key: other for key, other in self._followed.items() if other.first() is not None}
+            self._followed[id(parameter)] = made
             if stages:
                 self.tell(stage_parameters(plan, replicated, inputs), plan.final)
+            return made
+
+
+def is_parameter(value: object) -> bool:
+    """Whether autograd keeps a gradient for an input of a graph."""
+    return isinstance(value, torch.Tensor) and value.requires_grad and value.is_leaf

@@ -16,7 +16,7 @@ from torchdynamo.calls.transforms import is_transformed
 from torchdynamo.convert import convert
 from torchdynamo.emit.generated_code import forget_ended_code
 from torchdynamo.events import DISABLED_FUNCTION, frame_of, refusal
-from torchdynamo.function import Function, Nested
+from torchdynamo.function import Alike, Function, Nested
 from torchdynamo.graph.torch_functions import is_leaf
 from torchdynamo.marks import (
     Mark,
@@ -71,8 +71,10 @@ def optimize(
     chosen = options or CaptureOptions()
     written = ledger if ledger is not None else new_ledger(chosen)
 
+    alike = Alike()
+
     def decorate(target: F) -> F:
-        return cast(F, _wrap(target, backend, chosen, dump, written))
+        return cast(F, _wrap(target, (backend, chosen, dump), written, alike))
 
     return decorate
 
@@ -85,7 +87,7 @@ def new_ledger(options: CaptureOptions) -> Ledger:
     return Ledger(LEDGER, refusal if options.fullgraph else None)
 
 
-def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | None, ledger: Ledger) -> Any:
+def _wrap(target: Any, settings: tuple[Backend, CaptureOptions, Dump | None], ledger: Ledger, alike: Alike) -> Any:
     function = target.__func__ if isinstance(target, types.MethodType) else target
     mark = mark_of(function)
     if mark is not None and mark.kind is MarkKind.DISABLED:
@@ -99,17 +101,17 @@ def _wrap(target: Any, backend: Backend, options: CaptureOptions, dump: Dump | N
         if is_leaf(target) or is_transformed(target):  # known where it is called: its body is not the program's
             target = _caller_of(target)
         stats = Stats(ledger, TOTAL)
-        setting = (convert, backend, options, dump, stats)
+        setting = (convert, *settings, alike, stats)
         owner = Function(target, *setting, nested=Nested(*setting))
         compiled = owner.callable()
         _LIVE[stats] = weakref.ref(compiled)
         return compiled
     if isinstance(target, types.MethodType):
-        return types.MethodType(_wrap(target.__func__, backend, options, dump, ledger), target.__self__)
+        return types.MethodType(_wrap(target.__func__, settings, ledger, alike), target.__self__)
     if isinstance(target, functools.partial):
-        return functools.partial(_wrap(target.func, backend, options, dump, ledger), *target.args, **target.keywords)
+        return functools.partial(_wrap(target.func, settings, ledger, alike), *target.args, **target.keywords)
     if isinstance(target, nn.Module) or (callable(target) and not isinstance(target, type)):
-        return types.MethodType(_wrap(_call, backend, options, dump, ledger), target)
+        return types.MethodType(_wrap(_call, settings, ledger, alike), target)
     raise TypeError(f"expected a function, a method, a callable object or an nn.Module, got {type(target).__name__}")
 
 

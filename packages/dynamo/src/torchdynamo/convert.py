@@ -62,6 +62,7 @@ from torchdynamo.sources import Attribute, Source
 
 Result = TypeVar("Result")
 _AGAIN: Final = Marker("AGAIN")  # what a capture has taught makes another one of the same call
+_MODULE_CALL: Final = torch.nn.modules.module.__file__
 
 
 # Classes of tensors have a say in what the program does with one, and in nothing that capture asks of it.
@@ -319,7 +320,19 @@ def _stopping(state: Function, broke: Broke, depth: int | None, told: Directions
     refused = reason.reason == "exception" and told.refused_raise >= 0  # for a break behind it
     if state.options.fullgraph or (broke.is_error and not refused):
         raise Unsupported(describe(reason))
-    return replace(told, stop_at=broke.path[:depth], reason=reason)
+    return replace(told, stop_at=broke.path[: _depth(state, broke) if depth is None else depth], reason=reason)
+
+
+def _depth(state: Function, broke: Broke) -> int:
+    """How many of a break's frames are split. Of torch's own call of a module none is where hooks or its forward talk
+    to other processes: it runs as it is, and the forwards in it are captured on their own, which modules share."""
+    depth, frames = len(broke.path), broke.graph_break.user_frames
+    if broke.graph_break.reason == "distributed" and len(frames) == depth:
+        while depth > 1 and frames[depth - 1].file == _MODULE_CALL:
+            depth -= 1
+    if depth < len(broke.path) and state.nested is not None:
+        state.nested.finds_layers = True
+    return depth
 
 
 def _break_there(state: Function, outside: Outside, error: DataDependent) -> bool:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import inspect
 import logging
+import operator
 import os
 import sysconfig
 import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -83,7 +84,46 @@ def as_written(run: Callable[..., object], graph_break: GraphBreak | None = None
     return Entry(None, run, Compiled(graph_break=graph_break))
 
 
-@dataclass(slots=True)
+class Alike:
+    """The functions under capture that one `optimize` made, by what they run: the same code over the same globals and
+    cells. A call of one that fits a version of another takes that: the parts of a model that are built alike are
+    captured once."""
+
+    def __init__(self) -> None:
+        self._by_code: weakref.WeakKeyDictionary[types.CodeType, list[weakref.ref[Function]]] = (
+            weakref.WeakKeyDictionary()
+        )
+
+    def add(self, state: Function) -> None:
+        known = self._by_code.setdefault(state.function.__code__, [])
+        known[:] = [reference for reference in known if reference() is not None]
+        known.append(weakref.ref(state))
+
+    def versions(self, state: Function, limit: int) -> Iterator[Entry]:
+        """Versions of the others, each once, at most `limit` of them."""
+        function, seen = state.function, set[int]()
+        for reference in self._by_code.get(function.__code__, ()):
+            other = reference()
+            if other is None or other is state or not _runs_alike(other.function, function):
+                continue
+            compiled = other.compiled()
+            for entry in compiled.entries if compiled is not None else ():
+                if entry.tree is None or id(entry) in seen:
+                    continue
+                if len(seen) == limit:
+                    return
+                seen.add(id(entry))
+                yield entry
+
+
+def _runs_alike(one: types.FunctionType, other: types.FunctionType) -> bool:
+    """What both read beside their arguments is the same."""
+    cells, others = one.__closure__ or (), other.__closure__ or ()
+    same_cells = len(cells) == len(others) and all(map(operator.is_, cells, others))
+    return one is other or (one.__globals__ is other.__globals__ and same_cells)
+
+
+@dataclass(slots=True, weakref_slot=True, eq=False)
 class Function:
     """One function under capture, over all its versions."""
 
@@ -92,6 +132,7 @@ class Function:
     backend: Backend
     options: CaptureOptions
     dump: Dump | None
+    alike: Alike
     stats: Stats
     changed: set[Source] = field(default_factory=set)
     fixed: set[Source] = field(default_factory=set)  # integers that are no symbols; texts and lists read as a whole
@@ -110,6 +151,9 @@ class Function:
     lazy: bool = False  # a call has run as it was written for a lazy module to make its parameters
     unheld: int = 0  # captures in a row of one call whose guards did not hold: other threads change what it reads
     made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.alike.add(self)
 
     def callable(self) -> CompiledCallable:
         compiled = CompiledCallable(self.function, self.miss)
@@ -179,6 +223,8 @@ class Function:
                 if failure is None and entry.tree is not None and not again:
                     return entry  # another thread has made it, or changed back what it reads
                 why.append(str(failure or "a guard that holds now failed before"))
+            if not again and (shared := self._version_of_another(flat)) is not None:
+                return shared
             if why and not self._may_recompile(why):
                 return None
             with other_compiler_off():
@@ -190,6 +236,14 @@ class Function:
         finally:
             in_backend = self.stats.backend_seconds - in_backend
             self.stats.add(seconds=time.perf_counter() - began - in_backend)
+
+    def _version_of_another(self, flat: tuple[object, ...]) -> Entry | None:
+        """What a function that runs the same code has made, and fits this call, too."""
+        for entry in self.alike.versions(self, self.options.recompile_limit):
+            info: Compiled = entry.info
+            if first_failure(info.guards, Scope.of(self.function, flat, info.pinned)) is None:
+                return entry
+        return None
 
     def _raise_at_entry(self, flat: Sequence[object], error: BaseException | None) -> object:
         """What raises in a continuation that was to be compiled, under the handlers of the place where it begins."""
@@ -354,6 +408,7 @@ class Nested:
         self.resumes: dict[tuple[object, ...], object] = {}
         self._plain: set[types.CodeType] = set()
         self.hook = Hook(self.found)
+        self.finds_layers = False  # a module's call runs as it is: torch's layers are part of the program, too
 
     def leave_alone(self, function: types.FunctionType) -> None:
         self._plain.add(function.__code__)
@@ -376,7 +431,7 @@ class Nested:
             if mark.kind in (MarkKind.DISABLED, MarkKind.SKIPPED):
                 ledger.add(of_function(DISABLED_FUNCTION, marked, mark.reason or ""))
             return _as_it_is(function) if mark.kind is MarkKind.DISABLED else None
-        if code.co_filename.startswith(_LEFT_ALONE):
+        if code.co_filename.startswith(_LEFT_ALONE) and not (self.finds_layers and _is_layer(code)):
             if code.co_filename.startswith(_TORCH):
                 ledger.add(Event(LIBRARY_CODE, os.path.relpath(code.co_filename, os.path.dirname(_TORCH))))
             return None
@@ -410,10 +465,16 @@ def _as_it_is(function: types.FunctionType) -> CompiledCallable:
     return CompiledCallable(function, lambda compiled, flat: entry)
 
 
+def _is_layer(code: types.CodeType) -> bool:
+    """Whether it is the forward of a layer of torch's own."""
+    return code.co_name == "forward" and code.co_filename.startswith(_LAYERS)
+
+
 _SUSPENDS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 # Their argument is an iterator, which capture may not advance; what they call is captured.
 _COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _TORCH = os.path.dirname(torch.__file__) + os.sep
+_LAYERS = os.path.join(_TORCH, "nn", "modules", "")
 # Files whose functions are not captured on their own: Python's library, torch, NumPy, this package, generated code.
 _LEFT_ALONE = (
     sysconfig.get_paths()["stdlib"] + os.sep,
