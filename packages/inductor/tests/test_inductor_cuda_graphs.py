@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from primtorch.ledger import Event, Ledger
-from torchinductor.cuda_graphs import MAX_GRAPHS, GraphedProgram, refusal
+from torchinductor.cuda_graphs import MAX_GRAPHS, MAX_RECORDINGS, GraphedProgram, refusal
 from torchinductor.events import NOT_REPLAYED, passed_by
 from torchinductor.indexing import number
 from torchinductor.program import (
@@ -105,6 +105,51 @@ def test_a_held_result_is_not_overwritten() -> None:
     del view
     run([xs[0], w])
     assert run.runs.replayed == 2
+
+
+def test_a_result_that_a_loop_holds_is_copied_from_then_on() -> None:
+    """`out = model(x)` lets go of the last result when the call has returned."""
+    run = graphed(scaled, "x", "w")
+    x, w = torch.ones(4), torch.full((4,), 2.0)
+    for step in range(8):
+        x.fill_(step)
+        out = run([x, w])
+        assert torch.equal(out[0], x * 2)
+    held = run([x, w])[0]
+    x.zero_()
+    run([x, w])
+    assert torch.equal(held, torch.full((4,), 14.0))
+    assert run.runs.plain == {"first call": 1, "a result of the last replay is still held": 1}
+
+
+def test_results_in_one_memory_are_not_copied_apart() -> None:
+    def both(given: list[Any]) -> list[Any]:
+        whole = given[0] * 2
+        return [whole, whole[1:]]
+
+    run = graphed(both, "x")
+    x = torch.ones(4)
+    for _ in range(6):
+        out = run([x])
+        assert out[0].untyped_storage().data_ptr() == out[1].untyped_storage().data_ptr()
+    assert run.runs.plain["a result of the last replay is still held"] == 2
+
+
+def test_inputs_that_moved_only_once_are_read_in_place_again() -> None:
+    """A backward's: its forward runs as it is, then gives it what a replay writes."""
+    run = graphed(scaled, "x", "w")
+    before, x, w = torch.ones(4), torch.full((4,), 3.0), torch.ones(4)
+    run([before, w])
+    for _ in range(5):
+        x.add_(1)
+        assert torch.equal(run([x, w])[0], x)
+    (state,) = run._states.values()
+    assert not state.copied and (run.runs.recorded, run.runs.replayed) == (2, 5)  # type: ignore[union-attr]
+    others = [torch.full((4,), float(k)) for k in range(30)]  # here and there: the recordings have an end
+    for k in range(30):
+        given = others[k // 2]
+        assert torch.equal(run([given, w])[0], given)
+    assert run.runs.recorded <= MAX_RECORDINGS
 
 
 def test_an_input_that_moves_late_is_recorded_again() -> None:

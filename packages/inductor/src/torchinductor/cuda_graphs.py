@@ -2,8 +2,11 @@
 
 A program is run as it is at its first call, recorded at the second, and replayed from then on. Inputs that stayed
 where they were (parameters, another graph's results) are read in place; the others are copied to fixed memory first.
+What moved only once is read in place again: a backward's inputs move when its forward begins to be replayed.
+
 Results lie in the graph's own memory. While anybody holds a result of the last replay, the next call runs the program
-as it is: a result is never overwritten under its holder, and nothing is copied for that.
+as it is: a result is never overwritten under its holder. A small result that was held so (a loop's `loss` and `output`
+live until the next call has returned) is given out as a copy from then on.
 """
 
 from __future__ import annotations
@@ -30,7 +33,9 @@ from .program import (
 )
 
 MAX_GRAPHS = 8  # of a program: one for each set of sizes and each stream
-MAX_RECORDINGS = 4  # of one graph: each learns which further inputs move
+MAX_RECORDINGS = 8  # of one graph: each learns which further inputs move, or move no longer
+MAX_SETTLED = 2  # recordings of one graph because inputs move no longer
+COPIED_RESULT = 64 << 20  # bytes of a result that is rather copied than waited for
 
 Replay = Callable[[], object]
 
@@ -132,6 +137,18 @@ class _Seen:
     addresses: list[int]
     moving: set[int] = field(default_factory=set)  # inputs that do not stay where they were
     recordings: int = 0
+    settled: int = 0  # recordings because inputs stayed again
+    given_away: set[int] = field(default_factory=set)  # results that callers hold while they call again
+
+
+@dataclass(frozen=True, slots=True)
+class _Copied:
+    """An input that is copied before each replay."""
+
+    input: int
+    own: torch.Tensor  # the program's
+    target: torch.Tensor  # what a copy writes to
+    address: int  # where the input lay when the graph was recorded
 
 
 @dataclass(slots=True)
@@ -139,13 +156,26 @@ class _Recorded:
     seen: _Seen
     replay: Replay
     fixed: list[tuple[int, int]]  # (input, address) of those read in place
-    copied: list[tuple[int, torch.Tensor, torch.Tensor]]  # (input, the program's tensor, what a copy writes to)
+    copied: list[_Copied]
     outputs: list[Value]
     passed: dict[int, int]  # output -> input that it is
-    holds: list[tuple[torch.UntypedStorage, int]]  # results' memory, and how many hold it when only the graph does
+    holds: list[tuple[torch.UntypedStorage, int, list[int]]]
+    """Results' memory, how many hold it when only the graph does, and the results that lie there."""
 
     def held(self) -> bool:
-        return any(_holders(storage) > count for storage, count in self.holds)
+        """Whether somebody holds a result. One that is small and alone in its memory is copied from now on."""
+        found = [(storage, places) for storage, count, places in self.holds if _holders(storage) > count]
+        for storage, places in found:
+            if len(places) == 1 and storage.nbytes() <= COPIED_RESULT:
+                self.seen.given_away.update(places)
+        return bool(found)
+
+    def settled(self, inputs: list[Value]) -> set[int]:
+        """The inputs that are copied although they lie where they did when the graph was recorded, if these are most of
+        what is copied."""
+        same = [c for c in self.copied if _address(inputs[c.input]) == c.address]
+        bytes_of = lambda copies: sum(c.target.nbytes for c in copies)
+        return {c.input for c in same} if 2 * bytes_of(same) > bytes_of(self.copied) else set()
 
 
 _FIRST = "first call"
@@ -202,12 +232,16 @@ class GraphedProgram:
             return self._plain(inputs, state)
         if isinstance(state, _Recorded):
             moved = {i for i, address in state.fixed if _address(inputs[i]) != address}
-            if not moved:
+            seen = state.seen
+            stayed = state.settled(inputs) if not moved and seen.settled < MAX_SETTLED else set()
+            if not moved and (not stayed or seen.recordings >= MAX_RECORDINGS or state.held()):
                 return self._replay(state, inputs)
-            if state.seen.recordings >= MAX_RECORDINGS or state.held():
+            if moved and (seen.recordings >= MAX_RECORDINGS or state.held()):
                 return self._plain(inputs, "an input moved")
-            state.seen.moving |= moved
-            state = state.seen
+            seen.moving = (seen.moving | moved) - stayed
+            seen.settled += bool(stayed)
+            seen.addresses = self._addresses(inputs)
+            state = seen
         return self._record(key, state, inputs)
 
     def _addresses(self, inputs: list[Value]) -> list[int]:
@@ -218,13 +252,13 @@ class GraphedProgram:
         seen.moving |= {i for i, old, new in zip(self._tensors, seen.addresses, now, strict=True) if old != new}
         seen.recordings += 1
         given = list(inputs)
-        copied: list[tuple[int, torch.Tensor, torch.Tensor]] = []
+        copied: list[_Copied] = []
         for i in seen.moving:
             moving = inputs[i]
             if isinstance(moving, torch.Tensor):
                 own, target = _double(moving)
                 given[i] = own
-                copied.append((i, own, target))
+                copied.append(_Copied(i, own, target, _address(moving)))
         try:
             replay, outputs = self._device.record(lambda: self._run(given))
         except RuntimeError as error:
@@ -234,16 +268,18 @@ class GraphedProgram:
         results = list(enumerate(outputs))
         passed = {o: positions[id(t)] for o, t in results if id(t) in positions}
         made = [t for o, t in results if o not in passed and isinstance(t, torch.Tensor)]
-        memory = {t.untyped_storage().data_ptr() for _, t, _ in copied}
+        memory = {c.own.untyped_storage().data_ptr() for c in copied}
         if any(t.untyped_storage().data_ptr() in memory for t in made if t.numel()):
             self._states[key] = reason = "a result is a view of an input that moves"
             return self._plain(inputs, reason)
         theirs = {t.untyped_storage().data_ptr() for t in given if isinstance(t, torch.Tensor)}
-        fresh = {t.untyped_storage().data_ptr(): t for t in made if t.untyped_storage().data_ptr() not in theirs}
-        storages = [t.untyped_storage() for t in fresh.values()]
+        fresh: dict[int, tuple[torch.UntypedStorage, list[int]]] = {}
+        for o, t in results:
+            if isinstance(t, torch.Tensor) and t.untyped_storage().data_ptr() not in theirs:
+                fresh.setdefault(t.untyped_storage().data_ptr(), (t.untyped_storage(), []))[1].append(o)
         fixed = [(i, a) for i, a in zip(self._tensors, now, strict=True) if i not in seen.moving]
         state = _Recorded(seen, replay, fixed, copied, outputs, passed, [])
-        state.holds = [(s, _holders(s)) for s in storages]
+        state.holds = [(s, _holders(s), places) for s, places in fresh.values()]
         self._states[key] = state
         self.runs.recorded += 1
         return self._replay(state, inputs)
@@ -253,16 +289,19 @@ class GraphedProgram:
             return self._plain(inputs, "a result of the last replay is still held")
         if state.copied:
             with torch.no_grad():
-                for i, like, target in state.copied:
-                    source = inputs[i]
-                    assert isinstance(source, torch.Tensor)
-                    target.copy_(_dense(source) if target is not like else source)
+                for c in state.copied:
+                    _fill(c.own, c.target, inputs[c.input])
         state.replay()
         self.runs.replayed += 1
         results: list[Value] = []
         for position, output in enumerate(state.outputs):
             if position in state.passed:
                 results.append(inputs[state.passed[position]])
+            elif isinstance(output, torch.Tensor) and position in state.seen.given_away:
+                with torch.no_grad():
+                    own, target = _double(output)
+                    _fill(own, target, output)
+                results.append(own)
             else:
                 results.append(output.detach() if isinstance(output, torch.Tensor) else output)
         return results
@@ -274,6 +313,12 @@ def _address(value: Value) -> int:
 
 def _holders(storage: torch.UntypedStorage) -> int:
     return int(torch._C._storage_Use_Count(storage._cdata))  # type: ignore[attr-defined]
+
+
+def _fill(own: torch.Tensor, target: torch.Tensor, source: Value) -> None:
+    """Writes a tensor's elements to its double."""
+    assert isinstance(source, torch.Tensor)
+    target.copy_(_dense(source) if target is not own else source)
 
 
 def _overlaps(tensor: torch.Tensor) -> bool:
