@@ -29,7 +29,7 @@ _FEW = 16
 def _readable(ctx: Context, t: TensorValue, places: Index | None = None) -> None:
     """A value that is read at computed places is stored when computing it there again would cost more than a load,
     unless the places are few: the loss of a softmax reads one element of each row."""
-    if not isinstance(t.data, Lazy) or not (t.heavy or t.cost > 2):
+    if ctx.inline or not isinstance(t.data, Lazy) or not (t.heavy or t.cost > 2):
         return
     whole, read = product(t.shape).as_int(), None if places is None else product(places).as_int()
     if whole is None or read is None or read * _FEW > whole:
