@@ -52,6 +52,7 @@ class Case:
     batch: int
     length: int
     sharded: bool = False
+    blocks: bool = False  # compiled one by one; sharded models are always
     expected: frozenset[str] = frozenset()
 
 
@@ -74,6 +75,8 @@ CASES = {
         16, 512,
     ),
     "gpt2-48": Case("GPT2LMHeadModel", {"n_layer": 48}, {"n_layer": 4, **_TINY_GPT}, 8, 1024),
+    "gpt2-12-blocks": Case("GPT2LMHeadModel", {"n_layer": 12}, {"n_layer": 2, **_TINY_GPT}, 8, 1024, blocks=True),
+    "gpt2-48-blocks": Case("GPT2LMHeadModel", {"n_layer": 48}, {"n_layer": 4, **_TINY_GPT}, 8, 1024, blocks=True),
 }  # fmt: skip
 
 
@@ -224,12 +227,14 @@ class Bench:
         settings = {"device_ids": [self.device.index], "gradient_as_bucket_view": True} if self.cuda else {}
         if self.tiny:
             settings["bucket_cap_mb"] = 1
-        if compiler == "ours":
+        if self.case.blocks:
+            _compile_blocks(list(model.transformer.h), compiler)
+        elif compiler == "ours":
             import torchcompile
 
             model = torchcompile.compile(model)
         replicated = DistributedDataParallel(model, **settings)
-        return self.torch.compile(replicated) if compiler == "torch" else replicated
+        return self.torch.compile(replicated) if compiler == "torch" and not self.case.blocks else replicated
 
     def _sharded(self, model: Any, compiler: str) -> Any:
         from torch.distributed.device_mesh import init_device_mesh
@@ -239,13 +244,7 @@ class Bench:
         mesh = init_device_mesh(self.device.type, (self.world,))
         settings = {"mesh": mesh, "mp_policy": MixedPrecisionPolicy(torch.bfloat16, torch.float32)}
         blocks = list(model.model.layers)
-        if compiler == "torch":
-            for block in blocks:
-                block.compile()
-        if compiler == "ours":
-            import torchcompile
-
-            torchcompile.compile_in_place(*blocks)
+        _compile_blocks(blocks, compiler)
         for block in blocks:
             fully_shard(block, **settings)
         return fully_shard(model, **settings)
@@ -260,6 +259,7 @@ class Bench:
         kernels = sum(graph.seconds for graph in report.graphs)
         return {
             "graphs": report.captured, "kernels": report.kernels, "stages": stages, "surprises": surprises,
+            "stage_bytes": [s.nbytes for s in report.stages],
             "capture_s": capture, "kernels_s": kernels, "recompiles": sum(e.count for e in report.recompiles),
         }  # fmt: skip
 
@@ -296,6 +296,7 @@ class Bench:
         for candidate in self.candidates:
             self._row(candidate)
         rows = [candidate.row for candidate in self.candidates]
+        rows[-1]["link"] = self._link()
         eager = next((row for row in rows if row["compiler"] == "eager"), None)
         for row in rows if eager else ():
             row["ratio"] = eager["ms"] / row["ms"]  # type: ignore[index]
@@ -342,6 +343,21 @@ class Bench:
             profiled.export_chrome_trace(f"{folder}/trace.json")
             return hidden(on_device(json.loads(Path(f"{folder}/trace.json").read_text())))
 
+    def _link(self) -> dict[int, float]:
+        """Milliseconds of an all-reduce by its bytes, with nothing beside it."""
+        found = {}
+        for mib in (1,) if self.tiny else (1, 8, 25, 100):
+            buffer, times = self.torch.ones(mib << 18, device=self.device), []
+            for _ in range(6):
+                self.dist.barrier()
+                self.synchronize()
+                start = time.perf_counter()
+                self.dist.all_reduce(buffer)
+                self.synchronize()
+                times.append(time.perf_counter() - start)
+            found[mib << 20] = min(times) * 1e3
+        return found
+
     def _mean(self, loss: Any) -> Any:
         total = loss.float().clone()
         self.dist.all_reduce(total)
@@ -352,6 +368,16 @@ class Bench:
         moved = times.to(self.device)
         self.dist.all_reduce(moved, self.dist.ReduceOp.MAX)
         return moved.cpu()
+
+
+def _compile_blocks(blocks: Sequence[Any], compiler: str) -> None:
+    if compiler == "torch":
+        for block in blocks:
+            block.compile()
+    if compiler == "ours":
+        import torchcompile
+
+        torchcompile.compile_in_place(*blocks)
 
 
 def work(arguments: argparse.Namespace) -> None:
