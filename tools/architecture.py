@@ -62,7 +62,11 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("primtorch/src/primtorch/ambient.py", "AMBIENT", "its reader and its writer"),
     ),
     "an ATen operator": (
-        Place("primtorch/src/primtorch/operators", "Family", "its rule, formula and refusals, in its family's file"),
+        Place(
+            "primtorch/src/primtorch/operators",
+            "Family",
+            "its rule, formula, refusals and samples, in its family's file",
+        ),
     ),
     "an operator that functionalization or the recorder must take in a way of its own": (
         Place("aotautograd/src/aotautograd/special_operators.py", "def ", "a rule under its overloads"),

@@ -30,7 +30,18 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # other files of itself. "" is the package's own `__init__`. `tools/architecture.py` draws them.
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
-        ("schemas", "spec", "supported", "extensions", "once", "ambient", "effects", "placement", "out_arguments"),
+        (
+            "schemas",
+            "spec",
+            "supported",
+            "extensions",
+            "once",
+            "ambient",
+            "effects",
+            "placement",
+            "out_arguments",
+            "samples",
+        ),
         ("arguments",),
         ("errors", "ledger", "promotion", "families", "building", "wrappers"),
         ("higher_order",),

@@ -42,6 +42,10 @@ from primtorch.families import operator_named
 record = operator_named("diag_embed")
 print([part for part in ("formula", "refusal", "rule") if getattr(record, part) is None])
 """
+SAMPLED = """
+from primtorch.families import operator_named
+print(len(operator_named("diag_embed").samples))
+"""
 LOADED = "import torchinductor, torchinductor.codegen.cpp.expressions, torchinductor.codegen.triton.expressions"
 
 # What each step of the page gives: a program, and what it says without the step and with it.
@@ -49,6 +53,7 @@ TOLD: tuple[tuple[str, str, str], ...] = (
     (FORMULA, r"\['formula'\]", r"\[\]"),
     (REFUSED, r"\A(?!.*cannot be identical)", "RuntimeError diagonal dimensions cannot be identical"),
     (DIAG_EMBED, r"left whole: aten.diag_embed.default", r"left whole:\s*\Z"),
+    (SAMPLED, r"1", r"2"),
     (COPYSIGN, r"left whole: aten.copysign.Tensor", r"left whole:\s*\Z"),
     (LOADED, r"the C\+\+ back end has no text for copysign", r"\A\Z"),
     (LOADED, r"the Triton back end has no text for copysign", r"\A\Z"),
@@ -75,7 +80,7 @@ def told(sources: Path, program: str) -> str:
 
 def test_the_page_has_the_steps() -> None:
     assert len(STEPS) == len(TOLD)
-    assert len({path for path, _ in STEPS[:3]}) == 1 and len({path for path, _ in STEPS[3:]}) == 3
+    assert len({path for path, _ in STEPS[:4]}) == 1 and len({path for path, _ in STEPS[4:]}) == 3
 
 
 @pytest.mark.parametrize("step", range(len(TOLD)))

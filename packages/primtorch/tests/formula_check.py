@@ -90,6 +90,7 @@ class FormulaCheck:
             if formula is None:
                 return out
             predicted = formula(*spec_args, **spec_kwargs)
+            problem = self.difference(out, predicted, in_place=func._schema.is_mutable)
         except NoFormula:
             self.missing[name] += 1
             return out
@@ -99,7 +100,6 @@ class FormulaCheck:
         except Exception as error:
             self.failed[name].append(f"{spec_args} {spec_kwargs}: {type(error).__name__}: {error}")
             return out
-        problem = self.difference(out, predicted, in_place=func._schema.is_mutable)
         if problem:
             self.failed[name].append(f"{spec_args} {spec_kwargs}: {problem}")
         else:

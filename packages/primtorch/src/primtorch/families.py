@@ -15,6 +15,7 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.once import once
+from primtorch.samples import Call, usual
 
 Formula: TypeAlias = Callable[..., Any]
 """formula(*args, **kwargs): the results' descriptors from the arguments', whose tensors are TensorSpecs or tensors."""
@@ -22,7 +23,7 @@ Refusal: TypeAlias = Callable[..., None]
 """refusal(*args, **kwargs): raises what eager raises for these arguments."""
 Rule: TypeAlias = Callable[..., Any]
 """rule(builder, *args, **kwargs): the results as Values of prims."""
-F = TypeVar("F", bound=Callable[..., Any])
+F = TypeVar("F")
 
 FAMILIES = (
     "elementwise",
@@ -83,8 +84,16 @@ class Operator:
     formula: Formula | None = None
     refusal: Refusal | None = None
     rule: Rule | None = None
+    own_samples: tuple[Call, ...] = ()
     elementwise: bool = False
     optional: bool = False
+
+    @property
+    def samples(self) -> tuple[Call, ...]:
+        """Calls to test it with: its own, or the usual one where its schema says what that is."""
+        if self.own_samples or self.overload is None:
+            return self.own_samples
+        return tuple(usual(self.overload))
 
     @property
     def overload(self) -> OpOverload | None:
@@ -129,7 +138,7 @@ class Family:
     """The operators of one file. Each decorator takes names of overloads as `overloads` reads them; one that ends
     in "?" need not exist in every torch that is supported.
 
-    A name may be given a formula, a refusal and a rule, each once.
+    A name may be given a formula, a refusal, a rule and samples, each once.
     """
 
     def __init__(self, name: str, *, elementwise: bool = False) -> None:
@@ -138,6 +147,7 @@ class Family:
         self.formulas: dict[str, Formula] = {}
         self.refusals: dict[str, Refusal] = {}
         self.rules: dict[str, Rule] = {}
+        self.calls: dict[str, tuple[Call, ...]] = {}
         self.optional: set[str] = set()
         self.traits: dict[Trait, tuple[str, ...]] = {}
 
@@ -152,6 +162,14 @@ class Family:
     def rule(self, *names: str) -> Callable[[F], F]:
         """Decorator: the rule of these operators into prims."""
         return self._declares(self.rules, "rules", names)
+
+    def samples(self, names: str, *calls: Call) -> None:
+        """Calls to test these operators with, where the usual one (`primtorch.samples.usual`) is not for them.
+
+        Raises:
+            ValueError: an operator has samples already.
+        """
+        self._declares(self.calls, "sets of samples", (names,))(calls)
 
     def trait(self, trait: Trait, names: str) -> None:
         """Says this of the operators of these names, each of an overload or of all."""
@@ -171,7 +189,13 @@ class Family:
         return declare
 
     def operators(self) -> Iterator[Operator]:
-        """The records."""
+        """The records.
+
+        Raises:
+            ValueError: samples of an operator that has no other part.
+        """
+        if unknown := self.calls.keys() - self.formulas.keys() - self.refusals.keys() - self.rules.keys():
+            raise ValueError(f"samples of operators that {self.name} does not speak of: {', '.join(sorted(unknown))}")
         for name in dict.fromkeys((*self.formulas, *self.refusals, *self.rules)):
             yield Operator(
                 name,
@@ -179,6 +203,7 @@ class Family:
                 self.formulas.get(name),
                 self.refusals.get(name),
                 self.rules.get(name),
+                self.calls.get(name, ()),
                 self.elementwise and name in self.formulas,
                 name in self.optional,
             )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from torch.fx._lazy_graph_module import _LazyGraphModule
 
 from primtorch.effects import written_tensors
 from primtorch.fake import FakeTensor
@@ -127,4 +128,4 @@ class RecordingMode:
         root = torch.nn.Module()
         for name, tensor in self.constants.items():
             root.register_buffer(name, tensor, persistent=False)
-        return fx.GraphModule(root, self.graph)
+        return _LazyGraphModule(root, self.graph)  # its Python is seldom run

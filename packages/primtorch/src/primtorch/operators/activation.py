@@ -17,6 +17,7 @@ from primtorch.operators.elementwise import pointwise, promoted, same, scaled, u
 from primtorch.operators.random import chance
 from primtorch.operators.refusals import refuse
 from primtorch.promotion import compute_dtype, float_of, promote_number, result_type
+from primtorch.samples import call, integers, listed, reals, truths
 from primtorch.spec import TensorSpec
 
 OP = Family("activation", elementwise=True)
@@ -217,7 +218,19 @@ OP.rule("hardtanh_backward")(
 )
 OP.rule("leaky_relu")(pointwise(lambda x, slope=0.01: x.b.where(x > 0, x, x * slope), 1))
 OP.rule("leaky_relu_backward")(pointwise(lambda grad, x, slope, is_result: grad.b.where(x > 0, grad, grad * slope), 2))
-OP.rule("prelu")(pointwise(lambda x, w: x.b.where(x > 0, x, x * w), 2))
+
+
+@OP.formula("prelu")
+def _prelu_by_channel(x: TensorLike, weight: TensorLike) -> TensorSpec:
+    return elementwise((x,), result_type((x, weight)))
+
+
+@OP.rule("prelu")
+def _lower_prelu(b: Builder, x: Value, weight: Value) -> Value:
+    """One slope, or one for each channel, the second dim."""
+    if x.rank > 1 and weight.rank == 1:
+        weight = weight.reshape((weight.shape[0], *(1,) * (x.rank - 2)))
+    return b.where(x > 0, x, x * weight)
 
 
 @OP.formula("_prelu_kernel")
@@ -392,3 +405,14 @@ def _lower_logit_backward(b: Builder, grad: Value, x: Value, eps: float | None =
     low, high = (0.0, 1.0) if eps is None else (eps, 1.0 - eps)
     inside = (p >= low) & (p <= high)
     return b.where(inside, g / (p * (1.0 - p)), math.nan if eps is None else 0.0).to(dtype)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("_fused_dropout", call(reals(3, 4), 0.5))
+OP.samples("native_dropout", call(reals(3, 4), 0.5, True))
+OP.samples("_masked_scale", call(reals(3, 4), integers(3, 4, below=2, dtype=torch.uint8), 2.0))
+OP.samples("native_dropout_backward", call(reals(3, 4), truths(3, 4), 2.0))
+OP.samples("glu_backward", call(reals(3, 2), reals(3, 4), 1))
+OP.samples("prelu", call(reals(2, 3, 4), reals(3)))
+OP.samples("log_sigmoid_backward", call(reals(2), listed(0.0, -1.0), listed(1.0, 0.36787944)))

@@ -11,6 +11,7 @@ from primtorch.families import Family
 from primtorch.layout import dense_like, strides_in_order
 from primtorch.operators.build import contiguous, strided
 from primtorch.promotion import compute_dtype
+from primtorch.samples import call, integers, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("attention")
@@ -168,3 +169,26 @@ def _cudnn_backward(
     grad: TensorLike, query: TensorLike, key: TensorLike, value: TensorLike, *args: object, **kwargs: object
 ) -> tuple[TensorSpec, ...]:
     return tuple(strided(t, t.shape, dense_like(tuple(t.shape), t.stride())) for t in (query, key, value))
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_QKV = (reals(2, 3, 8, 16), reals(2, 3, 8, 16), reals(2, 3, 8, 16))
+_OUT = (reals(2, 3, 8, 16), reals(2, 3, 8, low=3.0, high=4.0))
+_DRAWS = (integers(), integers())
+OP.samples("_scaled_dot_product_flash_attention_for_cpu", call(*_QKV), call(*_QKV, 0.0, True))
+OP.samples("_scaled_dot_product_flash_attention_for_cpu_backward", call(reals(2, 3, 8, 16), *_QKV, *_OUT, 0.0, False))
+OP.samples("_scaled_dot_product_flash_attention", call(*_QKV))
+OP.samples("_scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention", call(*_QKV, None, True))
+OP.samples(
+    "_scaled_dot_product_flash_attention_backward",
+    call(reals(2, 3, 8, 16), *_QKV, *_OUT, integers(2), integers(2), 8, 8, 0.0, False, *_DRAWS),
+)
+OP.samples(
+    "_scaled_dot_product_cudnn_attention_backward",
+    call(reals(2, 3, 8, 16), *_QKV, *_OUT, *_DRAWS, None, integers(2), integers(2), 8, 8, 0.0, False),
+)
+OP.samples(
+    "_scaled_dot_product_efficient_attention_backward",
+    call(reals(2, 3, 8, 16), *_QKV, None, *_OUT, *_DRAWS, 0.0, [True, True, True, False]),
+)

@@ -25,6 +25,7 @@ from primtorch.operators.normalization import like
 from primtorch.operators.refusals import refuse
 from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
+from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("contraction")
@@ -474,6 +475,11 @@ def _lower_convolution(
 
 
 # --- older names and helpers -----------------------------------------------------------------------
+@OP.formula("conv_tbc")
+def _conv_tbc(x: TensorLike, weight: TensorLike, bias: TensorLike, pad: int = 0) -> TensorSpec:
+    return contiguous(x, (x.shape[0] + 2 * pad - weight.shape[0] + 1, x.shape[1], weight.shape[2]))
+
+
 @OP.rule("conv_tbc")
 def _lower_conv_tbc(b: Builder, x: Value, weight: Value, bias: Value, pad: int = 0) -> Value:
     """Convolution over (time, batch, channels) with a (width, in, out) weight."""
@@ -549,3 +555,100 @@ def _mkldnn_rnn_layer(
     if train or torch.is_grad_enabled():
         raise NoFormula("aten::mkldnn_rnn_layer", reason="oneDNN alone knows the size of a workspace for gradients")
     return contiguous(x, (*x.shape[:-1], hidden_size)), like(hx), like(cx), None
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_PLANE = ((1, 1), (1, 0), (1, 2))
+_SPACE = ((1, 2, 1), (0, 1, 0), (1, 1, 1))
+OP.samples(
+    "mm",
+    call(reals(3, 5), reals(5, 4)),
+    call(after(torch.t, reals(5, 3)), after(torch.t, reals(4, 5))),
+    call(reals(3, 0), reals(0, 2)),
+)
+OP.samples("mm.dtype", call(reals(3, 5), reals(5, 4), torch.float32))
+OP.samples("bmm", call(reals(2, 3, 5), reals(2, 5, 4)))
+OP.samples("bmm.dtype", call(reals(2, 3, 5), reals(2, 5, 4), torch.float32))
+OP.samples(
+    "addmm _addmm_activation",
+    call(reals(4), reals(3, 5), reals(5, 4)),
+    call(reals(3, 4), reals(3, 5), reals(5, 4), beta=0.5, alpha=2.0),
+)
+OP.samples("addmm.dtype", call(reals(4), reals(3, 5), reals(5, 4), torch.float32))
+OP.samples("addbmm addbmm_", call(reals(3, 4), reals(2, 3, 5), reals(2, 5, 4), alpha=2))
+OP.samples("baddbmm", call(reals(2, 1, 4), reals(2, 3, 5), reals(2, 5, 4), beta=0))
+OP.samples("baddbmm.dtype", call(reals(2, 3, 4), reals(2, 3, 5), reals(2, 5, 4), torch.float32))
+OP.samples("addmv", call(reals(3), reals(3, 5), reals(5)))
+OP.samples("addr", call(reals(3, 4), reals(3), reals(4)))
+OP.samples("mv", call(reals(3, 5), reals(5)))
+OP.samples("dot vdot", call(reals(5), reals(5)))
+OP.samples("matmul_backward", call(reals(2, 3, 4), reals(2, 3, 5), reals(5, 4), [True, True]))
+OP.samples("linear_backward", call(reals(3, 5), reals(3, 4), reals(4, 5), [True, True, True]))
+OP.samples("_int_mm", call(integers(32, 16, dtype=torch.int8), integers(16, 8, dtype=torch.int8)))
+OP.samples(
+    "_weight_int8pack_mm",
+    call(reals(3, 16, dtype=torch.bfloat16), integers(4, 16, dtype=torch.int8), reals(4, dtype=torch.bfloat16)),
+)
+OP.samples(
+    "_scaled_mm",
+    call(
+        reals(16, 32, dtype=torch.float8_e4m3fn),
+        after(torch.t, reals(16, 32, dtype=torch.float8_e4m3fn)),
+        reals(1),
+        reals(1),
+    ),
+)
+OP.samples("_trilinear", call(reals(3, 4), reals(3, 4), reals(4, 5), [2], [2], [0], [1]))
+OP.samples(
+    "convolution convolution_overrideable",
+    call(reals(2, 4, 7, 8), reals(6, 4, 3, 2), reals(6), *_PLANE, False, (0, 0), 1),
+)
+OP.samples(
+    "_convolution", call(reals(2, 4, 9), reals(6, 4, 3), None, [2], [1], [1], False, [0], 1, False, False, True, True)
+)
+OP.samples(
+    "convolution_backward",
+    call(reals(2, 6, 7, 6), reals(2, 4, 7, 8), reals(6, 4, 3, 2), [6], *_PLANE, False, (0, 0), 1, [True, True, True]),
+)
+OP.samples("_conv_depthwise2d", call(reals(2, 4, 7, 8), reals(4, 1, 3, 2), (3, 2), None, *_PLANE))
+OP.samples("conv_depthwise3d", call(reals(1, 2, 4, 5, 4), reals(2, 1, 2, 2, 2), (2, 2, 2), None, *_SPACE))
+OP.samples("conv_tbc", call(reals(7, 2, 4), reals(3, 4, 5), reals(5), 1))
+OP.samples("_slow_conv2d_forward", call(reals(2, 4, 7, 8), reals(6, 4, 3, 2), (3, 2), reals(6), (1, 1), (1, 0)))
+OP.samples("slow_conv3d_forward", call(reals(1, 2, 4, 5, 4), reals(3, 2, 2, 2, 2), (2, 2, 2), None, *_SPACE[:2]))
+OP.samples("slow_conv_dilated2d", call(reals(2, 4, 7, 8), reals(6, 4, 3, 2), (3, 2), None, *_PLANE))
+OP.samples("slow_conv_dilated3d", call(reals(1, 2, 4, 5, 4), reals(3, 2, 2, 2, 2), (2, 2, 2), None, *_SPACE))
+OP.samples(
+    "slow_conv_transpose2d", call(reals(2, 4, 5, 5), reals(4, 6, 3, 3), (3, 3), reals(6), (2, 2), (1, 1), (1, 0))
+)
+OP.samples("slow_conv_transpose3d", call(reals(1, 2, 3, 3, 3), reals(2, 3, 2, 2, 2), (2, 2, 2), None, (2, 2, 2)))
+OP.samples("fake_quantize_per_tensor_affine_cachemask", call(reals(3, 4), 0.1, 3, 0, 15))
+OP.samples(
+    "fake_quantize_per_channel_affine_cachemask",
+    call(reals(3, 4), reals(3, low=0.1), integers(3, dtype=torch.int32), 0, 0, 15),
+)
+OP.samples(
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    call(reals(3, 4), reals(1, low=0.1), integers(1, dtype=torch.int32), listed(1), 0, 15),
+)
+OP.samples(
+    "mkldnn_rnn_layer",
+    call(
+        reals(3, 2, 4),
+        reals(20, 4),
+        reals(20, 5),
+        reals(20),
+        reals(20),
+        reals(1, 2, 5),
+        reals(1, 2, 5),
+        False,
+        [],
+        2,
+        5,
+        1,
+        True,
+        False,
+        False,
+        False,
+    ),
+)

@@ -18,6 +18,7 @@ from primtorch.operators.elementwise import filled
 from primtorch.operators.refusals import refuse
 from primtorch.placement import resolved_device
 from primtorch.promotion import COMPUTE_DTYPE, number_dtype
+from primtorch.samples import after, call, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("creation")
@@ -649,3 +650,28 @@ def _set_storage(
 ) -> TensorSpec:
     shape = tuple(size)
     return TensorSpec(shape, tuple(stride) or contiguous_strides(shape), x.dtype, x.device, offset)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("zeros ones empty.memory_format _efficientzerotensor", call([2, 3]), call([2, 0], dtype=torch.int64))
+OP.samples("full", call([2, 3], 1.5), call([], True))
+OP.samples("new_zeros new_ones new_empty", call(reals(4), [2, 3]))
+OP.samples("new_full", call(reals(4), [2, 3], 2))
+OP.samples("empty_permuted", call([2, 3, 4], [2, 0, 1]))
+OP.samples("empty_strided", call([2, 3], [1, 2]))
+OP.samples("new_empty_strided", call(reals(4), [2, 3], [1, 2]))
+OP.samples("eye", call(3))
+OP.samples("eye.m", call(3, 4))
+OP.samples("linspace logspace", call(1, 2.5, 5))
+OP.samples("linspace.Scalar_Tensor logspace.Scalar_Tensor", call(1, reals(), 5))
+OP.samples("linspace.Tensor_Scalar logspace.Tensor_Scalar", call(reals(), 2, 5))
+OP.samples("linspace.Tensor_Tensor logspace.Tensor_Tensor", call(reals(), reals(), 5))
+OP.samples("tril_indices triu_indices", call(3, 4, 1))
+OP.samples("resize_", call(reals(3, 4), [2, 6]))
+OP.samples("set_.source_Tensor_storage_offset", call(reals(3), reals(12), 1, [2, 3], [3, 1]))
+OP.samples(
+    "set_.source_Storage_storage_offset",
+    call(reals(3), after(torch.Tensor.untyped_storage, reals(12)), 1, [2, 3], [3, 1]),
+)
+OP.samples("_autocast_to_reduced_precision", call(reals(3), True, True, torch.float16, torch.bfloat16))

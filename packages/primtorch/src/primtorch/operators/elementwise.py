@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, overload
 
 import torch
@@ -13,7 +14,7 @@ from primtorch.arguments import TENSORS, Device, Number, Sizes, TensorLike
 from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Formula, Rule, Trait
 from primtorch.layout import broadcast, broadcast_shapes, iterator_strides
-from primtorch.operators.build import contiguous, elementwise
+from primtorch.operators.build import contiguous, elementwise, view
 from primtorch.operators.refusals import WHOLE, refuse, refuse_overflow
 from primtorch.prims import Prim
 from primtorch.prims.record import Pointwise
@@ -27,6 +28,7 @@ from primtorch.promotion import (
     real_of,
     result_type,
 )
+from primtorch.samples import call, integers, reals, truths
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("elementwise", elementwise=True)
@@ -150,10 +152,9 @@ def _lower_abs(b: Builder, x: Value) -> Value:
     return x if x.dtype is torch.bool else x.map(prims.abs)
 
 
-OP.formula(
-    "positive sign sgn ceil floor round round.decimals trunc square nan_to_num frac conj_physical _conj_physical "
-    "fill.Scalar"
-)(unary_formula(same))
+OP.formula("sign sgn ceil floor round round.decimals trunc square nan_to_num frac _conj_physical fill.Scalar")(
+    unary_formula(same)
+)
 
 
 def filled(value: Number, dtype: torch.dtype, size: Sequence[Size], device: Device) -> None:
@@ -211,14 +212,34 @@ def _lower_angle(b: Builder, x: Value) -> Value:
     return b.where(x.map(prims.isnan), x, out)
 
 
+@OP.formula("positive")
+def _itself(x: TensorLike) -> TensorSpec:
+    return view(x, x.shape, x.stride())
+
+
 @OP.rule("positive")
 def _lower_identity(b: Builder, x: Value) -> Value:
     return x
 
 
+@OP.formula("conj_physical")
+def _conj(x: TensorLike) -> TensorSpec:
+    return elementwise((x,), x.dtype) if x.dtype.is_complex else _itself(x)
+
+
 @OP.rule("conj_physical", "_conj_physical")
 def _lower_conj(b: Builder, x: Value) -> Value:
     return x.map(prims.conj) if x.dtype.is_complex else x
+
+
+def _part(x: TensorLike, place: int) -> TensorSpec:
+    """A view of the real (0) or the imaginary (1) parts."""
+    shared = view(x, x.shape, [2 * stride for stride in x.stride()], 2 * x.storage_offset() + place)
+    return replace(shared, dtype=real_of(x.dtype))
+
+
+OP.formula("real")(lambda x: _part(x, 0) if x.dtype.is_complex else _itself(x))
+OP.formula("imag")(lambda x: _part(x, 1))
 
 
 @OP.rule("real")
@@ -675,3 +696,37 @@ def _refuse_bitwise(a: TensorLike | Number, b: TensorLike | Number) -> None:
 def _refuse_rest(a: TensorLike | Number, b: TensorLike | Number) -> None:
     truths = all(x.dtype is torch.bool if isinstance(x, TENSORS) else type(x) is bool for x in (a, b))
     refuse(truths, "the rest of a division is not implemented for 'Bool'", NotImplementedError)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples(
+    "__and__.Tensor __or__.Tensor __xor__.Tensor bitwise_and.Tensor bitwise_or.Tensor bitwise_xor.Tensor gcd lcm",
+    call(integers(2, 3), integers(3)),
+)
+OP.samples(
+    "__and__.Scalar __or__.Scalar __xor__.Scalar __lshift__.Scalar __rshift__.Scalar bitwise_and.Scalar "
+    "bitwise_or.Scalar bitwise_xor.Scalar bitwise_left_shift.Tensor_Scalar bitwise_right_shift.Tensor_Scalar",
+    call(integers(2, 3), 2),
+)
+OP.samples(
+    "bitwise_and.Scalar_Tensor bitwise_or.Scalar_Tensor bitwise_xor.Scalar_Tensor "
+    "bitwise_left_shift.Scalar_Tensor bitwise_right_shift.Scalar_Tensor",
+    call(2, integers(2, 3)),
+)
+OP.samples(
+    "__lshift__.Tensor __rshift__.Tensor bitwise_left_shift.Tensor bitwise_right_shift.Tensor",
+    call(integers(2, 3), integers(3, below=3)),
+)
+OP.samples("bitwise_not", call(integers(2, 3)), call(truths(3)))
+OP.samples("clamp clip", call(reals(2, 3), -1, 1), call(reals(2, 3), None, 1))
+OP.samples("clamp.Tensor clip.Tensor", call(reals(2, 3), reals(3, high=0.0), None))
+OP.samples("div.Scalar_mode", call(reals(2, 3), 2, rounding_mode="floor"))
+OP.samples("div.Tensor_mode", call(reals(2, 3), reals(3, low=0.5), rounding_mode="trunc"))
+OP.samples("fill.Tensor", call(reals(2, 3), reals()))
+OP.samples("real imag conj_physical", call(reals(2, 3, dtype=torch.complex64)))
+OP.samples("round.decimals", call(reals(2, 3), decimals=1))
+OP.samples("where.Scalar", call(truths(2, 3), 1, 2.0))
+OP.samples("where.ScalarOther", call(truths(2, 3), reals(3), 2))
+OP.samples("where.ScalarSelf", call(truths(2, 3), 2, reals(3)))
+OP.samples("where.self", call(truths(2, 3), reals(3), reals(2, 1)))

@@ -12,6 +12,7 @@ from primtorch.operators.build import contiguous
 from primtorch.operators.reduction import vector_norm
 from primtorch.operators.refusals import refuse
 from primtorch.promotion import compute_dtype
+from primtorch.samples import call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("embedding")
@@ -147,3 +148,17 @@ def _embedding_bag_weights_backward(
     grad: TensorLike, weight: TensorLike, indices: TensorLike, *args: object
 ) -> TensorSpec:
     return contiguous(grad, (indices.shape[0],))
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_BAGS = (integers(5, below=7), listed(0, 2, 3))
+_PLACES = (listed(0, 0, 1, 2, 2), listed(2, 1, 2), listed(0, 0, 0))
+OP.samples("embedding", call(reals(7, 3), integers(2, 5, below=7)))
+OP.samples("embedding_dense_backward", call(reals(2, 5, 3), integers(2, 5, below=7), 7, 2, False))
+OP.samples("embedding_renorm", call(reals(7, 3), integers(5, below=7), 1.0, 2.0))
+OP.samples("_embedding_bag", *(call(reals(7, 3), *_BAGS, False, mode) for mode in (0, 1, 2)))
+OP.samples("_embedding_bag_forward_only", *(call(reals(7, 3), *_BAGS, False, mode) for mode in (0, 1)))
+OP.samples("_embedding_bag_backward", call(reals(3, 3), *_BAGS, *_PLACES, 7, False, 1, False, None))
+OP.samples("_embedding_bag_dense_backward", call(reals(3, 3), _BAGS[0], *_PLACES, 7, False, 1, None))
+OP.samples("_embedding_bag_per_sample_weights_backward", call(reals(3, 3), reals(7, 3), *_BAGS, _PLACES[0], 0))

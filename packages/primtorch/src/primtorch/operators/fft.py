@@ -16,6 +16,7 @@ from primtorch.layout import strides_in_order, wrap_dims
 from primtorch.operators.build import contiguous, strided
 from primtorch.placement import resolved_device
 from primtorch.promotion import complex_of, real_of
+from primtorch.samples import after, call, matrix, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("fft")
@@ -157,3 +158,20 @@ def _c2r(x: TensorLike, dim: Sequence[int], normalization: int, last_dim_size: S
     shape: list[Size] = list(x.shape)
     shape[last] = last_dim_size
     return _transformed(source, tuple(shape), [last], real_of(x.dtype))
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_COMPLEX = reals(4, 8, dtype=torch.complex128)
+OP.samples("_fft_r2c", call(matrix(3, 8), [1], 0, True), call(matrix(4, 5), [0, 1], 2, False))
+OP.samples("_fft_c2r", call(after(torch.fft.rfft, matrix(3, 8)), [1], 2, 8))
+OP.samples("_fft_c2c", call(_COMPLEX, [1], 0, True), call(_COMPLEX, [0, 1], 2, False))
+OP.samples("fft_fftfreq fft_rfftfreq", call(5))
+OP.samples("bartlett_window blackman_window hamming_window hann_window kaiser_window", call(5))
+OP.samples(
+    "bartlett_window.periodic blackman_window.periodic hamming_window.periodic hann_window.periodic "
+    "kaiser_window.periodic",
+    call(5, False),
+)
+OP.samples("hamming_window.periodic_alpha kaiser_window.beta", call(5, True, 0.6))
+OP.samples("hamming_window.periodic_alpha_beta", call(5, True, 0.6, 0.4))

@@ -27,6 +27,7 @@ from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
 from primtorch.prims import Prim
 from primtorch.prims.indexing import indexed_shape
 from primtorch.promotion import result_type
+from primtorch.samples import call, integers, listed, reals, truths
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic.sym_node import node_of
 
@@ -730,3 +731,42 @@ def _lower_masked_scatter_backward(b: Builder, grad: Value, mask: Value, sizes: 
     zeros = b.full((total + 1,), 0, grad.dtype, grad.device)
     out = b.emit(prims.scatter, zeros, 0, slots, grad.reshape((grad.numel(),)))
     return out.slice(0, 0, total).reshape(sizes)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples(
+    "index.Tensor _unsafe_index.Tensor",
+    call(reals(5, 4), [integers(6, below=5)]),
+    call(reals(5, 4, 3), [None, integers(2, 1, below=4), integers(3, below=3)]),
+)
+OP.samples(
+    "index_put _unsafe_index_put",
+    call(reals(5, 4), [listed(3, 0)], reals(2, 4)),
+    call(reals(5, 4), [listed(3, 3)], reals(4), True),
+)
+OP.samples("_unsafe_masked_index", call(reals(5, 4), truths(6), [integers(6, below=5), integers(6, below=4)], 0))
+OP.samples("_unsafe_masked_index_put_accumulate", call(reals(5), truths(6), [integers(6, below=5)], reals(6)))
+OP.samples("gather", call(reals(5, 4), 0, integers(3, 2, below=5)), call(reals(5, 4), 1, integers(5, 6, below=4)))
+OP.samples("scatter.src scatter_add", call(reals(5, 4), 0, listed([0, 1], [3, 2]), reals(2, 2)))
+OP.samples("scatter.value", call(reals(5, 4), 1, integers(2, 2, below=4), 2))
+OP.samples("scatter.reduce", call(reals(5, 4), 0, integers(2, 2, below=5), reals(2, 2), reduce="add"))
+OP.samples("scatter.value_reduce", call(reals(5, 4), 0, integers(2, 2, below=5), 2, reduce="multiply"))
+OP.samples(
+    "scatter_reduce.two", *(call(reals(5, 4), 0, integers(2, 2, below=5), reals(2, 2), how) for how in ("amax", "mean"))
+)
+OP.samples("index_add index_copy", call(reals(5, 4), 0, listed(3, 1), reals(2, 4)))
+OP.samples("index_reduce", call(reals(5, 4), 0, listed(3, 1), reals(2, 4), "amin"))
+OP.samples("index_fill.int_Scalar", call(reals(5, 4), 1, listed(3, 1), 2))
+OP.samples("index_fill.int_Tensor", call(reals(5, 4), 1, listed(3, 1), reals()))
+OP.samples("index_select", call(reals(5, 4), 1, integers(6, below=4)))
+OP.samples("masked_fill.Scalar", call(reals(2, 3), truths(3), 2))
+OP.samples("masked_fill.Tensor", call(reals(2, 3), truths(2, 3), reals()))
+OP.samples("masked_scatter", call(reals(2, 3), truths(2, 3), reals(6)))
+OP.samples("masked_scatter_backward", call(reals(2, 3), truths(2, 3), [6]))
+OP.samples("masked_select", call(reals(2, 3), truths(2, 3)))
+OP.samples("nonzero_static", call(integers(3, 4, below=2), size=5))
+OP.samples("nonzero", call(integers(3, 4, below=2)))
+OP.samples("put", call(reals(3, 4), listed(0, 7), reals(2)))
+OP.samples("take", call(reals(3, 4), integers(2, 3, below=12)))
+OP.samples("repeat_interleave.Tensor", call(integers(4)), call(listed(1, 2, 1), output_size=4))

@@ -16,6 +16,7 @@ from primtorch.operators.contraction import adjoint, batched_matmul
 from primtorch.operators.elementwise import promoted
 from primtorch.operators.refusals import refuse
 from primtorch.promotion import complex_of, compute_dtype, real_of, result_type
+from primtorch.samples import after, call, listed, matrix, positive, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("linalg")
@@ -402,3 +403,30 @@ def _pdist(x: TensorLike, p: float = 2) -> TensorSpec:
 @OP.formula("_pdist_backward")
 def _pdist_backward(grad: TensorLike, x: TensorLike, p: float, pdist: TensorLike) -> TensorSpec:
     return contiguous(x, x.shape)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_LU = (matrix(4, 4), listed(2, 2, 4, 4, dtype=torch.int32))
+OP.samples("_linalg_det linalg_lu_factor_ex", call(matrix(2, 4, 4)))
+OP.samples("_linalg_slogdet linalg_eig linalg_eigvals _linalg_eigvals linalg_matrix_exp", call(matrix(4, 4)))
+OP.samples("lu_unpack", call(*_LU))
+OP.samples("linalg_lu_solve", call(*_LU, matrix(4, 2)))
+OP.samples("linalg_cholesky_ex cholesky linalg_inv_ex _linalg_eigh linalg_ldl_factor_ex", call(positive()))
+OP.samples("cholesky_solve", call(matrix(4, 2), after(torch.linalg.cholesky, positive())))
+OP.samples("_cholesky_solve_helper", call(matrix(4, 2), after(torch.linalg.cholesky, positive()), False))
+OP.samples("cholesky_inverse", call(after(torch.linalg.cholesky, positive())))
+OP.samples("linalg_lu linalg_qr _linalg_svd geqrf", call(matrix(4, 3)))
+OP.samples("linalg_householder_product", call(matrix(5, 3), matrix(3)))
+OP.samples("ormqr", call(matrix(5, 3), matrix(3), matrix(5, 2)))
+OP.samples("_linalg_solve_ex", call(positive(), matrix(4, 2)))
+OP.samples("linalg_solve_triangular", call(after(torch.triu, positive()), matrix(4, 2), upper=True))
+OP.samples("triangular_solve", call(matrix(4, 2), after(torch.triu, positive())))
+OP.samples("linalg_lstsq", call(matrix(5, 3), matrix(5, 2), driver="gelsd"))
+OP.samples("linalg_ldl_solve", call(positive(), listed(1, 2, 3, 4, dtype=torch.int32), matrix(4, 2)))
+OP.samples("_linalg_check_errors", call(listed(0, dtype=torch.int32), "an operator", is_matrix=True))
+OP.samples("linalg_cross", call(reals(4, 3), reals(1, 3)))
+OP.samples("_cdist_forward", call(reals(2, 4, 3), reals(2, 5, 3), 2.0, None))
+OP.samples("_cdist_backward", call(reals(4, 5), reals(4, 3), reals(5, 3), 2.0, reals(4, 5, low=1.0)))
+OP.samples("_pdist_forward", call(reals(5, 3), 2.0))
+OP.samples("_pdist_backward", call(reals(10), reals(5, 3), 2.0, reals(10, low=1.0)))

@@ -15,6 +15,7 @@ from primtorch.operators.activation import LEAST_VARIANCE, log_sigmoid, sigmoid
 from primtorch.operators.build import Fresh, contiguous, elementwise, refuse_fresh, strided
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.promotion import compute_dtype, result_type
+from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("loss")
@@ -466,3 +467,32 @@ def _ctc_loss_tensor(
 @OP.formula("_ctc_loss_backward", "_ctc_loss_backward.Tensor")
 def _ctc_loss_backward(grad: TensorLike, log_probs: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return contiguous(log_probs, log_probs.shape)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_PATHS = (after(lambda t: t.log_softmax(2), reals(6, 2, 4)), listed([1, 2], [3, 1]))
+_CLASSES = (reals(4, 5), integers(4, below=5))
+_MAPS = (reals(2, 5, 3, 4), integers(2, 3, 4, below=5))
+OP.samples("_ctc_loss", call(*_PATHS, [6, 5], [2, 1]))
+OP.samples("_ctc_loss.Tensor", call(*_PATHS, listed(6, 5), listed(2, 1)))
+OP.samples(
+    "_ctc_loss_backward", call(reals(2), *_PATHS, [6, 5], [2, 1], reals(2, low=1.0), reals(2, 6, 5, high=0.0), 0)
+)
+OP.samples(
+    "_ctc_loss_backward.Tensor",
+    call(reals(2), *_PATHS, listed(6, 5), listed(2, 1), reals(2, low=1.0), reals(2, 6, 5, high=0.0), 0),
+)
+OP.samples("huber_loss_backward smooth_l1_loss_backward", call(reals(), reals(3, 4), reals(3, 4), 1, 0.5))
+OP.samples("mse_loss_backward soft_margin_loss_backward", call(reals(3, 4), reals(3, 4), reals(3, 4), 0))
+OP.samples("multi_margin_loss", call(*_CLASSES))
+OP.samples("multi_margin_loss_backward", call(reals(), *_CLASSES, 1, 1))
+OP.samples("multilabel_margin_loss_forward", call(reals(2, 4), listed([1, 3, -1, 0], [0, -1, 2, 3]), 1))
+OP.samples(
+    "multilabel_margin_loss_backward",
+    call(reals(), reals(2, 4), listed([1, 3, -1, 0], [0, -1, 2, 3]), 1, listed([0.0, 1, 0, 1], [1.0, 0, 0, 0])),
+)
+OP.samples("nll_loss_forward", call(*_CLASSES, None, 1, -100), call(*_CLASSES, reals(5, low=0.1), 0, 2))
+OP.samples("nll_loss2d_forward", call(*_MAPS, None, 1, -100))
+OP.samples("nll_loss_backward", call(reals(), *_CLASSES, None, 1, -100, reals(low=3.0)))
+OP.samples("nll_loss2d_backward", call(reals(), *_MAPS, None, 1, -100, reals(low=3.0)))

@@ -18,6 +18,7 @@ from primtorch.operators.build import contiguous, strided
 from primtorch.operators.reduction import vector_norm
 from primtorch.operators.refusals import refuse
 from primtorch.promotion import compute_dtype, result_type
+from primtorch.samples import call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("normalization")
@@ -339,10 +340,17 @@ def _batch_norm_functional(
     return out, statistics, statistics, like(running_mean), like(running_var)
 
 
-@OP.formula("_batch_norm_with_update", "_batch_norm_no_update")
-def _batch_norm_updating(x: TensorLike, weight: TensorLike | None, *rest: object) -> tuple[TensorSpec, ...]:
-    out, statistics = _batch_norm_specs(x, weight, True)
+def _reserved(x: TensorLike, weight: TensorLike | None, training: bool) -> tuple[TensorSpec, ...]:
+    """What the overloads give that also hand on a kernel's reserve, empty on the CPU."""
+    out, statistics = _batch_norm_specs(x, weight, training)
     return out, statistics, statistics, TensorSpec((0,), (1,), torch.uint8, x.device)
+
+
+OP.formula("_batch_norm_with_update")(lambda x, weight, *rest: _reserved(x, weight, True))
+OP.formula("_batch_norm_no_update?")(lambda x, weight, *rest: _reserved(x, weight, False))
+OP.formula("_batch_norm_with_update_functional?")(
+    lambda x, weight, bias, mean, var, *rest: (*_reserved(x, weight, True), like(mean), like(var))
+)
 
 
 def _in_mode(training: bool) -> Callable[..., _BatchNorm]:
@@ -533,6 +541,7 @@ def _lower_native_batch_norm_backward(
 
 
 # Its last argument is the kernel's reserve, which only that kernel reads.
+OP.formula("batch_norm_backward?")(lambda *call: _batch_norm_backward(*call[:-1]))
 OP.rule("batch_norm_backward?")(lambda b, *call: _lower_native_batch_norm_backward(b, *call[:-1]))
 
 
@@ -657,6 +666,11 @@ def _dims_but(x: Value, dim: int) -> tuple[int, ...]:
     return tuple(d for d in range(x.rank) if d != dim)
 
 
+@OP.formula("_weight_norm_interface")
+def _weight_norm(v: TensorLike, g: TensorLike, dim: int = 0) -> tuple[TensorSpec, TensorSpec]:
+    return contiguous(v, v.shape), like(g)
+
+
 @OP.rule("_weight_norm_interface")
 def _lower_weight_norm(b: Builder, v: Value, g: Value, dim: int = 0) -> tuple[Value, Value]:
     """g * v / ||v||, the norm over all dims but `dim` (Salimans and Kingma 2016)."""
@@ -712,3 +726,65 @@ def _lower_gathered_equal_statistics(
 ) -> tuple[Value, Value]:
     counts = b.full((mean.shape[0],), count, mean.dtype, mean.device)
     return _lower_gathered_statistics(b, x, mean, invstd, running_mean, running_var, momentum, eps, counts)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_IMAGES = reals(2, 3, 4, 5)
+_AFFINE = (reals(3), reals(3))
+_STATISTICS = (reals(3), reals(3, low=0.5))
+_ALL = [True, True, True]
+OP.samples(
+    "native_batch_norm _native_batch_norm_legit _native_batch_norm_legit_functional",
+    call(_IMAGES, *_AFFINE, *_STATISTICS, True, 0.1, 1e-5),
+)
+OP.samples("_native_batch_norm_legit.no_stats", call(_IMAGES, *_AFFINE, True, 0.1, 1e-5))
+OP.samples(
+    "_native_batch_norm_legit_no_training _batch_norm_no_update _batch_norm_with_update "
+    "_batch_norm_with_update_functional",
+    call(_IMAGES, *_AFFINE, *_STATISTICS, 0.1, 1e-5),
+)
+OP.samples("native_batch_norm_backward", call(_IMAGES, _IMAGES, reals(3), *_STATISTICS, *_STATISTICS, True, 1e-5, _ALL))
+OP.samples(
+    "batch_norm_backward",
+    call(_IMAGES, _IMAGES, reals(3), *_STATISTICS, *_STATISTICS, True, 1e-5, _ALL, integers(0, dtype=torch.uint8)),
+)
+OP.samples("cudnn_batch_norm", call(_IMAGES, *_AFFINE, *_STATISTICS, True, 0.1, 1e-5))
+OP.samples(
+    "cudnn_batch_norm_backward",
+    call(_IMAGES, _IMAGES, reals(3), *_STATISTICS, *_STATISTICS, 1e-5, integers(0, dtype=torch.uint8)),
+)
+OP.samples("batch_norm_stats", call(_IMAGES, 1e-5))
+OP.samples("batch_norm_elemt", call(_IMAGES, *_AFFINE, *_STATISTICS, 1e-5))
+OP.samples("batch_norm_gather_stats", call(_IMAGES, reals(2, 3), reals(2, 3, low=0.5), *_STATISTICS, 0.1, 1e-5, 40))
+OP.samples(
+    "batch_norm_gather_stats_with_counts",
+    call(_IMAGES, reals(2, 3), reals(2, 3, low=0.5), *_STATISTICS, 0.1, 1e-5, listed(20.0, 20.0)),
+)
+OP.samples("batch_norm_update_stats", call(_IMAGES, *_STATISTICS, 0.1))
+OP.samples("batch_norm_backward_reduce", call(_IMAGES, _IMAGES, *_STATISTICS, reals(3), *_ALL))
+OP.samples(
+    "batch_norm_backward_elemt",
+    call(_IMAGES, _IMAGES, *_STATISTICS, reals(3), *_AFFINE, listed(20, 20, dtype=torch.int32)),
+)
+OP.samples("native_group_norm", call(reals(2, 6, 4, 5), reals(6), None, 2, 6, 20, 3, 1e-5))
+OP.samples(
+    "native_group_norm_backward",
+    call(reals(2, 6, 4, 5), reals(2, 6, 4, 5), reals(2, 3), reals(2, 3, low=0.5), reals(6), 2, 6, 20, 3, _ALL),
+)
+OP.samples(
+    "native_layer_norm",
+    call(reals(2, 3, 4), [4], reals(4), reals(4), 1e-5),
+    call(reals(2, 3, 4), [3, 4], None, None, 1e-5),
+)
+OP.samples(
+    "native_layer_norm_backward",
+    call(reals(2, 3, 4), reals(2, 3, 4), [4], reals(2, 3, 1), reals(2, 3, 1, low=0.5), reals(4), reals(4), _ALL),
+)
+OP.samples("_fused_rms_norm", call(reals(2, 3, 4), [4], reals(4), 1e-5))
+OP.samples(
+    "_fused_rms_norm_backward",
+    call(reals(2, 3, 4), reals(2, 3, 4), [4], reals(2, 3, 1, low=0.5), reals(4), [True, True]),
+)
+OP.samples("_weight_norm_interface", call(reals(3, 4), reals(3, 1)))
+OP.samples("_weight_norm_interface_backward", call(reals(3, 4), reals(3, 4), reals(3, 1), reals(3, 1, low=0.5), 0))

@@ -20,6 +20,7 @@ from primtorch.operators.refusals import WHOLE, refuse
 from primtorch.placement import resolved_device
 from primtorch.prims import philox
 from primtorch.promotion import compute_dtype
+from primtorch.samples import after, call, listed, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("random")
@@ -28,11 +29,11 @@ OP.trait(Trait.TO_FIRST, "bernoulli.Tensor")
 OP.trait(Trait.CONVERTS_OUT, "bernoulli normal rand randint randn randperm")
 OP.trait(Trait.DTYPE_OF_OUT, "bernoulli rand randint randn randperm")
 OP.trait(Trait.OVERLAPS, "multinomial rand randint randn randperm")
-OP.formula("rand_like", "randn_like")(like)
-OP.formula("randint_like")(full_like)
+OP.formula("rand_like randn_like rand_like.generator? randn_like.generator?")(like)
+OP.formula("randint_like randint_like.generator? randint_like.Tensor? randint_like.Tensor_generator?")(full_like)
 
 
-@OP.formula("randint_like.low_dtype")
+@OP.formula("randint_like.low_dtype", "randint_like.low_generator_dtype?")
 def _randint_like(x: TensorLike, low: Size, high: Size, **options: Unpack[LikeOptions]) -> TensorSpec:
     return like(x, **options)
 
@@ -586,7 +587,7 @@ def _randperm(n: Size, *, generator: object = None, **options: Unpack[TensorOpti
 
 @OP.formula("rrelu_with_noise")
 def _rrelu_drawn(x: TensorLike, noise: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
-    return _random_like(x)
+    return contiguous(x, x.shape)
 
 
 @OP.formula("multinomial")
@@ -612,3 +613,30 @@ def _refuse_multinomial(
         "cannot sample n_sample > prob_dist.size(-1) samples without replacement",
     )
     refuse(type(x.shape[-1]) is int and x.shape[-1] > 2**24, "number of categories cannot exceed 2^24")
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("rand randn", call([2, 3]), call([0]))
+OP.samples("rand.generator randn.generator", call([2, 3], generator=None))
+OP.samples("rand_like.generator randn_like.generator", call(reals(2, 3), generator=None))
+OP.samples("randint", call(5, [2, 3]))
+OP.samples("randint.generator", call(5, [2, 3], generator=None))
+OP.samples("randint.low", call(2, 5, [2, 3]))
+OP.samples("randint.low_generator", call(2, 5, [2, 3], generator=None))
+OP.samples("randint_like", call(reals(2, 3), 5))
+OP.samples("randint_like.Tensor", call(reals(2, 3), after(torch.squeeze, listed(5))))
+OP.samples("randint_like.Tensor_generator", call(reals(2, 3), after(torch.squeeze, listed(5)), generator=None))
+OP.samples("randint_like.generator", call(reals(2, 3), 5, generator=None))
+OP.samples("randint_like.low_dtype", call(reals(2, 3), 2, 5))
+OP.samples("randint_like.low_generator_dtype", call(reals(2, 3), 2, 5, generator=None))
+OP.samples("random.from", call(reals(2, 3), 2, 5))
+OP.samples("random.to", call(reals(2, 3), 5))
+OP.samples("randperm", call(7))
+OP.samples("randperm.generator", call(7, generator=None))
+OP.samples("normal.float_float", call(0.5, 2.0, [2, 3]))
+OP.samples("multinomial", call(reals(2, 5, low=0.0), 3))
+OP.samples("binomial", call(reals(3, 4, low=6.0, high=6.1), reals(3, 4, low=0.1, high=0.9)))
+OP.samples(
+    "_dirichlet_grad", call(reals(3, 4, low=0.1, high=0.9), reals(3, 4, low=0.5), reals(3, 4, low=2.0, high=3.0))
+)

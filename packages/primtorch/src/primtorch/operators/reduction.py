@@ -20,6 +20,7 @@ from primtorch.operators.elementwise import same, truth
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.prims import Prim
 from primtorch.promotion import compute_dtype, float_of, integer_sum_dtype, real_of, result_type
+from primtorch.samples import call, listed, reals, truths
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import hint_of
 
@@ -575,3 +576,13 @@ def _segment_reduce_backward(
 @OP.formula("hash_tensor?")
 def _hash_tensor(x: TensorLike, dim: Sequence[int] = (), *, keepdim: bool = False, mode: int = 0) -> TensorSpec:
     return reduced(x, reduced_dims(dim, x.dim()), keepdim, torch.uint64)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("_is_all_true _is_any_true", call(truths(3, 4)))
+OP.samples("norm.ScalarOpt_dtype", call(reals(3, 4), 2, dtype=torch.float64))
+OP.samples("norm.ScalarOpt_dim_dtype", call(reals(3, 4), 2, [1], True, dtype=torch.float64))
+OP.samples("segment_reduce", *(call(reals(6, 2), how, lengths=listed(2, 1, 3)) for how in ("sum", "max", "mean")))
+OP.samples("_segment_reduce_backward", call(reals(3, 2), reals(3, 2), reals(6, 2), "sum", lengths=listed(2, 1, 3)))
+OP.samples("hash_tensor", call(reals(3, 4)), call(reals(3, 4), [1]))

@@ -13,6 +13,7 @@ from primtorch.builder import Builder, Value, same_size
 from primtorch.families import Family, Rule, Trait
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.operators.window import by_rows, laid_out, times
+from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("resampling")
@@ -173,6 +174,7 @@ def _cubic_taps(
     "upsample_trilinear3d",
     "_upsample_bilinear2d_aa",
     "_upsample_bicubic2d_aa",
+    "_upsample_lanczos2d_aa?",
 )
 def _upsample(x: TensorLike, output_size: Sequence[Size], *args: object, **kwargs: object) -> TensorSpec:
     shape = (*x.shape[:2], *output_size)
@@ -389,3 +391,43 @@ for _rank in (1, 2, 3):
 for _rank, _name in ((1, "upsample_linear1d"), (2, "upsample_bilinear2d"), (3, "upsample_trilinear3d")):
     OP.rule(_name)(_linear(_rank))
     OP.rule(f"{_name}_backward")(_linear_backward(_rank))
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_LINE, _AREA, _VOLUME = reals(2, 3, 5), reals(2, 3, 5, 6), reals(2, 3, 5, 6, 4)
+OP.samples(
+    "_upsample_bicubic2d_aa _upsample_bilinear2d_aa _upsample_lanczos2d_aa upsample_bicubic2d upsample_bilinear2d",
+    call(_AREA, [7, 4], False),
+)
+OP.samples(
+    "_upsample_bicubic2d_aa_backward _upsample_bilinear2d_aa_backward _upsample_lanczos2d_aa_backward "
+    "upsample_bicubic2d_backward upsample_bilinear2d_backward",
+    call(reals(2, 3, 7, 4), [7, 4], [2, 3, 5, 6], False),
+)
+OP.samples("upsample_nearest1d _upsample_nearest_exact1d", call(_LINE, [7]))
+OP.samples("upsample_nearest1d_backward _upsample_nearest_exact1d_backward", call(reals(2, 3, 7), [7], [2, 3, 5]))
+OP.samples("upsample_nearest2d _upsample_nearest_exact2d", call(_AREA, [7, 4]))
+OP.samples(
+    "upsample_nearest2d_backward _upsample_nearest_exact2d_backward", call(reals(2, 3, 7, 4), [7, 4], [2, 3, 5, 6])
+)
+OP.samples("upsample_nearest3d _upsample_nearest_exact3d", call(_VOLUME, [7, 4, 4]))
+OP.samples(
+    "upsample_nearest3d_backward _upsample_nearest_exact3d_backward",
+    call(reals(2, 3, 7, 4, 4), [7, 4, 4], [2, 3, 5, 6, 4]),
+)
+OP.samples("upsample_linear1d", call(_LINE, [7], True))
+OP.samples("upsample_linear1d_backward", call(reals(2, 3, 7), [7], [2, 3, 5], True))
+OP.samples("upsample_trilinear3d", call(_VOLUME, [7, 4, 4], False))
+OP.samples("upsample_trilinear3d_backward", call(reals(2, 3, 7, 4, 4), [7, 4, 4], [2, 3, 5, 6, 4], False))
+OP.samples("affine_grid_generator", call(reals(2, 2, 3), [2, 3, 4, 5], False))
+OP.samples("grid_sampler_2d", call(_AREA, reals(2, 3, 4, 2, low=-1.0, high=1.0), 0, 0, False))
+OP.samples("grid_sampler_3d", call(_VOLUME, reals(2, 3, 4, 2, 3, low=-1.0, high=1.0), 0, 1, True))
+OP.samples(
+    "grid_sampler_2d_backward",
+    call(reals(2, 3, 3, 4), _AREA, reals(2, 3, 4, 2, low=-1.0, high=1.0), 0, 0, False, [True, True]),
+)
+OP.samples(
+    "grid_sampler_3d_backward",
+    call(reals(2, 3, 3, 4, 2), _VOLUME, reals(2, 3, 4, 2, 3, low=-1.0, high=1.0), 0, 0, False, [True, True]),
+)

@@ -27,6 +27,7 @@ from primtorch.operators.refusals import is_empty, refuse, refuse_overflow
 from primtorch.operators.view import select_position, slice_bound
 from primtorch.operators.window import laid_out
 from primtorch.promotion import result_type
+from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("shape")
@@ -665,3 +666,36 @@ for _spatial in (1, 2, 3):
           "replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward")  # fmt: skip
 def _pad_backward(grad: TensorLike, x: TensorLike, padding: Sequence[Size]) -> TensorSpec:
     return laid_out(x, tuple(x.shape))
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("_chunk_cat", call([reals(4, 3), reals(5)], 0, 2))
+OP.samples("cat concat concatenate", call([reals(2, 3), reals(4, 3)]), call([reals(2, 3), reals(2, 0)], 1))
+OP.samples("as_strided_scatter", call(reals(12), reals(2, 3), [2, 3], [6, 2], 1))
+OP.samples("channel_shuffle native_channel_shuffle", call(reals(2, 6, 3, 4), 3))
+OP.samples("constant_pad_nd", call(reals(2, 3), [1, 0, 0, 2], 4), call(reals(4, 5), [-1, 2]))
+OP.samples("diag_embed", call(reals(2, 3)), call(reals(2, 3), 1, 0, 2))
+OP.samples("diagonal_backward", call(reals(3), [3, 4], 1, 0, 1))
+OP.samples("diagonal_scatter", call(reals(3, 4), reals(3), 1))
+OP.samples("narrow_copy", call(reals(3, 5), 1, 1, 3))
+OP.samples("pixel_shuffle", call(reals(2, 12, 3, 4), 2))
+OP.samples("pixel_unshuffle", call(reals(2, 3, 4, 6), 2))
+OP.samples("reflection_pad1d replication_pad1d", call(reals(2, 3, 5), [1, 2]))
+OP.samples("reflection_pad1d_backward replication_pad1d_backward", call(reals(2, 3, 8), reals(2, 3, 5), [1, 2]))
+OP.samples("reflection_pad2d replication_pad2d", call(reals(2, 3, 5, 4), [1, 2, 0, 1]))
+OP.samples(
+    "reflection_pad2d_backward replication_pad2d_backward", call(reals(2, 3, 6, 7), reals(2, 3, 5, 4), [1, 2, 0, 1])
+)
+OP.samples("reflection_pad3d replication_pad3d", call(reals(2, 3, 3, 5, 4), [1, 2, 0, 1, 1, 1]))
+OP.samples(
+    "reflection_pad3d_backward replication_pad3d_backward",
+    call(reals(2, 3, 5, 6, 7), reals(2, 3, 3, 5, 4), [1, 2, 0, 1, 1, 1]),
+)
+OP.samples("repeat", call(reals(2, 3), [2, 1, 2]))
+OP.samples("roll", call(reals(4, 5), [1, -2], [0, 1]), call(reals(4, 5), [3]))
+OP.samples("select_backward", call(reals(3), [3, 4], 1, -1))
+OP.samples("select_scatter", call(reals(3, 4), reals(3), 1, 2))
+OP.samples("slice_backward", call(reals(3, 2), [3, 5], 1, 1, 5, 2))
+OP.samples("slice_scatter", call(reals(5, 4), reals(5, 2), 1, 0, 4, 2))
+OP.samples("unfold_backward", call(reals(2, 3, 3), [2, 7], 1, 3, 2))

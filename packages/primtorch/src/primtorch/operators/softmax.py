@@ -13,6 +13,7 @@ from primtorch.families import Family, Trait
 from primtorch.layout import wrap_dim
 from primtorch.operators.build import contiguous
 from primtorch.promotion import compute_dtype
+from primtorch.samples import call, listed, reals, truths
 from primtorch.spec import TensorSpec
 
 OP = Family("softmax")
@@ -96,17 +97,22 @@ def _lower_log_softmax_backward(b: Builder, grad: Value, output: Value, dim: int
 def _lower_masked_softmax(
     b: Builder, x: Value, mask: Value, dim: int | None = None, mask_type: int | None = None
 ) -> Value:
-    """Softmax over the elements whose mask is false."""
+    """Softmax over the elements whose mask is false; NaN where there are none."""
     dim = x.rank - 1 if dim is None else x.dim(dim)
     if mask_type == 0:
         mask = mask.unsqueeze(0, 1)
     elif mask_type == 1:
         mask = mask.unsqueeze(1, 2)
     wide = b.where(mask.expand(x.shape), -math.inf, x.compute())
-    top = wide.reduce(prims.amax, (dim,), True)
-    e = (wide - b.where(top.eq(-math.inf), 0.0, top)).map(prims.exp)
-    total = e.sum((dim,), True)
-    return b.where(total.eq(0.0), 0.0, e / b.where(total.eq(0.0), 1.0, total)).to(x.dtype)
+    e = (wide - wide.reduce(prims.amax, (dim,), True)).map(prims.exp)
+    return (e / e.sum((dim,), True)).to(x.dtype)
+
+
+@OP.formula("_masked_softmax_backward")
+def _masked_softmax_backward(
+    grad: TensorLike, output: TensorLike, mask: TensorLike, dim: int | None = None
+) -> TensorSpec:
+    return contiguous(grad, grad.shape)
 
 
 @OP.rule("_masked_softmax_backward")
@@ -125,3 +131,13 @@ def _lower_masked_softmax_backward(
 def _softmax_as(x: TensorLike, dim: int, dtype: torch.dtype | None = None) -> TensorSpec:
     wrap_dim(dim, x.dim())
     return contiguous(x, x.shape, dtype or x.dtype)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("_log_softmax_backward_data _softmax_backward_data", call(reals(3, 4), reals(3, 4), 1, torch.float32))
+OP.samples("_masked_softmax", call(reals(3, 4), truths(3, 4), 1, 2))
+OP.samples(
+    "_masked_softmax_backward",
+    call(reals(2, 2), listed([0.0, 1.0], [0.25, 0.75]), listed([True, False], [False, False]), 1),
+)

@@ -17,6 +17,7 @@ from primtorch.operators.creation import lower_linspace
 from primtorch.operators.elementwise import same
 from primtorch.operators.reduction import full_formula, is_known, max_dim, refuse_element_along, want_some
 from primtorch.operators.refusals import refuse
+from primtorch.samples import call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("sort")
@@ -371,3 +372,29 @@ def _mode(x: TensorLike, dim: int = -1, keepdim: bool = False) -> tuple[TensorSp
 @OP.formula("histc")
 def _histc(x: TensorLike, bins: Size = 100, min: Number = 0, max: Number = 0) -> TensorSpec:
     return contiguous(x, (bins,))
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_LEVELS = listed(-1.0, -0.25, 0.5, 2.0)
+OP.samples("bincount", call(integers(9)), call(integers(9), reals(9), 8))
+OP.samples("bucketize.Tensor", call(reals(2, 3), _LEVELS))
+OP.samples("bucketize.Scalar", call(0.3, _LEVELS))
+OP.samples(
+    "searchsorted.Tensor",
+    call(_LEVELS, reals(2, 5)),
+    call(listed([1, 2, 2, 5], [0, 3, 3, 3]), listed([2, 5], [3, 9]), right=True),
+)
+OP.samples("searchsorted.Scalar", call(_LEVELS, 0.3))
+OP.samples("histc", call(reals(20), 5, -2, 2))
+OP.samples("histogram.bins_tensor", call(reals(20), _LEVELS))
+OP.samples("_histogramdd_bin_edges _histogramdd_from_bin_cts", call(reals(20, 2), [3, 4]))
+OP.samples("_histogramdd_from_bin_tensors", call(reals(20, 2), [_LEVELS, _LEVELS]))
+OP.samples("kthvalue", call(reals(3, 9), 4))
+OP.samples("mode", call(listed([1.0, 2.0, 2.0], [3.0, 3.0, 1.0]), 1, True))
+OP.samples("sort.stable", call(reals(3, 9), stable=True, dim=0))
+OP.samples("topk", call(reals(3, 9), 4, 1, True, True), call(reals(9, 2), 3, 0, False, True))
+OP.samples("_unique2", call(integers(3, 4), True, True, True))
+OP.samples("unique_dim", call(integers(6, 2, below=2), 0, True, True, True))
+OP.samples("unique_consecutive", call(listed(1, 1, 2, 2, 1), True, True))
+OP.samples("unique_dim_consecutive", call(listed([1, 2], [1, 2], [0, 1]), 0, True, True))

@@ -14,6 +14,7 @@ from primtorch.operators.build import elementwise
 from primtorch.operators.elementwise import binary_formula, promoted, same, unary_formula
 from primtorch.prims import Prim
 from primtorch.promotion import compute_dtype, float_of, result_type
+from primtorch.samples import call, reals
 from primtorch.spec import TensorSpec
 
 OP = Family("special", elementwise=True)
@@ -171,3 +172,10 @@ def _polygamma_in_place(x: TensorLike, n: int) -> TensorLike:
     if not x.dtype.is_floating_point:
         raise RuntimeError(f"result type Float can't be cast to the desired output type {x.dtype}")
     return x
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("mvlgamma", call(reals(2, 3, low=2.0, high=3.0), 2))
+OP.samples("polygamma", call(2, reals(5, low=0.5, dtype=torch.float64)))
+OP.samples("polygamma_", call(reals(5, low=0.5), 1))

@@ -14,6 +14,7 @@ from primtorch.families import Family, Trait
 from primtorch.layout import alike, depends_on_data, product, reduced_dims, view_strides, wrap_dim, wrap_dims
 from primtorch.operators.build import contiguous, view
 from primtorch.promotion import real_of
+from primtorch.samples import call, reals
 from primtorch.spec import Size, TensorSpec
 
 aten = torch.ops.aten
@@ -118,7 +119,7 @@ def _view_dtype(x: TensorLike, dtype: torch.dtype) -> TensorSpec:
     return TensorSpec(tuple(shape), tuple(strides), dtype, x.device, offset)
 
 
-@OP.formula("view_copy")
+@OP.formula("view_copy", "_reshape_copy?")
 def _view_copy(x: TensorLike, size: Sequence[Size]) -> TensorSpec:
     """Also where no view fits the strides."""
     return contiguous(x, infer_size(size, product(tuple(x.shape))))
@@ -589,3 +590,26 @@ def _view_as_complex(x: TensorLike) -> TensorSpec:
         raise RuntimeError("Tensor must have a last dimension of size 2")
     strides = tuple(s // 2 for s in x.stride()[:-1])
     return TensorSpec(tuple(x.shape[:-1]), strides, dtypes[x.dtype], x.device, x.storage_offset() // 2)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("_conj _conj_copy", call(reals(2, 3, dtype=torch.complex64)))
+OP.samples("view_as_real view_as_real_copy", call(reals(2, 3, dtype=torch.complex64)))
+OP.samples("view_as_complex view_as_complex_copy", call(reals(3, 2)))
+OP.samples("_fw_primal", call(reals(2, 3), 0))
+OP.samples("_reshape_alias _reshape_alias_copy", call(reals(4, 6), [3, 8], [8, 1]))
+OP.samples("view view_copy reshape _reshape_copy _unsafe_view", call(reals(4, 6), [3, -1]), call(reals(1), []))
+OP.samples("view.dtype view_copy.dtype", call(reals(2, 4), torch.int32), call(reals(2, 4), torch.int16))
+OP.samples("as_strided as_strided_copy", call(reals(12), [2, 3], [1, 2], 3))
+OP.samples("expand expand_copy", call(reals(3, 1), [2, -1, 4]))
+OP.samples("narrow", call(reals(3, 5), 1, 1, 3))
+OP.samples("permute permute_copy", call(reals(2, 3, 4), [2, 0, -2]))
+OP.samples("select.int select_copy.int", call(reals(3, 4), 1, -1))
+OP.samples("split.Tensor split_copy.Tensor unsafe_split.Tensor", call(reals(5, 3), 2))
+OP.samples("split.sizes split_with_sizes split_with_sizes_copy unsafe_split_with_sizes", call(reals(5, 3), [2, 3]))
+OP.samples("squeeze.dim squeeze_copy.dim", call(reals(2, 1), 1), call(reals(2, 1), 0))
+OP.samples("squeeze.dims squeeze_copy.dims", call(reals(1, 2, 1), [0, 1]))
+OP.samples("swapaxes swapdims transpose.int transpose_copy.int", call(reals(2, 3, 4), 0, -1))
+OP.samples("unfold unfold_copy", call(reals(2, 7), 1, 3, 2))
+OP.samples("unsqueeze unsqueeze_copy", call(reals(2, 3), -1))

@@ -17,6 +17,7 @@ from primtorch.operators.build import per_dim, strided
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.prims.window import pooled_size
 from primtorch.promotion import compute_dtype
+from primtorch.samples import after, call, integers, listed, reals
 from primtorch.spec import Size, TensorSpec
 
 OP = Family("window")
@@ -613,3 +614,39 @@ def _fractional_max_pool(
 def _fractional_max_pool_backward(grad: TensorLike, x: TensorLike, *args: object) -> TensorSpec:
     shape = tuple(x.shape)
     return by_rows(x, shape)
+
+
+# --- samples ---------------------------------------------------------------------------------------
+
+_AREA, _VOLUME = reals(2, 3, 7, 8), reals(1, 2, 5, 6, 7)
+OP.samples("_adaptive_avg_pool2d adaptive_max_pool2d", call(_AREA, [3, 5]))
+OP.samples("_adaptive_avg_pool2d_backward", call(reals(2, 3, 3, 5), _AREA))
+OP.samples("_adaptive_avg_pool3d adaptive_max_pool3d", call(_VOLUME, [2, 3, 4]))
+OP.samples("_adaptive_avg_pool3d_backward", call(reals(1, 2, 2, 3, 4), _VOLUME))
+OP.samples("adaptive_max_pool2d_backward", call(reals(2, 3, 3, 5), _AREA, integers(2, 3, 3, 5)))
+OP.samples("adaptive_max_pool3d_backward", call(reals(1, 2, 2, 3, 4), _VOLUME, integers(1, 2, 2, 3, 4)))
+OP.samples("avg_pool1d", call(reals(2, 3, 7), [2], [2]))
+OP.samples("avg_pool2d", call(_AREA, [3, 3], [2, 2], [1, 1], True), call(_AREA, [3, 2], [1, 2], [1, 0], False, False))
+OP.samples("avg_pool2d_backward", call(reals(2, 3, 4, 4), _AREA, [3, 3], [2, 2], [1, 1], False, True, None))
+OP.samples("avg_pool3d", call(_VOLUME, [2, 2, 2]))
+OP.samples("avg_pool3d_backward", call(reals(1, 2, 2, 3, 3), _VOLUME, [2, 2, 2], [2, 2, 2], [0, 0, 0], False, True, 5))
+OP.samples("im2col", call(_AREA, [3, 2], [1, 2], [1, 0], [2, 1]))
+OP.samples("col2im", call(reals(2, 12, 12), [4, 5], [2, 2], [1, 1], [0, 0], [1, 1]))
+OP.samples("fractional_max_pool2d", call(_AREA, [2, 2], [3, 4], reals(2, 3, 2, low=0.0, high=1.0)))
+OP.samples("fractional_max_pool2d_backward", call(reals(2, 3, 3, 4), _AREA, [2, 2], [3, 4], integers(2, 3, 3, 4)))
+OP.samples("fractional_max_pool3d", call(_VOLUME, [2, 2, 2], [2, 3, 3], reals(1, 2, 3, low=0.0, high=1.0)))
+OP.samples(
+    "fractional_max_pool3d_backward", call(reals(1, 2, 2, 3, 3), _VOLUME, [2, 2, 2], [2, 3, 3], integers(1, 2, 2, 3, 3))
+)
+OP.samples("max_pool2d_with_indices", call(_AREA, [3, 3], [2, 2], [1, 1]), call(_AREA, [3, 2], ceil_mode=True))
+OP.samples(
+    "max_pool2d_with_indices_backward",
+    call(reals(2, 3, 4, 4), _AREA, [3, 3], [2, 2], [1, 1], [1, 1], False, integers(2, 3, 4, 4)),
+)
+OP.samples("max_pool3d_with_indices", call(_VOLUME, [2, 2, 2]))
+OP.samples(
+    "max_pool3d_with_indices_backward",
+    call(reals(1, 2, 2, 3, 3), _VOLUME, [2, 2, 2], [2, 2, 2], [0, 0, 0], [1, 1, 1], False, integers(1, 2, 2, 3, 3)),
+)
+OP.samples("max_unpool2d", call(reals(3, 3, 4), after(lambda t: t.reshape(3, 3, 4), listed(*range(0, 72, 2))), [8, 9]))
+OP.samples("max_unpool3d", call(reals(2, 2, 2, 2), integers(2, 2, 2, 2, below=1), [4, 4, 4], [2, 2, 2], [0, 0, 0]))

@@ -1,4 +1,5 @@
-"""One table of samples for every prim: layouts, dtypes, empty and 0-d tensors."""
+"""One table of samples for every prim: layouts, dtypes, empty and 0-d tensors. A prim that is an ATen operator taken
+whole has that operator's."""
 
 from __future__ import annotations
 
@@ -9,9 +10,10 @@ from typing import Any
 import torch
 
 from primtorch.errors import PrimError
+from primtorch.families import operator_named
 from primtorch.prims import PRIMS, Prim
+from primtorch.samples import Arguments
 from primtorch.spec import TensorSpec
-from primtorch.testing.whole_samples import WHOLE
 
 DTYPES = (
     torch.float64,
@@ -24,7 +26,6 @@ DTYPES = (
     torch.complex64,
 )
 CPU = torch.device("cpu")
-Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @dataclass(frozen=True)
@@ -293,7 +294,6 @@ _OWN: dict[str, Callable[[Prim], Iterator[tuple[str, Arguments]]]] = {
         lambda: ((tensor((9, 2), torch.int64), 0, True, True), {}),
         lambda: ((torch.tensor([1.0, float("nan"), -1.0]), 0, False, True), {}),
     ),
-    "topk": _along(lambda: ((tensor((3, 9)), 4, 1, True, True), {}), lambda: ((tensor((9, 2)), 3, 0, False, True), {})),
     "searchsorted": _along(
         lambda: ((tensor((6,)).sort()[0], tensor((2, 5)), False), {}),
         lambda: ((torch.tensor([[1, 2, 2, 5], [0, 3, 3, 3]]), torch.tensor([[2, 5], [3, 9]]), True), {}),
@@ -309,42 +309,25 @@ _OWN: dict[str, Callable[[Prim], Iterator[tuple[str, Arguments]]]] = {
         ((2,), (2,), (0,), True, True, None),
         ((2, 2, 2), (2, 2, 2), (0, 0, 0), False, True, 5),
     ),
-    "mm": _along(
-        lambda: ((tensor((3, 5)), tensor((5, 4))), {}),
-        lambda: ((tensor((5, 3)).t(), tensor((4, 5)).t()), {}),
-        lambda: ((tensor((3, 0)), tensor((0, 2))), {}),
-    ),
-    "bmm": _along(lambda: ((tensor((2, 3, 5)), tensor((2, 5, 4))), {})),
-    "addmm": _along(
-        lambda: ((tensor((4,)), tensor((3, 5)), tensor((5, 4))), {}),
-        lambda: ((tensor((3, 4)), tensor((3, 5)), tensor((5, 4))), {"beta": 0.5, "alpha": 2.0}),
-    ),
-    "baddbmm": _along(lambda: ((tensor((2, 3, 4)), tensor((2, 3, 5)), tensor((2, 5, 4))), {"beta": 0.5})),
+    "local_scalar": _along(lambda: ((torch.tensor(3),), {}), lambda: ((torch.tensor(2.5),), {})),
+    "assert_async": _along(lambda: ((torch.tensor(True), "never shown"), {})),
 }
 
 
 def _made(prim: Prim) -> Iterator[tuple[str, Arguments]]:
     own = _OWN.get(prim.name)
+    operator = operator_named(prim.aten.name().removeprefix("aten::")) if prim.aten is not None else None
     if own is not None:
         yield from own(prim)
-    elif prim.name in WHOLE:
-        for place, arguments in enumerate(WHOLE[prim.name]()):
-            yield str(place), arguments
-    elif prim.family in _FAMILIES:
+    elif prim.family in _FAMILIES and not (operator and operator.own_samples):
         yield from _FAMILIES[prim.family](prim)
-    elif "pointwise" in prim.tags:  # special functions of one or two variables
-        count = prim.schema.count("Tensor") - 1
+    elif prim.pointwise is not None and not (operator and operator.own_samples):  # special functions
         for dtype in (torch.float64, torch.float32):
-            yield (
-                _name(dtype),
-                (
-                    (
-                        tensor((2, 3), dtype, low=0.25),
-                        *[torch.full((2, 3), 3.0, dtype=dtype) for _ in range(count - 1)],
-                    ),
-                    {},
-                ),
-            )
+            others = [torch.full((2, 3), 3.0, dtype=dtype) for _ in range(prim.operands - 1)]
+            yield _name(dtype), ((tensor((2, 3), dtype, low=0.25), *others), {})
+    elif operator is not None:
+        for place, sample in enumerate(operator.samples):
+            yield str(place), sample.draw()
 
 
 def _accepts(prim: Prim, arguments: Arguments) -> bool:
