@@ -241,6 +241,22 @@ def inner_grad(x: torch.Tensor) -> Any:
     return g * x
 
 
+@part(FUNC, "autograd.grad within, differentiated again")
+def penalised(x: torch.Tensor) -> Any:
+    y = x.detach().requires_grad_()
+    (g,) = torch.autograd.grad((y * x).sin().sum(), y, create_graph=True)
+    return (g.norm() - 1) ** 2
+
+
+@part(FUNC, "backward(create_graph=True)")
+def backward_with_history(x: torch.Tensor) -> Any:
+    (x.sin() * x).sum().backward(create_graph=True)
+    assert x.grad is not None
+    found = x.grad.square()
+    x.grad = None
+    return found
+
+
 @part(FUNC, "forward-mode dual numbers", "forward_derivatives", "function_transform")
 def duals(x: torch.Tensor) -> Any:
     with forward_ad.dual_level():

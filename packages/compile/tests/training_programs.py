@@ -282,7 +282,7 @@ def a_leaf_of_its_own_is_returned() -> Made:
     return of(step, w, calls=[(data(3),)])
 
 
-@case("leaf", graphs=None)
+@case()
 def a_value_of_its_own_leaf_is_returned() -> Made:
     w = leaf(3)
 
@@ -648,7 +648,7 @@ def through_a_function_of_several() -> Made:
     return of(step, w, v)
 
 
-@case("backward")
+@case()
 def twice_through_a_function() -> Made:
     w = leaf(3)
 
@@ -866,7 +866,7 @@ def in_anomaly_mode() -> Made:
     return of(step, w)
 
 
-@case("backward")
+@case()
 def with_a_history_of_gradients() -> Made:
     w = leaf(3)
 

@@ -143,10 +143,11 @@ class _Result(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, results: tuple[object, ...], apart: tuple[object, ...], backward: Region, *direct: object
+        ctx: Any, results: tuple[object, ...], apart: tuple[object, ...], backward: Region, once: bool, *direct: object
     ) -> tuple[object, ...]:
         ctx.mark_non_differentiable(*apart)
         ctx.region = backward
+        ctx.has_second_derivative = not once
         return results
 
     @staticmethod
@@ -154,7 +155,7 @@ class _Result(torch.autograd.Function):
         """On fakes, for a derivative that the program takes itself."""
         region: Region = ctx.region
         if any(gradient is None for gradient in gradients):
-            return (None, None, None, *(None for _ in region.outputs))
+            return (None, None, None, None, *(None for _ in region.outputs))
         values: dict[fx.Node, Any] = {}
         given = iter((*(node.meta["val"] for node in region.inputs), *gradients))
         for node in region.graph.nodes:
@@ -167,7 +168,7 @@ class _Result(torch.autograd.Function):
                 values[node] = getattr(args[0], node.target)(*args[1:], **kwargs)
             else:
                 raise RuntimeError(f"a fake tensor has no {node.op}")
-        return (None, None, None, *(None if node is None else values[node] for node in region.outputs))
+        return (None, None, None, None, *(None if node is None else values[node] for node in region.outputs))
 
 
 class AutogradFunctions:
@@ -376,13 +377,17 @@ class _Capture:
             raise BreakGraph("autograd_function", f"its backward returns a {type(gradient).__name__}")
         return self._node(gradient)
 
+    def _is_once(self) -> bool:
+        """Whether the backward has no derivative."""
+        return getattr(self.kind.backward, "__code__", None) is _ONCE
+
     # -- results ----------------------------------------------------------------------------
 
     def _with_history(self, outputs: Sequence[torch.Tensor], backward: Region) -> tuple[torch.Tensor, ...]:
         """The results as they are behind the call: with `requires_grad` and a `grad_fn` where eager's have them."""
         apart = tuple(t for t in self.context.non_differentiable if isinstance(t, torch.Tensor))
         with torch._C.DisableTorchFunction(), torch.enable_grad():
-            given = _Result.apply(tuple(outputs), apart, backward, *self.direct)  # type: ignore[no-untyped-call]
+            given = _Result.apply(tuple(outputs), apart, backward, self._is_once(), *self.direct)  # type: ignore[no-untyped-call]
         return tuple(given)
 
     def _maker(
@@ -410,7 +415,7 @@ class _Capture:
             escaping=len(outputs) + sum(own for own, _, _ in rows),
             non_differentiable=tuple(index for index, output in enumerate(outputs) if id(output) in apart),
             materialize=self.context.materialize_grads,
-            once=getattr(self.kind.backward, "__code__", None) is _ONCE,
+            once=self._is_once(),
         )
 
         def make(graph: fx.GraphModule, region: Region) -> nn.Module:

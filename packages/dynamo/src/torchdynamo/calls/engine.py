@@ -22,6 +22,7 @@ import torch
 
 from primtorch.fake import FakeTensor
 from torchdynamo._C import gradient_hooks
+from torchdynamo.calls.autograd_functions import grad_mode
 from torchdynamo.graph.derivatives import OUTSIDE, accumulates, nodes_behind
 from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.graph.scalars import concrete
@@ -95,24 +96,24 @@ class Engine:
         self._backward(self._tensors(given["tensors"]), given["grad_tensors"], given)
 
     def _backward(self, outputs: tuple[torch.Tensor, ...], gradients: object, given: Mapping[str, object]) -> None:
-        if _flag(given, "create_graph"):
-            raise _refusal("backward(create_graph=True), whose gradients have a history of their own")
+        create = _flag(given, "create_graph")
         asked = Asked(
             outputs=outputs,
             inputs=None if given["inputs"] is None else self._tensors(given["inputs"]),
             grad_outputs=None if gradients is None else self._items(gradients),
-            retain_graph=_flag(given, "retain_graph"),
-            create_graph=False,
+            retain_graph=create if given["retain_graph"] is None else _flag(given, "retain_graph"),
+            create_graph=create,
             allow_unused=True,
         )
         leaves = self._leaves(asked)
         asked = self._checked(asked, leaves)
-        present = [self._present(leaf) for leaf in leaves]
+        present = [self._present(leaf, create) for leaf in leaves]
         kept = self._told(lambda: _rehearsed(asked, leaves, [before is not None for before in present]))
         found = self._differentiate(asked, leaves)
         for leaf, before, keeping, gradient in zip(leaves, present, kept, found, strict=True):
             if gradient is not None:
-                self._accumulate(leaf, before, keeping, gradient)
+                accumulate = self._accumulate_with_history if create else self._accumulate
+                accumulate(leaf, before, keeping, gradient)
 
     # -- what is differentiated -------------------------------------------------------------
 
@@ -177,8 +178,8 @@ class Engine:
             elif accumulates(node):
                 if self.outside.externals.lookup(node.variable) is not None:
                     reached.append(node.variable)
-            elif node.name() in _GRAPHS and (asked.create_graph or node.name() not in _DERIVED):
-                raise _refusal(f"through {_GRAPHS[node.name()]}")
+            elif node.name() in _GRAPHS and asked.create_graph and not node.has_second_derivative:
+                raise _refusal(f"create_graph=True through {_GRAPHS[node.name()]}")
         self._refuse_hooks([tensor for tensor in reached if id(tensor) in by])
 
     def _refuse_hooks(self, tensors: Sequence[torch.Tensor]) -> None:
@@ -214,6 +215,8 @@ class Engine:
             "is_grads_batched": asked.is_grads_batched,
             "materialize_grads": asked.materialize_grads,
         }
+        if any(node.name() == _OF_BODIES for node in nodes_behind(asked.outputs)):
+            how["materialize_grads"] = how["allow_unused"] = True  # the branch that runs need not use all operands
         how = {name: value for name, value in how.items() if value is not _DEFAULTS[name]}
         found = self._told(lambda: torch.autograd.grad(asked.outputs, inputs, **how))
         if not all(gradient is None or isinstance(gradient, FakeTensor) for gradient in found):
@@ -225,9 +228,9 @@ class Engine:
 
     # -- .grad ------------------------------------------------------------------------------
 
-    def _present(self, leaf: torch.Tensor) -> torch.Tensor | None:
+    def _present(self, leaf: torch.Tensor, with_history: bool) -> torch.Tensor | None:
         before = self.world.getattr(leaf, "grad")
-        if before is not None and (not isinstance(before, torch.Tensor) or before.requires_grad):
+        if before is not None and (not isinstance(before, torch.Tensor) or (before.requires_grad and not with_history)):
             raise _refusal("a .grad that has a history of its own")
         return before
 
@@ -244,6 +247,16 @@ class Engine:
         if tuple(gradient.stride()) != tuple(keeping.strides):
             raise _refusal("a gradient whose strides differ from one run of the engine to the next")
         self.outside.tensor_set(leaf, "grad", gradient)
+
+    def _accumulate_with_history(
+        self, leaf: torch.Tensor, before: torch.Tensor | None, keeping: Keeping, gradient: torch.Tensor
+    ) -> None:
+        """The same where gradients are differentiated: `.grad` becomes the sum, or a copy."""
+        with grad_mode(True):
+            kept = gradient.clone() if before is None else before + gradient
+        if before is None and tuple(kept.stride()) != tuple(keeping.strides):
+            raise _refusal("a gradient that autograd keeps with other strides")
+        self.outside.tensor_set(leaf, "grad", kept)
 
 
 def _bound(fn: Callable[..., object], args: Args, kwargs: Kwargs) -> Mapping[str, Any]:
@@ -278,9 +291,9 @@ def engine_is_watched() -> str | None:
     return None
 
 
-# What is captured as graphs of its own, of which fakes have no derivative.
-_GRAPHS = {"_ResultBackward": "a torch.autograd.Function", "_HistoryBackward": "torch.cond"}
-_DERIVED = frozenset({"_ResultBackward"})  # but for this: a first derivative, by the captured backward
+# What is captured as graphs of its own.
+_OF_BODIES = "_HistoryBackward"
+_GRAPHS = {"_ResultBackward": "a torch.autograd.Function that has a first derivative alone", _OF_BODIES: "a while_loop"}
 
 
 # -- what becomes of gradients ---------------------------------------------------------------

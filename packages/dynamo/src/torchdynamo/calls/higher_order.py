@@ -10,7 +10,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from torch import fx
@@ -274,19 +274,32 @@ class _History(torch.autograd.Function):
     ) -> tuple[torch.Tensor, ...]:
         given = [value for value in operands if isinstance(value, torch.Tensor)]
         with torch._C.DisableTorchFunction(), torch.enable_grad():
-            with_history: tuple[torch.Tensor, ...] = cls.apply(tuple(made), operator.differentiable, *given)
+            twice = not isinstance(operator, WhileLoop)
+            with_history: tuple[torch.Tensor, ...] = cls.apply(tuple(made), operator.differentiable, twice, *given)
             return with_history
 
     @staticmethod
     def forward(
-        ctx: Any, made: tuple[torch.Tensor, ...], differentiable: tuple[bool, ...], *given: object
+        ctx: Any, made: tuple[torch.Tensor, ...], differentiable: tuple[bool, ...], twice: bool, *given: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
+        ctx.given, ctx.has_second_derivative = given, twice
         ctx.mark_non_differentiable(*(t for t, has in zip(made, differentiable, strict=True) if not has))
         return made
 
     @staticmethod
-    def backward(ctx: object, *gradients: object) -> NoReturn:
-        raise RuntimeError("a fake tensor's backward was run during capture")
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """On fakes, for a derivative that the program takes itself: the results of another such call."""
+        wanted = ctx.needs_input_grad[3:]
+        with torch.no_grad():
+            made = tuple(
+                torch.empty_like(t, memory_format=torch.contiguous_format)
+                for t, is_wanted in zip(ctx.given, wanted, strict=True)
+                if is_wanted
+            )
+        if torch.is_grad_enabled():
+            made = _History.apply(made, (True,) * len(made), ctx.has_second_derivative, *ctx.given, *gradients)  # type: ignore[no-untyped-call]
+        rest = iter(made)
+        return (None, None, None, *(next(rest) if is_wanted else None for is_wanted in wanted))
 
 
 def _slice(tensor: torch.Tensor) -> TensorSpec:

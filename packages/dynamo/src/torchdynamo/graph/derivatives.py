@@ -72,8 +72,16 @@ def accumulates(node: torch.autograd.graph.Node) -> bool:
 
 
 def first_leaf_behind(tensors: Iterable[object], leaves: Sequence[torch.Tensor]) -> int:
-    """The place of the first of these leaves that the history of a tensor leads to, or -1."""
+    """The place of the first of these leaves that somebody could ask for who has the tensors, or -1: one of them is the
+    leaf, or has no history but the leaf's, so that it would have none without it."""
     values = [value for value in tensors if isinstance(value, torch.Tensor) and value.requires_grad]
     places = {id(leaf): place for place, leaf in enumerate(leaves)}
-    found = [places.get(id(node.variable), -1) for node in nodes_behind(values) if accumulates(node)]
-    return min((place for place in found if place >= 0), default=-1)
+    found = [places[id(value)] for value in values if id(value) in places]
+    for value in values:
+        ends = list(nodes_behind([value]))
+        own = [places[id(node.variable)] for node in ends if accumulates(node) and id(node.variable) in places]
+        if own and not any(
+            node.name() == OUTSIDE or (accumulates(node) and id(node.variable) not in places) for node in ends
+        ):
+            found += own
+    return min(found, default=-1)
