@@ -42,6 +42,7 @@ def of_pages() -> bool:
 EXAMPLE_NAMES = (
     "backend_dynamo.py", "backend_autograd.py", "backend_prims.py", "backend_codegen.py", "function_transforms.py",
     "training_step.py", "control_flow.py", "quantized_weights.py", "gaussian_process.py",
+    "sliding_window.py",
 )  # fmt: skip
 
 
@@ -55,10 +56,11 @@ def test_examples_run(name: str) -> None:
     run(EXAMPLES / name)
 
 
-def test_the_page_on_export_runs(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / "export.md").read_text(), re.DOTALL)
-    (tmp_path / "export.py").write_text(example)
-    assert "float32[?, 3]" in run(tmp_path / "export.py")
+@pytest.mark.parametrize(("page", "told"), [("export", "float32[?, 3]"), ("attention", "tensor([")])
+def test_a_page_runs(page: str, told: str, tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    (tmp_path / "example.py").write_text(example)
+    assert told in run(tmp_path / "example.py")
 
 
 def test_the_demo_runs(tmp_path: Path) -> None:

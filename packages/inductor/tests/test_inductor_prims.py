@@ -383,6 +383,17 @@ def test_indexing():
     check(graph, t, w, i, j, ids, along)
 
 
+def test_a_gather_at_computed_places_is_padded():
+    """Behind the padding the places lie outside of the tensor, and are followed nowhere."""
+    t = torch.randn(6, 5)
+
+    def graph(p, t):
+        places = p.sub(p.iota(6, 5, -1, torch.int64, torch.device("cpu")), 0)
+        return p.pad(p.index(t, (places,), False), (2, 0), (7, 0), 0.0)
+
+    check(graph, t)
+
+
 def test_indices_out_of_bounds():
     table = torch.randn(5, 4)
     graphs = {

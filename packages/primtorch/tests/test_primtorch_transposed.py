@@ -33,6 +33,8 @@ CALLS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "index_put": (aten.index_put.default, (x, [few], y[:2])),
     "put": (aten.put.default, (x, few, one.expand(2))),
     "index": (aten.index.Tensor, (x, [few])),
+    "index: one place": (aten.index.Tensor, (x, [torch.tensor(1, dtype=torch.int32)])),
+    "index: one element": (aten.index.Tensor, (x[0], [torch.tensor(1, dtype=torch.int32)])),
     "gather": (aten.gather.default, (x, 0, zeros)),
     "masked_fill": (aten.masked_fill.Scalar, (x, mask, 1.0)),
     "masked_fill: swapped mask": (aten.masked_fill.Scalar, (x, swapped_mask, 1.0)),
