@@ -109,6 +109,10 @@ CASES: dict[str, Case] = {
     "casts of parameters": Case(casts, lambda n: ((n, 24), (24, 40), (40, 64), (64, 16)), 7, 9.0),
     "small sums": Case(statistics, lambda n: ((n, 24), (n, 40), (n, 90), (n, 17)), 2, 1.5),
     # The logits' maxima and sums; then an element of each row.
+    # A row's slopes are its probabilities but for one of them: no sum over the row is left.
+    "slopes of cross entropy": Case(
+        gradients(lambda x, ids: F.cross_entropy(x, ids)), lambda n: ((n, *ROW), (*ROW, n, 0), ()), 3, 1.52
+    ),
     "cross entropy": Case(F.cross_entropy, lambda n: ((n, *ROW), (*ROW, n, 0)), 2, 1.02),
     "cross entropy of a long row": Case(F.cross_entropy, lambda n: ((n, *LONG), (*LONG, n, 0)), 2, 1.01, slow=True),
 }

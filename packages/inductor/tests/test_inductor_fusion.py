@@ -1,10 +1,12 @@
 """Fusion does not change results: random pointwise, reduction, view and gather graphs against the prims' references."""
 
+import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from prim_graphs import build
 
+import primtorch
 from torchinductor import InductorOptions, compile_graph
 from torchinductor.indexing import as_expr
 from torchinductor.ir import Axis
@@ -111,3 +113,35 @@ def test_spaces_without_points_are_not_one_space():
     assert unify(space(0, 5), space(0, 5, 3, 4)) is None
     assert unify(space(0, 5), space(0, 5)) is not None
     assert unify(space(6, 5), space(2, 3, 5)) is not None
+
+
+# A row with a value at one place: its sum is that value, wherever the place is. And rows that are none such.
+PLACES = torch.tensor([2, -100, 0, 5, 6, -1])
+ROWS = {
+    "along rows": (lambda v, x, at, i: torch.where(i == at[:, None], v[:, None], 0.0).sum(1), True),
+    "kept": (lambda v, x, at, i: torch.where(at[:, None] == i, v[:, None], 0.0).sum(-1, keepdim=True) * x, True),
+    "along columns": (lambda v, x, at, i: torch.where(i[:, None] == at, v * 2, 0.0).sum(0), True),
+    "an expression's place": (
+        lambda v, x, at, i: torch.where(i == (at + 1)[:, None], v[:, None].exp(), 0.0).sum(1),
+        True,
+    ),
+    "of it all": (lambda v, x, at, i: torch.where(i == at[:, None], v[:, None], 0.0).sum(), False),
+    "a value of the place": (lambda v, x, at, i: torch.where(i == at[:, None], x, 0.0).sum(1), False),
+    "not zero elsewhere": (lambda v, x, at, i: torch.where(i == at[:, None], v[:, None], 1.0).sum(1), False),
+    "another place": (lambda v, x, at, i: torch.where(i + 1 == at[:, None], v[:, None], 0.0).sum(1), False),
+    "the greatest": (lambda v, x, at, i: torch.where(i == at[:, None], v[:, None], 0.0).amax(1), False),
+}
+
+
+@pytest.mark.parametrize("name", ROWS)
+def test_a_row_with_one_value_is_not_summed(name):
+    program, known = ROWS[name]
+
+    def run(v, x, at):
+        return program(v, x, at, torch.arange(6))
+
+    v = torch.tensor([1.5, 2.5, float("nan"), -3.5, 4.5, float("inf")], dtype=torch.float64)
+    given, stages = (v, torch.randn(6, 6, dtype=torch.float64), PLACES), {}
+    compiled = compile_graph(primtorch.lower(primtorch.trace(run, *given)), given, dump=stages.__setitem__)
+    torch.testing.assert_close(compiled(*given)[0], run(*given), equal_nan=True)
+    assert ("reduce_" not in stages["scheduled.txt"]) == known

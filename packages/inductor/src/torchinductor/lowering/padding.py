@@ -198,9 +198,8 @@ def products_of(node: fx.Node, swapped: bool = False) -> Iterator[tuple[fx.Node,
         if name in FACTORS:
             yield user, swapped
         elif name == "permute":
-            *batch, before, last = cast("Sequence[int]", user.args[1])
-            rank = len(batch) + 2
-            if (*batch, last, before) == tuple(range(rank)):
+            order = tuple(cast("Sequence[int]", user.args[1]))
+            if len(order) > 1 and (*order[:-2], order[-1], order[-2]) == tuple(range(len(order))):
                 yield from products_of(user, not swapped)
 
 

@@ -7,10 +7,26 @@ from typing import cast
 
 import torch
 
+from primtorch.symbolic.expr import intern_symbol
 from torchinductor.indexing import ONE, Index, contiguous_strides, dot, number, product
-from torchinductor.ir import Recorder, Stage, space, space_index
+from torchinductor.ir import (
+    Apply,
+    Body,
+    Constant,
+    IndexExpr,
+    Indirect,
+    Load,
+    Op,
+    Recorder,
+    Stage,
+    ToDtype,
+    compute_dtype,
+    slice_of,
+    space,
+    space_index,
+)
 from torchinductor.lowering.context import Context
-from torchinductor.lowering.values import Ops, Rule, TensorValue
+from torchinductor.lowering.values import Lazy, Ops, Rule, Strided, TensorValue
 from torchinductor.lowering.views import reshape, squeeze
 from torchinductor.ops import ReductionKind, ScanKind
 
@@ -29,9 +45,57 @@ def reduction(kind: ReductionKind) -> Callable[..., TensorValue]:
     def rule(ctx: Context, t: TensorValue, dims: Sequence[int], keepdim: bool = False) -> TensorValue:
         if _trivial(t, dims):
             return _kept(ctx, t, dims, keepdim)
-        return _kept(ctx, ctx.reduction(t, dims, kind, t.dtype), dims, keepdim)
+        picked = _picked(ctx, t, dims) if kind == "sum" else None
+        return _kept(ctx, picked or ctx.reduction(t, dims, kind, t.dtype), dims, keepdim)
 
     return rule
+
+
+_PLAIN = (Load, Constant, IndexExpr, Apply, ToDtype)
+
+
+def _picked(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue | None:
+    """The sum of a row that has a value at one place and zeros elsewhere (a loss's slope by its scores): the value, and
+    no loop. None for any other sum."""
+    wanted = [d for d in dims if t.shape[d].as_int() != 1]
+    if len(wanted) != 1 or isinstance(t.data, Strided) or compute_dtype(t.dtype) != t.dtype:
+        return None
+    axes, index = space(t.shape), space_index(t.shape)
+    recorder = Recorder({a.name: a.size for a in axes})
+    chosen = recorder.ops[t.load(index, recorder)]
+    if not isinstance(chosen, Apply) or chosen.op != "where" or chosen.dtype != t.dtype:
+        return None
+    same, zero = recorder.ops[chosen.args[0]], recorder.ops[chosen.args[2]]
+    if not isinstance(zero, Constant) or zero.value != 0 or not isinstance(same, Apply) or same.op != "eq":
+        return None
+    along = IndexExpr(torch.int64, index[wanted[0]])
+    place = next((b for a, b in (same.args, same.args[::-1]) if recorder.ops[a] == along), None)
+    if place is None:
+        return None
+    needed = sorted(slice_of(recorder.ops, (place, chosen.args[1])))
+    ops = [recorder.ops[position] for position in needed]
+    inner = along.expr.symbols() | {op.symbol for op in recorder.ops if isinstance(op, Indirect)}
+    if not all(isinstance(op, _PLAIN) and not inner & _symbols(op) for op in ops):
+        return None
+    numbers = {position: number for number, position in enumerate(needed)}
+    body = Body(tuple([op.renumbered(numbers.__getitem__) for op in ops]))
+    size, names = t.shape[wanted[0]], {a.name for a in axes}
+
+    def load(at: Index, handler: Ops) -> int:
+        moved = {intern_symbol(name): at[d] for d, i in enumerate(index) for name in i.symbols() & names}
+        values = body.replay(handler, moved)
+        where, zero = values[numbers[place]], handler.constant(0, torch.int64)
+        below = handler.apply("lt", where, handler.index_expr(size, torch.int64))
+        inside = handler.apply("bitwise_and", handler.apply("ge", where, zero), below)
+        return handler.apply("where", inside, values[numbers[chosen.args[1]]], handler.constant(0, t.dtype))
+
+    kept = tuple(ONE if d in dims else s for d, s in enumerate(t.shape))
+    reads = frozenset(op.buffer for op in ops if isinstance(op, Load))
+    return TensorValue(kept, t.dtype, t.device, Lazy(load, len(ops) + 4, reads, any(op.heavy for op in body.of(Apply))))
+
+
+def _symbols(op: Op) -> set[str]:
+    return {name for expr in op.indices for name in expr.symbols()}
 
 
 def arg_reduction(kind: ReductionKind) -> Callable[..., TensorValue]:
