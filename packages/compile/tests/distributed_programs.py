@@ -40,6 +40,58 @@ def collectives() -> None:
     assert any(event.kind.id == "distributed" for event in torchcompile.report().breaks)
 
 
+def written_collectives(backend: str) -> None:
+    """Collectives that write to their arguments are nodes of one graph, in order; nobody reads the last."""
+
+    def program(x: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        total = x * (dist.get_rank() + 1)
+        dist.all_reduce(total)
+        dist.all_reduce(kept, op=dist.ReduceOp.MAX)
+        work = dist.all_reduce(total, async_op=True)
+        wave = x.sin()
+        work.wait()
+        whole = x.new_empty(2 * len(x), x.shape[1])
+        dist.all_gather_into_tensor(whole, total + wave)
+        part = torch.empty_like(x)
+        dist.reduce_scatter_tensor(part, whole * (1 + dist.get_rank()))
+        dist.broadcast(part, 1)
+        turned = torch.empty_like(x)
+        dist.all_to_all_single(turned, part + dist.get_rank())
+        dist.all_reduce(x + 1)
+        return total, whole, part, turned
+
+    def broken(x: torch.Tensor, kept: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        work = dist.all_reduce(kept, async_op=True)
+        torchdynamo.graph_break()
+        work.wait()
+        return (kept * 2,)
+
+    for run in (program, broken):
+        torchcompile.reset()
+        compiled = torchcompile.compile(run, backend=backend, fullgraph=run is program)
+        nodes: list[Any] = []
+        for call in range(3):
+            torch.manual_seed(call + 10 * dist.get_rank())
+            x, kept = torch.randn(4, 3, dtype=torch.float64), torch.randn(5)
+            twin = kept.clone()
+            pairs = zip((*run(x, kept), kept), (*compiled(x, twin), twin), strict=True)
+            for expected, found in pairs:
+                torch.testing.assert_close(found, expected)
+        assert torchcompile.report().clean == (run is program)
+    torchdynamo.optimize(lambda gm, inputs: nodes.extend(gm.graph.nodes) or gm.forward)(program)(x, kept)
+    called = [
+        str(node.target).rpartition("_c10d_functional.")[2] for node in nodes if "_c10d_functional" in str(node.target)
+    ]
+    order = ["all_reduce"] * 3 + [
+        "all_gather_into_tensor",
+        "reduce_scatter_tensor",
+        "broadcast",
+        "all_to_all_single",
+        "all_reduce",
+    ]
+    assert [name.partition(".")[0] for name in called] == [name for each in order for name in (each, "wait_tensor")]
+
+
 def functional_collectives(backend: str) -> None:
     """They are nodes of one graph, differentiated as in eager; those whose results nobody reads, and those that another
     one has done already, happen all the same."""

@@ -96,3 +96,8 @@ def test_two_processes(pair: Processes, program) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_functional_collectives(pair: Processes, backend: str) -> None:
     pair.run(distributed_programs.functional_collectives, backend)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_collectives_that_write_to_their_arguments(pair: Processes, backend: str) -> None:
+    pair.run(distributed_programs.written_collectives, backend)

@@ -42,6 +42,7 @@ from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.calls.random_state import RandomState
 from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
+from torchdynamo.calls.written_collectives import write_collective, writes
 from torchdynamo.graph import known_tensors as constants
 from torchdynamo.graph import leaving, numpy_values, scalars, torch_functions
 from torchdynamo.graph.recorder import METHODS_OF_FAKES, tensors_in
@@ -176,6 +177,8 @@ class Calls:
             return torch_calls.ANSWERS[fn]
         if (module, fn.__name__) in torch_calls.ANSWERS_BY_NAME:
             return torch_calls.ANSWERS_BY_NAME[module, fn.__name__]
+        if writes(fn, module):
+            return write_collective(self.outside, fn, args, kwargs)
         if is_transformed(fn) or fn in self.transforms.pullbacks:
             self.interpreter.tail_call = False
             return self.transforms.call(fn, args, kwargs)
