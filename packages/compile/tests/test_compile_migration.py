@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 import torchcompile
+from torchcompile.backends import REGISTERED
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGE = ROOT / "docs" / "migration.md"
@@ -240,6 +241,7 @@ def registered() -> None:
     same(plain(lambda x: x * 2, backend="mine")(X), X * 6)
     assert "mine" in torchcompile.list_backends() and "mine" not in torchcompile.list_backends(exclude_tags=["debug"])
     refused(lambda: torchcompile.register_backend(mine, name="inductor"), "own")
+    REGISTERED.remove("mine")
 
 
 @row("`torch.compiler.list_backends`")

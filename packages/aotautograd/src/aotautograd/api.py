@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
@@ -13,11 +15,12 @@ from torch.utils import _pytree as pytree
 
 from aotautograd.assumptions import holds
 from aotautograd.double_backward import GradientsOnDemand
-from aotautograd.errors import TooManyVariants
+from aotautograd.errors import TooManyVariants, TracedOtherwise
 from aotautograd.joint import trace_joint
 from aotautograd.kept_values import KeptValues
 from aotautograd.lowering import lower_joint, lowered_values
 from aotautograd.missing_tangents import BackwardVariants, tangents_behind
+from aotautograd.outlines import outline_of, partition_of
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import (
@@ -29,7 +32,20 @@ from aotautograd.passes import (
     returning,
 )
 from aotautograd.runtime import inference_callable, is_boxed, training_callable, updates_of
-from aotautograd.schemas import Compiled, Compiler, Dump, GradientInfo, JointGraph, Opset, Partition, Partitioner
+from aotautograd.schemas import (
+    BackwardOutline,
+    Compiled,
+    Compiler,
+    Dump,
+    GradientInfo,
+    JointGraph,
+    Opset,
+    Partition,
+    Partitioner,
+    ProgramMetadata,
+    Shelf,
+    Shelved,
+)
 from aotautograd.stages import StagedBackward, cut, for_stages, stages_of
 from aotautograd.wrappers import Lowering, WrapperProgram, of_wrappers
 from primtorch import graph_text
@@ -56,6 +72,19 @@ class Compilers:
     eager_random: bool
     preserve: tuple[OpOverload, ...]
     stages: tuple[tuple[int, ...], ...] = ()
+    shelf: Shelf | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Behind:
+    """What a compiled forward leads to: see `training_callable`."""
+
+    compile_backward: Callable[[Sequence[int]], tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]]
+    needs: Callable[[Sequence[int], Sequence[int]], tuple[Sequence[int], Sequence[int], bool]]
+    gradients: Callable[..., tuple[Sequence[object], tuple[GradientInfo, ...]]]
+    cut: Callable[..., object]
+    reads: frozenset[int]
+    stages: tuple[int, ...]
 
 
 def aot_module(
@@ -72,6 +101,7 @@ def aot_module(
     eager_random: bool = False,
     preserve: Sequence[OpOverload] = (),
     stages: Sequence[Sequence[int]] = (),
+    shelf: Shelf | None = None,
 ) -> Callable[..., Sequence[object]]:
     """Compiles a program of flat inputs and a flat sequence of outputs, with its backward.
 
@@ -87,6 +117,9 @@ def aot_module(
 
     `stages`: groups of inputs. Autograd gets the gradients of one group before those of the next are computed, each by
     a graph and a node of its own; those of inputs of no group come last.
+
+    `shelf`: where what is compiled is kept for other processes, and found again. It is for a program without wrappers,
+    with `distinct_inputs` and no stages.
     """
     compilers = Compilers(
         fw_compiler,
@@ -98,7 +131,11 @@ def aot_module(
         eager_random,
         tuple(preserve),
         tuple(map(tuple, stages)),
+        shelf,
     )
+    found = shelf.find() if shelf is not None else None
+    if found is not None:
+        return _from_shelf(found, program, example_inputs, compilers)
     apart = of_wrappers(program, Lowering(decompositions, eager_random, tuple(preserve), dump))
     if apart is not None:  # capture lets no graph write to a wrapper or to what it wraps
         return _compile(apart.module, example_inputs, _over_wrappers(apart, compilers))[1]
@@ -126,7 +163,8 @@ def aot_module(
 def _over_wrappers(program: WrapperProgram, compilers: Compilers) -> Compilers:
     """Compilers of graphs whose values may be wrappers: each takes its graph apart, and lowers what comes of it."""
     forward, backward, inference = map(program.compiler, (compilers.forward, compilers.backward, compilers.inference))
-    return replace(compilers, forward=forward, backward=backward, inference=inference, decompositions=None, stages=())
+    halves = replace(compilers, forward=forward, backward=backward, inference=inference)
+    return replace(halves, decompositions=None, stages=(), shelf=None)
 
 
 def _compile_rebased(
@@ -140,7 +178,7 @@ def _compile_rebased(
     while True:
         rebased, inputs = rebase(program, flat, tensors, given_history)
         try:
-            return rebased, _compile(rebased, inputs, replace(compilers, stages=()))[1]
+            return rebased, _compile(rebased, inputs, replace(compilers, stages=(), shelf=None))[1]
         except HistoryOfAlias as error:
             if error.place in given_history:
                 raise
@@ -172,6 +210,90 @@ def _compile_trace(
     program: fx.GraphModule | Callable[..., object] | Rebased, example_inputs: Sequence[object], compilers: Compilers
 ) -> tuple[JointGraph, Callable[..., Sequence[object]]]:
     """The pipeline: trace, clean, lower, cut, compile, wrap."""
+    source, joint, parts = _traced(program, example_inputs, compilers)
+    if parts is None:
+        module = fx.GraphModule(joint.module, joint.module.graph, "Inference")
+        module.meta[UPDATES] = updates_of(joint.metadata)
+        run = compilers.inference(module, example_values(module))
+        _keep(compilers.shelf, joint, None, frozenset(), run)
+        return joint, inference_callable(joint.metadata, run)
+    parts.forward.meta[UPDATES] = updates_of(joint.metadata)
+    forward = compilers.forward(parts.forward, example_values(parts.forward))
+    behind = _behind(source, joint, parts, compilers)
+    _keep(compilers.shelf, joint, parts, behind.reads, forward)
+    return joint, _with_backward(joint.metadata, parts, forward, behind)
+
+
+def _keep(
+    shelf: Shelf | None, joint: JointGraph, parts: Partition | None, reads: frozenset[int], run: Compiled
+) -> None:
+    outline = outline_of(joint, parts, reads) if shelf is not None else None
+    if shelf is not None and outline is not None:
+        shelf.keep(outline, run)
+
+
+def _from_shelf(
+    found: Shelved,
+    program: fx.GraphModule | Callable[..., object],
+    example_inputs: Sequence[object],
+    compilers: Compilers,
+) -> Callable[..., Sequence[object]]:
+    """A program that was compiled before. It is traced where a call asks for more than was compiled then: gradients of
+    some results alone, derivatives of the backward."""
+    outline = found.outline
+    if not outline.metadata.needs_backward:
+        return inference_callable(outline.metadata, found.forward)
+    default_dtype, grad_mode, lock = torch.get_default_dtype(), torch.is_grad_enabled(), threading.RLock()
+    traced: list[Behind] = []
+
+    def trace() -> Behind:
+        with unset(default_dtype), torch.set_grad_enabled(grad_mode):
+            source, joint, parts = _traced(program, example_inputs, compilers)
+            assert parts is not None
+            made = _behind(source, joint, parts, compilers)
+        if outline_of(joint, parts, made.reads) != outline:
+            raise TracedOtherwise
+        return made
+
+    def behind() -> Behind:
+        with lock:
+            if not traced:
+                # In a thread of its own: in this one autograd's engine runs, which is what a trace tells the forward
+                # from the backward by.
+                with ThreadPoolExecutor(1) as apart:
+                    traced.append(apart.submit(trace).result())
+            return traced[0]
+
+    def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
+        kept = backward(tuple(missing))
+        if kept is None:
+            return behind().compile_backward(missing)
+        return kept[1], kept[0].zeros, kept[0].made_gradients
+
+    def needs(missing: Sequence[int], earlier: Sequence[int]) -> tuple[Sequence[int], Sequence[int], bool]:
+        kept = None if earlier else backward(tuple(missing))
+        return behind().needs(missing, earlier) if kept is None else kept[0].needs
+
+    @functools.cache
+    def backward(missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
+        with unset(default_dtype):
+            return found.backward(missing)
+
+    later = Behind(
+        compile_backward,
+        needs,
+        lambda *call: behind().gradients(*call),
+        lambda *call: behind().cut(*call),
+        outline.reads,
+        (),
+    )
+    return _with_backward(outline.metadata, partition_of(outline), found.forward, later)
+
+
+def _traced(
+    program: fx.GraphModule | Callable[..., object] | Rebased, example_inputs: Sequence[object], compilers: Compilers
+) -> tuple[JointGraph, JointGraph, Partition | None]:
+    """The joint graph of ATen operators, what lowering makes of it, and the two halves, where there is a backward."""
     dump = compilers.dump
     joint = trace_joint(program, example_inputs)
     _show(dump, "joint_traced", joint.module, str(joint.metadata))
@@ -183,24 +305,33 @@ def _compile_trace(
         joint = simplify(lowered)
     _show(dump, "joint", joint.module)
     if not joint.metadata.needs_backward:
-        module = fx.GraphModule(joint.module, joint.module.graph, "Inference")
-        module.meta[UPDATES] = updates_of(joint.metadata)
-        run = compilers.inference(module, example_values(module))
-        return joint, inference_callable(joint.metadata, run)
+        return source, joint, None
     parts = partition(joint, compilers.partitioner)
     _show(dump, "forward", parts.forward, parts.table())
     _show(dump, "backward", parts.backward)
-    return joint, _with_backward(source, joint, parts, compilers)
+    return source, joint, parts
 
 
 def _with_backward(
-    source: JointGraph, joint: JointGraph, parts: Partition, compilers: Compilers
+    metadata: ProgramMetadata, parts: Partition, forward: Compiled, behind: Behind
 ) -> Callable[..., Sequence[object]]:
-    """The forward, compiled; and what compiles a backward when autograd's engine asks for it, whatever the program has
-    set by then. `source`: the joint graph before it was lowered, which further derivatives are taken of."""
+    return training_callable(
+        metadata,
+        parts,
+        forward,
+        behind.compile_backward,
+        behind.needs,
+        behind.gradients,
+        behind.reads,
+        behind.stages,
+        behind.cut,
+    )
+
+
+def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: Compilers) -> Behind:
+    """What compiles a backward when autograd's engine asks for it, whatever the program has set by then. `source`: the
+    joint graph before it was lowered, which further derivatives are taken of."""
     dump = compilers.dump
-    parts.forward.meta[UPDATES] = updates_of(joint.metadata)
-    forward = compilers.forward(parts.forward, example_values(parts.forward))
 
     def show_gradients(name: str, text: str) -> None:
         if dump is not None:
@@ -210,7 +341,7 @@ def _with_backward(
 
     def compile_program(module: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., Sequence[object]]:
         with unset(default_dtype):
-            settings = replace(compilers, dump=show_gradients if dump is not None else None, stages=())
+            settings = replace(compilers, dump=show_gradients if dump is not None else None, stages=(), shelf=None)
             return _compile(module, inputs, settings)[1]
 
     def compile_inference(module: fx.GraphModule, inputs: list[object]) -> Callable[..., Sequence[object]]:
@@ -234,6 +365,11 @@ def _with_backward(
         with unset(default_dtype):
             if not stages:
                 compiled = compilers.backward(variant.module, example_values(variant.module))
+                if compilers.shelf is not None:
+                    reads, keeps, refused = variants.needs(missing, ())
+                    needs = (tuple(reads), tuple(keeps), refused)
+                    kept = BackwardOutline(variant.zeros, variant.made_gradients, needs)
+                    compilers.shelf.keep_backward(tuple(missing), kept, compiled)
                 return compiled, variant.zeros, variant.made_gradients
             made = for_stages(variant.made_gradients, stages)
             return _compile_stages(variant.module, made, stages, parts, joint, compilers), variant.zeros, made
@@ -265,9 +401,7 @@ def _with_backward(
         refuse_failing(missing)
         return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
 
-    return training_callable(
-        joint.metadata, parts, forward, compile_backward, variants.needs, gradients, on_demand.reads, stages, cut
-    )
+    return Behind(compile_backward, variants.needs, gradients, cut, on_demand.reads, stages)
 
 
 def _compile_stages(

@@ -56,3 +56,13 @@ class TooManyVariants(AotAutogradError):
             "out of the compiled region",
             first.stack,
         )
+
+
+class TracedOtherwise(AotAutogradError):
+    """A program that was compiled in another process is traced again, and its trace is not what it was there."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the program's trace differs from that of the process which compiled it, so that this derivative cannot be "
+            "joined to what was kept; clear the cache (python -m torchcompile cache clear) and run again"
+        )

@@ -5,13 +5,14 @@ from __future__ import annotations
 import enum
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, Protocol, TypeAlias
 
 import torch
 
 from primtorch import graph_text
 from primtorch.printing import value_text
 from primtorch.schemas import UserFrame
+from primtorch.spec import TensorSpec
 
 ForwardKind: TypeAlias = Literal["updated_input", "value", "symbol"]
 Values: TypeAlias = Sequence[Any]
@@ -330,6 +331,60 @@ class Partition:
 
 
 Partitioner = Callable[[JointGraph], Partition]
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """What the run time reads of a traced program beside its compiled graphs.
+
+    Attributes:
+        reads: places of the forward's inputs that a derivative of the backward may read.
+        forward, backward: name and metadata of each placeholder.
+        saved: the forward's placeholder that each saved tensor is, "" where it is computed.
+    """
+
+    metadata: ProgramMetadata
+    reads: frozenset[int] = frozenset()
+    forward: tuple[tuple[str, TensorSpec], ...] = ()
+    backward: tuple[tuple[str, TensorSpec], ...] = ()
+    saved_names: tuple[str, ...] = ()
+    saved: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class BackwardOutline:
+    """What the run time asks of a backward without some tangents, where no other backward ran before it.
+
+    Attributes:
+        zeros, made_gradients: see `BackwardPlan`.
+        needs: the saved tensors that it reads, those to keep behind it, and whether it cannot run.
+    """
+
+    zeros: tuple[int, ...]
+    made_gradients: tuple[GradientInfo, ...]
+    needs: tuple[tuple[int, ...], tuple[int, ...], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """A program that was compiled before. `backward` gives None for missing tangents that were not met then."""
+
+    outline: Outline
+    forward: Compiled  # or what runs where there is no backward
+    backward: Callable[[tuple[int, ...]], tuple[BackwardOutline, Compiled] | None]
+
+
+class Shelf(Protocol):
+    """Where one program's compiled form is kept for other processes."""
+
+    def find(self) -> Shelved | None:
+        """What was kept."""
+
+    def keep(self, outline: Outline, forward: Compiled) -> None:
+        """Keeps the forward, as the compiler gave it."""
+
+    def keep_backward(self, missing: tuple[int, ...], outline: BackwardOutline, backward: Compiled) -> None:
+        """Keeps the backward without some tangents."""
 
 
 @dataclass(frozen=True, slots=True)

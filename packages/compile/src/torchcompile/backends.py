@@ -30,11 +30,13 @@ from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPIL
 from torchcompile.journal import CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
+from torchcompile.shelf import ProgramShelf, key_of
 from torchcompile.signature import facts, signature
+from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, is_parameter
 from torchdistributed.replicas import Stages
 from torchdynamo.errors import TorchDynamoError
-from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
+from torchinductor import BuildFailed, CompilerMissing, GraphStats, InductorError, InductorOptions
 from torchinductor.program import Value
 
 Inputs: TypeAlias = list[Value]
@@ -63,8 +65,9 @@ class Boxed:
 
     _boxed_call = True
 
-    def __init__(self, consume: Callable[[Inputs], Sequence[object]]) -> None:
-        self.consume = consume
+    def __init__(self, graph: torchinductor.CompiledGraph) -> None:
+        self.graph = graph
+        self.consume: Callable[[Inputs], Sequence[object]] = graph.consume
 
     def __call__(self, inputs: Inputs) -> Sequence[object]:
         return self.consume(inputs)
@@ -207,17 +210,30 @@ def _compile_with_inductor(
     dump: Dump | None,
 ) -> Runner:
 
+    given = toolchain.options
+    settings = InductorOptions(
+        cache_dir=given.cache,
+        cxx=given.cxx,
+        cuda_graphs=given.cuda_graphs,
+        round_like_eager=given.precision == "eager",
+        templates=given.templates,
+        verify=given.verify,
+    )
+
+    def record(kind: Kind, prims: int, stats: GraphStats, start: float) -> None:
+        seconds = time.perf_counter() - start
+        toolchain.journal.add(
+            CompiledGraphRecord(title, kind, prims, stats.kernels, stats.aten_calls, seconds, stats.cache_hits)
+        )
+
+    def load(kind: Kind, kept: torchinductor.KeptGraph) -> Runner:
+        start = time.perf_counter()
+        loaded = torchinductor.load_graph(kept, settings, ledger=toolchain.ledger, title=f"{title} {kind}")
+        record(kind, kept.nodes, loaded.stats, start)
+        return Boxed(loaded)
+
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, Inputs], Runner]:
         named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
-        given = toolchain.options
-        settings = InductorOptions(
-            cache_dir=given.cache,
-            cxx=given.cxx,
-            cuda_graphs=given.cuda_graphs,
-            round_like_eager=given.precision == "eager",
-            templates=given.templates,
-            verify=given.verify,
-        )
 
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
             start = time.perf_counter()
@@ -234,19 +250,9 @@ def _compile_with_inductor(
                     raise  # nothing has run yet: the captured graph as a whole runs eagerly
                 toolchain.not_compiled(f"{title} {kind}", error)
                 return run_graph(graph, inputs)
-            stats = compiled.stats
-            toolchain.journal.add(
-                CompiledGraphRecord(
-                    title=title,
-                    kind=kind,
-                    prims=sum(node.op == "call_function" for node in graph.graph.nodes),
-                    kernels=stats.kernels,
-                    aten_calls=stats.aten_calls,
-                    seconds=time.perf_counter() - start,
-                    cache_hits=stats.cache_hits,
-                )
-            )
-            return Boxed(compiled.consume)
+            prims = sum(node.op == "call_function" for node in graph.graph.nodes)
+            record(kind, prims, compiled.stats, start)
+            return Boxed(compiled)
 
         return build
 
@@ -264,8 +270,14 @@ def _compile_with_inductor(
             eager_random=toolchain.options.eager_random,
             preserve=toolchain.options.preserve,
             stages=stages,
+            shelf=shelf,
         )
 
+    told = len(toolchain.ledger.events)
+    key = key_of(gm, given) if not stages else None
+    shelf = None
+    if key is not None and given.cache is not None:
+        shelf = ProgramShelf(Store(given.cache), key, load, lambda: len(toolchain.ledger.events) == told)
     return _or_as_captured(toolchain, title, gm, compile)
 
 
@@ -308,6 +320,10 @@ class Registry:
                 raise InvalidArgument(f"the name {name!r} is taken: {', '.join(sorted(NAMED))} are torchcompile's own")
             self._backends[name] = backend, frozenset(tags)
 
+    def remove(self, name: str) -> None:
+        with self._lock:
+            self._backends.pop(name, None)
+
     def get(self, name: str) -> Backend | None:
         with self._lock:
             found = self._backends.get(name)
@@ -318,7 +334,7 @@ class Registry:
             return [name for name, (_, tags) in self._backends.items() if not tags & without]
 
 
-_REGISTERED = Registry()
+REGISTERED = Registry()
 
 
 def register_backend(backend: Any = None, name: str | None = None, tags: Iterable[str] = ()) -> Any:
@@ -337,7 +353,7 @@ def register_backend(backend: Any = None, name: str | None = None, tags: Iterabl
     chosen = name or getattr(backend, "__name__", None)
     if not callable(backend) or not isinstance(chosen, str):
         raise InvalidArgument(f"register_backend takes a callable (gm, example_inputs) -> callable, not {backend!r}")
-    _REGISTERED.add(backend, chosen, tags)
+    REGISTERED.add(backend, chosen, tags)
     return backend
 
 
@@ -346,14 +362,14 @@ TORCH_PREFIX = "torch."  # torch's own back end of a name that is one of ours
 
 def is_torchs(backend: object) -> bool:
     """Whether a name is that of one of torch.compile's back ends. Torch's compiler is loaded to ask, for such alone."""
-    if not isinstance(backend, str) or backend in NAMED or _REGISTERED.get(backend) is not None:
+    if not isinstance(backend, str) or backend in NAMED or REGISTERED.get(backend) is not None:
         return False
     return backend.removeprefix(TORCH_PREFIX) in torch.compiler.list_backends(exclude_tags=None)
 
 
 def list_backends(without: frozenset[str] = frozenset()) -> list[str]:
     """Names of this package's back ends and of those that were registered with it."""
-    return sorted((*NAMED, *_REGISTERED.names(without)))
+    return sorted((*NAMED, *REGISTERED.names(without)))
 
 
 def resolve(backend: str | Backend, toolchain: Toolchain) -> Backend:
@@ -364,7 +380,7 @@ def resolve(backend: str | Backend, toolchain: Toolchain) -> Backend:
         chosen.takes_floats = True  # a float that changes between calls arrives as a float
         return chosen  # type: ignore[no-any-return]
     if isinstance(backend, str):
-        registered = _REGISTERED.get(backend)
+        registered = REGISTERED.get(backend)
         if registered is None and is_torchs(backend):
             return functools.partial(_by_torchs, backend.removeprefix(TORCH_PREFIX), toolchain)
         if registered is None:

@@ -33,7 +33,10 @@ class CompileOptions:
     )
     cache: str | None = field(
         default=None,
-        metadata={"doc": "folder of the kernel cache (TORCHCOMPILE_CACHE; ~/.cache/torchcompile when not given)"},
+        metadata={
+            "doc": "folder in which kernels and compiled programs are kept for other processes (TORCHCOMPILE_CACHE; "
+            "~/.cache/torchcompile when not given); None keeps nothing"
+        },
     )
     cxx: str | None = field(
         default=None,

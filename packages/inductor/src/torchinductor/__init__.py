@@ -3,7 +3,7 @@
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, codegen_for, register_codegen
 from torchinductor.codegen.cpp.backend import CppBackend
 from torchinductor.codegen.triton.backend import TritonBackend
-from torchinductor.compile import CompiledGraph, choose_layouts, compile_graph
+from torchinductor.compile import CompiledGraph, KeptConstant, KeptGraph, choose_layouts, compile_graph, load_graph
 from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
 from torchinductor.schemas import GraphStats, InductorOptions
 from torchinductor.source import generate_source
@@ -20,6 +20,8 @@ __all__ = [
     "GraphStats",
     "InductorError",
     "InductorOptions",
+    "KeptConstant",
+    "KeptGraph",
     "KernelSource",
     "LoweringError",
     "TritonBackend",
@@ -28,6 +30,7 @@ __all__ = [
     "codegen_for",
     "compile_graph",
     "generate_source",
+    "load_graph",
     "register_codegen",
 ]
 

@@ -52,6 +52,7 @@ class CompiledGraph:
     _run: Run
     _consume: Run
     graph_runs: GraphRuns | None = None  # how the calls were made, with options.cuda_graphs
+    kept: KeptGraph | None = None  # what `load_graph` makes it of again
 
     def __call__(self, *inputs: Value) -> list[Value]:
         return self._run(list(inputs))
@@ -59,6 +60,46 @@ class CompiledGraph:
     def consume(self, inputs: list[Value]) -> list[Value]:
         """A call that empties `inputs` first, so that an input that nobody else holds is freed after its last use."""
         return self._consume(inputs)
+
+
+@dataclass(frozen=True)
+class KeptConstant:
+    """A small tensor of a program, by its elements."""
+
+    slot: int
+    dtype: torch.dtype
+    device: torch.device
+    shape: tuple[int, ...]
+    elements: tuple[bool | int | float, ...]
+
+    def tensor(self) -> torch.Tensor:
+        return torch.tensor(self.elements, dtype=self.dtype, device=self.device).reshape(self.shape)
+
+
+MOST_KEPT_ELEMENTS = 4096
+
+
+def _kept_constants(program: Program) -> tuple[KeptConstant, ...] | None:
+    """None where one is large, complex, or has strides of its own."""
+    found = []
+    for slot, tensor in program.constants:
+        if tensor.numel() > MOST_KEPT_ELEMENTS or tensor.is_complex() or not tensor.is_contiguous():
+            return None
+        elements = tuple(tensor.detach().flatten().tolist())
+        found.append(KeptConstant(slot, tensor.dtype, tensor.device, tuple(tensor.shape), elements))
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class KeptGraph:
+    """A compiled graph without what belongs to a process: its program, and the kernels as source, by device type."""
+
+    program: Program  # without kernels and constants
+    constants: tuple[KeptConstant, ...]
+    sources: tuple[tuple[str, tuple[KernelSource, ...]], ...]
+    nodes: int
+    kernels: int
+    aten_calls: int
 
 
 def compile_graph(
@@ -102,6 +143,53 @@ def compile_graph(
     clock.lap("build")
     program = _program(lowered, operations, sources, built, options)
     clock.lap("emit")
+    run, consume, graph_runs = _runnable(program, options, ledger, title)
+    clock.lap("prepare")
+    files = {name: text for b in built.values() for name, text in b.files.items()}
+    if dump is not None:
+        _dump(dump, lowered, operations, files, program)
+    stats = _stats(gm, operations, built, clock)
+    unique = tuple((device, tuple(found)) for device, (found, _) in sources.items())
+    bare = replace(program, kernels=(), launchers=(), keepalive=(), constants=())
+    constants = _kept_constants(program)
+    kept = None
+    if constants is not None:
+        kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls)
+    return CompiledGraph(program, stats, files, run, consume, graph_runs, kept)
+
+
+def load_graph(
+    kept: KeptGraph, options: InductorOptions | None = None, *, ledger: Ledger = LEDGER, title: str = "graph"
+) -> CompiledGraph:
+    """What `compile_graph` made, in another process, of the same graph with the same options: only its kernels are
+    built, or found built.
+
+    Raises:
+        UnknownDevice, CompilerMissing, BuildFailed: see `compile_graph`.
+    """
+    options = options or InductorOptions()
+    clock = _Clock()
+    built = {device: codegen_for(device).build(unique, options) for device, unique in kept.sources}
+    clock.lap("build")
+    program = replace(
+        kept.program,
+        kernels=tuple(address for made in built.values() for address in made.addresses),
+        launchers=tuple(launcher for made in built.values() for launcher in made.launchers),
+        keepalive=tuple(held for made in built.values() for held in made.keepalive),
+        constants=tuple((constant.slot, constant.tensor()) for constant in kept.constants),
+    )
+    run, consume, graph_runs = _runnable(program, options, ledger, title)
+    clock.lap("prepare")
+    files = {name: text for b in built.values() for name, text in b.files.items()}
+    hits, misses = (sum(getattr(b, name) for b in built.values()) for name in ("cache_hits", "cache_misses"))
+    stats = GraphStats(kept.nodes, kept.kernels, kept.aten_calls, clock.seconds, hits, misses)
+    return CompiledGraph(program, stats, files, run, consume, graph_runs, kept)
+
+
+def _runnable(
+    program: Program, options: InductorOptions, ledger: Ledger, title: str
+) -> tuple[Run, Run, GraphRuns | None]:
+    """What runs a program, what runs it and empties its list of inputs, and how CUDA graphs were used."""
     mended = tell_mended(ledger, title)
     native = prepare(program, mended) if options.native_executor else None
     run: Run = native or PythonExecutor(program, mended)
@@ -114,12 +202,7 @@ def compile_graph(
         recorder = CudaDevice(accelerator_of(program) or torch.device("cuda"))
         run = consume = graphed = GraphedProgram(program, run, recorder, partial(passed_by, ledger, title))
         graph_runs = graphed.runs
-    clock.lap("prepare")
-    files = {name: text for b in built.values() for name, text in b.files.items()}
-    if dump is not None:
-        _dump(dump, lowered, operations, files, program)
-    stats = _stats(gm, operations, built, clock)
-    return CompiledGraph(program, stats, files, run, consume, graph_runs)
+    return run, consume, graph_runs
 
 
 def choose_layouts(gm: fx.GraphModule) -> bool:

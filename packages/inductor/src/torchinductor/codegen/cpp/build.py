@@ -55,10 +55,10 @@ def find_compiler(wanted: str | None) -> tuple[str, ...]:
 
 
 @lru_cache(maxsize=8)
-def _compiler_identity(command: tuple[str, ...]) -> str:
+def compiler_identity(command: tuple[str, ...]) -> str:
     """The compiler's version and the machine it compiles for: parts of the cache key."""
     version = _run([*command, "--version"]).stdout.split("\n")[0]
-    return f"{' '.join(command)}|{version}|{platform.machine()}|{_cpu_flags()}"
+    return f"{' '.join(command)}|{version}|{platform.machine()}|{cpu_flags()}"
 
 
 def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProcess[str]:
@@ -70,7 +70,7 @@ def _run(command: Sequence[str], source: str = "") -> subprocess.CompletedProces
         raise BuildFailed(f"the C++ compiler {command[0]} cannot be run: {error}") from error
 
 
-def _cpu_flags() -> str:
+def cpu_flags() -> str:
     try:
         with open("/proc/cpuinfo") as f:
             return next((line for line in f if line.startswith("flags")), "")
@@ -85,7 +85,7 @@ def build_library(source: str, cache: DiskCache, cxx: str | None) -> tuple[ctype
         CompilerMissing: no compiler.
         BuildFailed: the compiler failed, or what it makes could not be written.
     """
-    key = content_key("cpp", source, *FLAGS, _compiler_identity(find_compiler(cxx)))
+    key = content_key("cpp", source, *FLAGS, compiler_identity(find_compiler(cxx)))
     found = cache.find(key, ".so")
     if found is not None:
         try:

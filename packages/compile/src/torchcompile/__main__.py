@@ -1,0 +1,83 @@
+"""The command line: `python -m torchcompile --help` lists its commands."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from torchcompile.errors import CompileError
+from torchcompile.health import findings
+from torchcompile.moved import export_cache, import_cache
+from torchcompile.options import resolve
+from torchcompile.store import Entry, Store
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m torchcompile", description="torchcompile's tools")
+    commands = parser.add_subparsers(dest="command", required=True)
+    cache = commands.add_parser("cache", help="the folder of compiled programs and kernels")
+    cache.add_argument("--folder", help="another one than the option `cache` has when not given")
+    actions = cache.add_subparsers(dest="action", required=True)
+    actions.add_parser("list", help="what is in it")
+    actions.add_parser("clear", help="delete it all")
+    for name, text in (("export", "write it into one file"), ("import", "take such a file, of somebody you trust, in")):
+        actions.add_parser(name, help=text).add_argument("file", type=Path)
+    commands.add_parser("verify", help="whether this machine can compile, and what to do if not")
+    given = parser.parse_args(arguments)
+    console = Console()
+    try:
+        return _verify(console) if given.command == "verify" else _cache(console, given)
+    except (CompileError, OSError) as error:
+        Console(stderr=True).print(str(error), markup=False, highlight=False)
+        return 1
+
+
+def _cache(console: Console, given: argparse.Namespace) -> int:
+    store = Store(given.folder or resolve(None, None).cache or "")
+    match given.action:
+        case "list":
+            _list(console, store)
+        case "clear":
+            console.print(f"{store.cache}: {_size(store.clear())} deleted")
+        case "export":
+            console.print(f"{export_cache(store, given.file)} files written to {given.file}")
+        case "import":
+            console.print(f"{import_cache(store, given.file)} files taken into {store.cache}")
+    return 0
+
+
+def _size(entries: Sequence[Entry]) -> str:
+    return f"{len(entries)} files, {sum(entry.nbytes for entry in entries) / 1e6:.1f} MB"
+
+
+def _list(console: Console, store: Store) -> None:
+    entries = store.entries()
+    table = Table(title=f"{store.cache}: {_size(entries)}")
+    for column in ("file", "bytes", "last used"):
+        table.add_column(column, overflow="fold")
+    for entry in entries:
+        used = time.strftime("%Y-%m-%d %H:%M", time.localtime(entry.used))
+        table.add_row(entry.path.relative_to(store.cache).as_posix(), str(entry.nbytes), used)
+    console.print(table)
+
+
+def _verify(console: Console) -> int:
+    well = True
+    for finding in findings():
+        well &= finding.well
+        line = f"{'ok ' if finding.well else 'NOT'} {finding.what}: {finding.found}"
+        console.print(line, markup=False, highlight=False)
+        if not finding.well:
+            console.print(f"    {finding.remedy}", markup=False, highlight=False)
+    return 0 if well else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

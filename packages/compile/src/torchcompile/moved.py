@@ -1,0 +1,59 @@
+"""The cache folder in one file, for other machines of the same kind: a zip archive of the folder's files."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from pathlib import Path, PurePosixPath
+
+from torchcompile.errors import InvalidArgument
+from torchcompile.store import KINDS, Store
+
+MOST_FILE_BYTES = 1 << 30
+
+
+def export_cache(store: Store, file: Path) -> int:
+    """Writes all files of the cache into one; returns how many."""
+    entries = store.entries()
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+        for entry in entries:
+            archive.write(entry.path, entry.path.relative_to(store.cache).as_posix())
+    return len(entries)
+
+
+def import_cache(store: Store, file: Path) -> int:
+    """Takes the files of `export_cache` into the cache; returns how many. They hold machine code: take a file only from
+    whom you would take a program.
+
+    Raises:
+        InvalidArgument: it is no such file, or the cache folder cannot be used.
+    """
+    if not store.usable:
+        raise InvalidArgument(f"{store.folder} cannot be used: it is to be a folder that you alone write to")
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            for member in members:
+                _check(member)
+            for member in members:
+                _extract(archive, member, store.cache)
+    except (OSError, zipfile.BadZipFile) as error:
+        raise InvalidArgument(f"{file} cannot be imported: {error}") from error
+    return len(members)
+
+
+def _check(member: zipfile.ZipInfo) -> None:
+    path = PurePosixPath(member.filename)
+    strange = path.is_absolute() or ".." in path.parts or len(path.parts) > 3 or path.suffix not in KINDS
+    if strange or member.file_size > MOST_FILE_BYTES:
+        raise InvalidArgument(f"the archive holds {member.filename!r}, which is no file of a compile cache")
+
+
+def _extract(archive: zipfile.ZipFile, member: zipfile.ZipInfo, folder: Path) -> None:
+    """The file appears whole, for its owner alone."""
+    target = folder / PurePosixPath(member.filename)
+    target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    written = target.with_name(f"{target.name}.{os.getpid()}.tmp")
+    written.touch(mode=0o700)
+    written.write_bytes(archive.read(member))
+    os.replace(written, target)

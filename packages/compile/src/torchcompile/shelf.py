@@ -1,0 +1,196 @@
+"""One captured graph's compiled form, kept for other processes: an outline, and a program for each half.
+
+The key is the content of the graph with all that decides what is made of it: metadata of its inputs, ambient state,
+options, the versions of torch, Python and this stack's own source, and the processor or GPU.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import os
+import platform
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import ModuleType
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+import aotautograd
+import primtorch
+import torchdistributed
+import torchdynamo
+import torchinductor
+from aotautograd import schemas
+from aotautograd.schemas import BackwardOutline, Compiled, Outline, Shelved
+from primtorch.records import NotARecord, NotAsText, Records
+from primtorch.schemas import UserFrame
+from torchcompile.journal import Kind
+from torchcompile.options import CompileOptions
+from torchcompile.signature import facts, signature
+from torchcompile.store import Store
+from torchdynamo.errors import NotExportable
+from torchdynamo.exported.targets import name_of
+from torchinductor import CompiledGraph, InductorError, KeptConstant, KeptGraph, KernelSource, codegen_for, program
+from torchinductor.codegen.cpp.build import cpu_flags
+
+FORMAT = 1
+
+_RECORDS = Records(
+    (
+        KeptGraph, KeptConstant, KernelSource, UserFrame, BackwardOutline, program.Program, program.Slot,
+        program.TensorInput,
+        program.Alloc,
+        program.Free, program.View, program.KernelCall, program.AtenCall, program.RandomSeed, program.Expect,
+        program.Output, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo, schemas.OutputKind,
+        schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
+    )
+)  # fmt: skip
+
+# Options that say nothing of what is made.
+_ELSEWHERE = frozenset({"cache", "dump", "recompile_limit", "on_recompile", "strict"})
+_PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
+
+
+def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
+    """The key of a captured graph; None where its compiled form is not kept: it holds symbols, objects or functions of
+    the program's own, or every stage is asked to run."""
+    if options.cache is None or options.dump is not None or options.verify or facts(gm):
+        return None
+    rows = signature(gm)
+    if not isinstance(rows, tuple) or torch._C._len_torch_function_stack() or _is_autocast():
+        return None
+    devices: set[torch.device] = set()
+    settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in _ELSEWHERE}
+    text = [str(FORMAT), _stack(), str(torch.get_num_threads()), repr(settings), repr(rows[0])]
+    for node in gm.graph.nodes:
+        value = node.meta.get("val")
+        if node.op == "placeholder":
+            if not isinstance(value, torch.Tensor):
+                return None
+            text.append(f"{value.is_leaf} {type(value).__name__} {getattr(value, '_is_param', False)}")
+        if isinstance(value, torch.Tensor):
+            devices.add(value.device)
+        if node.op == "call_function":
+            try:
+                text.append(name_of(node.target))
+            except NotExportable:
+                return None
+            if isinstance(node.target, OpOverload) and node.target.namespace != "aten":
+                return None
+    if any(device.type != "cpu" or not _is_own(device.type) for device in devices):
+        return None
+    for row in rows[2:]:
+        assert isinstance(row, tuple)
+        text.append(repr([part if isinstance(part, str) else "" for part in row]))  # targets are above
+    return hashlib.sha256("\n".join(text).encode()).hexdigest()[:40]
+
+
+def _is_autocast() -> bool:
+    return torch._C._is_any_autocast_enabled()
+
+
+def _is_own(device_type: str) -> bool:
+    """Whether the kernels of a device are made by this stack, and not by somebody's back end for it."""
+    return type(codegen_for(device_type)).__module__.partition(".")[0] == torchinductor.__name__
+
+
+@functools.cache
+def _stack() -> str:
+    """Versions, the processor, and the state of this stack's own files."""
+    files = hashlib.sha256()
+    for package in (*_PACKAGES, sys.modules["torchcompile"]):
+        root = Path(str(package.__file__)).parent
+        for path in sorted((*root.rglob("*.py"), *root.rglob("*.so"))):
+            found = os.stat(path)
+            files.update(f"{path.relative_to(root)} {found.st_size} {found.st_mtime_ns}\n".encode())
+    parts = (torch.__version__, torch.version.git_version, sys.version, platform.platform(), cpu_flags())
+    return "\n".join((*map(str, parts), files.hexdigest()))
+
+
+class ProgramShelf:
+    """Where a captured graph's compiled form is kept.
+
+    Args:
+        load: makes a kept graph run, as the compiler would: ("forward", "backward" or "inference", the graph).
+        quiet: whether nothing was told to the ledger since compilation began; what was is to be told again.
+    """
+
+    def __init__(
+        self, store: Store, key: str, load: Callable[[Kind, KeptGraph], Compiled], quiet: Callable[[], bool]
+    ) -> None:
+        self.store = store
+        self.key = key
+        self.load = load
+        self.quiet = quiet
+
+    def find(self) -> Shelved | None:
+        outline = self._read("outline", Outline)
+        if not isinstance(outline, Outline):
+            return None
+        kind: Kind = "forward" if outline.metadata.needs_backward else "inference"
+        forward = self._loaded(kind)
+        return Shelved(outline, forward, self._backward) if forward is not None else None
+
+    def _backward(self, missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
+        outline = self._read(_part("backward_outline", missing), BackwardOutline)
+        if not isinstance(outline, BackwardOutline):
+            return None
+        compiled = self._loaded("backward", _part("backward", missing))
+        return None if compiled is None else (outline, compiled)
+
+    def keep(self, outline: Outline, forward: Compiled) -> None:
+        kind = "forward" if outline.metadata.needs_backward else "inference"
+        if self._write(kind, kept_of(forward)):  # the outline last: it says that the forward is there
+            self._write("outline", outline)
+
+    def keep_backward(self, missing: tuple[int, ...], outline: BackwardOutline, backward: Compiled) -> None:
+        if self._write(_part("backward", missing), kept_of(backward)):
+            self._write(_part("backward_outline", missing), outline)
+
+    def _name(self, part: str) -> str:
+        return f"{self.key}.{part}"
+
+    def _write(self, part: str, record: object) -> bool:
+        if record is None or not self.quiet():
+            return False
+        try:
+            self.store.keep(self._name(part), _RECORDS.text(record))
+        except NotAsText:
+            return False
+        return True
+
+    def _read(self, part: str, kind: type) -> object:
+        name = self._name(part)
+        text = self.store.find(name)
+        if text is None:
+            return None
+        try:
+            record = _RECORDS.value(text)
+        except NotARecord as error:
+            self.store.refuse(name, str(error))
+            return None
+        return record if isinstance(record, kind) else None
+
+    def _loaded(self, kind: Kind, part: str = "") -> Compiled | None:
+        graph = self._read(part or kind, KeptGraph)
+        if not isinstance(graph, KeptGraph):
+            return None
+        try:
+            return self.load(kind, graph)
+        except InductorError:  # no compiler, say: what compiles the graph tells of it
+            return None
+
+
+def kept_of(compiled: Compiled) -> KeptGraph | None:
+    """What can be kept of what a compiler gave."""
+    graph: CompiledGraph | None = getattr(compiled, "graph", None)
+    return graph.kept if graph is not None else None
+
+
+def _part(name: str, missing: Sequence[int]) -> str:
+    return "_without_".join((name, "_".join(map(str, missing)))) if missing else name

@@ -1,0 +1,158 @@
+"""The folder in which compiled programs are kept for other processes: text by key, of which nothing is executed.
+
+It lies in the folder of the kernel cache, and belongs to the user alone: one that others own or write to is not used.
+A file says what it holds by a hash of its text; one that does not is left out, and told of once.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import logging
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+_log = logging.getLogger("torchcompile")
+
+SUFFIX = ".program"
+MOST_BYTES = 4 << 30  # of the whole cache folder, kernels included
+MOST_DAYS = 60.0
+_DAY = 86400.0
+_EVERY = 3600.0  # seconds between two looks at the folder's size
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A file of the cache folder."""
+
+    path: Path
+    nbytes: int
+    used: float  # seconds since the epoch
+
+    @property
+    def is_program(self) -> bool:
+        return self.path.suffix == SUFFIX
+
+
+@functools.cache
+def _tell_once(message: str) -> None:
+    _log.warning("%s", message)
+
+
+def _is_ours(path: Path) -> bool:
+    """Whether a folder or file is the user's own, and nobody else may write to it."""
+    found = path.lstat()
+    own = not hasattr(os, "geteuid") or found.st_uid == os.geteuid()
+    return own and not stat.S_ISLNK(found.st_mode) and not found.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+
+
+class Store:
+    """Texts by key, in the folder `programs` of a cache folder."""
+
+    def __init__(self, cache: str) -> None:
+        self.cache = Path(cache)
+        self.folder = self.cache / "programs"
+
+    @functools.cached_property
+    def usable(self) -> bool:
+        """Whether the folder is there, or can be made, and is the user's own."""
+        try:
+            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            if _is_ours(self.folder):
+                return True
+            _tell_once(f"{self.folder} is not yours alone: compiled programs are neither kept in it nor taken from it")
+        except OSError as error:
+            _tell_once(f"compiled programs cannot be kept in {self.folder}: {error}")
+        return False
+
+    def _path(self, key: str) -> Path:
+        return self.folder / (key + SUFFIX)
+
+    def find(self, key: str) -> str | None:
+        """The text of a key."""
+        if not self.usable:
+            return None
+        path = self._path(key)
+        try:
+            if not _is_ours(path):
+                _tell_once(f"{path} is not yours alone: it is not used")
+                return None
+            digest, _, text = path.read_text(encoding="utf-8").partition("\n")
+            os.utime(path)
+        except FileNotFoundError:
+            return None
+        except (OSError, UnicodeDecodeError) as error:
+            self.refuse(key, str(error))
+            return None
+        if digest != _digest(text):
+            self.refuse(key, "it is torn, or was not written by torchcompile")
+            return None
+        return text
+
+    def refuse(self, key: str, why: str) -> None:
+        """Leaves an entry out from now on, and tells of it."""
+        _tell_once(f"an entry of the compile cache is left out, {self._path(key)}: {why}; it is compiled again")
+
+    def keep(self, key: str, text: str) -> None:
+        """Keeps a text. It appears whole, and the last of concurrent writers wins."""
+        if not self.usable:
+            return
+        try:
+            handle, name = tempfile.mkstemp(dir=self.folder, suffix=".tmp")  # for the owner alone
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(f"{_digest(text)}\n{text}")
+            os.replace(name, self._path(key))
+            self._evict_sometimes()
+        except OSError as error:
+            _tell_once(f"compiled programs cannot be kept in {self.folder}: {error}")
+
+    # -- what is in the folder, kernels included --------------------------------------------
+
+    def entries(self) -> list[Entry]:
+        """All files of the cache, those used last first."""
+        found = sorted(_files(self.cache), key=lambda entry: entry.used, reverse=True)
+        return found
+
+    def clear(self) -> list[Entry]:
+        """Deletes them all; processes that have loaded kernels keep them."""
+        found = self.entries()
+        for entry in found:
+            entry.path.unlink(missing_ok=True)
+        return found
+
+    def evict(self, most_bytes: int = MOST_BYTES, most_days: float = MOST_DAYS) -> list[Entry]:
+        """Deletes what was not used for long, and then what was used longest ago, until the rest fits."""
+        oldest, left, gone = time.time() - most_days * _DAY, most_bytes, []
+        for entry in self.entries():
+            left -= entry.nbytes
+            if left < 0 or entry.used < oldest:
+                entry.path.unlink(missing_ok=True)
+                gone.append(entry)
+        return gone
+
+    def _evict_sometimes(self) -> None:
+        looked = self.folder / "looked"
+        if not looked.exists() or time.time() - looked.stat().st_mtime > _EVERY:
+            looked.touch(mode=0o600)
+            self.evict()
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _files(folder: Path) -> Iterator[Entry]:
+    """Files of the kinds that this stack writes, and no others: the folder may be the user's."""
+    for path in folder.rglob("*"):
+        if path.suffix not in KINDS or path.is_symlink() or not path.is_file():
+            continue
+        found = path.stat()
+        yield Entry(path, found.st_size, max(found.st_mtime, found.st_atime))
+
+
+KINDS = frozenset({SUFFIX, ".so", ".cubin", ".json", ".ptx"})

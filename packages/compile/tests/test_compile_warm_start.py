@@ -1,0 +1,271 @@
+"""What one process compiled is found by the next: no trace, no lowering; and nothing wrong is found."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import aotautograd.api
+import torchcompile
+import torchinductor.compile
+from torchcompile.__main__ import main
+from torchcompile.store import Store
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.delenv("TORCHCOMPILE_VERIFY", raising=False)
+    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+class Work:
+    """Counts traces and lowerings."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.traced = self.lowered = 0
+        trace, lower = aotautograd.api.trace_joint, torchinductor.compile.lower_graph
+
+        def tracing(*args: Any) -> Any:
+            self.traced += 1
+            return trace(*args)
+
+        def lowering(*args: Any) -> Any:
+            self.lowered += 1
+            return lower(*args)
+
+        monkeypatch.setattr(aotautograd.api, "trace_joint", tracing)
+        monkeypatch.setattr(torchinductor.compile, "lower_graph", lowering)
+
+    def of(self, run: Callable[[], object]) -> tuple[int, int]:
+        """(traces, lowerings) of a run with nothing compiled in this process."""
+        torchcompile.reset()
+        before = self.traced, self.lowered
+        run()
+        return self.traced - before[0], self.lowered - before[1]
+
+
+@pytest.fixture
+def work(monkeypatch: pytest.MonkeyPatch) -> Work:
+    return Work(monkeypatch)
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Linear(8, 3)
+
+    def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        hidden = self.norm(self.first(x)).relu()
+        return self.last(hidden), hidden
+
+
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def inference() -> None:
+    model, x = net().eval(), torch.randn(4, 6)
+    with torch.no_grad():
+        torch.testing.assert_close(torchcompile.compile(model)(x), model(x))
+
+
+def training() -> None:
+    torch.manual_seed(1)
+    x = torch.randn(4, 6)
+    results = []
+    for wrap in (torchcompile.compile, lambda model: model):
+        model = net()
+        step, found = wrap(model), []
+        for _ in range(2):
+            out, hidden = step(x)
+            out.square().mean().backward()
+            found.append((out.detach(), hidden.detach(), model.norm.running_mean.clone()))
+        results.append((found, [p.grad for p in model.parameters()]))
+    torch.testing.assert_close(*results)
+
+
+def writes() -> None:
+    def program(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x.add_(1)
+        return x[1:], (y * 2).t()
+
+    given = [(torch.ones(3, 4), torch.arange(6.0).reshape(2, 3)) for _ in range(2)]
+    found, expected = torchcompile.compile(program)(*given[0]), program(*given[1])
+    torch.testing.assert_close((found, given[0]), (expected, given[1]))
+    assert found[0]._base is given[0][0] and found[1].stride() == expected[1].stride()
+
+
+def random_numbers() -> None:
+    program = torchcompile.compile(lambda x: torch.nn.functional.dropout(x, 0.5))
+    torch.manual_seed(3)
+    first = program(torch.ones(64))
+    torch.manual_seed(3)
+    torch.testing.assert_close(program(torch.ones(64)), first)
+    assert 8 < int((first == 0).sum()) < 56 and set(first.tolist()) == {0.0, 2.0}
+
+
+@pytest.mark.parametrize("run", [inference, training, writes, random_numbers], ids=lambda run: run.__name__)
+def test_nothing_is_traced_or_lowered_again(run: Callable[[], None], cache: Path, work: Work) -> None:
+    cold = work.of(run)
+    assert min(cold) > 0 and work.of(run) == (0, 0)
+
+
+def test_more_than_was_compiled_is_traced(cache: Path, work: Work) -> None:
+    """Other tangents, and derivatives of the backward."""
+
+    def program(x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (x * w).sin(), (x + w).exp()
+
+    def use(which: tuple[int, ...], second: bool = False) -> None:
+        found = []
+        for run in (torchcompile.compile(program), program):
+            x, w = (torch.linspace(0.1, 1, 5, dtype=torch.float64).requires_grad_() for _ in range(2))
+            results = run(x, w)
+            total = sum(results[i].square().sum() for i in which)
+            gradients = torch.autograd.grad(total, (x, w), create_graph=second)
+            if second:
+                gradients = torch.autograd.grad(gradients[0].square().sum(), (x, w))
+            found.append(gradients)
+        torch.testing.assert_close(*found)
+
+    assert work.of(lambda: use((0,)))[0] == 1
+    assert work.of(lambda: use((0,))) == (0, 0)
+    assert work.of(lambda: use((0, 1)))[0] == 1
+    assert work.of(lambda: use((0, 1))) == (0, 0)
+    assert work.of(lambda: use((1,), second=True))[0] >= 1
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda m: (m, torch.randn(5, 6), {}),
+        lambda m: (m.double(), torch.randn(4, 6).double(), {}),
+        lambda m: (m, torch.randn(6, 4).t(), {}),
+        lambda m: (m.train(), torch.randn(4, 6), {}),
+        lambda m: (m, torch.randn(4, 6), {"options": {"precision": "eager"}}),
+        lambda m: (m, torch.randn(4, 6), {"dynamic": True}),
+        lambda m: (m, torch.randn(4, 6), {"options": {"verify": True}}),
+    ],
+    ids=["size", "dtype", "strides", "another graph", "options", "symbols", "every stage is asked for"],
+)
+def test_another_program_is_compiled(change: Callable[[Net], Any], cache: Path, work: Work) -> None:
+    work.of(inference)
+
+    def other() -> None:
+        model, x, settings = change(net().eval())
+        with torch.no_grad():
+            torchcompile.compile(model, **settings)(x)
+
+    assert work.of(other)[0] == 1
+
+
+def test_functions_of_the_program_are_not_kept(cache: Path, work: Work) -> None:
+    @torchcompile.allow_in_graph
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    for _ in range(2):
+        assert work.of(lambda: torchcompile.compile(lambda x: own(x) + 1)(torch.ones(3)))[0] == 1
+
+
+def spoil_text(path: Path) -> None:
+    path.write_text(path.read_text()[:-7])
+
+
+def spoil_hash(path: Path) -> None:
+    path.write_bytes(b"\xff\xfe" + path.read_bytes())
+
+
+def lend(path: Path) -> None:
+    path.chmod(0o622)
+
+
+@pytest.mark.parametrize("spoil", [spoil_text, spoil_hash, lend], ids=lambda spoil: spoil.__name__)
+def test_torn_and_foreign_entries_are_left_out(
+    spoil: Callable[[Path], None], cache: Path, work: Work, caplog: pytest.LogCaptureFixture
+) -> None:
+    work.of(inference)
+    for path in (cache / "programs").glob("*.program"):
+        spoil(path)
+    assert work.of(inference)[0] == 1
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "programs" in caplog.text
+
+
+def test_a_folder_that_others_write_to_is_not_used(cache: Path, work: Work, caplog: pytest.LogCaptureFixture) -> None:
+    (cache / "programs").mkdir(parents=True)
+    (cache / "programs").chmod(0o777)
+    for _ in range(2):
+        assert work.of(inference)[0] == 1
+    assert not list((cache / "programs").iterdir()) and "not yours alone" in caplog.text
+
+
+def test_old_entries_go_first(cache: Path, work: Work) -> None:
+    store = Store(str(cache))
+    for age, name in enumerate("abc"):
+        store.keep(name, "x" * 100)
+        os.utime(cache / "programs" / f"{name}.program", times=(1e9 + age, 1e9 + age))
+    (cache / "precious.txt").write_text("mine")
+    assert [entry.path.stem for entry in store.evict(most_bytes=400, most_days=1e6)] == ["a"]
+    assert [entry.path.stem for entry in store.evict()] == ["c", "b"]
+    assert (cache / "precious.txt").exists()
+
+
+def test_the_cache_moves(cache: Path, work: Work, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    work.of(training)
+    file, there = tmp_path / "cache.zip", tmp_path / "there"
+    assert main(["cache", "list"]) == 0 and ".program" in capsys.readouterr().out
+    assert main(["cache", "export", str(file)]) == 0
+    assert main(["cache", "--folder", str(there), "import", str(file)]) == 0
+    os.environ["TORCHCOMPILE_CACHE"] = str(there)
+    assert work.of(training) == (0, 0)
+    assert main(["cache", "clear"]) == 0 and not Store(str(there)).entries()
+    for name in ("../out.so", "/out.so", "programs/run.sh"):
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.writestr(name, "x")
+        assert main(["cache", "import", str(file)]) == 1
+        assert name in capsys.readouterr().err.replace("\n", "")
+
+
+PROGRAM = """
+import torch
+import torchcompile
+import torchinductor.compile
+import aotautograd.api
+import sys
+
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.GELU(), torch.nn.Linear(8, 2))
+if sys.argv[1] == "warm":
+    aotautograd.api.trace_joint = torchinductor.compile.lower_graph = None
+compiled = torchcompile.compile(model, options={"strict": True})
+x = torch.randn(3, 4)
+compiled(x).square().sum().backward()
+torch.testing.assert_close(compiled(x), model(x))
+"""
+
+
+def test_a_second_process_is_warm(cache: Path, tmp_path: Path) -> None:
+    (tmp_path / "program.py").write_text(PROGRAM)
+    for seed, stage in enumerate(("cold", "warm")):
+        done = subprocess.run(
+            [sys.executable, str(tmp_path / "program.py"), stage],
+            env={**os.environ, "PYTHONHASHSEED": str(seed + 1)}, capture_output=True, text=True, check=False, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_verify_says_that_this_machine_can(cache: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["verify"]) == 0
+    told = capsys.readouterr().out
+    assert torch.__version__ in told and "as eager does" in told and "NOT" not in told

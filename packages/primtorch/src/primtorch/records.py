@@ -1,0 +1,135 @@
+"""Records as text and back: JSON of plain values, of torch's own constants, and of dataclasses that the reader knows.
+
+Nothing is imported, unpickled or called while text is read but the constructors of the classes that the reader names.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import json
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, TypeAlias
+
+import torch
+from torch._ops import OpOverload
+
+from primtorch.spec import TensorSpec
+
+Json: TypeAlias = Any  # what json.loads gives
+
+
+class NotAsText(TypeError):
+    """A value has no form as text."""
+
+
+class NotARecord(ValueError):
+    """Text is none that `Records.text` writes, or names a class or operator that the reader does not know."""
+
+
+_CONSTANTS: Mapping[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "format"}
+
+
+class Records:
+    """Writes and reads values of these classes (dataclasses and enumerations), whatever plain values are in them.
+
+    Args:
+        namespaces: of operators that may stand in a record.
+    """
+
+    def __init__(self, classes: Collection[type], namespaces: Collection[str] = ("aten",)) -> None:
+        self._classes = {kind.__name__: kind for kind in (*classes, TensorSpec)}
+        self._namespaces = frozenset(namespaces)
+
+    def text(self, value: object) -> str:
+        """One line of JSON.
+
+        Raises:
+            NotAsText: something in it is of no known class, or is not what it was after it is read again.
+        """
+        written = json.dumps(self._write(value), separators=(",", ":"), allow_nan=False)
+        if self.value(written) != value:
+            raise NotAsText("a value that differs when it is read again")
+        return written
+
+    def value(self, text: str) -> Any:
+        """What `text` wrote.
+
+        Raises:
+            NotARecord: it is nothing that `text` wrote.
+        """
+        try:
+            return self._read(json.loads(text))
+        except (KeyError, TypeError, ValueError, AttributeError, RuntimeError, RecursionError) as error:
+            raise NotARecord(f"{type(error).__name__}: {error}") from error
+
+    def _write(self, value: object) -> Json:
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is list:
+            return [self._write(item) for item in value]  # type: ignore[attr-defined]
+        if kind is tuple or kind is torch.Size:
+            return {"tuple": [self._write(item) for item in value]}  # type: ignore[attr-defined]
+        if kind is frozenset:
+            return {"set": sorted((self._write(item) for item in value), key=json.dumps)}  # type: ignore[attr-defined]
+        if kind is dict:
+            return {"dict": [[self._write(k), self._write(v)] for k, v in value.items()]}  # type: ignore[attr-defined]
+        if kind is float:
+            return {"float": value.hex()}  # type: ignore[attr-defined]
+        if kind in _CONSTANTS:
+            return {_CONSTANTS[kind]: str(value).removeprefix("torch.")}
+        if kind is torch.device:
+            return {"device": str(value)}
+        if isinstance(value, OpOverload):
+            if value.namespace not in self._namespaces:
+                raise NotAsText(f"the operator {value}")
+            return {"operator": str(value)}
+        if self._classes.get(kind.__name__) is not kind:
+            raise NotAsText(f"a {kind.__module__}.{kind.__qualname__}")
+        if isinstance(value, enum.Enum):
+            return {"member": [kind.__name__, value.name]}
+        fields = dataclasses.fields(value)  # type: ignore[arg-type]
+        return {"record": [kind.__name__, *(self._write(getattr(value, field.name)) for field in fields)]}
+
+    def _read(self, written: Json) -> Any:
+        if isinstance(written, list):
+            return [self._read(item) for item in written]
+        if not isinstance(written, dict):
+            return written
+        ((form, held),) = written.items()
+        return self._FORMS[form](self, held)
+
+    def _record(self, held: Json) -> Any:
+        name, *values = held
+        return self._classes[name](*map(self._read, values))
+
+    def _operator(self, held: Json) -> Any:
+        namespace, name, overload = held.split(".")
+        if namespace not in self._namespaces:
+            raise NotARecord(f"the operator {held}")
+        found = getattr(getattr(getattr(torch.ops, namespace), name), overload)
+        if not isinstance(found, OpOverload):
+            raise NotARecord(f"the operator {held}")
+        return found
+
+    def _constant(self, kind: type, held: Json) -> Any:
+        found = getattr(torch, held)
+        if type(found) is not kind:
+            raise NotARecord(f"the constant {held}")
+        return found
+
+    _FORMS: Mapping[str, Callable[[Records, Json], Any]] = {
+        "tuple": lambda self, held: tuple(map(self._read, held)),
+        "set": lambda self, held: frozenset(map(self._read, held)),
+        "dict": lambda self, held: {self._read(k): self._read(v) for k, v in held},
+        "float": lambda self, held: float.fromhex(held),
+        "device": lambda self, held: torch.device(held),
+        "operator": _operator,
+        "member": lambda self, held: self._classes[held[0]][held[1]],  # type: ignore[index]
+        "record": _record,
+        **{
+            form: lambda self, held, kind=kind: self._constant(kind, held)  # type: ignore[misc]
+            for kind, form in _CONSTANTS.items()
+        },
+    }
