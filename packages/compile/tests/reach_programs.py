@@ -257,7 +257,7 @@ def backward_with_history(x: torch.Tensor) -> Any:
     return found
 
 
-@part(FUNC, "forward-mode dual numbers", "forward_derivatives", "function_transform")
+@part(FUNC, "forward-mode dual numbers")
 def duals(x: torch.Tensor) -> Any:
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(forward_ad.make_dual(x, torch.ones_like(x)).sin()).tangent

@@ -226,6 +226,8 @@ def interpret(
         finally:
             calls.emissions.close()
             stack.clear()
+        if calls.duals.entered is not None and isinstance(capture.ending, (Finished, Broke, Stopped)):
+            capture.ending = HasToCut(calls.duals.entered)
         capture.grad_enabled = torch.is_grad_enabled()
         now = ((state, state.read(), before) for state, before in zip(ATTENTION, chosen, strict=True))
         capture.attention = tuple((state, value) for state, value, before in now if value != before)

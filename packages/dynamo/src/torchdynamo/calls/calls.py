@@ -34,6 +34,7 @@ from torchdynamo.calls.array_calls import ArrayCalls
 from torchdynamo.calls.autograd_functions import AutogradFunctions
 from torchdynamo.calls.checkpoints import call_checkpointed
 from torchdynamo.calls.collectives import FUNCTIONAL, inlines, with_group_named
+from torchdynamo.calls.duals import Duals
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
@@ -102,6 +103,7 @@ class Calls:
         self.interpreter = interpreter
         self.autograd_functions = AutogradFunctions(outside, world, interpreter)
         self.transforms = Transforms(outside, world)
+        self.duals = Duals(outside, self.transforms)
         self.higher_order = HigherOrderCalls(outside, world, interpreter)
         self.engine = Engine(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
@@ -117,6 +119,7 @@ class Calls:
             **{id(function): rule for function, rule in self.emissions.rules()},
             **{id(function): rule for function, rule in self.overrides.rules()},
             **{id(function): rule for function, rule in self.random_state.rules()},
+            **{id(function): rule for function, rule in self.duals.rules()},
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:

@@ -250,7 +250,7 @@ class Transforms:
 
         module = TransformedGraph(call.module.body, Transform("pullback", apply, record.size), call.module.closed_over)
         node = self.recorder.regions.call_module(module, [*call.inputs, *map(self._node, leaves)], "pullback")
-        results = self._finish(node, module, [*call.values, *leaves])
+        results = self.finish(node, module, [*call.values, *leaves])
         return record.given.like_arguments(results)
 
     def jacobian(self, asked: _Asked, args: Args, kwargs: Kwargs, name: str) -> object:
@@ -333,9 +333,9 @@ class Transforms:
         module = TransformedGraph(regions.finished_sealed(region), transform, len(region.inputs))
         inputs = [*region.inputs, *inputs]
         node = regions.call_module(module, inputs, transform.name, region)
-        return _Call(module, inputs, values, self._finish(node, module, values))
+        return _Call(module, inputs, values, self.finish(node, module, values))
 
-    def _finish(self, node: fx.Node, module: TransformedGraph, values: Sequence[object]) -> list[torch.Tensor]:
+    def finish(self, node: fx.Node, module: TransformedGraph, values: Sequence[object]) -> list[torch.Tensor]:
         """What a transformed call gives for fakes. They are results of the node."""
         recorder = self.recorder
         try:

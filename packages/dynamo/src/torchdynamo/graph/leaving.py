@@ -10,7 +10,6 @@ import types
 from dataclasses import dataclass
 
 import torch
-import torch.autograd.forward_ad
 import torch.func
 import torch.nn.parallel
 import torch.nn.utils.rnn
@@ -104,10 +103,6 @@ _TABLE = (
     ),
     Leaving(
         "function_transform",
-        (
-            torch.autograd.forward_ad.enter_dual_level, torch.autograd.forward_ad.exit_dual_level,
-            torch.autograd.forward_ad.make_dual,
-        ),
         files=tuple(os.path.join(_FUNC, name) for name in ("eager_transforms.py", "vmap.py", "pyfunctorch.py")),
     ),
     Leaving(
