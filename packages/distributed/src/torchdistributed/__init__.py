@@ -2,6 +2,7 @@
 
 from torchdistributed.buckets import Bucket, ParameterInfo, parameter_infos, plan_buckets
 from torchdistributed.errors import BucketPlanError
+from torchdistributed.planning import Plan, plan
 from torchdistributed.replicas import (
     FollowsReducer,
     ReducerPlan,
@@ -10,6 +11,9 @@ from torchdistributed.replicas import (
     reducer_plan,
     stages_for,
 )
+from torchdistributed.simulate import Link, Part, Span, Timeline
+from torchdistributed.simulate import replicas as simulate_replicas
+from torchdistributed.simulate import shards as simulate_shards
 from torchdistributed.split import assign_pieces, split_at_buckets
 
 __version__ = "0.1.0"
@@ -18,14 +22,22 @@ __all__ = [
     "Bucket",
     "BucketPlanError",
     "FollowsReducer",
+    "Link",
     "ParameterInfo",
+    "Part",
+    "Plan",
     "ReducerPlan",
+    "Span",
+    "Timeline",
     "active_replica",
     "assign_pieces",
     "is_parameter",
     "parameter_infos",
+    "plan",
     "plan_buckets",
     "reducer_plan",
+    "simulate_replicas",
+    "simulate_shards",
     "split_at_buckets",
     "stages_for",
 ]
