@@ -100,7 +100,8 @@ class FlexAttention(HigherOrder):
         first = self.sizes + 3
         last = first + (0 if self.tables is None else self.tables.count)
         given = tuple(operands)
-        return AttentionParts(given[: self.sizes], *given[self.sizes : first], given[first:last], given[last:])
+        query, key, value = given[self.sizes : first]
+        return AttentionParts(given[: self.sizes], query, key, value, given[first:last], given[last:])
 
     def run(self, *operands: Any) -> Values:
         runners = dict(zip(self.labels, self._runners(), strict=True))

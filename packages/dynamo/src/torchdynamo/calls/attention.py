@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch.nn.attention.flex_attention import AuxOutput
 
 from primtorch.attention import POSITION, POSITIONS, BlockTables, FlexAttention, working_dtype
 from primtorch.fake import FakeTensor
@@ -46,8 +47,8 @@ def flex_attention(
 ) -> object:
     """The node of a call, and what the call returns. `kernel_options` choose among torch's own kernels, and mean
     nothing here."""
-    if return_aux is not None:
-        raise refusal("return_aux, other than return_lse, of flex_attention")
+    if return_aux is not None and (return_lse or bodies.world.getattr(return_aux, "max_scores")):
+        raise refusal("return_aux of flex_attention with return_lse, or for the highest scores")
     query, key, value = _checked(query, key, value, enable_gqa)
     if scale is None:
         scale = 1.0 / math.sqrt(query.shape[-1])
@@ -90,6 +91,9 @@ def flex_attention(
     with torch._C.DisableTorchFunction():
         specs = operator.results(tuple(node.meta["val"] for node in operands), ())
     out, lse = write(operator, operands, specs, any(effect for _, effect in made))
+    if return_aux is not None:
+        wanted = lse if bodies.world.getattr(return_aux, "lse") else None
+        return out, bodies.world.call(AuxOutput, (), {"lse": wanted, "max_scores": None})
     return (out, lse) if return_lse else out
 
 
@@ -163,7 +167,7 @@ def _block_mask(
     if block_mask is None:
         return None, [], None
     bodies.interpreter.tail_call = False
-    attribute = lambda name: bodies.world.getattr(block_mask, name)
+    attribute: Callable[[str], Any] = lambda name: bodies.world.getattr(block_mask, name)
     function = attribute("mask_mod")
     if getattr(function, "__name__", "") == "_sliced_mask_mod_error":
         raise refusal("a block mask that was sliced")
