@@ -118,3 +118,53 @@ def test_the_kernels_chosen_are_those_traced(program: Callable[..., Any], kernel
 
     outcome(torchcompile.compile(program, backend=backend), kernels)
     assert len(calls) == PROGRAMS[program][0]
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: Any, scale: float | None) -> torch.Tensor:
+    """By plain operators."""
+    k, v = (t.repeat_interleave(q.shape[1] // t.shape[1], 1) for t in (k, v))
+    scores = q @ k.mT * (scale or q.shape[-1] ** -0.5)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype is torch.bool else scores + mask
+    weights = scores.softmax(-1).nan_to_num(0.0)  # a row without any score is zero
+    return weights @ v
+
+
+SEEN = torch.ones(6, 8, dtype=torch.bool).tril(2)
+DRAWN = torch.linspace(-2, 2, 2 * 4 * 6 * 8, dtype=torch.float64)
+# The mask, and what is given beside it.
+MASKS: dict[str, tuple[torch.Tensor | None, dict[str, Any]]] = {
+    "none": (None, {}),
+    "is_causal": (None, {"is_causal": True}),
+    "a scale": (None, {"scale": 0.3}),
+    "bool": (SEEN, {}),
+    "bool, of batches": (torch.arange(8) < torch.tensor([5, 8])[:, None, None, None], {}),
+    "bool, an empty row": (SEEN & (torch.arange(6) != 3)[:, None], {}),
+    "numbers": (DRAWN[:48].view(6, 8), {}),
+    "numbers, of heads": (DRAWN[: 4 * 48].view(4, 6, 8), {"scale": 0.5}),
+    "numbers, of all": (DRAWN.view(2, 4, 6, 8), {}),
+    "numbers, by keys": (DRAWN[:8].view(1, 1, 1, 8), {}),
+}
+
+
+@pytest.mark.parametrize("heads", [4, 2])
+@pytest.mark.parametrize("name", MASKS)
+def test_every_mask_with_heads_that_share_keys(name: str, heads: int) -> None:
+    mask, more = MASKS[name]
+    learnt = mask is not None and mask.is_floating_point()
+    inputs = [torch.randn(s, dtype=torch.float64) for s in ((2, 4, 6, 5), (2, heads, 8, 5), (2, heads, 8, 5))]
+    inputs = [t.requires_grad_() for t in inputs] + (
+        [mask.clone().requires_grad_()] if learnt and mask is not None else []
+    )
+    known = torch.ones(6, 8, dtype=torch.bool).tril() if "is_causal" in more else mask
+
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *given: torch.Tensor) -> torch.Tensor:
+        chosen = given[0] if given else mask
+        return F.scaled_dot_product_attention(q, k, v, chosen, enable_gqa=heads < 4, **more)
+
+    found = torchcompile.compile(program, fullgraph=True)(*inputs)
+    wanted = plain(*inputs[:3], inputs[3] if learnt else known, more.get("scale"))
+    torch.testing.assert_close(found, wanted, rtol=1e-9, atol=1e-12)
+    weights = torch.randn(found.shape, dtype=torch.float64)
+    of_plain = torch.autograd.grad((wanted * weights).sum(), inputs)
+    torch.testing.assert_close(torch.autograd.grad((found * weights).sum(), inputs), of_plain, rtol=1e-9, atol=1e-12)

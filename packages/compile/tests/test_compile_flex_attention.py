@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,15 @@ from typing import Any
 import pytest
 import torch
 from flex_programs import CASES, F64, SMALL, Case, causal
-from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+from torch.nn.attention.flex_attention import AuxOutput, AuxRequest, create_block_mask, flex_attention
 
 import torchcompile
+import torchinductor
 from primtorch.ledger import REFUSED
+from torchinductor import InductorOptions, TritonBackend
+from torchinductor.codegen.triton.compiler import TritonCompiler
+from torchinductor.ir import Attention
+from torchinductor.source import planned_operations
 
 TESTS = Path(__file__).parent
 REST = 1e-6  # what either error may be where the other has none
@@ -96,6 +102,64 @@ def test_a_wrong_block_mask_is_eagers_to_refuse() -> None:
     compiled = torchcompile.compile(lambda q: flex_attention(q, q, q, block_mask=blocks))
     with pytest.raises(ValueError, match="block_mask was created for"):
         compiled(torch.randn(1, 2, 70, 16))
+
+
+def test_every_kernel_compiles_without_spilling(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For sm_90, with bfloat16 and a head of 64: what is in flight stays in registers."""
+    triton = pytest.importorskip("triton")
+    graphs: list[torch.fx.GraphModule] = []
+    compile_graph = torchinductor.compile_graph
+    keep = lambda gm, *args, **more: (graphs.append(gm), compile_graph(gm, *args, **more))[1]
+    monkeypatch.setattr(torchinductor, "compile_graph", keep)
+    case = Case((1, 1, 256, 1, 256, 64, 64), mask=causal, dtype=torch.bfloat16, block=128)
+    case.run(torchcompile.compile(case.program(), fullgraph=True))
+    backend, compiler = TritonBackend(90), TritonCompiler(90, tmp_path, workers=2)
+    planned = [op for gm in graphs for op in planned_operations(gm, "cuda") if isinstance(op, Attention)]
+    sources = [backend.generate_template(template, InductorOptions()).meta for template in planned]
+    binaries = compiler.compile(sources)
+    compiler.close()
+    assert [template.direction for template in planned] == ["forward", "queries", "keys"]
+    reader = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    for binary in binaries:
+        assert "wgmma.mma_async" in (tmp_path / f"{binary.key}.ptx").read_text()
+        if reader.exists():
+            command = [str(reader), "--dump-resource-usage", str(tmp_path / f"{binary.key}.cubin")]
+            told = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+            assert int(re.findall(r"STACK:(\d+)", told)[-1]) <= 16, told
+
+
+def test_what_is_given_beside_the_result() -> None:
+    q = torch.randn(1, 2, 40, 16, dtype=F64)
+    compiled = torchcompile.compile(
+        lambda q: flex_attention(q, q, q, return_aux=AuxRequest(lse=True)), fullgraph=True, backend="aot_eager"
+    )
+    found, aux = compiled(q)
+    assert isinstance(aux, AuxOutput) and aux.max_scores is None
+    assert aux.lse is not None
+    same([found, aux.lse], list(Case(SMALL, with_lse=True).judged(q, q, q)))
+
+
+def test_autocast_casts_the_operands() -> None:
+    q = torch.randn(1, 2, 40, 16, requires_grad=True)
+    compiled = torchcompile.compile(lambda q: flex_attention(q, q, q), fullgraph=True)
+    with torch.autocast("cpu", torch.bfloat16):
+        found = compiled(q)
+    (gradient,) = torch.autograd.grad(found.sum(), q)
+    rounded = q.detach().bfloat16().double().requires_grad_()
+    wanted = Case(SMALL).judged(rounded, rounded, rounded)
+    (truth,) = torch.autograd.grad(wanted.sum(), rounded)
+    assert found.dtype is torch.bfloat16 and gradient.dtype is torch.float32
+    torch.testing.assert_close(found.double(), wanted, rtol=1e-2, atol=1e-2)
+    torch.testing.assert_close(gradient.double(), truth, rtol=2e-2, atol=2e-2)
+
+
+def test_lengths_of_block_masks_may_vary() -> None:
+    compiled = torchcompile.compile(lambda q, blocks: flex_attention(q, q, q, block_mask=blocks), fullgraph=True)
+    for length in (64, 96, 128, 160, 192):
+        q = torch.randn(1, 2, length, 16, dtype=F64)
+        blocks = create_block_mask(causal, None, None, length, length, "cpu", 32)
+        same([compiled(q, blocks)], [Case(SMALL, mask=causal).judged(q, q, q)])
+    assert torchcompile.report().captured <= 3
 
 
 def test_lengths_may_vary() -> None:

@@ -137,7 +137,8 @@ _TABLE = (
         "higher_order_operator",
         "a function given to an operator (torch.cond, scan, while_loop) cannot become a graph of its own: it writes to"
         " a tensor or changes an object that was there before, breaks the graph, returns what it is given, or results"
-        " that are not alike; or the operator is called as graphs do not take it (the highest scores of flex_attention)",
+        " that are not alike; or the operator is called as graphs do not take it (the highest scores of"
+        " flex_attention)",
         "see the detail; let the function compute new tensors of its arguments and of what it reads, or call the"
         " operator outside of the compiled function",
     ),

@@ -7,6 +7,7 @@ its function. What eager refuses breaks the graph, and is refused by eager.
 from __future__ import annotations
 
 import math
+import sys
 import types
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -14,13 +15,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.nn.attention.flex_attention import AuxOutput
 
 from primtorch.attention import POSITION, POSITIONS, BlockTables, FlexAttention, working_dtype
 from primtorch.fake import FakeTensor
 from primtorch.spec import TensorSpec
 from torchdynamo.calls.bodies import Bodies, Recorded, refusal
 
+MODULE = "torch.nn.attention.flex_attention"  # which a program that calls nothing of it need not import
 WHOLE = 1 << 30  # the size of a block that torch takes for: no blocks
 PLAIN_FUNCTIONS = ("_identity", "noop_mask")  # torch's own, where the program gives none
 _TABLES = ("kv_num_blocks", "kv_indices", "full_kv_num_blocks", "full_kv_indices")
@@ -93,7 +94,8 @@ def flex_attention(
     out, lse = write(operator, operands, specs, any(effect for _, effect in made))
     if return_aux is not None:
         wanted = lse if bodies.world.getattr(return_aux, "lse") else None
-        return out, bodies.world.call(AuxOutput, (), {"lse": wanted, "max_scores": None})
+        made = vars(sys.modules[MODULE])["AuxOutput"]
+        return out, bodies.world.call(made, (), {"lse": wanted, "max_scores": None})
     return (out, lse) if return_lse else out
 
 
@@ -157,6 +159,8 @@ def _checked(query: Any, key: Any, value: Any, grouped: bool) -> tuple[torch.Ten
     )
     if wrong or 0 in (*query.shape, *key.shape, value.shape[3]):
         raise refusal("shapes of operands that flex_attention does not take, or takes otherwise")
+    for tensor in given:  # heads and their sizes are those of the program: a kernel is made for them
+        int(tensor.shape[1]), int(tensor.shape[3])
     return given
 
 
@@ -193,4 +197,4 @@ def _block_mask(
 def _is_plain(function: Any) -> bool:
     """Whether it is torch's own function that changes nothing."""
     where = getattr(function, "__module__", "")
-    return where == "torch.nn.attention.flex_attention" and function.__name__ in PLAIN_FUNCTIONS
+    return where == MODULE and function.__name__ in PLAIN_FUNCTIONS

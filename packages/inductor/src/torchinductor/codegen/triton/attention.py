@@ -54,6 +54,12 @@ BLOCKS: Mapping[tuple[Direction, bool], Mapping[int, Blocks]] = {
     ("keys", False): {64: Blocks(32, 16, 4, 2), 128: Blocks(16, 16, 4, 1), 256: Blocks(16, 16, 4, 1)},
 }
 
+# Where more is computed beside the products: a score's function, or the bounds of lengths that no tile divides.
+CROWDED: Mapping[tuple[Direction, bool], Mapping[int, Blocks]] = {
+    ("forward", True): {64: Blocks(64, 64, 4, 3)},
+    ("keys", True): {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2)},
+}
+
 
 def plan_attention(template: Template) -> Template | None:
     """The template with its layout; None where the design does not fit it."""
@@ -67,7 +73,11 @@ def plan_attention(template: Template) -> Template | None:
     side = max(pow2(size or 0) for size in sizes)
     if side > LARGEST_HEAD or query.shape[0] != key.shape[0]:
         return None
-    chosen = next(blocks for limit, blocks in BLOCKS[template.direction, half].items() if side <= limit)
+    kind = template.direction, half
+    lengths = (query.shape[2].as_int(), key.shape[2].as_int())
+    crowded = template.score is not None or any(length is None or length % 128 for length in lengths)
+    tables_of = (*((CROWDED.get(kind, {}),) if crowded else ()), BLOCKS[kind])
+    chosen = next(blocks for table in tables_of for limit, blocks in table.items() if side <= limit)
     rows, columns = chosen.rows, chosen.columns
     tables = template.tables
     if tables is not None:
