@@ -33,6 +33,7 @@ from aotautograd.schemas import (
     ViewStep,
 )
 from primtorch.functionalize import unwrap
+from primtorch.memory import returns_alias
 
 aten = torch.ops.aten
 _autograd: Any = torch._C._autograd
@@ -70,11 +71,6 @@ def is_view(node: fx.Node) -> bool:
         source = node.args[0]
         return isinstance(source, fx.Node) and is_view(source)
     return returns_alias(node.target)
-
-
-def returns_alias(target: object) -> bool:
-    schema = getattr(target, "_schema", None)
-    return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 
 
 def analyse(

@@ -7,13 +7,10 @@ import operator
 import torch
 from torch import fx
 
-from aotautograd.analysis import returns_alias
 from aotautograd.passes import output_values, same_layout
+from primtorch.memory import is_view, returns_alias
 
 aten = torch.ops.aten
-
-
-_UNANNOUNCED_VIEWS = frozenset({aten._unsafe_view.default, aten.lift.default})
 
 
 def accumulate_in_place(graph: fx.Graph) -> int:
@@ -56,7 +53,7 @@ def _owners(graph: fx.Graph) -> dict[fx.Node, fx.Node | None]:
         elif node.target is operator.getitem:
             assert source is not None
             owners[node] = node if owners[source] is source and not returns_alias(source.target) else owners[source]
-        elif returns_alias(node.target) or node.target in _UNANNOUNCED_VIEWS:
+        elif is_view(node.target):
             owners[node] = owners[source] if source is not None else None
         elif _makes_memory(node.target):
             owners[node] = node

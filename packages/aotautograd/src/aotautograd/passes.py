@@ -10,11 +10,11 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.node import Argument
 
-from aotautograd.analysis import returns_alias
 from aotautograd.inputs import dense_spec
 from aotautograd.schemas import HISTORY, PHASE, STAND_IN
 from primtorch import effects
 from primtorch.higher_order import HigherOrder
+from primtorch.memory import memory_of, returns_alias, viewed
 from primtorch.spec import TensorSpec
 
 aten = torch.ops.aten
@@ -78,7 +78,7 @@ def eliminate_common_subexpressions(graph: fx.Graph, distinct: Sequence[object] 
     Two nodes of `distinct` (outputs that the caller may write to) are never merged, nor are two that read one
     number of a tensor: each of them is a symbol of its own in the sizes behind it.
     """
-    apart = {m for n in distinct if isinstance(n, fx.Node) for m in (n, _memory(n), _maker(_memory(n)))}
+    apart = {m for n in distinct if isinstance(n, fx.Node) for m in (n, memory_of(n), _maker(memory_of(n)))}
     seen: dict[object, fx.Node] = {}
     removed = 0
     for node in graph.nodes:
@@ -167,7 +167,7 @@ def _if_memory_is_dense(node: fx.Node) -> fx.Node | None:
     them when it is run by eager's operators, and its description has none."""
     source = _source(node)
     laid_out = source
-    while laid_out is not None and (laid_out := _memory(laid_out)).target in _LAID_OUT_ALIKE:
+    while laid_out is not None and (laid_out := memory_of(laid_out)).target in _LAID_OUT_ALIKE:
         laid_out = _source(laid_out)
         if laid_out is not None and not _is_dense(laid_out.meta.get("val")):
             return None
@@ -232,7 +232,7 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
     its own.
     """
     apart = {n for n in distinct if isinstance(n, fx.Node)}
-    owner = {_memory(n): n for n in apart}
+    owner = {memory_of(n): n for n in apart}
     removed = 0
     for node in graph.nodes:
         rule = _NO_OPS.get(node.target) if node.op == "call_function" else None
@@ -245,7 +245,7 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
             continue
         mine = owner.get(node, node if node in apart else None)
         if mine is not None:
-            memory = _memory(source)
+            memory = memory_of(source)
             if not returns_alias(node.target) and (memory is not source or _may_be_a_part(source)):
                 continue  # a part of a larger memory is no stand-in for a copy of it
             if source in apart or memory.op in ("placeholder", "get_attr") or owner.get(memory, mine) is not mine:
@@ -263,7 +263,7 @@ def remove_no_ops(graph: fx.Graph, distinct: Sequence[object] = ()) -> int:
 
 def _may_be_a_part(node: fx.Node) -> bool:
     """Whether the node's value may begin behind the beginning of its memory."""
-    memory = _memory(node)
+    memory = memory_of(node)
     if memory.op == "call_function" and memory.target in _LAID_OUT_ALIKE:
         like = _source(memory)
         return memory is not node or like is None or _may_be_a_part(like)
@@ -273,25 +273,10 @@ def _may_be_a_part(node: fx.Node) -> bool:
 def _lays_out_another(node: fx.Node) -> bool:
     """Whether another tensor is laid out as this one or as a view of it."""
     return any(
-        u.args[:1] == (node,) and (u.target in _LAID_OUT_ALIKE or (_is_view(u) and _lays_out_another(u)))
+        u.args[:1] == (node,) and (u.target in _LAID_OUT_ALIKE or (viewed(u) is not None and _lays_out_another(u)))
         for u in node.users
         if u.op == "call_function"
     )
-
-
-def _is_view(node: fx.Node) -> bool:
-    """Whether the result shares memory with the first argument, also where the schema does not say so."""
-    return returns_alias(node.target) or node.target is operator.getitem or node.target is aten._unsafe_view.default
-
-
-def _memory(node: fx.Node) -> fx.Node:
-    """The node whose memory `node` is a view of."""
-    while node.op == "call_function" and _is_view(node):
-        source = _source(node)
-        if source is None or (node.target is operator.getitem and not returns_alias(source.target)):
-            return node
-        node = source
-    return node
 
 
 # operator -> (place of `train`, arguments then unused)

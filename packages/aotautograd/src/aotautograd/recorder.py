@@ -22,6 +22,7 @@ from aotautograd.passes import is_random
 from aotautograd.schemas import HISTORY, PHASE, FunctionCall, FunctionResult, History
 from primtorch.errors import DataDependentValue
 from primtorch.fake import FakeMode, FakeTensor, propagate
+from primtorch.fake.recipe import ATOMS
 from primtorch.functionalize import unwrap
 from primtorch.higher_order import HigherOrder
 from primtorch.schemas import UserFrame
@@ -31,10 +32,6 @@ from primtorch.symbolic import expr_of, materialize
 aten = torch.ops.aten
 
 _set_arguments: Any = vars(fx.Node)["args"].__set__  # past a Python function that looks at each assignment
-
-_ATOMS = frozenset(
-    {int, float, bool, type(None), str, complex, torch.dtype, torch.device, torch.layout, torch.memory_format}
-)
 
 
 class Call(NamedTuple):
@@ -205,7 +202,7 @@ class Recorder:
     def lift(self, a: Any) -> Any:
         """An argument of an operator as an argument of a node."""
         kind = type(a)
-        if kind in _ATOMS:
+        if kind in ATOMS:
             return a
         if isinstance(a, torch.Tensor):
             node = self.node_of.get(id(a))

@@ -6,11 +6,11 @@ import torch
 from torch import fx
 from torch.fx.node import Argument
 
-from aotautograd.analysis import returns_alias
 from aotautograd.errors import AotAutogradError, UnsupportedMutation, user_location
 from aotautograd.functionalize import has_size
 from aotautograd.recorder import Call, Recorder, special
 from primtorch.fake import FakeTensor
+from primtorch.memory import returns_alias
 
 aten = torch.ops.aten
 

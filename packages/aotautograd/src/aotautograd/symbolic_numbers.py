@@ -12,7 +12,7 @@ from typing import TypeGuard
 import torch
 from torch.nn import functional as F
 
-_REDUCED = (torch.float16, torch.bfloat16)
+from primtorch.promotion import compute_dtype
 
 
 def is_symbolic(value: object) -> TypeGuard[float]:
@@ -21,8 +21,7 @@ def is_symbolic(value: object) -> TypeGuard[float]:
 
 def _as_tensor(number: float, like: torch.Tensor) -> torch.Tensor:
     """A tensor without dims that holds the number, for arithmetic with `like`."""
-    dtype = torch.float32 if like.dtype in _REDUCED else like.dtype
-    return torch.full((), number, dtype=dtype, device=like.device)
+    return torch.full((), number, dtype=compute_dtype(like.dtype), device=like.device)
 
 
 def _differentiated(tensor: object) -> TypeGuard[torch.Tensor]:

@@ -36,10 +36,10 @@ from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
 from torchdynamo.outside import imports, modules
 from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES
 from torchdynamo.outside.growing_lists import refuse_growing
-from torchdynamo.outside.outside import Outside, getattr_static_dict
+from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
-from torchdynamo.sources import Attribute
+from torchdynamo.sources import Attribute, own_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class CaptureWorld(PlainWorld):
         """Parameters, buffers and submodules, when nothing else has the name."""
         if type_has(type(module), name):
             return MISSING
-        attributes = getattr_static_dict(module)
+        attributes = own_dict(module)
         if attributes is not None and name in attributes:
             return MISSING
         return self.outside.registered(module, name)

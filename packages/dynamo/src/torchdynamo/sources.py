@@ -227,6 +227,27 @@ def base_of(source: Source) -> Source | None:
     return getattr(source, "base", None)
 
 
+_REGISTRY_NAMES = frozenset({"_parameters", "_buffers", "_modules", "__dict__"})
+_GRAPHS_OWN = "self"
+"""The first parameter of a graph module's forward."""
+
+
+def input_name(source: Source) -> str:
+    """A placeholder's name: the path to the value, without the registries on the way."""
+    parts: list[str] = []
+    step: Source | None = source
+    while step is not None:
+        part = getattr(step, "name", None) or getattr(step, "label", None)
+        if part is None:
+            part = getattr(step, "key", None)
+        if part is not None and part not in _REGISTRY_NAMES:
+            parts.append(str(part))
+        step = base_of(step)
+    text = "_".join(reversed(parts)).lower()
+    text = "".join(c if c.isalnum() else "_" for c in text).strip("_")
+    return text if text and not text[0].isdigit() and text != _GRAPHS_OWN else f"input_{text}"
+
+
 def is_beneath(source: Source, other: Source) -> bool:
     """Whether `source` is `other` or reached through it."""
     step: Source | None = source
@@ -295,6 +316,14 @@ def resolve(source: Source, scope: Scope) -> Any:
 def instance_dict(obj: object) -> Mapping[str, object]:
     """`obj.__dict__` by the type's own slot, whatever the class says about `__getattribute__`."""
     return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
+
+
+def own_dict(obj: object) -> dict[str, object] | None:
+    """What `instance_dict` gives, or None for an object without one."""
+    try:
+        return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
+    except AttributeError:
+        return None
 
 
 def own_keys(container: dict[object, object]) -> tuple[object, ...]:

@@ -9,15 +9,19 @@ from torch import fx
 
 from primtorch.prims import Prim
 
-_UNANNOUNCED = frozenset({torch.ops.aten._unsafe_view.default})  # views whose schema does not say so
+# Views whose schema does not say so.
+_UNANNOUNCED = frozenset({torch.ops.aten._unsafe_view.default, torch.ops.aten.lift.default})
 
 
 def is_view(target: object) -> bool:
     """Whether an operator's result may share memory with its first argument."""
     if isinstance(target, Prim):
         return "view" in target.tags
-    if target in _UNANNOUNCED:
-        return True
+    return target in _UNANNOUNCED or returns_alias(target)
+
+
+def returns_alias(target: object) -> bool:
+    """Whether an operator's schema says that a result lies in the memory of an argument."""
     schema = getattr(target, "_schema", None)
     return schema is not None and any(r.alias_info is not None and not r.alias_info.is_write for r in schema.returns)
 

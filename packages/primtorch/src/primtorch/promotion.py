@@ -19,6 +19,7 @@ COMPUTE_DTYPE: dict[torch.dtype, torch.dtype] = {
     torch.float16: torch.float32,
     torch.complex32: torch.complex64,
 }
+REDUCED_PRECISION = frozenset(COMPUTE_DTYPE)
 _COMPLEX_OF = {
     torch.float16: torch.complex32,
     torch.bfloat16: torch.complex64,

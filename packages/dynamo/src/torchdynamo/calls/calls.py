@@ -56,9 +56,10 @@ from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwarg
 from torchdynamo.marks import STAND_INS, Mark, MarkKind, graph_break, is_compiling, mark_of, region
 from torchdynamo.outside import imports
 from torchdynamo.outside.externals import is_constant
-from torchdynamo.outside.outside import Outside, getattr_static_dict
+from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import MISSING
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.sources import own_dict
 
 
 @dataclass(frozen=True, slots=True)
@@ -546,7 +547,7 @@ class Calls:
         if method is not None:
             return self.world.call(sorted, (self.world.call(method, args, {}),), {})
         own_way: object = type(obj).__dir__
-        if own_way is not object.__dir__ or getattr_static_dict(obj) is None:
+        if own_way is not object.__dir__ or own_dict(obj) is None:
             return MISSING
         return sorted({*self.outside.instance_dict(obj), *self._dir(fn, (type(obj),), {})})
 

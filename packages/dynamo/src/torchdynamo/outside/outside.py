@@ -64,9 +64,10 @@ from torchdynamo.sources import (
     Source,
     TensorOffset,
     TensorSize,
-    base_of,
+    input_name,
     instance_dict,
     is_beneath,
+    own_dict,
 )
 
 
@@ -144,13 +145,13 @@ class Outside:
             if isinstance(tensor, nn.Buffer):
                 fake._is_buffer = True  # type: ignore[attr-defined]
             remember_class(fake, type(tensor))
-            self.recorder.add_input(fake, source, _input_name(source))
+            self.recorder.add_input(fake, source, input_name(source))
         self.tensors.append((source, tensor, fake))
         return fake
 
     def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
         fake = self.wrappers.admit(tensor, source)
-        self.recorder.add_input(fake, source, _input_name(source))
+        self.recorder.add_input(fake, source, input_name(source))
         self.tensors.append((source, tensor, fake))
         return fake
 
@@ -163,7 +164,7 @@ class Outside:
         with torch._C.DisableTorchFunction():
             self.externals.guard(where, GuardKind.TENSOR, tensor_guard(tensor, {}))
             fake = self.mode.from_tensor(tensor)
-            self.recorder.add_input(fake, where, _input_name(source))
+            self.recorder.add_input(fake, where, input_name(source))
         self.tensors.append((where, tensor, fake))
         return self.arrays.of_input(fake, flipped)
 
@@ -375,11 +376,11 @@ class Outside:
             return self.global_get(obj.__dict__, name)
         known = self.externals.lookup(obj)
         if known is None:
-            return (getattr_static_dict(obj) or {}).get(name, MISSING)
+            return (own_dict(obj) or {}).get(name, MISSING)
         written = self.overlays.read(obj, name)
         if written is not MISSING:
             return MISSING if written is DELETED else written
-        attributes = getattr_static_dict(known.original)
+        attributes = own_dict(known.original)
         if attributes is None:
             return MISSING
         shadow = self.externals.by_original.get(id(attributes))
@@ -395,7 +396,7 @@ class Outside:
         if known is None:
             object.__setattr__(obj, name, value)
             return
-        attributes = getattr_static_dict(known.original)
+        attributes = own_dict(known.original)
         if attributes is None:
             object.__setattr__(known.original, name, value)  # says that there is no place for it
         shadow = self.externals.by_original.get(id(attributes))
@@ -411,7 +412,7 @@ class Outside:
             return
         if self.instance_get(obj, name) is MISSING:
             raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
-        shadow = self.externals.by_original.get(id(getattr_static_dict(known.original)))
+        shadow = self.externals.by_original.get(id(own_dict(known.original)))
         if shadow is not None:
             del shadow.value[name]
         else:
@@ -492,7 +493,7 @@ class Outside:
     def stored_names(self, obj: object) -> set[str]:
         """Names in the `__dict__` of an external object of a C type, and those written during capture."""
         known = self.externals.lookup(obj)
-        own = getattr_static_dict(known.original) if known is not None else None
+        own = own_dict(known.original) if known is not None else None
         shadow = self.externals.by_original.get(id(own))
         own = own if shadow is None else shadow.value
         return {*(own or ()), *self.overlays.names(obj)}
@@ -511,7 +512,7 @@ class Outside:
             stored = self.instance_get(obj, name) if name in self.stored_names(obj) else MISSING
             if stored is not MISSING:
                 return stored
-            if getattr_static_dict(obj) is not None and not hasattr(type(obj), name):
+            if own_dict(obj) is not None and not hasattr(type(obj), name):
                 self.instance_get(obj, name)  # guards that it is not there
         value = getattr(obj, name)
         if known is None or isinstance(obj, torch.Tensor) or callable(value):
@@ -535,7 +536,7 @@ class Outside:
         member = next((vars(klass)[name] for klass in type(obj).__mro__ if name in vars(klass)), None)
         if isinstance(obj, type) or hasattr(type(member), "__set__"):
             raise BreakGraph("external_write", f"attribute {name!r} of a {type(obj).__qualname__}")
-        if getattr_static_dict(known.original) is None:
+        if own_dict(known.original) is None:
             try:
                 object.__setattr__(known.original, name, value)  # raises: there is no place for it
             except TypeError:
@@ -699,7 +700,7 @@ class Outside:
             if found is not MISSING:
                 return found
         if known is not None:
-            if name in (getattr_static_dict(known.original) or {}) and written is MISSING:
+            if name in (own_dict(known.original) or {}) and written is MISSING:
                 return self.instance_get(tensor, name)
             if written is MISSING and not hasattr(type(known.original), name):
                 self.externals.guard(known.source, GuardKind.INSTANCE_LACKS, name)
@@ -780,14 +781,6 @@ def _class_names(kind: type) -> tuple[str, ...]:
     return tuple(_CLASS_DICT(kind))
 
 
-def getattr_static_dict(obj: object) -> dict[str, object] | None:
-    """The instance's `__dict__`, or None for an object without one."""
-    try:
-        return object.__getattribute__(obj, "__dict__")  # type: ignore[no-any-return]
-    except AttributeError:
-        return None
-
-
 # Attributes that cannot change while the object is the same.
 _FIXED_ATTRIBUTES = frozenset(
     {
@@ -804,24 +797,3 @@ _DESCRIPTORS = (
 
 
 _METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
-_REGISTRY_NAMES = frozenset({"_parameters", "_buffers", "_modules", "__dict__"})
-
-
-_GRAPHS_OWN = "self"
-"""The first parameter of a graph module's forward."""
-
-
-def _input_name(source: Source) -> str:
-    """A placeholder's name: the path to the value, without the registries on the way."""
-    parts: list[str] = []
-    step: Source | None = source
-    while step is not None:
-        part = getattr(step, "name", None) or getattr(step, "label", None)
-        if part is None:
-            part = getattr(step, "key", None)
-        if part is not None and part not in _REGISTRY_NAMES:
-            parts.append(str(part))
-        step = base_of(step)
-    text = "_".join(reversed(parts)).lower()
-    text = "".join(c if c.isalnum() else "_" for c in text).strip("_")
-    return text if text and not text[0].isdigit() and text != _GRAPHS_OWN else f"input_{text}"

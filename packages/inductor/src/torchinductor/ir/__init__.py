@@ -16,8 +16,9 @@ A `Bundle` is several planned kernels that one launch runs beside each other.
 A `Template` is a kernel of a form that a back end makes by a design of its own: a matrix product.
 """
 
+from primtorch.promotion import REDUCED_PRECISION, compute_dtype
 from torchinductor.ir.attention import Attention
-from torchinductor.ir.body import REDUCED_PRECISION, Body, Recorder, compute_dtype
+from torchinductor.ir.body import Body, Recorder
 from torchinductor.ir.bundle import Bundle
 from torchinductor.ir.kernel import Axis, Buffer, Kernel, Stage, StageKind, space, space_index
 from torchinductor.ir.operations import (

@@ -9,6 +9,7 @@ from typing import TypeVar
 
 import torch
 
+from primtorch.promotion import compute_dtype
 from primtorch.symbolic.expr import IntExpr, Symbol
 from torchinductor.indexing import Ranges, simplify, variable
 from torchinductor.ir.operations import (
@@ -34,13 +35,6 @@ from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, Sca
 
 V = TypeVar("V")
 Kind = TypeVar("Kind", bound=Operation)
-
-REDUCED_PRECISION = frozenset({torch.bfloat16, torch.float16})
-
-
-def compute_dtype(dtype: torch.dtype) -> torch.dtype:
-    """The type in which values of `dtype` are computed with."""
-    return torch.float32 if dtype in REDUCED_PRECISION else dtype
 
 
 @dataclass(frozen=True)

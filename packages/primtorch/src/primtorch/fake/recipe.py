@@ -54,14 +54,14 @@ def call_key(op: OpOverload, args: Sequence[object], kwargs: Mapping[str, object
     return op, torch.get_default_dtype(), named, *map(_key, args)
 
 
-_ATOMS = frozenset(
+ATOMS = frozenset(
     {int, float, bool, complex, str, type(None), torch.dtype, torch.device, torch.layout, torch.memory_format}
 )
 
 
 def _key(arg: Any) -> object:
     kind = type(arg)
-    if kind in _ATOMS:
+    if kind in ATOMS:
         return kind, arg
     if isinstance(arg, TENSORS):
         return _sizes_key(arg.shape), _sizes_key(arg.stride()), _size_key(arg.storage_offset()), arg.dtype, arg.device

@@ -399,7 +399,10 @@ def vector_norm(b: Builder, x: Value, order: float, dims: tuple[int, ...], keepd
     return (size ** float(order)).sum(dims, keepdim) ** (1.0 / order)
 
 
-@OP.formula("linalg_vector_norm")
+_NORMS = "linalg_vector_norm norm.Scalar|ScalarOpt_dim|ScalarOpt_dim_dtype|ScalarOpt_dtype"
+
+
+@OP.formula(_NORMS)
 def _vector_norm(
     x: TensorLike, ord: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
 ) -> TensorSpec:
@@ -415,11 +418,11 @@ def _refuse_vector_norm(x: TensorLike, ord: float = 2, dim: Dims = None, *args: 
     refuse(nothing, lambda: f"linalg.vector_norm cannot compute the {ord} norm of no elements: it has no identity")
 
 
-@OP.rule("linalg_vector_norm")
-def _lower_linalg_vector_norm(
+@OP.rule(_NORMS)
+def _lower_vector_norm(
     b: Builder,
     x: Value,
-    order: float = 2,
+    order: float | None = 2,
     dim: Dims = None,
     keepdim: bool = False,
     *,
@@ -427,28 +430,8 @@ def _lower_linalg_vector_norm(
 ) -> Value:
     out_dtype = dtype or x.dtype
     wide = x.to(compute_dtype(out_dtype))
-    out = vector_norm(b, wide, float(order), reduced_dims(dim, x.rank), keepdim)
+    out = vector_norm(b, wide, 2.0 if order is None else float(order), reduced_dims(dim, x.rank), keepdim)
     return out.to(real_of(out_dtype))
-
-
-@OP.formula("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dim_dtype", "norm.ScalarOpt_dtype")
-def _norm(
-    x: TensorLike, p: float = 2, dim: Dims = None, keepdim: bool = False, *, dtype: torch.dtype | None = None
-) -> TensorSpec:
-    return reduced(x, reduced_dims(dim, x.dim()), keepdim, real_of(dtype or x.dtype))
-
-
-@OP.rule("norm.Scalar", "norm.ScalarOpt_dim", "norm.ScalarOpt_dtype", "norm.ScalarOpt_dim_dtype")
-def _lower_norm(
-    b: Builder,
-    x: Value,
-    p: float = 2,
-    dim: Dims = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> Value:
-    return _lower_linalg_vector_norm(b, x, 2 if p is None else p, dim, keepdim, dtype=dtype)
 
 
 @OP.formula("renorm")
@@ -483,7 +466,7 @@ def _refuse_dist(x: TensorLike, y: TensorLike, p: float = 2) -> None:
 @OP.rule("dist")
 def _lower_dist(b: Builder, x: Value, y: Value, p: float = 2) -> Value:
     difference = x - y.to(x.dtype)
-    return _lower_linalg_vector_norm(b, difference, p)
+    return _lower_vector_norm(b, difference, p)
 
 
 @OP.formula("logsumexp")

@@ -11,18 +11,7 @@ import torch
 from primtorch.prims import PRIMS
 from primtorch.testing.samples import Case, cases
 
-_DRAWN = frozenset(
-    {
-        "random_seed",
-        "empty_strided",
-        "multinomial",
-        "poisson",
-        "binomial",
-        "standard_gamma",
-        "sample_dirichlet",
-        "randperm",
-    }
-)
+_DRAWN = frozenset({name for name, prim in PRIMS.items() if "effect" in prim.tags} | {"empty_strided"})
 """Values are drawn, or are nobody's business."""
 _FIRST = frozenset({"ctc_loss"})
 """Results after the first have parts that nobody reads, with whatever memory held."""

@@ -10,7 +10,7 @@ import torch
 
 from primtorch.symbolic.expr import Call, IntExpr, Symbol
 from torchinductor.indexing import contiguous_strides, dot, number, product, variable
-from torchinductor.ir import Axis, Kernel, compute_dtype
+from torchinductor.ir import REDUCED_PRECISION, Axis, Kernel, compute_dtype
 from torchinductor.ops import ELEMENTWISE, Fault, OpsHandler, ReductionKind, ScanKind, StoreMode
 
 from .expressions import (
@@ -30,7 +30,6 @@ from .plan import layout_of
 from .waits import waits_of
 
 NO_DIMS: frozenset[str] = frozenset()
-HALF_TYPES = frozenset({torch.bfloat16, torch.float16})
 COMPARISONS = frozenset({"lt", "le", "gt", "ge", "eq", "ne"})
 
 
@@ -92,7 +91,9 @@ class TritonHandler(OpsHandler[Value]):
         self.masks: dict[str, str] = {}  # tile dimension -> name of its bound check, where it needs one
         self._narrow: dict[str, str] = {}  # int64 values that are positions -> their 32-bit text
         kinds = {kernel.buffers[b].dtype for b in kernel.writes}
-        self.coarse = all(k in HALF_TYPES or not k.is_floating_point for k in kinds) and bool(kinds & HALF_TYPES)
+        self.coarse = all(k in REDUCED_PRECISION or not k.is_floating_point for k in kinds) and bool(
+            kinds & REDUCED_PRECISION
+        )
         self._shared: dict[str, Value] = {}
         self._loop_shared: dict[str, Value] = {}
         self._places: dict[tuple[str, IntExpr], str] = {}  # (value, size) -> its name as an index
