@@ -280,11 +280,16 @@ def out_of_place(graph: Any) -> Any:
             return graph(*inputs)
         copies = {id(t): _copied(t) for t in tensors}
         versions = {key: made._version for key, made in copies.items()}
+        storages = {key: made.untyped_storage() for key, made in copies.items()}
+        owners = {storages[id(t)]._cdata: t for t in tensors}
         results = graph(*[copies.get(id(x), x) for x in inputs])
         homes = {copies[id(t)].untyped_storage().data_ptr(): t for t in tensors if t.numel()}
         for t in tensors:
             made = copies[id(t)]
-            if made._version != versions[id(t)] or not torch.equal(_memory(made), _memory(t)):
+            owner = owners.get(made.untyped_storage()._cdata, t)
+            if owner is not t:  # `set_` put it into the memory of another input
+                t.set_(owner.untyped_storage(), made.storage_offset(), made.shape, made.stride())
+            elif made._version != versions[id(t)] or not torch.equal(_memory(made), _memory(t)):
                 if (made.shape, made.stride()) != (t.shape, t.stride()):
                     t.as_strided_(made.shape, made.stride(), made.storage_offset())
                 t.copy_(made)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import copy
+import types
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from world_cases import Case, case, cases_of, check
+
+import torchdynamo
 
 
 @case(lambda: {"dtype": torch.float32, "device": torch.device("cpu")})
@@ -203,6 +206,25 @@ def module_lists(x: torch.Tensor, layers: Any) -> Any:
         layers[-1].training,
         isinstance(layers[0], torch.nn.Module),
     )
+
+
+def test_what_a_storage_says_is_asked_at_each_call() -> None:
+    """Nobody guards what lies in an object of torch's C code: its methods run in the program, not once at capture."""
+    resizable, fixed = torch.zeros(3), torch.from_numpy(np.zeros(3, np.float32))
+    held = types.SimpleNamespace(storage=resizable.untyped_storage())
+
+    def says(x: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        storage = held.storage
+        return x + 1, [storage.resizable(), storage.nbytes(), storage.is_shared(), storage.data_ptr()]
+
+    compiled = torchdynamo.optimize(lambda graph, _: graph.forward)(says)
+    for change in (
+        lambda: None,
+        lambda: resizable.resize_(9),
+        lambda: setattr(held, "storage", fixed.untyped_storage()),
+    ):
+        change()
+        assert compiled(torch.ones(2))[1] == says(torch.ones(2))[1]
 
 
 def test_modules_are_made_where_another_compiler_counts_them() -> None:

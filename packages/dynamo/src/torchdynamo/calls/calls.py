@@ -273,10 +273,16 @@ class Calls:
             return self._context_variable(owner, fn, args)
         if fn.__name__ == "apply" and isinstance(owner, type) and issubclass(owner, torch.autograd.Function):
             return self.autograd_functions.apply(owner, args, kwargs)
-        if torch_functions.is_leaf(fn):
+        if torch_functions.is_leaf(fn) and not self._changes_unseen(owner):
             operator = fn in torch_functions.OVERRIDABLE or not isinstance(owner, types.ModuleType)
             return (self._native if operator else self._watched)(fn, args, kwargs)
         return MISSING
+
+    def _changes_unseen(self, owner: object) -> bool:
+        """Whether an object of torch's C code is the program's own, and what its methods say hangs on a state in it
+        that nobody can guard: a storage, a stream, an event."""
+        kept = (torch.Tensor, type, types.ModuleType)
+        return not (isinstance(owner, kept) or is_constant(owner)) and self.outside.externals.lookup(owner) is not None
 
     def _refuse_metadata_write(self, fn: Callee, args: Args) -> None:
         """A graph has no place for it where it is an input's, and a back end may run on copies."""
