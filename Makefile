@@ -17,7 +17,7 @@ SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/src/*/include/*/*) packages/primtorch/src/primtorch/building.py
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
-.PHONY: help setup demo demo-distributed test smoke slow protocols check bench docs clean
+.PHONY: help setup demo demo-distributed test smoke slow protocols check resources bench docs clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -54,6 +54,9 @@ smoke: $(VENV)/.ready ## run the whole stack in short, as CI does with the oldes
 
 slow: $(VENV)/.ready ## run the tests that take long: the whole operator database
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+resources: $(VENV)/.ready ## compile the kernels of public models for two GPUs, hold registers and spills to bounds
+	OMP_NUM_THREADS=1 $(BIN)/python tools/check/gpu_resources.py
 
 protocols: $(VENV)/.ready ## train every public model and 300 random nets by every protocol, beside eager
 	OMP_NUM_THREADS=1 $(BIN)/python packages/compile/tests/protocol_run.py --out protocols.jsonl

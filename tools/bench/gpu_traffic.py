@@ -14,16 +14,17 @@ from __future__ import annotations
 import argparse
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(ROOT / "packages" / "compile" / "tests")]
 
-from counted_traffic import traffic_of_step  # noqa: E402
+from counted_traffic import Show, traffic_of_step  # noqa: E402
 from zoo import build  # noqa: E402
 
 from torchinductor.cost import Traffic  # noqa: E402
+from torchinductor.lowering.context import Operation  # noqa: E402
 
 MODELS = (
     "hf/BertForMaskedLM,16,512", "hf/GPT2ForSequenceClassification,8,1024", "hf/DistillGPT2,32,512",
@@ -32,7 +33,7 @@ MODELS = (
 )  # fmt: skip
 
 
-def traffic(model: str, mode: str, show: Callable[[str], None] | None = None) -> dict[str, Traffic]:
+def traffic(model: str, mode: str, show: Show | None = None) -> dict[str, Traffic]:
     """By kind of graph, of "suite/name,batch,length"."""
     name, batch, length = model.split(",")
     suite, name = name.split("/")
@@ -40,7 +41,7 @@ def traffic(model: str, mode: str, show: Callable[[str], None] | None = None) ->
     return traffic_of_step(net, args, kwargs, mode == "train", show)
 
 
-def table(models: Sequence[str], modes: Sequence[str], show: Callable[[str], None] | None = None) -> str:
+def table(models: Sequence[str], modes: Sequence[str], show: Show | None = None) -> str:
     lines = ["| model, batch, length | graph | launches | kernels' GB | calls of ATen |", "|---|---|---|---|---|"]
     for model in models:
         for mode in modes:
@@ -48,6 +49,10 @@ def table(models: Sequence[str], modes: Sequence[str], show: Callable[[str], Non
                 lines.append(f"| {model} | {kind} | {t.kernels} | {t.moved / 1e9:.2f} | {t.calls} |")
                 print(lines[-1], flush=True)
     return "\n".join(lines)
+
+
+def _listed(operations: Sequence[Operation]) -> None:
+    print("\n\n".join(map(str, operations)))
 
 
 def main() -> None:
@@ -58,7 +63,7 @@ def main() -> None:
     parser.add_argument("--write", type=Path, help="the page")
     options = parser.parse_args()
     warnings.simplefilter("ignore")
-    text = table(options.models, options.modes, print if options.list else None)
+    text = table(options.models, options.modes, _listed if options.list else None)
     if options.write:
         page = (
             "# Traffic of training steps on a GPU, counted\n\n"

@@ -15,9 +15,11 @@ import torchinductor
 from torchinductor.codegen.base import traits_of
 from torchinductor.cost import Traffic, traffic_of
 from torchinductor.layouts import channels_last_convolutions
+from torchinductor.lowering.context import Operation
 from torchinductor.source import planned_operations
 
 CUDA = torch.device("cuda")
+Show = Callable[[Sequence[Operation]], object]
 
 
 def _memory(value: object) -> object:
@@ -28,7 +30,7 @@ def _memory(value: object) -> object:
     return torch.empty_strided(shape, strides, dtype=value.dtype)  # type: ignore[attr-defined]
 
 
-def counted(found: dict[str, Traffic], show: Callable[[str], None] | None = None) -> Callable[..., Any]:
+def counted(found: dict[str, Traffic], show: Show | None = None) -> Callable[..., Any]:
     """Stands for `compile_graph`: adds a graph's traffic under "forward", "backward" or "inference"."""
 
     def compile_graph(graph: fx.GraphModule, inputs: Sequence[Any], *_: Any, title: str = "", **__: Any) -> Any:
@@ -36,7 +38,7 @@ def counted(found: dict[str, Traffic], show: Callable[[str], None] | None = None
         kind = title.rpartition(" ")[2]
         found[kind] = found.get(kind, Traffic()) + traffic_of(operations)
         if show is not None:
-            show("\n\n".join(map(str, operations)))
+            show(operations)
         names = [node for node in graph.graph.nodes if node.op == "placeholder"]
         returned = next(node for node in graph.graph.nodes if node.op == "output").args[0]
 
@@ -50,7 +52,7 @@ def counted(found: dict[str, Traffic], show: Callable[[str], None] | None = None
 
 
 @contextmanager
-def _planning(found: dict[str, Traffic], show: Callable[[str], None] | None) -> Iterator[None]:
+def _planning(found: dict[str, Traffic], show: Show | None) -> Iterator[None]:
     """Graphs are planned for a GPU and not built."""
     kept = torchinductor.compile_graph, torchinductor.choose_layouts
     torchinductor.compile_graph = counted(found, show)
@@ -66,7 +68,7 @@ def traffic_of_step(
     args: Sequence[Any],
     kwargs: dict[str, Any],
     train: bool = True,
-    show: Callable[[str], None] | None = None,
+    show: Show | None = None,
 ) -> dict[str, Traffic]:
     """The traffic of a step under bf16 autocast, by kind of graph; `show` is given the planned operations."""
     found: dict[str, Traffic] = {}
