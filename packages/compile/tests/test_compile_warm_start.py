@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
+import weakref
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
@@ -168,6 +170,19 @@ def test_another_program_is_compiled(change: Callable[[Net], Any], cache: Path, 
             torchcompile.compile(model, **settings)(x)
 
     assert work.of(other)[0] == 1
+
+
+def test_no_tensor_is_held(cache: Path) -> None:
+    """What is found on the disk keeps no parameter of the program alive, for all that it may be traced again."""
+    for _ in range(2):
+        model = net()
+        parameter = weakref.ref(model.first.weight)
+        compiled = torchcompile.compile(model)
+        compiled(torch.randn(4, 6))[0].sum().backward()
+        torchcompile.reset()
+        del model, compiled
+        gc.collect()
+        assert parameter() is None
 
 
 def test_functions_of_the_program_are_not_kept(cache: Path, work: Work) -> None:

@@ -118,8 +118,8 @@ def aot_module(
     `stages`: groups of inputs. Autograd gets the gradients of one group before those of the next are computed, each by
     a graph and a node of its own; those of inputs of no group come last.
 
-    `shelf`: where what is compiled is kept for other processes, and found again. It is for a program without wrappers,
-    with `distinct_inputs` and no stages.
+    `shelf`: where what is compiled is kept for other processes, and found again. It is for a graph whose placeholders
+    have the examples' metadata, without wrappers, with `distinct_inputs` and no stages.
     """
     compilers = Compilers(
         fw_compiler,
@@ -135,7 +135,8 @@ def aot_module(
     )
     found = shelf.find() if shelf is not None else None
     if found is not None:
-        return _from_shelf(found, program, example_inputs, compilers)
+        assert isinstance(program, fx.GraphModule)
+        return _from_shelf(found, program, compilers)
     apart = of_wrappers(program, Lowering(decompositions, eager_random, tuple(preserve), dump))
     if apart is not None:  # capture lets no graph write to a wrapper or to what it wraps
         return _compile(apart.module, example_inputs, _over_wrappers(apart, compilers))[1]
@@ -232,12 +233,7 @@ def _keep(
         shelf.keep(outline, run)
 
 
-def _from_shelf(
-    found: Shelved,
-    program: fx.GraphModule | Callable[..., object],
-    example_inputs: Sequence[object],
-    compilers: Compilers,
-) -> Callable[..., Sequence[object]]:
+def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -> Callable[..., Sequence[object]]:
     """A program that was compiled before. It is traced where a call asks for more than was compiled then: gradients of
     some results alone, derivatives of the backward."""
     outline = found.outline
@@ -248,7 +244,7 @@ def _from_shelf(
 
     def trace() -> Behind:
         with unset(default_dtype), torch.set_grad_enabled(grad_mode):
-            source, joint, parts = _traced(program, example_inputs, compilers)
+            source, joint, parts = _traced(program, example_values(program), compilers)  # no tensor of a caller is held
             assert parts is not None
             made = _behind(source, joint, parts, compilers)
         if outline_of(joint, parts, made.reads) != outline:
