@@ -53,156 +53,59 @@ class Entry:
     reason: Reason | None = None
 
 
-_PARTS: tuple[tuple[Reason, tuple[str, ...]], ...] = (
-    (
-        Reason.SPARSE,
-        ("sparse", "coalesce", "hspmm", "_spdiags", "_csr", "_csc", "_bsr", "_bsc", "to_dense", "_spsolve"),
-    ),
-    (
-        Reason.QUANTIZED,
-        (
-            "quant",
-            "fbgemm",
-            "q_scale",
-            "q_zero",
-            "q_per_channel",
-            "qscheme",
-            "int_repr",
-            "_int4",
-            "_int8",
-            "_weight_int",
-            "_dyn_quant",
-            "_choose_qparams",
-            "_scaled_mm",
-            "_scaled_grouped",
-            "_make_per",
-            "_fused_moving_avg",
-            "_empty_affine",
-            "_empty_per",
+@dataclass(frozen=True)
+class _Names:
+    """What operators are called that are out of scope for one reason: parts of names, how names start, whole names."""
+
+    parts: str = ""
+    starts: str = ""
+    whole: str = ""
+
+
+_OUT_OF_SCOPE: dict[Reason, _Names] = {
+    Reason.SPARSE: _Names(
+        parts="sparse coalesce hspmm _spdiags _csr _csc _bsr _bsc to_dense _spsolve",
+        whole=(
+            "_indices _values crow_indices col_indices ccol_indices row_indices indices values _nnz _dimI _dimV "
+            "dense_dim values_copy indices_copy _indices_copy _values_copy crow_indices_copy col_indices_copy "
+            "ccol_indices_copy row_indices_copy"
         ),
     ),
-    (Reason.NESTED, ("nested", "jagged", "_padded_dense", "to_padded_tensor")),
-    (Reason.NAMED, ("rename", "refine_names", "align_")),
-    (
-        Reason.VENDOR,
-        (
-            "mkldnn",
-            "cudnn",
-            "miopen",
-            "mps",
-            "vulkan",
-            "xnnpack",
-            "metal",
-            "_cslt",
-            "hip",
-            "xpu",
-            "nnpack",
-            "_cufft",
-            "_cuda",
-            "_triton",
-            "_thnn",
-            "_transformer_encoder",
-            "_native_multi_head",
-            "_flash_attention",
-            "_efficient_attention",
-            "_cudnn_attention",
-            "_fused_sdp",
-            "_overrideable",
-            "_convolution_mode",
-            "_mixed_dtypes",
-            "_int_mm",
-            "_grouped_mm",
-            "_wrapped_",
-            "_cpu_fallback",
-            "_transform_bias_rescale_qkv",
-            "_fill_mem_eff",
+    Reason.QUANTIZED: _Names(
+        parts=(
+            "quant fbgemm q_scale q_zero q_per_channel qscheme int_repr _int4 _int8 _weight_int _dyn_quant "
+            "_choose_qparams _scaled_mm _scaled_grouped _make_per _fused_moving_avg _empty_affine _empty_per"
         ),
     ),
-    (Reason.FOREACH, ("_foreach", "_fused_adam", "_fused_sgd", "_fused_adagrad", "_amp_")),
-)
-"""A part of the operator's name."""
-_STARTS = (
-    Reason.AUTOGRAD,
-    (
-        "_fw_primal",
-        "_make_dual",
-        "_unpack_dual",
-        "_new_zeros_with_same_feature",
-        "_has_same_storage",
-        "_version",
-        "retain_grad",
-        "retains_grad",
-        "requires_grad_",
-        "output_nr",
-        "is_leaf",
-        "record_stream",
-        "_functional_",
-        "_propagate_xla",
-        "_to_cpu",
-        "_lazy_clone",
-        "pin_memory",
-        "_pin_memory",
-        "is_pinned",
-        "_validate",
-        "_assert",
-        "_debug",
-        "_test_",
-        "_print",
-        "_async_error",
-        "_remove_batch",
-        "_add_batch",
-        "_copy_from",
-        "_efficientzerotensor",
-        "_make_dep_token",
-        "_foobar",
-        "_resize",
-        "resize",
-        "set_",
-        "glu_jvp",
-        "glu_backward_jvp",
-        "slice_inverse",
-    ),
-)
-_WHOLE: dict[str, Reason] = {
-    **dict.fromkeys(
-        (
-            "_indices",
-            "_values",
-            "crow_indices",
-            "col_indices",
-            "ccol_indices",
-            "row_indices",
-            "indices",
-            "values",
-            "_nnz",
-            "_dimI",
-            "_dimV",
-            "dense_dim",
-            "values_copy",
-            "indices_copy",
-            "_indices_copy",
-            "_values_copy",
-            "crow_indices_copy",
-            "col_indices_copy",
-            "ccol_indices_copy",
-            "row_indices_copy",
+    Reason.NESTED: _Names(parts="nested jagged _padded_dense to_padded_tensor"),
+    Reason.NAMED: _Names(parts="rename refine_names align_"),
+    Reason.VENDOR: _Names(
+        parts=(
+            "mkldnn cudnn miopen mps vulkan xnnpack metal _cslt hip xpu nnpack _cufft _cuda _triton _thnn "
+            "_transformer_encoder _native_multi_head _flash_attention _efficient_attention _cudnn_attention "
+            "_fused_sdp _overrideable _convolution_mode _mixed_dtypes _int_mm _grouped_mm _wrapped_ _cpu_fallback "
+            "_transform_bias_rescale_qkv _fill_mem_eff"
         ),
-        Reason.SPARSE,
     ),
-    **dict.fromkeys(("_backward", "data", "set_data", "set"), Reason.AUTOGRAD),
-    **dict.fromkeys(("equal", "allclose", "is_same_size", "is_set_to"), Reason.ANSWER),
-    **dict.fromkeys(
-        (
-            "_cummax_helper",
-            "_cummin_helper",
-            "_index_put_impl",
-            "_index_put_impl_",
-            "_compute_linear_combination",
-            "_slow_conv2d_backward",
+    Reason.FOREACH: _Names(parts="_foreach _fused_adam _fused_sgd _fused_adagrad _amp_"),
+    Reason.PYTHON: _Names(whole="from_file"),
+    Reason.AUTOGRAD: _Names(
+        starts=(
+            "_fw_primal _make_dual _unpack_dual _new_zeros_with_same_feature _has_same_storage _version retain_grad "
+            "retains_grad requires_grad_ output_nr is_leaf record_stream _functional_ _propagate_xla _to_cpu "
+            "_lazy_clone pin_memory _pin_memory is_pinned _validate _assert _debug _test_ _print _async_error "
+            "_remove_batch _add_batch _copy_from _efficientzerotensor _make_dep_token _foobar _resize resize set_ "
+            "glu_jvp glu_backward_jvp slice_inverse"
         ),
-        Reason.HELPER,
+        whole="_backward data set_data set",
     ),
-    "from_file": Reason.PYTHON,
+    Reason.ANSWER: _Names(whole="equal allclose is_same_size is_set_to"),
+    Reason.HELPER: _Names(
+        whole=(
+            "_cummax_helper _cummin_helper _index_put_impl _index_put_impl_ _compute_linear_combination "
+            "_slow_conv2d_backward"
+        ),
+    ),
 }
 
 
@@ -213,13 +116,15 @@ def _reason(overload: OpOverload) -> Reason | None:
     types = [str(a.type) for a in overload._schema.arguments] + [str(r.type) for r in overload._schema.returns]
     if not any("Tensor" in t for t in types):
         return Reason.PYTHON
-    if name in _WHOLE:
-        return _WHOLE[name]
-    for reason, parts in _PARTS:
-        if any(part in name for part in parts):
-            return reason
-    reason, starts = _STARTS
-    return reason if name.startswith(starts) else None
+    for matches in (
+        lambda names: name in names.whole.split(),
+        lambda names: any(part in name for part in names.parts.split()),
+        lambda names: name.startswith(tuple(names.starts.split())),
+    ):
+        for reason, names in _OUT_OF_SCOPE.items():
+            if matches(names):
+                return reason
+    return None
 
 
 def _functional_form(overload: OpOverload) -> str | None:

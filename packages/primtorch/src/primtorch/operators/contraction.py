@@ -517,9 +517,8 @@ def _weight_int8pack_mm(a: TensorLike, weight: TensorLike, scales: TensorLike) -
 
 
 @OP.formula(
-    "fake_quantize_per_tensor_affine_cachemask",
-    "fake_quantize_per_channel_affine_cachemask",
-    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+    "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask "
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
 )
 def _fake_quantize(x: TensorLike, *parameters: object, **options: object) -> tuple[TensorSpec, TensorSpec]:
     return elementwise([x], x.dtype), elementwise([x], torch.bool)

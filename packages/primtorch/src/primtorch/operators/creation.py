@@ -463,14 +463,8 @@ def _end(value: Value | float, dtype: torch.dtype, work: torch.dtype) -> Value |
 
 
 @OP.formula(
-    "linspace",
-    "linspace.Tensor_Tensor",
-    "linspace.Tensor_Scalar",
-    "linspace.Scalar_Tensor",
-    "logspace",
-    "logspace.Tensor_Tensor",
-    "logspace.Tensor_Scalar",
-    "logspace.Scalar_Tensor",
+    "linspace linspace.Tensor_Tensor linspace.Tensor_Scalar linspace.Scalar_Tensor logspace "
+    "logspace.Tensor_Tensor logspace.Tensor_Scalar logspace.Scalar_Tensor"
 )
 def _linspace(
     start: TensorLike | Number,

@@ -313,15 +313,8 @@ def _expanded_values(x: Value, dim: int, index: Value, source: Value) -> Value:
 
 
 @OP.formula(
-    "scatter.src",
-    "scatter.value",
-    "scatter.reduce",
-    "scatter.value_reduce",
-    "scatter_add",
-    "scatter_reduce.two",
-    "index_add",
-    "index_copy",
-    "index_reduce",
+    "scatter.src scatter.value scatter.reduce scatter.value_reduce scatter_add scatter_reduce.two index_add "
+    "index_copy index_reduce"
 )
 def _rewritten(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return contiguous(x, x.shape)

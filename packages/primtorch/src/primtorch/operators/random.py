@@ -55,16 +55,7 @@ def chance(b: Builder, shape: Sequence[Size], device: torch.device, p: float) ->
 
 
 @OP.formula(
-    "bernoulli.Tensor",
-    "uniform",
-    "normal_functional",
-    "exponential",
-    "geometric",
-    "cauchy",
-    "log_normal",
-    "random",
-    "random.from",
-    "random.to",
+    "bernoulli.Tensor uniform normal_functional exponential geometric cauchy log_normal random random.from random.to"
 )
 def _random_like(x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     shape = tuple(x.shape)

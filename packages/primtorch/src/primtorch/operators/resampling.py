@@ -162,19 +162,10 @@ def _cubic_taps(
 
 
 @OP.formula(
-    "upsample_nearest1d",
-    "upsample_nearest2d",
-    "upsample_nearest3d",
-    "_upsample_nearest_exact1d",
-    "_upsample_nearest_exact2d",
-    "_upsample_nearest_exact3d",
-    "upsample_linear1d",
-    "upsample_bilinear2d",
-    "upsample_bicubic2d",
-    "upsample_trilinear3d",
-    "_upsample_bilinear2d_aa",
-    "_upsample_bicubic2d_aa",
-    "_upsample_lanczos2d_aa?",
+    "upsample_nearest1d upsample_nearest2d upsample_nearest3d _upsample_nearest_exact1d "
+    "_upsample_nearest_exact2d _upsample_nearest_exact3d upsample_linear1d upsample_bilinear2d "
+    "upsample_bicubic2d upsample_trilinear3d _upsample_bilinear2d_aa _upsample_bicubic2d_aa "
+    "_upsample_lanczos2d_aa?"
 )
 def _upsample(x: TensorLike, output_size: Sequence[Size], *args: object, **kwargs: object) -> TensorSpec:
     shape = (*x.shape[:2], *output_size)
@@ -204,11 +195,8 @@ def _lower_bicubic(
 
 
 @OP.formula(
-    "upsample_nearest2d_backward",
-    "_upsample_nearest_exact2d_backward",
-    "upsample_bilinear2d_backward",
-    "upsample_trilinear3d_backward",
-    "_upsample_bilinear2d_aa_backward",
+    "upsample_nearest2d_backward _upsample_nearest_exact2d_backward upsample_bilinear2d_backward "
+    "upsample_trilinear3d_backward _upsample_bilinear2d_aa_backward"
 )
 def _upsample_backward(
     grad: TensorLike, output_size: Sequence[Size], input_size: Sequence[Size], *args: object, **kwargs: object
@@ -217,13 +205,9 @@ def _upsample_backward(
 
 
 @OP.formula(
-    "upsample_nearest1d_backward",
-    "upsample_nearest3d_backward",
-    "_upsample_nearest_exact1d_backward",
-    "_upsample_nearest_exact3d_backward",
-    "upsample_linear1d_backward",
-    "upsample_bicubic2d_backward",
-    "_upsample_bicubic2d_aa_backward",
+    "upsample_nearest1d_backward upsample_nearest3d_backward _upsample_nearest_exact1d_backward "
+    "_upsample_nearest_exact3d_backward upsample_linear1d_backward upsample_bicubic2d_backward "
+    "_upsample_bicubic2d_aa_backward"
 )
 def _upsample_backward_by_rows(
     grad: TensorLike, output_size: Sequence[Size], input_size: Sequence[Size], *args: object, **kwargs: object

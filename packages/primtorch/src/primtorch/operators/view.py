@@ -483,17 +483,8 @@ def _alias(x: TensorLike) -> TensorSpec:
 
 
 @OP.rule(
-    "alias",
-    "resolve_conj",
-    "resolve_neg",
-    "detach",
-    "lift_fresh",
-    "lift",
-    "alias_copy?",
-    "detach_copy?",
-    "lift_fresh_copy?",
-    "view_as?",
-    "_fw_primal?",
+    "alias resolve_conj resolve_neg detach lift_fresh lift alias_copy? detach_copy? lift_fresh_copy? view_as? "
+    "_fw_primal?"
 )
 def _lower_same(b: Builder, x: Value, *rest: object) -> Value:
     return x

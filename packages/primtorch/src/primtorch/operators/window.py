@@ -168,11 +168,8 @@ OP.rule("max_pool3d_with_indices")(_lower_max_pool(3))
 
 
 @OP.formula(
-    "max_pool2d_with_indices_backward",
-    "max_pool3d_with_indices_backward",
-    "avg_pool2d_backward",
-    "_adaptive_avg_pool2d_backward",
-    "adaptive_max_pool2d_backward",
+    "max_pool2d_with_indices_backward max_pool3d_with_indices_backward avg_pool2d_backward "
+    "_adaptive_avg_pool2d_backward adaptive_max_pool2d_backward"
 )
 def _pool_backward(grad: TensorLike, x: TensorLike, *args: object, **kwargs: object) -> TensorSpec:
     return laid_out(x, tuple(x.shape))
