@@ -579,7 +579,10 @@ class CaptureWorld(PlainWorld):
             return super().call_leaf(fn, args, kwargs)
         if isinstance(fn, type) and issubclass(fn, type) and len(args) == 3:
             return self._make_class(fn, *args, kwargs)
-        return self._call_c(fn, args, kwargs)
+        result = self._call_c(fn, args, kwargs)
+        if isinstance(result, type) and getattr(fn, "__self__", None) is type and len(args) == 4:
+            self.outside.begin_class(result)
+        return result
 
     def _make_class(
         self, meta: type, name: object, bases: object, namespace: object, kwargs: dict[str, object]

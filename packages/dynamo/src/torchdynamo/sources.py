@@ -168,7 +168,7 @@ class Reading:
     is none), the number of a random generator."""
 
     base: Source
-    read: Callable[[object], Any]
+    read: Callable[[Any], Any]
 
     def expression(self) -> str:
         return f"{getattr(self.read, '__name__', 'tensor_at')}({self.base.expression()})"

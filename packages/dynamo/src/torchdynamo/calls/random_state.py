@@ -168,7 +168,8 @@ def _seed_of(fn: Callee, args: Args, kwargs: Kwargs) -> object:
 
 def _bound(names: tuple[str, ...], fn: Callee, args: Args, kwargs: Mapping[str, object], *defaults: object) -> Args:
     """The arguments of these names; the last ones have defaults."""
-    given = dict(zip(reversed(names), reversed(defaults), strict=False)) | dict(zip(names, args, strict=False)) | kwargs
+    given: dict[str, object] = dict(zip(reversed(names), reversed(defaults), strict=False))
+    given |= {**dict(zip(names, args, strict=False)), **kwargs}
     if given.keys() != set(names) or len(args) > len(names):
         raise _refusal(f"{getattr(fn, '__name__', fn)}() with other arguments than its own")
     return tuple(given[name] for name in names)

@@ -626,6 +626,10 @@ class Outside:
             self._own_classes[kind] = ordinal
         return kind
 
+    def begin_class(self, kind: type) -> None:
+        """`type.__new__` has made a class, of which a metaclass of the program's or of Python's makes more."""
+        self._own_classes.setdefault(kind, self._classes_made)
+
     def class_dict(self, kind: type) -> Mapping[str, object]:
         """`kind.__dict__`: each of its attributes is read."""
         table = _CLASS_DICT(kind)

@@ -2,9 +2,10 @@
 
 `aten.matmul`, and what calls it in C++ (`linear` without a bias, the plain form of attention), ends as products of
 matrices before anything of ours is asked. Up to torch 2.12 it reads sizes as numbers on its way: each symbol would be
-fixed. So do `cross_entropy` with probabilities as targets and the derivative of `trace`. Fakes with symbols bear a
-dispatch key of their own there, and for that key the operators are the programs below. The key lies above autocast and
-autograd, which see the operators that a program is made of.
+fixed. So do `cross_entropy` with probabilities as targets and the derivative of `trace`, and in all versions that of
+`fake_quantize_per_channel_affine`. Fakes with symbols bear a dispatch key of their own there, and for that key the
+operators are the programs below. The key lies above autocast and autograd, which see the operators that a program is
+made of.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ def symbolic_keys() -> Any:
         aten.impl("matmul", matmul, _KEY)
         aten.impl("cross_entropy_loss", _cross_entropy, _KEY)
         aten.impl("trace", _trace, _KEY)
+    aten.impl("fake_quantize_per_channel_affine_cachemask_backward", _fake_quantize_backward, _KEY)
     for name, program in symbolic_writes(lambda: torch._C._ExcludeDispatchKeyGuard(symbolic_keys())):
         aten.impl(name.removeprefix("aten::"), program, _KEY)
     _libraries.extend((every, aten))
@@ -95,6 +97,11 @@ PROGRAMS_FOR_FAKES: dict[object, Callable[..., object]] = {
     torch.linalg.matmul: _matmul_into,
     torch.lstm: lstm,
 }
+
+
+def _fake_quantize_backward(gradient: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Torch's own program compares the numbers of elements, as numbers."""
+    return gradient * mask
 
 
 def _cross_entropy(
