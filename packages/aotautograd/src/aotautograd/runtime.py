@@ -310,11 +310,13 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
 
     def write(flat: Values, values: Values) -> None:
         target, value = flat[place], values[slot]
+        if not differentiable and _is_there(value, target):
+            if bumps:
+                set_version(target, version_of(target) + bumps)
+            return
         version = version_of(target) + bumps
         if differentiable:
             target.copy_(value)
-        elif _is_there(value, target):
-            pass
         elif bumps:
             target.detach().copy_(value)
         else:
@@ -326,8 +328,10 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
 
 def _is_there(value: torch.Tensor, target: torch.Tensor) -> bool:
     """Whether a new value lies in the memory that it is for."""
+    if not torch._C._is_alias_of(value, target):
+        return False
     places = [(t.storage_offset(), t.stride(), t.dtype) for t in (value, target)]
-    return torch._C._is_alias_of(value, target) and places[0] == places[1]
+    return places[0] == places[1]
 
 
 def _restride(info: InputInfo) -> Callable[..., None]:
