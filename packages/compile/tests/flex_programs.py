@@ -114,7 +114,7 @@ def alibi(s: Any, b: Any, h: Any, i: Any, j: Any, slopes: Tensor) -> Any:
 
 
 def biased(s: Any, b: Any, h: Any, i: Any, j: Any, bias: Tensor, scale: Tensor) -> Any:
-    return 5 * torch.tanh((s * scale + bias[h, i, j]) / 5)
+    return 5 * torch.tanh((s * scale + bias[0, h, i, j]) / 5)
 
 
 def relative(s: Any, b: Any, h: Any, i: Any, j: Any, table: Tensor) -> Any:
@@ -139,7 +139,7 @@ CASES: dict[str, Case] = {
     "window": Case((1, 2, 70, 1, 70, 64, 64), mask=window, dtype=F16),
     "documents": Case(SMALL, mask=documents, tensors=lambda: [torch.arange(70) // 23], dtype=F16, made_within=True),
     "alibi": Case(SMALL, alibi, lambda *a: causal(*a[:4]), lambda: [torch.tensor([0.5, 0.1])]),
-    "bias": Case(SMALL, biased, tensors=lambda: [torch.linspace(-1, 1, 9800).view(2, 70, 70), torch.tensor(0.5)]),
+    "bias": Case(SMALL, biased, tensors=lambda: [torch.linspace(-1, 1, 9800).view(1, 2, 70, 70), torch.tensor(0.5)]),
     "relative": Case(SMALL, relative, lambda *a: window(*a[:4]), lambda: [torch.linspace(-1, 1, 16)]),
     "empty rows": Case((1, 1, 96, 1, 96, 16, 16), mask=some_rows, with_lse=True),
     "of heads": Case((2, 2, 64, 2, 64, 16, 16), mask=and_masks(of_heads, causal)),

@@ -128,6 +128,18 @@ def test_every_kernel_compiles_without_spilling(tmp_path: Path, monkeypatch: pyt
             assert int(re.findall(r"STACK:(\d+)", told)[-1]) <= 16, told
 
 
+@pytest.mark.expected_eager("graph_not_compiled")
+def test_a_function_of_more_than_numbers_is_told() -> None:
+    """It takes rows of a table, which no kernel around a score holds: the graph runs as it was captured."""
+    table = torch.randn(70, 8, dtype=F64)
+    program = lambda s, b, h, i, j, table: s + (table[i] * table[j]).sum(-1)
+    q = torch.randn(1, 2, 70, 16, dtype=F64)
+    found = torchcompile.compile(lambda q, t: flex_attention(q, q, q, lambda *a: program(*a, t)))(q, table)
+    case = Case(SMALL, lambda s, b, h, i, j, table: s + table @ table.T)
+    same([found], [case.judged(q, q, q, table)])
+    assert {event.kind.id for event in torchcompile.report().events} == {"graph_not_compiled"}
+
+
 def test_what_is_given_beside_the_result() -> None:
     q = torch.randn(1, 2, 40, 16, dtype=F64)
     compiled = torchcompile.compile(

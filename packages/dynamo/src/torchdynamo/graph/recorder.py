@@ -310,7 +310,7 @@ class Recorder:
     def record(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Runs `func` on fakes and writes its node if it makes tensors or has an effect."""
         if self.by_places and func is torch.Tensor.__getitem__:
-            func, args = at_places(func, args)
+            func, args = at_places(self.record, func, args)
         name = function_name(func)
         self.refuse_call(name)
         if name == "detach_" and class_of(args[0]) is not None:
