@@ -85,6 +85,8 @@ def writes_out(op: Any, sample: Any) -> bool:
         shaped, out = op.op(*args, **kwargs), into_out(op.op, args, kwargs)
     except Exception:
         return True  # for `check` to say
+    if any(t.layout != torch.strided for t in pytree.tree_leaves(out)):
+        return True
     pairs = zip(pytree.tree_leaves(shaped), pytree.tree_leaves(out), strict=True)
     return not any(t.any() and not o.any() for t, o in pairs)
 
@@ -106,17 +108,23 @@ def check(program: Callable[..., Any], sample: Any, dynamic: bool) -> str:
     try:
         return compared(program, sample, dynamic, seen[0], fullgraph=True)
     except Unsupported as error:
-        reason = opdb.first_line(error)
+        reason, strict = opdb.first_line(error), True
+    except (AssertionError, TimeoutError):
+        raise
+    except Exception as error:
+        reason, strict = opdb.first_line(error), False  # what a back end cannot compile runs as it was captured
     LEDGER.clear()
-    compared(program, sample, dynamic, seen[0], fullgraph=False)
+    compared(program, sample, dynamic, seen[0], fullgraph=False, strict=strict)
     if of(LEDGER.events, Effect.FALLBACK) or not of(LEDGER.events, Effect.BREAK):
         raise Listed(reason)
     raise Across(reason)
 
 
-def compared(program: Callable[..., Any], sample: Any, dynamic: bool, eager: Any, fullgraph: bool) -> str:
+def compared(
+    program: Callable[..., Any], sample: Any, dynamic: bool, eager: Any, fullgraph: bool, strict: bool = True
+) -> str:
     """Runs the compiled program: "right", or "right by float64"."""
-    options = {"strict": True, "eager_random": True}
+    options = {"strict": strict, "eager_random": True}
     compiled = torchcompile.compile(program, fullgraph=fullgraph, dynamic=dynamic, options=options)
     args, kwargs, leaves = opdb.fresh(sample)
     outputs, gradients = opdb.observe(compiled, args, kwargs, leaves)

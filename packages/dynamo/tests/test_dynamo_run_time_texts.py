@@ -208,6 +208,32 @@ def eager(gm: fx.GraphModule, inputs: object) -> Callable[..., Any]:
     return gm.forward
 
 
+def sent(value: object) -> Any:
+    """A break where a generator's method is at hand."""
+
+    def generator() -> Any:
+        yield (yield 1)
+
+    made = generator()
+    return next(made), made.send((torchdynamo.graph_break(), value)[1])
+
+
+# Ways to ask for a value that only the data tells.
+QUESTIONS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "text": lambda x: f"{x.sum().item():.2f}".partition("."),
+    "branch": lambda x: 1 if x.sum().item() > 0 else 2,
+    "whole": lambda x: list(range(int(x.square().sum().item()))),
+    "key": lambda x: {x.sum().item(): 1},
+    "size": lambda x: 1 if x.nonzero().shape[0] > 2 else 2,
+    "truth": lambda x: bool(x.sum() > 0),
+    "sorted": lambda x: sorted(x.flatten()[:3].tolist()),
+    "raised": lambda x: (_ for _ in ()).throw(ValueError(f"{x.sum().item():.1f}")),
+    "digits": lambda x: WHOLE % (x.sum().item(), 3),
+    "condition": lambda x: int(x.sum().item() > 0),
+    "sent": lambda x: sent(x.sum().item() > 0),
+}
+
+
 def observed(program: Callable[..., Any], inputs: list[torch.Tensor], told: pytest.LogCaptureFixture) -> list[Any]:
     """What each call gives, says, and keeps."""
     global _clock
@@ -282,3 +308,32 @@ def test_texts_of_each_call_that_change(caplog: pytest.LogCaptureFixture) -> Non
         with contextlib.redirect_stdout(io.StringIO()):
             got, text = looks(x, name, run)
         assert torch.equal(got, x.sin() if name == "a" else x.cos()) and text == f"<{name}>"
+
+
+@pytest.mark.parametrize("ask", QUESTIONS)
+def test_no_handler_sees_what_capture_asks(ask: str, caplog: pytest.LogCaptureFixture) -> None:
+    question = QUESTIONS[ask]
+
+    def program(x: torch.Tensor, run: Run) -> Any:
+        try:
+            return question(x.sin())
+        except Exception as error:
+            return type(error).__name__, str(error)
+        finally:
+            run.history.append("left")
+
+    inputs = [*inputs_of(3), torch.zeros(2, 2, dtype=torch.float64), torch.full((1, 1), float("nan"))]
+    expected = observed(program, inputs, caplog)
+    assert observed(torchdynamo.optimize(eager)(program), inputs, caplog) == expected
+
+
+@pytest.mark.parametrize("name", ["add", "sub", "mul", "truediv", "div", "floordiv", "mod", "pow"])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_reflected_operators_of_two_tensors(name: str, dtype: torch.dtype) -> None:
+    """The method that the program names, not the other operand's: one multiplies by a reciprocal."""
+    torch.manual_seed(0)
+    x, y = torch.rand(50, 4).to(dtype) + 0.5, torch.rand(50, 4).to(dtype)
+    method = f"__r{name}__"
+    compiled = torchdynamo.optimize(eager)(lambda x, y: (getattr(x, method)(y), getattr(x, method)(3)))
+    for found, wanted in zip(compiled(x, y), (getattr(x, method)(y), getattr(x, method)(3)), strict=True):
+        assert torch.equal(found, wanted)

@@ -620,7 +620,10 @@ class CaptureWorld(PlainWorld):
         return isinstance(owner, (*CONTAINER_BASES, *ATOMS, re.Pattern, torch.Tensor, contextvars.ContextVar))
 
     def note_raise(self, error: BaseException) -> None:
-        """C code that takes a number may refuse a symbol in its place: no handler of the program is to see that."""
+        """C code may refuse a symbol for a number, or ask for a value that the data tells: no handler sees that."""
+        if isinstance(error, DataDependent):
+            self.outside.recorder.taken.asked(error, as_size=False)
+            raise NumberNeeded(error)
         if isinstance(error, TypeError) and "Sym" in str(error) and self.outside.run_time_numbers():
             raise NumberNeeded(error)
         if isinstance(error, TypeError):

@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import fx
 
+from primtorch.errors import DataDependent
 from primtorch.fake import FakeTensor
 from primtorch.symbolic import SCALAR_OPS, FloatExpr, IntExpr, expr_of, float_expr_of
 from primtorch.wrappers import whole_of
@@ -182,7 +183,7 @@ class Codegen:
         if isinstance(obj, (torch.SymInt, torch.SymFloat)):
             return self._symbolic(obj)
         if isinstance(obj, torch.SymBool):
-            return repr(bool(obj))
+            return repr(self._truth(obj))
         if isinstance(obj, RunTimeText):
             return self._run_time_text(obj)
         known = self.externals.lookup(obj)
@@ -196,6 +197,13 @@ class Codegen:
         if isinstance(obj, IDENTITY_TYPES):
             return self.pin(obj)
         return self._instance(obj)
+
+    def _truth(self, condition: torch.SymBool) -> bool:
+        try:
+            return bool(condition)
+        except DataDependent as error:
+            self.recorder.taken.asked(error, as_size=False)
+            raise
 
     def _tensor(self, tensor: torch.Tensor) -> str:
         known = self.externals.lookup(tensor)
@@ -345,7 +353,11 @@ class Codegen:
     def _bound(self, obj: types.MethodType) -> str:
         if isinstance(obj.__self__, FakeTensor):  # the fake's own method stands for the tensor's of that name
             return self._name(obj, f"{self.value(obj.__self__)}.{obj.__func__.__name__}")
-        return self._name(obj, f"{self.pin(types.MethodType)}({self.value(obj.__func__)}, {self.value(obj.__self__)})")
+        function, native = obj.__func__, None
+        if isinstance(obj.__self__, InterpretedGenerator):  # behind a break it is Python's own
+            native = _NATIVE_METHODS.get(function)
+        called = self.value(function) if native is None else self.pin(native)
+        return self._name(obj, f"{self.pin(types.MethodType)}({called}, {self.value(obj.__self__)})")
 
     def _builtin(self, obj: types.BuiltinFunctionType | types.MethodWrapperType) -> str:
         owner = obj.__self__
@@ -718,6 +730,13 @@ def _same_items(a: Sequence[object], b: Sequence[object]) -> bool:
     return len(a) == len(b) and all(
         x is y or (type(x) in _LITERALS and type(x) is type(y) and x == y) for x, y in zip(a, b, strict=True)
     )
+
+
+# Methods of generators that a program has at hand where it breaks, and Python's own.
+_NATIVE_METHODS: dict[object, object] = {
+    getattr(InterpretedGenerator, name): getattr(types.GeneratorType, name)
+    for name in ("send", "throw", "close", "__next__", "__iter__")
+}
 
 
 def _plain_world() -> PlainWorld:

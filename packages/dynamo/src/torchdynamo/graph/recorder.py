@@ -69,6 +69,9 @@ _FUNCTIONS: dict[str, Callable[..., object]] = {
 _OPERATORS = {f"__{name}__": function for name, function in _FUNCTIONS.items()}
 # Reflected operators: the same function with its operands exchanged.
 _REFLECTED = {f"__r{name}__": _FUNCTIONS[name] for name in (*_TWO_SIDED, "matmul", "div")}
+# The reflected division of a tensor multiplies by the reciprocal, which rounds otherwise. The operator asks the left
+# operand first: of two tensors it would be the other's division.
+_BY_RECIPROCAL = frozenset({"__rdiv__", "__rtruediv__"})
 
 # Calls with an effect and no tensor result.
 _EFFECTS = frozenset({"__setitem__", "_set_grad_enabled", "_assert_async"})
@@ -635,7 +638,7 @@ def _target_of(func: Any, args: tuple[object, ...]) -> tuple[str, Callable[..., 
         return "call_function", getattr, (args[0], function_name(func))
     if raw in _OPERATORS:
         return "call_function", _OPERATORS[raw], args
-    if raw in _REFLECTED:
+    if raw in _REFLECTED and not (raw in _BY_RECIPROCAL and isinstance(args[1], torch.Tensor)):
         return "call_function", _REFLECTED[raw], (args[1], args[0], *args[2:])
     if func is torch.Tensor.new and len(args) == 2 and isinstance(args[1], torch.Size):
         return "call_method", "new_empty", args  # FX writes sizes as a tuple, which `new` would take for the elements
