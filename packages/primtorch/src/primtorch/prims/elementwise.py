@@ -72,7 +72,6 @@ def _unary(
         return TensorSpec(t.shape, dense_like(t.shape, t.strides), t.dtype, t.device)
 
     return Prim(
-        name,
         f"{name}(t: Tensor) -> Tensor",
         "elementwise unary",
         doc,
@@ -97,7 +96,7 @@ def _predicate(name: str, reference: Reference, doc: str) -> Prim:
     def meta(t: TensorSpec) -> TensorSpec:
         return TensorSpec(t.shape, dense_like(t.shape, t.strides), torch.bool, t.device)
 
-    return Prim(name, f"{name}(t: Tensor) -> Tensor", "predicate", doc, meta, reference, frozenset({"pointwise"}))
+    return Prim(f"{name}(t: Tensor) -> Tensor", "predicate", doc, meta, reference, frozenset({"pointwise"}))
 
 
 def _as_tensors(a: torch.Tensor | complex, b: torch.Tensor | complex) -> tuple[torch.Tensor, torch.Tensor]:
@@ -135,7 +134,6 @@ def _binary(
         return result
 
     return Prim(
-        name,
         f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor",
         "elementwise binary",
         doc,
@@ -156,7 +154,6 @@ def _comparison(name: str, reference: Reference, doc: str, *tags: str) -> Prim:
         return result
 
     return Prim(
-        name,
         f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor",
         "comparison",
         doc,
@@ -175,9 +172,7 @@ def _real_result(name: str, reference: Reference, doc: str, kinds: str) -> Prim:
         require(category(t.dtype) in accepted, name, lambda: f"does not take dtype {t.dtype}")
         return TensorSpec(t.shape, dense_like(t.shape, t.strides), real_of(t.dtype), t.device)
 
-    return Prim(
-        name, f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference, frozenset({"pointwise"})
-    )
+    return Prim(f"{name}(t: Tensor) -> Tensor", "elementwise unary", doc, meta, reference, frozenset({"pointwise"}))
 
 
 def _dense(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -415,7 +410,6 @@ ge = _comparison("ge", torch.ge, "a >= b.")
 
 # --- ternary -------------------------------------------------------------------------------------
 where = Prim(
-    "where",
     "where(cond: Tensor, a: Tensor | Number, b: Tensor | Number) -> Tensor",
     "ternary",
     "a where cond is true, else b. cond is bool; a and b are not both numbers.",

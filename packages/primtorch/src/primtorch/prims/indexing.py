@@ -113,7 +113,6 @@ def _scatter_meta(
 
 
 index = Prim(
-    "index",
     "index(t: Tensor, indices: tuple[Tensor | None, ...], wrap: bool) -> Tensor",
     "indexing",
     "Advanced indexing: int64 indices broadcast together, None takes a whole dimension. Adjacent indices leave their "
@@ -124,7 +123,6 @@ index = Prim(
     frozenset({"indexing"}),
 )
 index_put = Prim(
-    "index_put",
     "index_put(t: Tensor, indices: tuple[Tensor | None, ...], values: Tensor, accumulate: bool, wrap: bool) -> Tensor",
     "indexing",
     "t with the elements that index(t, indices, wrap) reads replaced by `values` (of that shape), or added to "
@@ -134,7 +132,6 @@ index_put = Prim(
     frozenset({"indexing"}),
 )
 gather = Prim(
-    "gather",
     "gather(t: Tensor, dim: int, index: Tensor) -> Tensor",
     "indexing",
     "out[i][j][k] = t[i][index[i][j][k]][k] for dim = 1; index sizes may be smaller than t's in other dims. "
@@ -144,7 +141,6 @@ gather = Prim(
     frozenset({"indexing"}),
 )
 scatter = Prim(
-    "scatter",
     "scatter(t: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor",
     "indexing",
     "t with out[i][index[i][j][k]][k] = src[i][j][k] for dim = 1. With equal indices any one value is taken.",
@@ -153,7 +149,6 @@ scatter = Prim(
     frozenset({"indexing"}),
 )
 scatter_add = Prim(
-    "scatter_add",
     "scatter_add(t: Tensor, dim: int, index: Tensor, src: Tensor) -> Tensor",
     "indexing",
     "t with out[i][index[i][j][k]][k] += src[i][j][k] for dim = 1.",
@@ -162,7 +157,6 @@ scatter_add = Prim(
     frozenset({"indexing"}),
 )
 scatter_reduce = Prim(
-    "scatter_reduce",
     "scatter_reduce(t: Tensor, dim: int, index: Tensor, src: Tensor, reduce: str, *, include_self: bool) -> Tensor",
     "indexing",
     "As scatter_add with `reduce` one of prod, mean, amax, amin; without `include_self` the elements of t "
@@ -196,16 +190,13 @@ def _searchsorted_meta(sequence: TensorSpec, values: TensorSpec, right: bool) ->
 
 
 sort = Prim(
-    "sort",
     "sort(t: Tensor, dim: int, descending: bool, stable: bool) -> (Tensor, Tensor)",
     "sort",
     "Values in order along dim and their int64 positions; NaN counts as the largest.",
     _sort_meta,
     lambda t, dim, descending, stable: torch.sort(t, dim=dim, descending=descending, stable=stable),
-    frozenset(),
 )
 topk = Prim(
-    "topk",
     "topk(t: Tensor, k: Size, dim: int, largest: bool, sorted: bool) -> (Tensor, Tensor)",
     "sort",
     "The k largest or smallest values along dim and their int64 positions.",
@@ -215,12 +206,10 @@ topk = Prim(
     aten.topk.default,
 )
 searchsorted = Prim(
-    "searchsorted",
     "searchsorted(sequence: Tensor, values: Tensor, right: bool) -> Tensor",
     "sort",
     "For each value the int64 position at which it would be put into the ascending last dimension of `sequence` "
     "(1-d, or with the leading shape of `values`): before equal elements, or after them when `right`.",
     _searchsorted_meta,
     lambda sequence, values, right: torch.searchsorted(sequence, values, right=right),
-    frozenset(),
 )

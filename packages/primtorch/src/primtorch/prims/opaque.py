@@ -28,7 +28,7 @@ def _opaque(
     meta = meta or meta_of(overload)
     short = name or overload._schema.name.split("::")[1].lstrip("_")
     arguments = str(overload._schema).split("(", 1)[1]
-    return Prim(short, f"{short}({arguments}", family, doc, meta, overload, frozenset({"opaque", *tags}), overload, of)
+    return Prim(f"{short}({arguments}", family, doc, meta, overload, frozenset({"opaque", *tags}), overload, of)
 
 
 # --- linear algebra ------------------------------------------------------------------------------

@@ -47,7 +47,6 @@ class Prim:
     broadcasting and promotion: their formulas and rules follow from it.
     """
 
-    name: str
     schema: str
     family: str
     doc: str
@@ -56,6 +55,10 @@ class Prim:
     tags: frozenset[str] = field(default_factory=frozenset)
     aten: OpOverload | None = None
     pointwise: Pointwise | None = None
+    name: str = field(init=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.schema.partition("(")[0])
 
     # FX prints a call by `__module__` and `__name__`, pickle saves it by them: `primtorch.prims.add`.
     __module__ = "primtorch.prims"

@@ -36,7 +36,6 @@ def _reduction(name: str, reference: Reference, doc: str, takes: Callable[[torch
         return out
 
     return Prim(
-        name,
         f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor",
         "reduction",
         doc,
@@ -57,7 +56,6 @@ def _arg_reduction(name: str, reference: Reference, doc: str) -> Prim:
         return out
 
     return Prim(
-        name,
         f"{name}(t: Tensor, dims: Dims, keepdim: bool = False) -> Tensor",
         "reduction",
         doc,
@@ -129,7 +127,6 @@ argmin = _arg_reduction(
     "row-major flattened tensor for dims=().",
 )
 var_mean = Prim(
-    "var_mean",
     "var_mean(t: Tensor, dims: Dims, correction: float, keepdim: bool = False) -> (Tensor, Tensor)",
     "reduction",
     "mean = sum(t)/n and var = sum((t - mean)^2) / max(0, n - correction), n the number of elements "
@@ -147,7 +144,6 @@ def _scan(name: str, reference: Reference, doc: str) -> Prim:
         return spec_like(t, t.shape, contiguous_strides(t.shape))
 
     return Prim(
-        name,
         f"{name}(t: Tensor, dim: int) -> Tensor",
         "scan",
         doc,
@@ -163,9 +159,7 @@ def _index_scan(name: str, reference: Reference, doc: str) -> Prim:
         strides = contiguous_strides(t.shape)
         return spec_like(t, t.shape, strides), spec_like(t, t.shape, strides, torch.int64)
 
-    return Prim(
-        name, f"{name}(t: Tensor, dim: int) -> (Tensor, Tensor)", "scan", doc, meta, reference, frozenset({"scan"})
-    )
+    return Prim(f"{name}(t: Tensor, dim: int) -> (Tensor, Tensor)", "scan", doc, meta, reference, frozenset({"scan"}))
 
 
 cumsum = _scan(

@@ -66,7 +66,6 @@ def _complex_meta(re: TensorSpec, im: TensorSpec) -> TensorSpec:
 
 
 convert_element_type = Prim(
-    "convert_element_type",
     "convert_element_type(t: Tensor, dtype: dtype, rounded: bool = False) -> Tensor",
     "conversion",
     "t in another dtype, rounded to nearest even; float to integer truncates; anything to bool is t != 0; "
@@ -77,7 +76,6 @@ convert_element_type = Prim(
     frozenset({"pointwise"}),
 )
 bitcast = Prim(
-    "bitcast",
     "bitcast(t: Tensor, dtype: dtype) -> Tensor",
     "conversion",
     "The same bits read as another dtype of the same width.",
@@ -86,16 +84,13 @@ bitcast = Prim(
     frozenset({"pointwise"}),
 )
 device_put = Prim(
-    "device_put",
     "device_put(t: Tensor, device: device) -> Tensor",
     "conversion",
     "t copied to a device.",
     _device_put_meta,
     lambda t, device: t.to(device, copy=True),
-    frozenset(),
 )
 view_as_real = Prim(
-    "view_as_real",
     "view_as_real(t: Tensor) -> Tensor",
     "conversion",
     "A complex tensor as a real one with a last dimension (re, im).",
@@ -104,7 +99,6 @@ view_as_real = Prim(
     frozenset({"view"}),
 )
 view_as_complex = Prim(
-    "view_as_complex",
     "view_as_complex(t: Tensor) -> Tensor",
     "conversion",
     "The inverse of view_as_real.",
@@ -113,7 +107,6 @@ view_as_complex = Prim(
     frozenset({"view"}),
 )
 complex = Prim(
-    "complex",
     "complex(re: Tensor, im: Tensor) -> Tensor",
     "conversion",
     "re + i*im.",
@@ -149,7 +142,6 @@ def _empty_strided_meta(
 
 
 full = Prim(
-    "full",
     "full(shape: Sizes, value: Number, dtype: dtype, device: device) -> Tensor",
     "creation",
     "A row-major tensor with every element `value`.",
@@ -158,7 +150,6 @@ full = Prim(
     frozenset({"pointwise"}),
 )
 iota = Prim(
-    "iota",
     "iota(length: Size, start: Size, step: Size, dtype: dtype, device: device) -> Tensor",
     "creation",
     "out[i] = start + i*step for 0 <= i < length, in an integer dtype.",
@@ -167,13 +158,11 @@ iota = Prim(
     frozenset({"pointwise"}),
 )
 empty_strided = Prim(
-    "empty_strided",
     "empty_strided(shape: Sizes, strides: Sizes, dtype: dtype, device: device) -> Tensor",
     "creation",
     "Memory with unspecified contents.",
     _empty_strided_meta,
     lambda shape, strides, dtype, device: torch.empty_strided(shape, strides, dtype=dtype, device=device),
-    frozenset(),
 )
 
 
@@ -197,7 +186,6 @@ def _bits_meta(seed: TensorSpec, shape: Sequence[Size], stream: int = 0, width: 
 
 
 random_seed = Prim(
-    "random_seed",
     "random_seed(device: device) -> Tensor",
     "random",
     "A 0-d int64 seed in [0, 2^63) drawn from the device's default generator: equal torch.manual_seed, equal draws. "
@@ -207,7 +195,6 @@ random_seed = Prim(
     frozenset({"effect"}),
 )
 random_uniform = Prim(
-    "random_uniform",
     "random_uniform(seed: Tensor, shape: Sizes, stream: int = 0, dtype: dtype = torch.float32) -> Tensor",
     "random",
     "In [0, 1): k * 2^-d, d the digits of the dtype's significand (bfloat16 8, float16 11, float32 24, float64 53) and "
@@ -217,7 +204,6 @@ random_uniform = Prim(
     frozenset({"pointwise", "random"}),
 )
 random_bits = Prim(
-    "random_bits",
     "random_bits(seed: Tensor, shape: Sizes, stream: int = 0, width: int = 32) -> Tensor",
     "random",
     "int64 in [0, 2^32): element i of the row-major order is word i mod 4 of Philox4x32-10 with key "
@@ -345,7 +331,6 @@ def _as_strided_meta(t: TensorSpec, shape: Sequence[Size], strides: Sequence[Siz
 
 
 expand = Prim(
-    "expand",
     "expand(t: Tensor, shape: Sizes) -> Tensor",
     "view",
     "t repeated along new leading dimensions and along dimensions of size 1; right-aligned; no -1.",
@@ -354,7 +339,6 @@ expand = Prim(
     frozenset({"view"}),
 )
 permute = Prim(
-    "permute",
     "permute(t: Tensor, dims: Dims) -> Tensor",
     "view",
     "out.shape[i] = t.shape[dims[i]].",
@@ -363,7 +347,6 @@ permute = Prim(
     frozenset({"view"}),
 )
 reshape = Prim(
-    "reshape",
     "reshape(t: Tensor, shape: Sizes) -> Tensor",
     "view",
     "The elements in row-major order under another shape; no -1.",
@@ -372,7 +355,6 @@ reshape = Prim(
     frozenset({"view"}),
 )
 squeeze = Prim(
-    "squeeze",
     "squeeze(t: Tensor, dims: Dims) -> Tensor",
     "view",
     "Without the given dimensions, each of size 1.",
@@ -381,7 +363,6 @@ squeeze = Prim(
     frozenset({"view"}),
 )
 unsqueeze = Prim(
-    "unsqueeze",
     "unsqueeze(t: Tensor, dims: Dims) -> Tensor",
     "view",
     "With new dimensions of size 1; `dims` are positions in the result.",
@@ -390,7 +371,6 @@ unsqueeze = Prim(
     frozenset({"view"}),
 )
 slice = Prim(
-    "slice",
     "slice(t: Tensor, dim: int, start: Size, stop: Size, step: Size) -> Tensor",
     "view",
     "Elements start, start+step, ... below stop of one dimension; 0 <= start <= stop <= size, step >= 1.",
@@ -399,7 +379,6 @@ slice = Prim(
     frozenset({"view"}),
 )
 flip = Prim(
-    "flip",
     "flip(t: Tensor, dims: Dims) -> Tensor",
     "view",
     "The given dimensions in reverse order.",
@@ -408,7 +387,6 @@ flip = Prim(
     frozenset({"view"}),
 )
 diagonal = Prim(
-    "diagonal",
     "diagonal(t: Tensor, offset: int, dim1: int, dim2: int) -> Tensor",
     "view",
     "out[..., i] = t[..., i + max(-offset, 0), ..., i + max(offset, 0), ...] over dim1 and dim2; the new dimension is "
@@ -418,7 +396,6 @@ diagonal = Prim(
     frozenset({"view"}),
 )
 unfold = Prim(
-    "unfold",
     "unfold(t: Tensor, dim: int, size: Size, step: Size) -> Tensor",
     "view",
     "out[..., i, ..., j] = t[..., i*step + j, ...] with j a new last dimension of `size`.",
@@ -427,7 +404,6 @@ unfold = Prim(
     frozenset({"view"}),
 )
 as_strided = Prim(
-    "as_strided",
     "as_strided(t: Tensor, shape: Sizes, strides: Sizes, offset: Size) -> Tensor",
     "view",
     "out[i] = the element at offset + sum(i*strides) of the memory in which t is laid out by its own strides.",
@@ -513,56 +489,44 @@ def _as_strided_scatter(
 
 
 cat = Prim(
-    "cat",
     "cat(tensors: tuple[Tensor, ...], dim: int) -> Tensor",
     "shape",
     "The tensors one after another along `dim`; equal ranks, dtypes and other sizes.",
     _cat_meta,
     lambda tensors, dim: torch.cat(list(tensors), dim),
-    frozenset(),
 )
 pad = Prim(
-    "pad",
     "pad(t: Tensor, low: Sizes, high: Sizes, value: Number) -> Tensor",
     "shape",
     "out.shape[d] = low[d] + t.shape[d] + high[d]; new elements are `value`; a negative entry crops.",
     _pad_meta,
     _pad,
-    frozenset(),
 )
 copy_strided = Prim(
-    "copy_strided",
     "copy_strided(t: Tensor, strides: Sizes) -> Tensor",
     "shape",
     "A copy of t with the given strides.",
     _copy_strided_meta,
     lambda t, strides: torch.empty_strided(t.shape, strides, dtype=t.dtype, device=t.device).copy_(t),
-    frozenset(),
 )
 slice_scatter = Prim(
-    "slice_scatter",
     "slice_scatter(t: Tensor, src: Tensor, dim: int, start: Size, stop: Size, step: Size) -> Tensor",
     "shape",
     "t with slice(t, dim, start, stop, step) replaced by src.",
     _slice_scatter_meta,
     _slice_scatter,
-    frozenset(),
 )
 as_strided_scatter = Prim(
-    "as_strided_scatter",
     "as_strided_scatter(t: Tensor, src: Tensor, shape: Sizes, strides: Sizes, offset: Size) -> Tensor",
     "shape",
     "t with as_strided(t, shape, strides, offset) replaced by src.",
     lambda t, src, shape, strides, offset: spec_like(t, t.shape, dense_like(t.shape, t.strides)),
     _as_strided_scatter,
-    frozenset(),
 )
 roll = Prim(
-    "roll",
     "roll(t: Tensor, shifts: Sizes, dims: Dims) -> Tensor",
     "shape",
     "out[(i + shift) mod n] = t[i] along each of `dims`.",
     lambda t, shifts, dims: spec_like(t, t.shape, contiguous_strides(t.shape)),
     lambda t, shifts, dims: torch.roll(t, shifts, dims).contiguous(),
-    frozenset(),
 )

@@ -113,7 +113,6 @@ def _avg_pool(
 
 
 max_pool = Prim(
-    "max_pool",
     "max_pool(t: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, dilation: Sizes, ceil_mode: bool) "
     "-> (Tensor, Tensor)",
     "window",
@@ -124,7 +123,6 @@ max_pool = Prim(
     frozenset({"window"}),
 )
 avg_pool = Prim(
-    "avg_pool",
     "avg_pool(t: Tensor, kernel: Sizes, stride: Sizes, padding: Sizes, ceil_mode: bool, count_include_pad: bool, "
     "divisor: int | None) -> Tensor",
     "window",
@@ -138,7 +136,6 @@ avg_pool = Prim(
 
 # --- matrix products -----------------------------------------------------------------------------
 mm = Prim(
-    "mm",
     "mm(a: Tensor, b: Tensor) -> Tensor",
     "contraction",
     "Matrix product (n, k) x (k, m) -> (n, m); reduced precision accumulates in float32.",
@@ -148,7 +145,6 @@ mm = Prim(
     aten.mm.default,
 )
 bmm = Prim(
-    "bmm",
     "bmm(a: Tensor, b: Tensor) -> Tensor",
     "contraction",
     "Batch of matrix products (B, n, k) x (B, k, m) -> (B, n, m).",
@@ -158,7 +154,6 @@ bmm = Prim(
     aten.bmm.default,
 )
 addmm = Prim(
-    "addmm",
     "addmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor",
     "contraction",
     "beta*bias + alpha*(a @ b); bias broadcasts to (n, m); beta = 0 ignores bias.",
@@ -168,7 +163,6 @@ addmm = Prim(
     aten.addmm.default,
 )
 baddbmm = Prim(
-    "baddbmm",
     "baddbmm(bias: Tensor, a: Tensor, b: Tensor, *, beta: Number = 1, alpha: Number = 1) -> Tensor",
     "contraction",
     "beta*bias + alpha*(a @ b) over a batch; bias broadcasts to (B, n, m).",
@@ -178,7 +172,6 @@ baddbmm = Prim(
     aten.baddbmm.default,
 )
 convolution = Prim(
-    "convolution",
     "convolution(t: Tensor, weight: Tensor, bias: Tensor | None, stride: Sizes, padding: Sizes, dilation: Sizes, "
     "transposed: bool, output_padding: Sizes, groups: int) -> Tensor",
     "contraction",
@@ -189,7 +182,6 @@ convolution = Prim(
     aten.convolution.default,
 )
 convolution_backward = Prim(
-    "convolution_backward",
     "convolution_backward(grad: Tensor, t: Tensor, weight: Tensor, bias_sizes: Sizes | None, stride: Sizes, "
     "padding: Sizes, dilation: Sizes, transposed: bool, output_padding: Sizes, groups: int, output_mask: list[bool]) "
     "-> (Tensor | None, Tensor | None, Tensor | None)",
@@ -208,7 +200,7 @@ def _attention(overload: OpOverload, doc: str) -> Prim:
     name = overload._schema.name.split("::")[1].lstrip("_")
     arguments = str(overload._schema).split("(", 1)[1]
     tags = {"contraction"} if name.endswith("backward") else {"contraction", "random"}
-    return Prim(name, f"{name}({arguments}", "attention", doc, meta_of(overload), overload, frozenset(tags), overload)
+    return Prim(f"{name}({arguments}", "attention", doc, meta_of(overload), overload, frozenset(tags), overload)
 
 
 scaled_dot_product_flash_attention_for_cpu = _attention(
