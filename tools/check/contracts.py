@@ -110,7 +110,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "torchcompile": (
         ("errors", "events", "journal", "signature", "passes", "dumps", "store"),
-        ("torch_options", "moved"),
+        ("torch_options", "moved", "compared"),
         ("options", "report", "module"),
         ("shelf",),
         ("backends",),

@@ -24,6 +24,7 @@ from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger
 from primtorch.ledger import Kind as EventKind
+from torchcompile.compared import hold_to_eager
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
@@ -198,7 +199,15 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
                 toolchain.compiled[key, stages] = runner
         return runner
 
-    return for_replicas(toolchain, lambda: start()[0], example_inputs, compile)
+    written = plain_graph(gm, with_facts=True) if toolchain.options.compare else None
+    runner = for_replicas(toolchain, lambda: start()[0], example_inputs, compile)
+    if written is not None:
+
+        def again(part: torch.fx.GraphModule, inputs: Inputs) -> Runner:
+            return _compile_with_inductor(toolchain, part, inputs, (), f"{start()[0]}_part", None)
+
+        hold_to_eager(written, example_inputs, runner, again, start()[0])
+    return runner
 
 
 def _compile_with_inductor(

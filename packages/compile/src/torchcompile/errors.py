@@ -18,6 +18,10 @@ class NotCompilable(CompileError, TypeError):
     """`compile` was given something that is neither a module nor a function."""
 
 
+class WrongResult(CompileError):
+    """`options={"compare": True}`: a compiled graph computes something else than eager does."""
+
+
 def unknown(kind: str, given: object, known: Iterable[str], also: Iterable[str] = ()) -> InvalidArgument:
     """An error for an unknown name that lists the known ones and names the nearest of these, and of those taken too."""
     names = sorted(known)

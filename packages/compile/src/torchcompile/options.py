@@ -20,7 +20,13 @@ from torchcompile.torch_options import TORCH_OPTIONS, translated
 
 # Environment variable -> option that it sets when the call does not.
 ENVIRONMENT: Mapping[str, str] = MappingProxyType(
-    {"TORCHCOMPILE_DUMP": "dump", "TORCHCOMPILE_CACHE": "cache", "TORCHCOMPILE_VERIFY": "verify", "CXX": "cxx"}
+    {
+        "TORCHCOMPILE_DUMP": "dump",
+        "TORCHCOMPILE_CACHE": "cache",
+        "TORCHCOMPILE_COMPARE": "compare",
+        "TORCHCOMPILE_VERIFY": "verify",
+        "CXX": "cxx",
+    }
 )
 
 
@@ -78,6 +84,13 @@ class CompileOptions:
     strict: bool = field(
         default=False,
         metadata={"doc": "an error of capture or of a named back end raises; else what it is about runs eagerly"},
+    )
+    compare: bool = field(
+        default=False,
+        metadata={
+            "doc": "hold each graph to eager when it is compiled, values and gradients, judged by float64: one that "
+            "differs raises WrongResult, which names the first operator that does (TORCHCOMPILE_COMPARE=1)"
+        },
     )
     verify: bool = field(
         default=False,

@@ -29,10 +29,10 @@ def dense_attention_masks(gm: fx.GraphModule) -> fx.GraphModule:
     return gm
 
 
-def plain_graph(gm: fx.GraphModule) -> fx.GraphModule:
-    """A copy for another compiler: without the facts that its own has noted at the nodes."""
+def plain_graph(gm: fx.GraphModule, with_facts: bool = False) -> fx.GraphModule:
+    """A copy, for another compiler without the facts that this one's capture has noted at the nodes."""
     graph = fx.Graph()
     graph.output(graph.graph_copy(gm.graph, {}))
-    for node in graph.nodes:
+    for node in graph.nodes if not with_facts else ():
         node.meta.clear()
     return fx.GraphModule(gm, graph)
