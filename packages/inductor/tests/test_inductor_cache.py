@@ -14,7 +14,7 @@ import torch
 from prim_graphs import build
 
 from torchinductor import BuildFailed, CompilerMissing, InductorOptions, compile_graph
-from torchinductor.cache import DiskCache
+from torchinductor.cache import DiskCache, turn
 
 pytestmark = pytest.mark.usefixtures("double")
 
@@ -63,7 +63,7 @@ def test_two_processes_at_once(tmp_path):
         assert process.stdout.readline().strip() == "ready"
     outputs = [process.communicate("go\n", timeout=60)[0] for process in both]
     assert all(process.returncode == 0 for process in both)
-    assert all(text.startswith("right") for text in outputs), outputs
+    assert sorted(outputs) == ["right 0\n", "right 1\n"]  # one builds, the other waits and loads
     assert [p.suffix for p in libraries(tmp_path)] == [".so"]
 
 
@@ -123,6 +123,30 @@ def test_refused_source_names_the_compiler(tmp_path):
     with pytest.raises(BuildFailed, match="error: no"):
         compiled_sin(tmp_path / "cache", 13.0, cxx=str(false))
     assert libraries(tmp_path / "cache") == []
+
+
+HOLDER = """
+    import sys, time, pathlib
+    from torchinductor.cache import turn
+    with turn(pathlib.Path({path!r})):
+        print("taken", flush=True)
+        time.sleep(60)
+"""
+
+
+def test_a_turn_ends_with_its_process_and_is_not_waited_for_too_long(tmp_path, caplog):
+    path = tmp_path / "ab" / "kernel.so"
+    text = textwrap.dedent(HOLDER).format(path=str(path))
+    with subprocess.Popen([sys.executable, "-c", text], stdout=subprocess.PIPE, text=True) as holder:
+        assert holder.stdout.readline().strip() == "taken"
+        began = time.monotonic()
+        with caplog.at_level(logging.WARNING), turn(path, seconds=0.1):
+            assert "takes more than 0 s to make" in caplog.text
+        holder.kill()
+        holder.wait()
+    with turn(path, seconds=60):
+        assert time.monotonic() - began < 30
+    assert list(path.parent.iterdir()) == []
 
 
 def test_published_files_appear_whole(tmp_path):

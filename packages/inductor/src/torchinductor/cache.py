@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
 import logging
 import os
 import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
 from pathlib import Path
 
 from primtorch.once import once
 
 _log = logging.getLogger(__name__)
+
+MOST_WAITING = 300.0  # seconds for what another process makes
 
 
 def content_key(*parts: str) -> str:
@@ -52,6 +58,40 @@ def _scratch() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="torchinductor-")
 
 
+@contextmanager
+def turn(path: Path, seconds: float = MOST_WAITING) -> Iterator[None]:
+    """A block in which no other process makes a file: those that want it wait and find it then. The turn of a process
+    that dies is over; one that takes longer than `seconds` is not waited for."""
+    beside = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = beside.open("w")
+    except OSError:  # no room, say: who writes the file finds out, and tells
+        yield
+        return
+    with lock:
+        end = time.monotonic() + seconds
+        while not _taken(lock.fileno()):
+            if time.monotonic() > end:
+                _log.warning("another process takes more than %.0f s to make %s: it is made here, too", seconds, path)
+                break
+            time.sleep(0.01)
+        try:
+            yield
+        finally:
+            beside.unlink(missing_ok=True)
+
+
+def _taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # a file system without locks
+        return True
+    return True
+
+
 class DiskCache:
     """Files by key. A file appears whole: it is written under another name, then renamed."""
 
@@ -76,6 +116,11 @@ class DiskCache:
         """The file of a key, if somebody has published it."""
         path = self._path(key, suffix)
         return path if path is not None and path.exists() else None
+
+    def turn(self, key: str, suffix: str) -> AbstractContextManager[None]:
+        """A block in which no other process makes the file of a key."""
+        path = self._path(key, suffix)
+        return turn(path) if path is not None and self.writable else nullcontext()
 
     def temporary(self, key: str, suffix: str) -> Path:
         """A new path to write a file to before publishing it."""

@@ -86,18 +86,28 @@ def build_library(source: str, cache: DiskCache, cxx: str | None) -> tuple[ctype
         BuildFailed: the compiler failed, or what it makes could not be written.
     """
     key = content_key("cpp", source, *FLAGS, compiler_identity(find_compiler(cxx)))
-    found = cache.find(key, ".so")
-    if found is not None:
+    library = _loaded(cache, key)
+    if library is not None:
+        return library, True
+    with cache.turn(key, ".so"):  # ranks of one machine ask for the same kernels at the same time
+        library = _loaded(cache, key)
+        if library is not None:
+            return library, True
         try:
-            return ctypes.CDLL(str(found)), True
-        except OSError as error:
-            _log.warning("the cached kernels %s cannot be loaded (%s): building them again", found, error)
+            return _built(source, cache, key, cxx), False
+        except (OSError, BuildFailed) as error:
+            if not cache.give_up(error):
+                raise
+            return _built(source, cache, key, cxx), False
+
+
+def _loaded(cache: DiskCache, key: str) -> ctypes.CDLL | None:
+    found = cache.find(key, ".so")
     try:
-        return _built(source, cache, key, cxx), False
-    except (OSError, BuildFailed) as error:
-        if not cache.give_up(error):
-            raise
-        return _built(source, cache, key, cxx), False
+        return None if found is None else ctypes.CDLL(str(found))
+    except OSError as error:
+        _log.warning("the cached kernels %s cannot be loaded (%s): building them again", found, error)
+        return None
 
 
 def _built(source: str, cache: DiskCache, key: str, cxx: str | None) -> ctypes.CDLL:

@@ -18,7 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from torchinductor.cache import DiskCache
+from torchinductor.cache import DiskCache, turn
 from torchinductor.errors import BuildFailed
 
 from .writer import TritonSource
@@ -144,7 +144,10 @@ class TritonCompiler:
         found = self._read(key)
         if found is not None:
             return found
-        self.folder.mkdir(parents=True, exist_ok=True)
+        with turn(self.folder / f"{key}.json"):  # ranks of one machine ask for the same kernels at the same time
+            return self._read(key) or self._compiled(source, key)
+
+    def _compiled(self, source: TritonSource, key: str) -> Binary:
         file = self.folder / f"{key}.py"
         fresh = file.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
         fresh.write_text(source.text)
