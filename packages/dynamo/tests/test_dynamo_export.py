@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 from torch.utils import _pytree as pytree
 
 import torchdynamo
@@ -246,6 +248,36 @@ def test_a_fresh_process_reads_what_was_written(form: str, tmp_path: Path) -> No
     done = subprocess.run([*map(str, command)], capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr[-4000:]
     assert torchdynamo.load(tmp_path / "graph").print_guards() == exported.print_guards()
+
+
+def branching(x: torch.Tensor) -> Any:
+    return torch.cond(x.sum() > 0, lambda t: t.sin(), lambda t: t.cos() * x.shape[0], (x,))
+
+
+def looping(x: torch.Tensor) -> Any:
+    start = torch.zeros((), dtype=torch.int64)
+    return while_loop(lambda i, t: t.sum() < 9, lambda i, t: (i + 1, t * 1.5 + x.abs()), (start, x))
+
+
+def scanning(x: torch.Tensor) -> Any:
+    return scan(lambda carry, row: (carry + row, carry * row), torch.zeros_like(x[0]), x, reverse=True)
+
+
+def branching_over_a_scan(x: torch.Tensor) -> Any:
+    inner = lambda u: torch.cond(u.sum() > -3, lambda v: v[0].cos(), lambda v: v[0] * 1, (u,))  # noqa: E731
+    return torch.cond(x.sum() > 0, lambda t: scanning(t)[0], inner, (x,))
+
+
+@pytest.mark.parametrize("program", [branching, looping, scanning, branching_over_a_scan], ids=lambda f: f.__name__)
+def test_operators_over_graphs_are_kept_in_a_file(program: Callable[..., Any], tmp_path: Path) -> None:
+    rows = Dim("rows", min=2, max=9)
+    exported = torchdynamo.export(program, dynamic_shapes={"x": {0: rows}})(torch.randn(4, 3))
+    torchdynamo.save(exported, tmp_path / "graph")
+    read = torchdynamo.load(tmp_path / "graph")
+    for x in (torch.randn(4, 3), torch.full((5, 3), -0.5), torch.full((2, 3), 1.0), torch.full((2, 3), -9.0)):
+        torch.testing.assert_close(read(x), program(x))
+    with torch.no_grad(), pytest.raises(ValueError, match="grad_enabled"):
+        read(torch.randn(4, 3))
 
 
 def test_tensors_of_a_file_share_memory_as_they_did(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, TypeAlias, TypeVar
 import torch
 from torch import fx
 
+from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop
 from primtorch.schemas import UserFrame
 from primtorch.symbolic.expr import Program
 from torchdynamo.errors import NotExportable, UnsafeArchive
@@ -162,7 +163,10 @@ def _tensors(held: Mapping[str, torch.Tensor], memories: list[bytes]) -> dict[st
 def _graph(module: fx.GraphModule) -> list[dict[str, Json]]:
     rows = []
     for node in module.graph.nodes:
-        if node.op == "call_function":
+        target: Json
+        if isinstance(node.target, HigherOrder):
+            target = _over_bodies(node.target)
+        elif node.op == "call_function":
             target = name_of(node.target)
         elif node.op == "call_module" or (node.op == "call_method" and node.target not in methods()):
             raise NotExportable(f"{node.op} {node.target} has no form in a file; try aten_graph=True")
@@ -174,6 +178,30 @@ def _graph(module: fx.GraphModule) -> list[dict[str, Json]]:
             row["line"] = [stack[-1].file, stack[-1].line, stack[-1].function]
         rows.append({**row, "args": _plain(tuple(node.args)), "kwargs": _plain(dict(node.kwargs))})
     return rows
+
+
+_OVER_BODIES: Mapping[str, type[HigherOrder]] = {kind.name: kind for kind in (Cond, Scan, WhileLoop)}
+_NUMBERS_OF_LOOPS = ("carries", "mapped", "reverse")
+
+
+def _over_bodies(operator: HigherOrder) -> Json:
+    """An operator over graphs, with its graphs."""
+    if _OVER_BODIES.get(operator.name) is not type(operator):
+        raise NotExportable(f"the graph calls {operator.name}, which has no form in a file")
+    bodies = []
+    for body in operator.bodies:
+        if not isinstance(body, fx.GraphModule) or any(node.op == "get_attr" for node in body.graph.nodes):
+            raise NotExportable(f"a body of {operator.name} has no form in a file")
+        bodies.append(_graph(body))
+    numbers = {name: int(getattr(operator, name)) for name in _NUMBERS_OF_LOOPS if hasattr(operator, name)}
+    return {
+        "over": operator.name,
+        "bodies": bodies,
+        "sizes": operator.sizes,
+        "differentiable": list(map(int, operator.differentiable)),
+        "tags": sorted(operator.tags),
+        "numbers": numbers,
+    }
 
 
 def _reference(of: Reference) -> Json:
@@ -307,6 +335,8 @@ class _Reader:
         self, op: str, target: Any, args: Sequence[object], held: Mapping[str, torch.Tensor], root: torch.nn.Module
     ) -> Callable[..., object] | str:
         match op:
+            case "call_function" if isinstance(target, dict):
+                return self._over_bodies(target)
             case "call_function":
                 found = function_named(target, self.operators)
                 if found is getattr and (len(args) != 2 or args[1] not in attributes()):
@@ -327,6 +357,21 @@ class _Reader:
             case _:
                 raise UnsafeArchive(f"the file has a node of kind {op!r}")
         return str(target)
+
+    def _over_bodies(self, row: Mapping[str, Any]) -> HigherOrder:
+        around, bodies = self.nodes, []
+        for rows in row["bodies"]:
+            self.nodes = {}
+            bodies.append(self._graph(rows, {}))
+        self.nodes = around
+        numbers: dict[str, Any] = {
+            name: int(row["numbers"][name]) for name in _NUMBERS_OF_LOOPS if name in row["numbers"]
+        }
+        if "reverse" in numbers:
+            numbers["reverse"] = bool(numbers["reverse"])
+        kind, history = _OVER_BODIES[str(row["over"])], tuple(map(bool, row["differentiable"]))
+        tags = frozenset(map(str, row["tags"]))
+        return kind(tuple(bodies), int(row["sizes"]), history, tags=tags, **numbers)
 
     def _checks(self, text: Any) -> Checks:
         kinds = {"Tensor": torch.Tensor, "Parameter": torch.nn.Parameter}
