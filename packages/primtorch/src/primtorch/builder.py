@@ -202,10 +202,6 @@ def same_size(a: Size, b: Size) -> bool:
     return a is b or bool(a == b)
 
 
-def same_sizes(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
-
-
 def _is_already(a: Sequence[Size], b: Sequence[Size]) -> bool:
     return len(a) == len(b) and all(x is y or certainly_equal(x, y) for x, y in zip(a, b, strict=True))
 

@@ -73,6 +73,11 @@ def _weight(size: Size) -> int:
     return expr.evaluate({name: 1_000_003 + sum(map(ord, name)) if hint is None else hint for name, hint in hints})
 
 
+def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
+    """Whether two shapes are equal; asks a symbolic size only where the two are not one object."""
+    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
+
+
 def alike(a: Size, b: Size) -> bool:
     """Equality for layouts. The strides of a dimension of one element say nothing, and those of no elements neither,
     so that a size that depends on data may be taken for a larger one without a question to the data."""

@@ -12,14 +12,14 @@ from torch._ops import OpOverload
 from torch.fx._lazy_graph_module import _LazyGraphModule
 from torch.fx.node import Argument
 
-from primtorch.builder import as_spec, same_sizes
+from primtorch.builder import as_spec
 from primtorch.decompose import Builder, Opset, Results, Rule, TakenWhole, Value, decompositions
 from primtorch.decompose.core_aten import as_core_aten
 from primtorch.decompose.devices import devices_of, placed
 from primtorch.effects import has_effect
 from primtorch.errors import DataDependent, NotClosed
 from primtorch.higher_order import HigherOrder, with_bodies
-from primtorch.layout import certainly_equal
+from primtorch.layout import certainly_equal, same_shape
 from primtorch.memory import memory_of
 from primtorch.prims import Prim, as_strided, copy_strided
 from primtorch.printing import graph_text
@@ -272,7 +272,7 @@ class _Lowering:
         for wanted, got in pairs:
             if not isinstance(got, Value) or wanted is None or isinstance(wanted, (int, float)):
                 continue
-            if got.spec.dtype != wanted.dtype or not same_sizes(got.spec.shape, tuple(wanted.shape)):
+            if got.spec.dtype != wanted.dtype or not same_shape(got.spec.shape, tuple(wanted.shape)):
                 raise self.not_closed(node, f"its rule gives {got.spec}, ATen {as_spec(wanted)}")
 
     def output(self, node: fx.Node) -> None:

@@ -41,8 +41,8 @@ def _flash_cpu(
     return out, strided(query, statistics, strides_in_order(statistics, (1, 2, 0)), compute_dtype(query.dtype))
 
 
-@OP.formula("_scaled_dot_product_flash_attention_for_cpu_backward")
-def _flash_cpu_backward(
+@OP.formula("_scaled_dot_product_flash_attention_for_cpu_backward _scaled_dot_product_flash_attention_backward")
+def _flash_backward(
     grad: TensorLike, query: TensorLike, key: TensorLike, value: TensorLike, *args: object, **kwargs: object
 ) -> tuple[TensorSpec, ...]:
     return tuple(_transposed(t, tuple(t.shape)) for t in (query, key, value))
@@ -71,13 +71,6 @@ def _flash(
     unused = TensorSpec((), (), torch.uint64, query.device)
     mask_shape: Sizes = (n, heads, length, keys) if return_debug_mask else (0,)
     return out, logsumexp, None, None, length, keys, state, unused, contiguous(query, mask_shape)
-
-
-@OP.formula("_scaled_dot_product_flash_attention_backward")
-def _flash_backward(
-    grad: TensorLike, query: TensorLike, key: TensorLike, value: TensorLike, *args: object, **kwargs: object
-) -> tuple[TensorSpec, ...]:
-    return tuple(_transposed(t, tuple(t.shape)) for t in (query, key, value))
 
 
 @OP.formula("_scaled_dot_product_efficient_attention")

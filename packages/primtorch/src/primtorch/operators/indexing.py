@@ -10,7 +10,7 @@ import torch
 
 from primtorch import prims
 from primtorch.arguments import TENSORS, Number, Sizes, TensorLike
-from primtorch.builder import Builder, Operand, Value, same_sizes, tensor_among
+from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Trait
 from primtorch.layout import (
     broadcast,
@@ -19,6 +19,7 @@ from primtorch.layout import (
     dense_like,
     iterator_strides,
     product,
+    same_shape,
     wrap_dim,
 )
 from primtorch.operators.build import Fresh, contiguous, refuse_fresh, strided
@@ -465,7 +466,7 @@ def _scattering(
     if x.rank == 0:
         x = x.reshape((1,))
     index, src = _full_rank(x, index), src.reshape((1,) * x.rank) if src.rank != x.rank else src
-    if not same_sizes(index.shape, src.shape):
+    if not same_shape(index.shape, src.shape):
         for d, size in enumerate(index.shape):
             src = src.slice(d, 0, size)
     out = b.emit(prim, x, x.dim(dim), index, src.to(x.dtype), *rest, **options)

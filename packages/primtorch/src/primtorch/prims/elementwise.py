@@ -13,8 +13,8 @@ import torch
 from torch._ops import OpOverload
 
 from primtorch.arguments import Number
-from primtorch.layout import dense_like, elementwise_strides
-from primtorch.prims.record import Pointwise, Prim, Reference, require, same_shape
+from primtorch.layout import dense_like, elementwise_strides, same_shape
+from primtorch.prims.record import Pointwise, Prim, Reference, require
 from primtorch.promotion import category, real_of
 from primtorch.spec import TensorSpec
 

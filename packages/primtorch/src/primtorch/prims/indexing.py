@@ -8,8 +8,8 @@ from collections.abc import Sequence
 import torch
 
 from primtorch.arguments import Sizes
-from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
-from primtorch.prims.record import Prim, require, require_dim, same_shape, spec_like
+from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like, same_shape
+from primtorch.prims.record import Prim, require, require_dim, spec_like
 from primtorch.promotion import Typed
 from primtorch.spec import Size, TensorSpec
 

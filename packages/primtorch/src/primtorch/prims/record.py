@@ -126,11 +126,6 @@ def require_dims(prim: str, dims: Sequence[int], rank: int) -> None:
         raise PrimError(f"{prim}: a dimension occurs twice in {tuple(dims)}")
 
 
-def same_shape(a: Sequence[Size], b: Sequence[Size]) -> bool:
-    """Whether two shapes are equal; asks a symbolic size only where the two are not one object."""
-    return len(a) == len(b) and all(x is y or x == y for x, y in zip(a, b, strict=True))
-
-
 def spec_like(
     spec: TensorSpec, shape: Sequence[Size], strides: Sequence[Size], dtype: torch.dtype | None = None, offset: Size = 0
 ) -> TensorSpec:

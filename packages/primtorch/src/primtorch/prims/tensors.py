@@ -15,10 +15,11 @@ from primtorch.layout import (
     elementwise_strides,
     is_contiguous,
     product,
+    same_shape,
     view_strides,
 )
 from primtorch.prims import philox
-from primtorch.prims.record import Prim, require, require_dim, require_dims, same_shape, spec_like
+from primtorch.prims.record import Prim, require, require_dim, require_dims, spec_like
 from primtorch.spec import Size, TensorSpec
 
 aten = torch.ops.aten
