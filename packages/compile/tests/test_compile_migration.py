@@ -19,6 +19,7 @@ import torch
 from torch import fx, nn
 
 import torchcompile
+from primtorch.supported import minor
 from torchcompile.backends import REGISTERED
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -459,6 +460,11 @@ def optimized() -> None:
         same((program(X), program(X.double())), (X * 2, X.double() * 2))
 
 
+@row("`TORCHDYNAMO_REPRO_LEVEL`, `TORCHINDUCTOR_` minifiers")
+def compared() -> None:
+    same(torchcompile.compile(lambda x: x * 2, options={"compare": True})(X), X * 2)
+
+
 @row("`TORCH_LOGS`, `torch._logging.set_logs`", "`torch._dynamo.utils.counters`")
 def reported() -> None:
     torchcompile.reset()
@@ -537,6 +543,12 @@ def test_page_and_rows_agree() -> None:
     assert sorted(rows_of_page()) == sorted(ROWS)
 
 
+PINNED = re.search(r"^torch==(\S+)", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+
+
+@pytest.mark.skipif(
+    PINNED is None or minor(torch.__version__) != minor(PINNED[1]), reason="another torch has other names"
+)
 def test_page_names_all_of_torch_compiler() -> None:
     text = PAGE.read_text()
     unsafe = re.compile("_unsafe$")  # one row for all filters of guards

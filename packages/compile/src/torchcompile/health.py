@@ -81,7 +81,9 @@ def _training(device: str) -> Finding:
                 optimizer.step()
     except Exception as error:
         return Finding(what, f"{type(error).__name__}: {error}".partition("\n")[0], "report it with this text")
-    difference = max(float((a - b).abs().max()) for a, b in zip(eager.parameters(), plain.parameters(), strict=True))
+    difference = max(
+        float((a - b).detach().abs().max()) for a, b in zip(eager.parameters(), plain.parameters(), strict=True)
+    )
     kernels = report().kernels
     if difference > 1e-5 or not kernels:
         return Finding(what, f"{kernels} kernels, weights differ by {difference:.1e}", "report it with this text")
