@@ -13,6 +13,7 @@ from torch import nn
 
 import torchcompile
 import torchdynamo
+import torchinductor
 
 
 def _module(breaks: bool) -> tuple[Any, dict[str, Any]]:
@@ -104,3 +105,26 @@ def test_reset_while_an_exported_graph_lives() -> None:
     exported = torchdynamo.export(lambda x: x * 2)(torch.ones(2))
     torchcompile.reset()
     assert exported(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+@pytest.mark.parametrize("on", [True, False])
+def test_the_collector_is_as_it_was(on: bool) -> None:
+    """It is held back during a compilation alone."""
+    found: list[bool] = []
+
+    def watched(gm: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        found.append(gc.isenabled())
+        return compile_graph(gm, inputs, *args, **kwargs)
+
+    compile_graph, was = torchinductor.compile_graph, gc.isenabled()
+    torchinductor.compile_graph = watched
+    try:
+        gc.enable() if on else gc.disable()
+        for shift in (1, 2):
+            x = torch.ones(3, requires_grad=True)
+            torchcompile.compile(lambda x, shift=shift: (x * x + shift).sum())(x).backward()
+            assert gc.isenabled() == on
+    finally:
+        torchinductor.compile_graph = compile_graph
+        gc.enable() if was else gc.disable()
+    assert found == [False] * 4
