@@ -46,8 +46,8 @@ class Blocks:
 # By what is computed, whether elements are of 16 bits, and the head's size up to which an entry holds: those of 16 bits
 # and sizes up to 128 as measured on an H200, the others the largest that keep what they compute in registers.
 BLOCKS: Mapping[tuple[Direction, bool], Mapping[int, Blocks]] = {
-    ("forward", True): {64: Blocks(128, 128, 4, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(128, 64, 8, 2)},
-    ("queries", True): {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 2), 256: Blocks(64, 32, 8, 2)},
+    ("forward", True): {64: Blocks(64, 64, 4, 3), 128: Blocks(64, 64, 4, 3), 256: Blocks(128, 64, 8, 2)},
+    ("queries", True): {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 64, 8, 3), 256: Blocks(64, 32, 8, 2)},
     ("keys", True): {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 64, 8, 2), 256: Blocks(32, 32, 8, 1)},
     ("forward", False): {64: Blocks(32, 32, 4, 2), 128: Blocks(16, 16, 4, 1), 256: Blocks(16, 16, 4, 1)},
     ("queries", False): {64: Blocks(32, 32, 4, 2), 128: Blocks(16, 16, 4, 1), 256: Blocks(16, 16, 4, 1)},
@@ -56,7 +56,6 @@ BLOCKS: Mapping[tuple[Direction, bool], Mapping[int, Blocks]] = {
 
 # Where more is computed beside the products: a score's function, or the bounds of lengths that no tile divides.
 CROWDED: Mapping[tuple[Direction, bool], Mapping[int, Blocks]] = {
-    ("forward", True): {64: Blocks(64, 64, 4, 3)},
     ("keys", True): {64: Blocks(64, 64, 4, 3), 128: Blocks(128, 32, 8, 2)},
 }
 
