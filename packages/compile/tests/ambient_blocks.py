@@ -140,6 +140,7 @@ BLOCKS: dict[str, Make] = {
 LEFT_OUT: dict[str, str] = {
     "torch.Stream": "of an accelerator",
     "torch.autograd.graph.RemovableHandle": "the end of a hook",
+    "torch.autograd.graph.node_creation_hook": "tells of autograd's nodes, of which compiled code makes others",
     "torch.autograd.profiler.emit_itt": "needs the vendor's library",
     "torch.autograd.profiler.emit_nvtx": "needs the vendor's library",
     "torch.backends.miopen.flags": "of a vendor",

@@ -37,6 +37,16 @@ class Square(torch.autograd.Function):
         return 2 * x * gradient
 
 
+@torch.library.custom_op("compile_smoke::tripled", mutates_args=())
+def tripled(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@tripled.register_fake
+def _(x: torch.Tensor) -> torch.Tensor:
+    return torch.zeros_like(x)
+
+
 class Attention(nn.Module):
     """A block of a transformer over tokens."""
 
@@ -211,6 +221,9 @@ PROGRAMS: dict[str, Program] = {
         lambda x: (torch._assert(x.dim() == 2, "rows of columns"), x.sin())[1],
         (draw(3, 4),),
         settings=(("fullgraph", True),),
+    ),
+    "an operator defined in Python": Program(
+        lambda x: tripled(x + 1).sin(), (draw(3, 4),), settings=(("fullgraph", True),)
     ),
     "full graph": Program(lambda x: F.gelu(x).mean(), (draw(5, 5),), settings=(("fullgraph", True),)),
 }

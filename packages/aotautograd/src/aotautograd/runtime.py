@@ -328,7 +328,7 @@ def _write_back(metadata: ProgramMetadata, info: InputInfo) -> Callable[..., Non
 
 def _is_there(value: torch.Tensor, target: torch.Tensor) -> bool:
     """Whether a new value lies in the memory that it is for."""
-    if not torch._C._is_alias_of(value, target):
+    if not torch._C._is_alias_of(value, target):  # type: ignore[attr-defined]
         return False
     places = [(t.storage_offset(), t.stride(), t.dtype) for t in (value, target)]
     return places[0] == places[1]

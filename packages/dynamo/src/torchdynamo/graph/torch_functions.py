@@ -46,6 +46,12 @@ def is_leaf(function: Any) -> bool:
     return kind in _METHODS and issubclass(function.__objclass__, torch._C.TensorBase)
 
 
+def passes_modes_by(function: object) -> bool:
+    """Whether a call asks no function mode, as torch 2.14 calls operators that are defined in Python: nobody but the
+    caller can record it."""
+    return type(function) is torch._ops.OpOverload and getattr(function, "_pyobj_dispatcher", None) is not None
+
+
 _VARIABLE_FUNCTIONS = type(torch._C._VariableFunctions)
 _METHODS = (types.MethodDescriptorType, types.WrapperDescriptorType)
 
