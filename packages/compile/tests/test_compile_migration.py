@@ -423,7 +423,7 @@ def stances() -> None:
             with pytest.raises(RuntimeError, match="fail_on_recompile"):
                 program(X.double())
         same((program(X), program(X.double())), (X * 2, X.double() * 2))
-    assert {"stance", "stance_refuses"} <= {event.kind.id for event in torchcompile.report().events}
+    assert "stance" in {event.kind.id for event in torchcompile.report().events}
     with torchcompile.set_stance("eager_then_compile"):
         program = torchcompile.compile(lambda x: x * (2 if torchcompile.is_compiling() else 3), backend="eager")
         same((program(X), program(X)), (X * 3, X * 2))
