@@ -226,15 +226,19 @@ def test_a_folder_that_others_write_to_is_not_used(cache: Path, work: Work, capl
     assert not list((cache / "programs").iterdir()) and "not yours alone" in caplog.text
 
 
-def test_old_entries_go_first(cache: Path, work: Work) -> None:
+def test_old_entries_go_first_and_nothing_of_the_user(cache: Path, work: Work) -> None:
     store = Store(str(cache))
     for age, name in enumerate("abc"):
-        store.keep(name, "x" * 100)
-        os.utime(cache / "programs" / f"{name}.program", times=(1e9 + age, 1e9 + age))
-    (cache / "precious.txt").write_text("mine")
-    assert [entry.path.stem for entry in store.evict(most_bytes=400, most_days=1e6)] == ["a"]
-    assert [entry.path.stem for entry in store.evict()] == ["c", "b"]
-    assert (cache / "precious.txt").exists()
+        store.keep(name * 40, "x" * 100)
+        os.utime(cache / "programs" / f"{name * 40}.program", times=(1e9 + age, 1e9 + age))
+    precious = [cache / name for name in ("notes.txt", "results.json", "library.so", "programs/mine.program")]
+    for path in precious:
+        path.write_text("mine")
+        os.utime(path, times=(1e9, 1e9))
+    assert [entry.path.stem[0] for entry in store.evict(most_bytes=400, most_days=1e6)] == ["a"]
+    assert [entry.path.stem[0] for entry in store.evict()] == ["c", "b"]
+    store.clear()
+    assert all(path.exists() for path in precious)
 
 
 def test_the_cache_moves(cache: Path, work: Work, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -246,7 +250,7 @@ def test_the_cache_moves(cache: Path, work: Work, tmp_path: Path, capsys: pytest
     os.environ["TORCHCOMPILE_CACHE"] = str(there)
     assert work.of(training) == (0, 0)
     assert main(["cache", "clear"]) == 0 and not Store(str(there)).entries()
-    for name in ("../out.so", "/out.so", "programs/run.sh"):
+    for name in ("../out.so", "/out.so", "programs/run.sh", "programs/run.so"):
         with zipfile.ZipFile(file, "w") as archive:
             archive.writestr(name, "x")
         assert main(["cache", "import", str(file)]) == 1

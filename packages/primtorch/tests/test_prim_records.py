@@ -57,7 +57,7 @@ def test_read_is_written(value: Any) -> None:
         1j,
         print,
     ],
-    ids=repr,
+    ids=["object", "record of an object", "tensor", "nan", "function", "operator", "complex", "builtin"],
 )
 def test_what_has_no_form(value: object) -> None:
     with pytest.raises(NotAsText):

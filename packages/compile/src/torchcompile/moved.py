@@ -7,7 +7,7 @@ import zipfile
 from pathlib import Path, PurePosixPath
 
 from torchcompile.errors import InvalidArgument
-from torchcompile.store import KINDS, Store
+from torchcompile.store import Store, is_entry
 
 MOST_FILE_BYTES = 1 << 30
 
@@ -44,7 +44,7 @@ def import_cache(store: Store, file: Path) -> int:
 
 def _check(member: zipfile.ZipInfo) -> None:
     path = PurePosixPath(member.filename)
-    strange = path.is_absolute() or ".." in path.parts or len(path.parts) > 3 or path.suffix not in KINDS
+    strange = path.is_absolute() or ".." in path.parts or len(path.parts) > 3 or not is_entry(path.name)
     if strange or member.file_size > MOST_FILE_BYTES:
         raise InvalidArgument(f"the archive holds {member.filename!r}, which is no file of a compile cache")
 

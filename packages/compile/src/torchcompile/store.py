@@ -10,6 +10,7 @@ import functools
 import hashlib
 import logging
 import os
+import re
 import stat
 import tempfile
 import time
@@ -142,17 +143,22 @@ class Store:
             self.evict()
 
 
+def is_entry(name: str) -> bool:
+    """Whether a file's name is one that this stack gives: a kernel's or a program's key, and what the file holds."""
+    return _ENTRY.fullmatch(name) is not None
+
+
 def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def _files(folder: Path) -> Iterator[Entry]:
-    """Files of the kinds that this stack writes, and no others: the folder may be the user's."""
+    """Files that this stack has written, and no others: the folder may be one that the user keeps other things in."""
     for path in folder.rglob("*"):
-        if path.suffix not in KINDS or path.is_symlink() or not path.is_file():
+        if not is_entry(path.name) or path.is_symlink() or not path.is_file():
             continue
         found = path.stat()
         yield Entry(path, found.st_size, max(found.st_mtime, found.st_atime))
 
 
-KINDS = frozenset({SUFFIX, ".so", ".cubin", ".json", ".ptx"})
+_ENTRY = re.compile(r"[0-9a-f]{32,40}(\.so|\.cubin|\.json|(\.\w+)?\.program)")  # keys are hashes
