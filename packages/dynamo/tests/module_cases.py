@@ -518,9 +518,7 @@ CASES: dict[str, Case] = {
     "train and eval": Case(normed, lambda m, i: m.train(i % 2 == 0), graphs=2),
     "a part in eval": Case(normed, lambda m, i: m[1].train(i % 2 == 0), graphs=2),
     "requires_grad toggled": Case(two_layers, lambda m, i: m[0].weight.requires_grad_(i % 2 == 0), graphs=2),
-    "requires_grad_ inside": Case(
-        two_layers, call=lambda m, x: m(x.detach().requires_grad_()), graphs=2, breaks={"leaf"}
-    ),
+    "requires_grad_ inside": Case(two_layers, call=lambda m, x: m(x.detach().requires_grad_())),
     "decorators": Case(WithoutGradient),
     "functional_call": Case(two_layers, call=functional),
     "functional_call of tuples": Case(two_layers, call=stateless),

@@ -12,19 +12,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
-from torchinductor.ir import Bundle, Kernel, Load, Store, Template
-from torchinductor.lowering.context import Operation, ViewRef
+from torch._ops import OpOverload
+
+from torchinductor.ir import Bundle, Indirect, Kernel, Load, Require, Store, Template
+from torchinductor.lowering.context import ExternCall, Flat, Operation, ViewRef
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of, lent_by, owned_by_graph
 
 
 def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Operation]:
     """Gives kernels their `in_place` pairs. Where a gradient is summed up, or a value goes through a chain of kernels,
-    one buffer is then enough; the caller need not copy what an input is replaced by (running statistics) into it."""
+    one buffer is then enough; the caller need not copy what an input is replaced by (running statistics) into it.
+
+    An input is written over only where nothing can raise any more: a call that raises leaves inputs as they were."""
     last = {b: i for i, operation in enumerate(operations) for b in buffers_of(operation)}
     kept = {v.buffer for v in lowered.outputs if isinstance(v, ViewRef)}
     owned = owned_by_graph(operations) - kept
     replaced = {made: given for made, given in lowered.updates.items() if given not in lent_by(operations)}
+    sure = 1 + max((i for i, operation in enumerate(operations) if _may_raise(operation)), default=-1)
     begun: set[str] = set()
 
     def placed(loops: Kernel, position: int, others: frozenset[str] = frozenset()) -> Kernel:
@@ -32,6 +37,7 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
         fresh = [b for b in loops.writes if b not in begun and b not in loops.local]
         dying = [b for b in loops.reads if last[b] == position and b not in others]
         given = {made: replaced[made] for made in fresh if made in replaced and replaced[made] in dying}
+        given = given if position >= sure else {}
         return replace(loops, in_place=_pairs(loops, fresh, [b for b in dying if b in begun and b in owned], given))
 
     result: list[Operation] = []
@@ -48,6 +54,33 @@ def write_in_place(lowered: Lowered, operations: Sequence[Operation]) -> list[Op
         begun.update(buffers_of(operation))
         result.append(operation)
     return result
+
+
+# Operators of ATen that look at no value: what they refuse was refused when their shapes were propagated.
+_BLIND = frozenset((
+    "mm", "addmm", "bmm", "baddbmm", "matmul", "convolution", "convolution_backward",
+    "max_pool2d_with_indices", "max_pool2d_with_indices_backward", "avg_pool2d", "avg_pool2d_backward",
+    "_adaptive_avg_pool2d", "_adaptive_avg_pool2d_backward",
+    "_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu",
+    "_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention",
+    "_to_copy", "clone", "copy_", "view", "cat",
+))  # fmt: skip
+
+
+def _may_raise(operation: Operation) -> bool:
+    """Whether values can make it raise. A GPU's kernels cannot: there an assertion ends the process's context."""
+    match operation:
+        case Kernel(device=device):
+            asked = (op for stage in operation.stages for op in stage.body.ops)
+            return device.type == "cpu" and any(isinstance(op, (Indirect, Require)) for op in asked)
+        case Template(loops=loops):
+            return _may_raise(loops)
+        case Bundle(parts=parts):
+            return any(map(_may_raise, parts))
+        case ExternCall():
+            op = operation.op.op if isinstance(operation.op, Flat) else operation.op
+            return not (isinstance(op, OpOverload) and op.namespace == "aten" and op._opname in _BLIND)
+    return False
 
 
 def _pairs(
