@@ -11,7 +11,7 @@ from primtorch import prims
 from primtorch.arguments import Number, TensorLike
 from primtorch.builder import Builder, Operand, Value
 from primtorch.families import Family, Formula, Trait
-from primtorch.layout import contiguous_strides, dense_like
+from primtorch.layout import broadcast_shapes, contiguous_strides, dense_like
 from primtorch.operators.build import elementwise
 from primtorch.operators.elementwise import pointwise, promoted, same, scaled, unary_formula
 from primtorch.operators.random import chance
@@ -66,7 +66,8 @@ OP.rule("threshold")(pointwise(lambda x, threshold, value: x.b.where(x <= thresh
 
 
 def _grad_of(*positions: int) -> Formula:
-    """A backward operator that iterates over the tensors at these positions; the dtype is theirs together."""
+    """A backward operator that iterates over the tensors at these positions; the first has the first say on the
+    layout. The dtype is theirs together."""
 
     def formula(*args: Any, **kwargs: object) -> TensorSpec:
         operands = [args[p] for p in positions]
@@ -79,11 +80,10 @@ def _grad_of(*positions: int) -> Formula:
 
 
 OP.formula(
-    "threshold_backward hardtanh_backward leaky_relu_backward gelu_backward silu_backward mish_backward "
-    "hardswish_backward "
-    "hardsigmoid_backward softplus_backward softshrink_backward hardshrink_backward sigmoid_backward tanh_backward "
-    "logit_backward"
+    "hardtanh_backward gelu_backward silu_backward mish_backward hardswish_backward hardsigmoid_backward "
+    "softplus_backward softshrink_backward hardshrink_backward sigmoid_backward tanh_backward logit_backward"
 )(_grad_of(0, 1))
+OP.formula("threshold_backward leaky_relu_backward")(_grad_of(1, 0))
 OP.rule("threshold_backward")(
     pointwise(lambda grad, x, threshold: grad.b.where(x <= threshold, 0, grad), 2, exact=True)
 )
@@ -246,13 +246,14 @@ def _lower_prelu_kernel(b: Builder, x: Value, weight: Value) -> Value:
 
 @OP.formula("_prelu_kernel_backward")
 def _prelu_backward(grad: TensorLike, x: TensorLike, weight: TensorLike) -> tuple[TensorSpec, TensorSpec]:
-    result = elementwise((grad, x, weight), x.dtype)
+    result = elementwise((x, weight, grad), x.dtype)
     return result, result
 
 
 @OP.rule("_prelu_kernel_backward")
 def _lower_prelu_kernel_backward(b: Builder, grad: Value, x: Value, weight: Value) -> tuple[Value, Value]:
-    g, t, w = grad.compute(), x.compute(), weight.compute()
+    shape = broadcast_shapes(x.shape, weight.shape, grad.shape)
+    t, w, g = (v.compute().expand(shape) for v in (x, weight, grad))
     positive = t > 0
     return b.where(positive, g, g * w).to(x.dtype), b.where(positive, 0, g * t).to(x.dtype)
 

@@ -340,7 +340,14 @@ def _lower_add(b: Builder, x: Value, y: Operand, alpha: Number = 1) -> Value:
     return b.binary(prims.add, left, scaled(b, right, alpha)).to(dtype)
 
 
-OP.formula("sub.Tensor|Scalar rsub.Tensor|Scalar")(_sum(booleans=False))
+_difference = _sum(booleans=False)
+OP.formula("sub.Tensor|Scalar")(_difference)
+
+
+@OP.formula("rsub.Tensor|Scalar")
+def _reversed_difference(x: TensorLike, y: TensorLike | Number, alpha: Number = 1) -> TensorSpec:
+    """y - x: y has the first say on the layout."""
+    return _difference(y, x, alpha)
 
 
 @OP.rule("sub.Tensor|Scalar")

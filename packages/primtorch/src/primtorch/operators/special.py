@@ -10,7 +10,7 @@ from primtorch import prims
 from primtorch.arguments import TensorLike
 from primtorch.builder import Builder, Operand, Value, tensor_among
 from primtorch.families import Family, Trait
-from primtorch.operators.build import elementwise
+from primtorch.operators.build import contiguous, elementwise
 from primtorch.operators.elementwise import binary_formula, promoted, same, unary_formula
 from primtorch.prims import Prim
 from primtorch.promotion import compute_dtype, float_of, result_type
@@ -154,9 +154,9 @@ def _lower_polygamma(b: Builder, n: int, x: Value) -> Value:
 
 @OP.formula("ldexp.Tensor")
 def _ldexp(x: TensorLike, exponent: TensorLike) -> TensorSpec:
-    """x * 2**exponent: a product with the power, which is dense."""
+    """x * 2**exponent: a product with the power of a number, which is contiguous."""
     dtype = float_of(result_type((x, exponent)))
-    return elementwise((x, elementwise((exponent,), dtype)), dtype)
+    return elementwise((x, contiguous(exponent, exponent.shape, dtype)), dtype)
 
 
 @OP.rule("ldexp.Tensor")

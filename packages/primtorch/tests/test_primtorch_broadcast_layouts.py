@@ -1,0 +1,69 @@
+"""Formulas and rules of elementwise operators where operands broadcast against each other, each in a layout of its own."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+from formula_check import FormulaCheck, RuleCheck
+from torch.utils import _pytree as pytree
+
+from primtorch.families import Operator, operators
+
+SHAPES = ((3, 4, 2), (3, 1, 2), (1, 4, 2), (3, 4, 1), (4, 2), (4, 1), (2,), ())
+"""They broadcast to the first, or to what is left of it."""
+ORDERS = {rank: list(itertools.permutations(range(rank))) for rank in range(4)}
+DRAWS = 24
+OF_ONE_SHAPE = ("log_sigmoid_backward",)
+"""Operands have one shape: otherwise eager resizes its result and warns."""
+
+ELEMENTWISE = [
+    operator
+    for operator in operators().values()
+    if operator.elementwise and operator.overload is not None and not operator.overload._schema.is_mutable
+    if operator.name not in OF_ONE_SHAPE
+]
+
+
+def laid_out(x: torch.Tensor, shape: tuple[int, ...], order: tuple[int, ...]) -> torch.Tensor:
+    """A tensor of a shape with values of x, dense, with the dims of `order` from the slowest to the fastest in memory."""
+    values = x.detach().flatten().repeat(24)[: torch.Size(shape).numel()].reshape(shape)
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return values.permute(order).contiguous().permute(back)
+
+
+def calls(operator: Operator, draw: random.Random) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    """The operator's samples with their tensors in other shapes and layouts."""
+    made = [sample.draw() for sample in operator.samples]
+    made = [one for one in made if any(isinstance(x, torch.Tensor) and x.numel() for x in pytree.tree_leaves(one))]
+    for _ in range(DRAWS if made else 0):
+        args, kwargs = draw.choice(made)
+
+        def other(x: Any) -> Any:
+            if not isinstance(x, torch.Tensor) or not x.numel():
+                return x
+            shape = draw.choice(SHAPES)
+            return laid_out(x, shape, draw.choice(ORDERS[len(shape)]))
+
+        yield pytree.tree_map(other, (args, kwargs))
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("kind", [FormulaCheck, RuleCheck], ids=["formulas", "rules"])
+def test_operands_that_broadcast_in_layouts_of_their_own(kind: type[FormulaCheck]) -> None:
+    number = time.time_ns() % 2**32
+    draw, check = random.Random(number), kind()
+    for operator in ELEMENTWISE:
+        for args, kwargs in calls(operator, draw):
+            try:
+                operator.overload(*args, **kwargs)  # type: ignore[misc]
+            except (RuntimeError, IndexError):  # not these shapes
+                continue
+            check.__torch_dispatch__(operator.overload, (), args, kwargs)
+    assert not check.failed, f"seed {number}: { ({name: calls[:2] for name, calls in check.failed.items()}) }"
+    assert check.checked.total() > 1000
