@@ -34,6 +34,10 @@ DEVICES = {"cpu": "cpp", "cuda": "py"}
 KERNEL = "#### "  # the line before a kernel: graph, kind, kernel
 
 
+class Stand(SimpleNamespace):
+    """In the place of a compiled graph; unlike its base it can be referred to weakly."""
+
+
 def import_all(checkout: Path) -> None:
     """What every worker needs, of the checkout's packages; workers are forks of this process."""
     sys.path[:0] = [str(checkout / "packages" / p.name / "src") for p in (checkout / "packages").iterdir()]
@@ -75,7 +79,7 @@ def measure(case: Row, send: Callable[[Row], None]) -> None:
         count += 1
         for device, texts in found.items():
             texts += [f"{KERNEL}{title} {n}\n{text}" for n, text in enumerate(texts_of(graph, device))]
-        return SimpleNamespace(consume=run_graph(graph, list(inputs)), stats=torchinductor.GraphStats(0, 0, 0))
+        return Stand(consume=run_graph(graph, list(inputs)), stats=torchinductor.GraphStats(0, 0, 0))
 
     torchinductor.compile_graph = recorded
     torch.manual_seed(0)

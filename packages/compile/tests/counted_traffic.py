@@ -22,6 +22,10 @@ CUDA = torch.device("cuda")
 Show = Callable[[Sequence[Operation]], object]
 
 
+class Stand(SimpleNamespace):
+    """In the place of a compiled graph; unlike its base it can be referred to weakly."""
+
+
 def _memory(value: object) -> object:
     """A result's place, with nothing in it."""
     if not hasattr(value, "shape"):
@@ -46,7 +50,7 @@ def counted(found: dict[str, Traffic], show: Show | None = None) -> Callable[...
             given = dict(zip(names, values, strict=True))
             return [given[o] if o in given else _memory(o.meta["val"]) if hasattr(o, "meta") else o for o in returned]
 
-        return SimpleNamespace(consume=run, stats=torchinductor.GraphStats(0, 0, 0))
+        return Stand(consume=run, stats=torchinductor.GraphStats(0, 0, 0))
 
     return compile_graph
 

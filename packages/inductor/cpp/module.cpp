@@ -187,6 +187,9 @@ struct Builder {
     return index;
   }
 
+  // What profilers call the instruction that was added last.
+  void label(std::string text) { program->instructions.back().label = std::move(text); }
+
   void alloc(int32_t dst, const std::vector<PySize>& shape, const std::vector<PySize>& strides, py::handle dtype,
              py::handle device, std::string name) {
     Instruction& in = add(Opcode::Alloc, std::move(name));
@@ -468,6 +471,7 @@ PYBIND11_MODULE(_C, m) {
       .def("stream", &Builder::stream)
       .def("constant", &Builder::constant)
       .def("value", &Builder::value)
+      .def("label", &Builder::label)
       .def("alloc", &Builder::alloc)
       .def("free", &Builder::free)
       .def("view", &Builder::view)

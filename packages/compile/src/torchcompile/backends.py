@@ -30,16 +30,16 @@ from torchcompile.compared import hold_to_eager
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
-from torchcompile.journal import CompiledGraphRecord, Journal, Kind, StageRecord
+from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
-from torchcompile.shelf import ProgramShelf, key_of
+from torchcompile.shelf import ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, signature
 from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, is_parameter
 from torchdistributed.replicas import Stages
 from torchdynamo.errors import TorchDynamoError
-from torchinductor import BuildFailed, CompilerMissing, GraphStats, InductorError, InductorOptions
+from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
 from torchinductor.program import Value
 
 Inputs: TypeAlias = list[Value]
@@ -120,11 +120,18 @@ class Toolchain:
         self.dumps = dumps
         self.journal = journal
         self.ledger = ledger
+        if dumps is not None:
+            journal.dumped_to(dumps)
         self.compiled: dict[Hashable, Runner] = {}  # by `signature`: an equal graph is not compiled again
 
-    def start(self) -> tuple[str, Dump | None]:
-        """Title and dump writer of the next captured graph."""
+    def start(self, gm: torch.fx.GraphModule) -> tuple[str, Dump | None]:
+        """Title and dump writer of a captured graph."""
         title = self.prefix + self.journal.next_title()
+        stacks = [node.meta.get("stack") for node in gm.graph.nodes if node.op.startswith("call")]
+        lines = tuple(dict.fromkeys(stack[-1] for stack in stacks if stack))
+        self.journal.captured(CapturedGraphRecord(title, len(stacks), lines))
+        now = time.perf_counter()
+        self.journal.span(title, "capture", gm.meta.get("began", now), now)
         return title, self.dumps.named(title) if self.dumps is not None else None
 
     def not_compiled(self, title: str, error: Exception) -> None:
@@ -169,13 +176,13 @@ def _or_as_captured(
 
 def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """Runs the captured graph as it is."""
-    toolchain.start()
+    toolchain.start(gm)
     return gm.forward
 
 
 def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
-    title, dump = toolchain.start()
+    title, dump = toolchain.start(gm)
     partitioner = partitioner_of(toolchain.options)
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
@@ -218,7 +225,7 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
     its graph (an attribute that the first call wrote, say), layers captured one by one, resumed code.
     """
     key = signature(gm)
-    start = functools.cache(toolchain.start)
+    start = functools.cache(functools.partial(toolchain.start, gm))
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
         runner = toolchain.compiled.get((key, stages)) if key is not None else None
@@ -259,16 +266,31 @@ def _compile_with_inductor(
         verify=given.verify,
     )
 
-    def record(kind: Kind, prims: int, stats: GraphStats, start: float) -> None:
-        seconds = time.perf_counter() - start
-        toolchain.journal.add(
-            CompiledGraphRecord(title, kind, prims, stats.kernels, stats.aten_calls, seconds, stats.cache_hits)
-        )
+    journal = toolchain.journal
+    began = time.perf_counter()
+
+    partitioner = laid_out(partitioner_of(given))
+
+    @functools.wraps(partitioner)
+    def choose(joint: JointGraph) -> Partition:
+        start = time.perf_counter()
+        journal.span(title, "trace", began, start)
+        found = partitioner(joint)
+        journal.span(title, "partition", start, time.perf_counter())
+        return found
+
+    def record(kind: Kind, prims: int, compiled: torchinductor.CompiledGraph, start: float) -> None:
+        stats, seconds = compiled.stats, time.perf_counter() - start
+        counts = prims, stats.kernels, stats.aten_calls
+        parts, memory = stats.parts, stats.memory
+        journal.add(CompiledGraphRecord(title, kind, *counts, seconds, stats.cache_hits, parts, memory), compiled)
+        for stage, took in stats.seconds.items():
+            journal.span(f"{title} {kind}", stage, start, start := start + took)
 
     def load(kind: Kind, kept: torchinductor.KeptGraph) -> Runner:
         start = time.perf_counter()
         loaded = torchinductor.load_graph(kept, settings, ledger=toolchain.ledger, title=f"{title} {kind}")
-        record(kind, kept.nodes, loaded.stats, start)
+        record(kind, kept.nodes, loaded, start)
         return Boxed(loaded)
 
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, Inputs], Runner]:
@@ -277,6 +299,8 @@ def _compile_with_inductor(
         @_COLLECTOR.held_back()
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
             start = time.perf_counter()
+            if kind == "inference":
+                journal.span(title, "trace", began, start)
             try:
                 if kind == "inference":
                     torchinductor.choose_layouts(graph)
@@ -291,7 +315,7 @@ def _compile_with_inductor(
                 toolchain.not_compiled(f"{title} {kind}", error)
                 return run_graph(graph, inputs)
             prims = sum(node.op == "call_function" for node in graph.graph.nodes)
-            record(kind, prims, compiled.stats, start)
+            record(kind, prims, compiled, start)
             return Boxed(compiled)
 
         return build
@@ -304,7 +328,7 @@ def _compile_with_inductor(
             fw_compiler=compiler("forward"),
             bw_compiler=compiler("backward"),
             inference_compiler=compiler("inference"),
-            partitioner=laid_out(partitioner_of(toolchain.options)),
+            partitioner=choose,
             decompositions="prims",
             distinct_inputs=True,  # capture guards it
             dump=dump,
@@ -318,7 +342,8 @@ def _compile_with_inductor(
     key = key_of(gm, given) if not stages else None
     shelf = None
     if key is not None and given.cache is not None:
-        shelf = ProgramShelf(Store(given.cache), key, load, lambda: len(toolchain.ledger.events) == told)
+        quiet = lambda: len(toolchain.ledger.events) == told
+        shelf = ProgramShelf(Store(given.cache), key, load, quiet, lines_of(gm))
     return _or_as_captured(toolchain, title, gm, compile)
 
 
@@ -328,7 +353,7 @@ def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, exampl
     Raises:
         InvalidArgument: sizes of the graph are symbols, which it would take for the numbers that they were.
     """
-    toolchain.start()
+    toolchain.start(gm)
     if any(isinstance(node.meta.get("val"), torch.SymInt) for node in gm.graph.find_nodes(op="placeholder")):
         raise InvalidArgument(f"backend={name!r} is torch's, which reads no symbolic sizes: leave their marks out")
     theirs: Any = torch._TorchCompileWrapper(name, None, None, None).compiler_fn
@@ -339,7 +364,7 @@ def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, exampl
 def _counted(toolchain: Toolchain, backend: Backend, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """A caller's own back end; its graphs are counted as those of the named ones are, and its errors are for the
     caller."""
-    toolchain.start()
+    toolchain.start(gm)
     return backend(gm, example_inputs)
 
 

@@ -3,17 +3,37 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
+
+from primtorch.schemas import UserFrame
+from torchcompile.dumps import DumpFolder, Text
+from torchinductor import NO_MEMORY, CompiledGraph, Memory, Part, label_of
 
 Kind = Literal["forward", "backward", "inference"]
 
 
 @dataclass(frozen=True, slots=True)
+class CapturedGraphRecord:
+    """One graph as it was captured. `lines`: the user's lines behind its operators, each once, in order."""
+
+    title: str
+    operators: int
+    lines: tuple[UserFrame, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class CompiledGraphRecord:
-    """One graph that was turned into kernels. `seconds`: wall time of lowering, code generation and building."""
+    """One graph that was turned into kernels.
+
+    Attributes:
+        seconds: wall time of lowering, code generation and building.
+        parts: its kernels and calls in order, with the user's lines and the bytes that they move.
+        memory: bytes that a call takes, at the sizes of the example.
+    """
 
     title: str
     kind: Kind
@@ -22,6 +42,22 @@ class CompiledGraphRecord:
     aten_calls: int
     seconds: float
     cache_hits: int
+    parts: tuple[Part, ...] = ()
+    memory: Memory = NO_MEMORY
+
+    def label(self, part: Part) -> str:
+        """What profilers call a part."""
+        return label_of(f"{self.title} {self.kind}", part)
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A stage of a compilation. `lane`: the graph, or one half of it; times are those of time.perf_counter."""
+
+    lane: str
+    stage: str
+    began: float
+    ended: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,12 +77,17 @@ class StageRecord:
 
 
 class Journal:
-    """The last `limit` compiled graphs. Safe under threads; `clear()` belongs to `torchcompile.reset()`."""
+    """The last `limit` of each kind of record. Safe under threads; `clear()` belongs to `torchcompile.reset()`."""
 
     def __init__(self, limit: int = 10_000) -> None:
         self._lock = threading.Lock()
         self._graphs: deque[CompiledGraphRecord] = deque(maxlen=limit)
         self._stages: deque[StageRecord] = deque(maxlen=limit)
+        self._spans: deque[Span] = deque(maxlen=limit)
+        self._captured: deque[CapturedGraphRecord] = deque(maxlen=limit)
+        self._programs: dict[tuple[str, Kind], weakref.ref[CompiledGraph]] = {}  # compiled code lives as ever
+        self._dumps: dict[DumpFolder, None] = {}
+        self._seconds: dict[str, float] = {}  # measured, by the part's label
         self._captures = 0
 
     def next_title(self) -> str:
@@ -55,10 +96,47 @@ class Journal:
             self._captures += 1
             return f"graph_{self._captures - 1}"
 
-    def add(self, record: CompiledGraphRecord) -> None:
+    def captured(self, record: CapturedGraphRecord) -> None:
+        """Keeps what was captured."""
+        with self._lock:
+            self._captured.append(record)
+
+    def add(self, record: CompiledGraphRecord, compiled: CompiledGraph | None = None) -> None:
         """Keeps what became of a graph."""
         with self._lock:
             self._graphs.append(record)
+            if compiled is not None:
+                self._programs[record.title, record.kind] = weakref.ref(compiled)
+
+    def span(self, lane: str, stage: str, began: float, ended: float) -> None:
+        """Keeps when a stage ran."""
+        with self._lock:
+            self._spans.append(Span(lane, stage, began, ended))
+
+    def dumped_to(self, dumps: DumpFolder) -> None:
+        """Remembers whose files are stages of this process."""
+        with self._lock:
+            self._dumps[dumps] = None
+
+    def measured(self, seconds: Mapping[str, float]) -> None:
+        """Keeps what a part was measured to take, by its label."""
+        with self._lock:
+            self._seconds.update(seconds)
+
+    def texts(self) -> tuple[Text, ...]:
+        """Every stage that was dumped; where none was, what compiled code holds anyway: its program, and its source."""
+        with self._lock:
+            dumps, programs = tuple(self._dumps), tuple(self._programs.items())
+            titles = {record.title for record in self._captured}
+        found = [text for folder in dumps for text in folder.texts(titles)]
+        dumped = {text.title for text in found}
+        for (title, kind), reference in programs:
+            compiled = reference()
+            if compiled is None or title in dumped:
+                continue
+            found.append(Text(f"{title}_{kind}_program.txt", title, f"{compiled.program}\n"))
+            found += (Text(f"{title}_{kind}_{name}", title, text) for name, text in compiled.sources.items())
+        return tuple(found)
 
     def split(self, title: str, stages: Sequence[StageRecord]) -> None:
         """Keeps the stages that a graph's backward has from now on, for the parameters in them: modules that are built
@@ -82,6 +160,24 @@ class Journal:
             return tuple(self._graphs)
 
     @property
+    def all_captured(self) -> Sequence[CapturedGraphRecord]:
+        """What was captured, in order."""
+        with self._lock:
+            return tuple(self._captured)
+
+    @property
+    def spans(self) -> Sequence[Span]:
+        """When each stage ran, in order."""
+        with self._lock:
+            return tuple(self._spans)
+
+    @property
+    def seconds(self) -> Mapping[str, float]:
+        """What parts were last measured to take, by label."""
+        with self._lock:
+            return dict(self._seconds)
+
+    @property
     def captures(self) -> int:
         """How many graphs were captured."""
         return self._captures
@@ -91,4 +187,8 @@ class Journal:
         with self._lock:
             self._graphs.clear()
             self._stages.clear()
+            self._spans.clear()
+            self._captured.clear()
+            self._programs.clear()
+            self._seconds.clear()
             self._captures = 0

@@ -12,7 +12,7 @@ import hashlib
 import os
 import platform
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 
@@ -43,11 +43,10 @@ FORMAT = 1
 _RECORDS = Records(
     (
         KeptGraph, KeptConstant, KernelSource, UserFrame, BackwardOutline, program.Program, program.Slot,
-        program.TensorInput,
-        program.Alloc,
-        program.Free, program.View, program.KernelCall, program.AtenCall, program.RandomSeed, program.Expect,
-        program.Output, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo, schemas.OutputKind,
-        schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
+        program.TensorInput, program.Alloc, program.Free,
+        program.View, program.KernelCall, program.AtenCall, program.RandomSeed, program.Expect,
+        program.Output, program.Part, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo,
+        schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
     )
 )  # fmt: skip
 
@@ -118,15 +117,23 @@ class ProgramShelf:
     Args:
         load: makes a kept graph run, as the compiler would: ("forward", "backward" or "inference", the graph).
         quiet: whether nothing was told to the ledger since compilation began; what was is to be told again.
+        lines: of each node of the captured graph. What is kept names them by the node: in another process the same
+            program may stand elsewhere.
     """
 
     def __init__(
-        self, store: Store, key: str, load: Callable[[Kind, KeptGraph], Compiled], quiet: Callable[[], bool]
+        self,
+        store: Store,
+        key: str,
+        load: Callable[[Kind, KeptGraph], Compiled],
+        quiet: Callable[[], bool],
+        lines: Sequence[UserFrame | None],
     ) -> None:
         self.store = store
         self.key = key
         self.load = load
         self.quiet = quiet
+        self.by_place = {UserFrame("", place, ""): line for place, line in enumerate(lines) if line is not None}
 
     def find(self) -> Shelved | None:
         outline = self._read("outline", Outline)
@@ -158,6 +165,8 @@ class ProgramShelf:
     def _write(self, part: str, record: object) -> bool:
         if record is None or not self.quiet():
             return False
+        if isinstance(record, KeptGraph):
+            record = _told(record, {line: place for place, line in self.by_place.items()})
         try:
             self.store.keep(self._name(part), _RECORDS.text(record))
         except NotAsText:
@@ -181,9 +190,23 @@ class ProgramShelf:
         if not isinstance(graph, KeptGraph):
             return None
         try:
-            return self.load(kind, graph)
+            return self.load(kind, _told(graph, self.by_place))
         except InductorError:  # no compiler, say: what compiles the graph tells of it
             return None
+
+
+def lines_of(gm: fx.GraphModule) -> list[UserFrame | None]:
+    """The user's line behind each node."""
+    return [stack[-1] if (stack := node.meta.get("stack")) else None for node in gm.graph.nodes]
+
+
+def _told(graph: KeptGraph, lines: Mapping[UserFrame, UserFrame]) -> KeptGraph:
+    """The graph with other words for the user's lines; a line that has none is left out."""
+    parts = tuple(
+        dataclasses.replace(part, frames=tuple(lines[frame] for frame in part.frames if frame in lines))
+        for part in graph.program.parts
+    )
+    return dataclasses.replace(graph, program=dataclasses.replace(graph.program, parts=parts))
 
 
 def kept_of(compiled: Compiled) -> KeptGraph | None:

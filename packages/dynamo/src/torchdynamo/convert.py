@@ -475,6 +475,7 @@ def _call_backend(state: Function, finished: Finishing) -> Callable[..., Sequenc
     examples: list[object] = [item.example for item in finished.inputs]
     classes = {type(one) for one in examples if isinstance(one, torch.Tensor)} - PLAIN_TENSORS
     began = time.perf_counter()
+    finished.graph.meta["began"] = state.began
     try:
         with preserved(), _without_classes() if classes else contextlib.nullcontext():
             compiled = state.backend(finished.graph, examples)

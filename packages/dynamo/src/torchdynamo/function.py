@@ -148,6 +148,7 @@ class Function:
     raised: set[tuple[type, int]] = field(default_factory=set)  # exceptions of the program that ended calls, and lines
     nested: Nested | None = None
     ran_first: bool = False  # a call has run as it was written, as `eager_then_compile` asks
+    began: float = 0.0  # when the capture that is under way did, by time.perf_counter
     lazy: bool = False  # a call has run as it was written for a lazy module to make its parameters
     unheld: int = 0  # captures in a row of one call whose guards did not hold: other threads change what it reads
     made: list[weakref.ref[CompiledCallable]] = field(default_factory=list)
@@ -216,6 +217,7 @@ class Function:
 
     def _version(self, compiled: CompiledCallable, flat: tuple[object, ...], again: bool) -> Entry | None:
         began, in_backend = time.perf_counter(), self.stats.backend_seconds
+        self.began = began
         try:
             why: list[str] = []
             for entry in compiled.entries:

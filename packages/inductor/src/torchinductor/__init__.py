@@ -5,12 +5,15 @@ from torchinductor.codegen.cpp.backend import CppBackend
 from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.compile import CompiledGraph, KeptConstant, KeptGraph, choose_layouts, compile_graph, load_graph
 from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
-from torchinductor.schemas import GraphStats, InductorOptions
+from torchinductor.native import label_of
+from torchinductor.program import Part
+from torchinductor.schemas import NO_MEMORY, GraphStats, InductorOptions, Memory
 from torchinductor.source import generate_source
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "NO_MEMORY",
     "BuildFailed",
     "Built",
     "CodegenBackend",
@@ -24,12 +27,15 @@ __all__ = [
     "KeptGraph",
     "KernelSource",
     "LoweringError",
+    "Memory",
+    "Part",
     "TritonBackend",
     "UnknownDevice",
     "choose_layouts",
     "codegen_for",
     "compile_graph",
     "generate_source",
+    "label_of",
     "load_graph",
     "register_codegen",
 ]

@@ -33,6 +33,7 @@ from torchinductor.layouts import channels_last_convolutions
 from torchinductor.lowering.context import ExternCall, Operation
 from torchinductor.lowering.graph import Lowered, lower_graph
 from torchinductor.native import accelerator_of, prepare
+from torchinductor.parts import Origins, memory_of
 from torchinductor.program import Launcher, Program, Run, Value
 from torchinductor.scheduling.bundles import bundle
 from torchinductor.scheduling.in_place import write_in_place
@@ -40,6 +41,8 @@ from torchinductor.scheduling.schedule import schedule
 from torchinductor.schemas import GraphStats, InductorOptions
 
 Dump = Callable[[str, str], None]
+Watch = Callable[[str, int, int], None]
+"""Is told what is under way: the stage, how many kernels it is done with, and of how many."""
 
 
 @dataclass(frozen=True)
@@ -110,10 +113,13 @@ def compile_graph(
     dump: Dump | None = None,
     ledger: Ledger = LEDGER,
     title: str = "graph",
+    watch: Watch | None = None,
 ) -> CompiledGraph:
     """Compiles a graph that is closed under the prims.
 
     Args:
+        title: what the ledger and profilers call it.
+        watch: is told what is under way.
         ledger: is told, under `title`, of what runs otherwise than planned, now and at each call.
 
     Raises:
@@ -122,7 +128,8 @@ def compile_graph(
         CompilerMissing, BuildFailed: generated source could not be built.
     """
     options = options or InductorOptions()
-    clock = _Clock()
+    clock = _Clock(watch)
+    clock.at("lower")
     for device in _device_types(gm):
         warm_codegen(device, options)
     lowered = lower_graph(gm, options, takes, _Bodies(options, dump, ledger, title), traits_of)
@@ -137,18 +144,20 @@ def compile_graph(
     if options.reuse_buffers:
         operations = write_in_place(lowered, operations)
     verify_kernels(operations)
-    sources = _generate(operations, options)
+    sources = _generate(operations, options, clock)
     clock.lap("generate")
+    clock.at("build", 0, sum(len(unique) for unique, _ in sources.values()))
     built = {device: codegen_for(device).build(unique, options) for device, (unique, _) in sources.items()}
     clock.lap("build")
-    program = _program(lowered, operations, sources, built, options)
+    origins = Origins.of(gm)
+    program = _program(lowered, operations, sources, built, options, origins)
     clock.lap("emit")
     run, consume, graph_runs = _runnable(program, options, ledger, title)
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     if dump is not None:
         _dump(dump, lowered, operations, files, program)
-    stats = _stats(gm, operations, built, clock)
+    stats = _stats(gm, operations, built, clock, program, origins)
     unique = tuple((device, tuple(found)) for device, (found, _) in sources.items())
     bare = replace(program, kernels=(), launchers=(), keepalive=(), constants=())
     constants = _kept_constants(program)
@@ -182,7 +191,8 @@ def load_graph(
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     hits, misses = (sum(getattr(b, name) for b in built.values()) for name in ("cache_hits", "cache_misses"))
-    stats = GraphStats(kept.nodes, kept.kernels, kept.aten_calls, clock.seconds, hits, misses)
+    memory = memory_of(program, {})
+    stats = GraphStats(kept.nodes, kept.kernels, kept.aten_calls, clock.seconds, hits, misses, memory, program.parts)
     return CompiledGraph(program, stats, files, run, consume, graph_runs, kept)
 
 
@@ -191,7 +201,7 @@ def _runnable(
 ) -> tuple[Run, Run, GraphRuns | None]:
     """What runs a program, what runs it and empties its list of inputs, and how CUDA graphs were used."""
     mended = tell_mended(ledger, title)
-    native = prepare(program, mended) if options.native_executor else None
+    native = prepare(program, mended, title) if options.native_executor else None
     run: Run = native or PythonExecutor(program, mended)
     consume = native.consume if native is not None else run
     refused = refusal(program) if options.cuda_graphs else None
@@ -269,11 +279,16 @@ def _device_types(gm: fx.GraphModule) -> set[str]:
 
 
 class _Clock:
-    """Seconds by stage."""
+    """Seconds by stage; tells which is under way."""
 
-    def __init__(self) -> None:
+    def __init__(self, watch: Watch | None = None) -> None:
         self.seconds: dict[str, float] = {}
         self._last = time.perf_counter()
+        self._watch = watch
+
+    def at(self, stage: str, done: int = 0, of: int = 0) -> None:
+        if self._watch is not None:
+            self._watch(stage, done, of)
 
     def lap(self, name: str) -> None:
         now = time.perf_counter()
@@ -298,13 +313,13 @@ Launched = (Kernel, Template, Bundle)
 Sources = dict[str, tuple[list[KernelSource], dict[str, int]]]
 
 
-def _generate(operations: Sequence[Operation], options: InductorOptions) -> Sources:
+def _generate(operations: Sequence[Operation], options: InductorOptions, clock: _Clock) -> Sources:
     """Distinct sources by device type, and each kernel's number among them."""
     result: Sources = {}
     numbers: dict[tuple[str, str], int] = {}
-    for operation in operations:
-        if not isinstance(operation, Launched):
-            continue
+    launched = [operation for operation in operations if isinstance(operation, Launched)]
+    for done, operation in enumerate(launched):
+        clock.at("generate", done, len(launched))
         device = operation.device.type
         unique, by_name = result.setdefault(device, ([], {}))
         source = generated(operation, options)
@@ -322,6 +337,7 @@ def _program(
     sources: Sources,
     built: dict[str, Built],
     options: InductorOptions,
+    origins: Origins,
 ) -> Program:
     kernels: tuple[int, ...] = ()
     launchers: tuple[Launcher, ...] = ()
@@ -335,7 +351,7 @@ def _program(
         kernels += made.addresses
         launchers += made.launchers
         keepalive += made.keepalive
-    return emit(lowered, operations, handles, kernels, launchers, keepalive, options.reuse_buffers)
+    return emit(lowered, operations, handles, kernels, launchers, keepalive, options.reuse_buffers, origins)
 
 
 def _dump(
@@ -348,7 +364,14 @@ def _dump(
     dump("program.txt", str(program) + "\n")
 
 
-def _stats(gm: fx.GraphModule, operations: Sequence[Operation], built: dict[str, Built], clock: _Clock) -> GraphStats:
+def _stats(
+    gm: fx.GraphModule,
+    operations: Sequence[Operation],
+    built: dict[str, Built],
+    clock: _Clock,
+    program: Program,
+    origins: Origins,
+) -> GraphStats:
     bodies = [body for o in operations if isinstance(o, ExternCall) for body in bodies_of(o.op)]
     return GraphStats(
         nodes=sum(1 for n in gm.graph.nodes if n.op == "call_function"),
@@ -357,4 +380,6 @@ def _stats(gm: fx.GraphModule, operations: Sequence[Operation], built: dict[str,
         seconds=clock.seconds,
         cache_hits=sum(b.cache_hits for b in built.values()),
         cache_misses=sum(b.cache_misses for b in built.values()),
+        memory=memory_of(program, origins.sizes),
+        parts=program.parts,
     )

@@ -6,13 +6,16 @@ on a machine that does not have the device.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from primtorch.symbolic.expr import IntExpr
 from torchinductor.indexing import product
 from torchinductor.ir import Bundle, Indirect, Kernel, Stage, Template, loops_of
 from torchinductor.lowering.context import ExternCall, Operation
+
+NO_SIZES: Mapping[str, int] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +51,33 @@ def traffic_of(operations: Iterable[Operation]) -> Traffic:
     return Traffic(kernels, moved, calls)
 
 
-def bytes_of(kernel: Kernel) -> dict[str, int]:
-    """The bytes of each buffer that a kernel touches, by the buffer's name: what its indices reach, at most all."""
+def bytes_of(kernel: Kernel, sizes: Mapping[str, int] = NO_SIZES) -> dict[str, int]:
+    """The bytes of each buffer that a kernel touches, by the buffer's name: what its indices reach, at most all.
+
+    Sizes that are symbols are those of `sizes`; others count as one.
+    """
     touched: dict[str, dict[IntExpr, int]] = {name: {} for name in kernel.arguments}
     for stage in kernel.stages:
         axes = _axes_of(stage)
         for access in stage.body.accesses:
             over = frozenset().union(*(axes.get(name, (name,)) for name in access.index.symbols()))
-            points = product(a.size for a in kernel.axes if a.name in over).as_int() or 1
+            points = value_of(product(a.size for a in kernel.axes if a.name in over), sizes) or 1
             touched[access.buffer][access.index] = points
     result: dict[str, int] = {}
     for name, places in touched.items():
         buffer = kernel.buffers[name]
-        whole = buffer.span.as_int()
+        whole = value_of(buffer.span, sizes)
         reached = sum(places.values())
         result[name] = (reached if whole is None else min(reached, whole)) * buffer.dtype.itemsize
     return result
+
+
+def value_of(size: int | IntExpr, sizes: Mapping[str, int]) -> int | None:
+    """A size's value; None where it is not known."""
+    known = size if isinstance(size, int) else size.as_int()
+    if known is None and isinstance(size, IntExpr) and size.symbols() <= sizes.keys():
+        known = size.evaluate(sizes)
+    return known
 
 
 def _axes_of(stage: Stage) -> dict[str, frozenset[str]]:

@@ -16,6 +16,7 @@ from torchinductor.ir import Buffer, Bundle, Kernel, Template, loops_of
 from torchinductor.lowering.context import ExternCall, Operation, ScalarRead, SeedCall, ViewRef, same_strides
 from torchinductor.lowering.graph import Lowered
 from torchinductor.ownership import buffers_of, owned_by_graph
+from torchinductor.parts import NO_ORIGINS, Launched, Origins, parts_of
 from torchinductor.program import (
     Alloc,
     AtenCall,
@@ -66,6 +67,12 @@ class _Emitter:
     count: int = 0
     dead: list[tuple[Bytes, int, torch.dtype]] = field(default_factory=list)
     symbols: dict[str, None] = field(default_factory=dict)  # those that have a value by now
+    placed: list[tuple[int, Launched]] = field(default_factory=list)  # the instruction that runs each
+
+    def launch(self, operation: Launched, instruction: Instruction) -> None:
+        """The instruction that runs a kernel or a call."""
+        self.placed.append((len(self.instructions), operation))
+        self.instructions.append(instruction)
 
     def new_slot(self) -> int:
         self.count += 1
@@ -139,7 +146,7 @@ class _Emitter:
             else:
                 self.slots[name] = self.new_slot()
                 outputs.append(self.slots[name])
-        self.instructions.append(AtenCall(call.op, args, kwargs, tuple(outputs)))
+        self.launch(call, AtenCall(call.op, args, kwargs, tuple(outputs)))
         self.instructions += [Free(t) for t in temporary]
         for name in call.outputs:
             if name is not None:
@@ -172,8 +179,10 @@ def emit(
     launchers: tuple[Launcher, ...],
     keepalive: tuple[object, ...],
     reuse: bool,
+    origins: Origins = NO_ORIGINS,
 ) -> Program:
-    """The program of scheduled operations. `handles` maps kernels' names to their generated code."""
+    """The program of scheduled operations. `handles` maps kernels' names to their generated code; `origins` says where
+    the graph's nodes come from."""
     emitter = _Emitter(lowered, reuse)
     inputs = [_input(emitter, lowered, item.name, item.buffer, item.symbol) for item in lowered.inputs]
     emitter.symbols.update((i.symbol, None) for i in inputs if isinstance(i, SymbolInput) and i.symbol is not None)
@@ -212,6 +221,7 @@ def emit(
         launchers,
         keepalive,
         lowered.definitions,
+        parts_of(emitter.placed, lowered.buffers, origins),
     )
 
 
@@ -219,14 +229,12 @@ def _emit_one(emitter: _Emitter, operation: Operation, handles: Mapping[str, Han
     match operation:
         case Kernel() | Template():
             handle, slots = handles[operation.name], _places(emitter, operation)
-            emitter.instructions.append(
-                handle.backend.instruction(loops_of(operation), handle.source, handle.number, slots)
+            emitter.launch(
+                operation, handle.backend.instruction(loops_of(operation), handle.source, handle.number, slots)
             )
         case Bundle():
             handle, slots = handles[operation.name], _places(emitter, operation)
-            emitter.instructions.append(
-                handle.backend.bundle_instruction(operation, handle.source, handle.number, slots)
-            )
+            emitter.launch(operation, handle.backend.bundle_instruction(operation, handle.source, handle.number, slots))
         case ExternCall():
             emitter.free_dead()
             emitter.extern(operation)

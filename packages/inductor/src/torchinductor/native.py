@@ -26,6 +26,7 @@ from .program import (
     Instruction,
     KernelCall,
     Output,
+    Part,
     Program,
     RandomSeed,
     ReadScalar,
@@ -38,16 +39,22 @@ from .program import (
 )
 
 
+def label_of(title: str, part: Part) -> str:
+    """What profilers call a part of the graph of this title: `graph_0.forward.amax_sub_exp_2`."""
+    return f"{title.replace(' ', '.')}.{part.name}"
+
+
 class MixedDevices(InductorError):
     """A program runs on one accelerator at a time."""
 
 
-def prepare(program: Program, mended: Mended = TELL_PROCESS) -> CompiledProgram:
+def prepare(program: Program, mended: Mended = TELL_PROCESS, title: str = "graph") -> CompiledProgram:
     """The callable that runs the program: `callable(inputs: list) -> list`, and `consume`, which empties the list.
 
-    `mended` is called, with the results computed, for each `Expect` that did not hold.
+    Profilers show each part under the title and its own name. `mended` is called, with the results computed, for each
+    `Expect` that did not hold.
     """
-    return _Encoder(program, mended).encode()
+    return _Encoder(program, mended, title).encode()
 
 
 def accelerator_of(program: Program) -> torch.device | None:
@@ -62,9 +69,10 @@ def accelerator_of(program: Program) -> torch.device | None:
 
 
 class _Encoder:
-    def __init__(self, program: Program, mended: Mended) -> None:
+    def __init__(self, program: Program, mended: Mended, title: str) -> None:
         self.program = program
         self.mended = mended
+        self.labels = {part.position: label_of(title, part) for part in program.parts}
         self.builder = Builder()
         self.symbols = {name: i for i, name in enumerate(program.symbols)}
         self.known = {i.symbol for i in program.inputs if isinstance(i, SymbolInput) and i.symbol is not None}
@@ -86,8 +94,10 @@ class _Encoder:
                 self.builder.input_tensor(item.name, item.slot, item.dtype, item.device, len(item.shape))
         for slot, tensor in self.program.constants:
             self.builder.constant(slot, tensor.detach())
-        for instruction in self.program.instructions:
+        for position, instruction in enumerate(self.program.instructions):
             self._instruction(instruction)
+            if position in self.labels:
+                self.builder.label(self.labels[position])
         return self.builder.build(self.program.num_slots, len(self.symbols))
 
     # ---- sizes: every distinct expression is evaluated once a call, as soon as its symbols are known -----------

@@ -172,6 +172,30 @@ Instruction: TypeAlias = (
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What an instruction does that takes time: a generated kernel, or a call of an operator. For people alone.
+
+    Attributes:
+        position: that of the instruction in the program.
+        name: for tables and profilers; no other part of the program has it.
+        generated: whether it is a generated kernel.
+        frames: the user's lines behind it.
+        read, written: bytes, each place once, at the sizes of the example.
+    """
+
+    position: int
+    name: str
+    generated: bool
+    frames: tuple[UserFrame, ...]
+    read: int
+    written: int
+
+    @property
+    def moved(self) -> int:
+        return self.read + self.written
+
+
+@dataclass(frozen=True, slots=True)
 class Program:
     """Everything an executor needs. `kernels` are function addresses; `keepalive` holds the libraries they live in."""
 
@@ -184,6 +208,7 @@ class Program:
     launchers: tuple[Launcher, ...] = ()
     keepalive: tuple[object, ...] = field(default=(), repr=False)
     definitions: Mapping[str, Definition] = field(default_factory=dict)  # of symbols computed from those of the inputs
+    parts: tuple[Part, ...] = field(default=(), repr=False)
 
     def __str__(self) -> str:
         lines = [f"inputs: {', '.join(_input_text(i) for i in self.inputs)}"]

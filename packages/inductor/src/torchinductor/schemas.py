@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from torchinductor.program import Part
+
 
 @dataclass(frozen=True, slots=True)
 class InductorOptions:
@@ -59,6 +61,24 @@ class DeviceTraits:
 
 
 @dataclass(frozen=True, slots=True)
+class Memory:
+    """Bytes that a call of a program takes beside its inputs, at the sizes of the example.
+
+    Attributes:
+        peak: of what it has made, at once.
+        results: of what it returns, inputs left out; a forward's hold what its backward reads.
+        inputs: of what it is given.
+    """
+
+    peak: int = 0
+    results: int = 0
+    inputs: int = 0
+
+
+NO_MEMORY = Memory()
+
+
+@dataclass(frozen=True, slots=True)
 class GraphStats:
     """What became of one graph."""
 
@@ -68,3 +88,5 @@ class GraphStats:
     seconds: dict[str, float] = field(default_factory=dict)
     cache_hits: int = 0
     cache_misses: int = 0
+    memory: Memory = NO_MEMORY
+    parts: tuple[Part, ...] = ()

@@ -72,6 +72,7 @@ class ExternCall:
     outputs: tuple[str | None, ...]
     reads: frozenset[str]
     frames: tuple[UserFrame, ...] = ()  # the user's lines behind it
+    origins: tuple[str, ...] = ()
 
     @property
     def effect(self) -> bool:
@@ -367,7 +368,8 @@ class Context:
             buffer = self.new_buffer(exprs(meta.shape), meta.dtype, torch.device(meta.device), exprs(meta.stride()))
             outputs.append(self.strided(buffer))
         names = tuple(o.data.buffer if o is not None else None for o in outputs)  # type: ignore[union-attr]
-        call = ExternCall(self.new_name("call"), op, lifted, lifted_kwargs, names, frozenset(reads), self.frames())
+        told = self.frames(), self.origin()
+        call = ExternCall(self.new_name("call"), op, lifted, lifted_kwargs, names, frozenset(reads), *told)
         self.operations.append(call)
         return outputs
 

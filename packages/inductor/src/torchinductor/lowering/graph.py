@@ -235,6 +235,7 @@ def _outputs(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> t
     }
     for item in items:
         value = values[item] if isinstance(item, fx.Node) else item
+        ctx.node = item if isinstance(item, fx.Node) else node  # what is stored for it bears its name
         if isinstance(value, TensorValue):
             strides = exprs(item.meta["val"].stride()) if "val" in item.meta else None  # type: ignore[union-attr]
             exact = laid.get(item)  # type: ignore[arg-type]
