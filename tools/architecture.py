@@ -93,6 +93,9 @@ PLACES: dict[str, tuple[Place, ...]] = {
         Place("inductor/src/torchinductor/codegen", "Backend", "a `CodegenBackend`: loop IR to source, source to code"),
         Place("compile/src/torchcompile/backends.py", "NAMED", "its name, for `compile(backend=...)`"),
     ),
+    "how graphs are shared out among back ends": (
+        Place("compile/src/torchcompile/mixture/placement.py", "def ", "who gets an operator"),
+    ),
     "an instruction of compiled programs": (
         Place("inductor/src/torchinductor/program.py", "class ", "its record"),
         Place("inductor/src/torchinductor/executor.py", "def ", "what it does, in Python"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypeVar, overload
 
@@ -15,6 +15,7 @@ from torchcompile.backends import Backend, Toolchain
 from torchcompile.dumps import DumpFolder
 from torchcompile.errors import InvalidArgument, NotCompilable
 from torchcompile.journal import Journal
+from torchcompile.mixture import driver as mixed
 from torchcompile.module import Transform, compile_call, compile_class, compiled_module, original_of
 from torchcompile.options import CompileOptions, resolve
 from torchcompile.report import Report
@@ -31,7 +32,7 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str | Backend | None = ...,
+    backend: str | Backend | Sequence[str] | None = ...,
     mode: str | None = ...,
     options: Mapping[str, object] | None = ...,
     name: str | None = ...,
@@ -48,7 +49,7 @@ def compile(
     *,
     fullgraph: bool = ...,
     dynamic: bool | None = ...,
-    backend: str | Backend | None = ...,
+    backend: str | Backend | Sequence[str] | None = ...,
     mode: str | None = ...,
     options: Mapping[str, object] | None = ...,
     name: str | None = ...,
@@ -64,7 +65,7 @@ def compile(
     *,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend | None = None,
+    backend: str | Backend | Sequence[str] | None = None,
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
     name: str | None = None,
@@ -85,7 +86,8 @@ def compile(
             the user's stack, the reason and the remedy.
         dynamic: True: sizes are symbolic from the first call on; None: a size becomes so when it first
             changes; False: never, each size compiles anew.
-        backend: a name of `list_backends()` or a callable `(gm, example_inputs) -> callable`; None is "inductor".
+        backend: a name of `list_backends()` or a callable `(gm, example_inputs) -> callable`; None is "inductor". A
+            list of names shares each graph out among them (docs/mixture.md).
         mode: a named set of options.
         options: see `torchcompile.options.CompileOptions`; torch.compile's names are taken for what they mean here.
         name: precedes the graphs' names in the report and the dump.
@@ -111,7 +113,7 @@ def compile_in_place(
     *models: torch.nn.Module,
     fullgraph: bool = False,
     dynamic: bool | None = None,
-    backend: str | Backend | None = None,
+    backend: str | Backend | Sequence[str] | None = None,
     mode: str | None = None,
     options: Mapping[str, object] | None = None,
     name: str | None = None,
@@ -164,7 +166,11 @@ def _settings(
 
 
 def _stack(
-    fullgraph: bool, dynamic: bool | None, backend: str | Backend | None, settings: CompileOptions, name: str | None
+    fullgraph: bool,
+    dynamic: bool | None,
+    backend: str | Backend | Sequence[str] | None,
+    settings: CompileOptions,
+    name: str | None,
 ) -> Transform:
     """Capture with a back end behind it, for one call of the interface."""
     if dynamic is not None and not isinstance(dynamic, bool):
@@ -177,7 +183,8 @@ def _stack(
         dynamic = False
     capture = _capture_options(settings, fullgraph, dynamic)
     ledger = torchdynamo.new_ledger(capture)
-    runner = backends.resolve(chosen, Toolchain(settings, dumps, _journal, ledger, name))
+    toolchain = Toolchain(settings, dumps, _journal, ledger, name)
+    runner = mixed.resolve(chosen, toolchain) if mixed.is_mixture(chosen) else backends.resolve(chosen, toolchain)
     return torchdynamo.optimize(runner, options=capture, dump=dumps, ledger=ledger)
 
 
@@ -262,4 +269,5 @@ def report() -> Report:
         graphs=_journal.graphs,
         events=stats.events,
         stages=_journal.stages,
+        pieces=_journal.pieces,
     )

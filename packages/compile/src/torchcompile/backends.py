@@ -14,7 +14,7 @@ import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import torch
 import torch.distributed as dist
@@ -31,6 +31,7 @@ from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journal, Kind, StageRecord
+from torchcompile.mixture.capability import Capability
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.shelf import ProgramShelf, key_of, lines_of
@@ -161,13 +162,21 @@ def _kind_of(error: Exception) -> EventKind:
 TOLD_OTHERWISE = (TorchDynamoError, DataDependent)
 
 
-def _or_as_captured(
-    toolchain: Toolchain, title: str, gm: torch.fx.GraphModule, compile: Callable[[], Runner]
+def or_as_captured(
+    toolchain: Toolchain,
+    title: str,
+    gm: torch.fx.GraphModule,
+    compile: Callable[[], Runner],
+    also: tuple[type[Exception], ...] = (),
 ) -> Runner:
-    """What `compile` makes of a captured graph. Nothing has run yet: where it fails, the graph runs as it is."""
+    """What `compile` makes of a captured graph. Nothing has run yet: where it fails, the graph runs as it is.
+
+    Raises:
+        Exception: one of `TOLD_OTHERWISE` or of `also`.
+    """
     try:
         return compile()
-    except TOLD_OTHERWISE:
+    except (*TOLD_OTHERWISE, *also):
         raise
     except Exception as error:
         toolchain.not_compiled(title, error)
@@ -190,7 +199,7 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
         return aot_module(program, inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump, stages=stages)
 
     def guarded(stages: Stages, inputs: Inputs) -> Runner:
-        return _or_as_captured(toolchain, title, gm, lambda: compile(stages, inputs))
+        return or_as_captured(toolchain, title, gm, lambda: compile(stages, inputs))
 
     return for_replicas(toolchain, lambda: title, example_inputs, guarded)
 
@@ -224,6 +233,28 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
     A graph equal to an earlier one is compiled once: a function whose guards failed for a reason that does not show in
     its graph (an attribute that the first call wrote, say), layers captured one by one, resumed code.
     """
+    return compiled_once(toolchain, gm, example_inputs, _compile_with_inductor)
+
+
+class Compile(Protocol):
+    """Makes a captured graph run, for stages of its backward, under a title and with a dump writer."""
+
+    def __call__(
+        self,
+        toolchain: Toolchain,
+        gm: torch.fx.GraphModule,
+        example_inputs: Inputs,
+        stages: Stages,
+        title: str,
+        dump: Dump | None,
+        /,
+    ) -> Runner: ...
+
+
+def compiled_once(
+    toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs, compile_graph: Compile
+) -> Runner:
+    """What `compile_graph` makes of a captured graph, or made of an equal one; held to eager where that is asked."""
     key = signature(gm)
     start = functools.cache(functools.partial(toolchain.start, gm))
 
@@ -231,7 +262,7 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
         runner = toolchain.compiled.get((key, stages)) if key is not None else None
         if runner is None:
             asked = facts(gm)
-            runner = _compile_with_inductor(toolchain, gm, inputs, stages, *start())
+            runner = compile_graph(toolchain, gm, inputs, stages, *start())
             if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
                 toolchain.compiled[key, stages] = runner
         return runner
@@ -241,10 +272,34 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
     if written is not None:
 
         def again(part: torch.fx.GraphModule, inputs: Inputs) -> Runner:
-            return _compile_with_inductor(toolchain, part, inputs, (), f"{start()[0]}_part", None)
+            return compile_graph(toolchain, part, inputs, (), f"{start()[0]}_part", None)
 
         hold_to_eager(written, example_inputs, runner, again, start()[0])
     return runner
+
+
+def inductor_options(given: CompileOptions) -> InductorOptions:
+    """What code generation is asked for."""
+    return InductorOptions(
+        cache_dir=given.cache,
+        cxx=given.cxx,
+        cuda_graphs=given.cuda_graphs,
+        round_like_eager=given.precision == "eager",
+        templates=given.templates,
+        verify=given.verify,
+    )
+
+
+def record(
+    toolchain: Toolchain, title: str, kind: Kind, prims: int, compiled: torchinductor.CompiledGraph, start: float
+) -> None:
+    """Keeps what became of a graph that inductor compiled from `start` on, and when it did."""
+    journal, stats, seconds = toolchain.journal, compiled.stats, time.perf_counter() - start
+    counts = prims, stats.kernels, stats.aten_calls
+    parts, memory = stats.parts, stats.memory
+    journal.add(CompiledGraphRecord(title, kind, *counts, seconds, stats.cache_hits, parts, memory), compiled)
+    for stage, took in stats.seconds.items():
+        journal.span(f"{title} {kind}", stage, start, start := start + took)
 
 
 def _compile_with_inductor(
@@ -257,14 +312,7 @@ def _compile_with_inductor(
 ) -> Runner:
 
     given = toolchain.options
-    settings = InductorOptions(
-        cache_dir=given.cache,
-        cxx=given.cxx,
-        cuda_graphs=given.cuda_graphs,
-        round_like_eager=given.precision == "eager",
-        templates=given.templates,
-        verify=given.verify,
-    )
+    settings = inductor_options(given)
 
     journal = toolchain.journal
     began = time.perf_counter()
@@ -279,18 +327,10 @@ def _compile_with_inductor(
         journal.span(title, "partition", start, time.perf_counter())
         return found
 
-    def record(kind: Kind, prims: int, compiled: torchinductor.CompiledGraph, start: float) -> None:
-        stats, seconds = compiled.stats, time.perf_counter() - start
-        counts = prims, stats.kernels, stats.aten_calls
-        parts, memory = stats.parts, stats.memory
-        journal.add(CompiledGraphRecord(title, kind, *counts, seconds, stats.cache_hits, parts, memory), compiled)
-        for stage, took in stats.seconds.items():
-            journal.span(f"{title} {kind}", stage, start, start := start + took)
-
     def load(kind: Kind, kept: torchinductor.KeptGraph) -> Runner:
         start = time.perf_counter()
         loaded = torchinductor.load_graph(kept, settings, ledger=toolchain.ledger, title=f"{title} {kind}")
-        record(kind, kept.nodes, loaded, start)
+        record(toolchain, title, kind, kept.nodes, loaded, start)
         return Boxed(loaded)
 
     def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, Inputs], Runner]:
@@ -315,7 +355,7 @@ def _compile_with_inductor(
                 toolchain.not_compiled(f"{title} {kind}", error)
                 return run_graph(graph, inputs)
             prims = sum(node.op == "call_function" for node in graph.graph.nodes)
-            record(kind, prims, compiled, start)
+            record(toolchain, title, kind, prims, compiled, start)
             return Boxed(compiled)
 
         return build
@@ -344,7 +384,7 @@ def _compile_with_inductor(
     if key is not None and given.cache is not None:
         quiet = lambda: len(toolchain.ledger.events) == told
         shelf = ProgramShelf(Store(given.cache), key, load, quiet, lines_of(gm))
-    return _or_as_captured(toolchain, title, gm, compile)
+    return or_as_captured(toolchain, title, gm, compile)
 
 
 def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
@@ -378,13 +418,13 @@ class Registry:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._backends: dict[str, tuple[Backend, frozenset[str]]] = {}
+        self._backends: dict[str, tuple[Backend, frozenset[str], Capability | None]] = {}
 
-    def add(self, backend: Backend, name: str, tags: Iterable[str]) -> None:
+    def add(self, backend: Backend, name: str, tags: Iterable[str], capability: Capability | None = None) -> None:
         with self._lock:
             if name in NAMED:
                 raise InvalidArgument(f"the name {name!r} is taken: {', '.join(sorted(NAMED))} are torchcompile's own")
-            self._backends[name] = backend, frozenset(tags)
+            self._backends[name] = backend, frozenset(tags), capability
 
     def remove(self, name: str) -> None:
         with self._lock:
@@ -395,31 +435,44 @@ class Registry:
             found = self._backends.get(name)
         return found[0] if found is not None else None
 
+    def capability(self, name: str) -> Capability | None:
+        """What the back end of a name declares of itself."""
+        with self._lock:
+            found = self._backends.get(name)
+        return found[2] if found is not None else None
+
     def names(self, without: frozenset[str] = frozenset()) -> list[str]:
         with self._lock:
-            return [name for name, (_, tags) in self._backends.items() if not tags & without]
+            return [name for name, (_, tags, _) in self._backends.items() if not tags & without]
 
 
 REGISTERED = Registry()
 
 
-def register_backend(backend: Any = None, name: str | None = None, tags: Iterable[str] = ()) -> Any:
+def register_backend(
+    backend: Any = None, name: str | None = None, tags: Iterable[str] = (), capability: Capability | None = None
+) -> Any:
     """Gives a back end a name for `compile(backend=name)`; also a decorator, with or without arguments.
 
     Args:
         backend: `(gm, example_inputs) -> callable`.
         name: None is the function's own.
         tags: by which `list_backends(exclude_tags=...)` leaves it out.
+        capability: what it takes of a graph, and at which cost: `compile(backend=[name, "inductor"])` shares each
+            graph out. It gets pieces of forward and backward graphs then, also where it is named alone; without one it
+            gets captured graphs whole.
 
     Raises:
         InvalidArgument: no callable, or a name of torchcompile's own back ends.
     """
     if backend is None:
-        return functools.partial(register_backend, name=name, tags=tags)
+        return functools.partial(register_backend, name=name, tags=tags, capability=capability)
     chosen = name or getattr(backend, "__name__", None)
     if not callable(backend) or not isinstance(chosen, str):
         raise InvalidArgument(f"register_backend takes a callable (gm, example_inputs) -> callable, not {backend!r}")
-    REGISTERED.add(backend, chosen, tags)
+    if capability is not None and not isinstance(capability, Capability):
+        raise InvalidArgument(f"capability is a torchcompile.Capability, not {capability!r}")
+    REGISTERED.add(backend, chosen, tags, capability)
     return backend
 
 
@@ -438,7 +491,7 @@ def list_backends(without: frozenset[str] = frozenset()) -> list[str]:
     return sorted((*NAMED, *REGISTERED.names(without)))
 
 
-def resolve(backend: str | Backend, toolchain: Toolchain) -> Backend:
+def resolve(backend: object, toolchain: Toolchain) -> Backend:
     """The back end for a name or a callable. Raises `InvalidArgument` for anything else."""
     chosen: Any
     if isinstance(backend, str) and backend in NAMED:

@@ -28,8 +28,15 @@ GRAPH_NOT_COMPILED = Kind(
     "report it with the program; options={'strict': True} raises the error with its traceback",
     Effect.FALLBACK,
 )
+PIECE_MENDED = Kind(
+    "piece_mended",
+    "a registered back end gave a piece of a graph in other strides than the graph says, or two values in one memory"
+    " that are two in the graph: the result is copied",
+    "let the back end give what the meta['val'] of the piece's outputs says, each in memory of its own",
+    Effect.MENDED,
+)
 
-KINDS = kinds(NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED)
+KINDS = kinds(NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED, PIECE_MENDED)
 
 # Every table of kinds, in the order of the stages.
 TABLES = (REASONS, torchdynamo.events.KINDS, aotautograd.events.KINDS, torchinductor.events.KINDS, KINDS)

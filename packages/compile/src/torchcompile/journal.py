@@ -76,6 +76,35 @@ class StageRecord:
     planned: bool
 
 
+@dataclass(frozen=True, slots=True)
+class PieceRecord:
+    """One piece of a graph that several back ends share.
+
+    Attributes:
+        number: the pieces of a graph run in this order.
+        backend: "PyTorch" for pieces of views alone.
+        operators: each with how often it occurs.
+        why: it went there.
+        lines: of the user's, as "file:line".
+    """
+
+    title: str
+    kind: Kind
+    number: int
+    backend: str
+    operators: tuple[tuple[str, int], ...]
+    why: str
+    lines: tuple[str, ...]
+
+    @property
+    def listed(self) -> str:
+        """The operators on one line."""
+        return ", ".join(f"{name} x{count}" if count > 1 else name for name, count in self.operators)
+
+    def __str__(self) -> str:
+        return f"{self.title} {self.kind} piece {self.number}: {self.backend} ({self.why}): {self.listed}"
+
+
 class Journal:
     """The last `limit` of each kind of record. Safe under threads; `clear()` belongs to `torchcompile.reset()`."""
 
@@ -88,6 +117,7 @@ class Journal:
         self._programs: dict[tuple[str, Kind], weakref.ref[CompiledGraph]] = {}  # compiled code lives as ever
         self._dumps: dict[DumpFolder, None] = {}
         self._seconds: dict[str, float] = {}  # measured, by the part's label
+        self._pieces: deque[PieceRecord] = deque(maxlen=limit)
         self._captures = 0
 
     def next_title(self) -> str:
@@ -138,6 +168,11 @@ class Journal:
             found += (Text(f"{title}_{kind}_{name}", title, text) for name, text in compiled.sources.items())
         return tuple(found)
 
+    def place(self, records: Sequence[PieceRecord]) -> None:
+        """Keeps which back end got which pieces of a graph."""
+        with self._lock:
+            self._pieces.extend(records)
+
     def split(self, title: str, stages: Sequence[StageRecord]) -> None:
         """Keeps the stages that a graph's backward has from now on, for the parameters in them: modules that are built
         alike share a graph."""
@@ -152,6 +187,12 @@ class Journal:
         """The stages of each backward that comes in several."""
         with self._lock:
             return tuple(self._stages)
+
+    @property
+    def pieces(self) -> Sequence[PieceRecord]:
+        """The pieces of graphs that several back ends share."""
+        with self._lock:
+            return tuple(self._pieces)
 
     @property
     def graphs(self) -> Sequence[CompiledGraphRecord]:
@@ -191,4 +232,5 @@ class Journal:
             self._captured.clear()
             self._programs.clear()
             self._seconds.clear()
+            self._pieces.clear()
             self._captures = 0

@@ -14,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from primtorch.ledger import Effect, Event, event_tables, of, total
-from torchcompile.journal import CompiledGraphRecord, StageRecord
+from torchcompile.journal import CompiledGraphRecord, PieceRecord, StageRecord
 
 
 @dataclass(frozen=True)
@@ -26,6 +26,7 @@ class Report:
         graphs: those that became kernels.
         events: the ledger: whatever did not run as one compiled program, once.
         stages: of backwards that were cut where DistributedDataParallel's buckets end.
+        pieces: of graphs that several back ends share.
     """
 
     captured: int
@@ -33,6 +34,7 @@ class Report:
     graphs: Sequence[CompiledGraphRecord]
     events: Sequence[Event]
     stages: Sequence[StageRecord] = ()
+    pieces: Sequence[PieceRecord] = ()
 
     @property
     def kernels(self) -> int:
@@ -131,6 +133,9 @@ class Report:
                     ],
                 )
             )
+        if self.pieces:
+            rows = [[p.title, p.kind, str(p.number), p.backend, p.listed, p.why] for p in self.pieces]
+            parts.append(("Pieces", ["graph", "kind", "piece", "back end", "operators", "why"], rows))
         parts += event_tables(self.events)
         return parts
 

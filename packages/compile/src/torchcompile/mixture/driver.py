@@ -1,0 +1,240 @@
+"""The way of a captured graph through a mixture: joint graph, halves, pieces, and each piece to its back end."""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+from torch._ops import OpOverload
+
+import torchinductor
+from aotautograd import aot_module, run_graph
+from aotautograd.lowering import drawing_operators
+from primtorch.ledger import Event
+from primtorch.lower import lower
+from primtorch.printing import graph_text
+from torchcompile import backends
+from torchcompile.backends import Backend, Inputs, Runner, Toolchain
+from torchcompile.dumps import Dump
+from torchcompile.errors import InvalidArgument
+from torchcompile.events import PIECE_MENDED
+from torchcompile.journal import Kind, PieceRecord
+from torchcompile.mixture.capability import Capability, Stage, everything
+from torchcompile.mixture.pieces import Part, name_sizes, part_of
+from torchcompile.mixture.placement import HOST, NoBackend, Piece, is_number, operator_name, place
+from torchcompile.mixture.running import HeldToGraph, MixedGraph, Run
+from torchcompile.options import CompileOptions
+from torchcompile.passes import dense_attention_masks
+from torchdistributed.replicas import Stages
+
+HOST_NAME = "PyTorch"
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """One back end of a mixture. `theirs`: what was registered; None for this stack's own."""
+
+    name: str
+    capability: Capability
+    theirs: Backend | None
+
+
+def is_mixture(backend: object) -> bool:
+    """Whether `compile(backend=...)` was given several back ends, or one that declares what it takes."""
+    if isinstance(backend, (list, tuple)):
+        return True
+    return isinstance(backend, str) and backends.REGISTERED.capability(backend) is not None
+
+
+def resolve(given: Any, toolchain: Toolchain) -> Backend:
+    """The back end for a mixture.
+
+    Raises:
+        InvalidArgument: one of them is unknown or declares nothing; they take graphs of different stages.
+    """
+    names = [given] if isinstance(given, str) else list(given)
+    members = tuple(map(_member, names))
+    if not members or len({member.name for member in members}) < len(members):
+        raise InvalidArgument(f"a mixture names at least one back end, and each once, not {given!r}")
+    stages: list[Stage] = [member.capability.stage for member in members if member.theirs is not None]
+    if len(set(stages)) > 1:
+        taken = ", ".join(f"{m.name} takes {m.capability.stage}" for m in members if m.theirs is not None)
+        raise InvalidArgument(f"the back ends of a mixture take graphs of one stage: {taken}")
+    if toolchain.options.cuda_graphs:
+        raise InvalidArgument("a mixture is not replayed as CUDA graphs: leave cuda_graphs and its modes out")
+    stage = stages[0] if stages else "prims"
+
+    def backend(gm: fx.GraphModule, example_inputs: Inputs) -> Runner:
+        compile = functools.partial(_compile, members, stage)
+        return backends.compiled_once(toolchain, gm, example_inputs, compile)
+
+    backend.takes_floats = all(getattr(m.theirs, "takes_floats", m.theirs is None) for m in members)  # type: ignore[attr-defined]
+    return backend
+
+
+def _member(name: object) -> Member:
+    if isinstance(name, str) and name in backends.NAMED:
+        return Member(name, Capability(everything), None)
+    theirs = backends.REGISTERED.get(name) if isinstance(name, str) else None
+    if theirs is None:
+        known = ", ".join(backends.list_backends())
+        raise InvalidArgument(f"a mixture is made of names of back ends ({known}), not {name!r}")
+    capability = backends.REGISTERED.capability(str(name))
+    if capability is None:
+        raise InvalidArgument(
+            f"back end {name!r} does not say what it takes: register it with capability=torchcompile.Capability(...)"
+        )
+    return Member(str(name), capability, theirs)
+
+
+class _Theirs(Exception):
+    """Carries an error of a registered back end past what mends errors of this stack's own."""
+
+
+def _compile(
+    members: Sequence[Member],
+    stage: Stage,
+    toolchain: Toolchain,
+    gm: fx.GraphModule,
+    example_inputs: Inputs,
+    stages: Stages,
+    title: str,
+    dump: Dump | None,
+) -> Runner:
+    given = toolchain.options
+
+    def compiler(kind: Kind) -> Callable[[fx.GraphModule, Inputs], Runner]:
+        def build(graph: fx.GraphModule, inputs: Inputs) -> Runner:
+            if stage == "prims" and kind == "inference":
+                torchinductor.choose_layouts(graph)
+            try:
+                return _Half(members, stage, toolchain, title, kind, dump).build(graph)
+            except _Theirs as carried:
+                if kind == "backward":  # autograd runs it: nobody on the way mends anything
+                    assert carried.__cause__ is not None
+                    raise carried.__cause__ from None
+                raise
+
+        return build
+
+    partitioner = backends.partitioner_of(given)
+    prims = stage == "prims"
+
+    def compile() -> Runner:
+        return aot_module(
+            dense_attention_masks(gm),
+            example_inputs,
+            fw_compiler=compiler("forward"),
+            bw_compiler=compiler("backward"),
+            inference_compiler=compiler("inference"),
+            partitioner=backends.laid_out(partitioner) if prims else partitioner,
+            decompositions="prims" if prims else None,
+            distinct_inputs=True,  # capture guards it
+            dump=dump,
+            eager_random=given.eager_random,
+            preserve=given.preserve if prims else (),
+            stages=stages,
+        )
+
+    try:
+        return backends.or_as_captured(toolchain, title, gm, compile, also=(_Theirs, NoBackend))
+    except _Theirs as carried:
+        assert carried.__cause__ is not None
+        raise carried.__cause__ from None
+
+
+def _whole(options: CompileOptions) -> tuple[OpOverload, ...]:
+    """The operators that lowering leaves as they are."""
+    return (*options.preserve, *(drawing_operators("prims") if options.eager_random else ()))
+
+
+class _Half:
+    """A forward, backward or inference graph that is compiled in pieces."""
+
+    def __init__(
+        self,
+        members: Sequence[Member],
+        stage: Stage,
+        toolchain: Toolchain,
+        title: str,
+        kind: Kind,
+        dump: Dump | None,
+    ) -> None:
+        self.members = members
+        self.stage = stage
+        self.toolchain = toolchain
+        self.title = title
+        self.kind: Kind = kind
+        self.dump = dump
+
+    def build(self, graph: fx.GraphModule) -> MixedGraph:
+        names = [member.name for member in self.members]
+        name_sizes(graph.graph)
+        pieces = place(graph.graph, names, [member.capability for member in self.members])
+        known = dict.fromkeys(n for n in graph.graph.nodes if n.op == "placeholder" and is_number(n))
+        parts: list[tuple[Part, Run]] = []
+        records: list[PieceRecord] = []
+        for number, piece in enumerate(pieces):
+            part = part_of(graph, piece, known)
+            parts.append((part, self._compiled(part, piece, number)))
+            known.update(dict.fromkeys(n for n in piece.nodes if is_number(n)))
+            if not is_number(piece.nodes[0]):
+                records.append(self._record(piece, number))
+        self.toolchain.journal.place(records)
+        if self.dump is not None:
+            self.dump(f"{self.kind}_pieces.txt", "\n".join(map(str, records)) + "\n")
+        return MixedGraph(graph, parts)
+
+    def _record(self, piece: Piece, number: int) -> PieceRecord:
+        name = HOST_NAME if piece.member == HOST else self.members[piece.member].name
+        counted = Counter(operator_name(n) for n in piece.nodes if not operator_name(n).endswith("getitem"))
+        stacks = (n.meta.get("stack", ()) for n in piece.nodes)
+        lines = dict.fromkeys(f"{stack[-1].file}:{stack[-1].line}" for stack in stacks if stack)
+        return PieceRecord(self.title, self.kind, number, name, tuple(counted.items()), piece.why, tuple(lines))
+
+    def _compiled(self, part: Part, piece: Piece, number: int) -> Run:
+        if piece.member == HOST:
+            forward: Run = part.module.forward
+            return forward
+        member = self.members[piece.member]
+        title = f"{self.title} {self.kind} piece {number}"
+        if self.dump is not None:
+            file = f"{self.kind}_piece_{number}_{member.name}"
+            self.dump(f"{file}.py", graph_text(part.module, "piece"))
+        inputs = [node.meta["val"] for node in part.takes]
+        if member.theirs is not None:
+            try:
+                run = member.theirs(part.module, inputs)
+            except Exception as error:
+                raise _Theirs from error
+            return HeldToGraph(f"back end {member.name!r}, {title}", part, run, functools.partial(self._tell, title))
+        if member.name != "inductor":
+            return run_graph(part.module, inputs)
+        return self._by_inductor(part.module, inputs, title)
+
+    def _by_inductor(self, graph: fx.GraphModule, inputs: Inputs, title: str) -> Run:
+        toolchain, start = self.toolchain, time.perf_counter()
+        try:
+            lowered = graph if self.stage == "prims" else lower(graph, preserve=_whole(toolchain.options))
+            compiled = torchinductor.compile_graph(
+                lowered, inputs, backends.inductor_options(toolchain.options), ledger=toolchain.ledger, title=title
+            )
+        except backends.TOLD_OTHERWISE:
+            raise
+        except Exception as error:
+            toolchain.not_compiled(title, error)
+            return run_graph(graph, inputs)
+        prims = sum(node.op == "call_function" for node in lowered.graph.nodes)
+        backends.record(toolchain, title, self.kind, prims, compiled, start)
+        return backends.Boxed(compiled)
+
+    def _tell(self, title: str, detail: str) -> None:
+        event = Event(PIECE_MENDED, title, detail)
+        self.toolchain.ledger.add(event)
+        warnings.warn(str(event), stacklevel=2)
