@@ -111,10 +111,11 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "torchcompile": (
         ("errors", "events", "signature", "passes", "dumps", "store"),
-        ("torch_options", "moved", "compared", "journal"),
+        ("torch_options", "moved", "compared", "journal", "capability"),
         ("options", "report", "module"),
         ("shelf",),
         ("backends",),
+        ("mixture",),
         ("api",),
         ("torch_backend", "health"),
         ("__main__",),

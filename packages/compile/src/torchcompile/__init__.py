@@ -2,8 +2,8 @@
 
 from torchcompile.api import compile, compile_in_place, explain, export, list_backends, report, reset
 from torchcompile.backends import register_backend
+from torchcompile.capability import Capability
 from torchcompile.errors import CompileError, InvalidArgument, NotCompilable, WrongResult
-from torchcompile.mixture.capability import Capability
 from torchcompile.options import CompileOptions
 from torchcompile.report import Report
 from torchdynamo import (

@@ -26,12 +26,12 @@ from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger
 from primtorch.ledger import Kind as EventKind
+from torchcompile.capability import Capability
 from torchcompile.compared import hold_to_eager
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journal, Kind, StageRecord
-from torchcompile.mixture.capability import Capability
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.shelf import ProgramShelf, key_of, lines_of

@@ -21,11 +21,11 @@ from primtorch.lower import lower
 from primtorch.printing import graph_text
 from torchcompile import backends
 from torchcompile.backends import Backend, Inputs, Runner, Toolchain
+from torchcompile.capability import Capability, Stage, everything
 from torchcompile.dumps import Dump
 from torchcompile.errors import InvalidArgument
 from torchcompile.events import PIECE_MENDED
 from torchcompile.journal import Kind, PieceRecord
-from torchcompile.mixture.capability import Capability, Stage, everything
 from torchcompile.mixture.pieces import Part, name_sizes, part_of
 from torchcompile.mixture.placement import HOST, NoBackend, Piece, is_number, operator_name, place
 from torchcompile.mixture.running import HeldToGraph, MixedGraph, Run

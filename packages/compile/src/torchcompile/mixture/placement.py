@@ -16,8 +16,8 @@ from torch import fx
 
 from aotautograd.passes import has_effect
 from primtorch.memory import is_view
+from torchcompile.capability import Capability
 from torchcompile.errors import CompileError
-from torchcompile.mixture.capability import Capability
 
 HOST = -1  # numbers, and pieces of views alone: nothing is computed in them, so no back end gets them
 
