@@ -255,16 +255,16 @@ def compiled_once(
     toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs, compile_graph: Compile
 ) -> Runner:
     """What `compile_graph` makes of a captured graph, or made of an equal one; held to eager where that is asked."""
-    key = signature(gm)
+    key, ordered = signature(gm), torch.are_deterministic_algorithms_enabled()
     start = functools.cache(functools.partial(toolchain.start, gm))
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
-        runner = toolchain.compiled.get((key, stages)) if key is not None else None
+        runner = toolchain.compiled.get((key, stages, ordered)) if key is not None else None
         if runner is None:
             asked = facts(gm)
             runner = compile_graph(toolchain, gm, inputs, stages, *start())
             if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
-                toolchain.compiled[key, stages] = runner
+                toolchain.compiled[key, stages, ordered] = runner
         return runner
 
     written = plain_graph(gm, with_facts=True) if toolchain.options.compare else None

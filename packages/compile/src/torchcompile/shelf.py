@@ -66,6 +66,7 @@ def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
     devices: set[torch.device] = set()
     settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in _ELSEWHERE}
     text = [str(FORMAT), _stack(), str(torch.get_num_threads()), repr(settings), repr(rows[0])]
+    text.append(str(torch.are_deterministic_algorithms_enabled()))
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder":

@@ -32,6 +32,9 @@ class InductorOptions:
     cuda_graphs: bool = False
     # Generate matrix products where a back end has a template for them; off, they are calls of ATen.
     templates: bool = False
+    # What kernels would add in an order of chance (a GPU, by atomic operations) is a call of ATen, which keeps one
+    # under `torch.use_deterministic_algorithms(True)`.
+    deterministic: bool = False
     # Check every kernel after every pass, not only after the last one.
     verify: bool = False
 
@@ -58,6 +61,8 @@ class DeviceTraits:
     products: ProductRates | None = None
     # Whether convolutions of 16-bit images want these channels-last.
     channels_last: bool = False
+    # Whether what is written to one place by several iterations arrives in the loop's order.
+    ordered_stores: bool = True
 
 
 @dataclass(frozen=True, slots=True)

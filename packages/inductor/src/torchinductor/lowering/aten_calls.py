@@ -5,7 +5,7 @@ A call of an overload runs in the C++ executor; a prim's reference would be call
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
 import torch
@@ -41,6 +41,16 @@ def _full(shape: object, value: object, dtype: torch.dtype, device: torch.device
     return aten.full.default, (shape, value), {"dtype": dtype, "device": device}
 
 
+def _index_put(
+    t: TensorValue, indices: Sequence[TensorValue | None], values: TensorValue, accumulate: bool, wrap: bool
+) -> Call:
+    return aten.index_put.default, (t, indices, values, accumulate), {}
+
+
+def _along(overload: OpOverload) -> Callable[[TensorValue, int, TensorValue, TensorValue], Call]:
+    return lambda t, dim, index, src: (overload, (t, dim, index, src), {})
+
+
 def _unary(overload: OpOverload) -> Callable[[TensorValue], Call]:
     return lambda t: (overload, (t,), {})
 
@@ -54,10 +64,13 @@ def _binary(packet: OpOverloadPacket) -> Callable[[object, object], Call | None]
     return call
 
 
-# What is met where no kernel is generated: sorting, and elementwise arithmetic of complex numbers.
+# What is met where no kernel is generated: sorting, arithmetic of complex numbers, writes that need an order.
 _RULES: Mapping[str, Callable[..., Call | None]] = {
     "sort": _sort,
     "searchsorted": _searchsorted,
+    "index_put": _index_put,
+    "scatter": _along(aten.scatter.src),
+    "scatter_add": _along(aten.scatter_add.default),
     "full": _full,
     "convert_element_type": lambda t, dtype, rounded=False: (aten._to_copy.default, (t,), {"dtype": dtype}),
     "complex": lambda re, im: (aten.complex.default, (re, im), {}),

@@ -439,6 +439,8 @@ def _derivative(
     summed = ctx.reduction(call.pointwise(out.shape, dtype, [out, tangent], both), (3,), "sum", dtype)
     less = lambda index, ops: ops.apply("sub", summed.load((*index, ZERO), ops), of_lse.load(index, ops))
     delta = call.stored(call.pointwise(call.shape[:3], dtype, [summed, of_lse], less))
+    if target.captured and ctx.options.deterministic and not ctx.traits_of(call.device).ordered_stores:
+        raise ctx.fail("gradients of what a score function closes over are added in no order: not deterministic")
     sums = [_zeros(call, call.parts.captured[place].shape) for place in target.captured]
     results = [call.result(meta) for meta in metas[:3]]
     taken = tuple(map(call.region, (tangent, lse, delta)))

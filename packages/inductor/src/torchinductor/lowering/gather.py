@@ -151,6 +151,9 @@ def _scatter_rule(mode: StoreMode) -> Callable[..., TensorValue]:
     return rule
 
 
+SCATTERS = frozenset({"index_put", "scatter", "scatter_add"})
+"""Prims that may write to one place several times."""
+
 RULES: Mapping[str, Rule] = {
     "index": index,
     "gather": gather,

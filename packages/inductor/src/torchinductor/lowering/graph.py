@@ -282,6 +282,8 @@ def _call(ctx: Context, node: fx.Node, values: Mapping[fx.Node, object]) -> obje
         product_ = aligned_product(ctx, prim, args, kwargs, meta)
         if product_ is not None:
             return product_
+    if prim.name in gather.SCATTERS and _needs_order(ctx, meta):
+        return _opaque(ctx, prim, args, kwargs, meta)
     if prim.name == "bitcast" and _holds(_is_float8, args, meta):
         return _extern(ctx, torch.ops.aten.view.dtype, args, kwargs, meta)
     if rule is None or _holds(_is_complex, args, meta) or (prim.family != "view" and _holds(_is_float8, args, meta)):
@@ -312,6 +314,11 @@ def _copied(ctx: Context, value: object, meta: object) -> TensorValue:
     copied = views.copy_strided(ctx, cast("TensorValue", value), meta.stride())  # type: ignore[attr-defined]
     _hint(copied, meta)
     return copied
+
+
+def _needs_order(ctx: Context, meta: object) -> bool:
+    """Whether what is written to one place several times has to arrive in an order that the device does not keep."""
+    return ctx.options.deterministic and not ctx.traits_of(torch.device(meta.device)).ordered_stores  # type: ignore[attr-defined]
 
 
 def _given(arg: Argument, values: Mapping[fx.Node, object]) -> object:
