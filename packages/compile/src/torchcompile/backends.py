@@ -279,7 +279,7 @@ def compiled_once(
 
 
 def inductor_options(given: CompileOptions) -> InductorOptions:
-    """What code generation is asked for."""
+    """What code generation is asked for, by the options and by what the program has set."""
     return InductorOptions(
         cache_dir=given.cache,
         cxx=given.cxx,
@@ -287,6 +287,7 @@ def inductor_options(given: CompileOptions) -> InductorOptions:
         round_like_eager=given.precision == "eager",
         templates=given.templates,
         verify=given.verify,
+        deterministic=torch.are_deterministic_algorithms_enabled(),  # capture guards it
     )
 
 
