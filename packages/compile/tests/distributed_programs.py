@@ -159,21 +159,21 @@ def in_buckets(wrapping: str, backend: str, find_unused: bool) -> tuple[list[lis
 
 
 class Pair(torch.nn.Module):
-    """Two layers, a bucket each."""
+    """Two layers, a bucket each, and a number of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, number: int) -> None:
         super().__init__()
-        self.first, self.second = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8)
+        self.first, self.second, self.number = torch.nn.Linear(8, 8), torch.nn.Linear(8, 8), number
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.second(torch.tanh(self.first(x)))
+        return self.second(torch.tanh(self.first(x)) * getattr(self, "scale", 1.5))
 
 
 def alike(sharded: bool) -> tuple[int, list[tuple[str, ...]]]:
     """Blocks that are built alike, compiled in place: how many graphs were captured, and the parameters of each stage
     of a backward. Gradients are eager's."""
     torch.manual_seed(0)
-    model = torch.nn.Sequential(*(Pair() for _ in range(6))).double()
+    model = torch.nn.Sequential(*map(Pair, range(6))).double()
     twin = copy.deepcopy(model)
     torchcompile.reset()
     torchcompile.compile_in_place(*model, backend="aot_eager")

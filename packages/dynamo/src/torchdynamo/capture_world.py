@@ -29,7 +29,7 @@ from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, joi
 from torchdynamo.graph.scalars import SYMBOLIC, NumberNeeded, concrete
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, own_classes
 from torchdynamo.interpreter import PlainWorld
-from torchdynamo.interpreter.attributes import bind, is_data_descriptor
+from torchdynamo.interpreter.attributes import bind, is_data_descriptor, missing_attribute
 from torchdynamo.interpreter.classes import is_python_class, may_change, native_base
 from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
@@ -137,6 +137,8 @@ class CaptureWorld(PlainWorld):
             value = self._module_attribute(obj, name)
             if value is not MISSING:
                 return value
+            if self._lacks(obj, name):
+                raise missing_attribute(obj, name)
         return super().getattr(obj, name)
 
     def _of_tensor_class(self, tensor: torch.Tensor, name: str) -> object:
@@ -181,6 +183,10 @@ class CaptureWorld(PlainWorld):
         if attributes is not None and name in attributes:
             return MISSING
         return self.outside.registered(module, name)
+
+    def _lacks(self, module: nn.Module, name: str) -> bool:
+        """Whether neither the module nor its class has the name, and no registry of the module."""
+        return not type_has(type(module), name) and self.outside.lacks(module, name)
 
     def setattr(self, obj: object, name: str, value: object) -> None:
         self.outside.refuse_opaque(*(() if not isinstance(obj, Array) else (obj,)))

@@ -12,7 +12,7 @@ from torchdynamo.sources import InstanceAttribute, Item, instance_dict
 
 # Torch's own, whatever a program puts in their place.
 _PLAIN_GETATTR, PLAIN_SETATTR = nn.Module.__getattr__, nn.Module.__setattr__
-_REGISTRIES = ("_parameters", "_buffers", "_modules")
+REGISTRIES = ("_parameters", "_buffers", "_modules")
 _HOOKS = ("_backward_pre_hooks", "_backward_hooks", "_forward_pre_hooks", "_forward_hooks")
 _GLOBAL_HOOKS = (
     "_global_backward_pre_hooks",
@@ -29,7 +29,7 @@ def registered(externals: Externals, module: External, name: str) -> object:
     guard is enough: a name that leaves its registry makes the read fail.
     """
     attributes = instance_dict(module.original)
-    for registry in _REGISTRIES:
+    for registry in REGISTRIES:
         table = attributes.get(registry)
         if not isinstance(table, dict) or id(table) in externals.by_original:
             continue  # the program holds the registry itself: its shadow answers
@@ -41,11 +41,25 @@ def registered(externals: Externals, module: External, name: str) -> object:
 def shadowed_registry(externals: Externals, module: External, name: str) -> object:
     """The same lookup in registries that the program holds as shadows."""
     attributes = instance_dict(module.original)
-    for registry in _REGISTRIES:
+    for registry in REGISTRIES:
         known = externals.by_original.get(id(attributes.get(registry)))
         if known is not None and isinstance(known.value, dict) and name in known.value:
             return known.value[name]
     return MISSING
+
+
+def lacks(externals: Externals, module: External, name: str) -> bool:
+    """Whether `nn.Module.__getattr__` finds nothing, with guards on that: the whole of the module's `__dict__`, which it
+    reads, holds much that differs between modules that are built alike (a layer's own number, say)."""
+    attributes = instance_dict(module.original)
+    if name in attributes or id(attributes) in externals.by_original:
+        return False
+    tables = [attributes.get(registry) for registry in REGISTRIES]
+    if any(type(table) is not dict or id(table) in externals.by_original or name in table for table in tables):
+        return False
+    for registry in REGISTRIES:
+        externals.guard(InstanceAttribute(module.source, registry), GuardKind.KEY_ABSENT, name)
+    return True
 
 
 def has_plain_call(externals: Externals, overlays: Overlays, module: External) -> bool:

@@ -753,6 +753,15 @@ class Outside:
         found = modules.shadowed_registry(self.externals, known, name)
         return modules.registered(self.externals, known, name) if found is MISSING else found
 
+    def lacks(self, module: nn.Module, name: str) -> bool:
+        """Whether a module of the outside has no such attribute, which is guarded. False says nothing."""
+        known = self.externals.lookup(module)
+        if known is None or any(self.overlays.read(module, key) is not MISSING for key in (name, *modules.REGISTRIES)):
+            return False
+        if not modules.lacks(self.externals, known, name):
+            return False
+        return self.class_get(type(module), name) is None and self.instance_get(module, name) is MISSING
+
     def forward_of(self, module: nn.Module) -> object:
         """The module's `forward` as a bound method, or what its instance has in place of it."""
         own = self.instance_get(module, "forward")
