@@ -4,8 +4,9 @@
 // a node for each set of gradients that it leads to, so that autograd comes to the inputs that eager's comes to. All
 // gradients are computed by the first of these nodes that runs.
 //
-// In stages, each set has a node for each stage, with an edge to that of the next. The nodes of a stage are younger than
-// those of the next, so that the engine runs all of them, and what their gradients lead to, before it goes on.
+// In stages, each set has a node for each turn, with an edge to that of the next: a stage computes the gradients of one
+// turn or of several, one after the other. The nodes of a turn are younger than those of the next, so that the engine
+// runs all of them, and what their gradients lead to, before it goes on.
 #pragma once
 
 #include "call.h"

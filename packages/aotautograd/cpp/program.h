@@ -48,7 +48,7 @@ struct GradientSet {
   std::vector<uint32_t> tangents;
   std::vector<uint32_t> gradients;
   uint32_t stage;
-  int32_t follows;  // the set of the same tangents in the stage before; -1: none, results lead to it
+  int32_t follows;  // the set of the same tangents whose turn is before; -1: none, results lead to it
 };
 
 // Where a gradient is among the sets.

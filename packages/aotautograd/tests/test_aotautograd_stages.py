@@ -116,6 +116,20 @@ def test_a_stage_is_done_before_the_next_begins(opset: Any) -> None:
     assert events == [text for place in (3, 2, 1, 0) for text in ("graph", f"gradient {place}")]
 
 
+@pytest.mark.parametrize("groups", [[range(8)], [[5, 1, 6, 2, 7]], [[7, 0, 3], [6, 5, 4, 2, 1]]])
+def test_gradients_of_a_group_come_in_its_order(groups: Sequence[Sequence[int]]) -> None:
+    inputs = [torch.ones(3, requires_grad=True) for _ in range(8)]
+    compiled = aot_module(lambda *given: [sum(t.sin() for t in given)], inputs, fw_compiler=run_graph, stages=groups)
+    came: list[int] = []
+    for place, tensor in enumerate(inputs):
+        tensor.register_post_accumulate_grad_hook(lambda t, place=place: came.append(place))
+    for _ in range(2):
+        compiled(*inputs)[0].sum().backward()
+        order = [place for group in groups for place in group]
+        assert came[: len(order)] == order and sorted(came) == list(range(8))
+        came.clear()
+
+
 @pytest.mark.parametrize("opset", OPSETS)
 @pytest.mark.parametrize("name", ["layers", "shared", "several", "written"])
 def test_hooks_write_to_gradients_and_parameters(name: str, opset: Any) -> None:

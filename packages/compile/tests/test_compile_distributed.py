@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 
 import distributed_programs
@@ -14,6 +15,7 @@ from processes import AVAILABLE, Processes
 from torch.nn.parallel import DistributedDataParallel
 
 import torchcompile
+from torchdistributed import reducer_plan
 
 pytestmark = pytest.mark.skipif(not AVAILABLE, reason="needs gloo")
 
@@ -61,6 +63,32 @@ def test_what_was_compiled_before_there_were_processes_comes_in_stages() -> None
         dist.destroy_process_group()
     stages = torchcompile.report().stages
     assert [(stage.bucket, stage.planned) for stage in stages] == [(0, False), (1, False)]
+
+
+@pytest.mark.parametrize("blocks", [False, True])
+def test_a_backward_is_compiled_once(blocks: bool) -> None:
+    """The reducer makes its buckets of the order in which gradients come: it finds those that were compiled for."""
+    torchcompile.reset()
+    sizes = (8, 3, 16, 2, 8, 12, 4)
+    pairs = list(itertools.pairwise(sizes))
+    model = torch.nn.Sequential(*(torch.nn.Sequential(torch.nn.Linear(a, b), torch.nn.LayerNorm(b)) for a, b in pairs))
+    if blocks:
+        torchcompile.compile_in_place(*model)
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        run = DistributedDataParallel(model if blocks else torchcompile.compile(model), bucket_cap_mb=4e-4)
+        planned = reducer_plan(run)
+        for _ in range(4):
+            run(torch.ones(2, 8)).sum().backward()
+        made = reducer_plan(run)
+    finally:
+        dist.destroy_process_group()
+    assert (planned.final, made.final) == (False, True) and made.buckets == planned.buckets
+    report = torchcompile.report()
+    backwards = [graph for graph in report.graphs if graph.kind == "backward"]
+    assert len(report.graphs) - len(backwards) == (len(pairs) if blocks else 1)
+    if not blocks:
+        assert len(backwards) == len(planned.buckets) == len(report.stages) == 3
 
 
 @pytest.mark.slow

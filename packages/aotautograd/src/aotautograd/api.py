@@ -46,7 +46,7 @@ from aotautograd.schemas import (
     Shelf,
     Shelved,
 )
-from aotautograd.stages import StagedBackward, cut, for_stages, stages_of
+from aotautograd.stages import StagedBackward, cut, for_turns, stages_of, turns_of
 from aotautograd.wrappers import Lowering, WrapperProgram, of_wrappers
 from primtorch import graph_text
 from primtorch.ambient import unset
@@ -84,7 +84,7 @@ class Behind:
     gradients: Callable[..., tuple[Sequence[object], tuple[GradientInfo, ...]]]
     cut: Callable[..., object]
     reads: frozenset[int]
-    stages: tuple[int, ...]
+    turns: tuple[tuple[int, int], ...]
 
 
 def aot_module(
@@ -116,10 +116,10 @@ def aot_module(
     `preserve`: operators that `decompositions` leaves whole.
 
     `stages`: groups of inputs. Autograd gets the gradients of one group before those of the next are computed, each by
-    a graph and a node of its own; those of inputs of no group come last.
+    a graph of its own; within a group they come in its order, and those of inputs of no group come last.
 
     `shelf`: where what is compiled is kept for other processes, and found again. It is for a graph whose placeholders
-    have the examples' metadata, without wrappers, with `distinct_inputs` and no stages.
+    have the examples' metadata, without wrappers, with `distinct_inputs` and at most one stage.
     """
     compilers = Compilers(
         fw_compiler,
@@ -240,6 +240,7 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
     if not outline.metadata.needs_backward:
         return inference_callable(outline.metadata, found.forward)
     default_dtype, grad_mode, lock = torch.get_default_dtype(), torch.is_grad_enabled(), threading.RLock()
+    turns = turns_of(outline.metadata.gradients, compilers.stages)
     traced: list[Behind] = []
 
     def trace() -> Behind:
@@ -264,7 +265,7 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
         kept = backward(tuple(missing))
         if kept is None:
             return behind().compile_backward(missing)
-        return kept[1], kept[0].zeros, kept[0].made_gradients
+        return kept[1], kept[0].zeros, for_turns(kept[0].made_gradients, turns)
 
     def needs(missing: Sequence[int], earlier: Sequence[int]) -> tuple[Sequence[int], Sequence[int], bool]:
         kept = None if earlier else backward(tuple(missing))
@@ -281,7 +282,7 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
         lambda *call: behind().gradients(*call),
         lambda *call: behind().cut(*call),
         outline.reads,
-        (),
+        turns,
     )
     return _with_backward(outline.metadata, partition_of(outline), found.forward, later)
 
@@ -319,7 +320,7 @@ def _with_backward(
         behind.needs,
         behind.gradients,
         behind.reads,
-        behind.stages,
+        behind.turns,
         behind.cut,
     )
 
@@ -351,6 +352,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
                 raise RuntimeError(message)
 
     stages = stages_of(joint.metadata.gradients, compilers.stages)
+    turns = turns_of(joint.metadata.gradients, compilers.stages)
     variants = BackwardVariants(parts, joint.metadata, tangents_behind(source))
 
     def compile_backward(missing: Sequence[int]) -> tuple[Compiled, tuple[int, ...], tuple[GradientInfo, ...]]:
@@ -358,6 +360,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
         variant = variants(missing)
         if missing:
             _show(dump, "backward_without_" + "_".join(map(str, missing)), variant.module)
+        made = for_turns(variant.made_gradients, turns)
         with unset(default_dtype):
             if not stages:
                 compiled = compilers.backward(variant.module, example_values(variant.module))
@@ -366,8 +369,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
                     needs = (tuple(reads), tuple(keeps), refused)
                     kept = BackwardOutline(variant.zeros, variant.made_gradients, needs)
                     compilers.shelf.keep_backward(tuple(missing), kept, compiled)
-                return compiled, variant.zeros, variant.made_gradients
-            made = for_stages(variant.made_gradients, stages)
+                return compiled, variant.zeros, made
             return _compile_stages(variant.module, made, stages, parts, joint, compilers), variant.zeros, made
 
     def kept_values() -> KeptValues:
@@ -397,7 +399,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
         refuse_failing(missing)
         return on_demand.cut(inputs, saved, tangents, missing, tuple(observed), inner)
 
-    return Behind(compile_backward, variants.needs, gradients, cut, on_demand.reads, stages)
+    return Behind(compile_backward, variants.needs, gradients, cut, on_demand.reads, turns)
 
 
 def _compile_stages(

@@ -59,7 +59,7 @@ def training_callable(
     needs: Needs,
     gradients: Gradients,
     reads: frozenset[int],
-    stages: tuple[int, ...] = (),
+    turns: tuple[tuple[int, int], ...] = (),
     cut: Callable[..., Any] | None = None,
 ) -> Flat:
     """Calls a forward whose results lead to the compiled backward.
@@ -68,9 +68,9 @@ def training_callable(
     `needs(missing, earlier)` says which saved tensors it then reads, and which to keep behind it.
     `gradients(inputs, saved tensors, tangents, missing)` computes them in a way that can be differentiated. It
     needs the inputs of the forward at the places `reads`; it gets the others, and those that the program wrote, as
-    None. With `stages`, one for each gradient, each stage has a node of its own.
+    None. `turns`: for each gradient its stage, and its turn among all; each turn has a node of its own.
     """
-    history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads, stages, cut)
+    history = _history_plan(metadata, partition, compile_backward, needs, gradients, reads, turns, cut)
     call: Flat = wrap(_call_plan(metadata, forward), history)
     restrided = [info.index for info in metadata.inputs if info.mutates_metadata]
     return _finished(metadata, _on_aliases(call, restrided) if restrided else call)
@@ -151,7 +151,7 @@ def _history_plan(
     needs: Needs,
     gradients: Gradients,
     reads: frozenset[int],
-    stages: tuple[int, ...],
+    turns: tuple[tuple[int, int], ...],
     cut: Callable[..., Any] | None,
 ) -> HistoryPlan:
     outputs = tuple(
@@ -182,7 +182,7 @@ def _history_plan(
         leading=metadata.leading,
         layouts=_symbolic_layouts(kept_symbols, specs),
         differentiable=metadata.gradients,
-        sets=_gradient_sets(metadata, stages),
+        sets=_gradient_sets(metadata, turns),
         outputs=outputs,
         tangents=tuple(differentiable.index(slot) for slot in metadata.tangents),
         expected=tuple(_tangent_layout(spec) for spec in specs),
@@ -191,23 +191,26 @@ def _history_plan(
     )
 
 
-def _gradient_sets(metadata: ProgramMetadata, stages: Sequence[int]) -> tuple[GradientSet, ...] | None:
+def _gradient_sets(metadata: ProgramMetadata, turns: Sequence[tuple[int, int]]) -> tuple[GradientSet, ...] | None:
     """The gradients by the tangents that lead to them; None for one result that leads to all, which takes one node. (Of
-    several, hooks of those from which no backward begins are not to run.) Those of later stages come first: their nodes
-    are to be older."""
-    members: dict[tuple[int, ...], dict[int, list[int]]] = defaultdict(lambda: defaultdict(list))
+    several, hooks of those from which no backward begins are not to run.) Those of later turns come first: their nodes
+    are to be older. Of gradients that one node hands on, the engine takes one or another first; whoever notes their
+    order (a reducer, to make its buckets) is to find the one that was asked for."""
+    members: dict[tuple[int, ...], dict[tuple[int, int], list[int]]] = defaultdict(lambda: defaultdict(list))
     for place, tangents in enumerate(metadata.led_to_by):
-        members[tangents][stages[place] if stages else 0].append(place)
-    if not stages and members.keys() == {(0,)} and len(metadata.tangents) == 1:
+        members[tangents][turns[place] if turns else (0, 0)].append(place)
+    if not turns and members.keys() == {(0,)} and len(metadata.tangents) == 1:
         return None
-    parts = [(stage, tangents) for tangents, parts in members.items() if tangents for stage in parts]
-    parts.sort(key=lambda part: -part[0])
-    found: list[GradientSet] = []
-    for stage, tangents in parts:
-        ahead = [other for other, same in parts if same == tangents and other < stage]
-        follows = parts.index((max(ahead), tangents)) if ahead else -1
-        found.append(GradientSet(tangents, tuple(members[tangents][stage]), stage, follows))
-    return tuple(found)
+    parts = [(turn, tangents) for tangents, parts in members.items() if tangents for turn in parts]
+    parts.sort(key=lambda part: part[0], reverse=True)
+    number = {part: place for place, part in enumerate(parts)}
+    ahead: dict[tuple[int, ...], int] = {}  # the set of the same tangents that comes before
+    found: dict[int, GradientSet] = {}
+    for turn, tangents in reversed(parts):
+        place = number[turn, tangents]
+        found[place] = GradientSet(tangents, tuple(members[tangents][turn]), turn[0], ahead.get(tangents, -1))
+        ahead[tangents] = place
+    return tuple(found[place] for place in range(len(parts)))
 
 
 def _held(metadata: ProgramMetadata, partition: Partition, reads: frozenset[int]) -> tuple[int, ...]:

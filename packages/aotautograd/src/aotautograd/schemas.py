@@ -440,7 +440,7 @@ class GradientSet:
     tangents: tuple[int, ...]  # in order
     gradients: tuple[int, ...]
     stage: int = 0  # where any has another than 0, a backward gives a `stages.StagedRun`
-    follows: int = -1  # the number of the set of the same tangents in the stage before; -1: there is none
+    follows: int = -1  # the number of the set of the same tangents whose turn is before; -1: there is none
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,12 +52,23 @@ def stages_of(inputs: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[i
     return tuple(numbers[group] for group in found) if len(numbers) > 1 else ()
 
 
-def for_stages(made: Sequence[GradientInfo], stages: Sequence[int]) -> tuple[GradientInfo, ...]:
+def turns_of(inputs: Sequence[int], groups: Sequence[Sequence[int]]) -> tuple[tuple[int, int], ...]:
+    """For each input's gradient its stage, and its turn among all that are handed to autograd; those of inputs of no
+    group come together, and last. Empty without groups."""
+    if not groups:
+        return ()
+    turn_of = {place: turn for turn, place in enumerate(place for group in groups for place in group)}
+    stages = stages_of(inputs, groups) or (0,) * len(inputs)
+    turns = (turn_of.get(place, len(turn_of)) for place in inputs)
+    return tuple(zip(stages, turns, strict=True))
+
+
+def for_turns(made: Sequence[GradientInfo], turns: Sequence[object]) -> tuple[GradientInfo, ...]:
     """How gradients are made where they are handed on one after the other.
 
-    A hook may write to a gradient that has become `.grad` before the next stage begins: no other may share its memory.
+    A hook may write to a gradient that has become `.grad` before the next turn comes: no other may share its memory.
     """
-    if not stages:
+    if not turns:
         return tuple(made)
     slots = [(info.source, info.slot) for info in made]
     return tuple(

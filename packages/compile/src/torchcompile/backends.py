@@ -380,7 +380,7 @@ def _compile_with_inductor(
         )
 
     told = len(toolchain.ledger.events)
-    key = key_of(gm, given) if not stages else None
+    key = key_of(gm, given) if len(stages) < 2 else None
     shelf = None
     if key is not None and given.cache is not None:
         quiet = lambda: len(toolchain.ledger.events) == told

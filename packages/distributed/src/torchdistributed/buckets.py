@@ -76,12 +76,14 @@ def plan_buckets(
     open_buckets: dict[tuple[torch.dtype, torch.device], list[ParameterInfo]] = {}
     closed: list[tuple[ParameterInfo, ...]] = []
     limits: dict[tuple[torch.dtype, torch.device], float] = {}
+    filled: dict[tuple[torch.dtype, torch.device], int] = {}
     for parameter in reversed(parameters):
         kind = (parameter.dtype, parameter.device)
-        bucket = open_buckets.setdefault(kind, [])
-        bucket.append(parameter)
-        if sum(p.nbytes for p in bucket) >= limits.get(kind, first_mib) * MIB:
+        open_buckets.setdefault(kind, []).append(parameter)
+        filled[kind] = filled.get(kind, 0) + parameter.nbytes
+        if filled[kind] >= limits.get(kind, first_mib) * MIB:
             closed.append(tuple(open_buckets.pop(kind)))
+            filled[kind] = 0
             limits[kind] = cap_mib
     closed.extend(tuple(bucket) for bucket in open_buckets.values())
     order = {parameter.name: i for i, parameter in enumerate(reversed(parameters))}

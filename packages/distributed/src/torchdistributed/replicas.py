@@ -11,7 +11,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from torchdistributed.buckets import MIB, Bucket, ParameterInfo, parameter_infos, plan_buckets
 
-Stages = tuple[tuple[int, ...], ...]  # inputs of a graph, by the bucket that their gradients go to
+Stages = tuple[tuple[int, ...], ...]  # inputs of a graph, by the bucket that their gradients go to, in its order
 Runner = Callable[..., Sequence[Any]]
 _FIRST_BYTES = MIB  # of the first bucket, where the program gives no size (torch before 2.13 does not tell)
 _MOST_PLANS = 4  # that one graph follows: it is compiled for each
@@ -27,10 +27,26 @@ _MOST_PLANS = 4  # that one graph follows: it is compiled for each
 
 @dataclass(frozen=True, slots=True)
 class ReducerPlan:
-    """The buckets of a replicated model. Not `final`: the reducer has not told yet what it will keep to."""
+    """The buckets of a replicated model.
+
+    Attributes:
+        final: the reducer keeps to them. It has not told yet where this is not so.
+        places: by a parameter's identity: the parameter, its bucket, and its place there.
+    """
 
     buckets: tuple[Bucket, ...]
     final: bool
+    places: Mapping[int, tuple[weakref.ref[torch.Tensor], int, int]] = field(default_factory=dict, repr=False)
+
+    def place_of(self, value: object) -> tuple[int, int] | None:
+        """The bucket of one of the model's parameters and its place there; None for anything else."""
+        known = self.places.get(id(value))
+        return known[1:] if known is not None and known[0]() is value else None
+
+
+# What was told of each model, by the text in which the reducer tells of the buckets that it has made: every graph of a
+# model asks in every call until they are final.
+_PLANS: weakref.WeakKeyDictionary[DistributedDataParallel, tuple[str, ReducerPlan]] = weakref.WeakKeyDictionary()
 
 
 def active_replica() -> DistributedDataParallel | None:
@@ -41,43 +57,59 @@ def active_replica() -> DistributedDataParallel | None:
 def reducer_plan(replicated: DistributedDataParallel) -> ReducerPlan:
     """The buckets that the reducer has; before it has made them, those that it will make of gradients that come in the
     reverse of the order of registration."""
-    parameters = parameter_infos(replicated.module, replicated.parameters_to_ignore)
     told: Mapping[str, Any] = replicated._get_ddp_logging_data()
     rebuilt = str(told.get("rebuilt_per_bucket_param_indices", ""))
+    known = _PLANS.get(replicated)
+    if known is None or known[0] != rebuilt:
+        buckets, final = _buckets(replicated, rebuilt)
+        by_name = dict(replicated.module.named_parameters())
+        places = {
+            id(by_name[name]): (weakref.ref(by_name[name]), bucket.index, place)
+            for bucket in buckets
+            for place, name in enumerate(bucket.names)
+        }
+        known = _PLANS[replicated] = rebuilt, ReducerPlan(buckets, final, places)
+    return known[1]
+
+
+def _buckets(replicated: DistributedDataParallel, rebuilt: str) -> tuple[tuple[Bucket, ...], bool]:
+    """The buckets, and whether they are final."""
+    parameters = parameter_infos(replicated.module, replicated.parameters_to_ignore)
     if rebuilt:
         groups = [[int(number) for number in group.split()] for group in rebuilt.split(",")]
         if sorted(number for group in groups for number in group) == list(range(len(parameters))):
             found = (tuple(parameters[number] for number in group) for group in groups)
-            return ReducerPlan(tuple(map(Bucket, range(len(groups)), found)), True)
+            return tuple(map(Bucket, range(len(groups)), found)), True
     cap = replicated.bucket_bytes_cap / MIB
     settings = getattr(replicated, "_bucket_config", None)
     by_default = _FIRST_BYTES if getattr(replicated, "bucket_bytes_cap_default", False) else replicated.bucket_bytes_cap
     first = getattr(settings, "first_bucket_bytes_cap", by_default) / MIB
     if replicated.find_unused_parameters and not replicated.static_graph:  # never made anew: by order of registration
         buckets = plan_buckets(parameters[::-1], cap, first)[::-1]
-        named = (Bucket(number, bucket.parameters[::-1]) for number, bucket in enumerate(buckets))
-        return ReducerPlan(tuple(named), True)
-    return ReducerPlan(plan_buckets(parameters, cap, first), False)
+        return tuple(Bucket(number, bucket.parameters[::-1]) for number, bucket in enumerate(buckets)), True
+    return plan_buckets(parameters, cap, first), False
 
 
-def stages_for(plan: ReducerPlan, replicated: DistributedDataParallel, inputs: Sequence[Any]) -> Stages:
-    """The places of a graph's inputs by the bucket that they belong to; empty where one bucket has all of them."""
-    places = {id(value): place for place, value in enumerate(inputs) if isinstance(value, torch.Tensor)}
-    by_name = dict(replicated.module.named_parameters())
-    groups = ([places.get(id(by_name[name])) for name in bucket.names] for bucket in plan.buckets)
-    held = (tuple(sorted(place for place in group if place is not None)) for group in groups)
-    stages = tuple(group for group in held if group)
-    return stages if len(stages) > 1 else ()
+def stages_for(plan: ReducerPlan, inputs: Sequence[Any]) -> Stages:
+    """The places of a graph's inputs by the bucket that they belong to, in the order in which the bucket has them: the
+    reducer makes its buckets of the order in which gradients come, and finds these again. Empty where the model has one
+    bucket."""
+    held: dict[int, list[tuple[int, int]]] = {}
+    for place, value in enumerate(inputs):
+        found = plan.place_of(value)
+        if found is not None:
+            held.setdefault(found[0], []).append((found[1], place))
+    if len(plan.buckets) < 2:
+        return ()
+    return tuple(tuple(place for _, place in sorted(held[bucket])) for bucket in sorted(held))
 
 
-def stage_parameters(
-    plan: ReducerPlan, replicated: DistributedDataParallel, inputs: Sequence[Any]
-) -> list[tuple[int, list[ParameterInfo]]]:
+def stage_parameters(plan: ReducerPlan, inputs: Sequence[Any]) -> list[tuple[int, list[ParameterInfo]]]:
     """For each stage, its bucket's number and the parameters of the graph in it."""
-    held = {id(value) for value in inputs}
-    by_name = dict(replicated.module.named_parameters())
-    found = ((b.index, [p for p in b.parameters if id(by_name[p.name]) in held]) for b in plan.buckets)
-    return [(index, parameters) for index, parameters in found if parameters]
+    held: dict[int, list[int]] = {}
+    for bucket, place in filter(None, map(plan.place_of, inputs)):
+        held.setdefault(bucket, []).append(place)
+    return [(bucket, [plan.buckets[bucket].parameters[p] for p in sorted(held[bucket])]) for bucket in sorted(held)]
 
 
 @dataclass(slots=True)
@@ -110,7 +142,7 @@ class FollowsReducer:
     ) -> None:
         self.compile, self.tell = compile, tell
         self._parameter = [is_parameter(value) for value in inputs].index(True)  # who it is says whose call it is
-        self._runs: dict[Stages, Runner] = {}
+        self._runs: dict[tuple[frozenset[int], ...], Runner] = {}  # whatever the order within a bucket
         self._followed: dict[int, Followed] = {}
         self._lock = threading.RLock()
         replicated = active_replica()
@@ -131,26 +163,28 @@ class FollowsReducer:
         return known.run(*inputs)
 
     def _compiled(self, stages: Stages, inputs: Sequence[Any]) -> Runner:
-        if stages not in self._runs:
-            self._runs[stages] = self.compile(stages, inputs)
-        return self._runs[stages]
+        key = tuple(map(frozenset, stages))
+        if key not in self._runs:
+            self._runs[key] = self.compile(stages, inputs)
+        return self._runs[key]
 
     def follow(self, replicated: DistributedDataParallel, inputs: Sequence[Any]) -> Followed:
         """Compiles the graph for the buckets that the reducer has now, if they are others."""
         with self._lock:
             parameter, plan = inputs[self._parameter], reducer_plan(replicated)
-            stages, plans = stages_for(plan, replicated, inputs), 0
+            stages, plans = stages_for(plan, inputs), 0
             known = self._followed.get(id(parameter))
-            if known is not None and known.first() is parameter:
-                plans = known.plans + (stages != known.stages)
+            if known is None:
+                self._followed = {key: other for key, other in self._followed.items() if other.first() is not None}
+            elif known.first() is parameter:
+                plans = known.plans + (set(map(frozenset, stages)) != set(map(frozenset, known.stages)))
                 if plans > _MOST_PLANS:
                     stages = known.stages
             run = self._compiled(stages, inputs)
             made = Followed(weakref.ref(parameter), weakref.ref(replicated), stages, run, plan.final, plans)
-            self._followed = {key: other for key, other in self._followed.items() if other.first() is not None}
             self._followed[id(parameter)] = made
-            if stages:
-                self.tell(stage_parameters(plan, replicated, inputs), plan.final)
+            if len(stages) > 1:
+                self.tell(stage_parameters(plan, inputs), plan.final)
             return made
 
 

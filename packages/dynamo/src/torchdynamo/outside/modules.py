@@ -49,8 +49,8 @@ def shadowed_registry(externals: Externals, module: External, name: str) -> obje
 
 
 def lacks(externals: Externals, module: External, name: str) -> bool:
-    """Whether `nn.Module.__getattr__` finds nothing, with guards on that: the whole of the module's `__dict__`, which it
-    reads, holds much that differs between modules that are built alike (a layer's own number, say)."""
+    """Whether `nn.Module.__getattr__` finds nothing, with guards on that. Its whole `__dict__` would be
+    too much: modules that are built alike differ there, in a layer's own number, say."""
     attributes = instance_dict(module.original)
     if name in attributes or id(attributes) in externals.by_original:
         return False
