@@ -111,7 +111,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "torchcompile": (
         ("errors", "events", "signature", "passes", "dumps", "store"),
-        ("torch_options", "moved", "compared", "journal", "capability"),
+        ("torch_options", "moved", "faults", "journal", "capability"),
         ("options", "report", "module"),
         ("shelf",),
         ("backends",),

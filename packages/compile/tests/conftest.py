@@ -26,7 +26,7 @@ from torchvision_import import import_torchvision  # noqa: E402
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")
 os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
-os.environ.setdefault("TORCHCOMPILE_VERIFY", "1")
+os.environ.setdefault("TORCHCOMPILE_CHECK_KERNELS", "1")
 
 SIZES: dict[str, int] = {
     "hidden_size": 64, "d_model": 64, "n_embd": 64, "dim": 64, "embedding_size": 32,

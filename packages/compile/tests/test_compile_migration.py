@@ -463,7 +463,7 @@ def optimized() -> None:
 
 @row("`TORCHDYNAMO_REPRO_LEVEL`, `TORCHINDUCTOR_` minifiers")
 def compared() -> None:
-    same(torchcompile.compile(lambda x: x * 2, options={"compare": True})(X), X * 2)
+    same(torchcompile.compile(lambda x: x * 2, options={"verify": True})(X), X * 2)
 
 
 @row("`TORCH_LOGS`, `torch._logging.set_logs`", "`torch._dynamo.utils.counters`")

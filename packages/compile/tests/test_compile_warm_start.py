@@ -25,7 +25,7 @@ from torchcompile.store import Store
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.delenv("TORCHCOMPILE_VERIFY", raising=False)
+    monkeypatch.delenv("TORCHCOMPILE_CHECK_KERNELS", raising=False)
     monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import functools
 import gc
 import re
@@ -13,6 +14,7 @@ import threading
 import time
 import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Protocol, TypeAlias
 
@@ -27,10 +29,12 @@ from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger
 from primtorch.ledger import Kind as EventKind
 from torchcompile.capability import Capability
-from torchcompile.compared import hold_to_eager
 from torchcompile.dumps import Dump, DumpFolder
 from torchcompile.errors import InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
+from torchcompile.faults.examine import WATCHING, Examiner
+from torchcompile.faults.makers import StageSettings, makers
+from torchcompile.faults.schemas import Program
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
@@ -46,6 +50,7 @@ from torchinductor.program import Value
 Inputs: TypeAlias = list[Value]
 Runner = Callable[..., Sequence[object]]
 Backend = Callable[[torch.fx.GraphModule, Inputs], Runner]
+AtFailure = Callable[[], str]  # what to add to an error's message: see `Examiner.at_failure`
 
 
 class _Collector:
@@ -123,6 +128,7 @@ class Toolchain:
         self.ledger = ledger
         if dumps is not None:
             journal.dumped_to(dumps)
+        self.at_failure: dict[str, AtFailure] = {}  # by the title of a graph that is examined
         self.compiled: dict[Hashable, Runner] = {}  # by `signature`: an equal graph is not compiled again
 
     def start(self, gm: torch.fx.GraphModule) -> tuple[str, Dump | None]:
@@ -135,6 +141,13 @@ class Toolchain:
         self.journal.span(title, "capture", gm.meta.get("began", now), now)
         return title, self.dumps.named(title) if self.dumps is not None else None
 
+    @property
+    def folder(self) -> Path | None:
+        """Where reproducers of faults are written; None for nowhere."""
+        if WATCHING.watch is not None:
+            return WATCHING.watch.folder
+        return Path(self.options.dump or ".") if self.options.minify_on_error else None
+
     def not_compiled(self, title: str, error: Exception) -> None:
         """What was to be compiled runs by PyTorch's own kernels: say so with the remedy, and count it.
 
@@ -143,10 +156,13 @@ class Toolchain:
                 it (`fullgraph`).
         """
         kind = _kind_of(error)
+        reproducer = self.at_failure.get(title.partition(" ")[0], str)() if kind is not NO_COMPILER else ""
         if self.options.strict and kind is not NO_COMPILER:
+            if reproducer:
+                error.add_note(reproducer.strip())
             raise error
         told = str(error) if isinstance(error, InductorError) else f"{type(error).__name__}: {error}"
-        event = Event(kind, title, told)
+        event = Event(kind, title, told + reproducer)
         self.ledger.add(event, error)
         warnings.warn(str(event), stacklevel=2)
 
@@ -193,6 +209,7 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
     """Forward and backward graphs by ahead-of-time autograd, run by PyTorch's own kernels."""
     title, dump = toolchain.start(gm)
     partitioner = partitioner_of(toolchain.options)
+    to_eager = _examined(toolchain, gm, example_inputs, lambda: title, None)
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
         program = dense_attention_masks(gm)
@@ -201,7 +218,7 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
     def guarded(stages: Stages, inputs: Inputs) -> Runner:
         return or_as_captured(toolchain, title, gm, lambda: compile(stages, inputs))
 
-    return for_replicas(toolchain, lambda: title, example_inputs, guarded)
+    return to_eager(for_replicas(toolchain, lambda: title, example_inputs, guarded))
 
 
 def for_replicas(
@@ -257,6 +274,7 @@ def compiled_once(
     """What `compile_graph` makes of a captured graph, or made of an equal one; held to eager where that is asked."""
     key, ordered = signature(gm), torch.are_deterministic_algorithms_enabled()
     start = functools.cache(functools.partial(toolchain.start, gm))
+    to_eager = _examined(toolchain, gm, example_inputs, lambda: start()[0], compile_graph)
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
         runner = toolchain.compiled.get((key, stages, ordered)) if key is not None else None
@@ -267,15 +285,53 @@ def compiled_once(
                 toolchain.compiled[key, stages, ordered] = runner
         return runner
 
-    written = plain_graph(gm, with_facts=True) if toolchain.options.compare else None
-    runner = for_replicas(toolchain, lambda: start()[0], example_inputs, compile)
-    if written is not None:
+    return to_eager(for_replicas(toolchain, lambda: start()[0], example_inputs, compile))
 
-        def again(part: torch.fx.GraphModule, inputs: Inputs) -> Runner:
-            return compile_graph(toolchain, part, inputs, (), f"{start()[0]}_part", None)
 
-        hold_to_eager(written, example_inputs, runner, again, start()[0])
-    return runner
+def _examined(
+    toolchain: Toolchain,
+    gm: torch.fx.GraphModule,
+    inputs: Inputs,
+    title: Callable[[], str],
+    compile_graph: Compile | None,
+) -> Callable[[Runner], Runner]:
+    """Keeps a captured graph as it is before anybody works on it, where it is to be examined. What this gives takes the
+    compiled graph, and holds it to eager.
+
+    Args:
+        compile_graph: None for a back end that makes no kernels.
+    """
+    examiner = _examiner(toolchain, compile_graph)
+    if not examiner.active:
+        return lambda runner: runner
+    program = Program(plain_graph(gm, with_facts=True), tuple(inputs))
+    toolchain.at_failure[title()] = examiner.at_failure(program)
+
+    def to_eager(runner: Runner) -> Runner:
+        examiner.hold(program, runner, title())
+        return runner
+
+    return to_eager
+
+
+def _examiner(toolchain: Toolchain, compile_graph: Compile | None) -> Examiner:
+    """Examines what a back end makes of a graph; of None, one without kernels. Parts are compiled beside the toolchain:
+    they are no graphs of the program's."""
+    given = dataclasses.replace(
+        toolchain.options, strict=True, verify=False, minify_on_error=False, dump=None, cache=None, cuda_graphs=False
+    )
+    apart = Toolchain(given, None, Journal(), Ledger())
+
+    def whole(gm: torch.fx.GraphModule, inputs: Inputs) -> Runner:
+        assert compile_graph is not None
+        return compile_graph(apart, plain_graph(gm, with_facts=True), inputs, (), "part", None)
+
+    def program(gm: torch.fx.GraphModule, inputs: Inputs) -> Runner:
+        return torchinductor.compile_graph(gm, inputs, inductor_options(given), ledger=apart.ledger, title="part")
+
+    settings = StageSettings(partitioner_of(given), given.preserve, given.eager_random)
+    made = makers(settings, whole, program) if compile_graph is not None else makers(settings)
+    return Examiner(made, toolchain.options.verify, toolchain.folder)
 
 
 def inductor_options(given: CompileOptions) -> InductorOptions:
@@ -286,7 +342,7 @@ def inductor_options(given: CompileOptions) -> InductorOptions:
         cuda_graphs=given.cuda_graphs,
         round_like_eager=given.precision == "eager",
         templates=given.templates,
-        verify=given.verify,
+        verify=given.verify or given.check_kernels,
         deterministic=torch.are_deterministic_algorithms_enabled(),  # capture guards it
     )
 
@@ -311,13 +367,11 @@ def _compile_with_inductor(
     title: str,
     dump: Dump | None,
 ) -> Runner:
-
     given = toolchain.options
     settings = inductor_options(given)
 
     journal = toolchain.journal
     began = time.perf_counter()
-
     partitioner = laid_out(partitioner_of(given))
 
     @functools.wraps(partitioner)

@@ -19,7 +19,7 @@ class NotCompilable(CompileError, TypeError):
 
 
 class WrongResult(CompileError):
-    """`options={"compare": True}`: a compiled graph computes something else than eager does."""
+    """`options={"verify": True}`: a compiled graph computes something else than eager does."""
 
 
 def unknown(kind: str, given: object, known: Iterable[str], also: Iterable[str] = ()) -> InvalidArgument:

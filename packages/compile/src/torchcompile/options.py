@@ -23,8 +23,8 @@ ENVIRONMENT: Mapping[str, str] = MappingProxyType(
     {
         "TORCHCOMPILE_DUMP": "dump",
         "TORCHCOMPILE_CACHE": "cache",
-        "TORCHCOMPILE_COMPARE": "compare",
         "TORCHCOMPILE_VERIFY": "verify",
+        "TORCHCOMPILE_CHECK_KERNELS": "check_kernels",
         "CXX": "cxx",
     }
 )
@@ -85,16 +85,27 @@ class CompileOptions:
         default=False,
         metadata={"doc": "an error of capture or of a named back end raises; else what it is about runs eagerly"},
     )
-    compare: bool = field(
-        default=False,
-        metadata={
-            "doc": "hold each graph to eager when it is compiled, values and gradients, judged by float64: one that "
-            "differs raises WrongResult, which names the first operator that does (TORCHCOMPILE_COMPARE=1)"
-        },
-    )
     verify: bool = field(
         default=False,
-        metadata={"doc": "check kernels after every pass, not only after the last one (TORCHCOMPILE_VERIFY=1)"},
+        metadata={
+            "doc": "hold each graph to eager when it is compiled, and each call, values and gradients, judged by "
+            "float64: one that differs raises WrongResult, which names the stage at fault and the first operator that "
+            "differs (TORCHCOMPILE_VERIFY=1)"
+        },
+    )
+    minify_on_error: bool = field(
+        default=False,
+        metadata={
+            "doc": "where a stage raises an error, or `verify` finds a difference, the graph is reduced, and a file "
+            "that shows it alone is written into the dump folder, or the current one"
+        },
+    )
+    check_kernels: bool = field(
+        default=False,
+        metadata={
+            "doc": "check kernels after every pass, not only after the last one; part of `verify` "
+            "(TORCHCOMPILE_CHECK_KERNELS=1)"
+        },
     )
 
 

@@ -51,14 +51,14 @@ _RECORDS = Records(
 )  # fmt: skip
 
 # Options that say nothing of what is made.
-_ELSEWHERE = frozenset({"cache", "dump", "recompile_limit", "on_recompile", "strict"})
+_ELSEWHERE = frozenset({"cache", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error"})
 _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 
 
 def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
     """The key of a captured graph; None where its compiled form is not kept: it holds symbols, objects or functions of
     the program's own, or every stage is asked to run."""
-    if options.cache is None or options.dump is not None or options.verify or facts(gm):
+    if options.cache is None or options.dump is not None or options.verify or options.check_kernels or facts(gm):
         return None
     rows = signature(gm)
     if not isinstance(rows, tuple) or torch._C._len_torch_function_stack() or _is_autocast():

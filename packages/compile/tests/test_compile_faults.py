@@ -1,4 +1,4 @@
-"""`options={"compare": True}`: a compiled graph that computes something else than eager is told, with its first operator."""
+"""`options={"verify": True}`: a compiled graph that computes something else than eager is told, with its first operator."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 import torchcompile
 from torchinductor.codegen.cpp.backend import CppBackend
 
-COMPARE = {"compare": True, "cache": None}
+VERIFY = {"verify": True, "cache": None}
 
 
 class Net(nn.Module):
@@ -30,15 +30,15 @@ def test_what_is_right_passes() -> None:
         return torch.nn.functional.dropout(x, 0.5) if x.shape[0] == 2 else x.softmax(-1)
 
     model, x = Net(), torch.randn(3, 6)
-    torch.testing.assert_close(torchcompile.compile(model, options=COMPARE)(x), model(x))
+    torch.testing.assert_close(torchcompile.compile(model, options=VERIFY)(x), model(x))
     for rows in (2, 3):
         given = torch.ones(rows, 4)
-        torchcompile.compile(writes, options=COMPARE)(given)
+        torchcompile.compile(writes, options=VERIFY)(given)
         assert given.eq(2).all()  # the comparison ran on copies
     torch.manual_seed(5)
     expected = torch.rand(1)
     torch.manual_seed(5)
-    torchcompile.compile(lambda x: x.sin(), options=COMPARE)(x)
+    torchcompile.compile(lambda x: x.sin(), options=VERIFY)(x)
     assert torch.equal(torch.rand(1), expected)
 
 
@@ -64,4 +64,4 @@ def test_the_first_wrong_operator_is_named(
     monkeypatch.setattr(CppBackend, "generate", faulty)
     told = rf"first operator that differs is {operator} = [^\n]*\n  {__file__}"
     with torch.set_grad_enabled(grad), pytest.raises(torchcompile.WrongResult, match=told):
-        torchcompile.compile(Net(), options=COMPARE)(torch.randn(3, 6))
+        torchcompile.compile(Net(), options=VERIFY)(torch.randn(3, 6))

@@ -1,0 +1,146 @@
+"""What is done at a fault: it is told, by an error or beside one; reduced and written to a file where that is asked."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from torchcompile.errors import WrongResult
+from torchcompile.faults.find import Reproducer, locate, minify
+from torchcompile.faults.judge import Judge, numbers_of_its_own
+from torchcompile.faults.reduce import Progress
+from torchcompile.faults.schemas import Finding, Makers, Program, Run
+from torchcompile.faults.stages import observe
+from torchcompile.faults.standalone import outline
+
+
+@dataclass(eq=False)
+class Watch:
+    """Looks for the first fault of a program that runs: everything compiled meanwhile is verified.
+
+    Attributes:
+        folder: where reproducers are written.
+    """
+
+    folder: Path
+    progress: Progress
+    found: list[Reproducer] = field(default_factory=list)
+
+
+class _Watching:
+    """The process's watch. One at a time."""
+
+    def __init__(self) -> None:
+        self.watch: Watch | None = None
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def by(self, watch: Watch) -> Iterator[None]:
+        with self._lock:
+            self.watch = watch
+            try:
+                yield
+            finally:
+                self.watch = None
+
+
+WATCHING = _Watching()
+
+
+@dataclass(frozen=True)
+class Examiner:
+    """Examines the graphs of one `compile`.
+
+    Attributes:
+        folder: where reproducers are written, None for nowhere.
+    """
+
+    makers: Makers
+    verify: bool
+    folder: Path | None
+
+    @property
+    def active(self) -> bool:
+        return self.verify or self.folder is not None
+
+    def hold(self, program: Program, run: Run, title: str) -> None:
+        """Holds a compiled graph to eager.
+
+        Raises:
+            WrongResult: it differs.
+        """
+        finding = self._difference(program, run) if self.verify else None
+        if finding is None:
+            return
+        found = self._reproduced(program)
+        fault = found.fault if found is not None else locate(program, self.makers, finding)
+        raise WrongResult(f"{title}: {fault}{_where(found)}")
+
+    def _difference(self, program: Program, run: Run) -> Finding | None:
+        with numbers_of_its_own():
+            try:
+                judge = Judge(program)
+            except Exception:  # the program's own
+                return None
+            try:
+                difference = judge.difference(run)
+            except Exception as error:
+                difference = f"{type(error).__name__}: {error}"
+        if difference is None:
+            return None
+        return observe(program, self.makers.up_to) or Finding("kernels", "wrong", difference)
+
+    def at_failure(self, program: Program) -> Callable[[], str]:
+        """What to call when a stage has raised an error, now or in a later backward: it gives what to add to the
+        error's message, where the reproducer is. It holds no tensor of the program's."""
+        if self.folder is None:
+            return str
+        held, state = outline(program), _state()
+
+        # In a thread of its own: autograd's engine may be running in this one, by which a trace knows a backward.
+        def failed() -> str:
+            with ThreadPoolExecutor(1) as apart:
+                return _where(apart.submit(_under, state, lambda: self._reproduced(held.program())).result())
+
+        return failed
+
+    def _reproduced(self, program: Program) -> Reproducer | None:
+        if self.folder is None:
+            return None
+        watch = WATCHING.watch
+        found = minify(program, self.makers, self.folder, watch.progress if watch is not None else lambda text: None)
+        if watch is not None and found is not None:
+            watch.found.append(found)
+        return found
+
+
+def _where(found: Reproducer | None) -> str:
+    if found is None:
+        return ""
+    if found.path is None:
+        return f"\nreduced to {found.lines} operators, which hold objects of the program's own: no file can"
+    return f"\nreduced to {found.lines} operators: {found.path}"
+
+
+@dataclass(frozen=True, slots=True)
+class _State:
+    """What a graph was compiled under."""
+
+    grad: bool
+    autocast: bool
+    dtype: torch.dtype
+
+
+def _state() -> _State:
+    return _State(torch.is_grad_enabled(), torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu"))
+
+
+def _under(state: _State, call: Callable[[], Reproducer | None]) -> Reproducer | None:
+    with torch.set_grad_enabled(state.grad), torch.autocast("cpu", state.dtype, enabled=state.autocast):
+        return call()

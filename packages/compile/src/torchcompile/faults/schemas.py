@@ -1,0 +1,110 @@
+"""Records of this room: what is examined, and what is found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from torch import fx
+
+from primtorch.schemas import UserFrame
+
+# In the order in which a program meets them. A stage is at fault where what it gives differs from eager and what the
+# one before it gives does not.
+#   capture   the FX graph, run by eager's own operators, against the function as it was written
+#   guards    compiled code that serves a call which it was not made for
+#   joint     the forward and backward graphs of ATen operators, run by eager's own
+#   prims     the lowered graphs, run by the prims' references
+#   kernels   the compiled programs
+Stage: TypeAlias = Literal["capture", "guards", "joint", "prims", "kernels"]
+GRAPH_STAGES: tuple[Stage, ...] = ("joint", "prims", "kernels")
+
+Run: TypeAlias = Callable[..., Sequence[object]]
+Compile: TypeAlias = Callable[[fx.GraphModule, list[Any]], Run]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A graph, and inputs that it is run on: tensors, and numbers where its sizes are symbols.
+
+    Attributes:
+        described: its nodes' metadata hold for parts of it, too: it is a graph of a stage of ours, for these inputs.
+    """
+
+    module: fx.GraphModule
+    inputs: tuple[Any, ...]
+    described: bool = False
+
+    @property
+    def calls(self) -> list[fx.Node]:
+        """Its operators, in order."""
+        return [node for node in self.module.graph.nodes if node.op.startswith("call")]
+
+
+@dataclass(frozen=True)
+class Makers:
+    """How the stages are run apart.
+
+    Attributes:
+        up_to: what a captured graph becomes if the stages up to this one work on it.
+        given: the graphs that a stage is given of a captured one, with what they are run on: forward, backward.
+        alone: what the stage by itself makes of such a graph.
+    """
+
+    up_to: Mapping[Stage, Compile]
+    given: Callable[[Stage, Program], Sequence[Program]] = lambda stage, program: ()
+    alone: Mapping[Stage, Compile] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What is wrong with a program, and in which stage.
+
+    Attributes:
+        kind: "wrong" for a result, else the type of the exception.
+        what: the difference, or the exception's message.
+    """
+
+    stage: Stage
+    kind: str
+    what: str
+
+    def is_like(self, other: Finding | None) -> bool:
+        """Whether the other is the same fault, as far as can be told."""
+        return other is not None and (other.stage, other.kind) == (self.stage, self.kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """A finding with its place.
+
+    Attributes:
+        operator: the first that differs, as the captured graph names it; "" where the parts are right, one by one.
+        below: the operators of the stage's own input that show it alone: ATen's for prims, prims for kernels.
+        line: the operator's line of the graph.
+        frame: the user's line.
+    """
+
+    finding: Finding
+    operator: str
+    below: tuple[str, ...] = ()
+    line: str = ""
+    frame: UserFrame | None = None
+
+    @property
+    def stage(self) -> Stage:
+        return self.finding.stage
+
+    def __str__(self) -> str:
+        wrong = self.finding.kind == "wrong"
+        rows = [f"stage {self.stage}: {self.finding.what if wrong else f'{self.finding.kind}: {self.finding.what}'}"]
+        if self.operator:
+            rows.append(f"the first operator that {'differs' if wrong else 'fails'} is {self.line or self.operator}")
+        else:
+            rows.append("each of its parts is right where every value is given out: it is an effect of what is fused")
+        if self.below:
+            rows.append(f"  of it: {', '.join(self.below)}")
+        if self.frame is not None:
+            rows.append(f"  {self.frame.file}:{self.frame.line} in {self.frame.function}")
+        return "\n".join(rows)
