@@ -188,7 +188,7 @@ def interpret(
     stack.frames = interpreter.frames
     interpreter.refused_raise = directions.refused_raise
     interpreter.refused_start = directions.refused_start
-    outside.refused_class = directions.refused_class
+    outside.classes.refused = directions.refused_class
     capture = Capture(outside, interpreter, calls)
     frame: InterpretedFrame | None = None
     chosen = [state.read() for state in ATTENTION]

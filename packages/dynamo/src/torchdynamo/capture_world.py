@@ -110,12 +110,12 @@ class CaptureWorld(PlainWorld):
                 if any(name in vars(klass) for klass in own_classes(kind)):
                     raise BreakGraph("tensor_subclass", f"{kind.__qualname__} has its own {name}")
             return
-        if not may_change(kind) or isinstance(obj, _NOT_OF_THE_PROGRAM) or self.outside.made_class(kind):
+        if not may_change(kind) or isinstance(obj, _NOT_OF_THE_PROGRAM) or kind in self.outside.classes.made:
             return
         for name in names:
             if (kind, name) not in self._known_methods:
                 self._known_methods.add((kind, name))
-                self.outside.class_get(kind, name)
+                self.outside.classes.get(kind, name)
 
     def getattr(self, obj: object, name: str) -> object:
         obj = self.outside.arrays.current(obj)
@@ -234,18 +234,18 @@ class CaptureWorld(PlainWorld):
         self.outside.instance_delete(obj, name)
 
     def class_get(self, cls: type, name: str) -> tuple[object, type] | None:
-        return self.outside.class_get(cls, name)
+        return self.outside.classes.get(cls, name)
 
     def class_set(self, cls: type, name: str, value: object) -> None:
-        self.outside.class_set(cls, name, value)
+        self.outside.classes.set(cls, name, value)
 
     def class_del(self, cls: type, name: str) -> None:
-        self.outside.class_delete(cls, name)
+        self.outside.classes.delete(cls, name)
 
     def build_class(
         self, body: types.FunctionType, name: str, bases: tuple[object, ...], kwargs: dict[str, object]
     ) -> object:
-        return self.outside.make_class(name, lambda: super(CaptureWorld, self).build_class(body, name, bases, kwargs))
+        return self.outside.classes.make(name, lambda: super(CaptureWorld, self).build_class(body, name, bases, kwargs))
 
     def leaf_getattr(self, obj: object, name: str) -> object:
         return self.outside.leaf_get(obj, name)
@@ -587,7 +587,7 @@ class CaptureWorld(PlainWorld):
             return self._make_class(fn, *args, kwargs)
         result = self._call_c(fn, args, kwargs)
         if isinstance(result, type) and getattr(fn, "__self__", None) is type and len(args) == 4:
-            self.outside.begin_class(result)
+            self.outside.classes.begin(result)
         return result
 
     def _make_class(
@@ -596,7 +596,7 @@ class CaptureWorld(PlainWorld):
         """`type(name, bases, namespace)`, which takes the module from the frame that calls it."""
         if type(namespace) is dict and "__module__" not in namespace:
             namespace = {**namespace, "__module__": self._module_of_frame()}
-        return self.outside.make_class(name, lambda: self._call_c(meta, (name, bases, namespace), kwargs))
+        return self.outside.classes.make(name, lambda: self._call_c(meta, (name, bases, namespace), kwargs))
 
     def _leaves_with(self, fn: Any) -> bool:
         """Whether a C function keeps its arguments as they are, or is a method that leaves the graph with them."""

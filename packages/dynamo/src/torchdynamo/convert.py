@@ -388,7 +388,7 @@ def _generate(state: Function, capture: Capture, ambient: GlobalState) -> Genera
         codegen.check_conditions()
         for said in calls.emissions.made:
             codegen.call_at_each_call(said.function, said.args, said.kwargs)
-        for block in calls.close_blocks():
+        for block in calls.blocks.close():
             codegen.effects.append(f"{codegen.pin(block.enter)}({codegen.items(block.args)})")
         if capture.grad_enabled != ambient.grad_enabled:
             codegen.effects.append(f"{codegen.pin(torch._C._set_grad_enabled)}({capture.grad_enabled})")

@@ -315,10 +315,7 @@ class _Capture:
         return replaced if type(value) is tuple else replaced[0]
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
-        node = self.recorder.node_of(tensor)
-        if node is None:
-            raise BreakGraph("autograd_function", "a tensor that capture did not see being made")
-        return node
+        return self.recorder.known_node(tensor, "autograd_function")
 
     # -- backward ---------------------------------------------------------------------------
 

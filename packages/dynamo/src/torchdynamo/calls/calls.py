@@ -20,11 +20,9 @@ from typing import Any, Protocol
 
 import torch
 import torch.utils.checkpoint
-from torch import fx, nn
-from torch.amp import autocast_mode
+from torch import nn
 from torch.autograd.profiler import record_function as _ProfilerRange
 from torch.optim import optimizer
-from torch.overrides import TorchFunctionMode
 
 from primtorch import ambient
 from primtorch.fake import FakeTensor
@@ -38,6 +36,7 @@ from torchdynamo.calls.duals import Duals
 from torchdynamo.calls.emissions import Emissions
 from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
+from torchdynamo.calls.open_blocks import OpenBlocks
 from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, loop_for
 from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
@@ -71,22 +70,6 @@ class Redirect:
     kwargs: Kwargs
 
 
-@dataclass(frozen=True, slots=True)
-class OpenBlock:
-    """A `with` block of torch that the program has entered and not left: an autocast region, a default device, a range
-    of the profiler.
-
-    Attributes:
-        enter, args: what enters it again, where the graph ends within.
-        node: what entered it in the graph, None where a graph holds nothing of it.
-    """
-
-    context: object
-    enter: Callable[..., object]
-    args: tuple[object, ...]
-    node: fx.Node | None = None
-
-
 class CallingWorld(World, Protocol):
     """The world of a capture, as calls see it."""
 
@@ -108,19 +91,20 @@ class Calls:
         self.higher_order = HigherOrderCalls(outside, world, interpreter)
         self.engine = Engine(outside, world)
         self.emissions = Emissions(outside, world, interpreter)
+        self.blocks = OpenBlocks(outside.recorder, self.emissions)
         self.arrays = ArrayCalls(outside.arrays)
         self.random_state = RandomState(outside)
         self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[
             tuple[dict[int, object], object]
         ] = []  # deep copies of tensors: the memo, and the tensor's memory
-        self.open_blocks: list[OpenBlock] = []  # the innermost last
         self._rules: dict[int, Rule] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
-            **{id(function): rule for function, rule in self.emissions.rules()},
-            **{id(function): rule for function, rule in self.overrides.rules()},
-            **{id(function): rule for function, rule in self.random_state.rules()},
-            **{id(function): rule for function, rule in self.duals.rules()},
+            **{
+                id(function): rule
+                for known in (self.emissions, self.blocks, self.overrides, self.random_state, self.duals)
+                for function, rule in known.rules()
+            },
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
@@ -145,7 +129,7 @@ class Calls:
         if kind.__name__ == "ScriptFunction" and hasattr(fn, "_torchdynamo_inline"):
             return Redirect(fn._torchdynamo_inline, args, kwargs)  # the Python function that was scripted
         if isinstance(kind.__call__, CompiledCallable):  # an object of a compiled class, or a compiled module
-            found = self.outside.class_get(kind, "__call__")
+            found = self.outside.classes.get(kind, "__call__")
             if found is not None and isinstance(found[0], CompiledCallable):
                 return Redirect(found[0].function, (fn, *args), kwargs)
         if isinstance(fn, nn.Module):
@@ -550,7 +534,7 @@ class Calls:
         if isinstance(obj, (type, types.ModuleType)):
             if self.outside.overlays.names(obj):
                 raise BreakGraph("unsupported_read", f"dir() of {obj.__name__}, which the program has changed")
-            own = isinstance(obj, type) and self.outside.made_class(obj)
+            own = isinstance(obj, type) and obj in self.outside.classes.made
             return dir(obj) if own else self.outside.ambient(dir, args)
         method = python_method(type(obj), "__dir__")
         if method is not None:
@@ -611,89 +595,10 @@ class Calls:
         mark = mark_of(module)
         if mark is not None:
             return self._marked(mark, module, args, kwargs)
-        found = self.outside.class_get(type(module), "__call__")
+        found = self.outside.classes.get(type(module), "__call__")
         if found is None or found[0] is not _MODULE_CALL:
             return MISSING
         return self._module(None, (module, *args), kwargs)
-
-    # -- blocks that the graph holds --------------------------------------------------------
-
-    def _enter_autocast(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        context = args[0]
-        result = fn(*args, **kwargs)
-        parameters = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
-        node = self.outside.recorder.write(autocast_mode._enter_autocast, parameters, {}, None)
-        node.meta["effect"] = True
-        self.open_blocks.append(OpenBlock(context, autocast_mode._enter_autocast, parameters, node))
-        return result
-
-    def _exit_autocast(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        block = self._leave(args[0], "an autocast region")
-        result = fn(*args, **kwargs)
-        self._close(block)
-        return result
-
-    def _enter_device(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        """`with torch.device(...)`: calls that make tensors are recorded with the device that they get."""
-        with self.outside.recorder.set_aside():
-            result = fn(*args, **kwargs)
-        self.open_blocks.append(OpenBlock(args[0], torch.device.__enter__, (args[0],)))
-        self._name_device()
-        return result
-
-    def _exit_device(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        self._leave(args[0], "a block with a default device")
-        with self.outside.recorder.set_aside():
-            result = fn(*args, **kwargs)
-        self._name_device()
-        return result
-
-    def _enter_range(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        """A range of the profiler is no part of a graph. It is entered where the graph ends within."""
-        self.open_blocks.append(OpenBlock(args[0], fn, (args[0],)))
-        return args[0]
-
-    def _exit_range(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
-        """One that began before the graph ends behind it, for real."""
-        if not self.open_blocks and args[1] is None:
-            self.emissions.do(fn, (args[0], None, None, None))
-        else:
-            self._leave(args[0], "a range of the profiler")
-
-    def _push_mode(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
-        """The program enters a function mode of its own: capture asks it in torch's place, and interprets it. Where the
-        graph ends within, generated code enters it for real."""
-        (mode,) = args
-        if not isinstance(mode, TorchFunctionMode):
-            raise BreakGraph("ambient_state", f"a {type(mode).__qualname__} is put on the stack of function modes")
-        self.outside.recorder.modes.append(mode)
-        self.open_blocks.append(OpenBlock(mode, torch._C._push_on_torch_function_stack, (mode,)))
-
-    def _pop_mode(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
-        modes = self.outside.recorder.modes
-        self._leave(modes[-1] if modes else None, "a function mode")
-        return modes.pop()
-
-    def _name_device(self) -> None:
-        devices = [block.context for block in self.open_blocks if isinstance(block.context, torch.device)]
-        self.outside.recorder.default_device = devices[-1] if devices else None
-
-    def _leave(self, context: object, what: str) -> OpenBlock:
-        """The innermost block is the one of `context`, which ends."""
-        if not self.open_blocks or self.open_blocks[-1].context is not context:
-            raise BreakGraph("ambient_state", f"the end of {what} that began before the graph, or out of turn")
-        return self.open_blocks.pop()
-
-    def _close(self, block: OpenBlock) -> None:
-        node = self.outside.recorder.write_node(autocast_mode._exit_autocast, (block.node,))
-        node.meta["effect"] = True
-
-    def close_blocks(self) -> list[OpenBlock]:
-        """Ends in the graph the blocks that are still open where it ends, and gives them, the outermost first."""
-        for block in reversed(self.open_blocks):
-            if block.node is not None:
-                self._close(block)
-        return self.open_blocks
 
     def _ambient(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         raise BreakGraph("ambient_state", f"call of {getattr(fn, '__qualname__', fn)}")
@@ -756,8 +661,6 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     *((function, Calls._native) for function in _LINES_OF_SOURCE),
     *((function, Calls._ambient_read) for function in torch_calls.AMBIENT_READS),
     *((block, Calls._ambient) for block in leaving.STATE_BLOCKS),
-    (torch.device.__enter__, Calls._enter_device),
-    (torch.device.__exit__, Calls._exit_device),
     *((function, Calls._autograd_function) for function in _PYTHON_APPLY),
     *((function, Calls._asks_for_overrides) for function in _ASKS_FOR_OVERRIDES),
     (torch.utils.checkpoint.checkpoint, Calls._checkpoint),
@@ -765,8 +668,6 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (torch.func.vjp, Calls._along),
     *((maker, Calls._native) for maker in MAKERS),
     (_ProfilerRange.__init__, Calls._native),
-    (_ProfilerRange.__enter__, Calls._enter_range),
-    (_ProfilerRange.__exit__, Calls._exit_range),
     (optimizer._get_value, Calls._step_count),
     *((function, Calls._derivative) for function in _ENGINE_CALLS),
     *((fused, Calls._unfused) for fused in LOOPS),
@@ -778,8 +679,6 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (nn.Module._wrapped_call_impl, Calls._module),
     (nn.Module._call_impl, Calls._module),
     (torch.autocast, Calls._native),
-    (torch.autocast.__enter__, Calls._enter_autocast),
-    (torch.autocast.__exit__, Calls._exit_autocast),
     (torch._C._set_grad_enabled, Calls._native),
     *((state.write, Calls._choose_attention) for state in ambient.ATTENTION),
     (torch.tensor, Calls._tensor),
@@ -790,8 +689,6 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     (torch.autograd.Variable, Calls._variable),
     *((switch, Calls._native) for switch in SWITCHES),
     *((function, Calls._number) for function in (*scalars.NUMBER_FUNCTIONS, int, float)),
-    (torch._C._push_on_torch_function_stack, Calls._push_mode),
-    (torch._C._pop_torch_function_stack, Calls._pop_mode),
     (torch._check, Calls._assert_number),
     (torch._check_is_size, Calls._assert_number),
 )

@@ -150,10 +150,7 @@ class Duals:
             return self.recorder.record(torch.ops.aten.alias.default, (tensor,), {})  # type: ignore[no-any-return]
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
-        node = self.recorder.node_of(tensor)
-        if node is None:
-            raise _refusal("a tensor that capture did not see being made")
-        return node
+        return self.recorder.known_node(tensor, "function_transform")
 
     def _bound(self, names: tuple[str, ...], args: Args, kwargs: Kwargs) -> list[FakeTensor]:
         given = dict(zip(names, args, strict=False)) | kwargs

@@ -20,7 +20,7 @@ from primtorch.fake import FakeTensor
 from primtorch.higher_order import Cond, HigherOrder, Scan, WhileLoop, row_major, slice_of
 from primtorch.spec import TensorSpec
 from torchdynamo.calls import attention
-from torchdynamo.calls.bodies import Bodies, Recorded, refusal
+from torchdynamo.calls.bodies import REASON, Bodies, Recorded, refusal
 from torchdynamo.interpreter.protocol import Args, Callee, InterpreterApi, Kwargs, World
 from torchdynamo.outside.outside import Outside
 
@@ -244,10 +244,7 @@ class HigherOrderCalls:
     # -- the node ---------------------------------------------------------------------------
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
-        node = self.recorder.node_of(tensor)
-        if node is None:
-            raise refusal("a tensor that capture did not see being made")
-        return node
+        return self.recorder.known_node(tensor, REASON)
 
     def _write(
         self, operator: HigherOrder, operands: Sequence[fx.Node], specs: Sequence[TensorSpec], effect: bool

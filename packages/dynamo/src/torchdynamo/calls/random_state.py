@@ -20,6 +20,8 @@ from torchdynamo.graph.scalars import SYMBOLIC
 from torchdynamo.interpreter.protocol import Args, Callee, Kwargs, Rule
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
+from torchdynamo.schemas import GuardKind
+from torchdynamo.sources import Attribute, Reading
 
 _FIRST_SEED = torch.Generator().initial_seed()  # of a generator that nobody seeded
 _CPU = torch.device("cpu")
@@ -127,13 +129,25 @@ class RandomState:
                 self._do(random_state.set_state, (before, generator.device))
                 self._made[id(generator)] = generator, after
             else:
-                number = self.outside.number_of(generator)
+                number = self._number_of(generator)
                 self._do(random_state.exchange, (number,))
                 yield
                 self._do(random_state.exchange, (number,))
         except BaseException:
             self._take_back(last)
             raise
+
+    def _number_of(self, generator: torch.Generator) -> torch.SymInt:
+        """The number by which graphs call a generator of the outside: another one may come in its place."""
+        known = self.outside.externals.lookup(generator)
+        if known is None:
+            raise _refusal("a generator that capture did not see")
+        device = Attribute(known.source, "device", native=True)
+        self.outside.externals.guard(device, GuardKind.EQUALS, generator.device)
+        number = random_state.number_of(generator)
+        return cast(
+            torch.SymInt, self.outside.symbol_at(Reading(known.source, random_state.number_of), number, 0, None)
+        )
 
     def _take_back(self, last: fx.Node | None) -> None:
         """The graph ends before the block: nothing of it happens within."""

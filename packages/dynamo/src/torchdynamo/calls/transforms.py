@@ -352,10 +352,7 @@ class Transforms:
         return found
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
-        node = self.recorder.node_of(tensor)
-        if node is None:
-            raise _refusal("a tensor that capture did not see being made")
-        return node
+        return self.recorder.known_node(tensor, "function_transform")
 
 
 class _Given:

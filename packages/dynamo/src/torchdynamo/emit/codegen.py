@@ -103,7 +103,7 @@ class Codegen:
         self.overlays = outside.overlays
         self.shape_env = outside.shape_env
         self.symbol_sources = outside.symbol_sources
-        self.made_classes = outside.made_classes
+        self.made_classes = outside.classes.made
         self.classed = {source for source, _, fake in outside.tensors if class_of(fake) is not None}
         self.array_inputs = {id(fake): s for s, _, fake in outside.tensors if isinstance(s, Reading)}
         self.keep_iterators = False  # set for values that only the rest of the same function will see

@@ -210,6 +210,13 @@ class Recorder:
         node = self._nodes.get(id(fake))
         return None if node is None else self.regions.visible(node)
 
+    def known_node(self, fake: torch.Tensor, reason: str) -> fx.Node:
+        """The node of a tensor that a call needs in the graph; where there is none, the graph breaks for `reason`."""
+        node = self.node_of(fake)
+        if node is None:
+            raise BreakGraph(reason, "a tensor that capture did not see being made")
+        return node
+
     def has_derivative(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor of the same memory requires a gradient."""
         return any(one.requires_grad and memory_of(one) is memory_of(tensor) for one in self._alive)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import sys
 import types
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any, cast
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import fx, nn
 
 from primtorch.fake import FakeTensor
-from primtorch.random_state import number_of
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import ShapeEnv
 from primtorch.wrappers import whole_of
@@ -31,12 +30,12 @@ from torchdynamo.interpreter.protocol import InterpreterObject
 from torchdynamo.outside import modules
 from torchdynamo.outside.absences import EmptySlot, is_empty
 from torchdynamo.outside.captured_mode import CapturedMode, KnownSizes
+from torchdynamo.outside.classes import Classes
 from torchdynamo.outside.dynamic_policy import INTEGER_BOUND, DynamicPolicy
 from torchdynamo.outside.externals import (
     External,
     Externals,
     is_constant,
-    is_fixed_module,
     is_trusted_module,
     stays_outside,
     tensor_guard,
@@ -103,9 +102,7 @@ class Outside:
         self.wrappers = WrapperInputs(self.externals, self.torch_names, self.recorder, self.mode)
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self._cells: set[int] = set()
-        self._own_classes: dict[type, int] = {}  # that the program made itself, and which of them it is
-        self.refused_class = -1  # ordinal of the class at whose making the graph ends
-        self._classes_made = 0
+        self.classes = Classes(self.externals, self.overlays, self.ambient)
         self.emitted = 0  # log records and warnings so far
         self._alive: list[object] = []
         for index, cell in enumerate(function.__closure__ or ()):
@@ -117,7 +114,7 @@ class Outside:
         externals = self.externals
         held: tuple[Any, ...] = (externals.by_original, externals.by_value, externals.shadows, externals.opaque)
         held += (externals.hashed, externals.arrays.shared)
-        for table in (*held, self.tensors, self.wrappers.parts, self._alive, self._own_classes, self._cells):
+        for table in (*held, self.tensors, self.wrappers.parts, self._alive, self.classes.made, self._cells):
             table.clear()
         self.overlays.clear()
         self.arrays.release()
@@ -188,31 +185,23 @@ class Outside:
         if not self.dynamic.number(value, source):
             self.externals.guard(source, GuardKind.EQUALS, value)
             return value
+        self.externals.guard(source, GuardKind.TYPE, type(value))
+        return self.symbol_at(source, value, -INTEGER_BOUND, INTEGER_BOUND)
+
+    def symbol_at(
+        self, source: Source, value: int | float, low: int, high: int | None
+    ) -> torch.SymInt | torch.SymFloat:
+        """The symbol for the number that each call reads at the source; `low` and `high` bound an int."""
         symbol = self._numbers.get(source)
         if symbol is None:
-            self.externals.guard(source, GuardKind.TYPE, type(value))
             with torch._C.DisableTorchFunction():
                 if isinstance(value, float):
                     symbol = self.shape_env.float_symbol(value, source.expression())
                     self._add_symbol(symbol, source)
                 else:
-                    symbol = self._symbol(value, source, -INTEGER_BOUND, INTEGER_BOUND)
+                    symbol = self._symbol(value, source, low, high)
             self._numbers[source] = symbol
         return symbol
-
-    def number_of(self, generator: torch.Generator) -> torch.SymInt:
-        """The number by which graphs call a random generator of the outside: another one may come in its place."""
-        known = self.externals.lookup(generator)
-        if known is None:
-            raise BreakGraph("random_state", "a generator that capture did not see")
-        where = Reading(known.source, number_of)
-        symbol = self._numbers.get(where)
-        if symbol is None:
-            self.externals.guard(Attribute(known.source, "device", native=True), GuardKind.EQUALS, generator.device)
-            with torch._C.DisableTorchFunction():
-                symbol = self._symbol(number_of(generator), where, 0, None)
-            self._numbers[where] = symbol
-        return cast(torch.SymInt, symbol)
 
     def text(self, value: str, source: Source) -> str | RunTimeText:
         """A text of the outside: itself, guarded, or one of each call when it changed between calls."""
@@ -421,7 +410,7 @@ class Outside:
     def instance_dict(self, obj: object) -> dict[str, object]:
         """`obj.__dict__` as the program may hold and change it."""
         if isinstance(obj, type):
-            return self.class_dict(obj)  # type: ignore[return-value]
+            return self.classes.namespace(obj)  # type: ignore[return-value]
         known = self.externals.lookup(obj)
         if known is None:
             return obj.__dict__
@@ -448,47 +437,6 @@ class Outside:
             return MISSING
         native = vars(object)["__getattribute__"] is type(obj).__getattribute__
         return value if known is None else self.externals.wrap(value, Attribute(known.source, name, native))
-
-    def class_get(self, kind: type, name: str) -> tuple[object, type] | None:
-        """(raw attribute, owner) found along the class's MRO (no descriptor is run), or None.
-
-        That the classes passed on the way lack the name is guarded, for those that a program may change.
-        """
-        for klass in kind.__mro__:
-            if klass is not kind:
-                self.externals.know_class(kind)
-            written = self.overlays.read(klass, name)
-            if written is not MISSING:
-                if written is DELETED:
-                    continue
-                return written, klass
-            table = _CLASS_DICT(klass)
-            if name in table:
-                return self._class_attribute(klass, name, table[name]), klass
-            if may_change(klass) and not is_fixed_module(klass.__module__):
-                self.externals.guard(self.externals.class_source(klass), GuardKind.INSTANCE_LACKS, name)
-        return None
-
-    def _class_attribute(self, klass: type, name: str, value: object) -> object:
-        if not may_change(klass) or klass in self._own_classes:
-            return value
-        source = InstanceAttribute(self.externals.class_source(klass), name)
-        if isinstance(value, _DESCRIPTORS) or (
-            hasattr(type(value), "__get__") and not isinstance(value, types.FunctionType)
-        ):
-            if not is_fixed_module(klass.__module__):
-                self._know_descriptor(value, source)
-            return value
-        return self.externals.wrap(value, source)
-
-    def _know_descriptor(self, descriptor: object, source: Source) -> None:
-        """A descriptor stands for itself; the functions that it calls are known as any other."""
-        if self.externals.lookup(descriptor) is None:
-            self.externals.guard(source, GuardKind.IDENTITY, descriptor)
-        for name in ("fget", "fset", "fdel", "__func__"):
-            part = getattr(descriptor, name, None) if isinstance(descriptor, _FUNCTION_HOLDERS) else None
-            if isinstance(part, types.FunctionType) and self.externals.lookup(part) is None:
-                self.externals._register(part, self.externals.pins.source(part), part)
 
     def stored_names(self, obj: object) -> set[str]:
         """Names in the `__dict__` of an external object of a C type, and those written during capture."""
@@ -596,62 +544,6 @@ class Outside:
             if isinstance(obj, LocalIterator):
                 raise BreakGraph("loop", "the next round of a loop")
             raise BreakGraph("generator", f"{known.source.expression()} is a {type(obj).__name__} made outside")
-
-    def class_set(self, kind: type, name: str, value: object) -> None:
-        if kind in self._own_classes:
-            type.__setattr__(kind, name, value)
-        else:
-            self._know_external_class(kind)
-            self.overlays.write(kind, name, value)
-
-    def class_delete(self, kind: type, name: str) -> None:
-        if kind in self._own_classes:
-            type.__delattr__(kind, name)
-            return
-        self._know_external_class(kind)
-        written = self.overlays.read(kind, name)
-        if written is MISSING and name in _CLASS_DICT(kind):
-            self._class_attribute(kind, name, _CLASS_DICT(kind)[name])
-        elif written is MISSING or written is DELETED:
-            raise AttributeError(f"type object {kind.__name__!r} has no attribute {name!r}")
-        self.overlays.write(kind, name, DELETED)
-
-    def make_class(self, name: object, make: Callable[[], object]) -> object:
-        """A class that the program makes itself; the graph ends before one that has to be made at each call."""
-        self._classes_made += 1
-        if self._classes_made == self.refused_class:
-            raise BreakGraph("class", f"{name} outlives the graph")
-        ordinal, kind = self._classes_made, make()
-        if isinstance(kind, type):
-            self._own_classes[kind] = ordinal
-        return kind
-
-    def begin_class(self, kind: type) -> None:
-        """`type.__new__` has made a class, of which a metaclass of the program's or of Python's makes more."""
-        self._own_classes.setdefault(kind, self._classes_made)
-
-    def class_dict(self, kind: type) -> Mapping[str, object]:
-        """`kind.__dict__`: each of its attributes is read."""
-        table = _CLASS_DICT(kind)
-        if kind in self._own_classes or not may_change(kind) or is_trusted_module(kind.__module__):
-            return table  # type: ignore[no-any-return]
-        self.ambient(_class_names, (kind,))
-        found = {name: self._class_attribute(kind, name, value) for name, value in table.items()}
-        self.overlays.put(kind, found)
-        return types.MappingProxyType(found)
-
-    def made_class(self, kind: type) -> bool:
-        """Whether the program made this class itself."""
-        return kind in self._own_classes
-
-    @property
-    def made_classes(self) -> Mapping[type, int]:
-        """The classes that the program made itself, each with its ordinal."""
-        return self._own_classes
-
-    def _know_external_class(self, kind: type) -> None:
-        if self.externals.lookup(kind) is None:
-            self.externals._register(kind, self.externals.pins.source(kind), kind)
 
     def refuse_opaque(self, *objects: object) -> None:
         """Breaks where the program looks into an object that no guard can watch."""
@@ -767,7 +659,7 @@ class Outside:
         own = self.instance_get(module, "forward")
         if own is not MISSING:
             return own
-        found = self.class_get(type(module), "forward")
+        found = self.classes.get(type(module), "forward")
         forward = found[0] if found is not None else None
         return types.MethodType(forward, module) if isinstance(forward, types.FunctionType) else module.forward
 
@@ -790,10 +682,6 @@ _UNROLLED_ROUNDS = 2
 _TEXTS_OF_ARGUMENTS: tuple[object, ...] = (BaseException.__str__, BaseException.__repr__, KeyError.__str__)
 
 
-def _class_names(kind: type) -> tuple[str, ...]:
-    return tuple(_CLASS_DICT(kind))
-
-
 # Attributes that cannot change while the object is the same.
 _FIXED_ATTRIBUTES = frozenset(
     {
@@ -801,12 +689,4 @@ _FIXED_ATTRIBUTES = frozenset(
         "__objclass__",
     }
 )  # fmt: skip
-_CLASS_DICT = type.__dict__["__dict__"].__get__
-_FUNCTION_HOLDERS = (property, classmethod, staticmethod)
-_DESCRIPTORS = (
-    property, classmethod, staticmethod, types.GetSetDescriptorType, types.MemberDescriptorType,
-    types.MethodDescriptorType, types.WrapperDescriptorType, types.ClassMethodDescriptorType, types.BuiltinFunctionType,
-)  # fmt: skip
-
-
 _METHODS = (types.FunctionType, types.MethodDescriptorType, types.WrapperDescriptorType)
