@@ -197,7 +197,7 @@ def main() -> None:
             rows=rows,
             losses=picture("Loss", "cross entropy", [eager, compiled], "losses"),
             times=picture("Step time", "milliseconds", [eager, compiled], "seconds"),
-            report=report.html(),
+            report=report.html_tables(),
         )
     )
     CONSOLE.print(f"report: {page.resolve()}")

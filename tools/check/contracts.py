@@ -112,6 +112,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "torchcompile": (
         ("errors", "events", "signature", "passes", "dumps", "store"),
         ("torch_options", "moved", "faults", "journal", "capability"),
+        ("page",),
         ("options", "report", "module"),
         ("shelf",),
         ("backends",),

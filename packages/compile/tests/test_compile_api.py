@@ -188,7 +188,7 @@ def test_report_prints_and_reset_clears() -> None:
     assert report.captured == 1
     assert report.kernels == 1
     assert "generated kernels" in str(report)
-    assert "<table>" in report.html()
+    assert "<table>" in report.html_tables() and "</html>" in report.html()
     torchcompile.reset()
     assert torchcompile.report().captured == 0
 

@@ -270,4 +270,9 @@ def report() -> Report:
         events=stats.events,
         stages=_journal.stages,
         pieces=_journal.pieces,
+        traced=_journal.all_captured,
+        spans=_journal.spans,
+        texts=_journal.texts,
+        seconds=_journal.seconds,
+        bandwidth=_journal.bandwidth,
     )

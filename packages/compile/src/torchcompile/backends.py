@@ -26,7 +26,7 @@ from aotautograd import aot_module, default_partition, min_cut, run_graph
 from aotautograd.schemas import JointGraph, Partition, Partitioner
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
-from primtorch.ledger import Event, Ledger
+from primtorch.ledger import Event, Ledger, own_line
 from primtorch.ledger import Kind as EventKind
 from torchcompile.capability import Capability
 from torchcompile.dumps import Dump, DumpFolder
@@ -134,9 +134,9 @@ class Toolchain:
     def start(self, gm: torch.fx.GraphModule) -> tuple[str, Dump | None]:
         """Title and dump writer of a captured graph."""
         title = self.prefix + self.journal.next_title()
-        stacks = [node.meta.get("stack") for node in gm.graph.nodes if node.op.startswith("call")]
-        lines = tuple(dict.fromkeys(stack[-1] for stack in stacks if stack))
-        self.journal.captured(CapturedGraphRecord(title, len(stacks), lines))
+        found = [own_line(node.meta.get("stack", ())) for node in gm.graph.nodes if node.op.startswith("call")]
+        lines = tuple(dict.fromkeys(line for line in found if line is not None))
+        self.journal.captured(CapturedGraphRecord(title, len(found), lines))
         now = time.perf_counter()
         self.journal.span(title, "capture", gm.meta.get("began", now), now)
         return title, self.dumps.named(title) if self.dumps is not None else None

@@ -118,6 +118,7 @@ class Journal:
         self._dumps: dict[DumpFolder, None] = {}
         self._seconds: dict[str, float] = {}  # measured, by the part's label
         self._pieces: deque[PieceRecord] = deque(maxlen=limit)
+        self.bandwidth: float | None = None
         self._captures = 0
 
     def next_title(self) -> str:
@@ -148,10 +149,11 @@ class Journal:
         with self._lock:
             self._dumps[dumps] = None
 
-    def measured(self, seconds: Mapping[str, float]) -> None:
-        """Keeps what a part was measured to take, by its label."""
+    def measured(self, seconds: Mapping[str, float], bandwidth: float | None) -> None:
+        """Keeps what parts were measured to take, by label, and the bytes a second that the machine copies."""
         with self._lock:
             self._seconds.update(seconds)
+            self.bandwidth = bandwidth or self.bandwidth
 
     def texts(self) -> tuple[Text, ...]:
         """Every stage that was dumped; where none was, what compiled code holds anyway: its program, and its source."""

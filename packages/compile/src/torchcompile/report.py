@@ -1,20 +1,24 @@
 """What happened to the program: graphs, kernels, seconds, and whatever ran eagerly, twice or differently.
 
-As text, for rich, and as HTML.
+As text, for rich, and as one page of HTML.
 """
 
 from __future__ import annotations
 
 import html
-from collections.abc import Sequence
-from dataclasses import dataclass
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.markup import escape
 from rich.table import Table
 
 from primtorch.ledger import Effect, Event, event_tables, of, total
-from torchcompile.journal import CompiledGraphRecord, PieceRecord, StageRecord
+from torchcompile.dumps import Text
+from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, PieceRecord, Span, StageRecord
+from torchcompile.page import Contents, render
 
 
 @dataclass(frozen=True)
@@ -27,6 +31,11 @@ class Report:
         events: the ledger: whatever did not run as one compiled program, once.
         stages: of backwards that were cut where DistributedDataParallel's buckets end.
         pieces: of graphs that several back ends share.
+        traced: what was captured, with the user's lines.
+        spans: when each stage of each compilation ran.
+        texts: gives the stages as text: those that were dumped, else what compiled code holds anyway.
+        seconds: what `profile` measured of kernels and calls, by label.
+        bandwidth: bytes a second that the machine copies, where `profile` has measured it.
     """
 
     captured: int
@@ -35,6 +44,11 @@ class Report:
     events: Sequence[Event]
     stages: Sequence[StageRecord] = ()
     pieces: Sequence[PieceRecord] = ()
+    traced: Sequence[CapturedGraphRecord] = ()
+    spans: Sequence[Span] = ()
+    texts: Callable[[], Sequence[Text]] = field(default=tuple, repr=False)
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    bandwidth: float | None = None
 
     @property
     def kernels(self) -> int:
@@ -81,20 +95,23 @@ class Report:
         """Whether something was captured, and nothing ran eagerly, twice or differently."""
         return self.captured > 0 and not self.surprises
 
+    def _totals(self) -> list[tuple[str, str]]:
+        return [
+            ("graphs captured", str(self.captured)),
+            ("graph breaks", str(total(self.breaks))),
+            ("fallbacks to eager", str(total(self.fallbacks))),
+            ("ran differently", str(total(self.mended))),
+            ("ran twice", str(total(self.reruns))),
+            ("recompilations", str(total(self.recompiles))),
+            ("generated kernels", str(self.kernels)),
+            ("calls of PyTorch's kernels", str(sum(graph.aten_calls for graph in self.graphs))),
+            ("seconds, capture", f"{self.capture_seconds:.2f}"),
+            ("seconds, kernels", f"{sum(graph.seconds for graph in self.graphs):.2f}"),
+        ]
+
     def tables(self) -> list[tuple[str, list[str], list[list[str]]]]:
         """(title, head, rows) of each part that has something to say."""
-        totals = [
-            ["graphs captured", str(self.captured)],
-            ["graph breaks", str(total(self.breaks))],
-            ["fallbacks to eager", str(total(self.fallbacks))],
-            ["ran differently", str(total(self.mended))],
-            ["ran twice", str(total(self.reruns))],
-            ["recompilations", str(total(self.recompiles))],
-            ["generated kernels", str(self.kernels)],
-            ["calls of PyTorch's kernels", str(sum(graph.aten_calls for graph in self.graphs))],
-            ["seconds, capture", f"{self.capture_seconds:.2f}"],
-            ["seconds, kernels", f"{sum(graph.seconds for graph in self.graphs):.2f}"],
-        ]
+        totals = [list(row) for row in self._totals()]
         parts = [("Compilation", ["", ""], totals)]
         if self.graphs:
             head = ["graph", "kind", "prims", "kernels", "PyTorch calls", "seconds", "from cache"]
@@ -154,8 +171,32 @@ class Report:
             console.print(self)
         return capture.get()
 
-    def html(self) -> str:
-        """The same as HTML tables, for a page of the caller's own."""
+    def contents(self) -> Contents:
+        """What the page shows."""
+        return Contents(
+            totals=[(what, number) for what, number in self._totals()],
+            clean=self.clean,
+            captured=self.traced,
+            graphs=self.graphs,
+            events=self.events,
+            stages=self.stages,
+            pieces=self.pieces,
+            spans=self.spans,
+            texts=self.texts(),
+            seconds=self.seconds,
+            bandwidth=self.bandwidth,
+        )
+
+    def html(self, path: str | os.PathLike[str] | None = None) -> str:
+        """One page that needs nothing else: the user's source with graphs, breaks and kernels beside each line, a
+        timeline of compilation, kernels, memory, and every stage as text. It is written to `path`, too, if given."""
+        page = render(self.contents())
+        if path is not None:
+            Path(path).write_text(page, encoding="utf-8")
+        return page
+
+    def html_tables(self) -> str:
+        """The tables of the report alone, for a page of the caller's own."""
         cell = lambda tag, text: f"<{tag}>{html.escape(text)}</{tag}>"
         parts: list[str] = []
         for title, head, rows in self.tables():

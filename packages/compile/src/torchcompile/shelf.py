@@ -27,6 +27,7 @@ import torchdynamo
 import torchinductor
 from aotautograd import schemas
 from aotautograd.schemas import BackwardOutline, Compiled, Outline, Shelved
+from primtorch.ledger import own_line
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.schemas import UserFrame
 from torchcompile.journal import Kind
@@ -198,7 +199,7 @@ class ProgramShelf:
 
 def lines_of(gm: fx.GraphModule) -> list[UserFrame | None]:
     """The user's line behind each node."""
-    return [stack[-1] if (stack := node.meta.get("stack")) else None for node in gm.graph.nodes]
+    return [own_line(node.meta.get("stack", ())) for node in gm.graph.nodes]
 
 
 def _told(graph: KeptGraph, lines: Mapping[UserFrame, UserFrame]) -> KeptGraph:

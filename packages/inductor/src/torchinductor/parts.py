@@ -14,6 +14,7 @@ from typing import TypeAlias
 import torch
 from torch import fx
 
+from primtorch.ledger import own_line
 from primtorch.prims import PRIMS
 from primtorch.schemas import UserFrame
 from primtorch.symbolic import expr_of, hint_of
@@ -56,9 +57,9 @@ class Origins:
     def of(gm: fx.GraphModule) -> Origins:
         lines, inputs, sizes = {}, {}, {}
         for node in gm.graph.nodes:
-            stack = node.meta.get("stack")
-            if stack:
-                lines[node.name] = stack[-1]
+            line = own_line(node.meta.get("stack", ()))
+            if line is not None:
+                lines[node.name] = line
             if node.op == "call_function":
                 inputs[node.name] = tuple(source.name for source in node.all_input_nodes)
             value = node.meta.get("val")
@@ -103,7 +104,8 @@ def parts_of(
     for number, (position, operation) in enumerate(placed):
         if isinstance(operation, ExternCall):
             name = _operator(str(operation.op))
-            frames: tuple[UserFrame, ...] = operation.frames[-1:]
+            line = own_line(operation.frames)
+            frames = () if line is None else (line,)
             read = sum(_whole(buffers[b], origins) for b in operation.reads)
             written = sum(_whole(buffers[b], origins) for b in operation.outputs if b is not None)
         else:

@@ -60,6 +60,12 @@ def kinds(*table: Kind) -> types.MappingProxyType[str, Kind]:
     return types.MappingProxyType(found)
 
 
+def own_line(frames: Sequence[UserFrame]) -> UserFrame | None:
+    """The innermost line outside of torch, or the innermost one."""
+    own = (frame for frame in reversed(frames) if not frame.file.startswith(_TORCH))
+    return next(own, frames[-1] if frames else None)
+
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something that happened.
@@ -84,8 +90,7 @@ class Event:
     @property
     def line(self) -> UserFrame | None:
         """The innermost line outside of torch, or the innermost one."""
-        own = (frame for frame in reversed(self.frames) if not frame.file.startswith(_TORCH))
-        return next(own, self.frames[-1] if self.frames else None)
+        return own_line(self.frames)
 
     @property
     def where(self) -> str:
