@@ -24,7 +24,7 @@ from torchinductor.source import planned_operations
 pytest.importorskip("triton")
 
 from torchinductor.codegen.triton.compiler import TritonCompiler  # noqa: E402
-from torchinductor.codegen.triton.plan import layout_of  # noqa: E402
+from torchinductor.codegen.triton.plan import Layout  # noqa: E402
 from torchinductor.codegen.triton.resources import Resources, resources_of  # noqa: E402
 from torchinductor.codegen.triton.writer import write  # noqa: E402
 
@@ -79,7 +79,7 @@ def test_a_spill_is_seen(tmp_path: Path) -> None:
     x = halves(512, 8192)
     (kernel,) = planned_operations(primtorch.lower(primtorch.trace(lambda x: torch.softmax(x, -1), x)), "cuda")
     assert isinstance(kernel, Kernel)
-    crowded = replace(kernel, layout=replace(layout_of(kernel), warps=1))
+    crowded = replace(kernel, layout=replace(kernel.laid_out(Layout), warps=1))
     made = TritonCompiler(90, tmp_path, workers=1)
     (binary,) = made.compile([write(crowded)])
     assert resources_of(binary).spilled > 0

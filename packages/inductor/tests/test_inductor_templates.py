@@ -21,7 +21,7 @@ from torchinductor import InductorOptions, TritonBackend, generate_source
 from torchinductor.codegen.base import legalized, takes
 from torchinductor.codegen.triton.compiler import TritonCompiler
 from torchinductor.codegen.triton.matmul import plan
-from torchinductor.codegen.triton.plan import layout_of
+from torchinductor.codegen.triton.plan import Layout
 from torchinductor.errors import InductorError
 from torchinductor.ir import Body, Kernel, Reduce, Stage, Store, Template, verify_kernels
 from torchinductor.lowering.context import ExternCall, Operation
@@ -174,7 +174,7 @@ def test_halves_are_multiplied_on_tensor_cores_from_shared_memory(tmp_path: Path
     case = Case(torch.mm, ((1536, 256), (256, 1536)), dtype=torch.float16)
     (template,) = (op for op in schedule(lowered(case), ON) if isinstance(op, Template))
     planned = plan(template)
-    assert planned is not None and layout_of(planned.loops).x_block == 128
+    assert planned is not None and planned.loops.laid_out(Layout).x_block == 128
     compiler = TritonCompiler(90, tmp_path, workers=1)
     (binary,) = compiler.compile([TritonBackend(90).generate_template(planned, ON).meta])
     compiler.close()

@@ -18,7 +18,7 @@ from primtorch.symbolic.expr import symbol
 from torchinductor.codegen.triton.backend import TritonLauncher
 from torchinductor.codegen.triton.compiler import TritonCompiler
 from torchinductor.codegen.triton.expressions import Unsupported
-from torchinductor.codegen.triton.plan import layout_of, planned
+from torchinductor.codegen.triton.plan import Layout, planned
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.writer import write
 from torchinductor.errors import BuildFailed
@@ -117,7 +117,7 @@ def test_a_refused_kernel_shows_its_source(compiler: TritonCompiler) -> None:
 
 
 def layouts(cases: list[Case]) -> dict[str, tuple[str, bool]]:
-    plans = {c.name: layout_of(planned(c.kernels[0])) for c in cases}
+    plans = {c.name: planned(c.kernels[0]).laid_out(Layout) for c in cases}
     return {name: (p.shape, p.persistent) for name, p in plans.items()}
 
 
@@ -132,8 +132,8 @@ def test_layouts() -> None:
 
 
 def test_offsets_are_wide_only_when_needed() -> None:
-    assert not layout_of(planned(small_cases()[0].kernels[0])).wide
-    assert layout_of(planned(symbolic_kernel())).wide
+    assert not planned(small_cases()[0].kernels[0]).laid_out(Layout).wide
+    assert planned(symbolic_kernel()).laid_out(Layout).wide
 
 
 def loops(name: str) -> list[int]:

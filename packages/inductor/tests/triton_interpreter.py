@@ -16,7 +16,7 @@ from triton.runtime.interpreter import TensorHandle
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
 from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.codegen.triton.bundles import key_of, programs, write_bundle
-from torchinductor.codegen.triton.plan import layout_of
+from torchinductor.codegen.triton.plan import Layout
 from torchinductor.codegen.triton.split import split_reductions
 from torchinductor.codegen.triton.templates import write_template
 from torchinductor.codegen.triton.writer import write
@@ -113,4 +113,4 @@ class InterpreterBackend(CodegenBackend):
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         symbols = tuple(variable(name) for name in source.meta.symbols)
-        return TritonCall(handle, (layout_of(kernel).grid, 1, 1), slots, symbols, kernel.name)
+        return TritonCall(handle, (kernel.laid_out(Layout).grid, 1, 1), slots, symbols, kernel.name)

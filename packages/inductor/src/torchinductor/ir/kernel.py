@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import torch
 
 from primtorch.symbolic.expr import IntExpr
+from torchinductor.errors import InductorError
 from torchinductor.indexing import ONE, ZERO, number, variable
 from torchinductor.ir.body import Body
 from torchinductor.ir.operations import Indirect, Load, Store
 from torchinductor.ops import PrintHandler
+
+Layout = TypeVar("Layout")
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,12 @@ class Kernel:
     in_place: tuple[tuple[str, str], ...] = ()
     # How the device's back end lays it over loops or threads: what its `legalize` found out, for its `generate`.
     layout: object = field(default=None, repr=False, compare=False)
+
+    def laid_out(self, kind: type[Layout]) -> Layout:
+        """The layout that the back end planned, of its own class. Raises InductorError where there is none yet."""
+        if not isinstance(self.layout, kind):
+            raise InductorError(f"kernel {self.name} is written before it is planned")
+        return self.layout
 
     @property
     def outer(self) -> tuple[Axis, ...]:

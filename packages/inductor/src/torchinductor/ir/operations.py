@@ -7,8 +7,8 @@ that a `match` over it, and the type checker, know what there is.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Generic, TypeAlias, TypeVar, cast
+from dataclasses import dataclass, replace
+from typing import ClassVar, Generic, Self, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -20,8 +20,6 @@ V = TypeVar("V")
 Renumber: TypeAlias = Callable[[int], int]
 Result: TypeAlias = V | tuple[V, ...] | None
 """What an operation gives on a handler: a value, those of a `Scan`, or none."""
-
-NO_INDICES: tuple[IntExpr, ...] = ()
 
 
 class Replay(Generic[V]):
@@ -42,25 +40,28 @@ class Replay(Generic[V]):
 
 
 class Operation:
-    """What all kinds have: the type of the value (of what is stored or reduced where there is none), `operands`
-    (positions of the values that it takes), `indices` (the expressions over the axes that it evaluates)."""
+    """What all kinds have: the type of the value (of what is stored or reduced where there is none), and which fields
+    are positions of the values that it takes (None for one that is not there) or indices."""
 
     __slots__ = ()
+    TAKES: ClassVar[tuple[str, ...]] = ()
+    EVALUATES: ClassVar[tuple[str, ...]] = ()
     dtype: torch.dtype
 
     @property
     def operands(self) -> tuple[int, ...]:
         """Positions of the values that it takes."""
-        return ()
+        return tuple([at for name in self.TAKES if (at := getattr(self, name)) is not None])
 
     @property
     def indices(self) -> tuple[IntExpr, ...]:
         """The expressions over the axes that it evaluates."""
-        return NO_INDICES
+        return tuple([getattr(self, name) for name in self.EVALUATES])
 
-    def renumbered(self, number: Renumber) -> Op:
+    def renumbered(self, number: Renumber) -> Self:
         """The operation with operands that stand elsewhere."""
-        return self  # type: ignore[return-value]
+        moved = {name: number(at) for name in self.TAKES if (at := getattr(self, name)) is not None}
+        return replace(self, **moved) if moved else self  # type: ignore[type-var]
 
     def replay(self, run: Replay[V]) -> Result[V]:
         """Does it on the run's handler; returns what the handler gives."""
@@ -71,21 +72,12 @@ class Operation:
 class Load(Operation):
     """The element of a buffer at an index; zero where the mask is false, and the memory is not touched there."""
 
+    TAKES = ("mask",)
+    EVALUATES = ("index",)
     dtype: torch.dtype
     buffer: str
     index: IntExpr
     mask: int | None = None
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return () if self.mask is None else (self.mask,)
-
-    @property
-    def indices(self) -> tuple[IntExpr, ...]:
-        return (self.index,)
-
-    def renumbered(self, number: Renumber) -> Op:
-        return self if self.mask is None else Load(self.dtype, self.buffer, self.index, number(self.mask))
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.load(self.buffer, run.index(self.index), self.dtype, run.optional(self.mask))
@@ -95,6 +87,8 @@ class Load(Operation):
 class Store(Operation):
     """Writes a value to a buffer, or combines it with what is there, where the mask (if any) is true."""
 
+    TAKES = ("value", "mask")
+    EVALUATES = ("index",)
     dtype: torch.dtype
     buffer: str
     index: IntExpr
@@ -103,21 +97,9 @@ class Store(Operation):
     mask: int | None = None
 
     @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.value,) if self.mask is None else (self.value, self.mask)
-
-    @property
-    def indices(self) -> tuple[IntExpr, ...]:
-        return (self.index,)
-
-    @property
     def plain(self) -> bool:
         """Whether the element is written whatever it was, in every iteration."""
         return self.mode == "set" and self.mask is None
-
-    def renumbered(self, number: Renumber) -> Op:
-        mask = None if self.mask is None else number(self.mask)
-        return Store(self.dtype, self.buffer, self.index, number(self.value), self.mode, mask)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         value, mask = run.values[self.value], run.optional(self.mask)
@@ -140,12 +122,9 @@ class Constant(Operation):
 class IndexExpr(Operation):
     """An index as a value."""
 
+    EVALUATES = ("expr",)
     dtype: torch.dtype
     expr: IntExpr
-
-    @property
-    def indices(self) -> tuple[IntExpr, ...]:
-        return (self.expr,)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.index_expr(run.index(self.expr), self.dtype)
@@ -155,17 +134,11 @@ class IndexExpr(Operation):
 class Indirect(Operation):
     """A loaded integer as an index into a dimension of `size`: later indices name it by `symbol`."""
 
+    TAKES = ("value",)
     dtype: torch.dtype
     value: int
     symbol: str
     size: IntExpr
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.value,)
-
-    def renumbered(self, number: Renumber) -> Op:
-        return Indirect(self.dtype, number(self.value), self.symbol, self.size)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         run.symbols[intern_symbol(self.symbol)] = run.handler.indirect(run.values[self.value], self.size)
@@ -176,17 +149,11 @@ class Indirect(Operation):
 class Require(Operation):
     """The value; the kernel meets the fault where the condition is false."""
 
+    TAKES = ("value", "condition")
     dtype: torch.dtype
     value: int
     condition: int
     fault: Fault
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.value, self.condition)
-
-    def renumbered(self, number: Renumber) -> Op:
-        return Require(self.dtype, number(self.value), number(self.condition), self.fault)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.require(run.values[self.value], run.values[self.condition], self.fault)
@@ -196,16 +163,10 @@ class Require(Operation):
 class ToDtype(Operation):
     """A conversion from the type `source`."""
 
+    TAKES = ("value",)
     dtype: torch.dtype
     value: int
     source: torch.dtype
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.value,)
-
-    def renumbered(self, number: Renumber) -> Op:
-        return ToDtype(self.dtype, number(self.value), self.source)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.to_dtype(run.values[self.value], self.dtype, self.source)
@@ -215,16 +176,10 @@ class ToDtype(Operation):
 class Bitcast(Operation):
     """The bits of a value of type `source` as another type of the same width."""
 
+    TAKES = ("value",)
     dtype: torch.dtype
     value: int
     source: torch.dtype
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.value,)
-
-    def renumbered(self, number: Renumber) -> Op:
-        return Bitcast(self.dtype, number(self.value), self.source)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.bitcast(run.values[self.value], self.dtype, self.source)
@@ -246,8 +201,8 @@ class Apply(Operation):
     def heavy(self) -> bool:
         return ELEMENTWISE[self.op].heavy
 
-    def renumbered(self, number: Renumber) -> Op:
-        return Apply(self.dtype, self.op, tuple([number(a) for a in self.args]))
+    def renumbered(self, number: Renumber) -> Self:
+        return replace(self, args=tuple([number(a) for a in self.args]))
 
     def replay(self, run: Replay[V]) -> Result[V]:
         values = run.values
@@ -258,21 +213,12 @@ class Apply(Operation):
 class RandomBits(Operation):
     """Word `index` of a stream of random numbers."""
 
+    TAKES = ("seed",)
+    EVALUATES = ("index",)
     dtype: torch.dtype
     seed: int
     index: IntExpr
     stream: int
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.seed,)
-
-    @property
-    def indices(self) -> tuple[IntExpr, ...]:
-        return (self.index,)
-
-    def renumbered(self, number: Renumber) -> Op:
-        return RandomBits(self.dtype, number(self.seed), self.index, self.stream)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return run.handler.random_bits(run.values[self.seed], run.index(self.index), self.stream)
@@ -286,20 +232,13 @@ class Reduce(Operation):
     `about`.
     """
 
+    TAKES = ("value", "position")
     dtype: torch.dtype
     kind: ReductionKind
     key: str
     value: int
     position: int | None = None
     about: str | None = None
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.value,) if self.position is None else (self.value, self.position)
-
-    def renumbered(self, number: Renumber) -> Op:
-        position = None if self.position is None else number(self.position)
-        return Reduce(self.dtype, self.kind, self.key, number(self.value), position, self.about)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         value, position = run.values[self.value], run.optional(self.position)
@@ -325,18 +264,11 @@ class Carried(Operation):
 class Scan(Operation):
     """The running combination along the inner axis. With a position it has two results, which `Part`s take."""
 
+    TAKES = ("value", "position")
     dtype: torch.dtype
     kind: ScanKind
     value: int
     position: int | None = None
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.value,) if self.position is None else (self.value, self.position)
-
-    def renumbered(self, number: Renumber) -> Op:
-        position = None if self.position is None else number(self.position)
-        return Scan(self.dtype, self.kind, number(self.value), position)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         results = run.handler.scan(self.kind, run.values[self.value], run.optional(self.position))
@@ -347,16 +279,10 @@ class Scan(Operation):
 class Part(Operation):
     """One result of an operation with several."""
 
+    TAKES = ("whole",)
     dtype: torch.dtype
     whole: int
     number: int
-
-    @property
-    def operands(self) -> tuple[int, ...]:
-        return (self.whole,)
-
-    def renumbered(self, number: Renumber) -> Op:
-        return Part(self.dtype, number(self.whole), self.number)
 
     def replay(self, run: Replay[V]) -> Result[V]:
         return cast("tuple[V, ...]", run.values[self.whole])[self.number]

@@ -23,7 +23,7 @@ from torchinductor.codegen.cpp.expressions import (
     storage_text,
     value_type,
 )
-from torchinductor.codegen.cpp.plan import layout_of
+from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.codegen.cpp.stage_text import StageText, Value
 from torchinductor.indexing import coefficient_of, product, variable
 from torchinductor.ir import Kernel, Stage, compute_dtype
@@ -44,7 +44,7 @@ class CppHandler(OpsHandler[Value]):
 
     def __init__(self, kernel: Kernel, names: Names, stage: Stage) -> None:
         self.kernel, self.names, self.stage = kernel, names, stage
-        self.text = StageText(layout_of(kernel), stage)
+        self.text = StageText(kernel.laid_out(Layout), stage)
         self.depths = {loop.axis: d + 1 for d, loop in enumerate(self.text.loops) if loop.axis is not None}
         self.ranges = kernel.ranges
 

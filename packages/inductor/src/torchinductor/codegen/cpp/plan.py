@@ -21,7 +21,6 @@ import torch
 
 from primtorch.symbolic.expr import Call, IntExpr
 from torchinductor.codegen.cpp.expressions import index_text
-from torchinductor.errors import InductorError
 from torchinductor.indexing import below, coefficient_of, product
 from torchinductor.ir import Apply, Axis, Body, Kernel, Reduce, Stage, Store
 from torchinductor.scheduling.online import join_passes
@@ -93,13 +92,6 @@ def _joins(body: Body, joined: Reduce) -> bool:
     """Whether the body can sum up squares about the mean too: it is run over each block twice."""
     alone = not body.writes and not body.faults and all(op.about is None for op in body.of(Reduce))
     return alone and joined.kind == "moments" and joined.dtype == torch.float32
-
-
-def layout_of(kernel: Kernel) -> Layout:
-    """The layout that `planned` gave the kernel. Raises InductorError where it has none."""
-    if not isinstance(kernel.layout, Layout):
-        raise InductorError(f"kernel {kernel.name} is written before it is planned")
-    return kernel.layout
 
 
 def _ordered_scatter(kernel: Kernel) -> Kernel:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torchinductor.codegen.cpp.expressions import STORAGE, index_text
 from torchinductor.codegen.cpp.handler import CppHandler, Names
-from torchinductor.codegen.cpp.plan import layout_of
+from torchinductor.codegen.cpp.plan import Layout
 from torchinductor.indexing import product
 from torchinductor.ir import Indirect, Kernel
 from torchinductor.ops import Fault
@@ -12,7 +12,7 @@ from torchinductor.ops import Fault
 
 def write(kernel: Kernel) -> str:
     """The text of a planned kernel: a function named KERNEL with the C ABI of kernels."""
-    layout, names = layout_of(kernel), Names(kernel)
+    layout, names = kernel.laid_out(Layout), Names(kernel)
     checks = any(stage.body.faults for stage in kernel.stages)
     lines = [
         'extern "C" int KERNEL(void* const* buffers, const i64* symbols) {',

@@ -20,7 +20,7 @@ from torchinductor.schemas import DeviceTraits, InductorOptions, ProductRates
 
 from .bundles import key_of, programs, write_bundle
 from .compiler import Binary, TritonCompiler
-from .plan import layout_of
+from .plan import Layout
 from .split import split_reductions
 from .templates import PLANNERS, write_template
 from .writer import TritonSource, write
@@ -109,7 +109,7 @@ class TritonBackend(CodegenBackend):
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         meta: TritonSource = source.meta
-        grid: tuple[Size, Size, Size] = (layout_of(kernel).grid, 1, 1)  # kernels of equal text may differ in it
+        grid: tuple[Size, Size, Size] = (kernel.laid_out(Layout).grid, 1, 1)  # kernels of equal text may differ in it
         symbols = tuple(variable(name) for name in meta.symbols)
         return TritonCall(handle, grid, slots, symbols, f"{kernel.name}_{meta.name}")
 

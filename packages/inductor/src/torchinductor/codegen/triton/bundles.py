@@ -9,7 +9,7 @@ from torchinductor.indexing import number
 from torchinductor.ir import Bundle, Kernel
 
 from .expressions import POINTER_TYPES
-from .plan import Layout, layout_of
+from .plan import Layout
 from .writer import HEADER_TEXT, TritonSource, body_of
 
 _FLAT_BLOCK, _FLAT_WARPS = 1024, 4
@@ -17,7 +17,7 @@ _FLAT_BLOCK, _FLAT_WARPS = 1024, 4
 
 def key_of(kernel: Kernel) -> Hashable | None:
     """Kernels of the same number of threads go together: lines over everything, and short rows."""
-    layout = layout_of(kernel)
+    layout = kernel.laid_out(Layout)
     if layout.wide or any(kernel.buffers[name].dtype not in POINTER_TYPES for name in kernel.arguments):
         return None
     if layout.shape == "flat":
@@ -27,7 +27,7 @@ def key_of(kernel: Kernel) -> Hashable | None:
 
 def as_part(kernel: Kernel) -> Kernel:
     """The kernel as it runs beside others: lines have the same number of threads."""
-    layout = layout_of(kernel)
+    layout = kernel.laid_out(Layout)
     if layout.shape != "flat":
         return kernel
     return replace(kernel, layout=replace(layout, x_block=_FLAT_BLOCK, warps=_FLAT_WARPS))
@@ -35,12 +35,12 @@ def as_part(kernel: Kernel) -> Kernel:
 
 def layout_of_bundle(bundle: Bundle) -> Layout:
     """The layout of the first kernel, whose number of threads is everybody's."""
-    return layout_of(as_part(bundle.parts[0]))
+    return as_part(bundle.parts[0]).laid_out(Layout)
 
 
 def programs(bundle: Bundle) -> list[int]:
     """How many programs each kernel has."""
-    return [layout_of(as_part(part)).grid.as_int() or 0 for part in bundle.parts]
+    return [as_part(part).laid_out(Layout).grid.as_int() or 0 for part in bundle.parts]
 
 
 def write_bundle(bundle: Bundle) -> TritonSource:

@@ -26,7 +26,7 @@ from .expressions import (
     stored_text,
     tl_type,
 )
-from .plan import layout_of
+from .plan import Layout
 from .waits import waits_of
 
 NO_DIMS: frozenset[str] = frozenset()
@@ -78,7 +78,7 @@ class TritonHandler(OpsHandler[Value]):
     """Values are names. Equal expressions share a name while both stand in one scope (the kernel, or one loop)."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.layout = kernel, layout_of(kernel)
+        self.kernel, self.layout = kernel, kernel.laid_out(Layout)
         self.lines: list[str] = []  # of the kernel's own level
         self.loop: list[str] | None = None  # of the inner loop being written
         self.after: list[str] = []  # what follows that loop

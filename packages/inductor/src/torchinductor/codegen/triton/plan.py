@@ -15,7 +15,6 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.errors import InductorError
 from torchinductor.indexing import coefficient_of, number, product
 from torchinductor.ir import Apply, Axis, Kernel, Load
 from torchinductor.scheduling.axes import by_rows, merge_axes
@@ -84,13 +83,6 @@ def _as_memory_lies(kernel: Kernel) -> Kernel:
         return kernel
     votes = _unit_axes(kernel)
     return merge_axes(other) if votes[other.axes[-1].name] > votes[kernel.axes[-1].name] else kernel
-
-
-def layout_of(kernel: Kernel) -> Layout:
-    """The layout that `planned` gave the kernel. Raises InductorError where it has none."""
-    if not isinstance(kernel.layout, Layout):
-        raise InductorError(f"kernel {kernel.name} is written before it is planned")
-    return kernel.layout
 
 
 # ---- choices --------------------------------------------------------------------------------------------------------

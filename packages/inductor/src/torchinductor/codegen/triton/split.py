@@ -17,7 +17,7 @@ from torchinductor.ir import Axis, Body, Buffer, Kernel, Recorder, Reduce, Stage
 from torchinductor.ops import ReductionKind, StoreMode
 
 from .expressions import REDUCTIONS
-from .plan import PROGRAMS_WANTED, layout_of, planned
+from .plan import PROGRAMS_WANTED, Layout, planned
 
 MIN_CHUNK = 2048  # elements that a program should reduce at least
 
@@ -41,7 +41,7 @@ def _reductions(kernel: Kernel) -> list[Reduce]:
 
 def _parts(kernel: Kernel) -> tuple[Axis, int] | None:
     """(the inner axis to cut, how many chunks), None where a split does not pay or is not known."""
-    layout = layout_of(kernel)
+    layout = kernel.laid_out(Layout)
     length, count = product(a.size for a in kernel.inner).as_int(), product(a.size for a in kernel.outer).as_int()
     if not kernel.inner or layout.persistent or length is None or count is None or not length or not count:
         return None

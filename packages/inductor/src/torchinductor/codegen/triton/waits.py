@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from torchinductor.ir import Kernel, Load, Store, slice_of
 
-from .plan import Layout, layout_of
+from .plan import Layout
 
 
 class Waits(NamedTuple):
@@ -33,7 +33,8 @@ def waits_of(kernel: Kernel) -> Waits:
                 continue
             ops = stage.body.ops
             loads = {i for i, op in enumerate(ops) if isinstance(op, Load) and op.buffer == read}
-            if loads and not (loads <= slice_of(ops, store.operands) and _one_thread_each(layout_of(kernel), store)):
+            alone = loads <= slice_of(ops, store.operands) and _one_thread_each(kernel.laid_out(Layout), store)
+            if loads and not alone:
                 stores.add(written)
             elif any(read in earlier.body.reads for earlier in kernel.stages[:number]):
                 stages.add(number)

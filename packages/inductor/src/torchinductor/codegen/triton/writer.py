@@ -11,7 +11,7 @@ from torchinductor.ir import Axis, Kernel, Stage
 
 from .expressions import POINTER_TYPES, PRELUDE, Unsupported
 from .handler import NO_DIMS, Tile, TritonHandler, index_text
-from .plan import layout_of
+from .plan import Layout
 
 HEADER = "import triton\nimport triton.language as tl\nfrom triton.language.extra import libdevice as m\n"
 
@@ -46,7 +46,7 @@ def body_of(kernel: Kernel) -> list[str]:
 
 def source_of(kernel: Kernel, body: Sequence[str]) -> TritonSource:
     """The function with a kernel's arguments and this body. Raises Unsupported."""
-    layout = layout_of(kernel)
+    layout = kernel.laid_out(Layout)
     for name in kernel.arguments:
         if kernel.buffers[name].dtype not in POINTER_TYPES:
             raise Unsupported(f"Triton has no type {kernel.buffers[name].dtype} (buffer {name})")
@@ -76,7 +76,7 @@ class Writer:
     """A kernel's positions as text: what a program, and each point of its tile, stands for."""
 
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel, self.layout = kernel, layout_of(kernel)
+        self.kernel, self.layout = kernel, kernel.laid_out(Layout)
         self.handler = TritonHandler(kernel)
 
     def begin(self) -> None:
