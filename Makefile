@@ -36,8 +36,8 @@ $(VENV)/.dependencies: requirements-dev.txt constraints.txt
 
 $(VENV)/.ready: $(VENV)/.dependencies $(CPP) $(wildcard packages/*/pyproject.toml)
 	@echo "== 4/4 the six packages; C++ extensions that are not built yet for torch $(TORCH) take a minute or two"
-	@$(PIP) --no-build-isolation -e packages/primtorch
 	@$(PIP) --no-build-isolation $(foreach package,$(PACKAGES),-e packages/$(package))
+	@$(BIN)/python tools/build_extensions.py
 	@touch $@
 
 demo: $(VENV)/.ready ## train a small ViT eager and compiled, generate with a small GPT-2, write a report

@@ -30,6 +30,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
 # other files of itself. "" is the package's own `__init__`. `tools/architecture.py` draws them.
 ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     "primtorch": (
+        ("building",),
+        ("first_use",),
         (
             "schemas",
             "spec",
@@ -43,7 +45,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
             "samples",
         ),
         ("arguments",),
-        ("errors", "ledger", "promotion", "families", "building", "wrappers"),
+        ("errors", "ledger", "promotion", "families", "wrappers"),
         ("higher_order", "records"),
         ("symbolic",),
         ("layout",),

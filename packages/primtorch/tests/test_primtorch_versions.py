@@ -52,7 +52,7 @@ def test_builds_for_another_torch_are_not_opened(tmp_path: Path) -> None:
         extensions.load("torchdynamo._C", str(tmp_path))
     for part in (
         f"this is torch {torch.__version__}",
-        "--no-binary compile-dynamo compile-dynamo",
+        "--no-deps compile-dynamo",
         "build_extensions.py",
     ):
         assert part in str(told.value)
@@ -65,11 +65,11 @@ def test_builds_for_another_python_are_not_opened(tmp_path: Path) -> None:
 
 
 def test_no_build_at_all(tmp_path: Path) -> None:
-    with pytest.raises(ImportError, match=r"was not built for torch .* pip install"):
+    with pytest.raises(ImportError, match=r"was not built for torch .* its sources are not in .* pip install"):
         extensions.load("torchinductor._C", str(tmp_path))
 
 
 def test_a_build_that_does_not_load_is_told(tmp_path: Path) -> None:
     path = build(tmp_path, torch.__version__.partition("+")[0])
-    with pytest.raises(ImportError, match=f"{path.name} does not load .*--no-build-isolation"):
+    with pytest.raises(ImportError, match=f"{path.name} does not load .*Delete it"):
         extensions.load("torchinductor._C", str(tmp_path))

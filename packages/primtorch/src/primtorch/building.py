@@ -1,25 +1,38 @@
-"""Builds a package's C++ extension while its wheel (or the editable install) is made: what `extensions` then loads.
+"""Compiles a package's C++ extension: in place for a checkout, and for `extensions`, which has it made at first use.
 
-A distribution with an extension names `hatch_build.py` as its hook, which takes `BuildHook` from here, and requires
-compile-primtorch to be built. Its sources lie in `cpp/`; headers that packages share in primtorch's `include/`.
+A wheel holds the sources, in `_C/cpp/`, and no binary: so one wheel serves every supported torch and Python. In a
+checkout they lie in `cpp/` beside `src/`; headers that packages share in primtorch's `include/`.
 """
 
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sysconfig
+from collections.abc import Callable, Iterable, Sequence
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
-from typing import Any
 
-from primtorch.extensions import build_of
-
-try:
-    from hatchling.builders.hooks.plugin.interface import BuildHookInterface
-except ModuleNotFoundError:  # tools/build_extensions.py builds in place where hatchling is not installed
-    BuildHookInterface = None
+import torch
 
 SHARED = Path(__file__).parent / "include"  # headers, under the name of the package that they come from
+FLAGS = ("-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-g0", "-Wall")
+COMPILERS = ("c++", "g++", "clang++")
+
+
+class NotBuilt(RuntimeError):
+    """An extension could not be compiled; says why, and what to do."""
+
+
+def build_of(folder: Path) -> Path:
+    """The file among the builds in `folder` that is, or would be, for the torch and the Python that run."""
+    release = torch.__version__.partition("+")[0]  # builds of one release for other devices (+cpu, +cu130) are alike
+    return folder / f"torch-{release}" / f"_C{EXTENSION_SUFFIXES[0]}"
+
+
+def headers_of(folder: Path) -> list[Path]:
+    return [*folder.glob("*.h"), *SHARED.rglob("*.h")]
 
 
 def build_in_place(root: Path) -> Path:
@@ -32,7 +45,7 @@ def build_in_place(root: Path) -> Path:
     build = target.parent.name
     work = root / "build" / f"{sysconfig.get_config_var('SOABI')}-{build}"
     folder = root / "cpp"
-    headers = max(path.stat().st_mtime for path in (*folder.glob("*.h"), *SHARED.rglob("*.h")))
+    headers = max(path.stat().st_mtime for path in headers_of(folder))
     target.parent.mkdir(parents=True, exist_ok=True)
     work.mkdir(parents=True, exist_ok=True)
     objects: dict[Path, Path] = {source: work / (source.stem + ".o") for source in sorted(folder.glob("*.cpp"))}
@@ -43,61 +56,93 @@ def build_in_place(root: Path) -> Path:
     }
     if stale or not target.exists() or target.stat().st_mtime < max(obj.stat().st_mtime for obj in objects.values()):
         print(f"{package.name}._C for {build}: compiling {len(stale)} of {len(objects)} C++ files", flush=True)
-        _compile(stale)
-        _link(list(objects.values()), target)
+        compile_objects(stale)
+        link(list(objects.values()), target)
     return target
 
 
-def _compile(sources: dict[Path, Path]) -> None:
-    """One object file a source, as many at a time as there are processors."""
-    import pybind11
-    import torch
-    from torch.utils.cpp_extension import include_paths
+def compile_objects(sources: dict[Path, Path], progress: Callable[[int], None] = lambda done: None) -> None:
+    """One object file a source, as many at a time as there are processors.
 
-    paths = (str(SHARED), *include_paths(), sysconfig.get_path("include"), pybind11.get_include())
-    flags = ["-O2", "-std=c++20", "-fPIC", "-fvisibility=hidden", "-g0", "-Wall"]
-    flags.append(f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}")
-    flags += [f"-I{path}" for path in paths]
+    Raises:
+        NotBuilt: there is no compiler, or it does not take the sources.
+    """
+    command = [*compiler(), *FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"]
+    command += [f"-I{path}" for path in _include_paths()]
     waiting = list(sources.items())
-    running: list[subprocess.Popen[bytes]] = []
-    failed = False
+    running: list[subprocess.Popen[str]] = []
+    failed: list[str] = []
+    done = 0
     while waiting or running:
-        while waiting and len(running) < (os.cpu_count() or 1):
+        while waiting and len(running) < len(os.sched_getaffinity(0)):
             source, obj = waiting.pop()
-            running.append(subprocess.Popen([_compiler(), *flags, "-c", str(source), "-o", str(obj)]))
-        failed |= running.pop(0).wait() != 0
+            running.append(_started([*command, "-c", str(source), "-o", str(obj)]))
+        process = running.pop(0)
+        told, _ = process.communicate()
+        if process.returncode != 0:
+            failed.append(told)
+            waiting.clear()
+        done += 1
+        progress(done)
     if failed:
-        raise RuntimeError("the C++ extension did not compile: install a C++20 compiler (g++ 11 or newer) or set CXX")
+        raise NotBuilt(
+            f"{' '.join(compiler())} does not compile the C++ extension (g++ 11 or newer does):\n{failed[0]}"
+        )
 
 
-def _link(objects: list[Path], target: Path) -> None:
+def link(objects: Sequence[Path], target: Path) -> None:
+    """The shared library of these objects, there as a whole or not at all: a running process keeps the file it mapped.
+
+    Raises:
+        NotBuilt: the compiler cannot.
+    """
     from torch.utils.cpp_extension import library_paths
 
     libraries = [f"-L{path}" for path in library_paths()] + [f"-Wl,-rpath,{path}" for path in library_paths()]
     # The shared C++ library, that torch uses: beside a static one, which some compilers prefer, streams crash.
     libraries += ["-lc10", "-ltorch_cpu", "-ltorch", "-ltorch_python", "-ldl", "-l:libstdc++.so.6"]
-    fresh = target.with_suffix(".new")  # rename at the end: a running process keeps the file it mapped
-    subprocess.run([_compiler(), "-shared", *map(str, objects), *libraries, "-o", str(fresh)], check=True)
+    fresh = target.with_suffix(f".new{os.getpid()}")
+    process = _started([*compiler(), "-shared", *map(str, objects), *libraries, "-o", str(fresh)])
+    told, _ = process.communicate()
+    if process.returncode != 0:
+        raise NotBuilt(f"{' '.join(compiler())} does not link the C++ extension:\n{told}")
     fresh.replace(target)
 
 
-def _compiler() -> str:
-    return os.environ.get("CXX", "c++")
+def compiler() -> list[str]:
+    """The command of the C++ compiler: the environment's `CXX`, else the first one there is.
+
+    Raises:
+        NotBuilt: there is none.
+    """
+    asked = os.environ.get("CXX", "").split()
+    found = next(filter(shutil.which, asked[:1] or COMPILERS), None)
+    if found is None:
+        looked = " ".join(asked) or ", ".join(COMPILERS)
+        raise NotBuilt(
+            f"there is no C++ compiler (looked for {looked}). Install g++ 11 or newer: apt-get install g++, dnf "
+            "install gcc-c++ or conda install gxx; or name one by the environment variable CXX"
+        )
+    return [found, *asked[1:]]
 
 
-if BuildHookInterface is not None:
+def _include_paths() -> Iterable[str]:
+    """Of the shared headers, torch with its pybind11, and Python.
 
-    class BuildHook(BuildHookInterface[object]):
-        """Puts into the wheel what `build_in_place` builds with the system's C++ compiler."""
+    Raises:
+        NotBuilt: Python's headers are not installed.
+    """
+    from torch.utils.cpp_extension import include_paths
 
-        def initialize(self, version: str, build_data: dict[str, Any]) -> None:
-            root = Path(self.root)
-            extension = build_in_place(root)
-            sources = max(path.stat().st_mtime for path in (root / "cpp").iterdir())
-            build_data["artifacts"] += [  # with the builds for other torches that a release has made before
-                f"/{build.relative_to(root).as_posix()}"
-                for build in extension.parents[1].glob(f"torch-*/{extension.name}")
-                if build.stat().st_mtime >= sources
-            ]
-            build_data["pure_python"] = False
-            build_data["infer_tag"] = True
+    python = sysconfig.get_path("include")
+    if not (Path(python) / "Python.h").exists():
+        version = sysconfig.get_python_version()
+        raise NotBuilt(
+            f"there is no {python}/Python.h: install Python's headers (apt-get install python{version}-dev, dnf "
+            f"install python{version}-devel), or take a Python that has them (uv's, conda's, python.org's)"
+        )
+    return (str(SHARED), *include_paths(), python)
+
+
+def _started(command: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
