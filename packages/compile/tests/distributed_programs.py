@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import copy
+import datetime
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
@@ -19,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torchcompile
 import torchdynamo
 from aotautograd.stages import StagedRun
+from torchdistributed import CollectivesDiffer, agreement
 
 
 def collectives() -> None:
@@ -90,6 +94,69 @@ def written_collectives(backend: str) -> None:
         "all_reduce",
     ]
     assert [name.partition(".")[0] for name in called] == [name for each in order for name in (each, "wait_tensor")]
+
+
+def other_orders(backend: str, late: bool) -> tuple[str, float]:
+    """What a rank raises that calls collectives in another order than the other one, and how long that took. Where
+    one rank comes `late`, the other is told when its collective ends: the other process is gone, or the limit has come."""
+
+    world = dist.new_group(timeout=datetime.timedelta(seconds=4)) if late else dist.group.WORLD
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if dist.get_rank() == 0:
+            first = functional.all_reduce(x, "sum", world)  # rank 0 begins here
+            return first + functional.all_reduce(x.double(), "max", world).mean()
+        second = functional.all_reduce(x.double(), "max", world)  # rank 1 begins here
+        return second.mean() + functional.all_reduce(x, "sum", world)
+
+    torchcompile.reset()
+    compiled = torchcompile.compile(program, backend=backend, fullgraph=True)
+    began = time.monotonic()
+    with patience(0.2 if late else 20.0), pytest.raises(CollectivesDiffer) as raised:
+        if late and dist.get_rank() == 1:
+            time.sleep(1.5)
+        compiled(torch.ones(4, 3))
+    took = time.monotonic() - began
+    total = torch.ones(())
+    dist.all_reduce(total)
+    assert total == dist.get_world_size()
+    return str(raised.value), took
+
+
+@contextmanager
+def patience(seconds: float) -> Iterator[None]:
+    """How long ranks wait for others at a graph's first run."""
+    before, agreement._PATIENCE = agreement._PATIENCE, seconds  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        agreement._PATIENCE = before  # type: ignore[misc]
+
+
+def some_ranks_compile(backend: str) -> None:
+    """Ranks whose graphs differ where they may: one rank runs eagerly, one has other sizes, one breaks its graph, one has
+    a group of its own, one compiles again."""
+
+    world = dist.group.WORLD
+
+    def program(x: torch.Tensor, breaks: bool, own: Any) -> torch.Tensor:
+        total = functional.all_reduce(x.sum(), "sum", world) + functional.all_reduce(x.mean(), "sum", own)
+        if breaks:
+            torchdynamo.graph_break()
+        if dist.get_rank() == 1:
+            total = total.sin().cos()
+        return total + functional.all_reduce(x.max() * 2, "max", world)
+
+    rank = dist.get_rank()
+    groups = [dist.new_group([member]) for member in range(dist.get_world_size())]
+    for eager, breaks, sizes in ((None, None, (3, 3)), (0, None, (3, 3)), (None, 1, (3, 5)), (None, 0, (4, 4))):
+        torchcompile.reset()
+        run = program if eager == rank else torchcompile.compile(program, backend=backend)
+        for call in range(2):
+            x = torch.arange(float(sizes[rank] + call * (rank == 0)))
+            arguments = (x, breaks == rank, groups[rank])
+            with patience(0.1):
+                torch.testing.assert_close(run(*arguments), program(*arguments))
 
 
 def functional_collectives(backend: str) -> None:

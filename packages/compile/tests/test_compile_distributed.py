@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator
+from pathlib import Path
 
 import distributed_programs
 import pytest
@@ -124,6 +125,26 @@ def test_two_processes(pair: Processes, program) -> None:
 @pytest.mark.parametrize("backend", ["eager", "aot_eager", "inductor"])
 def test_functional_collectives(pair: Processes, backend: str) -> None:
     pair.run(distributed_programs.functional_collectives, backend)
+
+
+def _holds_both_lines(told: list[tuple[str, float]]) -> None:
+    file = Path(distributed_programs.__file__)
+    lines = file.read_text().splitlines()
+    for text, took in told:
+        assert took < 25  # the group's limit is 30 seconds
+        for rank, called in ((0, "all_reduce(sum, float32[4, 3])"), (1, "all_reduce(max, float64[4, 3])")):
+            (line,) = (n for n, line in enumerate(lines, 1) if f"# rank {rank} begins here" in line)
+            assert f"rank {rank} calls {called} at {file}:{line} in program" in text
+
+
+@pytest.mark.parametrize(("backend", "late"), [("eager", False), ("aot_eager", True), ("inductor", False)])
+def test_ranks_that_call_collectives_in_other_orders_are_told(pair: Processes, backend: str, late: bool) -> None:
+    _holds_both_lines(pair.run(distributed_programs.other_orders, backend, late))
+
+
+@pytest.mark.parametrize("backend", ["aot_eager"])
+def test_ranks_may_compile_other_graphs_of_the_same_collectives(pair: Processes, backend: str) -> None:
+    pair.run(distributed_programs.some_ranks_compile, backend)
 
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])

@@ -41,7 +41,7 @@ from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.shelf import ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, signature
 from torchcompile.store import Store
-from torchdistributed import FollowsReducer, ParameterInfo, is_parameter
+from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter
 from torchdistributed.replicas import Stages
 from torchdynamo.errors import TorchDynamoError
 from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
@@ -196,13 +196,18 @@ def or_as_captured(
         raise
     except Exception as error:
         toolchain.not_compiled(title, error)
-        return gm.forward
+        return agreed(gm.forward, gm)
 
 
 def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
     """Runs the captured graph as it is."""
     toolchain.start(gm)
-    return gm.forward
+    return agreed(gm.forward, gm)
+
+
+def run_agreed(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Runner:
+    """A graph as it is, held to what other ranks call."""
+    return agreed(run_graph(graph, inputs), graph)
 
 
 def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
@@ -213,7 +218,7 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
         program = dense_attention_masks(gm)
-        return aot_module(program, inputs, fw_compiler=run_graph, partitioner=partitioner, dump=dump, stages=stages)
+        return aot_module(program, inputs, fw_compiler=run_agreed, partitioner=partitioner, dump=dump, stages=stages)
 
     def guarded(stages: Stages, inputs: Inputs) -> Runner:
         return or_as_captured(toolchain, title, gm, lambda: compile(stages, inputs))
@@ -408,10 +413,10 @@ def _compile_with_inductor(
                 if kind != "backward":
                     raise  # nothing has run yet: the captured graph as a whole runs eagerly
                 toolchain.not_compiled(f"{title} {kind}", error)
-                return run_graph(graph, inputs)
+                return run_agreed(graph, inputs)
             prims = sum(node.op == "call_function" for node in graph.graph.nodes)
             record(toolchain, title, kind, prims, compiled, start)
-            return Boxed(compiled)
+            return agreed(Boxed(compiled), graph)
 
         return build
 

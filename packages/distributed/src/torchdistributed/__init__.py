@@ -1,7 +1,8 @@
 """Compiled graphs that fit DDP's buckets: planning them, splitting graphs, following the reducer."""
 
+from torchdistributed.agreement import agreed, collectives_of
 from torchdistributed.buckets import Bucket, ParameterInfo, parameter_infos, plan_buckets
-from torchdistributed.errors import BucketPlanError
+from torchdistributed.errors import BucketPlanError, CollectivesDiffer
 from torchdistributed.planning import Plan, plan
 from torchdistributed.replicas import (
     FollowsReducer,
@@ -21,6 +22,7 @@ __version__ = "0.1.0"
 __all__ = [
     "Bucket",
     "BucketPlanError",
+    "CollectivesDiffer",
     "FollowsReducer",
     "Link",
     "ParameterInfo",
@@ -30,7 +32,9 @@ __all__ = [
     "Span",
     "Timeline",
     "active_replica",
+    "agreed",
     "assign_pieces",
+    "collectives_of",
     "is_parameter",
     "parameter_infos",
     "plan",

@@ -22,7 +22,7 @@ from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from torchdynamo._C import Entry, GuardTree
 from torchdynamo.after_break.break_step import Resume, continue_after, has_rule, started
-from torchdynamo.after_break.rerun import Rerun, has_effects, switched_states
+from torchdynamo.after_break.rerun import Rerun, communicates, has_effects, switched_states
 from torchdynamo.after_break.resume import Entrance, make_resume, origin_of
 from torchdynamo.after_break.stopped import Stopped
 from torchdynamo.capture import (
@@ -502,7 +502,8 @@ def _entry(
     effects = graph is not None and has_effects(graph)
     text = generated.codegen.source_text(parameters, graph is not None, effects, generated.tail)
     states = () if graph is None else switched_states(graph)
-    rerun = Rerun(function, state.stats.ledger, _written(outside, finished.inputs), states)
+    talks = graph is not None and communicates(graph)
+    rerun = Rerun(function, state.stats.ledger, _written(outside, finished.inputs), states, talks)
     closure = function.__closure__ or ()
     names = {"P": pinned, "G": function.__globals__, "C": closure, "sys": sys, "graph": compiled_graph, "rerun": rerun}
     if generated.module is not None:

@@ -59,12 +59,14 @@ class Rerun:
     Attributes:
         written: which of the graph's inputs the program writes to.
         states: what else the graph switches, besides grad mode.
+        communicates: the graph holds collectives. Other ranks do not call them a second time.
     """
 
     function: types.FunctionType
     ledger: Ledger
     written: tuple[int, ...]
     states: tuple[ambient.Ambient, ...]
+    communicates: bool
 
     def begin(self, inputs: Sequence[object]) -> Before:
         """Called before a graph with effects runs."""
@@ -95,7 +97,7 @@ class Rerun:
                 event = Event(CONDITION_NOT_MET, self.function.__qualname__, str(error), error.places[0])
                 error = None
                 return self._raising(event, flat)
-            if again:
+            if again and not self.communicates:
                 self._tell(GRAPH_RAISED, error)
                 error = None
                 args, kwargs = unflatten(self.function.__code__, flat)
@@ -131,6 +133,11 @@ def _is_of_hook(error: BaseException) -> bool:
 def has_effects(graph: fx.GraphModule) -> bool:
     """Whether a captured graph may change anything before it raises: inputs, generators, states of the thread."""
     return any(node.meta.get("effect") for node in _nodes(graph))
+
+
+def communicates(graph: fx.GraphModule) -> bool:
+    """Whether a captured graph calls collectives."""
+    return any(getattr(node.target, "namespace", "").startswith("_c10d_functional") for node in _nodes(graph))
 
 
 def switched_states(graph: fx.GraphModule) -> tuple[ambient.Ambient, ...]:
