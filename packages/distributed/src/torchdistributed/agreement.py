@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 from torch import fx
 
-from primtorch.schemas import UserFrame
 from torchdistributed.errors import CollectivesDiffer
 
 _PATIENCE: Final = 5.0  # seconds in which the other ranks come to a graph, or have no such graph
@@ -72,7 +71,7 @@ def _shown(value: object, sized: bool) -> str:
 
 
 def _line(node: fx.Node) -> str:
-    frames: Sequence[UserFrame] = node.meta.get("stack", ())
+    frames: Sequence[Any] = node.meta.get("stack", ())
     of_user = [frame for frame in frames if not frame.file.startswith(_TORCH)] or list(frames)
     return f"{of_user[-1].file}:{of_user[-1].line} in {of_user[-1].function}" if of_user else "an unknown line"
 
@@ -120,7 +119,7 @@ def _meetings(collectives: Sequence[Collective]) -> Iterator[Meeting]:
         except RuntimeError:  # a back end that does not count
             continue
         prefix = f"torchcompile/{_GROUPS.number(dist.group.WORLD)}/{name}/{number}"
-        store = dist.PrefixStore(prefix, world._get_default_store())
+        store = world.PrefixStore(prefix, world._get_default_store())
         yield Meeting(store, group, [c for c in collectives if c.group == name])
 
 
@@ -146,7 +145,7 @@ _fruitless: dict[str, int] = {}  # by group: how often others did not come
 class Meeting:
     """The ranks of one group, each about to call collectives, at one place of their common order."""
 
-    def __init__(self, store: dist.Store, group: Any, collectives: Sequence[Collective]) -> None:
+    def __init__(self, store: Any, group: Any, collectives: Sequence[Collective]) -> None:
         self.store, self.group, self.name = store, group, collectives[0].group
         self.rows = [(c.what, c.where) for c in collectives]
 
