@@ -652,7 +652,7 @@ class Outside:
             return False
         if not modules.lacks(self.externals, known, name):
             return False
-        return self.class_get(type(module), name) is None and self.instance_get(module, name) is MISSING
+        return self.classes.get(type(module), name) is None and self.instance_get(module, name) is MISSING
 
     def forward_of(self, module: nn.Module) -> object:
         """The module's `forward` as a bound method, or what its instance has in place of it."""
