@@ -112,10 +112,10 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("",),
     ),
     "torchcompile": (
-        ("errors", "events", "signature", "passes", "dumps", "store"),
+        ("errors", "events", "signature", "passes", "dumps", "store", "progress"),
         ("torch_options", "moved", "faults", "journal", "capability"),
         ("page",),
-        ("options", "report", "module"),
+        ("options", "report", "profiling", "module"),
         ("shelf",),
         ("backends",),
         ("mixture",),

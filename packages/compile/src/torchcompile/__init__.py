@@ -1,10 +1,11 @@
 """torchcompile.compile(model): the whole compiler stack behind one call."""
 
-from torchcompile.api import compile, compile_in_place, explain, export, list_backends, report, reset
+from torchcompile.api import compile, compile_in_place, explain, export, list_backends, profile, report, reset
 from torchcompile.backends import register_backend
 from torchcompile.capability import Capability
 from torchcompile.errors import CompileError, InvalidArgument, NotCompilable, WrongResult
 from torchcompile.options import CompileOptions
+from torchcompile.profiling import Profile
 from torchcompile.report import Report
 from torchdynamo import (
     Dim,
@@ -30,9 +31,9 @@ from torchdynamo.marks import cudagraph_mark_step_begin
 __version__ = "0.1.0"
 
 __all__ = [
-    "Capability", "CompileError", "CompileOptions", "Dim", "Exported", "InvalidArgument", "NotCompilable", "Report",
-    "WrongResult", "allow_in_graph", "assume_constant_result", "compile", "compile_in_place",
+    "Capability", "CompileError", "CompileOptions", "Dim", "Exported", "InvalidArgument", "NotCompilable", "Profile",
+    "Report", "WrongResult", "allow_in_graph", "assume_constant_result", "compile", "compile_in_place",
     "cudagraph_mark_step_begin", "disable", "disallow_in_graph", "error_on_graph_break", "explain", "export",
     "graph_break", "is_compiling", "list_backends", "load", "mark_dynamic", "mark_static", "mark_unbacked",
-    "maybe_mark_dynamic", "register_backend", "report", "reset", "save", "set_stance", "substitute_in_graph",
+    "maybe_mark_dynamic", "profile", "register_backend", "report", "reset", "save", "set_stance", "substitute_in_graph",
 ]  # fmt: skip

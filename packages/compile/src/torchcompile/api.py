@@ -18,6 +18,7 @@ from torchcompile.journal import Journal
 from torchcompile.mixture import driver as mixed
 from torchcompile.module import Transform, compile_call, compile_class, compiled_module, original_of
 from torchcompile.options import CompileOptions, resolve
+from torchcompile.profiling import Profile, profiled
 from torchcompile.report import Report
 from torchdynamo import CaptureOptions
 
@@ -276,3 +277,19 @@ def report() -> Report:
         seconds=_journal.seconds,
         bandwidth=_journal.bandwidth,
     )
+
+
+def profile(fn: Callable[..., object], *args: object, runs: int = 10, **kwargs: object) -> Profile:
+    """Calls `fn(*args, **kwargs)`, of which compiled code is part, and measures each kernel and call of that code.
+
+    `print` the result, or write its page with `.html(path)`; `report().html()` then has the times, too. Each row of it
+    is one of torch.profiler's, by the same name. The function is called `2 * runs + 2` times.
+
+    Args:
+        fn: a compiled function or module, or a function around it: a step with its backward, say.
+        runs: calls whose mean is told.
+
+    Raises:
+        InvalidArgument: `runs` is less than one.
+    """
+    return profiled(_journal, lambda: fn(*args, **kwargs), runs)

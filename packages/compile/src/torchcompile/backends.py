@@ -38,6 +38,7 @@ from torchcompile.faults.schemas import Program
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journal, Kind, StageRecord
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
+from torchcompile.progress import Progress, Watch
 from torchcompile.shelf import ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, signature
 from torchcompile.store import Store
@@ -126,6 +127,7 @@ class Toolchain:
         self.dumps = dumps
         self.journal = journal
         self.ledger = ledger
+        self.progress = Progress(options.progress)
         if dumps is not None:
             journal.dumped_to(dumps)
         self.at_failure: dict[str, AtFailure] = {}  # by the title of a graph that is examined
@@ -398,14 +400,19 @@ def _compile_with_inductor(
 
         @_COLLECTOR.held_back()
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
+            with toolchain.progress.working(f"{title} {kind}") as watch:
+                return build_watched(graph, inputs, watch)
+
+        def build_watched(graph: torch.fx.GraphModule, inputs: Inputs, watch: Watch) -> Runner:
             start = time.perf_counter()
             if kind == "inference":
                 journal.span(title, "trace", began, start)
             try:
                 if kind == "inference":
                     torchinductor.choose_layouts(graph)
+                half = f"{title} {kind}"
                 compiled = torchinductor.compile_graph(
-                    graph, inputs, settings, dump=named_dump, ledger=toolchain.ledger, title=f"{title} {kind}"
+                    graph, inputs, settings, dump=named_dump, ledger=toolchain.ledger, title=half, watch=watch
                 )
             except TOLD_OTHERWISE:
                 raise
@@ -444,7 +451,9 @@ def _compile_with_inductor(
     if key is not None and given.cache is not None:
         quiet = lambda: len(toolchain.ledger.events) == told
         shelf = ProgramShelf(Store(given.cache), key, load, quiet, lines_of(gm))
-    return or_as_captured(toolchain, title, gm, compile)
+    with toolchain.progress.working(title) as watch:
+        watch("trace", 0, 0)
+        return or_as_captured(toolchain, title, gm, compile)
 
 
 def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:

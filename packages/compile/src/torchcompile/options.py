@@ -70,6 +70,13 @@ class CompileOptions:
         default=False,
         metadata={"doc": "generate matrix products on an NVIDIA GPU with what follows them, instead of calling cuBLAS"},
     )
+    progress: bool | None = field(
+        default=None,
+        metadata={
+            "doc": "a live line on the terminal while graphs are compiled; None: where standard error is one; True: "
+            "elsewhere, too, as a line for each graph that is built"
+        },
+    )
     recompile_limit: int = field(default=8, metadata={"doc": "graphs a function may have before it runs eagerly"})
     on_recompile: Literal["continue", "warn", "error", "eager"] = field(
         default="continue", metadata={"doc": "what a recompilation does beside being counted"}

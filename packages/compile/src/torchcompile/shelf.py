@@ -52,7 +52,7 @@ _RECORDS = Records(
 )  # fmt: skip
 
 # Options that say nothing of what is made.
-_ELSEWHERE = frozenset({"cache", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error"})
+_ELSEWHERE = frozenset({"cache", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error", "progress"})
 _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 
 

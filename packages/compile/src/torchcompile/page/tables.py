@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 from primtorch.schemas import UserFrame
 from torchcompile.journal import CompiledGraphRecord
 from torchinductor import Part
+
+NOT_COUNTED: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +22,7 @@ class PartRow:
         seconds: of one run, where it was measured.
         share: of what the machine's memory allows: the time that a copy of as many bytes takes, through this time. More
             than one where the bytes came out of a cache.
+        runs: in a call of what was measured.
     """
 
     label: str
@@ -26,6 +30,7 @@ class PartRow:
     part: Part
     seconds: float | None
     share: float | None
+    runs: float = 1.0
 
     @property
     def lines(self) -> str:
@@ -42,15 +47,19 @@ class PartRow:
 
 
 def part_rows(
-    graphs: Iterable[CompiledGraphRecord], seconds: Mapping[str, float], bandwidth: float | None
+    graphs: Iterable[CompiledGraphRecord],
+    seconds: Mapping[str, float],
+    bandwidth: float | None,
+    runs: Mapping[str, float] = NOT_COUNTED,
 ) -> list[PartRow]:
     """A row for each part, in the order in which they run."""
     rows = []
     for graph in graphs:
         for part in graph.parts:
-            took = seconds.get(graph.label(part))
+            label = graph.label(part)
+            took = seconds.get(label)
             share = part.moved / bandwidth / took if took and bandwidth else None
-            rows.append(PartRow(graph.label(part), f"{graph.title} {graph.kind}", part, took, share))
+            rows.append(PartRow(label, f"{graph.title} {graph.kind}", part, took, share, runs.get(label, 1.0)))
     return rows
 
 
