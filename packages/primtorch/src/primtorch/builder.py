@@ -23,6 +23,16 @@ Operand: TypeAlias = "Value | Number"
 """An operand of arithmetic in a rule."""
 
 
+def _binary(prim: Prim) -> Callable[[Value, Operand], Value]:
+    """The method `value.op(other)` of a binary prim: shapes are broadcast, dtypes are one already."""
+    return lambda value, other: value.b.binary(prim, value, other)
+
+
+def _reflected(prim: Prim) -> Callable[[Value, Operand], Value]:
+    """The method for `other op value`."""
+    return lambda value, other: value.b.binary(prim, other, value)
+
+
 class Value:
     """A tensor of the graph under construction. Arithmetic broadcasts, but does not promote."""
 
@@ -35,104 +45,63 @@ class Value:
 
     @property
     def shape(self) -> Sizes:
+        """Sizes, ints or SymInts."""
         return self.spec.shape
 
     @property
     def dtype(self) -> torch.dtype:
+        """The dtype of its elements."""
         return self.spec.dtype
 
     @property
     def device(self) -> torch.device:
+        """Where it will lie."""
         return self.spec.device
 
     @property
     def rank(self) -> int:
+        """How many dims it has."""
         return len(self.spec.shape)
 
     def numel(self) -> Size:
+        """How many elements it has."""
         return product(self.spec.shape)
 
     def dim(self, dim: int, rank: int | None = None) -> int:
         """A dimension as a non-negative int. Raises IndexError as eager does."""
         return wrap_dim(dim, len(self.spec.shape) if rank is None else rank)
 
-    def __add__(self, other: Operand) -> Value:
-        return self.b.binary(prims.add, self, other)
-
-    def __radd__(self, other: Operand) -> Value:
-        return self.b.binary(prims.add, self, other)
-
-    def __sub__(self, other: Operand) -> Value:
-        return self.b.binary(prims.sub, self, other)
-
-    def __rsub__(self, other: Operand) -> Value:
-        return self.b.binary(prims.sub, other, self)
-
-    def __mul__(self, other: Operand) -> Value:
-        return self.b.binary(prims.mul, self, other)
-
-    def __rmul__(self, other: Operand) -> Value:
-        return self.b.binary(prims.mul, self, other)
-
-    def __truediv__(self, other: Operand) -> Value:
-        return self.b.binary(prims.div, self, other)
-
-    def __rtruediv__(self, other: Operand) -> Value:
-        return self.b.binary(prims.div, other, self)
-
-    def __floordiv__(self, other: Operand) -> Value:
-        return self.b.binary(prims.floor_div, self, other)
-
-    def __mod__(self, other: Operand) -> Value:
-        return self.b.binary(prims.remainder, self, other)
-
-    def __pow__(self, other: Operand) -> Value:
-        return self.b.binary(prims.pow, self, other)
-
     def __neg__(self) -> Value:
         return self.b.emit(prims.neg, self)
-
-    def __and__(self, other: Operand) -> Value:
-        return self.b.binary(prims.bitwise_and, self, other)
-
-    def __or__(self, other: Operand) -> Value:
-        return self.b.binary(prims.bitwise_or, self, other)
-
-    def __xor__(self, other: Operand) -> Value:
-        return self.b.binary(prims.bitwise_xor, self, other)
 
     def __invert__(self) -> Value:
         return self.b.emit(prims.bitwise_not, self)
 
-    def __lt__(self, other: Operand) -> Value:
-        return self.b.binary(prims.lt, self, other)
-
-    def __le__(self, other: Operand) -> Value:
-        return self.b.binary(prims.le, self, other)
-
-    def __gt__(self, other: Operand) -> Value:
-        return self.b.binary(prims.gt, self, other)
-
-    def __ge__(self, other: Operand) -> Value:
-        return self.b.binary(prims.ge, self, other)
-
-    def eq(self, other: Operand) -> Value:
-        return self.b.binary(prims.eq, self, other)
-
-    def ne(self, other: Operand) -> Value:
-        return self.b.binary(prims.ne, self, other)
-
-    def maximum(self, other: Operand) -> Value:
-        return self.b.binary(prims.maximum, self, other)
-
-    def minimum(self, other: Operand) -> Value:
-        return self.b.binary(prims.minimum, self, other)
+    __add__ = __radd__ = _binary(prims.add)
+    __sub__, __rsub__ = _binary(prims.sub), _reflected(prims.sub)
+    __mul__ = __rmul__ = _binary(prims.mul)
+    __truediv__, __rtruediv__ = _binary(prims.div), _reflected(prims.div)
+    __floordiv__ = _binary(prims.floor_div)
+    __mod__ = _binary(prims.remainder)
+    __pow__ = _binary(prims.pow)
+    __and__ = _binary(prims.bitwise_and)
+    __or__ = _binary(prims.bitwise_or)
+    __xor__ = _binary(prims.bitwise_xor)
+    __lt__ = _binary(prims.lt)
+    __le__ = _binary(prims.le)
+    __gt__ = _binary(prims.gt)
+    __ge__ = _binary(prims.ge)
+    eq = _binary(prims.eq)
+    ne = _binary(prims.ne)
+    maximum = _binary(prims.maximum)
+    minimum = _binary(prims.minimum)
 
     def map(self, prim: Prim) -> Value:
         """A unary prim of this value."""
         return self.b.emit(prim, self)
 
     def to(self, dtype: torch.dtype) -> Value:
+        """Converted to a dtype; itself where it has that one."""
         if self.spec.dtype is dtype:
             return self
         return self.b.emit(prims.convert_element_type, self, dtype)
@@ -143,49 +112,60 @@ class Value:
         return self if wide is None else self.to(wide)
 
     def expand(self, shape: Sequence[Size]) -> Value:
+        """Broadcast to a shape; itself where that is certainly its own."""
         if _is_already(self.spec.shape, shape):
             return self
         return self.b.emit(prims.expand, self, tuple(shape))
 
     def reshape(self, shape: Sequence[Size]) -> Value:
+        """The same elements in row-major order in another shape, which has no -1."""
         if _is_already(self.spec.shape, shape):
             return self
         return self.b.emit(prims.reshape, self, tuple(shape))
 
     def permute(self, dims: Sequence[int]) -> Value:
+        """Dim i of the result is dim `dims[i]`, non-negative."""
         if tuple(dims) == tuple(range(self.rank)):
             return self
         return self.b.emit(prims.permute, self, tuple(dims))
 
     def transpose(self, a: int, b: int) -> Value:
+        """Two dims exchanged; negative ones count from the last."""
         order = list(range(self.rank))
         order[a], order[b] = order[b], order[a]
         return self.permute(order)
 
     def unsqueeze(self, *dims: int) -> Value:
+        """Dims of size 1 at these places of the result."""
         return self.b.emit(prims.unsqueeze, self, tuple(sorted(dims))) if dims else self
 
     def squeeze(self, *dims: int) -> Value:
+        """Without these dims, each of size 1."""
         return self.b.emit(prims.squeeze, self, tuple(sorted(dims))) if dims else self
 
     def slice(self, dim: int, start: Size, stop: Size, step: Size = 1) -> Value:
+        """Elements `start`, `start + step`, ... before `stop` along a dim; both lie within it."""
         size = self.spec.shape[dim]
         if type(start) is int and start == 0 and type(step) is int and step == 1 and _is_already((stop,), (size,)):
             return self
         return self.b.emit(prims.slice, self, dim, start, stop, step)
 
     def select(self, dim: int, index: Size) -> Value:
+        """The element at a non-negative index along a dim, which goes."""
         return self.slice(dim, index, index + 1).squeeze(dim)
 
     def sum(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """The sum over non-negative dims, in this dtype; itself over none."""
         return self.reduce(prims.sum, dims, keepdim)
 
     def reduce(self, prim: Prim, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """A reduction over non-negative dims, which stay as 1 with `keepdim`; itself over none."""
         if not dims:
             return self
         return self.b.emit(prim, self, tuple(dims), keepdim)
 
     def mean(self, dims: Sequence[int], keepdim: bool = False) -> Value:
+        """The sum over the dims by the number of elements that it is of."""
         count = product([self.spec.shape[d] for d in dims])
         return self.sum(dims, keepdim) / count
 
@@ -199,6 +179,7 @@ def tensor_among(*operands: Operand) -> Value:
 
 
 def same_size(a: Size, b: Size) -> bool:
+    """Whether two sizes are equal; of symbols this is asked for and guarded."""
     return a is b or bool(a == b)
 
 
@@ -399,6 +380,7 @@ class Builder:
         return number_as(value, dtype)
 
     def where(self, cond: Value, x: Operand, y: Operand) -> Value:
+        """`x` where the condition is true, else `y`; all three are broadcast. Raises TypeError for two numbers."""
         tensors = [v for v in (cond, x, y) if isinstance(v, Value)]
         shape = broadcast_shapes(*(v.spec.shape for v in tensors))
         like = tensor_among(x, y).expand(shape)
@@ -408,20 +390,25 @@ class Builder:
 
     # --- creation ----------------------------------------------------------------------------------
     def full(self, shape: Sequence[Size], value: Number, dtype: torch.dtype, device: torch.device) -> Value:
+        """A tensor of one number, which is converted to the dtype."""
         return self.emit(prims.full, tuple(shape), number_as(value, dtype), dtype, device)
 
     def full_like(self, like: Value, value: Number) -> Value:
+        """A tensor of one number, of the shape, dtype and device of another."""
         return self.full(like.spec.shape, value, like.spec.dtype, like.spec.device)
 
     def iota(
         self, length: Size, device: torch.device, start: Size = 0, step: Size = 1, dtype: torch.dtype = torch.int64
     ) -> Value:
+        """`start`, `start + step`, ...: `length` numbers."""
         return self.emit(prims.iota, length, start, step, dtype, device)
 
     def cat(self, tensors: Sequence[Value], dim: int) -> Value:
+        """Tensors of one dtype behind each other along a non-negative dim."""
         return tensors[0] if len(tensors) == 1 else self.emit(prims.cat, tuple(tensors), dim)
 
     def contiguous_spec(self, shape: Sequence[Size], dtype: torch.dtype, device: torch.device) -> TensorSpec:
+        """The metadata of a row-major tensor; strides are in elements."""
         return TensorSpec(tuple(shape), contiguous_strides(tuple(shape)), dtype, device)
 
 

@@ -45,38 +45,48 @@ class TensorSpec:
         return cls(tuple(tensor.shape), tensor.stride(), tensor.dtype, tensor.device, tensor.storage_offset())
 
     def size(self, dim: int | None = None) -> Any:
+        """The shape, or the size of one dim. Raises IndexError for a dim that is not there, as `stride` does."""
         return self.shape if dim is None else self.shape[dim]
 
     def stride(self, dim: int | None = None) -> Any:
+        """The strides, or that of one dim, in elements."""
         return self.strides if dim is None else self.strides[dim]
 
     def storage_offset(self) -> Size:
+        """Where the first element lies in its memory, in elements."""
         return self.offset
 
     def dim(self) -> int:
+        """How many dims there are."""
         return len(self.shape)
 
     @property
     def ndim(self) -> int:
+        """How many dims there are."""
         return len(self.shape)
 
     def numel(self) -> Size:
+        """How many elements there are; 1 without dims."""
         n: Size = 1
         for size in self.shape:
             n = n * size
         return n
 
     def element_size(self) -> int:
+        """Bytes of an element."""
         return self.dtype.itemsize
 
     @property
     def itemsize(self) -> int:
+        """Bytes of an element."""
         return self.dtype.itemsize
 
     def is_floating_point(self) -> bool:
+        """Whether elements are real floats."""
         return self.dtype.is_floating_point
 
     def is_complex(self) -> bool:
+        """Whether elements are complex."""
         return self.dtype.is_complex
 
     def __repr__(self) -> str:

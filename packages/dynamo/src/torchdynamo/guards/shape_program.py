@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from primtorch.symbolic import SCALAR_OPS, UNARY_OPS
+from primtorch.symbolic.relation import COMPARE
 
 
 def same_constant(a: Any, b: Any) -> bool:
@@ -63,13 +64,8 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "mod": lambda a, b: a % b,
     "min": min,
     "max": max,
-    "eq": lambda a, b: a == b,
-    "ne": lambda a, b: a != b,
-    "lt": lambda a, b: a < b,
-    "le": lambda a, b: a <= b,
-    "gt": lambda a, b: a > b,
-    "ge": lambda a, b: a >= b,
+    **COMPARE,
     "and": lambda a, b: a and b,
     "or": lambda a, b: a or b,
 }
-_BINARY |= {f"f{op}": _BINARY[op] for op in ("eq", "ne", "lt", "le", "gt", "ge")} | {"fsame": same_constant}
+_BINARY |= {f"f{op}": _BINARY[op] for op in COMPARE} | {"fsame": same_constant}

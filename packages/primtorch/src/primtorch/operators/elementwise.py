@@ -347,7 +347,8 @@ OP.formula("sub.Tensor|Scalar")(_difference)
 @OP.formula("rsub.Tensor|Scalar")
 def _reversed_difference(x: TensorLike, y: TensorLike | Number, alpha: Number = 1) -> TensorSpec:
     """y - x: y has the first say on the layout."""
-    return _difference(y, x, alpha)
+    out: TensorSpec = _difference(y, x, alpha)
+    return out
 
 
 @OP.rule("sub.Tensor|Scalar")

@@ -172,6 +172,15 @@ def _lower_bce_logits(
     return reduced_loss(loss if weight is None else loss * weight.compute(), reduction, x.dtype)
 
 
+def _by_rows(slope: Value, grad: Value, reduction: int, x: Value) -> Value:
+    """The gradient of `x`: each row's loss has the slope (N, C), `grad` is that of the rows' losses or of one."""
+    g = grad.to(slope.dtype)
+    g = g.reshape((slope.shape[0], 1)) if reduction == NONE else g
+    if reduction == MEAN:
+        g = g / slope.shape[0]
+    return (slope * g).reshape(x.shape).to(x.dtype)
+
+
 def _rows(x: Value, target: Value) -> tuple[Value, Value]:
     """Batched: (N, C) scores and (N, ...) targets."""
     if x.rank == 2:
@@ -282,11 +291,7 @@ def _lower_multi_margin_backward(
         slope = slope * scale
     slope = slope / wide.shape[1]
     slope = b.where(own, -slope.sum((1,), True), slope)
-    g = grad.to(wide.dtype)
-    g = g.reshape((wide.shape[0], 1)) if reduction == NONE else g
-    if reduction == MEAN:
-        g = g / wide.shape[0]
-    return (slope * g).reshape(x.shape).to(x.dtype)
+    return _by_rows(slope, grad, reduction, x)
 
 
 # --- multilabel_margin_loss --------------------------------------------------------------------------
@@ -339,11 +344,7 @@ def _lower_multilabel_margin_backward(
     places, counts, named = _labels(b, labels)
     active = (_label_terms(b, wide, places, counts, named) > 0.0).to(wide.dtype)
     slope = b.emit(prims.scatter_add, active.sum((1,)), 1, places, -active.sum((2,))) / wide.shape[1]
-    g = grad.to(wide.dtype)
-    g = g.reshape((wide.shape[0], 1)) if reduction == NONE else g
-    if reduction == MEAN:
-        g = g / wide.shape[0]
-    return (slope * g).reshape(x.shape).to(x.dtype)
+    return _by_rows(slope, grad, reduction, x)
 
 
 # --- negative log-likelihood ---------------------------------------------------------------------

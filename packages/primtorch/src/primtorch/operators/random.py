@@ -345,8 +345,7 @@ def _lower_randint(
     size: Sequence[Size],
     **options: Unpack[TensorOptions],
 ) -> Value:
-    place = resolved_device(options.get("device"))
-    return _integers(b, 0, high, size, place).to(options.get("dtype") or torch.int64)
+    return _lower_randint_low(b, 0, high, size, **options)
 
 
 @OP.rule("randint.low")

@@ -110,6 +110,16 @@ def _as_tensors(a: torch.Tensor | complex, b: torch.Tensor | complex) -> tuple[t
     return first, second
 
 
+def _of_tensors(reference: Reference) -> Reference:
+    """A reference that takes numbers, too, as tensors of the other operand's dtype."""
+
+    def run(a: torch.Tensor | complex, b: torch.Tensor | complex) -> torch.Tensor:
+        result: torch.Tensor = reference(*_as_tensors(a, b))
+        return result
+
+    return run
+
+
 def _binary(
     name: str,
     reference: Reference,
@@ -129,16 +139,12 @@ def _binary(
         )
         return result
 
-    def run(a: torch.Tensor | complex, b: torch.Tensor | complex) -> torch.Tensor:
-        result: torch.Tensor = reference(*_as_tensors(a, b))
-        return result
-
     return Prim(
         f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor",
         "elementwise binary",
         doc,
         meta,
-        run,
+        _of_tensors(reference),
         frozenset({"pointwise", *tags}),
         aten,
         of,
@@ -149,16 +155,12 @@ def _comparison(name: str, reference: Reference, doc: str, *tags: str) -> Prim:
     def meta(a: TensorSpec | Number, b: TensorSpec | Number) -> TensorSpec:
         return _with_dtype(_operands(name, a, b), torch.bool)
 
-    def run(a: torch.Tensor | complex, b: torch.Tensor | complex) -> torch.Tensor:
-        result: torch.Tensor = reference(*_as_tensors(a, b))
-        return result
-
     return Prim(
         f"{name}(a: Tensor | Number, b: Tensor | Number) -> Tensor",
         "comparison",
         doc,
         meta,
-        run,
+        _of_tensors(reference),
         frozenset({"pointwise", *tags}),
         pointwise=Pointwise(f"{name}.Tensor|Scalar", to_bool=True),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from math import gcd
 from typing import TypeAlias
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from primtorch.symbolic.expr import Atom, IntExpr, Program, constant
 from primtorch.symbolic.float_expr import FloatExpr
 
-_COMPARE: dict[str, Callable[[int, int], bool]] = {
+COMPARE: dict[str, Callable[[int, int], bool]] = {
     "eq": lambda a, b: a == b,
     "ne": lambda a, b: a != b,
     "lt": lambda a, b: a < b,
@@ -34,7 +34,7 @@ class Relation:
         return self.left.symbols() | self.right.symbols()
 
     def evaluate(self, values: Mapping[str, int]) -> bool:
-        return _COMPARE[self.op](self.left.evaluate(values), self.right.evaluate(values))
+        return COMPARE[self.op](self.left.evaluate(values), self.right.evaluate(values))
 
     def substitute(self, values: Mapping[Atom, IntExpr]) -> Relation:
         return Relation(self.op, self.left.substitute(values), self.right.substitute(values))
@@ -66,7 +66,7 @@ class FloatRelation:
 
     def evaluate(self, values: Mapping[str, float]) -> bool:
         left, right = self.left.evaluate(values), self.right.evaluate(values)
-        truth = repr(left) == repr(right) if self.op == "same" else _COMPARE[self.op](left, right)  # type: ignore[arg-type]
+        truth = repr(left) == repr(right) if self.op == "same" else COMPARE[self.op](left, right)  # type: ignore[arg-type]
         return truth is self.holds
 
     def substitute(self, values: Mapping[Atom, IntExpr]) -> FloatRelation:
@@ -178,16 +178,8 @@ def relate(op: str, left: IntExpr, right: IntExpr) -> BoolExpr:
     """The relation, or its truth value when the two sides differ by a constant."""
     difference = (left - right).as_int()
     if difference is not None:
-        return Truth(_COMPARE[op](difference, 0))
+        return Truth(COMPARE[op](difference, 0))
     return Relation(op, left, right)
-
-
-def conjunction(parts: Iterable[BoolExpr]) -> BoolExpr:
-    """All of the parts."""
-    result: BoolExpr = Truth(True)
-    for part in parts:
-        result = connect("and", result, part)
-    return result
 
 
 def zero_form(difference: IntExpr) -> IntExpr:
