@@ -159,6 +159,51 @@ def some_ranks_compile(backend: str) -> None:
                 torch.testing.assert_close(run(*arguments), program(*arguments))
 
 
+def in_a_subgroup(backend: str) -> None:
+    """What breaks the graph in the middle happens at each call, in the group that was asked for."""
+
+    def program(x: torch.Tensor, group: Any, others: Any) -> torch.Tensor:
+        y = x * (dist.get_rank() + 2)
+        dist.barrier(group)
+        if dist.get_rank() == 1:
+            y = y.sin()
+            dist.broadcast(y, 1, group=others)
+        dist.broadcast(y, 0, group=group)
+        z = y.cos()
+        dist.all_reduce(z, group=group)
+        return z + y
+
+    group, alone = dist.new_group(), [dist.new_group([rank]) for rank in range(dist.get_world_size())]
+    torchcompile.reset()
+    compiled = torchcompile.compile(program, backend=backend)
+    for call in range(3):
+        torch.manual_seed(call + 10 * dist.get_rank())
+        x, others = torch.randn(4), alone[dist.get_rank()]
+        torch.testing.assert_close(compiled(x, group, others), program(x, group, others))
+    assert any(event.kind.id == "distributed" for event in torchcompile.report().breaks)
+
+
+def raises_behind_a_collective(backend: str) -> int:
+    """How many collectives a rank calls in a graph that raises in it alone: a second run would wait for the others."""
+
+    def program(x: torch.Tensor, place: torch.Tensor, world: Any) -> torch.Tensor:
+        total = functional.all_reduce(x, "sum", world)
+        return total[place] * 2
+
+    torchcompile.reset()
+    world = dist.new_group(timeout=datetime.timedelta(seconds=8))
+    compiled = torchcompile.compile(program, backend=backend)
+    x, good, bad = torch.ones(4), torch.tensor([1]), torch.tensor([9])
+    torch.testing.assert_close(compiled(x, good, world), program(x, good, world))
+    before = world._get_sequence_number_for_group()
+    if dist.get_rank() == 0:
+        with pytest.raises(IndexError):
+            compiled(x, bad, world)
+    else:
+        compiled(x, good, world)
+    return world._get_sequence_number_for_group() - before
+
+
 def functional_collectives(backend: str) -> None:
     """They are nodes of one graph, differentiated as in eager; those whose results nobody reads, and those that another
     one has done already, happen all the same."""

@@ -15,7 +15,13 @@ from torch import nn
 from torch.distributed._shard.sharded_tensor import ShardedTensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecision, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import (
+    CPUOffloadPolicy,
+    FullyShardedDataParallel,
+    MixedPrecision,
+    MixedPrecisionPolicy,
+    fully_shard,
+)
 from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -48,6 +54,10 @@ def _shard(model: nn.Module, **settings: Any) -> nn.Module:
 
 def _shard_mixed(model: nn.Module) -> nn.Module:
     return _shard(model, mp_policy=MixedPrecisionPolicy(torch.float32, torch.float64))
+
+
+def _offloaded(model: nn.Module) -> nn.Module:
+    return _shard(model, offload_policy=CPUOffloadPolicy(pin_memory=False))
 
 
 def _kept_gathered(model: nn.Module) -> nn.Module:
@@ -89,6 +99,7 @@ CASES: Mapping[str, Sharded] = {
     "blocks_first": Sharded(_shard, _blocks, first=True),
     "mixed": Sharded(_shard_mixed, _whole),
     "kept_gathered": Sharded(_kept_gathered, _whole),
+    "offloaded": Sharded(_offloaded, _whole),
     "checkpointed": Sharded(_shard, _whole, make=Checkpointed),
     "accumulated_blocks": Sharded(_shard, _blocks, accumulate=2),
     "flat": Sharded(_flat, _whole),
@@ -125,6 +136,7 @@ def _trained(case: Sharded, wrap: Callable[[nn.Module, str], nn.Module], backend
             found.append(loss.detach().clone())
         found += [None if p.grad is None else _local(p.grad).clone() for p in run.parameters()]
         optimizer.step()
+    found += [_local(value).clone() for state in optimizer.state.values() for value in state.values()]
     full = get_model_state_dict(run, options=StateDictOptions(full_state_dict=True))
     found += [value.detach().clone() for value in full.values()]
     sharded = copy.deepcopy(get_model_state_dict(run))

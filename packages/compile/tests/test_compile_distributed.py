@@ -147,6 +147,16 @@ def test_ranks_may_compile_other_graphs_of_the_same_collectives(pair: Processes,
     pair.run(distributed_programs.some_ranks_compile, backend)
 
 
+@pytest.mark.parametrize("backend", ["aot_eager"])
+def test_subgroups(pair: Processes, backend: str) -> None:
+    pair.run(distributed_programs.in_a_subgroup, backend)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager"])
+def test_a_graph_with_collectives_that_raises_does_not_run_again(pair: Processes, backend: str) -> None:
+    assert pair.run(distributed_programs.raises_behind_a_collective, backend) == [1, 1]
+
+
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_collectives_that_write_to_their_arguments(pair: Processes, backend: str) -> None:
     pair.run(distributed_programs.written_collectives, backend)

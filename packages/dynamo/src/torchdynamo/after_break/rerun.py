@@ -33,6 +33,7 @@ from torchdynamo.graph.conditions import ConditionNotMet
 # What the nodes of a graph change for those behind them, and leave changed where one of those raises.
 _GRAD = tuple(state for state in ambient.AMBIENT if state.name == "grad mode")
 _AUTOCAST = tuple(state for state in ambient.AMBIENT if state.name.startswith("autocast"))
+_OPERATORS = (torch._ops.OpOverload, torch._ops.OpOverloadPacket)
 _CHOICES = {state.write: state for state in ambient.ATTENTION}
 
 
@@ -137,7 +138,8 @@ def has_effects(graph: fx.GraphModule) -> bool:
 
 def communicates(graph: fx.GraphModule) -> bool:
     """Whether a captured graph calls collectives."""
-    return any(getattr(node.target, "namespace", "").startswith("_c10d_functional") for node in _nodes(graph))
+    called = (node.target for node in _nodes(graph) if node.op == "call_function")
+    return any("_c10d_functional" in str(target) for target in called if isinstance(target, _OPERATORS))
 
 
 def switched_states(graph: fx.GraphModule) -> tuple[ambient.Ambient, ...]:
