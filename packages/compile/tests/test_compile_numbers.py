@@ -73,9 +73,41 @@ def asserted(x: torch.Tensor, n: torch.Tensor) -> Any:
     return torch.ones(count, dtype=x.dtype) * x.mean()
 
 
+def taken_again(x: torch.Tensor, n: torch.Tensor) -> Any:
+    for i in range(2):
+        for j in range(2):
+            x = x * (x.sum().item() * j + i) / (1 + n.sum().item())
+    return x
+
+
+def sized_by_a_float(x: torch.Tensor, n: torch.Tensor) -> Any:
+    count = int(n.double().sum().item() * 0.7)
+    return torch.zeros(count, dtype=x.dtype) + x.sum(), x.sum().expand(2, count) * 3
+
+
+def sized_by_equal_floats(x: torch.Tensor, n: torch.Tensor) -> Any:
+    found = []
+    for i in range(2):
+        for j in range(2):
+            count = int(n.double().sum().item()) // 2 + i
+            found.append(x.sum() + torch.ones(count, j + 1, dtype=x.dtype))
+    return found
+
+
+def sized_by_equal_integers(x: torch.Tensor, n: torch.Tensor) -> Any:
+    whole, again = int(n.sum().item() * 0.7), int(n.sum().item() * 0.7)
+    rows = [x[n.sum().item() % 3 : 3] * whole for _ in range(2)]
+    return x.sum() + torch.ones(whole, dtype=x.dtype), x.sum() * torch.ones(again, dtype=x.dtype), rows
+
+
+def computed_alike(x: torch.Tensor, n: torch.Tensor) -> Any:
+    first, second = n.double().mean().item(), n.double().mean().item()
+    return x * (second**0.5) + first / second, first - second, x.clamp(max=second * 2).sum() * torch.tensor(first * 2)
+
+
 WHOLE = (
     arithmetic, of_two_kinds, whole_of_a_float, made_by_size, first_rows, narrowed, split_by, repeated, spread, listed,
-    asserted,
+    asserted, taken_again, sized_by_a_float, sized_by_equal_floats, sized_by_equal_integers, computed_alike,
 )  # fmt: skip
 
 

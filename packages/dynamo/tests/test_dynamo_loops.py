@@ -235,3 +235,33 @@ def test_a_list_that_grows_at_each_call_is_not_guarded_as_a_whole() -> None:
     assert owner_of(compiled).stats.graphs <= 3
     x, last, kind, known = compiled(torch.ones(2), True)
     assert torch.equal(x, torch.ones(2) + 63) and (last, kind, known) == (2, list, True)
+
+
+def fills_a_list(x: torch.Tensor, n: int) -> Any:
+    found: list[Any] = []
+    while len(found) < n:
+        if x.sum().item() == -1.0:
+            break
+        found.append(x.argmax())
+        x = x.roll(1)
+    return torch.stack(found), x
+
+
+def fills_two_lists(x: torch.Tensor, n: int) -> Any:
+    odd: list[Any] = []
+    even: list[Any] = []
+    while len(odd) + len(even) < n:
+        (odd if x.argmax().item() % 2 else even).append(x[0] + len(odd))
+        x = x.roll(1)
+    return odd, even, len(odd)
+
+
+@pytest.mark.parametrize(("program", "limit"), [(fills_a_list, 8), (fills_two_lists, 16)])
+def test_a_loop_until_a_list_is_full_has_no_version_for_each_length(program: Any, limit: int) -> None:
+    """59 rounds in all; a version for each way through a round, for a limit that is a constant and one that is not."""
+    options = torchdynamo.CaptureOptions(strict=True, recompile_limit=limit)
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=options)(program)
+    for n in (12, 30, 17):
+        torch.testing.assert_close(compiled(torch.arange(4.0), n), program(torch.arange(4.0), n))
+    stats = owner_of(compiled).stats
+    assert not stats.fallbacks and stats.graphs <= limit, stats

@@ -21,11 +21,11 @@ from aotautograd.errors import DoubleBackwardUnavailable
 from aotautograd.inputs import sizes_of
 from aotautograd.kept_values import KeptValues, is_dropout_mask, without_history
 from aotautograd.missing_tangents import laid_out_as, without_tangents
-from aotautograd.partitioners import is_backward, is_unbacked
+from aotautograd.partitioners import is_backward
 from aotautograd.passes import is_random, output_values
 from aotautograd.schemas import HISTORY, STAND_IN, FunctionCall, FunctionResult, GradientInfo, History, JointGraph
 from primtorch.printing import made_by
-from primtorch.symbolic import expr_of, hint_of
+from primtorch.symbolic import depends_on_data, hint_of
 
 aten = torch.ops.aten
 
@@ -266,7 +266,7 @@ def _taken(
 
 
 def _depends_on_data(value: object) -> bool:
-    return any(is_unbacked(name) for size in sizes_of(value) for name in expr_of(size).symbols())
+    return any(map(depends_on_data, sizes_of(value)))
 
 
 def _needed(gradients: Sequence[object], known: set[fx.Node]) -> set[fx.Node]:

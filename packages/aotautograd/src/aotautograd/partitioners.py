@@ -16,7 +16,7 @@ from aotautograd.inputs import sizes_of
 from aotautograd.passes import eliminate_dead_code, has_effect, is_effect, output_values
 from aotautograd.schemas import PHASE, JointGraph, Partition, SavedReport
 from primtorch.memory import memory_of
-from primtorch.symbolic import expr_of, hint_of
+from primtorch.symbolic import depends_on_data, expr_of, hint_of, materialize, shape_env_of
 
 aten = torch.ops.aten
 
@@ -30,11 +30,6 @@ def is_backward(node: fx.Node) -> bool:
 def is_tensor(node: fx.Node) -> bool:
     value = node.meta.get("val")
     return hasattr(value, "dtype") and hasattr(value, "shape")
-
-
-def is_unbacked(name: str) -> bool:
-    """Whether a symbol stands for a size that depends on data."""
-    return name.startswith("u") and name.isidentifier()
 
 
 def mark_phases(joint: JointGraph) -> None:
@@ -97,6 +92,7 @@ def split(joint: JointGraph, saved: Sequence[fx.Node]) -> Partition:
     inputs = [n for n in graph.nodes if n.op == "placeholder"]
     primals, tangents = inputs[: joint.metadata.num_placeholders], inputs[joint.metadata.num_placeholders :]
     symbol_nodes = [*(p for p in primals if is_symbol(p)), *_sizes_that_depend_on_data(graph)]
+    symbol_nodes += _derived_sizes(graph, symbol_nodes, tangents, symbols_of(joint.metadata.made_gradients))
     late_effects = [n for n in graph.nodes if is_backward(n) and is_effect(n)]
     backward_nodes = _needed((*gradients, *late_effects), {*saved, *tangents, *symbol_nodes})
     kept = [n for n in saved if n in backward_nodes]
@@ -210,20 +206,42 @@ def _sizes_that_depend_on_data(graph: fx.Graph) -> list[fx.Node]:
         if node.op != "call_function" or is_backward(node):
             continue
         value = node.meta.get("val")
-        if type(value) is torch.SymInt:
-            found.setdefault(str(expr_of(value)), node)
-        elif type(value) is torch.SymFloat:
+        if depends_on_data(value):
             found.setdefault(str(value), node)
         elif is_tensor(node):
             for dim, size in enumerate(value.shape):
-                if type(size) is torch.SymInt:
+                if depends_on_data(size):
                     carriers.setdefault(str(expr_of(size)), (node, dim))
     for name, (node, dim) in carriers.items():
-        if is_unbacked(name) and name not in found:
+        if name.isidentifier() and name not in found:
             with graph.inserting_after(node):
                 read = found[name] = graph.call_function(aten.sym_size.int, (node, dim))
             read.meta.update(node.meta, val=node.meta["val"].shape[dim])
-    return [node for name, node in found.items() if is_unbacked(name)]
+    return [node for name, node in found.items() if name.isidentifier()]
+
+
+def _derived_sizes(
+    graph: fx.Graph, given: Sequence[fx.Node], tangents: Sequence[fx.Node], names: set[str]
+) -> list[fx.Node]:
+    """A node for each symbol of the tangents' sizes, and of `names`, that is computed from others and has none: of two
+    that are computed alike from equal numbers a graph has one."""
+    nodes = {str(node.meta["val"]): node for node in given}
+    made: list[fx.Node] = []
+    sizes = [size for node in tangents for size in sizes_of(node.meta.get("val"))]
+    for env in {id(env): env for env in map(shape_env_of, sizes) if env is not None}.values():
+        wanted = {name for size in sizes for name in expr_of(size).symbols()} | names
+        for name in sorted(wanted - nodes.keys()):
+            definition = env.definitions.get(name)
+            if definition is None:
+                continue
+            number = env.named(name)
+            node = materialize(graph, number, nodes)
+            assert isinstance(node, fx.Node)
+            with graph.inserting_after(node):
+                nodes[name] = graph.call_function(node.target, node.args)
+            nodes[name].meta.update(node.meta, val=number)
+            made.append(nodes[name])
+    return made
 
 
 def _symbols_used(symbol_nodes: Sequence[fx.Node], nodes: Iterable[fx.Node], names: set[str]) -> list[fx.Node]:

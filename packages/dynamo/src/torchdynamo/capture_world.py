@@ -35,7 +35,7 @@ from torchdynamo.interpreter.operators import BINARY, COMPARE, UNARY
 from torchdynamo.interpreter.protocol import MISSING, InterpreterObject
 from torchdynamo.outside import imports, modules
 from torchdynamo.outside.externals import ATOMS, CONTAINER_BASES
-from torchdynamo.outside.growing_lists import refuse_growing
+from torchdynamo.outside.growing_lists import GrowingList, refuse_growing
 from torchdynamo.outside.outside import Outside
 from torchdynamo.outside.overlays import DELETED
 from torchdynamo.reasons import BreakGraph, GivesUp
@@ -516,6 +516,8 @@ class CaptureWorld(PlainWorld):
         names = _ASKED_METHODS.get(id(fn))
         if names is not None and args:
             self.know_methods(args[0], *names)
+        if fn is len and len(args) == 1 and type(args[0]) is GrowingList:
+            return self.outside.length_of(args[0])
         refuse_growing(fn, args, kwargs)
         interpreter = self.interpreter
         tail, interpreter.tail_call = interpreter.tail_call, False

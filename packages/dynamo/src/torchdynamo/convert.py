@@ -264,8 +264,9 @@ def _capture(
     No variable here holds the ending: its exceptions lead to this frame, and would keep what the program gives up.
     """
     symbols = state.options.dynamic is not False
+    whole: set[Source] = set()  # growing lists that this call reads, where a longer or shorter one is only appended to
     for _ in range(64):
-        capture = interpret(state.function, flat, state.policy(symbols), told)
+        capture = interpret(state.function, flat, state.policy(symbols, whole), told)
         opened.append(capture)
         match capture.ending:
             case Finished():
@@ -289,7 +290,7 @@ def _capture(
                 state.plain_texts |= origins.places
                 state.fixed |= origins.sources
             case ReadsWhole(source=source):
-                state.fixed.add(source)
+                (whole if capture.outside.asked_length(source) else state.fixed).add(source)
             case Raised(error=DataDependent()) if not state.breaks_at_data:
                 state.breaks_at_data = True  # the program itself asks for such a size: what follows gets it as a number
                 told = told.to_the_end()

@@ -11,7 +11,7 @@ import threading
 import time
 import types
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
@@ -283,12 +283,15 @@ class Function:
 
     # -- what a capture is told -------------------------------------------------------------
 
-    def policy(self, symbols: bool) -> DynamicPolicy:
-        """What earlier captures have taught. Without `symbols`, numbers are what they are in this call."""
+    def policy(self, symbols: bool, whole: Set[Source] = frozenset()) -> DynamicPolicy:
+        """What earlier captures have taught. Without `symbols`, numbers are what they are in this call.
+
+        whole: lists that are read as a whole, also where they grow.
+        """
         compiled = self.compiled()
         return DynamicPolicy(
             everything=self.options.dynamic is True and symbols,
-            changed=frozenset(self.changed - self.fixed),
+            changed=frozenset(self.changed - self.fixed - whole),
             never=not symbols,
             versions=len(compiled.entries) if compiled is not None else 0,
             breaks_at_data=self.breaks_at_data,

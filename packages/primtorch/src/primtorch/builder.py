@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from operator import getitem as _getitem
-from typing import Any, TypeAlias, cast, overload
+from typing import Any, TypeAlias, overload
 
 import torch
 from torch import fx
@@ -15,7 +15,7 @@ from primtorch.layout import broadcast_shapes, certainly_equal, contiguous_strid
 from primtorch.prims import Prim
 from primtorch.promotion import COMPUTE_DTYPE, number_as
 from primtorch.spec import Size, TensorSpec
-from primtorch.symbolic import expr_of, materialize
+from primtorch.symbolic import ShapeEnv, expr_of, materialize
 from primtorch.symbolic.sym_node import node_of
 
 _ATOMS = frozenset({int, float, bool, type(None), str, complex, torch.dtype, torch.device})
@@ -231,7 +231,8 @@ class Builder:
     def emit(self, prim: Prim, *args: object, **kwargs: object) -> Value:
         """One call of a prim that gives a tensor; a call equal to an earlier one gives that one's result.
 
-        An effect is done each time.
+        An effect is done each time, and a float is read out of a tensor each time: it is a symbol of its own in
+        whatever is computed from it, and of floats nothing is known to be equal.
         """
         value: Value = self.call(prim, args, kwargs)
         return value
@@ -244,7 +245,8 @@ class Builder:
     def call(self, prim: Prim, args: tuple[object, ...], kwargs: Mapping[str, object]) -> Any:
         """`emit` of any prim: a Value, Results, or a number that depends on data, as its schema says."""
         key: tuple[object, ...] | None = None
-        if "effect" not in prim.tags:
+        reads_float = "dynamic" in prim.tags and isinstance(self.val, torch.SymFloat)
+        if "effect" not in prim.tags and not reads_float:
             key = (prim, "recomputed" in self.meta, *[a.node if type(a) is Value else _frozen(a) for a in args])
             if kwargs:
                 key = (*key, tuple((k, _frozen(v)) for k, v in sorted(kwargs.items())))
@@ -276,10 +278,6 @@ class Builder:
         if isinstance(val, (tuple, list)):
             for part, other in zip(val, known, strict=True):
                 self._equate(part, other)
-            return
-        if isinstance(val, torch.SymFloat):
-            if str(val) != str(known):
-                self.bind(val, cast("fx.Node", self._size_node(known)))
             return
         pairs = [(val, known)] if isinstance(val, torch.SymInt) else zip(val.shape, known.spec.shape, strict=True)
         for size, other in pairs:
@@ -339,11 +337,21 @@ class Builder:
     def _size_node(self, size: int | torch.SymInt | torch.SymFloat) -> Any:
         if self._carriers and not isinstance(size, int):
             node = node_of(size)
-            names = node.expr.symbols()
-            for name in names | node.env.roots(names):
-                if name not in self.symbol_nodes and name in self._carriers:
-                    self._read_size(name, *self._carriers[name])
+            for name in node.expr.symbols():
+                self._find(name, node.env)
         return materialize(self.graph, size, self.symbol_nodes)
+
+    def _find(self, name: str, env: ShapeEnv) -> None:
+        """Reads a symbol off the input that carries it, unless something else gives it or what it is computed from: a
+        tangent has its sizes from the forward, which does not have the tangent."""
+        if name in self.symbol_nodes:
+            return
+        roots = env.roots({name})
+        if name in self._carriers and not roots <= self.symbol_nodes.keys():
+            self._read_size(name, *self._carriers[name])
+            return
+        for root in roots & self._carriers.keys() - self.symbol_nodes.keys():
+            self._read_size(root, *self._carriers[root])
 
     def _nodes(self, argument: Any) -> Any:
         kind = type(argument)

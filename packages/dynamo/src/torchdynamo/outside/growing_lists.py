@@ -1,8 +1,9 @@
 """Lists that grow from call to call: what the program only appends to needs no guard on what is in it.
 
 Such a list is told by its length, which differed between calls. Capture sees an empty list in its place, whose contents
-are what the program appended; generated code extends the real one by them. A program that asks for more is captured
-again, with all of the list read and guarded.
+are what the program appended; generated code extends the real one by them. Its length is a number of each call, and
+what the program asks of that is guarded. A program that asks for more is captured again, with all of the list read and
+guarded.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import NoReturn
 from torchdynamo.interpreter.protocol import Escape
 from torchdynamo.sources import Source
 
-__all__ = ["GrowingList", "ReadWhole", "refuse_growing"]
+__all__ = ["GrowingList", "ReadWhole", "length_of", "refuse_growing"]
 
 
 class ReadWhole(Escape):
@@ -49,6 +50,11 @@ _OF_OBJECTS = frozenset(vars(object)) - {"__eq__", "__ne__", "__lt__", "__le__",
 for _name in vars(list).keys() - _ANSWERED - _OF_OBJECTS:
     setattr(GrowingList, _name, _Refusal())
 GrowingList.__hash__ = None
+
+
+def length_of(value: list[object]) -> int:
+    """The length of a list, or of what was appended to a growing one."""
+    return list.__len__(value)
 
 
 def refuse_growing(fn: object, args: tuple[object, ...], kwargs: dict[str, object]) -> None:

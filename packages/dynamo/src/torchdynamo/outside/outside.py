@@ -40,7 +40,7 @@ from torchdynamo.outside.externals import (
     stays_outside,
     tensor_guard,
 )
-from torchdynamo.outside.growing_lists import GrowingList
+from torchdynamo.outside.growing_lists import GrowingList, length_of
 from torchdynamo.outside.overlays import DELETED, MISSING, Overlays
 from torchdynamo.outside.torch_names import TorchNames
 from torchdynamo.outside.wrapper_inputs import WrapperInputs
@@ -202,6 +202,17 @@ class Outside:
                     symbol = self._symbol(value, source, low, high)
             self._numbers[source] = symbol
         return symbol
+
+    def length_of(self, grown: GrowingList) -> int | torch.SymInt:
+        """The length that a growing list has in this call: what it came with, and what the program has appended."""
+        known = self.externals.lookup(grown)
+        assert known is not None
+        came_with: Any = self.symbol_at(Reading(grown.source, length_of), length_of(known.original), 0, None)
+        return came_with + length_of(grown)  # type: ignore[no-any-return]
+
+    def asked_length(self, source: Source) -> bool:
+        """Whether the program asked for the length of the growing list at the source."""
+        return Reading(source, length_of) in self._numbers
 
     def text(self, value: str, source: Source) -> str | RunTimeText:
         """A text of the outside: itself, guarded, or one of each call when it changed between calls."""

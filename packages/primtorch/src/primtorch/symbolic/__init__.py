@@ -29,6 +29,7 @@ __all__ = [
     "SymbolInfo",
     "Truth",
     "constant",
+    "depends_on_data",
     "expr_of",
     "float_expr_of",
     "hint_of",
@@ -71,6 +72,13 @@ def hint_of(size: int | torch.SymInt, unbacked: int | None = None) -> int:
     if hint is None:
         raise ValueError(f"{size} depends on data and has no example value")
     return int(hint)
+
+
+def depends_on_data(number: object) -> bool:
+    """Whether a number is one that only the data tells, or is computed from one."""
+    if isinstance(number, torch.SymInt):
+        return node_of(number).env.hint(expr_of(number)) is None
+    return isinstance(number, torch.SymFloat) and node_of(number).hint is None
 
 
 def shape_env_of(size: int | torch.SymInt | torch.SymFloat) -> ShapeEnv | None:

@@ -177,14 +177,15 @@ class ShapeEnv:
                 steps += [(definition.op, 0), ("keep", kept[name])]
 
     def roots(self, names: set[str]) -> set[str]:
-        """The symbols that these are computed from in the end."""
+        """The symbols that these are computed from in the end, as they are known under the equalities learnt so far."""
         found: set[str] = set()
         for name in names:
             definition = self.definitions.get(name)
             if definition is None:
                 found.add(name)
-            else:
-                found |= self.roots({s for arg in definition.args for s in arg.symbols()})
+                continue
+            for arg in definition.args:
+                found |= self.roots((self.simplify(arg) if isinstance(arg, IntExpr) else arg).symbols())
         return found
 
     def named(self, name: str) -> torch.SymInt | torch.SymFloat:
