@@ -95,6 +95,7 @@ class Alike:
         )
 
     def add(self, state: Function) -> None:
+        """A function whose versions others of the same code may take."""
         known = self._by_code.setdefault(state.function.__code__, [])
         known[:] = [reference for reference in known if reference() is not None]
         known.append(weakref.ref(state))
@@ -157,11 +158,13 @@ class Function:
         self.alike.add(self)
 
     def callable(self) -> CompiledCallable:
+        """A new compiled callable, which captures what no version fits."""
         compiled = CompiledCallable(self.function, self.miss)
         self.made.append(weakref.ref(compiled))
         return compiled
 
     def compiled(self) -> CompiledCallable | None:
+        """The latest callable that is still alive."""
         return self.made[-1]() if self.made else None
 
     def versions(self) -> list[Entry]:
@@ -416,6 +419,7 @@ class Nested:
         self.finds_layers = False  # a module's call runs as it is: torch's layers are part of the program, too
 
     def leave_alone(self, function: types.FunctionType) -> None:
+        """Functions of this code run as they are."""
         self._plain.add(function.__code__)
 
     def part(self, function: types.FunctionType, found: bool = False) -> CompiledCallable:
@@ -425,6 +429,7 @@ class Nested:
         return part.callable()
 
     def found(self, function: types.FunctionType) -> CompiledCallable | Literal[False] | None:
+        """The frame hook's answer: a callable, None (the function runs as it is), False (so does all that it calls)."""
         code = function.__code__
         if code in self._plain:
             return None

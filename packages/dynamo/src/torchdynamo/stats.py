@@ -25,6 +25,7 @@ class Stats:
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
     def add(self, *, graphs: int = 0, seconds: float = 0.0, backend_seconds: float = 0.0) -> None:
+        """Adds graphs and seconds, here and to the parent."""
         with self._lock:
             self.graphs += graphs
             self.seconds += seconds
@@ -33,6 +34,7 @@ class Stats:
             self.parent.add(graphs=graphs, seconds=seconds, backend_seconds=backend_seconds)
 
     def clear(self) -> None:
+        """Sets all counts to zero and empties the ledger; the parent keeps what it has."""
         with self._lock:
             self.graphs, self.seconds, self.backend_seconds = 0, 0.0, 0.0
             self._seen_from_inside.clear()
@@ -55,6 +57,7 @@ class Stats:
 
     @property
     def events(self) -> tuple[Event, ...]:
+        """All of the ledger, in the order of their first time."""
         return self.ledger.events
 
     @property
@@ -86,6 +89,7 @@ class Stats:
 
     @property
     def recompiles(self) -> int:
+        """How often a function was compiled again."""
         return total(of(self.events, Effect.RECOMPILE))
 
     @property

@@ -372,6 +372,7 @@ def _as_carry(value: Any) -> TensorSpec:
 
 
 def slice_of(value: Any) -> TensorSpec:
+    """The metadata of a slice along the first dim."""
     spec = spec_of(value)
     return TensorSpec(spec.shape[1:], spec.strides[1:], spec.dtype, spec.device)
 
@@ -417,6 +418,7 @@ class Pullback:
 
 
 def spec_of(value: Any) -> TensorSpec:
+    """The metadata of a tensor, or of what is metadata already."""
     return value if isinstance(value, TensorSpec) else TensorSpec.of(value)
 
 

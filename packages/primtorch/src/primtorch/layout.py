@@ -155,11 +155,13 @@ def _dense_in_order(shape: Sizes, strides: Sizes, order: Iterable[int]) -> bool:
 
 
 def has_no_elements(shape: Sizes) -> bool:
+    """Whether a size is zero."""
     return any(alike(size, 0) for size in shape)
 
 
 @_memoised
 def is_contiguous(shape: Sizes, strides: Sizes) -> bool:
+    """Whether strides, in elements, are those of the shape in row-major order; dims of size 1 may have any."""
     return _dense_in_order(shape, strides, range(len(shape) - 1, -1, -1)) or has_no_elements(shape)
 
 

@@ -85,6 +85,7 @@ class Event:
 
     @property
     def effect(self) -> Effect:
+        """How what ran differs from one compiled program."""
         return self.kind.effect
 
     @property
@@ -159,6 +160,7 @@ class Ledger:
 
     @property
     def events(self) -> tuple[Event, ...]:
+        """What was told so far, in the order of its first time."""
         with self._lock:
             return tuple(replace(event, count=count) for event, count in self._counts.items())
 
@@ -170,6 +172,7 @@ class Ledger:
         return result
 
     def clear(self) -> None:
+        """Forgets all events here; ledgers that they were passed on to keep them."""
         with self._lock:
             self._counts.clear()
             self._kept.clear()

@@ -76,6 +76,7 @@ class ArrayWorld:
     # -- between tensors and arrays ---------------------------------------------------------
 
     def of_input(self, tensor: torch.Tensor, flipped: frozenset[int]) -> Array:
+        """The array of a graph input; `flipped` are the dims that the program sees backwards."""
         self.used = True
         return Array(self, model_like(tensor, flipped), tensor, flipped)
 
@@ -105,6 +106,7 @@ class ArrayWorld:
         return array.tensor.detach()
 
     def copied(self, array: Array) -> torch.Tensor:
+        """The elements in memory of their own."""
         return array.value().clone() if not array.flipped else array.value()
 
     def tensor(self, value: object, dtype: numpy.dtype | None = None) -> torch.Tensor:
@@ -181,6 +183,7 @@ class ArrayWorld:
         return Array(self, view, owner.tensor.as_strided(ahead.shape, strides, offset), flipped)
 
     def release(self) -> None:
+        """Lets go of the program's arrays."""
         self._unknown.clear()
         self._views.clear()
 
@@ -246,6 +249,7 @@ class ArrayWorld:
         return self._by_rule(rule, function, args, kwargs)
 
     def method(self, array: Array, name: str, args: tuple[object, ...], kwargs: dict[str, object]) -> object:
+        """A call of a method of `numpy.ndarray`. Breaks the graph where no rule knows it."""
         operator = _OPERATOR_METHODS.get(name)
         if operator is not None and len(args) == operator[1] and not kwargs:
             return operator[0](self, array, *args)
@@ -327,6 +331,7 @@ class ArrayWorld:
     # -- operators --------------------------------------------------------------------------
 
     def binary(self, symbol: str, a: object, b: object) -> object:
+        """`a op b` for a symbol of Python's, where one of them is an array."""
         function = OPERATORS[symbol]
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             return self._with_tensor(symbol, a, b)
@@ -344,6 +349,7 @@ class ArrayWorld:
         return self._ufunc(OPERATORS[symbol], (a, b), {})
 
     def inplace(self, symbol: str, a: object, b: object) -> object:
+        """`a op= b`: a write to the array's memory, of which views know; of a scalar, another scalar."""
         if isinstance(b, torch.Tensor) or isinstance(a, torch.Tensor):
             raise BreakGraph("numpy", f"{symbol}= of an array and a tensor")
         if not isinstance(a, Array):
@@ -364,9 +370,11 @@ class ArrayWorld:
         return a
 
     def unary(self, symbol: str, a: Array) -> object:
+        """`-array`, `+array` or `~array`."""
         return self.call({"-": numpy.negative, "+": numpy.positive, "~": numpy.invert}[symbol], (a,), {})
 
     def compare(self, symbol: str, a: object, b: object) -> object:
+        """A comparison, element by element; with what is neither an array nor a number the graph breaks."""
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
         known = isinstance(a, Array) or self.known.is_known(a), isinstance(b, Array) or self.known.is_known(b)
@@ -377,6 +385,7 @@ class ArrayWorld:
     # -- items ------------------------------------------------------------------------------
 
     def getitem(self, array: object, key: object) -> object:
+        """`array[key]`: a view or a copy, as NumPy has it. Raises what NumPy raises."""
         if not isinstance(array, Array):
             return self._item_by_array(array, key)
         if isinstance(key, str) or (array.is_scalar and key not in ((), ...)):
@@ -404,6 +413,7 @@ class ArrayWorld:
         raise BreakGraph("tensor_to_number", "a NumPy scalar or an array as an index")
 
     def setitem(self, array: object, key: object, value: object) -> None:
+        """`array[key] = value`, of which views know."""
         if not isinstance(array, Array):
             if not numpy_values.is_array(array):
                 raise BreakGraph("numpy", "a write of an array, or by an index of one, to what is none")
@@ -463,6 +473,7 @@ class ArrayWorld:
     # -- attributes -------------------------------------------------------------------------
 
     def getattr(self, array: Array, name: str) -> object:
+        """An attribute of an array: what its model answers, or a rule."""
         if name == "__class__":
             return array.native
         if name in _METADATA:
@@ -515,11 +526,13 @@ def errors_are_told() -> bool:
 
 
 def name_of(function: object) -> str:
+    """The name of a function with its module, for messages."""
     name = getattr(function, "__qualname__", None) or getattr(function, "__name__", None) or type(function).__name__
     return f"{getattr(function, '__module__', None) or 'numpy'}.{name}"
 
 
 def model_array(value: object) -> numpy.ndarray:
+    """What stands for a value when NumPy is asked, as an array."""
     return numpy.asarray(model_of(value))
 
 

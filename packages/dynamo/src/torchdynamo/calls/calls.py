@@ -108,6 +108,8 @@ class Calls:
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:
+        """What a call gives, a `Redirect`, or MISSING where the interpreter's own rules apply. Breaks the graph for
+        what leaves it."""
         if id(fn) in STAND_INS:
             return self._marked(STAND_INS[id(fn)][1], fn, args, kwargs)
         if self.arrays.concerned:

@@ -44,6 +44,7 @@ class OpenBlocks:
         self.entered: list[OpenBlock] = []  # the innermost last
 
     def rules(self) -> tuple[tuple[object, Rule], ...]:
+        """What opens such a block and what ends it, each with what a call of it means."""
         return (
             (torch.autocast.__enter__, self.enter_autocast),
             (torch.autocast.__exit__, self.exit_autocast),
@@ -56,6 +57,7 @@ class OpenBlocks:
         )
 
     def enter_autocast(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """`with torch.autocast(...)`: a node of the graph."""
         context = args[0]
         result = fn(*args, **kwargs)
         parameters = (context.device, context.fast_dtype, context._enabled, context._cache_enabled)
@@ -65,6 +67,7 @@ class OpenBlocks:
         return result
 
     def exit_autocast(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """The end of the innermost autocast region. Breaks the graph where another block is open within."""
         block = self._leave(args[0], "an autocast region")
         result = fn(*args, **kwargs)
         self._close(block)
@@ -79,6 +82,7 @@ class OpenBlocks:
         return result
 
     def exit_device(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """Behind the block, calls that make tensors have the device of the block around it, or none."""
         self._leave(args[0], "a block with a default device")
         with self.recorder.set_aside():
             result = fn(*args, **kwargs)
@@ -107,6 +111,7 @@ class OpenBlocks:
         self.entered.append(OpenBlock(mode, torch._C._push_on_torch_function_stack, (mode,)))
 
     def pop_mode(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """The innermost function mode, which ends."""
         modes = self.recorder.modes
         self._leave(modes[-1] if modes else None, "a function mode")
         return modes.pop()

@@ -49,21 +49,26 @@ class RandomState:
     # -- the default generators --------------------------------------------------------------
 
     def seed_all(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        """`torch.manual_seed(seed)`."""
         self._do(random_state.seed, (_seed_of(fn, args, kwargs),))
         return self.outside.externals.hold(torch.default_generator, "default_generator")
 
     def state_of(self, device: torch.device) -> torch.Tensor:
+        """The state of a device's default generator: a tensor of bytes in memory of its own."""
         return cast(torch.Tensor, self._do(random_state.state, (device,)))
 
     def set_default_state(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
+        """`torch.set_rng_state(new_state)`."""
         (state,) = _bound(("new_state",), fn, args, kwargs)
         self._do(random_state.set_state, (self._checked(state), _CPU))
 
     def state_of_cuda(self, fn: Callee, args: Args, kwargs: Kwargs) -> torch.Tensor:
+        """`torch.cuda.get_rng_state(device)`."""
         (device,) = _bound(("device",), fn, args, kwargs, "cuda")
         return self.state_of(_cuda(device))
 
     def set_state_of_cuda(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
+        """`torch.cuda.set_rng_state(new_state, device)`."""
         state, device = _bound(("new_state", "device"), fn, args, kwargs, "cuda")
         self._do(random_state.set_state, (self._checked(state), _cuda(device)))
 

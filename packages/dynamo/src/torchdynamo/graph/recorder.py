@@ -203,10 +203,12 @@ class Recorder:
                 yield
 
     def remember(self, fake: torch.Tensor, node: fx.Node) -> None:
+        """The tensor is the value of the node, and stays alive as long as the recorder."""
         self._nodes[id(fake)] = node
         self._alive.append(fake)
 
     def node_of(self, fake: torch.Tensor) -> fx.Node | None:
+        """The node whose value a tensor is, as the graph that is open sees it; None for one that was not recorded."""
         node = self._nodes.get(id(fake))
         return None if node is None else self.regions.visible(node)
 
@@ -515,6 +517,7 @@ class Recorder:
         return result
 
     def annotate(self, node: fx.Node, value: object) -> None:
+        """Gives a node its value's metadata and the user's frames."""
         node.meta["val"] = value
         node.meta["stack"] = self.user_frames()
 
@@ -608,6 +611,7 @@ _NO_DATA = "data is not allocated yet"  # what C++ says of a fake tensor that it
 
 
 def as_break(error: BaseException) -> BreakGraph:
+    """The graph break that stands for an error of the fakes."""
     reasons = ("data_dependent_shape", "tensor_to_number", "operator_without_meta")
     reason = next(reason for kind, reason in zip(FAKE_ERRORS, reasons, strict=True) if isinstance(error, kind))
     return BreakGraph(reason, str(error).partition("\n")[0])
@@ -622,6 +626,7 @@ def function_name(func: object) -> str:
 
 
 def is_inplace(name: str) -> bool:
+    """Whether a torch function of this name writes to its first argument."""
     return name in _INPLACE_OPERATORS or (name.endswith("_") and not name.endswith("__"))
 
 

@@ -74,6 +74,7 @@ class Classes:
                 self.externals._register(part, self.externals.pins.source(part), part)
 
     def set(self, kind: type, name: str, value: object) -> None:
+        """`kind.name = value`: at once for a class that the program made, else kept aside."""
         if kind in self.made:
             type.__setattr__(kind, name, value)
         else:
@@ -81,6 +82,7 @@ class Classes:
             self.overlays.write(kind, name, value)
 
     def delete(self, kind: type, name: str) -> None:
+        """`del kind.name`. Raises AttributeError where the class itself has no such name."""
         if kind in self.made:
             type.__delattr__(kind, name)
             return

@@ -124,6 +124,7 @@ class Pins:
         self._index: dict[int, int] = {}
 
     def source(self, obj: object, label: str | None = None) -> Pinned:
+        """The source of an object that is held by reference; one object has one."""
         index = self._index.get(id(obj))
         if index is None:
             index = self._index[id(obj)] = len(self.objects)
@@ -150,6 +151,7 @@ class Externals:
         self.world: object = None  # of the iterators that the program goes on with
 
     def guard(self, source: Source | None, kind: GuardKind, payload: object) -> None:
+        """Compiled code asks this of the source at each call; the user's frames now are told where it fails."""
         self.guards.add(source, kind, payload, self.user_frames())
 
     def lookup(self, value: object) -> External | None:
@@ -160,6 +162,7 @@ class Externals:
     # -- admission --------------------------------------------------------------------------
 
     def wrap(self, value: Any, source: Source) -> Any:
+        """What the program sees of a value that it reads at the source: an input, a shadow, or itself, guarded."""
         kind = type(value)
         if kind is int or kind is float:
             return self.inputs.number(value, source)
@@ -237,6 +240,7 @@ class Externals:
                 self.hashed[id(known.original)] = known
 
     def class_source(self, kind: type) -> Pinned:
+        """Where guards find a class."""
         return self.pins.source(kind, f"{kind.__module__}.{kind.__qualname__}")
 
     def know_class(self, kind: type) -> None:
@@ -527,10 +531,12 @@ _DATA_METHODS = ("__getitem__", "__len__", "__float__", "__index__", "__array__"
 
 
 def is_trusted_module(module: str) -> bool:
+    """Whether a module's code and names are taken as fixed: torch's, and of Python's library `_FIXED_PACKAGES`."""
     return module.partition(".")[0] in TRUSTED_PACKAGES
 
 
 def is_fixed_module(module: str) -> bool:
+    """Whether a module is of `_FIXED_PACKAGES`."""
     return module.partition(".")[0] in _FIXED_PACKAGES
 
 

@@ -125,6 +125,7 @@ class Outside:
     # -- graph inputs -----------------------------------------------------------------------
 
     def tensor_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        """The fake of a tensor, an input of the graph: its metadata is guarded, and dims that vary are symbols."""
         with torch._C.DisableTorchFunction():
             dims = self.dynamic.dims(tensor, source)
             symbols = {}
@@ -147,6 +148,7 @@ class Outside:
         return fake
 
     def wrapper_input(self, tensor: torch.Tensor, source: Source) -> torch.Tensor:
+        """The fake of a tensor that wraps others: one input of the graph for all of them."""
         fake = self.wrappers.admit(tensor, source)
         self.recorder.add_input(fake, source, input_name(source))
         self.tensors.append((source, tensor, fake))
@@ -288,6 +290,7 @@ class Outside:
     # -- reads ------------------------------------------------------------------------------
 
     def argument(self, index: int, name: str, value: object) -> Any:
+        """Slot `index` of the flat argument vector, as the program sees it."""
         return self.externals.wrap(value, Argument(index, name))
 
     def global_get(self, namespace: dict[str, object], name: str) -> object:
@@ -313,10 +316,12 @@ class Outside:
         return Item(self.externals.pins.source(namespace, "globals"), name)
 
     def global_set(self, namespace: dict[str, object], name: str, value: object) -> None:
+        """A write of a global, replayed behind the graph."""
         self._know_namespace(namespace)
         self.overlays.write(namespace, name, value, "global")
 
     def global_delete(self, namespace: dict[str, object], name: str) -> None:
+        """A deletion of a global, replayed behind the graph."""
         self._know_namespace(namespace)
         self.overlays.write(namespace, name, DELETED, "global")
 
@@ -357,12 +362,14 @@ class Outside:
         return self.externals.wrap(contents, roots[0] if roots else CellContents(known.source))
 
     def cell_set(self, cell: types.CellType, value: object) -> None:
+        """A write to a cell: at once to one of the program's own, else kept aside."""
         if self._external_cell(cell) is None:
             cell.cell_contents = value
         else:
             self.overlays.write(cell, "cell_contents", value, "cell")
 
     def cell_delete(self, cell: types.CellType) -> None:
+        """Empties a cell: at once one of the program's own, else kept aside."""
         if self._external_cell(cell) is None:
             del cell.cell_contents
         else:
@@ -392,6 +399,7 @@ class Outside:
         return self.externals.wrap(attributes[name], InstanceAttribute(known.source, name))
 
     def instance_set(self, obj: object, name: str, value: object) -> None:
+        """A write to the object's `__dict__`, kept aside for one of the outside. Raises AttributeError without one."""
         known = self.externals.lookup(obj)
         if known is None:
             object.__setattr__(obj, name, value)
@@ -406,6 +414,7 @@ class Outside:
             self.overlays.write(obj, name, value)
 
     def instance_delete(self, obj: object, name: str) -> None:
+        """A deletion from the object's own `__dict__`. Raises AttributeError where the name is not there."""
         known = self.externals.lookup(obj)
         if known is None:
             object.__delattr__(obj, name)
@@ -617,6 +626,7 @@ class Outside:
         return getattr(tensor, name)
 
     def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
+        """Assignment to an attribute of a tensor: kept aside, or in the graph (`data`, `requires_grad`), else a break."""
         self.externals.refuse(tensor)
         member = getattr(torch.Tensor, name, None)
         if (
@@ -642,6 +652,7 @@ class Outside:
         self.overlays.write(tensor, name, value)
 
     def tensor_delete(self, tensor: torch.Tensor, name: str) -> None:
+        """A deletion of an attribute of the program's own; one of torch's breaks the graph."""
         if hasattr(torch.Tensor, name):
             raise BreakGraph("tensor_metadata_write", f"deletion of the tensor attribute {name!r}")
         self.tensor_get(tensor, name)  # raises when there is none
@@ -650,6 +661,7 @@ class Outside:
     # -- nn.Module --------------------------------------------------------------------------
 
     def registered(self, module: nn.Module, name: str) -> object:
+        """A parameter, buffer or submodule by its name, or MISSING."""
         known = self.externals.lookup(module)
         if known is None:
             return MISSING
@@ -675,12 +687,14 @@ class Outside:
         return types.MethodType(forward, module) if isinstance(forward, types.FunctionType) else module.forward
 
     def has_plain_call(self, module: nn.Module) -> bool:
+        """Whether a call of the module is one of its `forward`: no hooks, which is guarded."""
         known = self.externals.lookup(module)
         if known is None:
             return modules.has_no_hooks(module)
         return modules.has_plain_call(self.externals, self.overlays, known)
 
     def has_backward_hooks(self, module: nn.Module) -> bool:
+        """Whether the module has hooks on its gradients."""
         known = self.externals.lookup(module)
         return modules.has_backward_hooks(module if known is None else known.original)
 

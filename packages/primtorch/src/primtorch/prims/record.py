@@ -115,11 +115,13 @@ def require(condition: bool, prim: str, message: Callable[[], str]) -> None:
 
 
 def require_dim(prim: str, dim: int, rank: int) -> None:
+    """Raises PrimError for a dim that is negative or not there."""
     if not 0 <= dim < max(rank, 1):
         raise PrimError(f"{prim}: dimension {dim} is out of range for a tensor of rank {rank} (dims are non-negative)")
 
 
 def require_dims(prim: str, dims: Sequence[int], rank: int) -> None:
+    """Raises PrimError for dims that are negative, not there or named twice."""
     for dim in dims:
         require_dim(prim, dim, rank)
     if len(set(dims)) != len(dims):

@@ -179,6 +179,7 @@ class IntExpr:
         return _call("mod", rest, other)
 
     def minimum(self, other: IntExpr) -> IntExpr:
+        """The smaller of two: one of them where their difference is known, else a term."""
         difference = (self - other).as_int()
         if difference is not None:
             return self if difference <= 0 else other
@@ -186,6 +187,7 @@ class IntExpr:
         return _call("min", a, b)
 
     def maximum(self, other: IntExpr) -> IntExpr:
+        """The larger of two, as `minimum`."""
         difference = (self - other).as_int()
         if difference is not None:
             return self if difference >= 0 else other
