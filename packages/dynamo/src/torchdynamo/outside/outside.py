@@ -626,7 +626,7 @@ class Outside:
         return getattr(tensor, name)
 
     def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
-        """Assignment to an attribute of a tensor: kept aside, or in the graph (`data`, `requires_grad`), else a break."""
+        """Assignment to an attribute: kept aside, or in the graph (`data`, `requires_grad`); else a break."""
         self.externals.refuse(tensor)
         member = getattr(torch.Tensor, name, None)
         if (
