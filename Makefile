@@ -17,7 +17,7 @@ SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/src/*/include/*/*) packages/primtorch/src/primtorch/building.py
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
-.PHONY: help setup demo demo-distributed test smoke slow protocols check resources bench docs clean
+.PHONY: help setup demo demo-distributed test smoke slow protocols check resources bench docs site clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -72,8 +72,16 @@ check: $(VENV)/.ready ## ruff, mypy --strict, import contracts, versions, genera
 bench: $(VENV)/.ready ## eager, torch.compile and this stack side by side
 	$(BIN)/python tools/bench/models.py
 
-docs: $(VENV)/.ready ## write the generated pages of docs/ anew
+$(VENV)/.docs: $(VENV)/.dependencies requirements-docs.txt
+	@$(PIP) -r requirements-docs.txt
+	@touch $@
+
+docs: $(VENV)/.ready $(VENV)/.docs ## write the generated pages of docs/ anew, and build the site into site/
 	$(BIN)/python tools/docs.py
+	$(MAKE) site
+
+site: $(VENV)/.docs ## build the site of docs/ into site/; a broken link is an error
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 clean: ## remove the environments and what was built
-	rm -rf .venv .venv-* packages/*/build packages/*/dist packages/*/src/*/_C/torch-* demo_report
+	rm -rf .venv .venv-* packages/*/build packages/*/dist packages/*/src/*/_C/torch-* demo_report site

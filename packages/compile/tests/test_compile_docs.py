@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import os
 import re
@@ -9,7 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 
 import pytest
 import torch
@@ -61,6 +62,56 @@ def test_a_page_runs(page: str, told: str, tmp_path: Path) -> None:
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     (tmp_path / "example.py").write_text(example)
     assert told in run(tmp_path / "example.py")
+
+
+TUTORIALS = ("index", "tutorials/users", "tutorials/libraries", "tutorials/vendors")
+
+
+def test_tutorials_run(tmp_path: Path) -> None:
+    """The blocks of a page are one program; the pages' programs run one after the other, in one process."""
+    programs = []
+    for page in TUTORIALS:
+        text = (ROOT / "docs" / f"{page}.md").read_text()
+        program = "".join(re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE))
+        for written in ("report.html", "profile.html"):
+            program = program.replace(f'"{written}"', f'"{tmp_path / written}"')
+        programs.append(tmp_path / f"{Path(page).name}.py")
+        programs[-1].write_text(program)
+    told = run("-c", "import runpy, sys; [runpy.run_path(path) for path in sys.argv[1:]]", *programs)
+    assert "graphs captured" in told and "what to do: remove the call" in told
+    assert "</html>" in (tmp_path / "report.html").read_text() and "</html>" in (tmp_path / "profile.html").read_text()
+
+
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub and MkDocs make them."""
+    text = re.sub(r"(?s)^```.*?^```", "", page.read_text(), flags=re.MULTILINE)
+    plain = (re.sub(r"[^\w\- ]", "", heading.lower()) for heading in re.findall(r"(?m)^#+ (.+)$", text))
+    return {"-".join(heading.split()) for heading in plain}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda p: p.relative_to(ROOT).as_posix())
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"(?s)```.*?```|`[^`]*`", "", page.read_text())
+    for target, anchor in re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", text):
+        if "://" in target:
+            continue
+        leads = (page.parent / target).resolve() if target else page
+        assert leads.exists(), f"{page}: {target}"
+        if anchor:
+            assert anchor in anchors(leads), f"{page}: {target}#{anchor}"
+
+
+def test_the_site_has_every_page() -> None:
+    named = set(re.findall(r"(?m): ([\w/]+\.md)$", (ROOT / "mkdocs.yml").read_text()))
+    assert named == {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "reference").glob("*.md")), ids=lambda page: page.stem)
+def test_the_reference_has_every_documented_name(page: Path) -> None:
+    module = importlib.import_module(page.stem)
+    named = set(re.findall(r"(?m)^        - (\w+)$", page.read_text()))
+    public = {name for name in module.__all__ if isinstance(getattr(module, name), (type, FunctionType))}
+    assert named == {name for name in public if getattr(module, name).__doc__}
 
 
 def test_the_demo_runs(tmp_path: Path) -> None:
