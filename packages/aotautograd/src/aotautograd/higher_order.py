@@ -28,10 +28,10 @@ from primtorch.ambient import autocast_state, set_autocast_state, unset
 from primtorch.arguments import TensorLike
 from primtorch.fake import FakeTensor
 from primtorch.functionalize import unwrap, wrap
-from primtorch.higher_order import Body, HigherOrder, call_body, handled_by, spec_of, with_bodies
+from primtorch.higher_order import Body, HigherOrder, call_body, handled_by, with_bodies
 from primtorch.printing import made_by
 from primtorch.schemas import UserFrame
-from primtorch.spec import Size, TensorSpec
+from primtorch.spec import Size, TensorSpec, spec_of
 from primtorch.symbolic import expr_of, float_expr_of
 
 Trace = Callable[[Callable[..., object], Sequence[object]], JointGraph]

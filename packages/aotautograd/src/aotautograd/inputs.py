@@ -11,7 +11,7 @@ from torch import fx
 from aotautograd.errors import InvalidJoint
 from aotautograd.schemas import SymbolSource
 from primtorch.fake import FakeMode
-from primtorch.spec import TensorSpec
+from primtorch.spec import TensorSpec, spec_of
 from primtorch.symbolic import ShapeEnv, expr_of, hint_of, shape_env_of
 
 
@@ -72,10 +72,6 @@ def bind_inputs(program: object, example_inputs: Sequence[object]) -> ProgramInp
             value = fake_mode.from_spec(spec_of(value))
         values.append(value)
     return ProgramInputs(fake_mode, values, names, requires_grad, is_leaf, _uncarried_symbols(values))
-
-
-def spec_of(value: torch.Tensor | TensorSpec) -> TensorSpec:
-    return value if isinstance(value, TensorSpec) else TensorSpec.of(value)
 
 
 def sizes_of(value: object) -> Iterator[torch.SymInt]:

@@ -236,7 +236,7 @@ def _derived_sizes(
                 continue
             number = env.named(name)
             node = materialize(graph, number, nodes)
-            assert isinstance(node, fx.Node)
+            assert isinstance(node, fx.Node) and callable(node.target)
             with graph.inserting_after(node):
                 nodes[name] = graph.call_function(node.target, node.args)
             nodes[name].meta.update(node.meta, val=number)

@@ -16,9 +16,9 @@ import torch
 
 from primtorch.ambient import autocast_state
 from primtorch.errors import NoDerivative
-from primtorch.higher_order import Body, Derivative, HigherOrder, Pullback, Values, spec_of
+from primtorch.higher_order import Body, Derivative, HigherOrder, Pullback, Values
 from primtorch.layout import iterator_like
-from primtorch.spec import TensorSpec
+from primtorch.spec import TensorSpec, spec_of
 
 POSITION = torch.int32  # the type of a batch, head, query and key in the functions
 POSITIONS = 4

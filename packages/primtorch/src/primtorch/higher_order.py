@@ -22,7 +22,7 @@ from torch import fx
 
 from primtorch.ambient import autocast_state, set_autocast_state
 from primtorch.errors import NoDerivative
-from primtorch.spec import TensorSpec
+from primtorch.spec import TensorSpec, spec_of
 
 Body = Callable[..., Sequence[Any]]
 Values = tuple[Any, ...]
@@ -415,11 +415,6 @@ class Pullback:
                 of, by = zip(*pairs, strict=True)
                 pulled = torch.autograd.grad(of, wanted, by, allow_unused=True, create_graph=again)
         return tuple(torch.zeros_like(x) if g is None else g for x, g in zip(wanted, pulled, strict=True))
-
-
-def spec_of(value: Any) -> TensorSpec:
-    """The metadata of a tensor, or of what is metadata already."""
-    return value if isinstance(value, TensorSpec) else TensorSpec.of(value)
 
 
 def row_major(shape: Sequence[Any], like: Any) -> TensorSpec:

@@ -95,5 +95,10 @@ class TensorSpec:
         return f"{dtype}[{_join(self.shape)}]({_join(self.strides)}){at} {self.device}"
 
 
+def spec_of(value: Any) -> TensorSpec:
+    """The metadata of a tensor, or of what is metadata already."""
+    return value if isinstance(value, TensorSpec) else TensorSpec.of(value)
+
+
 def _join(values: Sequence[Size]) -> str:
     return ", ".join(map(str, values))
