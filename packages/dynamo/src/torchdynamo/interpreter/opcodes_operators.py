@@ -47,14 +47,17 @@ class OperatorOpcodes(FrameState):
 
     @opcode(since=(3, 13))
     def TO_BOOL(self, _: int) -> None:
+        self.stack[-1] = self._truth_ahead(self.stack[-1])
+
+    def _truth_ahead(self, value: object) -> bool:
+        """The truth of a value, which a branch behind this instruction may be about."""
         decoded, following = self.decoded, self.index
         branch, target = dis.opname[decoded.opcodes[following]], decoded.program[following].operand
         if branch == "POP_JUMP_IF_TRUE":
-            self.stack[-1] = self.branches_on(self.stack[-1], target, following + 1)
-        elif branch == "POP_JUMP_IF_FALSE":
-            self.stack[-1] = self.branches_on(self.stack[-1], following + 1, target)
-        else:
-            self.stack[-1] = self.world.truth(self.stack[-1])
+            return self.branches_on(value, target, following + 1)
+        if branch == "POP_JUMP_IF_FALSE":
+            return self.branches_on(value, following + 1, target)
+        return self.world.truth(value)
 
     @opcode()
     def BINARY_OP(self, argument: int) -> None:
@@ -80,7 +83,7 @@ class OperatorOpcodes(FrameState):
     def COMPARE_OP_to_bool(self, argument: int) -> None:
         right = self.stack.pop()
         value = self.world.compare(dis.cmp_op[argument >> 5], self.stack[-1], right)
-        self.stack[-1] = self.world.truth(value) if argument & 16 else value
+        self.stack[-1] = self._truth_ahead(value) if argument & 16 else value
 
     @opcode()
     def IS_OP(self, invert: int) -> None:
