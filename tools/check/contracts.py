@@ -120,7 +120,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
         ("backends",),
         ("mixture",),
         ("api",),
-        ("torch_backend", "health"),
+        ("torch_backend", "health", "artifacts"),
         ("__main__",),
         ("",),
     ),

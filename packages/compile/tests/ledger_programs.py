@@ -65,9 +65,11 @@ CASES: dict[str, Case] = {}
 ELSEWHERE = {
     "backward_not_cut": "packages/aotautograd/tests/test_aotautograd_stages.py",
     "distributed": "packages/compile/tests/test_compile_distributed.py",
+    "not_in_artifact": "packages/compile/tests/test_compile_artifacts.py",
     "not_replayed": "packages/inductor/tests/test_inductor_cuda_graphs.py",
     "stance": "packages/compile/tests/test_compile_migration.py",
     "stance_refuses": "packages/compile/tests/test_compile_migration.py",
+    "piece_mended": "packages/compile/tests/test_compile_mixture.py",
     "nested_graph": "none: no program is known that gets there",
 }
 

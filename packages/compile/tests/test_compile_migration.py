@@ -7,6 +7,7 @@ import operator
 import re
 import subprocess
 import sys
+import tempfile
 import tomllib
 import warnings
 from collections.abc import Callable
@@ -473,9 +474,19 @@ def reported() -> None:
     assert "graphs captured" in str(torchcompile.report())
 
 
+@row("`torch.compiler.save_cache_artifacts`, `load_cache_artifacts`", "`torch.compiler.load_compiled_function`")
+def saved() -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return x * 2
+
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = plain(program, options={"cache": folder})
+        same(compiled(X), X * 2)
+        torchcompile.save(compiled, f"{folder}/program")
+        same(torchcompile.load(f"{folder}/program", program)(X), X * 2)
+
+
 @row(
-    "`torch.compiler.save_cache_artifacts`, `load_cache_artifacts`",
-    "`torch.compiler.load_compiled_function`",
     "`torch.compiler.set_enable_guard_collectives`",
     "`torch.compiler.config`, `torch._dynamo.config`, `torch._inductor.config`",
     "`torch._dynamo.config.suppress_errors`",

@@ -1,9 +1,18 @@
 """torchcompile.compile(model): the whole compiler stack behind one call."""
 
 from torchcompile.api import compile, compile_in_place, explain, export, list_backends, profile, report, reset
+from torchcompile.artifacts.loading import load
+from torchcompile.artifacts.saving import save
 from torchcompile.backends import register_backend
 from torchcompile.capability import Capability
-from torchcompile.errors import CompileError, InvalidArgument, NotCompilable, WrongResult
+from torchcompile.errors import (
+    ArtifactError,
+    ArtifactMismatch,
+    CompileError,
+    InvalidArgument,
+    NotCompilable,
+    WrongResult,
+)
 from torchcompile.options import CompileOptions
 from torchcompile.profiling import Profile
 from torchcompile.report import Report
@@ -17,12 +26,10 @@ from torchdynamo import (
     error_on_graph_break,
     graph_break,
     is_compiling,
-    load,
     mark_dynamic,
     mark_static,
     mark_unbacked,
     maybe_mark_dynamic,
-    save,
     set_stance,
     substitute_in_graph,
 )
@@ -31,9 +38,10 @@ from torchdynamo.marks import cudagraph_mark_step_begin
 __version__ = "0.1.0"
 
 __all__ = [
-    "Capability", "CompileError", "CompileOptions", "Dim", "Exported", "InvalidArgument", "NotCompilable", "Profile",
-    "Report", "WrongResult", "allow_in_graph", "assume_constant_result", "compile", "compile_in_place",
-    "cudagraph_mark_step_begin", "disable", "disallow_in_graph", "error_on_graph_break", "explain", "export",
-    "graph_break", "is_compiling", "list_backends", "load", "mark_dynamic", "mark_static", "mark_unbacked",
-    "maybe_mark_dynamic", "profile", "register_backend", "report", "reset", "save", "set_stance", "substitute_in_graph",
+    "ArtifactError", "ArtifactMismatch", "Capability", "CompileError", "CompileOptions", "Dim", "Exported",
+    "InvalidArgument", "NotCompilable", "Profile", "Report", "WrongResult", "allow_in_graph",
+    "assume_constant_result", "compile", "compile_in_place", "cudagraph_mark_step_begin", "disable",
+    "disallow_in_graph", "error_on_graph_break", "explain", "export", "graph_break", "is_compiling", "list_backends",
+    "load", "mark_dynamic", "mark_static", "mark_unbacked", "maybe_mark_dynamic", "profile", "register_backend",
+    "report", "reset", "save", "set_stance", "substitute_in_graph",
 ]  # fmt: skip

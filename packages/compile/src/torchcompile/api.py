@@ -20,6 +20,7 @@ from torchcompile.module import Transform, compile_call, compile_class, compiled
 from torchcompile.options import CompileOptions, resolve
 from torchcompile.profiling import Profile, profiled
 from torchcompile.report import Report
+from torchcompile.shelf import Brought
 from torchdynamo import CaptureOptions
 
 ModelT = TypeVar("ModelT", bound=Callable[..., Any])
@@ -102,10 +103,10 @@ def compile(
         InvalidArgument: an unknown backend, mode or option.
     """
     settings = _settings(mode, options, recompile_limit, shapes_spec)
-    transform = _stack(fullgraph, dynamic, backend, settings, name)
+    transform = stack_of(fullgraph, dynamic, backend, settings, name)
 
     def decorate(target: object) -> object:
-        return target if disable else _compile_one(target, transform)
+        return target if disable else compile_one(target, transform)
 
     return decorate if model is None else decorate(model)
 
@@ -140,7 +141,7 @@ def compile_in_place(
         InvalidArgument: an unknown backend, mode or option.
     """
     settings = _settings(mode, options, recompile_limit, shapes_spec)
-    transform = _stack(fullgraph, dynamic, backend, settings, name)
+    transform = stack_of(fullgraph, dynamic, backend, settings, name)
     for model in models:
         if not isinstance(model, torch.nn.Module):
             raise NotCompilable(
@@ -166,12 +167,13 @@ def _settings(
     return resolve(mode, options)
 
 
-def _stack(
+def stack_of(
     fullgraph: bool,
     dynamic: bool | None,
     backend: str | Backend | Sequence[str] | None,
     settings: CompileOptions,
     name: str | None,
+    brought: Brought | None = None,
 ) -> Transform:
     """Capture with a back end behind it, for one call of the interface."""
     if dynamic is not None and not isinstance(dynamic, bool):
@@ -185,6 +187,7 @@ def _stack(
     capture = _capture_options(settings, fullgraph, dynamic)
     ledger = torchdynamo.new_ledger(capture)
     toolchain = Toolchain(settings, dumps, _journal, ledger, name)
+    toolchain.brought = brought
     runner = mixed.resolve(chosen, toolchain) if mixed.is_mixture(chosen) else backends.resolve(chosen, toolchain)
     return torchdynamo.optimize(runner, options=capture, dump=dumps, ledger=ledger)
 
@@ -199,7 +202,7 @@ def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | 
     )
 
 
-def _compile_one(target: object, transform: Transform) -> object:
+def compile_one(target: object, transform: Transform) -> object:
     if isinstance(target, torch.nn.Module):
         return compiled_module(target, transform)
     if inspect.isclass(target):

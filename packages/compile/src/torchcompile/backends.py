@@ -30,7 +30,7 @@ from primtorch.ledger import Event, Ledger, own_line
 from primtorch.ledger import Kind as EventKind
 from torchcompile.capability import Capability
 from torchcompile.dumps import Dump, DumpFolder
-from torchcompile.errors import InvalidArgument, unknown
+from torchcompile.errors import ArtifactMismatch, InvalidArgument, unknown
 from torchcompile.events import GRAPH_NOT_COMPILED, KERNELS_NOT_BUILT, NO_COMPILER
 from torchcompile.faults.examine import WATCHING, Examiner
 from torchcompile.faults.makers import StageSettings, makers
@@ -39,7 +39,7 @@ from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journ
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.progress import Progress, Watch
-from torchcompile.shelf import ProgramShelf, key_of, lines_of
+from torchcompile.shelf import Brought, Kept, ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, signature
 from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter
@@ -130,6 +130,8 @@ class Toolchain:
         self.progress = Progress(options.progress)
         if dumps is not None:
             journal.dumped_to(dumps)
+        self.brought: Brought | None = None  # what `torchcompile.load` took from a file
+        self.kept: list[Kept] = []  # captured graphs, for `torchcompile.save`
         self.at_failure: dict[str, AtFailure] = {}  # by the title of a graph that is examined
         self.compiled: dict[Hashable, Runner] = {}  # by `signature`: an equal graph is not compiled again
 
@@ -375,7 +377,8 @@ def _compile_with_inductor(
     dump: Dump | None,
 ) -> Runner:
     given = toolchain.options
-    settings = inductor_options(given)
+    brought = toolchain.brought
+    settings = dataclasses.replace(inductor_options(given), binaries=brought.binaries if brought is not None else None)
 
     journal = toolchain.journal
     began = time.perf_counter()
@@ -445,15 +448,28 @@ def _compile_with_inductor(
             shelf=shelf,
         )
 
-    told = len(toolchain.ledger.events)
-    key = key_of(gm, given) if len(stages) < 2 else None
+    def missing() -> None:
+        if brought is not None:
+            brought.lacks(title, toolchain.ledger)
+
+    kept = Kept(title, key_of(gm, given) if len(stages) < 2 else None)
     shelf = None
-    if key is not None and given.cache is not None:
-        quiet = lambda: len(toolchain.ledger.events) == told
-        shelf = ProgramShelf(Store(given.cache), key, load, quiet, lines_of(gm))
+    if kept.content is None:
+        missing()
+    elif given.cache is not None:
+        told = [len(toolchain.ledger.events)]
+
+        def told_missing() -> None:
+            missing()
+            told[0] = len(toolchain.ledger.events)
+
+        quiet = lambda: len(toolchain.ledger.events) == told[0]
+        shelf = ProgramShelf(Store(given.cache), kept, load, quiet, lines_of(gm), told_missing, brought)
     with toolchain.progress.working(title) as watch:
         watch("trace", 0, 0)
-        return or_as_captured(toolchain, title, gm, compile)
+        runner = or_as_captured(toolchain, title, gm, compile, (ArtifactMismatch,))
+    toolchain.kept.append(kept)
+    return runner
 
 
 def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class CompileError(RuntimeError):
@@ -16,6 +16,22 @@ class InvalidArgument(CompileError, ValueError):
 
 class NotCompilable(CompileError, TypeError):
     """`compile` was given something that is neither a module nor a function."""
+
+
+class ArtifactError(CompileError):
+    """A file of `torchcompile.save` cannot be written or read."""
+
+
+class ArtifactMismatch(ArtifactError):
+    """A file of `torchcompile.save` was made elsewhere, or of another program; the message names what differs.
+
+    Attributes:
+        differences: (what, there, here).
+    """
+
+    def __init__(self, message: str, differences: Sequence[tuple[str, str, str]] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
 
 
 class WrongResult(CompileError):

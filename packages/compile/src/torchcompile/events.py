@@ -28,6 +28,13 @@ GRAPH_NOT_COMPILED = Kind(
     "report it with the program; options={'strict': True} raises the error with its traceback",
     Effect.FALLBACK,
 )
+NOT_IN_ARTIFACT = Kind(
+    "not_in_artifact",
+    "what torchcompile.load took from its file does not fit, and recompile=True asks for compilation: the graph is"
+    " compiled here",
+    "save a file with this machine, these versions and these shapes",
+    Effect.RECOMPILE,
+)
 PIECE_MENDED = Kind(
     "piece_mended",
     "a registered back end gave a piece of a graph in other strides than the graph says, or two values in one memory"
@@ -36,7 +43,7 @@ PIECE_MENDED = Kind(
     Effect.MENDED,
 )
 
-KINDS = kinds(NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED, PIECE_MENDED)
+KINDS = kinds(NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED, NOT_IN_ARTIFACT, PIECE_MENDED)
 
 # Every table of kinds, in the order of the stages.
 TABLES = (REASONS, torchdynamo.events.KINDS, aotautograd.events.KINDS, torchinductor.events.KINDS, KINDS)

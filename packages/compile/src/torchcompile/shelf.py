@@ -13,8 +13,10 @@ import os
 import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
+from typing import Protocol
 
 import torch
 from torch import fx
@@ -27,7 +29,7 @@ import torchdynamo
 import torchinductor
 from aotautograd import schemas
 from aotautograd.schemas import BackwardOutline, Compiled, Outline, Shelved
-from primtorch.ledger import own_line
+from primtorch.ledger import Ledger, own_line
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.schemas import UserFrame
 from torchcompile.journal import Kind
@@ -36,7 +38,16 @@ from torchcompile.signature import facts, signature
 from torchcompile.store import Store
 from torchdynamo.errors import NotExportable
 from torchdynamo.exported.targets import name_of
-from torchinductor import CompiledGraph, InductorError, KeptConstant, KeptGraph, KernelSource, codegen_for, program
+from torchinductor import (
+    Binaries,
+    CompiledGraph,
+    InductorError,
+    KeptConstant,
+    KeptGraph,
+    KernelSource,
+    codegen_for,
+    program,
+)
 from torchinductor.codegen.cpp.build import cpu_flags
 
 FORMAT = 1
@@ -52,13 +63,15 @@ _RECORDS = Records(
 )  # fmt: skip
 
 # Options that say nothing of what is made.
-_ELSEWHERE = frozenset({"cache", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error", "progress"})
+_ELSEWHERE = frozenset(
+    {"cache", "cxx", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error", "progress"}
+)
 _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 
 
 def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
-    """The key of a captured graph; None where its compiled form is not kept: it holds symbols, objects or functions of
-    the program's own, or every stage is asked to run."""
+    """What a captured graph is, whichever process and machine captures it; None where its compiled form is not kept: it
+    holds symbols, objects or functions of the program's own, or every stage is asked to run."""
     if options.cache is None or options.dump is not None or options.verify or options.check_kernels or facts(gm):
         return None
     rows = signature(gm)
@@ -66,7 +79,7 @@ def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
         return None
     devices: set[torch.device] = set()
     settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in _ELSEWHERE}
-    text = [str(FORMAT), _stack(), str(torch.get_num_threads()), repr(settings), repr(rows[0])]
+    text = [str(FORMAT), str(torch.get_num_threads()), repr(settings), repr(rows[0])]
     text.append(str(torch.are_deterministic_algorithms_enabled()))
     for node in gm.graph.nodes:
         value = node.meta.get("val")
@@ -91,6 +104,11 @@ def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:40]
 
 
+def cache_key(content: str) -> str:
+    """The key of a captured graph's compiled form in the folder that processes share."""
+    return hashlib.sha256(f"{_stack()}\n{content}".encode()).hexdigest()[:40]
+
+
 def _is_autocast() -> bool:
     return torch._C._is_any_autocast_enabled()
 
@@ -113,10 +131,44 @@ def _stack() -> str:
     return "\n".join((*map(str, parts), files.hexdigest()))
 
 
+@dataclass(slots=True)
+class Kept:
+    """A captured graph that was compiled, or found compiled.
+
+    Attributes:
+        title: its name in the report.
+        content: see `key_of`.
+        parts: of its compiled form, those that were kept or found, by name.
+    """
+
+    title: str
+    content: str | None
+    parts: dict[str, str] = field(default_factory=dict)
+
+
+class Brought(Protocol):
+    """Compiled forms that came with a file (`torchcompile.load`)."""
+
+    binaries: Binaries
+
+    def find(self, name: str) -> str | None:
+        """The text of a part, by the graph's content and the part's name."""
+
+    def lacks(self, title: str, ledger: Ledger) -> None:
+        """A graph, or a half of it, is not in the file: it is to be compiled.
+
+        Raises:
+            ArtifactMismatch: that was not asked for.
+        """
+
+
 class ProgramShelf:
     """Where a captured graph's compiled form is kept.
 
     Args:
+        kept: is told which parts there are.
+        missing: is called where something has to be compiled.
+        brought: is asked first.
         load: makes a kept graph run, as the compiler would: ("forward", "backward" or "inference", the graph).
         quiet: whether nothing was told to the ledger since compilation began; what was is to be told again.
         lines: of each node of the captured graph. What is kept names them by the node: in another process the same
@@ -126,18 +178,31 @@ class ProgramShelf:
     def __init__(
         self,
         store: Store,
-        key: str,
+        kept: Kept,
         load: Callable[[Kind, KeptGraph], Compiled],
         quiet: Callable[[], bool],
         lines: Sequence[UserFrame | None],
+        missing: Callable[[], None],
+        brought: Brought | None = None,
     ) -> None:
+        assert kept.content is not None
         self.store = store
-        self.key = key
+        self.kept = kept
+        self.missing = missing
+        self.brought = brought
+        self.content = kept.content
+        self.key = cache_key(kept.content)
         self.load = load
         self.quiet = quiet
         self.by_place = {UserFrame("", place, ""): line for place, line in enumerate(lines) if line is not None}
 
     def find(self) -> Shelved | None:
+        found = self._find()
+        if found is None:
+            self.missing()
+        return found
+
+    def _find(self) -> Shelved | None:
         outline = self._read("outline", Outline)
         if not isinstance(outline, Outline):
             return None
@@ -146,6 +211,12 @@ class ProgramShelf:
         return Shelved(outline, forward, self._backward) if forward is not None else None
 
     def _backward(self, missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
+        found = self._find_backward(missing)
+        if found is None:
+            self.missing()
+        return found
+
+    def _find_backward(self, missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
         outline = self._read(_part("backward_outline", missing), BackwardOutline)
         if not isinstance(outline, BackwardOutline):
             return None
@@ -170,14 +241,18 @@ class ProgramShelf:
         if isinstance(record, KeptGraph):
             record = _told(record, {line: place for place, line in self.by_place.items()})
         try:
-            self.store.keep(self._name(part), _RECORDS.text(record))
+            text = _RECORDS.text(record)
         except NotAsText:
             return False
+        self.store.keep(self._name(part), text)
+        self.kept.parts[part] = text
         return True
 
     def _read(self, part: str, kind: type) -> object:
         name = self._name(part)
-        text = self.store.find(name)
+        text = self.brought.find(f"{self.content}.{part}") if self.brought is not None else None
+        if text is None:
+            text = self.store.find(name)
         if text is None:
             return None
         try:
@@ -185,6 +260,8 @@ class ProgramShelf:
         except NotARecord as error:
             self.store.refuse(name, str(error))
             return None
+        if isinstance(record, kind):
+            self.kept.parts[part] = text
         return record if isinstance(record, kind) else None
 
     def _loaded(self, kind: Kind, part: str = "") -> Compiled | None:
@@ -195,6 +272,12 @@ class ProgramShelf:
             return self.load(kind, _told(graph, self.by_place))
         except InductorError:  # no compiler, say: what compiles the graph tells of it
             return None
+
+
+def read_graph(text: str) -> KeptGraph | None:
+    """A kept graph, where a part's text is of one."""
+    record = _RECORDS.value(text)
+    return record if isinstance(record, KeptGraph) else None
 
 
 def lines_of(gm: fx.GraphModule) -> list[UserFrame | None]:

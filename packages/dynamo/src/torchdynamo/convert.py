@@ -515,7 +515,11 @@ def _entry(
     state.show("compiled.py", str, text)
     sources = [item.source for item in finished.inputs if item.source is not None] if graph is not None else []
     tree = GuardTree(guards, sources, function, pinned)
-    return Entry(tree, code, Compiled(guards, graph, text, graph_break, pinned))
+    interpreted = dict(outside.interpreted)
+    if origin_of(function) is None:
+        interpreted[function.__code__] = function.__module__ or ""
+    programs = tuple((module, code) for code, module in interpreted.items())
+    return Entry(tree, code, Compiled(guards, graph, text, graph_break, pinned, programs))
 
 
 def _written(outside: Outside, inputs: Sequence[GraphInput]) -> tuple[int, ...]:

@@ -77,6 +77,7 @@ class Compiled:
     source: str = ""
     graph_break: GraphBreak | None = None
     pinned: list[object] = field(default_factory=list)
+    interpreted: tuple[tuple[str, types.CodeType], ...] = ()  # the program's code that it stands for, with its module
 
 
 def as_written(run: Callable[..., object], graph_break: GraphBreak | None = None) -> Entry:

@@ -3,17 +3,26 @@
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, codegen_for, register_codegen
 from torchinductor.codegen.cpp.backend import CppBackend
 from torchinductor.codegen.triton.backend import TritonBackend
-from torchinductor.compile import CompiledGraph, KeptConstant, KeptGraph, choose_layouts, compile_graph, load_graph
+from torchinductor.compile import (
+    CompiledGraph,
+    KeptConstant,
+    KeptGraph,
+    binaries_of,
+    choose_layouts,
+    compile_graph,
+    load_graph,
+)
 from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
 from torchinductor.native import label_of
 from torchinductor.program import Part
-from torchinductor.schemas import NO_MEMORY, GraphStats, InductorOptions, Memory
+from torchinductor.schemas import NO_MEMORY, Binaries, GraphStats, InductorOptions, Memory
 from torchinductor.source import generate_source
 
 __version__ = "0.1.0"
 
 __all__ = [
     "NO_MEMORY",
+    "Binaries",
     "BuildFailed",
     "Built",
     "CodegenBackend",
@@ -31,6 +40,7 @@ __all__ = [
     "Part",
     "TritonBackend",
     "UnknownDevice",
+    "binaries_of",
     "choose_layouts",
     "codegen_for",
     "compile_graph",

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 from torch import fx
@@ -194,6 +195,18 @@ def load_graph(
     memory = memory_of(program, {})
     stats = GraphStats(kept.nodes, kept.kernels, kept.aten_calls, clock.seconds, hits, misses, memory, program.parts)
     return CompiledGraph(program, stats, files, run, consume, graph_runs, kept)
+
+
+def binaries_of(kept: KeptGraph, options: InductorOptions) -> Mapping[str, Path] | None:
+    """The files of a kept graph's kernels, by the keys under which `load_graph` asks `options.binaries` for them; None
+    where one is not there."""
+    files: dict[str, Path] = {}
+    for device, unique in kept.sources:
+        found = codegen_for(device).binaries(unique, options)
+        if found is None:
+            return None
+        files.update(found)
+    return files
 
 
 def _runnable(

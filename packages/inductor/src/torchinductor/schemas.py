@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from torchinductor.program import Part
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Binaries:
+    """Kernels that came with a program: files by the content that they were built from, whatever built them."""
+
+    files: Mapping[str, Path]
+
+    def find(self, key: str) -> Path | None:
+        return self.files.get(key)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +29,8 @@ class InductorOptions:
     fuse: bool = True
     # The folder of the disk cache; None for no disk cache (kernels are then built in a temporary folder).
     cache_dir: str | None = None
+    # Kernels that were built elsewhere, which are asked for first.
+    binaries: Binaries | None = None
     # C++ compiler; None to look for g++, c++, clang++.
     cxx: str | None = None
     # Loop iterations below which a CPU kernel stays on one thread.

@@ -103,6 +103,7 @@ class Outside:
         self._numbers: dict[Source, torch.SymInt | torch.SymFloat] = {}
         self._cells: set[int] = set()
         self.classes = Classes(self.externals, self.overlays, self.ambient)
+        self.interpreted: dict[types.CodeType, str] = {}  # called functions' code, and their modules
         self.emitted = 0  # log records and warnings so far
         self._alive: list[object] = []
         for index, cell in enumerate(function.__closure__ or ()):
@@ -519,6 +520,7 @@ class Outside:
 
     def inline(self, fn: types.FunctionType) -> None:
         """The program calls `fn`, which is interpreted: its code must be the same next time."""
+        self.interpreted[fn.__code__] = fn.__module__ or ""
         known = self.externals.lookup(fn)
         if known is not None and not is_trusted_module(fn.__module__ or ""):
             source = Attribute(known.source, "__code__", native=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias
 
@@ -81,6 +82,11 @@ class CodegenBackend(ABC):
     @abstractmethod
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         """Compiles and loads sources, in parallel and through the disk cache."""
+
+    def binaries(self, sources: Sequence[KernelSource], options: InductorOptions) -> Mapping[str, Path] | None:
+        """The files that `build` made of sources, by the keys under which it asks `options.binaries` for them; None
+        where a file is not there, or the back end's kernels are none that can be taken along."""
+        return None
 
     @abstractmethod
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:

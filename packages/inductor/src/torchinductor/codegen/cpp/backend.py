@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 from torchinductor.cache import DiskCache
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
-from torchinductor.codegen.cpp.build import build_library, find_compiler
+from torchinductor.codegen.cpp.build import build_library, built_file, content_of
 from torchinductor.codegen.cpp.plan import planned
 from torchinductor.codegen.cpp.prelude import prelude
 from torchinductor.codegen.cpp.writer import write
@@ -33,12 +34,10 @@ class CppBackend(CodegenBackend):
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         if not sources:
             return Built()
-        find_compiler(options.cxx)
         cache = DiskCache(options.cache_dir)
-        units = _units(sources)
-        texts = [_unit_text(sources, unit) for unit in units]
+        units, texts = _texts(sources)
         with ThreadPoolExecutor(max_workers=4) as pool:
-            libraries = list(pool.map(lambda text: build_library(text, cache, options.cxx), texts))
+            libraries = list(pool.map(lambda text: build_library(text, cache, options.cxx, options.binaries), texts))
         addresses = [0] * len(sources)
         for (library, _), unit in zip(libraries, units, strict=True):
             for number in unit:
@@ -46,6 +45,15 @@ class CppBackend(CodegenBackend):
         hits = sum(hit for _, hit in libraries)
         files = {f"kernels{k if k else ''}.cpp": text for k, text in enumerate(texts)}
         return Built(tuple(addresses), (), files, tuple(lib for lib, _ in libraries), hits, len(libraries) - hits)
+
+    def binaries(self, sources: Sequence[KernelSource], options: InductorOptions) -> Mapping[str, Path] | None:
+        cache, found = DiskCache(options.cache_dir), {}
+        for text in _texts(sources)[1] if sources else ():
+            path = built_file(text, cache, options.cxx, options.binaries)
+            if path is None:
+                return None
+            found[content_of(text)] = path
+        return found
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> KernelCall:
         symbols = tuple(variable(s) for s in kernel.symbols)
@@ -63,6 +71,12 @@ def _units(sources: Sequence[KernelSource]) -> list[list[int]]:
         units[unit].append(number)
         loads[unit] += len(source.text)
     return [u for u in units if u]
+
+
+def _texts(sources: Sequence[KernelSource]) -> tuple[list[list[int]], list[str]]:
+    """The translation units, as kernels' numbers and as text."""
+    units = _units(sources)
+    return units, [_unit_text(sources, unit) for unit in units]
 
 
 def _unit_text(sources: Sequence[KernelSource], unit: Sequence[int]) -> str:

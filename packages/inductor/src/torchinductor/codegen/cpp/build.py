@@ -15,6 +15,7 @@ from pathlib import Path
 
 from torchinductor.cache import DiskCache, content_key
 from torchinductor.errors import BuildFailed, CompilerMissing
+from torchinductor.schemas import Binaries
 
 _log = logging.getLogger(__name__)
 
@@ -78,14 +79,36 @@ def cpu_flags() -> str:
         return platform.processor()
 
 
-def build_library(source: str, cache: DiskCache, cxx: str | None) -> tuple[ctypes.CDLL, bool]:
-    """The loaded library of a translation unit, and whether it came from the cache.
+def content_of(source: str) -> str:
+    """The key of a translation unit, whichever compiler builds it."""
+    return content_key("cpp", source, *FLAGS)
+
+
+def _cache_key(source: str, cxx: str | None) -> str:
+    return content_key("cpp", source, *FLAGS, compiler_identity(find_compiler(cxx)))
+
+
+def built_file(source: str, cache: DiskCache, cxx: str | None, brought: Binaries | None) -> Path | None:
+    """The file of a translation unit that was built before."""
+    found = brought.find(content_of(source)) if brought is not None else None
+    return found or cache.find(_cache_key(source, cxx), ".so")
+
+
+def build_library(
+    source: str, cache: DiskCache, cxx: str | None, brought: Binaries | None = None
+) -> tuple[ctypes.CDLL, bool]:
+    """The loaded library of a translation unit, and whether it was built before. What was brought along asks for no
+    compiler.
 
     Raises:
         CompilerMissing: no compiler.
         BuildFailed: the compiler failed, or what it makes could not be written.
     """
-    key = content_key("cpp", source, *FLAGS, compiler_identity(find_compiler(cxx)))
+    found = brought.find(content_of(source)) if brought is not None else None
+    library = _opened(found)
+    if library is not None:
+        return library, True
+    key = _cache_key(source, cxx)
     library = _loaded(cache, key)
     if library is not None:
         return library, True
@@ -102,7 +125,10 @@ def build_library(source: str, cache: DiskCache, cxx: str | None) -> tuple[ctype
 
 
 def _loaded(cache: DiskCache, key: str) -> ctypes.CDLL | None:
-    found = cache.find(key, ".so")
+    return _opened(cache.find(key, ".so"))
+
+
+def _opened(found: Path | None) -> ctypes.CDLL | None:
     try:
         return None if found is None else ctypes.CDLL(str(found))
     except OSError as error:

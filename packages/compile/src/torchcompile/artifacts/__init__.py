@@ -1,0 +1,1 @@
+"""Compiled programs in files: what `torchcompile.save` writes and `torchcompile.load` takes in another process."""

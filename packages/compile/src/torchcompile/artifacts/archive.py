@@ -1,0 +1,92 @@
+"""The file: a zip archive of a manifest, compiled forms as text, and kernels as built, each with its hash."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tempfile
+import zipfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+from primtorch.records import NotARecord, NotAsText, Records
+from torchcompile.artifacts.schemas import FORMAT, CodeRow, Contents, Fact, Manifest
+from torchcompile.errors import ArtifactError
+
+_RECORDS = Records((Manifest, Fact, CodeRow))
+_MANIFEST = "manifest.json"
+_PROGRAM = re.compile(r"programs/([0-9a-f]{40}\.\w+)")
+_KERNEL = re.compile(r"kernels/([0-9a-f]{40})\.so")
+MOST_BYTES = 4 << 30  # of a file, unpacked
+
+
+def write(file: str | os.PathLike[str], manifest: Manifest, contents: Mapping[str, bytes]) -> None:
+    """Writes a file, which appears whole.
+
+    Raises:
+        ArtifactError: something of the manifest has no form as text, or the file cannot be written.
+    """
+    target = Path(file)
+    hashes = {name: _hash(content) for name, content in contents.items()}
+    try:
+        text = _RECORDS.text(replace(manifest, files=hashes))
+        handle, name = tempfile.mkstemp(dir=target.parent, prefix=target.name, suffix=".tmp")
+    except (NotAsText, OSError) as error:
+        raise ArtifactError(f"{target} cannot be written: {error}") from error
+    try:
+        with os.fdopen(handle, "wb") as stream, zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr(_MANIFEST, text)
+            for entry, content in contents.items():
+                archive.writestr(entry, content)
+        os.replace(name, target)
+    except OSError as error:
+        raise ArtifactError(f"{target} cannot be written: {error}") from error
+    finally:
+        Path(name).unlink(missing_ok=True)
+
+
+def read(file: str | os.PathLike[str]) -> Contents:
+    """Reads a file. Nothing of it is unpickled, imported or run.
+
+    Raises:
+        ArtifactError: it is torn, or none of `write`'s.
+    """
+    try:
+        with zipfile.ZipFile(file) as archive:
+            members = archive.infolist()
+            if sum(member.file_size for member in members) > MOST_BYTES:
+                raise ArtifactError(f"{file} holds more than {MOST_BYTES} bytes")
+            held = {member.filename: archive.read(member) for member in members}
+        manifest = _RECORDS.value(held.pop(_MANIFEST).decode())
+    except (OSError, EOFError, KeyError, ValueError, NotARecord, zipfile.BadZipFile, NotImplementedError) as error:
+        raise ArtifactError(f"{file} is torn, or no file of torchcompile.save: {error}") from error
+    except zipfile.zlib.error as error:  # type: ignore[attr-defined]
+        raise ArtifactError(f"{file} is torn: {error}") from error
+    if not isinstance(manifest, Manifest) or manifest.format != FORMAT:
+        raise ArtifactError(f"{file} is of another format than {FORMAT}, which this release reads")
+    if {name: _hash(content) for name, content in held.items()} != manifest.files:
+        raise ArtifactError(f"{file} is torn: what it holds is not what its manifest says")
+    programs: dict[str, str] = {}
+    kernels: dict[str, bytes] = {}
+    for name, content in held.items():
+        if found := _PROGRAM.fullmatch(name):
+            programs[found[1]] = content.decode()
+        elif found := _KERNEL.fullmatch(name):
+            kernels[found[1]] = content
+        else:
+            raise ArtifactError(f"{file} holds {name!r}, which is no entry of such a file")
+    return Contents(manifest, programs, kernels)
+
+
+def program_entry(name: str) -> str:
+    return f"programs/{name}"
+
+
+def kernel_entry(key: str) -> str:
+    return f"kernels/{key}.so"
+
+
+def _hash(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

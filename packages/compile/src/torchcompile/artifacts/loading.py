@@ -1,0 +1,104 @@
+"""`torchcompile.load`: a compiled function or module out of a file, for the same code in another process."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Collection, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import torchdynamo
+from primtorch.ledger import LEDGER, Event, Ledger
+from primtorch.once import once
+from torchcompile.api import compile_one, stack_of
+from torchcompile.artifacts import archive, identity
+from torchcompile.artifacts.schemas import Contents
+from torchcompile.errors import ArtifactMismatch
+from torchcompile.events import NOT_IN_ARTIFACT
+from torchcompile.options import resolve
+from torchinductor import Binaries
+
+ModelT = TypeVar("ModelT", bound=Callable[..., Any])
+
+
+@overload
+def load(
+    file: str | os.PathLike[str], model: None = None, *, classes: Sequence[type] = ..., operators: Collection[str] = ...
+) -> torchdynamo.Exported: ...
+@overload
+def load(file: str | os.PathLike[str], model: ModelT, *, recompile: bool = ...) -> ModelT: ...
+def load(
+    file: str | os.PathLike[str],
+    model: Callable[..., object] | None = None,
+    *,
+    recompile: bool = False,
+    classes: Sequence[type] = (),
+    operators: Collection[str] = (),
+) -> object:
+    """Takes what `save` wrote: of a compiled model, for `model`, the same function or a module of the same class; of an
+    exported graph, without one.
+
+    The result is what `compile` gave when the file was made. Its calls are captured, and what they compute is looked up
+    in the file: nothing is traced, lowered or built, and no compiler is needed. The file holds machine code: take one
+    only from whom you would take a program.
+
+    Args:
+        model: a module, a function, a method or a class, as `compile` takes them.
+        recompile: what is not in the file, or does not fit here, is compiled, and the ledger tells of it.
+        classes, operators: of an exported graph, see `torchdynamo.load`.
+
+    Raises:
+        ArtifactError: the file is torn, or none of `save`'s.
+        ArtifactMismatch: it was made with another torch, Python, torchcompile, processor or number of threads, or the
+            source of a function has changed; `differences` names each. At a call: the file has nothing for it.
+        UnsafeArchive: it is no exported graph, or calls what has no place in one.
+    """
+    if model is None:
+        return torchdynamo.load(file, classes=classes, operators=operators)
+    contents = archive.read(file)
+    manifest = contents.manifest
+    found = identity.differences(manifest.facts, identity.facts()) + identity.changed(manifest.code)
+    if found:
+        told = "; ".join(f"{what}: {there or 'none'} there, {here or 'none'} here" for what, there, here in found)
+        if not recompile:
+            raise ArtifactMismatch(f"{file} does not fit: {told}. recompile=True compiles instead", found)
+        LEDGER.add(Event(NOT_IN_ARTIFACT, str(file), told))
+    brought = None if found else FromFile(file, contents, recompile)
+    settings: dict[str, Any] = manifest.settings
+    options = resolve(None, manifest.options)
+    transform = stack_of(settings["fullgraph"], settings["dynamic"], "inductor", options, settings["name"], brought)
+    return compile_one(model, transform)
+
+
+@once
+def _scratch() -> tempfile.TemporaryDirectory[str]:
+    """A folder for kernels, the user's own, that lives as long as the process."""
+    return tempfile.TemporaryDirectory(prefix="torchcompile-")
+
+
+class FromFile:
+    """A file's compiled forms and kernels (`torchcompile.shelf.Brought`)."""
+
+    def __init__(self, file: str | os.PathLike[str], contents: Contents, recompile: bool) -> None:
+        self._file = file
+        self._contents = contents
+        self._recompile = recompile
+        folder = Path(tempfile.mkdtemp(dir=_scratch().name))
+        files = {}
+        for key, content in contents.kernels.items():
+            files[key] = folder / f"{key}.so"
+            files[key].write_bytes(content)
+        self.binaries = Binaries(files)
+
+    def find(self, name: str) -> str | None:
+        return self._contents.programs.get(name)
+
+    def lacks(self, title: str, ledger: Ledger) -> None:
+        text = (
+            f"{title} is not in {self._file}: other sizes, dtypes, strides, training or inference than were called "
+            "before it was saved, or another program"
+        )
+        if not self._recompile:
+            raise ArtifactMismatch(f"{text}. recompile=True compiles it", [(title, "absent", "asked for")])
+        ledger.add(Event(NOT_IN_ARTIFACT, title, text))

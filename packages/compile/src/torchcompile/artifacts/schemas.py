@@ -1,0 +1,54 @@
+"""What a file of a compiled program holds, as records."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a compiled program depends on beside its code: another value of it, and the program is another one."""
+
+    name: str
+    value: str
+
+
+@dataclass(frozen=True, slots=True)
+class CodeRow:
+    """A function whose code the program is made of, by where it is defined and by what it says."""
+
+    module: str
+    qualname: str
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """The first entry of a file.
+
+    Attributes:
+        settings: arguments of `torchcompile.compile`.
+        options: its `options`, those that say nothing of a machine.
+        code: of the functions that were captured, and of those that they call.
+        graphs: of each captured graph its name in the report of the process that wrote the file.
+        files: the hash of each other entry.
+    """
+
+    format: int
+    facts: tuple[Fact, ...]
+    settings: dict[str, object]
+    options: dict[str, object]
+    code: tuple[CodeRow, ...]
+    graphs: tuple[str, ...]
+    files: dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Contents:
+    """A file, read and found whole: compiled forms by graph and part, kernels by the content they were built from."""
+
+    manifest: Manifest
+    programs: dict[str, str]
+    kernels: dict[str, bytes]

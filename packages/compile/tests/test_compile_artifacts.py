@@ -1,0 +1,244 @@
+"""What one process compiled is saved, and another runs it without a compiler, or is told why not."""
+
+from __future__ import annotations
+
+import copy
+import io
+import json
+import os
+import pickle
+import subprocess
+import sys
+import types
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import torchcompile
+from torchcompile import ArtifactError, ArtifactMismatch, InvalidArgument
+from torchcompile.artifacts.identity import digest_of
+
+HERE = Path(__file__).parent
+
+
+@pytest.fixture(autouse=True)
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHCOMPILE_CHECK_KERNELS", raising=False)
+    monkeypatch.setenv("TORCHCOMPILE_CACHE", str(tmp_path / "cache"))
+
+
+def test_a_saved_vision_transformer_trains_without_a_compiler(tmp_path: Path) -> None:
+    for number, stage in enumerate(("save", "load")):
+        settings = {"TORCHCOMPILE_CACHE": str(tmp_path / stage), "PYTHONHASHSEED": str(number + 1)}
+        done = subprocess.run(
+            [sys.executable, str(HERE / "artifact_train.py"), stage, str(tmp_path / "vit")],
+            env={**os.environ, **settings}, capture_output=True, text=True, check=False, timeout=200,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr[-3000:]
+    assert not list((tmp_path / "load").rglob("*.so"))
+
+
+SOURCE = """
+import torch
+
+
+def scale(x):
+    return x * {factor}
+
+
+def program(x):
+    return scale(x).sin() + 1
+
+
+class Net(torch.nn.Module):
+    def forward(self, x):
+        return program(x)
+"""
+
+
+@pytest.fixture
+def written(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], types.ModuleType]:
+    """A user's module, with a number in its source."""
+
+    def write(factor: int, above: int = 0) -> types.ModuleType:
+        module = types.ModuleType("artifact_program")
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        exec(compile("\n" * above + SOURCE.format(factor=factor), "artifact_program.py", "exec"), module.__dict__)
+        return module
+
+    return write
+
+
+@pytest.fixture
+def saved(written: Callable[[int], types.ModuleType], tmp_path: Path) -> Path:
+    compiled = torchcompile.compile(written(2).program)
+    compiled(torch.ones(3))
+    torchcompile.save(compiled, tmp_path / "program")
+    torchcompile.reset()
+    return tmp_path / "program"
+
+
+def doctored(file: Path, change: Callable[[dict[str, bytes]], None]) -> Path:
+    with zipfile.ZipFile(file) as archive:
+        held = {name: archive.read(name) for name in archive.namelist()}
+    change(held)
+    with zipfile.ZipFile(file, "w") as archive:
+        for name, content in held.items():
+            archive.writestr(name, content)
+    return file
+
+
+def other(fact: str) -> Callable[[dict[str, bytes]], None]:
+    """A fact of the manifest as another machine might have it."""
+
+    def change(held: dict[str, bytes]) -> None:
+        manifest = json.loads(held["manifest.json"])
+        facts = manifest["record"][2]["tuple"]
+        for row in facts:
+            if row["record"][1] == fact:
+                row["record"][2] = "another one"
+        held["manifest.json"] = json.dumps(manifest).encode()
+
+    return change
+
+
+@pytest.mark.parametrize("fact", ["torch", "Python", "torchcompile", "system", "processor features", "threads"])
+def test_another_machine_is_named(fact: str, saved: Path, written: Any) -> None:
+    with pytest.raises(ArtifactMismatch, match=fact) as raised:
+        torchcompile.load(doctored(saved, other(fact)), written(2).program)
+    assert [what for what, _, _ in raised.value.differences] == [fact]
+
+
+def test_a_changed_source_is_named_and_lines_are_none(saved: Path, written: Any) -> None:
+    with pytest.raises(ArtifactMismatch, match=r"artifact_program\.scale") as raised:
+        torchcompile.load(saved, written(3).program)
+    assert [what for what, _, _ in raised.value.differences] == ["artifact_program.scale"]
+    moved = torchcompile.load(saved, written(2, above=7).program)
+    torch.testing.assert_close(moved(torch.ones(3)), torch.full((3,), 2.0).sin() + 1)
+
+
+@pytest.mark.expected_eager("not_in_artifact")
+def test_what_does_not_fit_is_compiled_where_that_is_asked_for(saved: Path, written: Any) -> None:
+    found = torchcompile.load(saved, written(3).program, recompile=True)
+    torch.testing.assert_close(found(torch.ones(3)), torch.full((3,), 3.0).sin() + 1)
+    assert [event.kind.id for event in torchcompile.report().events] == ["not_in_artifact"]
+    torchcompile.reset()
+    shapes = torchcompile.load(saved, written(2).program, recompile=True)
+    for size in (3, 5):
+        torch.testing.assert_close(shapes(torch.ones(size)), torch.full((size,), 2.0).sin() + 1)
+    assert "not_in_artifact" in {event.kind.id for event in torchcompile.report().events}
+
+
+def test_a_call_that_was_not_saved_is_refused(saved: Path, written: Any) -> None:
+    program = torchcompile.load(saved, written(2).program)
+    with pytest.raises(ArtifactMismatch, match="is not in"):
+        program(torch.ones(3, requires_grad=True))
+    torch.testing.assert_close(program(torch.ones(3)), torch.full((3,), 2.0).sin() + 1)
+
+
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-40])
+
+
+def turn_a_byte(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 0xFF
+    file.write_bytes(content)
+
+
+def replace_a_kernel(file: Path) -> None:
+    doctored(file, lambda held: held.update({name: b"x" for name in held if name.startswith("kernels/")}))
+
+
+def add_a_file(file: Path) -> None:
+    doctored(file, lambda held: held.update({"../out.so": b"x"}))
+
+
+def write_a_pickle(file: Path) -> None:
+    file.write_bytes(pickle.dumps(print))
+
+
+@pytest.mark.parametrize(
+    "spoil", [cut, turn_a_byte, replace_a_kernel, add_a_file, write_a_pickle], ids=lambda spoil: spoil.__name__
+)
+def test_a_torn_file_is_refused(spoil: Callable[[Path], None], saved: Path, written: Any) -> None:
+    spoil(saved)
+    with pytest.raises(ArtifactError) as raised:
+        torchcompile.load(saved, written(2).program)
+    assert not isinstance(raised.value, ArtifactMismatch)
+
+
+def test_what_has_no_form_in_a_file_is_named(tmp_path: Path) -> None:
+    @torchcompile.allow_in_graph
+    def own(x: torch.Tensor) -> torch.Tensor:
+        return x.sin()
+
+    cases = {
+        "nothing has been compiled": lambda: torchcompile.compile(lambda x: x + 1),
+        "functions or operators of the program's own": lambda: called(torchcompile.compile(lambda x: own(x) + 1)),
+        "cache=None": lambda: called(torchcompile.compile(lambda x: x + 1, options={"cache": None})),
+        "back end 'inductor'": lambda: called(torchcompile.compile(lambda x: x + 1, backend="aot_eager")),
+    }
+    for message, make in cases.items():
+        with pytest.raises(ArtifactError, match=message):
+            torchcompile.save(make(), tmp_path / "file")
+    for given in (nn.Linear(2, 2), len, lambda x: x):
+        with pytest.raises(InvalidArgument):
+            torchcompile.save(given, tmp_path / "file")
+    assert not list(tmp_path.glob("file*"))
+
+
+def called(program: Callable[[torch.Tensor], object]) -> Callable[[torch.Tensor], object]:
+    program(torch.ones(3))
+    return program
+
+
+def test_a_loaded_program_is_saved_and_copied(saved: Path, written: Any, tmp_path: Path) -> None:
+    module = written(2)
+    for kind in (module.program, module.Net()):
+        first = torchcompile.compile(kind)
+        first(torch.ones(3))
+        for _ in range(2):
+            torchcompile.save(first, tmp_path / "again")
+            first = torchcompile.load(tmp_path / "again", kind)
+            torch.testing.assert_close(first(torch.ones(3)), torch.full((3,), 2.0).sin() + 1)
+
+
+def test_modules_compiled_in_place_are_saved(written: Any, tmp_path: Path) -> None:
+    model = written(2).Net()
+    torchcompile.compile_in_place(model)
+    model(torch.ones(3))
+    torchcompile.save(model, tmp_path / "file")
+    assert torchcompile.load(tmp_path / "file", written(2).Net())(torch.zeros(3)).tolist() == [1.0] * 3
+
+
+def test_a_compiled_module_is_pickled_and_copied() -> None:
+    """What is saved by pickle is the plain model."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.BatchNorm1d(4))
+    compiled, x = torchcompile.compile(model), torch.randn(5, 3)
+    compiled(x).sum().backward()
+    buffer = io.BytesIO()
+    torch.save(compiled, buffer)
+    buffer.seek(0)
+    copies = [torch.load(buffer, weights_only=False), pickle.loads(pickle.dumps(compiled)), copy.deepcopy(compiled)]
+    expected = copy.deepcopy(model)(x)
+    for one in copies:
+        assert type(one).__name__ == "Sequential" and one[0].weight is not model[0].weight
+        torch.testing.assert_close(one(x), expected)
+    assert [type(one) is nn.Sequential for one in copies] == [True, True, False]
+
+
+def test_code_is_compared_by_what_it_does() -> None:
+    def made(text: str, file: str = "a.py") -> str:
+        return digest_of(compile(text, file, "exec").co_consts[0])
+
+    first = made("def f(x):\n return x in {'a', 'b', 'c'} or (lambda y: y + 1)(x)")
+    assert first == made("\n\n\ndef f(x):\n\n return x in {'c', 'b', 'a'} or (lambda y: y + 1)(x)", "b.py")
+    for text in ("y + 2", "y + 1.0", "y - 1", "y + True"):
+        assert first != made(f"def f(x):\n return x in {{'a', 'b', 'c'}} or (lambda y: {text})(x)")
+    assert made("def f(): return 0.0") != made("def f(): return -0.0")
