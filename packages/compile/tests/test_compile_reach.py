@@ -27,3 +27,15 @@ def test_a_part_of_the_language(name: str) -> None:
         alike(gradients, of_eager)
     told = {event.kind.id for event in torchcompile.report().events if event.effect in REFUSED}
     assert told <= set(part.breaks)
+
+
+@pytest.mark.expected_eager(...)
+def test_nested_tensors_made_before_change_nothing_that_is_told() -> None:
+    """torch numbers their sizes and keeps them in registries: capture reads none of these."""
+    told = []
+    for _ in range(2):
+        torchcompile.reset()
+        PARTS["nested jagged"].run(lambda program: torchcompile.compile(program, backend="aot_eager"))
+        told.append([(e.kind.id, e.detail) for e in torchcompile.report().events if e.effect in REFUSED])
+        kept = [torch.nested.nested_tensor([torch.zeros(2), torch.zeros(n)], layout=torch.jagged) for n in range(1, 9)]
+    assert told[0] == told[1] and kept[0].is_nested

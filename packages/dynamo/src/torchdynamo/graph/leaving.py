@@ -86,6 +86,11 @@ _TABLE = (
         methods=("set_", "resize_", "resize_as_", "share_memory_", "rename_"),
     ),
     Leaving(
+        "special_tensor",
+        modules=("torch.nested",),
+        packages=("torch.nested._internal",),  # it numbers sizes and keeps tensors by their identity, in registries
+    ),
+    Leaving(
         "random_state",
         (torch.seed, torch.initial_seed),
         modules=("random", "torch.cuda.random"),
