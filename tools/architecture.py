@@ -85,6 +85,10 @@ PLACES: dict[str, tuple[Place, ...]] = {
     "a fusion rule": (
         Place("inductor/src/torchinductor/scheduling", "def ", "what may share a kernel, or become one reduction"),
     ),
+    "a kernel template": (
+        Place("inductor/src/torchinductor/ir/template.py", "TemplateKind", "its kind, and what of the graph it holds"),
+        Place("inductor/src/torchinductor/codegen/triton/templates.py", "PLANNERS", "its layout and its text"),
+    ),
     "a kind of operation of the loop IR": (
         Place("inductor/src/torchinductor/ir/operations.py", "class ", "its record"),
         Place("inductor/src/torchinductor/ir/verify.py", "def ", "the rules that it keeps"),

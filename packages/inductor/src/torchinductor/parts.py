@@ -105,7 +105,7 @@ def parts_of(
         if isinstance(operation, ExternCall):
             name = _operator(str(operation.op))
             line = own_line(operation.frames)
-            frames = () if line is None else (line,)
+            frames: tuple[UserFrame, ...] = () if line is None else (line,)
             read = sum(_whole(buffers[b], origins) for b in operation.reads)
             written = sum(_whole(buffers[b], origins) for b in operation.outputs if b is not None)
         else:
