@@ -19,6 +19,8 @@ from torchcompile.journal import StageRecord
 pytestmark = pytest.mark.expected_eager()
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome", "chrome"))), None)
 
+SVG = "{http://www.w3.org/2000/svg}"
+
 
 def told(x: torch.Tensor, scale: float) -> torch.Tensor:
     hidden = (x * scale).softmax(-1)
@@ -101,12 +103,20 @@ def test_every_dumped_stage_is_in_it(page: str, report: torchcompile.Report) -> 
         assert any(stage in dump for dump in dumps), stage
 
 
-def test_replicas_stages_are_told(report: torchcompile.Report) -> None:
-    stage = StageRecord("graph_0", 1, 2, ("up.weight", "<lambda>"), 4_000_000, planned=True)
-    tree = parsed(replace(report, stages=(stage,)).html())
+def test_replicas_stages_are_told_and_drawn(report: torchcompile.Report) -> None:
+    first = StageRecord("graph_0", 0, 0, ("out.weight",), 1_000_000, planned=False)
+    second = StageRecord("graph_0", 1, 2, ("up.weight", "<lambda>"), 4_000_000, planned=True)
+    told = replace(report, stages=(first, second))
+    tree = parsed(told.html())
     (section,) = [element for element in tree.iter("section") if element.get("id") == "stages"]
-    cells = [text_of(cell) for cell in section.iter("td")]
-    assert cells == ["graph_0", "1", "2 (planned)", "4 MB", "up.weight, <lambda>"]
+    cells = [text_of(cell) for cell in section.iter("td")][6:]
+    assert cells[:5] == ["graph_0", "1", "2 (planned)", "4 MB", "up.weight, <lambda>"]
+    assert cells[5].startswith("bucket 2, as the reducer is expected to fill it, has all") and "4 MB" in cells[5]
+    computed, sent = ([float(r.get("x")) for r in lane.iter(f"{SVG}rect")] for lane in classes(section, "split"))
+    assert computed[1] == sent[0] < sent[1]  # a bucket is sent while the next stage runs
+    assert text_of(next(classes(section, "split")[1].iter(f"{SVG}title"))) == "bucket 0: 1 MB of gradients are sent"
+    lines = [row[-1] for title, _, rows in told.tables() if title.startswith("Backward in stages") for row in rows]
+    assert lines == ["######" + "." * 26, "." * 6 + "#" * 26]
 
 
 def test_an_empty_report_is_a_page(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from primtorch.ledger import Effect, Event, event_tables, of, total
 from torchcompile.dumps import Text
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, PieceRecord, Span, StageRecord
 from torchcompile.page import Contents, render
+from torchcompile.page.replicas import drawn
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ class Report:
             parts.append(
                 (
                     "Backward in stages: the reducer sends a bucket while the next stage runs",
-                    ["graph", "stage", "bucket", "parameters", "bytes"],
+                    ["graph", "stage", "bucket", "parameters", "bytes", "within the backward"],
                     [
                         [
                             s.title,
@@ -145,8 +146,9 @@ class Report:
                             f"{s.bucket}, planned" if s.planned else str(s.bucket),
                             ", ".join(s.parameters),
                             str(s.nbytes),
+                            place,
                         ]
-                        for s in self.stages
+                        for s, place in zip(self.stages, drawn(self.stages), strict=True)
                     ],
                 )
             )

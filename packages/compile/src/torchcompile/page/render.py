@@ -12,6 +12,7 @@ from primtorch.ledger import Effect, Event, of
 from torchcompile.dumps import Text
 from torchcompile.page.contents import Contents
 from torchcompile.page.listing import listings
+from torchcompile.page.replicas import cuts, why_cut
 from torchcompile.page.tables import PartRow, bytes_text, part_rows, seconds_text, share_text, short
 from torchcompile.page.timeline import timeline
 
@@ -58,6 +59,8 @@ def render(contents: Contents) -> str:
         rows=rows[:MOST_ROWS],
         rows_left_out=max(0, len(rows) - MOST_ROWS),
         timeline=timeline(contents.spans),
+        cuts=cuts(contents.stages),
+        why_cut=why_cut,
         texts=texts,
         texts_left_out=missing,
         color=lambda title: numbers.get(title, 0) % COLORS,
