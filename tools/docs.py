@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import functools
+import importlib
 import os
 import re
 import subprocess
@@ -21,6 +23,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
+from types import FunctionType
 
 import architecture
 import torchcompile.events
@@ -34,6 +37,9 @@ ROOT = Path(__file__).resolve().parents[1]
 EXAMPLES = ROOT / "examples"
 PAGES = ROOT / "tools" / "pages"
 
+
+# What exports something, as it is imported.
+MODULES = ("primtorch", "aotautograd", "torchdynamo", "torchinductor", "torchdistributed", "torchcompile")
 
 # The walkthrough shows bytecode, which differs between versions of Python.
 WALKTHROUGH_PYTHON = (3, 11)
@@ -161,6 +167,16 @@ def ledger_page() -> str:
     return page(*parts)
 
 
+def reference(module: str) -> str:
+    """The page that mkdocstrings fills from the docstrings of what a package exports."""
+    package = importlib.import_module(module)
+    found = [(name, getattr(package, name)) for name in package.__all__]
+    names = [name for name, value in found if isinstance(value, (type, FunctionType)) and value.__doc__]
+    options = ("show_root_heading: false", "show_root_toc_entry: false", "show_if_no_docstring: false", "members:")
+    lines = [f"# {module}", "", f"::: {module}", "    options:", *(f"      {option}" for option in options)]
+    return "\n".join([*lines, *(f"        - {name}" for name in names)]) + "\n"
+
+
 def _sentence(text: str) -> str:
     return text[0].upper() + text[1:] + "."
 
@@ -178,6 +194,7 @@ GENERATED: dict[str, Callable[[], str]] = {
     "architecture.md": lambda: architecture.page((PAGES / "architecture.md").read_text()),
     "backends.md": lambda: from_template("backends"),
     "walkthrough.md": lambda: from_template("walkthrough"),
+    **{f"reference/{module}.md": functools.partial(reference, module) for module in MODULES},
 }
 
 

@@ -100,6 +100,7 @@ def parts_of(
     """The parts of a program, from its operations and the place of each one's instruction."""
     placed = tuple(placed)
     stored = {node for _, operation in placed for node in _origins(operation)}
+    called = {node for _, operation in placed if isinstance(operation, ExternCall) for node in operation.origins}
     found = []
     for number, (position, operation) in enumerate(placed):
         if isinstance(operation, ExternCall):
@@ -110,12 +111,21 @@ def parts_of(
             written = sum(_whole(buffers[b], origins) for b in operation.outputs if b is not None)
         else:
             loops = operation.parts if isinstance(operation, Bundle) else (loops_of(operation),)
-            nodes = origins.behind(_origins(operation), stored)
+            nodes = origins.behind(_computed(_origins(operation), called, origins, stored), stored)
             name = _stem(nodes)
             frames = tuple(dict.fromkeys(origins.lines[node] for node in nodes if node in origins.lines))
             read, written = _traffic(loops, origins)
         found.append(Part(position, f"{name}_{number}", not isinstance(operation, ExternCall), frames, read, written))
     return tuple(found)
+
+
+def _computed(nodes: Sequence[str], called: Set[str], origins: Origins, stored: Set[str]) -> list[str]:
+    """The nodes that a kernel computes: one that bears a call's name stores what the call takes."""
+    found: dict[str, None] = {}
+    for node in nodes:
+        operands = [name for name in origins.inputs.get(node, ()) if name not in stored]
+        found.update(dict.fromkeys(operands if node in called else (node,)))
+    return list(found)
 
 
 def _origins(operation: Launched) -> tuple[str, ...]:
