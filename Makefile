@@ -17,7 +17,7 @@ SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/src/*/include/*/*) packages/primtorch/src/primtorch/building.py
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
-.PHONY: help setup demo demo-distributed test smoke slow protocols check resources bench docs site clean
+.PHONY: help setup demo demo-distributed test smoke slow protocols check faults resources bench docs site clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -54,6 +54,9 @@ smoke: $(VENV)/.ready ## run the whole stack in short, as CI does with the oldes
 
 slow: $(VENV)/.ready ## run the tests that take long: the whole operator database
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m slow
+
+faults: $(VENV)/.ready ## plant faults into the stages one at a time: what verify and minify say of each
+	OMP_NUM_THREADS=1 $(BIN)/python packages/compile/tests/planted_faults.py --out docs/results/faults.md
 
 resources: $(VENV)/.ready ## compile the kernels of public models for two GPUs, hold registers and spills to bounds
 	OMP_NUM_THREADS=1 $(BIN)/python tools/check/gpu_resources.py

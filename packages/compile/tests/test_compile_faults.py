@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from planted_faults import FAULTS, Planted, is_named, minified, planted, shown_by, verified
 from torch import nn
 
 import torchcompile
+from torchcompile.__main__ import main
 from torchinductor.codegen.cpp.backend import CppBackend
 
 VERIFY = {"verify": True, "cache": None}
@@ -65,3 +70,84 @@ def test_the_first_wrong_operator_is_named(
     told = rf"first operator that differs is {operator} = [^\n]*\n  {__file__}"
     with torch.set_grad_enabled(grad), pytest.raises(torchcompile.WrongResult, match=told):
         torchcompile.compile(Net(), options=VERIFY)(torch.randn(3, 6))
+
+
+# -- planted faults: the rest of the table is `make faults` ------------------------------------
+
+SLICE = (
+    "rule of gelu raises",
+    "rule of softmax forgets a factor",
+    "joint: tanh's derivative is dropped",
+    "joint: the trace raises at softmax",
+    "capture: a stale global",
+)
+
+
+@pytest.mark.expected_eager(...)
+@pytest.mark.parametrize("fault", [f for f in FAULTS if f.name in SLICE], ids=lambda fault: fault.name)
+def test_a_planted_fault_is_named_and_reduced(fault: Planted, tmp_path: Path) -> None:
+    found = minified(fault, tmp_path)
+    assert is_named(fault, str(found.fault)), found
+    assert found.lines <= 10 and found.path is not None
+    with planted(fault):
+        assert shown_by(found.path)
+    assert not shown_by(found.path)  # without the fault the file runs
+
+
+def test_a_call_that_a_wrong_guard_lets_through_is_told(tmp_path: Path) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == "guards: an attribute's is missing")
+    assert is_named(fault, verified(fault, tmp_path))
+
+
+@pytest.mark.expected_eager(...)
+def test_an_error_of_a_stage_writes_its_reproducer(tmp_path: Path) -> None:
+    (fault,) = (fault for fault in FAULTS if fault.name == "rule of gelu raises")
+    options = {"minify_on_error": True, "dump": str(tmp_path), "cache": None}
+    x = torch.randn(3, 4)
+    with planted(fault):
+        compiled = torchcompile.compile(lambda x: torch.nn.functional.gelu(x.sin()).cos(), options=options)
+        with pytest.warns(UserWarning, match=r"reduced to 1 operators: .*minified_prims_gelu\.py"):
+            found = compiled(x)
+        assert torch.equal(found, torch.nn.functional.gelu(x.sin()).cos())
+        assert "planted" in shown_by(tmp_path / "minified_prims_gelu.py")
+
+
+RIGHT = """
+import sys
+import torch
+import torchcompile
+
+print("arguments", sys.argv[1:])
+torch.manual_seed(3)
+torchcompile.compile(torch.nn.Linear(3, 3))(torch.randn(2, 3))
+torch.set_default_dtype(torch.float64)
+"""
+
+
+def test_a_script_without_a_fault_leaves_nothing_behind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "right.py").write_text(RIGHT)
+    before = torch.get_rng_state(), sys.argv, list(sys.path), sys.modules["__main__"], torch.get_default_dtype()
+    assert main(["minify", "--folder", str(tmp_path), str(tmp_path / "right.py"), "--steps", "3"]) == 0
+    assert "['--steps', '3']" in capsys.readouterr().out
+    assert torch.equal(torch.get_rng_state(), before[0])
+    assert (sys.argv, sys.path, sys.modules["__main__"], torch.get_default_dtype()) == before[1:]
+    assert [path.name for path in tmp_path.iterdir()] == ["right.py"]
+
+
+def test_verified_calls_leave_state_as_one_call_does() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    other = copy.deepcopy(model)
+    compiled, calls, x = torchcompile.compile(model, options=VERIFY), [], torch.randn(5, 4)
+
+    def noted(x: torch.Tensor) -> torch.Tensor:
+        calls.append(1)
+        return x + len(calls)
+
+    compiled(x).sum().backward()
+    other(x).sum().backward()
+    torch.testing.assert_close(list(model.state_dict().values()), list(other.state_dict().values()))
+    torch.testing.assert_close([p.grad for p in model.parameters()], [p.grad for p in other.parameters()])
+    torch.testing.assert_close(torchcompile.compile(noted, options=VERIFY)(x), x + 1)
+    assert calls == [1]
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(compiled(x), other(x), atol=1e-2, rtol=1e-2)

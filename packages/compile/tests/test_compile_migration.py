@@ -462,7 +462,7 @@ def optimized() -> None:
         same((program(X), program(X.double())), (X * 2, X.double() * 2))
 
 
-@row("`TORCHDYNAMO_REPRO_LEVEL`, `TORCHINDUCTOR_` minifiers")
+@row("`TORCHDYNAMO_REPRO_LEVEL`, `TORCHINDUCTOR_` minifiers", '`TORCHDYNAMO_REPRO_AFTER="dynamo"`, `"aot"`')
 def compared() -> None:
     same(torchcompile.compile(lambda x: x * 2, options={"verify": True})(X), X * 2)
 

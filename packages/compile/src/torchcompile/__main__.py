@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from torchcompile.errors import CompileError
+from torchcompile.faults.minify import minify_script
 from torchcompile.health import findings
 from torchcompile.moved import export_cache, import_cache
 from torchcompile.options import resolve
@@ -30,10 +31,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for name, text in (("export", "write it into one file"), ("import", "take such a file, of somebody you trust, in")):
         actions.add_parser(name, help=text).add_argument("file", type=Path)
     commands.add_parser("verify", help="whether this machine can compile, and what to do if not")
+    minify = commands.add_parser("minify", help="find the first wrong or failing graph of a script, and reduce it")
+    minify.add_argument("--folder", type=Path, default=Path(), help="where the file that shows it is written")
+    minify.add_argument("script", type=Path)
+    minify.add_argument("arguments", nargs=argparse.REMAINDER, help="the script's own")
     given = parser.parse_args(arguments)
     console = Console()
     try:
-        return _verify(console) if given.command == "verify" else _cache(console, given)
+        match given.command:
+            case "verify":
+                return _verify(console)
+            case "minify":
+                return _minify(console, given)
+        return _cache(console, given)
     except (CompileError, OSError) as error:
         Console(stderr=True).print(str(error), markup=False, highlight=False)
         return 1
@@ -77,6 +87,24 @@ def _verify(console: Console) -> int:
         if not finding.well:
             console.print(f"    {finding.remedy}", markup=False, highlight=False)
     return 0 if well else 1
+
+
+def _minify(console: Console, given: argparse.Namespace) -> int:
+    with console.status("") as status:
+
+        def progress(text: str) -> None:
+            status.update(text) if console.is_terminal else console.print(text, markup=False, highlight=False)
+
+        found = minify_script(given.script, given.arguments, given.folder, progress)
+    if found.fault is None:
+        console.print("nothing that the script compiles differs from eager, and no stage raised an error")
+        if found.ended:
+            console.print(f"the script itself ended with {found.ended}", markup=False, highlight=False)
+        return 0
+    console.print(str(found.fault), markup=False, highlight=False)
+    where = found.path or "no file can: it holds objects of the program's own"
+    console.print(f"{found.lines} lines left: {where}", markup=False, highlight=False)
+    return 1
 
 
 if __name__ == "__main__":

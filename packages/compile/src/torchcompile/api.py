@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -10,10 +11,13 @@ from typing import Any, Literal, TypeVar, overload
 import torch
 
 import torchdynamo
+from primtorch.ledger import Ledger
 from torchcompile import backends
 from torchcompile.backends import Backend, Toolchain
 from torchcompile.dumps import DumpFolder
 from torchcompile.errors import InvalidArgument, NotCompilable
+from torchcompile.faults.calls import verified
+from torchcompile.faults.examine import WATCHING
 from torchcompile.journal import Journal
 from torchcompile.mixture import driver as mixed
 from torchcompile.module import Transform, compile_call, compile_class, compiled_module, original_of
@@ -178,6 +182,9 @@ def stack_of(
     """Capture with a back end behind it, for one call of the interface."""
     if dynamic is not None and not isinstance(dynamic, bool):
         raise InvalidArgument(f"dynamic is True, False or None, not {dynamic!r}")
+    watch = WATCHING.watch
+    if watch is not None:
+        settings, backend, dynamic = _watched(settings), watch.backend or backend, False
     dumps = DumpFolder(Path(settings.dump)) if settings.dump else None
     chosen = "inductor" if backend is None else backend
     if backends.is_torchs(chosen):
@@ -189,7 +196,26 @@ def stack_of(
     toolchain = Toolchain(settings, dumps, _journal, ledger, name)
     toolchain.brought = brought
     runner = mixed.resolve(chosen, toolchain) if mixed.is_mixture(chosen) else backends.resolve(chosen, toolchain)
-    return torchdynamo.optimize(runner, options=capture, dump=dumps, ledger=ledger)
+    transform = torchdynamo.optimize(runner, options=capture, dump=dumps, ledger=ledger)
+    return _verifying(transform, dataclasses.replace(capture, fullgraph=False)) if settings.verify else transform
+
+
+def _watched(settings: CompileOptions) -> CompileOptions:
+    """The settings while somebody looks for a fault: every difference and every error is one, and sizes are numbers."""
+    return dataclasses.replace(settings, verify=True, strict=True, cache=None, cuda_graphs=False)
+
+
+def _verifying(transform: Transform, options: CaptureOptions) -> Transform:
+    """`transform`, with each call held to the function as it was written."""
+    strict = dataclasses.replace(options, strict=True)
+
+    def capture(backend: Backend, function: Callable[..., object]) -> Callable[..., object]:
+        return torchdynamo.optimize(backend, options=strict, ledger=Ledger())(function)
+
+    def verifying(function: Callable[..., object]) -> Callable[..., object]:
+        return verified(function, transform(function), capture)
+
+    return verifying
 
 
 def _capture_options(settings: CompileOptions, fullgraph: bool, dynamic: bool | None) -> CaptureOptions:

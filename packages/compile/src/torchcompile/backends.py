@@ -313,7 +313,7 @@ def _examined(
     examiner = _examiner(toolchain, compile_graph)
     if not examiner.active:
         return lambda runner: runner
-    program = Program(plain_graph(gm, with_facts=True), tuple(inputs))
+    program = Program.of(plain_graph(gm, with_facts=True), inputs)
     toolchain.at_failure[title()] = examiner.at_failure(program)
 
     def to_eager(runner: Runner) -> Runner:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from torchcompile.faults.judge import copied, numbers_of_its_own
+from torchcompile.faults.judge import apart, copied
 from torchcompile.faults.schemas import Program
 
 _KEPT_FACTS = ("stack",)  # at the nodes; what else capture noted is said anew by whoever compiles the part
@@ -31,7 +31,7 @@ class _Values(fx.Interpreter):
 def values_of(program: Program) -> dict[str, Any]:
     """What eager computes, by the names of the nodes."""
     run = _Values(program.module)
-    with numbers_of_its_own():
+    with apart():
         run.run(*(copied(value) for value in program.inputs), enable_io_processing=False)
     return run.values
 

@@ -13,9 +13,9 @@ import torch
 
 from torchcompile.errors import WrongResult
 from torchcompile.faults.find import Reproducer, locate, minify
-from torchcompile.faults.judge import Judge, numbers_of_its_own
+from torchcompile.faults.judge import Judge, apart
 from torchcompile.faults.reduce import Progress
-from torchcompile.faults.schemas import Finding, Makers, Program, Run
+from torchcompile.faults.schemas import Fault, Finding, Makers, Program, Run
 from torchcompile.faults.stages import observe
 from torchcompile.faults.standalone import outline
 
@@ -26,11 +26,16 @@ class Watch:
 
     Attributes:
         folder: where reproducers are written.
+        backend: what compiles meanwhile, where it is not to be what the program asks for.
+        found: graphs that are wrong or fail.
+        calls: of whole calls, the faults of capture and guards.
     """
 
     folder: Path
     progress: Progress
+    backend: str | None = None
     found: list[Reproducer] = field(default_factory=list)
+    calls: list[Fault] = field(default_factory=list)
 
 
 class _Watching:
@@ -83,7 +88,7 @@ class Examiner:
         raise WrongResult(f"{title}: {fault}{_where(found)}")
 
     def _difference(self, program: Program, run: Run) -> Finding | None:
-        with numbers_of_its_own():
+        with apart():
             try:
                 judge = Judge(program)
             except Exception:  # the program's own

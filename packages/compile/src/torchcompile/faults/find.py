@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from primtorch import graph_text
+from primtorch.prims import Prim
+from primtorch.schemas import UserFrame
 from torchcompile.faults.edit import plain
-from torchcompile.faults.judge import numbers_of_its_own
+from torchcompile.faults.judge import apart
 from torchcompile.faults.reduce import BELOW, Progress, Reduction, Shows, first_difference
 from torchcompile.faults.schemas import Compile, Fault, Finding, Makers, Program, Stage
 from torchcompile.faults.stages import observe
 from torchcompile.faults.standalone import Standalone, ambient_blocks, standalone, write
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 @dataclass(frozen=True)
@@ -33,29 +40,38 @@ class Reproducer:
 
 def locate(program: Program, makers: Makers, finding: Finding) -> Fault:
     """The first operator of a program that differs, where a stage is known to be at fault."""
-    with numbers_of_its_own():
+    with apart():
         reduction = Reduction(_shows(makers.up_to, finding), tries=40, seconds=120.0)
         start = reduction.accepts(plain, program) or program
         found = first_difference(start, reduction)
         if found is None:
             return Fault(finding, "")
-        return _named(finding, found[0], found[1])
+        return fault_at(finding, found[0], found[1])
 
 
 def _shows(compilers: Mapping[Stage, Compile], finding: Finding) -> Shows:
     return lambda program: finding.is_like(observe(program, compilers, (finding.stage,)))
 
 
-def _named(finding: Finding, program: Program, name: str) -> Fault:
+def fault_at(finding: Finding, program: Program, name: str) -> Fault:
+    """A finding at one of the program's nodes."""
     (node,) = (node for node in program.module.graph.nodes if node.name == name)
     stack = node.meta.get("stack") or ()
-    return Fault(finding, operator_of(node), (), _line_of(program, name), stack[-1] if stack else None)
+    return Fault(finding, operator_of(node), (), _line_of(program, name), _users(stack))
+
+
+def _users(stack: tuple[UserFrame, ...]) -> UserFrame | None:
+    """The innermost line that is not in a layer of torch's."""
+    own = [frame for frame in stack if not frame.file.startswith(_TORCH)]
+    return (own or stack)[-1] if stack else None
 
 
 def operator_of(node: fx.Node) -> str:
     """What a node calls, without the module that it is in."""
+    if isinstance(node.target, (OpOverload, Prim)):
+        return str(node.target) if isinstance(node.target, OpOverload) else node.target.name
     text: str = node._pretty_print_target(node.target)
-    return text.rpartition(".")[2] if node.op == "call_method" or not text.startswith("aten") else text
+    return text.rpartition(".")[2]
 
 
 def _line_of(program: Program, name: str) -> str:
@@ -70,7 +86,7 @@ def minify(program: Program, makers: Makers, folder: Path, progress: Progress) -
     if finding is None:
         return None
     progress(f"stage {finding.stage}: {finding.kind}: {finding.what}")
-    with numbers_of_its_own():
+    with apart():
         shows = _shows(makers.up_to, finding)
         fault = locate(program, makers, finding)
         smallest = Reduction(shows, progress)(program)
@@ -92,7 +108,7 @@ def _of_smallest(fault: Fault, program: Program) -> Fault:
     names = [operator_of(node) for node in calls]
     if fault.operator in names and len(names) > 1:
         return fault
-    named = _named(fault.finding, program, calls[-1].name)
+    named = fault_at(fault.finding, program, calls[-1].name)
     several = " ".join(dict.fromkeys(names))
     return replace(named, operator=several if len(several) < 60 else named.operator)
 

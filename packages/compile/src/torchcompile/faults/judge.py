@@ -7,7 +7,7 @@ fixed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -30,7 +30,20 @@ _PARTS = ("output,", "input after the call,", "gradient of an input,")
 def numbers_of_its_own() -> Iterator[None]:
     """A block that draws no random numbers of the program's."""
     devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
-    with torch.random.fork_rng(devices=devices), unset(torch.get_default_dtype()):
+    with torch.random.fork_rng(devices=devices):
+        yield
+
+
+@contextmanager
+def apart() -> Iterator[None]:
+    """A block in the middle of a program whose modes see nothing of it. Its autocast holds: graphs depend on it, and a
+    run in float64 does not."""
+    casts = [(d, torch.get_autocast_dtype(d)) for d in ("cpu", "cuda") if torch.is_autocast_enabled(d)]
+    with ExitStack() as stack:
+        stack.enter_context(numbers_of_its_own())
+        stack.enter_context(unset(torch.get_default_dtype()))
+        for device, dtype in casts:
+            stack.enter_context(torch.autocast(device, dtype))
         yield
 
 

@@ -6,9 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import torch
 from torch import fx
 
 from primtorch.schemas import UserFrame
+from primtorch.symbolic import float_expr_of, hint_of, shape_env_of
 
 # In the order in which a program meets them. A stage is at fault where what it gives differs from eager and what the
 # one before it gives does not.
@@ -36,10 +38,26 @@ class Program:
     inputs: tuple[Any, ...]
     described: bool = False
 
+    @classmethod
+    def of(cls, module: fx.GraphModule, examples: Sequence[Any]) -> Program:
+        """A captured graph on its examples; symbols are the numbers that they were."""
+        return cls(module, tuple(map(_number, examples)))
+
     @property
     def calls(self) -> list[fx.Node]:
         """Its operators, in order."""
         return [node for node in self.module.graph.nodes if node.op.startswith("call")]
+
+
+def _number(value: Any) -> Any:
+    if isinstance(value, torch.SymInt):
+        return hint_of(value)
+    env = shape_env_of(value) if isinstance(value, torch.SymFloat) else None
+    if env is None:
+        return value
+    return float_expr_of(value).evaluate(
+        {name: info.hint for name, info in env.symbols.items() if info.hint is not None}
+    )
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from torchcompile.faults.judge import Judge, numbers_of_its_own
+from torchcompile.faults.judge import Judge, apart
 from torchcompile.faults.schemas import GRAPH_STAGES, Compile, Finding, Program, Stage
 
 
@@ -12,7 +12,7 @@ def observe(
     program: Program, compilers: Mapping[Stage, Compile], stages: Sequence[Stage] = GRAPH_STAGES
 ) -> Finding | None:
     """The first of these stages at fault; None where all are right, or where eager refuses the program as well."""
-    with numbers_of_its_own():
+    with apart():
         try:
             judge = Judge(program)
         except Exception:  # whatever it is, it is the program's

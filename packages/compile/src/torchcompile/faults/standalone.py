@@ -15,7 +15,7 @@ import torch
 from torch import fx
 
 from primtorch import graph_text
-from torchcompile.faults.judge import numbers_of_its_own
+from torchcompile.faults.judge import apart
 from torchcompile.faults.schemas import Fault, Program
 
 SEED = 0
@@ -32,7 +32,7 @@ class Standalone:
 
     def program(self) -> Program:
         """The program on the inputs that the texts make."""
-        with numbers_of_its_own(), torch.enable_grad():
+        with apart(), torch.enable_grad():
             torch.manual_seed(SEED)
             return Program(self.module, tuple(eval(text, _NAMES) for text in self.inputs))
 

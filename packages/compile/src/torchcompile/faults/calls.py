@@ -1,0 +1,241 @@
+"""Whole calls held to the function as it was written: capture, and the guards that say which call a graph is for.
+
+Beside the compiled function there is one whose graphs run by eager's own operators. Each call is run by it, and as it
+was written, on copies; what differs then is no stage's behind capture.
+"""
+
+from __future__ import annotations
+
+import functools
+import linecache
+import os
+import re
+import sys
+import types
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import fx
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from primtorch.schemas import UserFrame
+from primtorch.testing import assert_as_accurate
+from torchcompile.errors import WrongResult
+from torchcompile.faults.edit import values_of
+from torchcompile.faults.examine import WATCHING
+from torchcompile.faults.find import fault_at
+from torchcompile.faults.judge import copied
+from torchcompile.faults.schemas import Fault, Finding, Program, Run
+from torchcompile.faults.surroundings import Outcome, Surroundings, outcome
+from torchdynamo import disable
+from torchdynamo.errors import InternalError
+
+Backend = Callable[[fx.GraphModule, list[Any]], Run]
+Capture = Callable[[Backend, Callable[..., Any]], Callable[..., Any]]  # compiles a function with a back end
+
+_TORCH = os.path.dirname(torch.__file__) + os.sep
+_OWN = os.path.dirname(os.path.dirname(__file__)) + os.sep
+_PARTS = ("result", "argument after the call", "tensor that it reaches", "gradient")
+
+
+@dataclass
+class Captured:
+    """A function whose graphs run as they were captured, and the graphs of its latest call."""
+
+    capture: Capture
+    function: Callable[..., Any]
+    graphs: list[Program] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._compiled = self.capture(self._look, self.function)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        self.graphs.clear()
+        return self._compiled(*args, **kwargs)
+
+    def _look(self, gm: fx.GraphModule, inputs: list[Any]) -> Run:
+        def run(*values: Any) -> Sequence[object]:
+            self.graphs.append(Program(gm, tuple(map(copied, values))))
+            found: Sequence[object] = gm.forward(*values)
+            return found
+
+        return run
+
+
+def verified(function: Callable[..., Any], compiled: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
+    """`compiled`, whose calls are held to `function` first. Those that cannot be run again unnoticed are not: where an
+    object of the program's own classes comes in, or random numbers are drawn."""
+    captured = Captured(capture, function)
+
+    @functools.wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        fault = _fault_of(captured, args, kwargs)
+        if fault is not None:
+            watch = WATCHING.watch
+            if watch is not None:
+                watch.calls.append(fault)
+            raise WrongResult(f"{getattr(function, '__qualname__', 'call')}: {fault}")
+        return compiled(*args, **kwargs)
+
+    return disable(call, reason="its calls are verified")
+
+
+def _fault_of(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fault | None:
+    function = captured.function
+    around = Surroundings.of(function, args, kwargs)
+    if around is None:
+        return None
+    try:
+        expected = outcome(function, args, kwargs, around)
+    except Exception:  # the program's own
+        return None
+    if expected.drew:
+        return None
+    try:
+        difference = _difference(outcome(captured, args, kwargs, around), expected)
+    except InternalError as error:
+        raised = error.__cause__ or error
+        finding = Finding("capture", type(raised).__name__, str(raised).partition("\n")[0])
+        seen = _seen(function, args, kwargs, around)
+        return _first_refused(finding, seen, captured.capture) or _raised(finding, str(error))
+    except Exception as error:
+        finding = Finding("capture", type(error).__name__, str(error).partition("\n")[0])
+        return Fault(finding, "")
+    if difference is None:
+        return None
+    stale = list(captured.graphs)
+    fresh = Captured(captured.capture, function)
+    try:
+        wrong_anew = _difference(outcome(fresh, args, kwargs, around), expected)
+    except Exception as error:
+        wrong_anew = str(error)
+    if wrong_anew is None:
+        return _with_place(Finding("guards", "wrong", difference), _first_other(stale, fresh.graphs))
+    known = _seen(function, args, kwargs, around).values
+    return _with_place(Finding("capture", "wrong", difference), _first_unknown(fresh.graphs, known))
+
+
+def _difference(found: Outcome, expected: Outcome) -> str | None:
+    for what, ours, theirs in zip(_PARTS, found.values, expected.values, strict=True):
+        if len(ours) != len(theirs):
+            return f"{len(ours)} of {what} instead of {len(theirs)}"
+        try:
+            assert_as_accurate(ours, theirs, theirs, what)
+        except AssertionError as error:
+            return str(error)
+    return None
+
+
+def _with_place(finding: Finding, place: tuple[Program, fx.Node] | None) -> Fault:
+    return Fault(finding, "") if place is None else fault_at(finding, place[0], place[1].name)
+
+
+_FRAME = re.compile(r'File "(.+?)", line (\d+), in (\S+)')
+
+
+def _raised(finding: Finding, message: str) -> Fault:
+    """The user's line in an error of capture names its place."""
+    found = _FRAME.findall(message)
+    if not found:
+        return Fault(finding, "")
+    file, line, function = found[-1]
+    text = linecache.getline(file, int(line)).strip()
+    return Fault(finding, text, (), text, UserFrame(file, int(line), function))
+
+
+def _first_other(stale: Sequence[Program], fresh: Sequence[Program]) -> tuple[Program, fx.Node] | None:
+    """The first operator that a new capture of the call has and the graph that served it has not."""
+    for old, new in zip(stale, fresh, strict=False):
+        for a, b in zip(old.module.graph.nodes, new.module.graph.nodes, strict=False):
+            if (a.op, str(a.target), str(a.args), str(a.kwargs)) != (b.op, str(b.target), str(b.args), str(b.kwargs)):
+                return (new, b) if b.op != "output" else (old, a)
+    return _last(fresh)
+
+
+def _last(graphs: Sequence[Program]) -> tuple[Program, fx.Node] | None:
+    calls = [(program, node) for program in graphs for node in program.calls]
+    return calls[-1] if calls else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """A call of torch, and the program's line."""
+
+    function: Callable[..., Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    frame: UserFrame | None
+
+
+class _Seen(TorchFunctionMode):
+    """Each call of torch that a program makes, and each tensor that it gives, as it was then."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[_Call] = []
+        self.values: list[torch.Tensor] = []
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls.append(_Call(func, args, kwargs or {}, _line()))
+        result = func(*args, **(kwargs or {}))
+        self.values += [t.detach().clone() for t in pytree.tree_leaves(result) if isinstance(t, torch.Tensor)]
+        return result
+
+
+def _line() -> UserFrame | None:
+    """The innermost line that is neither torch's nor this package's."""
+    frame = sys._getframe(2)
+    found: types.FrameType | None = frame
+    while found is not None and found.f_code.co_filename.startswith((_TORCH, _OWN)):
+        found = found.f_back
+    return None if found is None else UserFrame(found.f_code.co_filename, found.f_lineno, found.f_code.co_name)
+
+
+def _seen(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], around: Surroundings) -> _Seen:
+    seen = _Seen()
+    with seen:
+        outcome(function, args, kwargs, around)
+    return seen
+
+
+def _first_refused(finding: Finding, seen: _Seen, capture: Capture) -> Fault | None:
+    """The first call that capture fails at by itself."""
+    tried: set[Any] = set()
+    for call in seen.calls:
+        name = getattr(call.function, "__name__", "")
+        if call.function in tried or name.startswith("__"):
+            continue
+        tried.add(call.function)
+
+        def alone(*args: Any, _call: _Call = call) -> Any:
+            return _call.function(*args, **_call.kwargs)
+
+        try:
+            capture(lambda gm, inputs: gm.forward, alone)(*call.args)
+        except InternalError as error:
+            if type(error.__cause__ or error).__name__ == finding.kind:
+                line = linecache.getline(call.frame.file, call.frame.line).strip() if call.frame is not None else ""
+                return Fault(finding, name, (), f"{name}: {line}", call.frame)
+        except Exception:  # a call that is none by itself
+            continue
+    return None
+
+
+def _first_unknown(graphs: Sequence[Program], known: Sequence[torch.Tensor]) -> tuple[Program, fx.Node] | None:
+    """The first operator of the graphs whose value the program does not compute."""
+    for program in graphs:
+        values = values_of(program)
+        for node in program.calls:
+            value = values.get(node.name)
+            if isinstance(value, torch.Tensor) and not any(map(functools.partial(_same, value.detach()), known)):
+                return program, node
+    return _last(graphs)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    return torch.allclose(one, other, equal_nan=True) if one.is_floating_point() else torch.equal(one, other)
