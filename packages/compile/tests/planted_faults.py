@@ -282,7 +282,7 @@ FAULTS = (
     Planted("kernels: erf's text is sin's", "kernels", "gelu", _text((r"erff\(", "sinf("))),
     Planted("kernels: a maximum begins at zero", "kernels", "amax", _text((r"\(-__builtin_inff\(\)\)", "(0.25f)"))),
     Planted("kernels: a root is none", "kernels", "layer_norm", _text((r"__builtin_sqrtf\(", "("))),
-    Planted("kernels: a wrong stride", "kernels", "transpose", _wrong_stride),
+    Planted("kernels: a wrong stride", "kernels", "matmul", _wrong_stride),
     Planted("kernels: a wrong fusion", "kernels", "softmax", _wrong_fusion),
     Planted("kernels: generation raises at erf", "kernels", "gelu", _no_kernel, raises=True),
     Planted("guards: a global's is missing", "guards", "mul", _no_guard(GuardKind.EQUALS, "SCALE")),
