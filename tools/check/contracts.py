@@ -113,7 +113,7 @@ ROOMS: dict[str, tuple[tuple[str, ...], ...]] = {
     ),
     "torchcompile": (
         ("errors", "events", "signature", "passes", "dumps", "store", "progress"),
-        ("torch_options", "moved", "faults", "journal", "capability"),
+        ("torch_options", "moved", "faults", "journal", "capability", "never_slower"),
         ("page",),
         ("options", "report", "profiling", "module"),
         ("shelf",),

@@ -66,6 +66,8 @@ ELSEWHERE = {
     "backward_not_cut": "packages/aotautograd/tests/test_aotautograd_stages.py",
     "distributed": "packages/compile/tests/test_compile_distributed.py",
     "not_in_artifact": "packages/compile/tests/test_compile_artifacts.py",
+    "eager_is_faster": "packages/compile/tests/test_compile_never_slower.py",
+    "piece_mended": "packages/compile/tests/test_compile_mixture.py",
     "not_replayed": "packages/inductor/tests/test_inductor_cuda_graphs.py",
     "stance": "packages/compile/tests/test_compile_migration.py",
     "stance_refuses": "packages/compile/tests/test_compile_migration.py",

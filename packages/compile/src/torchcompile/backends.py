@@ -36,6 +36,7 @@ from torchcompile.faults.examine import WATCHING, Examiner
 from torchcompile.faults.makers import StageSettings, makers
 from torchcompile.faults.schemas import Program
 from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journal, Kind, StageRecord
+from torchcompile.never_slower import Timed
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.progress import Progress, Watch
@@ -290,6 +291,8 @@ def compiled_once(
         if runner is None:
             asked = facts(gm)
             runner = compile_graph(toolchain, gm, inputs, stages, *start())
+            if toolchain.options.never_slower and not stages and runner != gm.forward:
+                runner = _timed(toolchain, gm, runner, start()[0])
             if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
                 toolchain.compiled[key, stages, ordered] = runner
         return runner
@@ -341,6 +344,20 @@ def _examiner(toolchain: Toolchain, compile_graph: Compile | None) -> Examiner:
     settings = StageSettings(partitioner_of(given), given.preserve, given.eager_random)
     made = makers(settings, whole, program) if compile_graph is not None else makers(settings)
     return Examiner(made, toolchain.options.verify, toolchain.folder)
+
+
+def _timed(toolchain: Toolchain, gm: torch.fx.GraphModule, runner: Runner, title: str) -> Runner:
+    def compiled() -> list[CompiledGraphRecord]:
+        return [graph for graph in toolchain.journal.graphs if f"{graph.title} ".startswith(f"{title} ")]
+
+    return Timed(
+        gm,
+        runner,
+        title,
+        toolchain.ledger,
+        kernels=lambda: sum(graph.kernels for graph in compiled()),
+        has_backward=lambda: any(graph.kind == "backward" for graph in compiled()),
+    )
 
 
 def inductor_options(given: CompileOptions) -> InductorOptions:

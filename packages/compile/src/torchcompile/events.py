@@ -42,8 +42,17 @@ PIECE_MENDED = Kind(
     "let the back end give what the meta['val'] of the piece's outputs says, each in memory of its own",
     Effect.MENDED,
 )
+EAGER_IS_FASTER = Kind(
+    "eager_is_faster",
+    "options={'never_slower': True}: a graph whose gain was in doubt was timed beside eager on the inputs of its second"
+    " call, and eager was faster: it runs by PyTorch's own kernels for as long as its guards hold",
+    "none is needed; leave never_slower out to have it compiled always",
+    Effect.CHOSEN,
+)
 
-KINDS = kinds(NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED, NOT_IN_ARTIFACT, PIECE_MENDED)
+KINDS = kinds(
+    NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED, NOT_IN_ARTIFACT, PIECE_MENDED, EAGER_IS_FASTER
+)  # fmt: skip
 
 # Every table of kinds, in the order of the stages.
 TABLES = (REASONS, torchdynamo.events.KINDS, aotautograd.events.KINDS, torchinductor.events.KINDS, KINDS)

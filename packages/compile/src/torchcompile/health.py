@@ -4,16 +4,27 @@ from __future__ import annotations
 
 import copy
 import platform
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
+from types import ModuleType
 
 import torch
 
+import aotautograd._C
+import torchdynamo._C
+import torchinductor._C
 from primtorch.supported import TORCH, minor
 from torchcompile.api import compile, report, reset
+from torchcompile.options import resolve
 from torchinductor import CompilerMissing
 from torchinductor.codegen.cpp.build import compiler_identity, find_compiler
+
+DISTRIBUTIONS = (
+    "compile", "compile-primtorch", "compile-aotautograd", "compile-dynamo", "compile-inductor", "compile-distributed"
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +45,48 @@ def findings() -> Iterator[Finding]:
     known = minor(torch.__version__) in set(map(minor, TORCH))
     yield Finding("Python", platform.python_version())
     yield Finding("torch", torch.__version__, "" if known else f"install a tested one: {', '.join(TORCH)}")
+    yield _packages()
+    yield from map(_extension, (aotautograd._C, torchdynamo._C, torchinductor._C))
     yield _compiler()
+    yield _cache()
     yield Finding("GPU", _gpu())
     if torch.cuda.is_available():
         yield _triton()
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
     yield from map(_training, devices)
+
+
+def _packages() -> Finding:
+    """The six belong together: what one hands to the next changes with their versions."""
+    found: dict[str, str] = {}
+    for name in DISTRIBUTIONS:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            found[name] = "not installed: a checkout on the path"
+    alike = len(set(found.values())) == 1
+    text = found[DISTRIBUTIONS[0]] if alike else ", ".join(f"{name} {version}" for name, version in found.items())
+    remedy = "" if alike else f"pip install --upgrade {' '.join(DISTRIBUTIONS)}"
+    return Finding("this stack", text, remedy)
+
+
+def _extension(module: ModuleType) -> Finding:
+    """Importing it has built it, where it was not."""
+    return Finding(module.__name__, str(module.__file__))
+
+
+def _cache() -> Finding:
+    folder = resolve(None, None).cache
+    if folder is None:
+        return Finding("cache", "none: every process compiles anew")
+    try:
+        Path(folder).mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            return Finding("cache", folder)
+    except OSError as error:
+        return Finding(
+            "cache", f"{folder}: {error}", "name another folder by TORCHCOMPILE_CACHE or options={'cache': ...}"
+        )
 
 
 def _compiler() -> Finding:

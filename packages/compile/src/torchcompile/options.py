@@ -92,6 +92,13 @@ class CompileOptions:
         default=False,
         metadata={"doc": "an error of capture or of a named back end raises; else what it is about runs eagerly"},
     )
+    never_slower: bool = field(
+        default=False,
+        metadata={
+            "doc": "time graphs of few operators, or in which nothing is fused, beside eager at their second call, and "
+            "keep eager where it is faster; the last bits of results then depend on the clock"
+        },
+    )
     verify: bool = field(
         default=False,
         metadata={

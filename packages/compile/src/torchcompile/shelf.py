@@ -64,7 +64,19 @@ _RECORDS = Records(
 
 # Options that say nothing of what is made.
 _ELSEWHERE = frozenset(
-    {"cache", "cxx", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error", "progress"}
+    _ELSEWHERE=frozenset(
+        {
+            "cache",
+            "cxx",
+            "dump",
+            "minify_on_error",
+            "never_slower",
+            "on_recompile",
+            "progress",
+            "recompile_limit",
+            "strict",
+        }
+    )  # fmt: skip
 )
 _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 

@@ -29,6 +29,7 @@ class Effect(enum.Enum):
     MENDED = "ran differently"  # compiled code ran, in another way than planned
     RERUN = "ran twice"  # the program's own exception: the call ran again, eagerly, so that it is eager's
     RECOMPILE = "recompilation"  # one more version of a function
+    CHOSEN = "eager by choice"  # compiled, timed as the options ask, and kept eager where that is faster
     PLAIN = "ran as it is"  # nothing in it to compile, part of a break that is told of, or of a compiled program
 
 
