@@ -71,7 +71,6 @@ ELSEWHERE = {
     "not_replayed": "packages/inductor/tests/test_inductor_cuda_graphs.py",
     "stance": "packages/compile/tests/test_compile_migration.py",
     "stance_refuses": "packages/compile/tests/test_compile_migration.py",
-    "piece_mended": "packages/compile/tests/test_compile_mixture.py",
     "nested_graph": "none: no program is known that gets there",
 }
 

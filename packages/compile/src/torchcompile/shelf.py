@@ -64,19 +64,7 @@ _RECORDS = Records(
 
 # Options that say nothing of what is made.
 _ELSEWHERE = frozenset(
-    _ELSEWHERE=frozenset(
-        {
-            "cache",
-            "cxx",
-            "dump",
-            "minify_on_error",
-            "never_slower",
-            "on_recompile",
-            "progress",
-            "recompile_limit",
-            "strict",
-        }
-    )  # fmt: skip
+    {"cache", "cxx", "dump", "recompile_limit", "on_recompile", "strict", "minify_on_error", "progress", "never_slower"}
 )
 _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
 
