@@ -69,3 +69,41 @@ def test_empty_indices_and_symbols_that_guards_fix(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_more_operators(tmp_path: Path) -> None:
     run(tmp_path, 3, MORE, (), "wrong")
+
+
+JUDGED = """
+import types
+import torch
+import aot_opdb
+
+number = torch.tensor(0.37, dtype=torch.bfloat16, requires_grad=True)
+sample = types.SimpleNamespace(input=number, args=(), kwargs={})
+wide = torch.tensor([0.3, 0.4, -0.5], dtype=torch.bfloat16, requires_grad=True)
+vector = types.SimpleNamespace(input=wide, args=(), kwargs={})
+
+
+def program(x):
+    return x / torch.linalg.vector_norm(x)
+
+
+def gradient_off_by(sample, off):
+    args, kwargs, leaves = aot_opdb.fresh(sample)
+    outputs, (gradient,) = aot_opdb.observe(program, args, kwargs, leaves)
+    return (outputs, [gradient]), (outputs, [gradient + off])
+
+
+aot_opdb.judged(program, sample, *gradient_off_by(sample, 0.0059))
+for given, off in ((sample, 0.25), (vector, torch.tensor([0.0, 0.25, 0.0]))):
+    try:
+        aot_opdb.judged(program, given, *gradient_off_by(given, off))
+    except AssertionError as error:
+        print(error)
+"""
+
+
+def test_what_cancels_to_nothing_is_judged_by_other_rounding_errors_of_eager() -> None:
+    """The derivative of a number over its norm is 0, of terms that are not: eager's is exact by luck."""
+    done = subprocess.run(
+        [sys.executable, "-c", JUDGED], check=True, capture_output=True, text=True, cwd=TOOL.parent, timeout=120
+    )
+    assert [line.partition(":")[0] for line in done.stdout.splitlines()] == ["gradients", "gradients"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from typing import Any
 
 import protocol_run
@@ -10,8 +11,9 @@ import pytest
 import torch
 from protocol_programs import Program
 from protocol_run import check
-from protocols import PROTOCOLS
+from protocols import PROTOCOLS, Subject, in_another_thread
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 
 # What layers of the nets leave a graph for, and what two of the protocols do to it.
@@ -56,3 +58,22 @@ def test_what_eager_raises_is_told_and_is_no_difference(monkeypatch: pytest.Monk
     check("refusing", pairs, lambda protocol, backend, row: found.update({protocol: row}))
     assert all(row["eager"] == "OverflowError: as eager does" and not row["differences"] for row in found.values())
     assert {protocol_run.outcome(row) for row in found.values()} == {"eager raises"}
+
+
+class SeesThreads(TorchDispatchMode):
+    def __init__(self) -> None:
+        super().__init__()
+        self.threads: set[int] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.threads.add(threading.get_ident())
+        return func(*args, **(kwargs or {}))
+
+
+def test_other_rounding_errors_are_drawn_in_every_thread_of_a_protocol() -> None:
+    """A thread begins without dispatch modes: what it computed was the same in each draw, and one digit off was wrong."""
+    module = nn.Linear(2, 2).double()
+    program = Program("linear", module, lambda step: ((torch.ones(2, 2, dtype=torch.float64),), {}))
+    with SeesThreads() as seen:
+        in_another_thread(Subject(program, module, module))
+    assert len(seen.threads) == 2
