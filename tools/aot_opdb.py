@@ -5,8 +5,9 @@
 
 The compilers run the graphs as they are, so that a difference is this package's. Where the values are not within the
 dtype's tolerances of eager's (a traced derivative may have another, equal form), the float64
-result judges: twice eager's own error is allowed, or twice what eager comes to with other rounding errors. Operators that leave memory unset are left out. Operators run in
-worker processes; one that ends a worker, or takes longer than `--limit` seconds for a sample, is counted as wrong.
+result judges: twice eager's own error is allowed, or twice what eager comes to with other rounding errors. Operators
+that leave memory unset are left out. Operators run in worker processes; one that ends a worker, or takes longer than
+`--limit` seconds for a sample, is counted as wrong.
 """
 
 from __future__ import annotations
