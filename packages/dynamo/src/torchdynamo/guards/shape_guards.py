@@ -33,7 +33,9 @@ def add_shape_guards(outside: Outside) -> None:
             for dim in range(tensor.dim()):
                 stride = expr_of(fake.stride(dim))
                 program: Program = (*stride.program(), ("sym", "stride"), ("eq", 0))
-                symbols = {n: sources[n] for n in env.roots(stride.symbols())} | {"stride": TensorStride(source, dim)}
+                symbols = {n: sources[n] for n in env.roots(stride.symbols(), simplified=False)} | {
+                    "stride": TensorStride(source, dim)
+                }
                 text = f"{source_text(source)}.stride({dim}) == {readable(str(stride), env, sources)}"
                 guards.add(None, GuardKind.SHAPE, ShapeProgram(env.spelt_out(program), symbols, text), ())
 
@@ -43,7 +45,7 @@ def shape_guards(outside: Outside, first: int = 0) -> tuple[Guard, ...]:
     env, sources = outside.shape_env, outside.symbol_sources
     found = []
     for guard in env.guards[first:]:
-        symbols = {name: sources[name] for name in env.roots(guard.expr.symbols())}
+        symbols = {name: sources[name] for name in env.roots(guard.expr.symbols(), simplified=False)}
         text = readable(str(guard.expr), env, sources)
         for name, mark in outside.promised.items():
             if symbols.keys() == {name}:

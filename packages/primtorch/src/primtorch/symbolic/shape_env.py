@@ -176,8 +176,9 @@ class ShapeEnv:
                 kept[name] = len(kept)
                 steps += [(definition.op, 0), ("keep", kept[name])]
 
-    def roots(self, names: set[str]) -> set[str]:
-        """The symbols that these are computed from in the end, as they are known under the equalities learnt so far."""
+    def roots(self, names: set[str], *, simplified: bool = True) -> set[str]:
+        """The symbols that these are computed from in the end: as they are known under the equalities learnt so far, or
+        as `spelt_out` reads them."""
         found: set[str] = set()
         for name in names:
             definition = self.definitions.get(name)
@@ -185,7 +186,8 @@ class ShapeEnv:
                 found.add(name)
                 continue
             for arg in definition.args:
-                found |= self.roots((self.simplify(arg) if isinstance(arg, IntExpr) else arg).symbols())
+                known = self.simplify(arg) if simplified and isinstance(arg, IntExpr) else arg
+                found |= self.roots(known.symbols(), simplified=simplified)
         return found
 
     def named(self, name: str) -> torch.SymInt | torch.SymFloat:
