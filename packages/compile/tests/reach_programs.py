@@ -14,7 +14,7 @@ import functools
 import itertools
 import math
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -541,6 +541,26 @@ def iterators(x: torch.Tensor) -> Any:
     return list(itertools.accumulate([x, x * 2, x * 3])), itertools.chain([x], [x + 1])
 
 
+@part(PYTHON, "zip, islice and repeat returned")
+def more_iterators(x: torch.Tensor) -> Any:
+    return zip([x], [x + 1], strict=True), itertools.islice(itertools.count(1), 2), itertools.repeat(x, 2)
+
+
+@part(PYTHON, "max by a key", "data_dependent_branch")
+def largest_by_key(x: torch.Tensor) -> Any:
+    return max([x[0, 0], x[1, 1]], key=lambda t: t * 2) + x
+
+
+@part(PYTHON, "a list that is filled and emptied")
+def filled_and_emptied(x: torch.Tensor) -> Any:
+    rows = []
+    for i in range(x.shape[0]):
+        rows.append(x[i] * i)
+    while len(rows) > 2:
+        rows.pop()
+    return torch.cat(rows)
+
+
 @part(PYTHON, "a list that grows with the batch")
 def growing(x: torch.Tensor) -> Any:
     return torch.stack([row.sin() for row in x]).sum(0)
@@ -559,6 +579,27 @@ def caching() -> Program:
 def generating(x: torch.Tensor) -> Any:
     def parts() -> Iterator[torch.Tensor]:
         for row in x.unbind(1):
+            yield row * 2
+
+    return sum(parts())
+
+
+@part(PYTHON, "a generator that is sent to")
+def sent_to(x: torch.Tensor) -> Any:
+    def doubling() -> Generator[torch.Tensor, torch.Tensor, None]:
+        got = yield x
+        yield got * 2
+
+    steps = doubling()
+    return steps.send(next(steps) + 1)
+
+
+@part(PYTHON, "a generator across a break", "print")
+def generating_across(x: torch.Tensor) -> Any:
+    def parts() -> Iterator[torch.Tensor]:
+        for place, row in enumerate(x.unbind(1)):
+            if place == 1:
+                print(end="")
             yield row * 2
 
     return sum(parts())
@@ -591,6 +632,18 @@ def enumerated(x: torch.Tensor) -> Any:
         DOUBLE = 2
 
     return x * Mode.DOUBLE.value, Mode(1).name == "PLAIN"
+
+
+@part(PYTHON, "an enum of flags, and one of texts, made within")
+def flags(x: torch.Tensor) -> Any:
+    class Flags(enum.IntFlag):
+        A = 1
+        B = 2
+
+    class Names(str, enum.Enum):  # noqa: UP042 (another base, another metaclass's work)
+        FIRST = "first"
+
+    return x * int(Flags.A | Flags.B), Names("first").name == "FIRST"
 
 
 @part(PYTHON, "collections")
@@ -687,6 +740,24 @@ def lazy() -> Program:
     return lambda x: net(x).shape[1] * x
 
 
+@part(PYTHON, "torch.manual_seed", gradient=False)
+def seeded(x: torch.Tensor) -> Any:
+    torch.manual_seed(3)
+    return torch.rand(3) + x
+
+
+@part(PYTHON, "torch.initial_seed", "random_state", gradient=False)
+def first_seed(x: torch.Tensor) -> Any:
+    torch.manual_seed(3)
+    return x * torch.initial_seed()
+
+
+@part(PYTHON, "a categorical distribution")
+def categorical(x: torch.Tensor) -> Any:
+    found = torch.distributions.Categorical(logits=x, validate_args=True)
+    return found.log_prob(torch.zeros(x.shape[0], dtype=torch.int64)), found.entropy()
+
+
 @part(PYTHON, "a torch-function mode")
 def under_mode(x: torch.Tensor) -> Any:
     class Doubling(TorchFunctionMode):
@@ -756,3 +827,16 @@ def dynamic_int8(x: torch.Tensor) -> Any:
 def scaled_mm(x: torch.Tensor) -> Any:
     a, b = (torch.full((16, 16), v).to(torch.float8_e4m3fn) for v in (1.0, 0.5))
     return torch._scaled_mm(a, b.t(), torch.tensor(0.5), torch.tensor(2.0), out_dtype=torch.float32).double().sum() + x
+
+
+@part(QUANTISED, "int4 weights, packed for the CPU", gradient=False)
+def int4_packed(x: torch.Tensor) -> Any:
+    levels = (torch.arange(16 * 64) % 16).int().reshape(16, 64)
+    packed = torch._convert_weight_to_int4pack_for_cpu(levels, 1)
+    rows = x.float()[:, :1].expand(-1, 64).contiguous()
+    return torch._weight_int4pack_mm_for_cpu(rows, packed, 32, torch.ones(2, 16, 2))
+
+
+@part(QUANTISED, "quantize_per_tensor and dequantize", "operator_without_meta", gradient=False)
+def quantised_and_back(x: torch.Tensor) -> Any:
+    return torch.quantize_per_tensor(x.float(), 0.1, 0, torch.qint8).dequantize() + x

@@ -48,7 +48,7 @@ class Classes:
             table = _CLASS_DICT(klass)
             if name in table:
                 return self._attribute(klass, name, table[name]), klass
-            if may_change(klass) and not is_fixed_module(klass.__module__):
+            if may_change(klass) and klass not in self.made and not is_fixed_module(klass.__module__):
                 self.externals.guard(self.externals.class_source(klass), GuardKind.INSTANCE_LACKS, name)
         return None
 

@@ -516,6 +516,16 @@ def _weight_int8pack_mm(a: TensorLike, weight: TensorLike, scales: TensorLike) -
     return contiguous(a, (a.shape[0], weight.shape[0]))
 
 
+@OP.formula("_convert_weight_to_int4pack_for_cpu")
+def _int4_pack(weight: TensorLike, inner_tiles: int) -> TensorSpec:
+    return contiguous(weight, (weight.shape[0], weight.shape[1] // 2), torch.uint8)
+
+
+@OP.formula("_weight_int4pack_mm_for_cpu")
+def _int4_packed_product(a: TensorLike, pack: TensorLike, group: int, scales_and_zeros: TensorLike) -> TensorSpec:
+    return contiguous(a, (a.shape[0], pack.shape[0]))
+
+
 @OP.formula(
     "fake_quantize_per_tensor_affine_cachemask fake_quantize_per_channel_affine_cachemask "
     "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
@@ -588,6 +598,13 @@ OP.samples("_int_mm", call(integers(32, 16, dtype=torch.int8), integers(16, 8, d
 OP.samples(
     "_weight_int8pack_mm",
     call(reals(3, 16, dtype=torch.bfloat16), integers(4, 16, dtype=torch.int8), reals(4, dtype=torch.bfloat16)),
+)
+OP.samples("_convert_weight_to_int4pack_for_cpu", call(integers(16, 64, dtype=torch.int32), 1))
+OP.samples(
+    "_weight_int4pack_mm_for_cpu",
+    call(
+        reals(3, 64, dtype=torch.float32), integers(16, 32, dtype=torch.uint8), 32, reals(2, 16, 2, dtype=torch.float32)
+    ),
 )
 OP.samples(
     "_scaled_mm",
