@@ -265,3 +265,28 @@ def test_a_loop_until_a_list_is_full_has_no_version_for_each_length(program: Any
         torch.testing.assert_close(compiled(torch.arange(4.0), n), program(torch.arange(4.0), n))
     stats = owner_of(compiled).stats
     assert not stats.fallbacks and stats.graphs <= limit, stats
+
+
+@pytest.mark.parametrize("fails", ["raises", "refuses the number", "breaks and raises"])
+def test_a_call_raises_behind_the_length_of_a_list_that_grows(fails: str) -> None:
+    log: list[Any] = []
+
+    def program(x: torch.Tensor, n: int) -> Any:
+        log.append(len(log) % 4)
+        if n:
+            return x + len(log)
+        if fails == "breaks and raises":
+            print(end="")
+        if fails == "refuses the number":
+            return None + len(log)  # type: ignore[operator]
+        raise KeyError(len(log))
+
+    options = torchdynamo.CaptureOptions(strict=True)
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=options)(program)
+    for run, n in enumerate((1, 1, 1, 0, 1, 0, 0, 1)):
+        if n:
+            assert torch.equal(compiled(torch.ones(2), n), torch.full((2,), 2.0 + run))
+        else:
+            with pytest.raises((TypeError, KeyError), match=f"NoneType|^{run + 1}$"):
+                compiled(torch.ones(2), n)
+        assert log == [at % 4 for at in range(run + 1)]

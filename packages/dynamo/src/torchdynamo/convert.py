@@ -294,7 +294,9 @@ def _capture(
             case Raised(error=DataDependent()) if not state.breaks_at_data:
                 state.breaks_at_data = True  # the program itself asks for such a size: what follows gets it as a number
                 told = told.to_the_end()
-            case Raised() if numbers := capture.outside.run_time_numbers():  # C code may refuse a symbol for a number
+            case Raised() if (
+                numbers := capture.outside.run_time_numbers() - state.fixed
+            ):  # C code may refuse a symbol for a number
                 state.fixed |= numbers
             case Raised(ordinal=ordinal):
                 if state.options.fullgraph or ordinal < 0 or not state.knows_raise(capture.ending):

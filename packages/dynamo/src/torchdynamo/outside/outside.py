@@ -238,8 +238,11 @@ class Outside:
         return source in self.dynamic.changed
 
     def run_time_numbers(self) -> frozenset[Source]:
-        """Where the program read ints and floats that became symbols."""
-        return frozenset(self._numbers)
+        """Where the program read ints and floats that became symbols: of a growing list's length, the list."""
+        return frozenset(
+            source.base if isinstance(source, Reading) and source.read is length_of else source
+            for source in self._numbers
+        )
 
     def guard_offset(self, fake: FakeTensor) -> None:
         """The program uses where `fake` begins in its memory: so does each input that lies there."""
