@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import types
@@ -89,3 +90,103 @@ def test_a_name_that_was_deleted_comes_last(write: Callable[[Any], None], kind: 
             run(torch.ones(2), held)
             found.append(list(vars(held).items()))
         assert found[1] == found[0]
+
+
+def puts_true_for_one(held: Any) -> None:
+    held.table.clear()
+    held.table[True] = 2
+    held.names.discard(1)
+    held.names.add(True)
+    held.table[1.0] = 3
+
+
+def puts_one_for_true(held: Any) -> None:
+    held.table.clear()
+    held.table[1] = 2
+    held.names.clear()
+    held.names.add(1)
+    held.names |= {True, 2.0}
+
+
+def test_equal_keys_of_other_types_are_other_keys() -> None:
+    def program(x: torch.Tensor, held: Any, write: Callable[[Any], None]) -> torch.Tensor:
+        write(held)
+        return x + 1
+
+    compiled = torchdynamo.optimize(
+        lambda graph, inputs: graph.forward, options=torchdynamo.CaptureOptions(strict=True)
+    )(program)
+    helds = [types.SimpleNamespace(table={1: 1, 2: 2}, names={1, 3}) for _ in range(2)]
+    for write in (puts_true_for_one, puts_one_for_true, puts_true_for_one, puts_true_for_one):
+        for run, held in zip((program, compiled), helds, strict=True):
+            run(torch.ones(2), held, write)
+        assert repr(helds[1].table) == repr(helds[0].table)
+        assert sorted(map(repr, helds[1].names)) == sorted(map(repr, helds[0].names))
+
+
+class Released(Exception):
+    pass
+
+
+def fails_in_finally(x: torch.Tensor) -> torch.Tensor:
+    try:
+        [].remove("absent")
+    except Exception:
+        x = x @ torch.ones(7, 7)
+    finally:
+        del Plain.late  # type: ignore[attr-defined]
+    return x
+
+
+def fails_in_c(x: torch.Tensor) -> torch.Tensor:
+    try:
+        return x @ torch.ones(7, 7)
+    finally:
+        raise Released
+
+
+@pytest.mark.parametrize("fails", [fails_in_finally, fails_in_c])
+def test_a_generator_is_closed_with_the_exception_that_gave_it_up(fails: Any) -> None:
+    """Without a garbage collection: no frame of capture's own keeps it, nor one of a library that capture called."""
+    log: list[str] = []
+
+    def values() -> Any:
+        try:
+            print(end="")
+            yield 1
+        finally:
+            log.append("closed")
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        for _ in values():
+            x = fails(x)
+        return x
+
+    compiled = torchdynamo.optimize(
+        lambda graph, inputs: graph.forward, options=torchdynamo.CaptureOptions(strict=True)
+    )(program)
+    gc.collect()
+    gc.disable()
+    try:
+        for call in range(3):
+            with pytest.raises((AttributeError, Released)):
+                compiled(torch.ones(2, 3))
+            assert log == ["closed"] * (call + 1)
+    finally:
+        gc.enable()
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_an_error_on_a_way_that_the_data_does_not_take(fullgraph: bool) -> None:
+    def program(x: torch.Tensor) -> torch.Tensor:
+        if x.sum() > 1:
+            raise ValueError("too large")
+        return x.absent_method(1)  # type: ignore[no-any-return, operator]
+
+    options = torchdynamo.CaptureOptions(strict=True, fullgraph=fullgraph)
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward, options=options)(program)
+    for x in (torch.ones(2), torch.zeros(2), torch.ones(2)):
+        with pytest.raises((ValueError, AttributeError)) as eager:
+            program(x)
+        with pytest.raises(eager.type, match=str(eager.value)):
+            compiled(x)

@@ -78,6 +78,7 @@ class Raised:
     error: BaseException
     where: Position | None = None  # in the root frame
     ordinal: int = -1  # of its raise, where it could be raised for real
+    of_symbols: bool = False  # C code has no use for a symbol: with numbers in their place it may not be raised
 
     @property
     def place(self) -> tuple[type, int]:
@@ -139,6 +140,11 @@ class Capture:
     ending: Ending | None = None
     grad_enabled: bool = True
     attention: tuple[tuple[Ambient, object], ...] = ()  # kernels that the program has chosen for what follows
+
+    @property
+    def takes_for_granted(self) -> bool:
+        """Whether the graph would ask at the end of a call if the data were such that the program went this way."""
+        return bool(self.outside.recorder.conditions.met)
 
     def raise_to_refuse(self, stopped: Stopped) -> int:
         """The raise of an exception that the program has at hand where it stopped, if the graph cannot hold it, or -1.
@@ -215,7 +221,7 @@ def interpret(
         except ReadWhole as error:
             capture.ending = ReadsWhole(error.source)
         except NumberNeeded as needed:
-            capture.ending = Raised(needed.error, ordinal=interpreter.raises.get(id(needed.error), -1))
+            capture.ending = Raised(needed.error, None, interpreter.raises.get(id(needed.error), -1), of_symbols=True)
         except Exception as error:
             places = outside.recorder.taken.places_of(error)
             if places:

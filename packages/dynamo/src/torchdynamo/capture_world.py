@@ -27,6 +27,7 @@ from torchdynamo.graph import scalars
 from torchdynamo.graph.recorder import FAKE_ERRORS, as_break
 from torchdynamo.graph.run_time_texts import MADE_AT_EACH_CALL, RunTimeText, joined, need_texts
 from torchdynamo.graph.scalars import SYMBOLIC, NumberNeeded, concrete
+from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.graph.tensor_classes import PLAIN_TENSORS, own_classes
 from torchdynamo.interpreter import PlainWorld
 from torchdynamo.interpreter.attributes import bind, is_data_descriptor, missing_attribute
@@ -124,6 +125,8 @@ class CaptureWorld(PlainWorld):
         if isinstance(obj, torch.Tensor):
             value = self._of_tensor_class(obj, name)
             return self.outside.tensor_get(obj, name) if value is MISSING else value
+        if isinstance(obj, SYMBOLIC):
+            return scalars.attribute(obj, name)
         if type(obj) is TensorSuper:
             return self._behind_class(obj, name)
         self.know_methods(obj, "__getattribute__")
@@ -612,7 +615,14 @@ class CaptureWorld(PlainWorld):
         if not self.outside.shape_env.symbols:
             return _no_method_of_fake(super().call_leaf(fn, args, kwargs))
         with self._numbers_shown():
-            return _no_method_of_fake(super().call_leaf(fn, args, kwargs))
+            try:
+                made = super().call_leaf(fn, args, kwargs)
+            except Exception as error:  # it may be that it takes no symbol: no handler of the program's is to see that
+                if not scalars.holds_any_symbol((args, kwargs)):
+                    raise
+                self._need_numbers(error)
+                made = super().call_leaf(fn, concrete(args), concrete(kwargs))  # of sizes, which are guarded
+            return _no_method_of_fake(made)
 
     def _module_of_frame(self) -> object:
         """The module in which the code that runs now is written."""
@@ -632,10 +642,19 @@ class CaptureWorld(PlainWorld):
         if isinstance(error, DataDependent):
             self.outside.recorder.taken.asked(error, as_size=False)
             raise NumberNeeded(error)
-        if isinstance(error, TypeError) and "Sym" in str(error) and self.outside.run_time_numbers():
-            raise NumberNeeded(error)
+        if isinstance(error, TypeError) and "Sym" in str(error):
+            self._need_numbers(error)
+            if self.outside.shape_env.symbols:
+                raise NumberNeeded(error)
         if isinstance(error, TypeError):
             self.outside.texts.refused(error)
+
+    def _need_numbers(self, error: Exception) -> None:
+        """C code has refused symbols, or cannot tell without their values: the next capture has numbers there."""
+        if places := self.outside.recorder.taken.places_of(error):
+            raise NumberAsked(places, as_size=False) from error
+        if self.outside.run_time_numbers():
+            raise NumberNeeded(error)
 
     def unsupported(self, reason: str, detail: str) -> NoReturn:
         raise BreakGraph(reason, detail)

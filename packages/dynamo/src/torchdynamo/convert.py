@@ -294,13 +294,15 @@ def _capture(
             case Raised(error=DataDependent()) if not state.breaks_at_data:
                 state.breaks_at_data = True  # the program itself asks for such a size: what follows gets it as a number
                 told = told.to_the_end()
-            case Raised() if (
-                numbers := capture.outside.run_time_numbers() - state.fixed
-            ):  # C code may refuse a symbol for a number
-                state.fixed |= numbers
+            case Raised() if capture.takes_for_granted and not (state.asks_data or state.options.fullgraph):
+                state.asks_data, told = True, told.to_the_end()  # the way here may not be this call's
+            case Raised() if numbers := capture.outside.run_time_numbers() - state.fixed:
+                state.fixed |= numbers  # C code may refuse a symbol for a number
+            case Raised(of_symbols=True) if symbols and capture.outside.shape_env.symbols:
+                symbols, told = False, told.to_the_end()  # one graph for these sizes
             case Raised(ordinal=ordinal):
                 if state.options.fullgraph or ordinal < 0 or not state.knows_raise(capture.ending):
-                    return state.judged_by_eager(capture.ending)
+                    return state.judged_by_eager(capture.ending, certain=not capture.takes_for_granted)
                 told = replace(told, refused_raise=ordinal)  # eager raised it there, too: the graph ends before it
             case Broke() as broke:
                 if broke.graph_break.reason == "symbolic_size" and state.options.fullgraph and symbols:

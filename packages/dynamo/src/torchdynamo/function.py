@@ -363,8 +363,11 @@ class Function:
         """Whether an eager run has shown that the program raises there; a deep recursion may end elsewhere."""
         return ending.place in self.raised and not isinstance(ending.error, RecursionError)
 
-    def judged_by_eager(self, ending: Raised) -> Entry | None:
-        """The program raised, or capture is at fault: the eager run of this one call shows which."""
+    def judged_by_eager(self, ending: Raised, certain: bool) -> Entry | None:
+        """The program raised, or capture is at fault: the eager run of this one call shows which.
+
+        certain: the way to the error holds for this call, whatever its data is.
+        """
         if isinstance(ending.error, InternalError):
             self.fault(ending.error, ending.where)
             return None
@@ -389,7 +392,7 @@ class Function:
             finally:
                 del error, flat, args, kwargs  # a traceback of what the program raised holds this frame
 
-        return self._for_one_call(ending.error, run)
+        return self._for_one_call(ending.error if certain else None, run)
 
     def _for_one_call(self, error: BaseException | None, run: _RunOnce) -> Entry:
         """An entry that one call takes out. Its `run` gets the arguments and, the first time, the error."""

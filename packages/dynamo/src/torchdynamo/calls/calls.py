@@ -533,6 +533,8 @@ class Calls:
         if len(args) != 1 or kwargs:
             return MISSING
         obj = args[0]
+        if isinstance(obj, SYMBOLIC):
+            return dir(self.outside.type_of(obj))
         if isinstance(obj, (type, types.ModuleType)):
             if self.outside.overlays.names(obj):
                 raise BreakGraph("unsupported_read", f"dir() of {obj.__name__}, which the program has changed")

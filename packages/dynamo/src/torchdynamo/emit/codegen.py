@@ -20,6 +20,7 @@ import collections
 import contextlib
 import dataclasses
 import enum
+import fractions
 import functools
 import gc
 import inspect
@@ -44,6 +45,7 @@ from torchdynamo.arrays.values import Array, ArrayMethod, array_of
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.conditions import ConditionNotMet
 from torchdynamo.graph.run_time_texts import RunTimeText
+from torchdynamo.graph.scalars import concrete
 from torchdynamo.graph.tensor_classes import class_of, hidden_method, size_of, with_class
 from torchdynamo.interpreter import Interpreter, PlainWorld
 from torchdynamo.interpreter.classes import is_python_class, native_base
@@ -183,12 +185,14 @@ class Codegen:
         if isinstance(obj, (torch.SymInt, torch.SymFloat)):
             return self._symbolic(obj)
         if isinstance(obj, torch.SymBool):
-            return repr(self._truth(obj))
+            return repr(self._settled(obj))
         if isinstance(obj, RunTimeText):
             return self._run_time_text(obj)
         known = self.externals.lookup(obj)
         if known is not None:
             return self.load(known.source)
+        if kind is fractions.Fraction:  # the one constant whose parts are the program's numbers
+            return self.pin(fractions.Fraction(self._settled(obj.numerator), self._settled(obj.denominator)))
         if (kind in CONSTANT_TYPES and kind is not torch.Size) or numpy_values.is_scalar(obj):
             return self.pin(obj)
         for base, rule in _BUILDERS:
@@ -198,9 +202,10 @@ class Codegen:
             return self.pin(obj)
         return self._instance(obj)
 
-    def _truth(self, condition: torch.SymBool) -> bool:
+    def _settled(self, number: Any) -> Any:
+        """What a run-time number is in this call, guarded."""
         try:
-            return bool(condition)
+            return concrete(number)
         except DataDependent as error:
             self.recorder.taken.asked(error, as_size=False)
             raise
@@ -643,9 +648,9 @@ class Codegen:
                 (self.effects if added else self.emptied).append(f"{base}.clear({target})")
             if added:
                 self.effects.append(f"{base}.extend({target}, [{self.items(added)}])")
-        elif isinstance(shadow, set) and shadow != before:
+        elif isinstance(shadow, set):
             target = self.load(known.source)
-            for method, items in (("update", shadow - before), ("difference_update", before - shadow)):
+            for method, items in (("difference_update", _not_in(shadow, before)), ("update", _not_in(before, shadow))):
                 if items:
                     self.effects.append(f"set.{method}({target}, [{self.items(items)}])")
 
@@ -662,7 +667,7 @@ class Codegen:
         target = self.load(known.source)
         removed = [key for key in before if key not in now]
         kept = [key for key in before if key in now]
-        if list(now)[: len(kept)] != kept:  # the order changed: write everything anew
+        if not _same_items(list(now)[: len(kept)], kept):  # another order, or True in the place of 1: written anew
             removed, before = list(before), {}
         for key in removed:
             self.effects.append(f"{base}.__delitem__({target}, {self.value(key)})")
@@ -714,6 +719,12 @@ def flat_size(code: types.CodeType) -> int:
     """Number of argument slots, those of `*args` and `**kwargs` included."""
     stars = bool(code.co_flags & inspect.CO_VARARGS) + bool(code.co_flags & inspect.CO_VARKEYWORDS)
     return code.co_argcount + code.co_kwonlyargcount + stars
+
+
+def _not_in(keys: set[Any], others: set[Any]) -> list[Any]:
+    """Those of the others that are no keys, or are equal to one of another type."""
+    own = {key: key for key in keys}
+    return [other for other in others if other not in own or type(own[other]) is not type(other)]
 
 
 def _contents(slot: object) -> object:

@@ -10,6 +10,7 @@ import torch
 
 from primtorch.symbolic import numbers
 from primtorch.symbolic.sym_node import SymNode
+from torchdynamo.interpreter.attributes import missing_attribute
 from torchdynamo.interpreter.protocol import MISSING, Escape
 from torchdynamo.reasons import BreakGraph
 
@@ -48,6 +49,25 @@ def concrete(given: T) -> T:
         value = {key: concrete(item) for key, item in value.items()}
     given = value
     return given
+
+
+def holds_any_symbol(value: object) -> bool:
+    """Whether a value is a symbol, or a list, tuple or dict that holds one."""
+    if isinstance(value, (list, tuple)):
+        return any(map(holds_any_symbol, value))
+    return any(map(holds_any_symbol, value.values())) if type(value) is dict else isinstance(value, SYMBOLIC)
+
+
+def attribute(number: torch.SymInt | torch.SymFloat | torch.SymBool, name: str) -> object:
+    """An attribute of a run-time number as an int, a float or a bool has it. All but its parts asks for its value."""
+    kind = number.node.pytype
+    if name in ("real", "numerator") and hasattr(kind, name):
+        return number if kind is not bool else concrete(number).real
+    if name in ("imag", "denominator") and hasattr(kind, name):
+        return getattr(kind(), name)
+    if not hasattr(kind, name):
+        raise missing_attribute(number, name, kind)
+    return kind if name == "__class__" else getattr(concrete(number), name)
 
 
 def _both_numbers(a: object, b: object) -> bool:

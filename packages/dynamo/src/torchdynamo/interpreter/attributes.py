@@ -68,13 +68,14 @@ def _fallback(world: World, obj: object, cls: type, name: str, error: AttributeE
     raise error or missing_attribute(obj, name)
 
 
-def missing_attribute(obj: object, name: str) -> AttributeError:
+def missing_attribute(obj: object, name: str, kind: type | None = None) -> AttributeError:
+    """The error of an object that lacks a name. kind: its class as the program knows it, where that is another."""
     if isinstance(obj, type):
         message = f"type object '{obj.__name__}' has no attribute '{name}'"
     elif isinstance(obj, types.ModuleType):
         message = f"module '{obj.__dict__.get('__name__', '?')}' has no attribute '{name}'"
     else:
-        message = f"'{type(obj).__name__}' object has no attribute '{name}'"
+        message = f"'{(kind or type(obj)).__name__}' object has no attribute '{name}'"
     return AttributeError(message, name=name, obj=obj)
 
 

@@ -127,9 +127,10 @@ def empty_frames(error: BaseException | None) -> None:
     """Takes the variables out of capture's own frames in the tracebacks of an exception and of those behind it.
 
     The frames would keep what the program has given up alive, until a garbage collection: the captured objects hold
-    the exception, too. Files and lines stay.
+    the exception, too. A frame of a library keeps those of capture that called it. Files and lines stay.
     """
     chain, seen = [error], set()
+    passed: set[types.FrameType] = set()
     while chain:
         error = chain.pop()
         if error is None or id(error) in seen:
@@ -138,7 +139,11 @@ def empty_frames(error: BaseException | None) -> None:
         chain += (error.__cause__, error.__context__)
         trace = error.__traceback__
         while trace is not None:
-            if trace.tb_frame.f_code.co_filename.startswith(FOLDER):
-                with suppress(RuntimeError):  # it is still running
-                    trace.tb_frame.clear()
+            frame: types.FrameType | None = trace.tb_frame
+            while frame is not None and frame not in passed:
+                passed.add(frame)
+                if frame.f_code.co_filename.startswith(FOLDER):
+                    with suppress(RuntimeError):  # it is still running
+                        frame.clear()
+                frame = frame.f_back
             trace = trace.tb_next

@@ -424,7 +424,7 @@ class Outside:
             object.__delattr__(obj, name)
             return
         if self.instance_get(obj, name) is MISSING:
-            raise AttributeError(f"{type(obj).__name__!r} object has no attribute {name!r}")
+            raise missing_attribute(obj, name, self.type_of(obj))
         shadow = self.externals.by_original.get(id(own_dict(known.original)))
         if shadow is not None:
             del shadow.value[name]
@@ -628,6 +628,9 @@ class Outside:
             if name == "grad":
                 with torch._C.DisableTorchFunction():
                     return self.externals.wrap(known.original.grad, Attribute(known.source, "grad", native=True))
+        kind = self.type_of(tensor)
+        if not hasattr(kind, name):
+            raise missing_attribute(tensor, name, kind)
         return getattr(tensor, name)
 
     def tensor_set(self, tensor: torch.Tensor, name: str, value: Any) -> None:
