@@ -16,14 +16,14 @@ import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 import torch.distributed as dist
 
 import torchinductor
 from aotautograd import aot_module, default_partition, min_cut, run_graph
-from aotautograd.schemas import JointGraph, Partition, Partitioner
+from aotautograd.schemas import JointGraph, Opset, Partition, Partitioner, Shelf
 from primtorch.ambient import preserved
 from primtorch.errors import DataDependent
 from primtorch.ledger import Event, Ledger, own_line
@@ -39,7 +39,7 @@ from torchcompile.journal import CapturedGraphRecord, CompiledGraphRecord, Journ
 from torchcompile.never_slower import Timed
 from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
-from torchcompile.progress import Progress, Watch
+from torchcompile.progress import Progress
 from torchcompile.shelf import Brought, Kept, ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, signature
 from torchcompile.store import Store
@@ -172,6 +172,26 @@ class Toolchain:
         warnings.warn(str(event), stacklevel=2)
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Job:
+    """A captured graph that a back end is to make run. What compiles the backward later keeps it, so that it holds none
+    of the caller's tensors.
+
+    Attributes:
+        stages: of its backward: groups of inputs whose gradients are wanted one after the other.
+        title: its name in the report.
+    """
+
+    toolchain: Toolchain
+    gm: torch.fx.GraphModule
+    stages: Stages
+    title: str
+    dump: Dump | None
+
+
+Compile = Callable[[Job, Inputs], Runner]
+
+
 def _kind_of(error: Exception) -> EventKind:
     if isinstance(error, CompilerMissing):
         return NO_COMPILER
@@ -183,13 +203,7 @@ def _kind_of(error: Exception) -> EventKind:
 TOLD_OTHERWISE = (TorchDynamoError, DataDependent)
 
 
-def or_as_captured(
-    toolchain: Toolchain,
-    title: str,
-    gm: torch.fx.GraphModule,
-    compile: Callable[[], Runner],
-    also: tuple[type[Exception], ...] = (),
-) -> Runner:
+def or_as_captured(job: Job, compile: Callable[[], Runner], also: tuple[type[Exception], ...] = ()) -> Runner:
     """What `compile` makes of a captured graph. Nothing has run yet: where it fails, the graph runs as it is.
 
     Raises:
@@ -200,8 +214,36 @@ def or_as_captured(
     except (*TOLD_OTHERWISE, *also):
         raise
     except Exception as error:
-        toolchain.not_compiled(title, error)
-        return agreed(gm.forward, gm)
+        job.toolchain.not_compiled(job.title, error)
+        return agreed(job.gm.forward, job.gm)
+
+
+def through_autograd(
+    job: Job,
+    inputs: Inputs,
+    compiler: Callable[[Kind], Backend],
+    partitioner: Partitioner,
+    opset: Opset | None,
+    shelf: Shelf | None = None,
+) -> Runner:
+    """The halves of a captured graph, or the whole where there is no backward, each by the compiler of its kind, in
+    operators of `opset`; None leaves ATen's."""
+    options = job.toolchain.options
+    return aot_module(
+        dense_attention_masks(job.gm),
+        inputs,
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partitioner=partitioner,
+        decompositions=opset,
+        distinct_inputs=True,  # capture guards it
+        dump=job.dump,
+        eager_random=options.eager_random,
+        preserve=options.preserve,
+        stages=job.stages,
+        shelf=shelf,
+    )
 
 
 def eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
@@ -222,13 +264,10 @@ def aot_eager(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: In
     to_eager = _examined(toolchain, gm, example_inputs, lambda: title, None)
 
     def compile(stages: Stages, inputs: Inputs) -> Runner:
-        program = dense_attention_masks(gm)
-        return aot_module(program, inputs, fw_compiler=run_agreed, partitioner=partitioner, dump=dump, stages=stages)
+        job = Job(toolchain, gm, stages, title, dump)
+        return or_as_captured(job, lambda: through_autograd(job, inputs, lambda kind: run_agreed, partitioner, None))
 
-    def guarded(stages: Stages, inputs: Inputs) -> Runner:
-        return or_as_captured(toolchain, title, gm, lambda: compile(stages, inputs))
-
-    return to_eager(for_replicas(toolchain, lambda: title, example_inputs, guarded))
+    return to_eager(for_replicas(toolchain, lambda: title, example_inputs, compile))
 
 
 def for_replicas(
@@ -260,22 +299,7 @@ def inductor(toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inp
     A graph equal to an earlier one is compiled once: a function whose guards failed for a reason that does not show in
     its graph (an attribute that the first call wrote, say), layers captured one by one, resumed code.
     """
-    return compiled_once(toolchain, gm, example_inputs, _compile_with_inductor)
-
-
-class Compile(Protocol):
-    """Makes a captured graph run, for stages of its backward, under a title and with a dump writer."""
-
-    def __call__(
-        self,
-        toolchain: Toolchain,
-        gm: torch.fx.GraphModule,
-        example_inputs: Inputs,
-        stages: Stages,
-        title: str,
-        dump: Dump | None,
-        /,
-    ) -> Runner: ...
+    return compiled_once(toolchain, gm, example_inputs, _Kernels.of)
 
 
 def compiled_once(
@@ -290,7 +314,7 @@ def compiled_once(
         runner = toolchain.compiled.get((key, stages, ordered)) if key is not None else None
         if runner is None:
             asked = facts(gm)
-            runner = compile_graph(toolchain, gm, inputs, stages, *start())
+            runner = compile_graph(Job(toolchain, gm, stages, *start()), inputs)
             if toolchain.options.never_slower and not stages and runner != gm.forward:
                 runner = _timed(toolchain, gm, runner, start()[0])
             if key is not None and facts(gm) == asked:  # else it holds for this capture's guards alone
@@ -336,7 +360,7 @@ def _examiner(toolchain: Toolchain, compile_graph: Compile | None) -> Examiner:
 
     def whole(gm: torch.fx.GraphModule, inputs: Inputs) -> Runner:
         assert compile_graph is not None
-        return compile_graph(apart, plain_graph(gm, with_facts=True), inputs, (), "part", None)
+        return compile_graph(Job(apart, plain_graph(gm, with_facts=True), (), "part", None), inputs)
 
     def program(gm: torch.fx.GraphModule, inputs: Inputs) -> Runner:
         return torchinductor.compile_graph(gm, inputs, inductor_options(given), ledger=apart.ledger, title="part")
@@ -373,120 +397,120 @@ def inductor_options(given: CompileOptions) -> InductorOptions:
     )
 
 
-def record(
-    toolchain: Toolchain, title: str, kind: Kind, prims: int, compiled: torchinductor.CompiledGraph, start: float
-) -> None:
+def record(job: Job, kind: Kind, prims: int, compiled: torchinductor.CompiledGraph, start: float) -> None:
     """Keeps what became of a graph that inductor compiled from `start` on, and when it did."""
-    journal, stats, seconds = toolchain.journal, compiled.stats, time.perf_counter() - start
+    journal, stats, seconds = job.toolchain.journal, compiled.stats, time.perf_counter() - start
     counts = prims, stats.kernels, stats.aten_calls
     parts, memory = stats.parts, stats.memory
-    journal.add(CompiledGraphRecord(title, kind, *counts, seconds, stats.cache_hits, parts, memory), compiled)
+    journal.add(CompiledGraphRecord(job.title, kind, *counts, seconds, stats.cache_hits, parts, memory), compiled)
     for stage, took in stats.seconds.items():
-        journal.span(f"{title} {kind}", stage, start, start := start + took)
+        journal.span(f"{job.title} {kind}", stage, start, start := start + took)
 
 
-def _compile_with_inductor(
-    toolchain: Toolchain,
-    gm: torch.fx.GraphModule,
-    example_inputs: Inputs,
-    stages: Stages,
-    title: str,
-    dump: Dump | None,
-) -> Runner:
-    given = toolchain.options
-    brought = toolchain.brought
-    settings = dataclasses.replace(inductor_options(given), binaries=brought.binaries if brought is not None else None)
+class _Kernels:
+    """The way of a captured graph to generated kernels, or to those that were kept of it."""
 
-    journal = toolchain.journal
-    began = time.perf_counter()
-    partitioner = laid_out(partitioner_of(given))
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.began = time.perf_counter()
+        brought = job.toolchain.brought
+        self.settings = dataclasses.replace(
+            inductor_options(job.toolchain.options), binaries=brought.binaries if brought is not None else None
+        )
 
-    @functools.wraps(partitioner)
-    def choose(joint: JointGraph) -> Partition:
-        start = time.perf_counter()
-        journal.span(title, "trace", began, start)
-        found = partitioner(joint)
-        journal.span(title, "partition", start, time.perf_counter())
-        return found
+    @classmethod
+    def of(cls, job: Job, inputs: Inputs) -> Runner:
+        """The graph compiled, and kept for `torchcompile.save` and other processes."""
+        toolchain, kernels = job.toolchain, cls(job)
+        kept = Kept(job.title, key_of(job.gm, toolchain.options) if len(job.stages) < 2 else None)
+        shelf = kernels.shelf(kept)
+        with toolchain.progress.working(job.title) as watch:
+            watch("trace", 0, 0)
+            runner = or_as_captured(job, lambda: kernels.compile(inputs, shelf), (ArtifactMismatch,))
+        toolchain.kept.append(kept)
+        return runner
 
-    def load(kind: Kind, kept: torchinductor.KeptGraph) -> Runner:
-        start = time.perf_counter()
-        loaded = torchinductor.load_graph(kept, settings, ledger=toolchain.ledger, title=f"{title} {kind}")
-        record(toolchain, title, kind, kept.nodes, loaded, start)
+    @_COLLECTOR.held_back()
+    def compile(self, inputs: Inputs, shelf: Shelf | None) -> Runner:
+        return through_autograd(self.job, inputs, self.compiler, self.partitioner(), "prims", shelf)
+
+    def shelf(self, kept: Kept) -> Shelf | None:
+        """Where its compiled form is kept, if it is."""
+        toolchain = self.job.toolchain
+        ledger, brought = toolchain.ledger, toolchain.brought
+
+        def missing() -> None:
+            if brought is not None:
+                brought.lacks(self.job.title, ledger)
+
+        if kept.content is None:
+            missing()
+        if kept.content is None or toolchain.options.cache is None:
+            return None
+        told = [len(ledger.events)]
+
+        def told_missing() -> None:
+            missing()
+            told[0] = len(ledger.events)
+
+        quiet = lambda: len(ledger.events) == told[0]
+        store = Store(toolchain.options.cache)
+        return ProgramShelf(store, kept, self.load, quiet, lines_of(self.job.gm), told_missing, brought)
+
+    def partitioner(self) -> Partitioner:
+        """The program's, which also says when tracing ended and how long the cut took."""
+        partitioner, journal = laid_out(partitioner_of(self.job.toolchain.options)), self.job.toolchain.journal
+
+        @functools.wraps(partitioner)
+        def choose(joint: JointGraph) -> Partition:
+            start = time.perf_counter()
+            journal.span(self.job.title, "trace", self.began, start)
+            found = partitioner(joint)
+            journal.span(self.job.title, "partition", start, time.perf_counter())
+            return found
+
+        return choose
+
+    def load(self, kind: Kind, kept: torchinductor.KeptGraph) -> Runner:
+        """Makes a kept half run."""
+        start, half = time.perf_counter(), f"{self.job.title} {kind}"
+        loaded = torchinductor.load_graph(kept, self.settings, ledger=self.job.toolchain.ledger, title=half)
+        record(self.job, kind, kept.nodes, loaded, start)
         return Boxed(loaded)
 
-    def compiler(kind: Kind) -> Callable[[torch.fx.GraphModule, Inputs], Runner]:
-        named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
+    def compiler(self, kind: Kind) -> Backend:
+        """What compiles a half of a kind."""
+        toolchain, half = self.job.toolchain, f"{self.job.title} {kind}"
 
         @_COLLECTOR.held_back()
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
-            with toolchain.progress.working(f"{title} {kind}") as watch:
-                return build_watched(graph, inputs, watch)
-
-        def build_watched(graph: torch.fx.GraphModule, inputs: Inputs, watch: Watch) -> Runner:
             start = time.perf_counter()
             if kind == "inference":
-                journal.span(title, "trace", began, start)
+                toolchain.journal.span(self.job.title, "trace", self.began, start)
             try:
-                if kind == "inference":
-                    torchinductor.choose_layouts(graph)
-                half = f"{title} {kind}"
-                compiled = torchinductor.compile_graph(
-                    graph, inputs, settings, dump=named_dump, ledger=toolchain.ledger, title=half, watch=watch
-                )
+                compiled = self._compiled(graph, inputs, kind)
             except TOLD_OTHERWISE:
                 raise
             except Exception as error:
                 if kind != "backward":
                     raise  # nothing has run yet: the captured graph as a whole runs eagerly
-                toolchain.not_compiled(f"{title} {kind}", error)
+                toolchain.not_compiled(half, error)
                 return run_agreed(graph, inputs)
             prims = sum(node.op == "call_function" for node in graph.graph.nodes)
-            record(toolchain, title, kind, prims, compiled, start)
+            record(self.job, kind, prims, compiled, start)
             return agreed(Boxed(compiled), graph)
 
         return build
 
-    @_COLLECTOR.held_back()
-    def compile() -> Runner:
-        return aot_module(
-            dense_attention_masks(gm),
-            example_inputs,
-            fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
-            partitioner=choose,
-            decompositions="prims",
-            distinct_inputs=True,  # capture guards it
-            dump=dump,
-            eager_random=toolchain.options.eager_random,
-            preserve=toolchain.options.preserve,
-            stages=stages,
-            shelf=shelf,
-        )
-
-    def missing() -> None:
-        if brought is not None:
-            brought.lacks(title, toolchain.ledger)
-
-    kept = Kept(title, key_of(gm, given) if len(stages) < 2 else None)
-    shelf = None
-    if kept.content is None:
-        missing()
-    elif given.cache is not None:
-        told = [len(toolchain.ledger.events)]
-
-        def told_missing() -> None:
-            missing()
-            told[0] = len(toolchain.ledger.events)
-
-        quiet = lambda: len(toolchain.ledger.events) == told[0]
-        shelf = ProgramShelf(Store(given.cache), kept, load, quiet, lines_of(gm), told_missing, brought)
-    with toolchain.progress.working(title) as watch:
-        watch("trace", 0, 0)
-        runner = or_as_captured(toolchain, title, gm, compile, (ArtifactMismatch,))
-    toolchain.kept.append(kept)
-    return runner
+    def _compiled(self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind) -> torchinductor.CompiledGraph:
+        toolchain, half, dump = self.job.toolchain, f"{self.job.title} {kind}", self.job.dump
+        named_dump = (lambda name, text: dump(f"{kind}_{name}", text)) if dump is not None else None
+        with toolchain.progress.working(half) as watch:
+            if kind == "inference":
+                torchinductor.choose_layouts(graph)
+            return torchinductor.compile_graph(
+                graph, inputs, self.settings, dump=named_dump, ledger=toolchain.ledger, title=half, watch=watch
+            )
 
 
 def _by_torchs(name: str, toolchain: Toolchain, gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:

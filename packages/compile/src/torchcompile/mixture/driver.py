@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import time
 import warnings
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,15 +15,15 @@ from torch import fx
 from torch._ops import OpOverload
 
 import torchinductor
-from aotautograd import aot_module, run_graph
+from aotautograd import run_graph
 from aotautograd.lowering import drawing_operators
+from aotautograd.schemas import Opset
 from primtorch.ledger import Event
 from primtorch.lower import lower
 from primtorch.printing import graph_text
 from torchcompile import backends
-from torchcompile.backends import Backend, Inputs, Runner, Toolchain
+from torchcompile.backends import Backend, Inputs, Job, Runner, Toolchain
 from torchcompile.capability import Capability, Stage, everything
-from torchcompile.dumps import Dump
 from torchcompile.errors import InvalidArgument
 from torchcompile.events import PIECE_MENDED
 from torchcompile.journal import Kind, PieceRecord
@@ -30,8 +31,6 @@ from torchcompile.mixture.pieces import Part, name_sizes, part_of
 from torchcompile.mixture.placement import HOST, NoBackend, Piece, is_number, operator_name, place
 from torchcompile.mixture.running import HeldToGraph, MixedGraph, Run
 from torchcompile.options import CompileOptions
-from torchcompile.passes import dense_attention_masks
-from torchdistributed.replicas import Stages
 
 HOST_NAME = "PyTorch"
 
@@ -97,24 +96,15 @@ class _Theirs(Exception):
     """Carries an error of a registered back end past what mends errors of this stack's own."""
 
 
-def _compile(
-    members: Sequence[Member],
-    stage: Stage,
-    toolchain: Toolchain,
-    gm: fx.GraphModule,
-    example_inputs: Inputs,
-    stages: Stages,
-    title: str,
-    dump: Dump | None,
-) -> Runner:
-    given = toolchain.options
+def _compile(members: Sequence[Member], stage: Stage, job: Job, inputs: Inputs) -> Runner:
+    prims = stage == "prims"
 
-    def compiler(kind: Kind) -> Callable[[fx.GraphModule, Inputs], Runner]:
+    def compiler(kind: Kind) -> Backend:
         def build(graph: fx.GraphModule, inputs: Inputs) -> Runner:
-            if stage == "prims" and kind == "inference":
+            if prims and kind == "inference":
                 torchinductor.choose_layouts(graph)
             try:
-                return _Half(members, stage, toolchain, title, kind, dump).build(graph)
+                return _Half(members, stage, job, kind).build(graph)
             except _Theirs as carried:
                 if kind == "backward":  # autograd runs it: nobody on the way mends anything
                     assert carried.__cause__ is not None
@@ -123,27 +113,13 @@ def _compile(
 
         return build
 
-    partitioner = backends.partitioner_of(given)
-    prims = stage == "prims"
-
-    def compile() -> Runner:
-        return aot_module(
-            dense_attention_masks(gm),
-            example_inputs,
-            fw_compiler=compiler("forward"),
-            bw_compiler=compiler("backward"),
-            inference_compiler=compiler("inference"),
-            partitioner=backends.laid_out(partitioner) if prims else partitioner,
-            decompositions="prims" if prims else None,
-            distinct_inputs=True,  # capture guards it
-            dump=dump,
-            eager_random=given.eager_random,
-            preserve=given.preserve if prims else (),
-            stages=stages,
-        )
-
+    partitioner = backends.partitioner_of(job.toolchain.options)
+    if prims:
+        partitioner = backends.laid_out(partitioner)
+    opset: Opset | None = "prims" if prims else None
+    compile = functools.partial(backends.through_autograd, job, inputs, compiler, partitioner, opset)
     try:
-        return backends.or_as_captured(toolchain, title, gm, compile, also=(_Theirs, NoBackend))
+        return backends.or_as_captured(job, compile, also=(_Theirs, NoBackend))
     except _Theirs as carried:
         assert carried.__cause__ is not None
         raise carried.__cause__ from None
@@ -157,21 +133,11 @@ def _whole(options: CompileOptions) -> tuple[OpOverload, ...]:
 class _Half:
     """A forward, backward or inference graph that is compiled in pieces."""
 
-    def __init__(
-        self,
-        members: Sequence[Member],
-        stage: Stage,
-        toolchain: Toolchain,
-        title: str,
-        kind: Kind,
-        dump: Dump | None,
-    ) -> None:
+    def __init__(self, members: Sequence[Member], stage: Stage, job: Job, kind: Kind) -> None:
         self.members = members
         self.stage = stage
-        self.toolchain = toolchain
-        self.title = title
+        self.job = job
         self.kind: Kind = kind
-        self.dump = dump
 
     def build(self, graph: fx.GraphModule) -> MixedGraph:
         names = [member.name for member in self.members]
@@ -186,9 +152,9 @@ class _Half:
             known.update(dict.fromkeys(n for n in piece.nodes if is_number(n)))
             if not is_number(piece.nodes[0]):
                 records.append(self._record(piece, number))
-        self.toolchain.journal.place(records)
-        if self.dump is not None:
-            self.dump(f"{self.kind}_pieces.txt", "\n".join(map(str, records)) + "\n")
+        self.job.toolchain.journal.place(records)
+        if self.job.dump is not None:
+            self.job.dump(f"{self.kind}_pieces.txt", "\n".join(map(str, records)) + "\n")
         return MixedGraph(graph, parts)
 
     def _record(self, piece: Piece, number: int) -> PieceRecord:
@@ -196,17 +162,17 @@ class _Half:
         counted = Counter(operator_name(n) for n in piece.nodes if not operator_name(n).endswith("getitem"))
         stacks = (n.meta.get("stack", ()) for n in piece.nodes)
         lines = dict.fromkeys(f"{stack[-1].file}:{stack[-1].line}" for stack in stacks if stack)
-        return PieceRecord(self.title, self.kind, number, name, tuple(counted.items()), piece.why, tuple(lines))
+        return PieceRecord(self.job.title, self.kind, number, name, tuple(counted.items()), piece.why, tuple(lines))
 
     def _compiled(self, part: Part, piece: Piece, number: int) -> Run:
         if piece.member == HOST:
             forward: Run = part.module.forward
             return forward
         member = self.members[piece.member]
-        title = f"{self.title} {self.kind} piece {number}"
-        if self.dump is not None:
+        title = f"{self.job.title} {self.kind} piece {number}"
+        if self.job.dump is not None:
             file = f"{self.kind}_piece_{number}_{member.name}"
-            self.dump(f"{file}.py", graph_text(part.module, "piece"))
+            self.job.dump(f"{file}.py", graph_text(part.module, "piece"))
         inputs = [node.meta["val"] for node in part.takes]
         if member.theirs is not None:
             try:
@@ -219,7 +185,7 @@ class _Half:
         return self._by_inductor(part.module, inputs, title)
 
     def _by_inductor(self, graph: fx.GraphModule, inputs: Inputs, title: str) -> Run:
-        toolchain, start = self.toolchain, time.perf_counter()
+        toolchain, start = self.job.toolchain, time.perf_counter()
         try:
             lowered = graph if self.stage == "prims" else lower(graph, preserve=_whole(toolchain.options))
             compiled = torchinductor.compile_graph(
@@ -231,10 +197,10 @@ class _Half:
             toolchain.not_compiled(title, error)
             return run_graph(graph, inputs)
         prims = sum(node.op == "call_function" for node in lowered.graph.nodes)
-        backends.record(toolchain, title, self.kind, prims, compiled, start)
+        backends.record(dataclasses.replace(self.job, title=title), self.kind, prims, compiled, start)
         return backends.Boxed(compiled)
 
     def _tell(self, title: str, detail: str) -> None:
         event = Event(PIECE_MENDED, title, detail)
-        self.toolchain.ledger.add(event)
+        self.job.toolchain.ledger.add(event)
         warnings.warn(str(event), stacklevel=2)
