@@ -2,7 +2,7 @@
 
     python tools/reach.py
 
-The programs are those of packages/compile/tests/reach_programs.py, whose values and gradients the tests compare with
+The programs are those of packages/compile/tests/reach_programs, whose values and gradients the tests compare with
 eager's. Each is called three times here, the third time with another size, on the back end "aot_eager"; torch.compile
 is asked for the first call alone, by a back end that runs the graphs as they are.
 """
@@ -65,7 +65,7 @@ def page() -> str:
     lines = [
         "# What is captured",
         "",
-        "The parts of PyTorch's language, a program each (packages/compile/tests/reach_programs.py; the tests compare "
+        "The parts of PyTorch's language, a program each (packages/compile/tests/reach_programs; the tests compare "
         f"its values and gradients with eager's). `python tools/reach.py`, torch {torch.__version__}, Python "
         f"{platform.python_version()}: of {len(rows)} programs {count[0]} are one graph here, {count[1]} under "
         "torch.compile. What is in no graph here runs eagerly between graphs and is told in the report.",

@@ -1,0 +1,27 @@
+"""NumPy's arrays within the program."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from .record import part
+
+NUMPY = "NumPy"
+
+
+@part(NUMPY, "from and to arrays", gradient=False)
+def through_numpy(x: torch.Tensor) -> Any:
+    return torch.from_numpy(np.sin(x.numpy()) + 1) * 2
+
+
+@part(
+    NUMPY,
+    "a function of arrays",
+    calls=lambda: [(np.linspace(0.0, 1.0, 6),), (np.linspace(0.0, 2.0, 6),)],
+    gradient=False,
+)
+def of_arrays(a: Any) -> Any:
+    return (np.exp(a) * a[::-1]).cumsum()

@@ -1,0 +1,72 @@
+"""What the program asks of tensors' elements."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from .record import PYTHON, Program, maker, part
+
+
+@part(PYTHON, "item in arithmetic")
+def with_item(x: torch.Tensor) -> Any:
+    return x * x.sum().item()
+
+
+@part(PYTHON, "item as a size")
+def sized_by_item(x: torch.Tensor) -> Any:
+    count = (x > 0).sum().item()
+    return torch.zeros(count, dtype=x.dtype) + x.sum(), x[: x[0].argmax().item()] * 2
+
+
+@part(PYTHON, "tolist")
+def with_tolist(x: torch.Tensor) -> Any:
+    return x + sum(x[0].tolist())
+
+
+@part(PYTHON, "a branch on data", "data_dependent_branch", gradient=False)
+def branching(x: torch.Tensor) -> Any:
+    return x.sin() if x.sum() > 0 else x.cos()
+
+
+@part(PYTHON, "assert on a tensor")
+def asserting(x: torch.Tensor) -> Any:
+    assert (x.abs() < 1e9).all()
+    return x.sin()
+
+
+@part(PYTHON, "nonzero and boolean masks")
+def masked(x: torch.Tensor) -> Any:
+    return x[x > 0].sum(), x.nonzero()
+
+
+@part(PYTHON, "min and max of tensors")
+def extremes(x: torch.Tensor) -> Any:
+    return min(x[0, 0], x[0, 1]) + x
+
+
+@part(PYTHON, "max by a key", "data_dependent_branch")
+def largest_by_key(x: torch.Tensor) -> Any:
+    return max([x[0, 0], x[1, 1]], key=lambda t: t * 2) + x
+
+
+@part(PYTHON, "x.data = ")
+def data_set(x: torch.Tensor) -> Any:
+    y = x.clone()
+    y.data = x.detach() * 2
+    return y.sin()
+
+
+@maker(PYTHON, "a parameter's data, set and written to", gradient=False)
+def parameter_data() -> Program:
+    weight = nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def program(x: torch.Tensor) -> Any:
+        weight.data = weight.data.lerp(x.detach()[0], 0.5)
+        scaled = weight.detach() * 2
+        scaled.data.clamp_(max=1.0)
+        return scaled + x
+
+    return program

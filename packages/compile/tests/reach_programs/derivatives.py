@@ -1,0 +1,130 @@
+"""Derivatives that the program takes itself, by torch.func and by autograd, and whole training steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.autograd import forward_ad
+
+from .record import Program, maker, part
+
+FUNC = "torch.func"
+
+
+def scalar(x: torch.Tensor) -> torch.Tensor:
+    return (x.sin() * x).sum()
+
+
+@part(FUNC, "grad")
+def func_grad(x: torch.Tensor) -> Any:
+    return torch.func.grad(scalar)(x)
+
+
+@part(FUNC, "value_and_grad")
+def func_value_and_grad(x: torch.Tensor) -> Any:
+    return torch.func.grad_and_value(scalar)(x)
+
+
+@part(FUNC, "vmap")
+def func_vmap(x: torch.Tensor) -> Any:
+    return torch.vmap(lambda row: (row * row).sum())(x)
+
+
+@part(FUNC, "vmap of grad")
+def func_per_sample(x: torch.Tensor) -> Any:
+    return torch.vmap(torch.func.grad(scalar))(x)
+
+
+@part(FUNC, "jvp")
+def func_jvp(x: torch.Tensor) -> Any:
+    return torch.func.jvp(torch.sin, (x,), (torch.ones_like(x),))
+
+
+@part(FUNC, "vjp")
+def func_vjp(x: torch.Tensor) -> Any:
+    value, pull = torch.func.vjp(torch.sin, x)
+    return value, pull(torch.ones_like(value))[0]
+
+
+@part(FUNC, "jacrev")
+def func_jacrev(x: torch.Tensor) -> Any:
+    return torch.func.jacrev(lambda t: t.sin().sum(0))(x)
+
+
+@part(FUNC, "jacfwd")
+def func_jacfwd(x: torch.Tensor) -> Any:
+    return torch.func.jacfwd(lambda t: t.sin().sum(0))(x)
+
+
+@part(FUNC, "hessian")
+def func_hessian(x: torch.Tensor) -> Any:
+    return torch.func.hessian(scalar)(x)
+
+
+@maker(FUNC, "functional_call")
+def func_functional_call() -> Program:
+    net = nn.Linear(3, 3).double()
+    weights = {name: p.detach() for name, p in net.named_parameters()}
+    return lambda x: torch.func.functional_call(net, weights, (x,))
+
+
+@part(FUNC, "autograd.grad within")
+def inner_grad(x: torch.Tensor) -> Any:
+    y = x.detach().requires_grad_()
+    (g,) = torch.autograd.grad(y.sin().sum(), y)
+    return g * x
+
+
+@part(FUNC, "autograd.grad within, differentiated again")
+def penalised(x: torch.Tensor) -> Any:
+    y = x.detach().requires_grad_()
+    (g,) = torch.autograd.grad((y * x).sin().sum(), y, create_graph=True)
+    return (g.norm() - 1) ** 2
+
+
+@part(FUNC, "backward(create_graph=True)")
+def backward_with_history(x: torch.Tensor) -> Any:
+    (x.sin() * x).sum().backward(create_graph=True)
+    assert x.grad is not None
+    found = x.grad.square()
+    x.grad = None
+    return found
+
+
+@part(FUNC, "forward-mode dual numbers")
+def duals(x: torch.Tensor) -> Any:
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(forward_ad.make_dual(x, torch.ones_like(x)).sin()).tangent
+
+
+STEPS = "Training steps"
+
+
+def _step(make: Callable[[Any], torch.optim.Optimizer], clip: bool) -> Program:
+    torch.manual_seed(3)
+    net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).double()
+    optimizer = make(net.parameters())
+
+    def step(x: torch.Tensor) -> Any:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        if clip:
+            nn.utils.clip_grad_norm_(net.parameters(), 0.1)
+        optimizer.step()
+        return loss.detach(), [p.detach().clone() for p in net.parameters()]
+
+    return step
+
+
+@maker(STEPS, "backward() and SGD", gradient=False)
+def sgd_step() -> Program:
+    return _step(lambda p: torch.optim.SGD(p, 0.1), clip=False)
+
+
+@maker(STEPS, "backward(), clipping and AdamW", gradient=False)
+def adam_step() -> Program:
+    return _step(lambda p: torch.optim.AdamW(p, 0.1), clip=True)

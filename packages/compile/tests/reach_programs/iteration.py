@@ -1,0 +1,95 @@
+"""Iterators, generators and containers."""
+
+from __future__ import annotations
+
+import collections
+import functools
+import itertools
+import math
+from collections.abc import Generator, Iterator
+from typing import Any
+
+import torch
+
+from .record import PYTHON, Program, maker, part
+
+
+@part(PYTHON, "itertools objects returned")
+def iterators(x: torch.Tensor) -> Any:
+    return list(itertools.accumulate([x, x * 2, x * 3])), itertools.chain([x], [x + 1])
+
+
+@part(PYTHON, "zip, islice and repeat returned")
+def more_iterators(x: torch.Tensor) -> Any:
+    return zip([x], [x + 1], strict=True), itertools.islice(itertools.count(1), 2), itertools.repeat(x, 2)
+
+
+@part(PYTHON, "a list that is filled and emptied")
+def filled_and_emptied(x: torch.Tensor) -> Any:
+    rows = []
+    for i in range(x.shape[0]):
+        rows.append(x[i] * i)
+    while len(rows) > 2:
+        rows.pop()
+    return torch.cat(rows)
+
+
+@part(PYTHON, "a list that grows with the batch")
+def growing(x: torch.Tensor) -> Any:
+    return torch.stack([row.sin() for row in x]).sum(0)
+
+
+@part(PYTHON, "generators")
+def generating(x: torch.Tensor) -> Any:
+    def parts() -> Iterator[torch.Tensor]:
+        for row in x.unbind(1):
+            yield row * 2
+
+    return sum(parts())
+
+
+@part(PYTHON, "a generator that is sent to")
+def sent_to(x: torch.Tensor) -> Any:
+    def doubling() -> Generator[torch.Tensor, torch.Tensor, None]:
+        got = yield x
+        yield got * 2
+
+    steps = doubling()
+    return steps.send(next(steps) + 1)
+
+
+@part(PYTHON, "a generator across a break", "print")
+def generating_across(x: torch.Tensor) -> Any:
+    def parts() -> Iterator[torch.Tensor]:
+        for place, row in enumerate(x.unbind(1)):
+            if place == 1:
+                print(end="")
+            yield row * 2
+
+    return sum(parts())
+
+
+@part(PYTHON, "collections")
+def containers(x: torch.Tensor) -> Any:
+    counts = collections.Counter("hello")
+    by_name: dict[str, list[torch.Tensor]] = collections.defaultdict(list)
+    for place, name in enumerate("aba"):
+        by_name[name].append(x * place)
+    queue = collections.deque([x], maxlen=2)
+    queue.append(x * counts["l"])
+    return {name: torch.stack(parts).sum(0) for name, parts in by_name.items()}, queue.popleft()
+
+
+@part(PYTHON, "functools.partial, operator, map, zip")
+def functional(x: torch.Tensor) -> Any:
+    scaled = functools.partial(torch.mul, other=2)
+    return functools.reduce(torch.add, map(scaled, x.unbind(0)))
+
+
+@maker(PYTHON, "functools.lru_cache")
+def caching() -> Program:
+    @functools.lru_cache
+    def factor(n: int) -> float:
+        return math.sqrt(n)
+
+    return lambda x: x * factor(x.shape[1])

@@ -1,0 +1,128 @@
+"""Classes of tensors, and parametrizations."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from .record import Program, maker, part, sizes
+
+SUBCLASSES = "Tensor subclasses"
+
+
+class Tagged(torch.Tensor):
+    """With __torch_function__ as every subclass has it."""
+
+
+class Pair(torch.Tensor):
+    """Two tensors as one, by __torch_dispatch__."""
+
+    @staticmethod
+    def __new__(cls, a: torch.Tensor, b: torch.Tensor) -> Pair:
+        return torch.Tensor._make_wrapper_subclass(cls, a.shape, dtype=a.dtype)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, a: torch.Tensor, b: torch.Tensor) -> None:
+        self.a, self.b = a, b
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["a", "b"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> Pair:
+        return Pair(inner["a"], inner["b"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        each = [
+            func(*(getattr(t, name) if isinstance(t, Pair) else t for t in args), **(kwargs or {})) for name in "ab"
+        ]
+        return cls(*each) if isinstance(each[0], torch.Tensor) else each[0]
+
+
+@part(SUBCLASSES, "__torch_function__ by default", gradient=False)
+def tagged(x: torch.Tensor) -> Any:
+    return x.as_subclass(Tagged).sin() + 1
+
+
+class Logged(torch.Tensor):
+    """With a __torch_function__ of its own, which notes what it was asked."""
+
+    asked: list[str] = []
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        cls.asked.append(func.__name__)
+        with torch._C.DisableTorchFunctionSubclass():
+            out = func(*args, **(kwargs or {}))
+        return out.as_subclass(cls) if isinstance(out, torch.Tensor) else out
+
+
+@part(SUBCLASSES, "__torch_function__ of its own", gradient=False)
+def logged(x: torch.Tensor) -> Any:
+    Logged.asked.clear()
+    y = x.as_subclass(Logged).sin() + 1
+    return y, len(Logged.asked)
+
+
+@part(
+    SUBCLASSES,
+    "two tensors in one, as an input",
+    gradient=False,
+    calls=lambda: [(Pair(*sizes(3), *sizes(3)),)] * 2,
+)
+def of_pairs(p: Any) -> Any:
+    out = (p.sin() + p) * 2
+    return out.a, out.b
+
+
+@part(SUBCLASSES, "two tensors in one, made and taken apart")
+def makes_pairs(x: torch.Tensor) -> Any:
+    pair = Pair(x.detach(), x.detach() + 1) * 2
+    return pair.a * x, pair.b
+
+
+class InLevels(torch.Tensor):
+    """A weight of int8, as operators see it one of float64."""
+
+    @staticmethod
+    def __new__(cls, levels: torch.Tensor) -> InLevels:
+        return torch.Tensor._make_wrapper_subclass(cls, levels.shape, dtype=torch.float64)  # type: ignore[attr-defined, no-any-return]
+
+    def __init__(self, levels: torch.Tensor) -> None:
+        self.levels = levels
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["levels"], None
+
+    @staticmethod
+    def __tensor_unflatten__(inner: Any, meta: Any, size: Any, stride: Any) -> InLevels:
+        return InLevels(inner["levels"])
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.detach.default:
+            return cls(args[0].levels)
+        return func(*(t.levels.double() / 16 if isinstance(t, cls) else t for t in args), **(kwargs or {}))
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+
+
+@maker(SUBCLASSES, "a quantised weight in a module")
+def quantised() -> Program:
+    net = nn.Linear(3, 4).double()
+    net.weight = nn.Parameter(InLevels(torch.arange(-6, 6, dtype=torch.int8).reshape(4, 3)), requires_grad=False)
+    return net
+
+
+@part(SUBCLASSES, "nested jagged", "special_tensor", "tensor_subclass", "unsplit_frame", gradient=False)
+def jagged(x: torch.Tensor) -> Any:
+    return torch.nested.nested_tensor([x, x[:2]], layout=torch.jagged).sin().values()
+
+
+@maker(SUBCLASSES, "parametrizations")
+def parametrized() -> Program:
+    torch.manual_seed(3)
+    return parametrizations.weight_norm(nn.Linear(3, 3).double())  # type: ignore[no-any-return]
