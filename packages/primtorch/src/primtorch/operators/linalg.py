@@ -229,8 +229,9 @@ def _lstsq(
 ) -> tuple[TensorSpec, ...]:
     """The solver leaves the solution in the memory of a right side, which is as high as the matrix where that is more
     than its width."""
-    *lead, rows, columns = a.shape
+    *matrices, rows, columns = a.shape
     vector = b.dim() == a.dim() - 1
+    lead = broadcast(tuple(matrices), tuple(b.shape[:-1] if vector else b.shape[:-2]))
     width = 1 if vector else b.shape[-1]
     height = rows if rows is columns else torch.sym_max(rows, columns)
     if vector:
@@ -240,11 +241,11 @@ def _lstsq(
         solution = strided(a, (*lead, columns, width), (*strides[:-2], strides[-1], strides[-2]))
     driver = driver or ("gelsy" if a.device.type == "cpu" else "gels")
     residuals = (*lead, width) if driver != "gelsy" and rows > columns else (0,)
-    values = (*lead, _smaller(rows, columns)) if driver in ("gelsd", "gelss") else (0,)
+    values = (*matrices, _smaller(rows, columns)) if driver in ("gelsd", "gelss") else (0,)
     return (
         solution,
         contiguous(a, residuals, real_of(a.dtype)),
-        contiguous(a, lead if driver != "gels" else (0,), torch.int64),
+        contiguous(a, matrices if driver != "gels" else (0,), torch.int64),
         contiguous(a, values, real_of(a.dtype)),
     )
 
@@ -253,6 +254,10 @@ def _lstsq(
 def _refuse_lstsq(x: TensorLike, other: TensorLike, *args: object, **options: object) -> None:
     refuse(x.dim() < 2, "torch.linalg.lstsq: input must have at least 2 dimensions.")
     refuse(other.dim() < 1, "torch.linalg.lstsq: other must have at least 1 dimension.")
+    refuse(
+        other.dim() not in (x.dim() - 1, x.dim()),
+        "torch.linalg.lstsq: other must have as many dimensions as input, or one less.",
+    )
 
 
 @OP.formula("linalg_ldl_solve")
@@ -344,15 +349,29 @@ def _refuse_ormqr(
     x: TensorLike, tau: TensorLike, other: TensorLike, left: bool = True, transpose: bool = False
 ) -> None:
     refuse(x.dim() < 2 or other.dim() < 2, "torch.ormqr: input and other must have at least 2 dimensions.")
+    refuse(
+        list(x.shape[:-2]) != list(other.shape[:-2]),
+        "torch.ormqr: input and other must have the same batch dimensions.",
+    )
     rows = other.shape[-2] if left else other.shape[-1]
     smaller = rows if rows < x.shape[-1] else x.shape[-1]
     refuse(tau.shape[-1] > x.shape[-1] or tau.shape[-1] != smaller, "torch.ormqr: tau.shape[-1] does not fit")
 
 
 # --- factors and solutions -----------------------------------------------------------------------
-@OP.formula("cholesky_inverse", "cholesky_solve", "_cholesky_solve_helper", "linalg_householder_product")
+@OP.formula("cholesky_inverse", "_cholesky_solve_helper", "linalg_householder_product")
 def _by_columns(a: TensorLike, *args: object, **options: object) -> TensorSpec:
     return column_major(a, a.shape)
+
+
+def _batch(a: TensorLike, b: TensorLike) -> tuple[Size, ...]:
+    """The batch dims that two batches of matrices have in common."""
+    return broadcast(tuple(a.shape[:-2]), tuple(b.shape[:-2]))
+
+
+@OP.formula("cholesky_solve")
+def _cholesky_solve(b: TensorLike, a: TensorLike, upper: bool = False) -> TensorSpec:
+    return column_major(b, (*_batch(a, b), *b.shape[-2:]))
 
 
 @OP.formula("ormqr")
@@ -382,14 +401,15 @@ def _takes_vectors(a: TensorLike, b: TensorLike) -> bool:
 
 @OP.formula("_linalg_solve_ex")
 def _solve(a: TensorLike, b: TensorLike, *, left: bool = True, check_errors: bool = False) -> tuple[TensorSpec, ...]:
-    shape = (*a.shape[:-2], *(a.shape[-1:] if _takes_vectors(a, b) else b.shape[-2:]))
+    vectors = _takes_vectors(a, b)
+    shape = (*a.shape[:-2], a.shape[-1]) if vectors else (*_batch(a, b), *b.shape[-2:])
     x = column_major(a, shape) if left and len(shape) > 1 else contiguous(a, shape)  # a batch of vectors as a matrix
     return x, column_major(a, a.shape), contiguous(a, a.shape[:-1], torch.int32), _info(a)
 
 
 @OP.formula("triangular_solve")
 def _triangular_solve(b: TensorLike, a: TensorLike, *args: object, **options: object) -> tuple[TensorSpec, TensorSpec]:
-    batch = a.shape[:-2] if a.dim() >= b.dim() else b.shape[:-2]
+    batch = _batch(a, b)
     return column_major(b, (*batch, *b.shape[-2:])), column_major(a, (*batch, *a.shape[-2:]))
 
 
