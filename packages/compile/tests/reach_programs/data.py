@@ -47,9 +47,25 @@ def extremes(x: torch.Tensor) -> Any:
     return min(x[0, 0], x[0, 1]) + x
 
 
-@part(PYTHON, "max by a key", "data_dependent_branch")
+@part(PYTHON, "max by a key")
 def largest_by_key(x: torch.Tensor) -> Any:
     return max([x[0, 0], x[1, 1]], key=lambda t: t * 2) + x
+
+
+@part(PYTHON, "min and max of what a generator gives, and of rows by a key")
+def extremes_of_many(x: torch.Tensor) -> Any:
+    longest = max(x.unbind(0), key=lambda row: row.norm())
+    return max(column.sum() for column in x.unbind(1)) * x, min([x[0, 0]], default=x) * longest
+
+
+@part(PYTHON, "sorted tensors", "data_dependent_branch")
+def ordered(x: torch.Tensor) -> Any:
+    return torch.stack(sorted([x[0, 0], x[0, 1], x[1, 0]]))
+
+
+@part(PYTHON, "sorted by a key of shapes")
+def ordered_by_shape(x: torch.Tensor) -> Any:
+    return torch.cat(sorted([x[:2], x[:1], x[:3]], key=len, reverse=True))
 
 
 @part(PYTHON, "x.data = ")

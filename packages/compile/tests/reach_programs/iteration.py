@@ -6,6 +6,7 @@ import collections
 import functools
 import itertools
 import math
+import operator
 from collections.abc import Generator, Iterator
 from typing import Any
 
@@ -22,6 +23,39 @@ def iterators(x: torch.Tensor) -> Any:
 @part(PYTHON, "zip, islice and repeat returned")
 def more_iterators(x: torch.Tensor) -> Any:
     return zip([x], [x + 1], strict=True), itertools.islice(itertools.count(1), 2), itertools.repeat(x, 2)
+
+
+@part(PYTHON, "tee, groupby and pairwise returned, partly consumed")
+def begun_iterators(x: torch.Tensor) -> Any:
+    first, second = itertools.tee([x, x + 1, x + 2])
+    next(first)
+    groups = itertools.groupby([x, x + 1, x[:1]], key=len)
+    _, group = next(groups)
+    next(group)
+    pairs = itertools.pairwise([x, x + 1, x + 2])
+    next(pairs)
+    return first, second, group, map(operator.itemgetter(0), groups), pairs, iter(collections.deque([x]))
+
+
+@part(PYTHON, "the iterators of itertools, begun and gone on with")
+def gone_on_with(x: torch.Tensor) -> Any:
+    rows = [x, x + 1, x[:1]]
+    made = [
+        itertools.accumulate(rows[:2], lambda a, b: a * b, initial=x),
+        itertools.chain.from_iterable([rows[:1], rows[1:]]),
+        itertools.compress(rows, [1, 0, 1]),
+        itertools.cycle(rows[:2]),
+        itertools.dropwhile(lambda t: len(t) > 2, [*rows, x]),
+        itertools.filterfalse(lambda t: len(t) > 2, [*rows, x[:1]]),
+        itertools.islice(rows, 1, None),
+        itertools.pairwise(rows),
+        itertools.permutations(rows, 2),
+        itertools.product(rows, [2, 3]),
+        itertools.starmap(torch.add, [(x, x), (x, 1)]),
+        itertools.takewhile(lambda t: len(t) > 2, rows),
+        itertools.zip_longest(rows, rows[:1], fillvalue=x),
+    ]
+    return [next(one) for one in made], [next(one) for one in made if type(one) is not itertools.compress], made[0]
 
 
 @part(PYTHON, "a list that is filled and emptied")

@@ -481,6 +481,11 @@ class CaptureWorld(PlainWorld):
             self.tell_apart(a, b)
         return scalars.binary(op, a, b, BINARY[op][0])
 
+    def choose(
+        self, op: str, values: tuple[object, object], keys: tuple[object, object]
+    ) -> tuple[object, object] | None:
+        return self.outside.recorder.choices.choose(op, values, keys)
+
     def compare(self, op: str, a: object, b: object) -> Any:
         a, b = self._current(a, b)
         if isinstance(a, Array) or isinstance(b, Array):

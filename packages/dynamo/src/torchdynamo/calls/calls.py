@@ -398,11 +398,6 @@ class Calls:
         """A builtin or a function of `math`: on symbols it gives a symbol."""
         if fn in (int, float) and len(args) == 1 and not kwargs and isinstance(args[0], FakeTensor):
             return getattr(args[0], f"__{fn.__name__}__")()  # C would not take a symbol from it
-        if fn in (min, max) and args and not kwargs:
-            items = args[0] if len(args) == 1 else args
-            chosen = self.outside.recorder.choices.choose(fn is min, items) if type(items) in (list, tuple) else MISSING
-            if chosen is not MISSING:
-                return chosen
         return MISSING if kwargs else scalars.call(fn, args)
 
     def _assert_number(self, fn: Any, args: Args, kwargs: Kwargs) -> Any:

@@ -28,6 +28,7 @@ import itertools
 import math
 import operator
 import re
+import sys
 import threading
 import types
 import warnings
@@ -426,6 +427,16 @@ class Codegen:
             self.build.append(f"{name}.__setstate__({self.value(state[0])})")
         return name
 
+    def _pairwise(self, obj: itertools.pairwise[Any]) -> str:
+        """It holds its iterator until that is at its end, the last item once it has begun, and from 3.12 a pair that
+        it gives out anew."""
+        held = [part for part in gc.get_referents(obj) if part is not itertools.pairwise]
+        iterator, *last = held[: len(held) - (sys.version_info >= (3, 12))] or [()]
+        source = self.value(iterator)
+        if last:
+            source = f"{self.pin(itertools.chain)}([{self.value(last[0])}], {source})"
+        return self._name(obj, f"{self.pin(itertools.pairwise)}({source})")
+
     def _trampoline(self, obj: Trampoline) -> str:
         """What C code calls in the place of a function of the program's."""
         return self._name(obj, self.value(obj.fn))
@@ -757,17 +768,20 @@ def _plain_world() -> PlainWorld:
     return world
 
 
+_TEE = type(itertools.tee(())[0])
 _ITERATORS: tuple[type, ...] = (
     type(iter([])), type(iter(())), type(iter({})), type(iter(set())), type(iter("")), type(iter(range(0))),
+    type(iter(collections.deque())), type(reversed(collections.deque())),
     zip, map, filter, enumerate, reversed, type(iter({}.values())), type(iter({}.items())),
 )  # fmt: skip
 
-# Those that say what they are made of, and no more than the program gave them: `groupby` holds a key of capture's own.
+# Those that say what they are made of; copies by `tee` share their items, a group its place with all groups.
 _ITERTOOLS: tuple[type, ...] = (
     itertools.accumulate, itertools.chain, itertools.combinations, itertools.combinations_with_replacement,
-    itertools.compress, itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.islice,
-    itertools.permutations, itertools.product, itertools.repeat, itertools.starmap, itertools.takewhile,
-    itertools.zip_longest,
+    itertools.compress, itertools.count, itertools.cycle, itertools.dropwhile, itertools.filterfalse, itertools.groupby,
+    itertools.islice, itertools.permutations, itertools.product, itertools.repeat, itertools.starmap,
+    itertools.takewhile, itertools.zip_longest,
+    _TEE, type(itertools.tee(())[0].__reduce__()[2][0]), type(next(itertools.groupby((0,)))[1]),
 )  # fmt: skip
 
 _VIEWS: dict[type, str] = {type({}.keys()): "keys", type({}.values()): "values", type({}.items()): "items"}
@@ -793,6 +807,7 @@ _BUILDERS: tuple[tuple[Any, Callable[[Codegen, Any], str]], ...] = (
     (types.CellType, Codegen._cell),
     (_ITERATORS, Codegen._iterator),
     (_ITERTOOLS, Codegen._itertool),
+    (itertools.pairwise, Codegen._pairwise),
     (Trampoline, Codegen._trampoline),
     (tuple(_VIEWS), Codegen._view),
     (LocalIterator, Codegen._local_iterator),

@@ -1,4 +1,4 @@
-"""`min` and `max` of tensors of one number, which Python chooses by comparing: the graph chooses by `torch.where`.
+"""`min` and `max` by tensors of one number, which Python compares one by one: the graph chooses by `torch.where`.
 
 The result is one of the operands to Python, and memory of its own in the graph. So where the program writes to any of
 them, or hands the result out, capture begins anew, and the graph ends before the choice.
@@ -6,8 +6,9 @@ them, or hands the result out, capture begins anew, and the graph ends before th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+import operator
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, TypeGuard
 
 import torch
 
@@ -16,12 +17,12 @@ from primtorch.schemas import UserFrame
 from torchdynamo.graph.taken_numbers import NumberAsked
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.graph.view_writes import memory_of
-from torchdynamo.interpreter.protocol import MISSING
 
 if TYPE_CHECKING:
     from torchdynamo.graph.recorder import Recorder
 
 Place = tuple[UserFrame, ...]
+Pair = tuple[Any, Any]
 
 
 class Choices:
@@ -32,21 +33,20 @@ class Choices:
         self._results: dict[int, Place] = {}
         self._operands: dict[int, Place] = {}
 
-    def choose(self, smallest: bool, items: Sequence[object]) -> object:
-        """The smallest or largest as Python compares them, one after another; MISSING where the graph cannot tell."""
+    def choose(self, op: str, values: Pair, keys: Pair) -> Pair | None:
+        """The value, and its key, whose key comes first by `op`; None where the graph cannot tell."""
         place, recorder = self.recorder.user_frames(), self.recorder
-        tensors = [item for item in items if isinstance(item, FakeTensor) and _is_number(item)]
-        if len(tensors) < 2 or len(tensors) < len(items) or place in recorder.taken.refused:
-            return MISSING
-        kinds = {(t.dtype, t.device, tuple(t.spec.shape)) for t in tensors}
-        if len(kinds) > 1 or recorder.regions.open or recorder.modes or tensors[0].is_complex():
-            return MISSING
-        chosen: torch.Tensor = tensors[0]
-        for tensor in tensors[1:]:
-            chosen = torch.where(tensor < chosen if smallest else tensor > chosen, tensor, chosen)
-        self._results[id(memory_of(chosen))] = place
-        self._operands |= {id(memory_of(tensor)): place for tensor in tensors}
-        return chosen
+        if place in recorder.taken.refused or recorder.regions.open or recorder.modes:
+            return None
+        if not _alike(keys) or not _alike(values) or not all(map(_is_number, keys)) or keys[0].is_complex():
+            return None
+        met = (keys[0] > keys[1] if op == ">" else keys[0] < keys[1]).reshape(())
+        key = torch.where(met, *keys)
+        value = key if all(map(operator.is_, values, keys)) else torch.where(met, *values)
+        for chosen in (value, key):
+            self._results[id(memory_of(chosen))] = place
+        self._operands |= {id(memory_of(tensor)): place for tensor in (*values, *keys)}
+        return value, key
 
     def written(self, tensors: Iterable[torch.Tensor]) -> None:
         """Raises NumberAsked where a write would have gone to the operand, or would have been read by the result."""
@@ -63,5 +63,14 @@ class Choices:
             raise NumberAsked(places, as_size=False)
 
 
+def _alike(pair: Pair) -> TypeGuard[tuple[FakeTensor, FakeTensor]]:
+    """Whether two values are tensors that Python tells apart by nothing but their elements."""
+    if not all(isinstance(t, FakeTensor) and class_of(t) is None and t.layout is torch.strided for t in pair):
+        return False
+    kinds = {(t.dtype, t.device, tuple(t.spec.shape)) for t in pair}
+    known = all(type(size) is int for t in pair for size in t.spec.shape)
+    return known and len(kinds) == 1 and all(_is_number(t) or t.is_contiguous() for t in pair)
+
+
 def _is_number(tensor: FakeTensor) -> bool:
-    return class_of(tensor) is None and all(type(size) is int and size == 1 for size in tensor.spec.shape)
+    return all(size == 1 for size in tensor.spec.shape)

@@ -18,6 +18,7 @@ from torchdynamo.interpreter.iterators import (
     FilterIterator,
     MapIterator,
     ReversedIterator,
+    Trampoline,
     ZipIterator,
 )
 from torchdynamo.interpreter.protocol import MISSING, Args, InterpreterObject, Kwargs, World
@@ -194,7 +195,13 @@ def _extremum(native: Callable[..., object], op: str) -> BuiltinRule:
         best_key: object = None
         for value in values:
             value_key = value if key is None else world.call(key, (value,), {})
-            if best is MISSING or world.truth(world.compare(op, value_key, best_key)):
+            if best is MISSING:
+                best, best_key = value, value_key
+                continue
+            chosen = world.choose(op, (value, best), (value_key, best_key))
+            if chosen is not None:
+                best, best_key = chosen
+            elif world.truth(world.compare(op, value_key, best_key)):
                 best, best_key = value, value_key
         return best
 
@@ -267,17 +274,22 @@ def call_reduce(world: World, args: Args, kwargs: Kwargs) -> object:
     return total
 
 
-def _group_key(world: World, key: object) -> object:
-    """The `key` of `itertools.groupby`, which compares each result with the one before."""
+class GroupKey(Trampoline):
+    """The `key` of `itertools.groupby`, or None: it compares each result with the one before."""
 
-    def native_key(value: object) -> object:
-        result = value if key is None else world.call(key, (value,), {})
+    __slots__ = ()
+
+    def __call__(self, value: object) -> object:  # type: ignore[override]
+        result = value if self.fn is None else self.world.call(self.fn, (value,), {})
         if runs_python(result, ("__eq__",)):
-            world.unsupported("c_function", "itertools.groupby over objects with their own ==")
-        world.tell_apart(result)
+            self.world.unsupported("c_function", "itertools.groupby over objects with their own ==")
+        self.world.tell_apart(result)
         return result
 
-    return native_key
+
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial, type)
+_ITERATED = ("iterable", "data", "selectors")
+_CALLED = ("func", "function", "predicate")
 
 
 def itertools_call(world: World, cls: type, args: Args, kwargs: Kwargs) -> object:
@@ -286,11 +298,13 @@ def itertools_call(world: World, cls: type, args: Args, kwargs: Kwargs) -> objec
         return world.call_leaf(cls, args, kwargs)
     if cls is itertools.groupby and args:
         key = args[1] if len(args) == 2 else kwargs.get("key")
-        return world.call_leaf(cls, (consumable(world, args[0]), _group_key(world, key)), {})
+        return world.call_leaf(cls, (consumable(world, args[0]), GroupKey(world, key)), {})
 
-    def convert(value: object) -> object:
-        if isinstance(value, (types.FunctionType, types.MethodType, functools.partial, type)):
+    def named(name: str, value: object) -> object:
+        """Others, as `initial` and `fillvalue`, are values like those that are iterated over."""
+        if name in _CALLED:
             return callback(world, value)
-        return consumable(world, value)
+        return consumable(world, value) if name in _ITERATED else value
 
-    return world.call_leaf(cls, tuple(map(convert, args)), {name: convert(value) for name, value in kwargs.items()})
+    given = [callback(world, arg) if isinstance(arg, _FUNCTIONS) else consumable(world, arg) for arg in args]
+    return world.call_leaf(cls, tuple(given), {name: named(name, value) for name, value in kwargs.items()})

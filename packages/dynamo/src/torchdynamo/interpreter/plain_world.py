@@ -200,6 +200,11 @@ class PlainWorld:
     def compare(self, op: str, a: object, b: object) -> object:
         return operators.compare(self, op, a, b)
 
+    def choose(
+        self, op: str, values: tuple[object, object], keys: tuple[object, object]
+    ) -> tuple[object, object] | None:
+        return None
+
     def is_same(self, a: object, b: object) -> bool:
         return a is b
 
