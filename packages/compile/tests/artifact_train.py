@@ -37,7 +37,8 @@ def infer(model: torch.nn.Module) -> torch.Tensor:
         return model(torch.ones(2, 1, 8, 8, dtype=torch.float64))
 
 
-def main(stage: str, file: str) -> None:
+def main(stage: str, folder: str) -> None:
+    file = f"{folder}/vit"
     torch.manual_seed(0)
     model = ViT().double()
     eager = copy.deepcopy(model)

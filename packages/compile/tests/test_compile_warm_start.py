@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import os
 import subprocess
 import sys
@@ -117,7 +118,24 @@ def random_numbers() -> None:
     assert 8 < int((first == 0).sum()) < 56 and set(first.tolist()) == {0.0, 2.0}
 
 
-@pytest.mark.parametrize("run", [inference, training, writes, random_numbers], ids=lambda run: run.__name__)
+def sizes() -> None:
+    """Symbols that inputs carry, that are computed, and that the data tells; the compilation tells sizes apart."""
+
+    def program(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        pooled = torch.nn.functional.max_pool1d(x, 2)
+        return pooled * pooled / (x.shape[0] / 3), x[1:].t(), (x > 0).nonzero()
+
+    compiled = torchcompile.compile(program, dynamic=True)
+    for size in ((3, 2), (5, 3), (4, 8), (6, 12)):
+        given = [torch.linspace(-1, 1, math.prod(size)).reshape(size).requires_grad_() for _ in range(2)]
+        found = [
+            (*out, *torch.autograd.grad(out[0].sum(), x))
+            for out, x in zip((compiled(given[0]), program(given[1])), given, strict=True)
+        ]
+        torch.testing.assert_close(*found)
+
+
+@pytest.mark.parametrize("run", [inference, training, writes, random_numbers, sizes], ids=lambda run: run.__name__)
 def test_nothing_is_traced_or_lowered_again(run: Callable[[], None], cache: Path, work: Work) -> None:
     cold = work.of(run)
     assert min(cold) > 0 and work.of(run) == (0, 0)
@@ -271,6 +289,12 @@ compiled = torchcompile.compile(model, options={"strict": True})
 x = torch.randn(3, 4)
 compiled(x).square().sum().backward()
 torch.testing.assert_close(compiled(x), model(x))
+resized = torchcompile.compile(model, dynamic=True)
+for rows in (3, 5, 4):
+    x = torch.randn(rows, 4)
+    found = resized(x)
+    torch.testing.assert_close(found, model(x))
+    found.sum().backward()
 """
 
 

@@ -11,6 +11,23 @@ import torch
 
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import (
+    Definition,
+    FloatExpr,
+    Learnt,
+    ShapeEnv,
+    constant,
+    learn,
+    learnt_since,
+    mark_of,
+    relate,
+    symbol,
+)
+from primtorch.symbolic.codecs import CODECS
+from primtorch.symbolic.codecs import RECORDS as SYMBOLIC
+from primtorch.symbolic.float_expr import float_constant
+from primtorch.symbolic.learnt import NewSymbol
+from primtorch.symbolic.relation import Defined, FloatRelation, Truth, connect
 
 
 class Kind(enum.Enum):
@@ -76,3 +93,72 @@ def test_what_has_no_form(value: object) -> None:
 def test_what_is_no_record(text: str) -> None:
     with pytest.raises(NotARecord):
         RECORDS.value(text)
+
+
+SYMBOLS = Records(SYMBOLIC, codecs=CODECS)
+S, T = symbol("s0"), symbol("s1")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        constant(0), constant(-3), S, S * S * constant(2) - T + constant(1), (S * T) // (T + constant(1)) % S,
+        S.minimum(T).maximum(T // constant(2)), FloatExpr("f0"), float_constant(-0.0), float_constant(float("nan")),
+        Definition("fdiv", (FloatExpr("f0"), float_constant(2.0))), relate("lt", S, T), Truth(True), Defined("f0"),
+        connect("or", relate("eq", S, T), relate("ge", S, constant(4))), FloatRelation("same", FloatExpr("f0"), FloatExpr("f1")),
+        Learnt((NewSymbol("u0", None, 0, None),), (relate("ne", S // constant(2), constant(1)),)),
+    ],
+    ids=repr,
+)  # fmt: skip
+def test_expressions_are_read_as_they_were_written(value: Any) -> None:
+    text = SYMBOLS.text(value)
+    read = SYMBOLS.value(text)
+    assert read == value and repr(read) == repr(value) and SYMBOLS.text(read) == text
+    if hasattr(value, "program"):
+        assert repr(read.program()) == repr(value.program())
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ('{"record":["Lambda",1]}', "Lambda"),
+        ('{"record":["Symbol","os.system()"]}', "os.system"),
+        ('{"record":["Call","pow",1,2]}', "pow"),
+        ('{"record":["IntExpr",{"tuple":[{"tuple":[{"tuple":[]},0]}]}]}', "0"),
+        ('{"record":["IntExpr",{"tuple":[{"tuple":[{"tuple":["s0"]},1]}]}]}', "s0"),
+    ],
+)
+def test_an_unknown_record_is_named(text: str, named: str) -> None:
+    with pytest.raises(NotARecord, match=named):
+        SYMBOLS.value(text)
+
+
+def asked(length: int) -> tuple[ShapeEnv, Learnt | None]:
+    """What a program that compares half a size, and divides by it, has its environment learn."""
+    env = ShapeEnv()
+    size = env.symbol(length, "x.shape[0]")
+    mark = mark_of(env)
+    assert bool(size // 2 == 2) is (length < 6)
+    env.define("idiv", constant(1), symbol("s0") - constant(4))
+    return env, learnt_since(env, mark)
+
+
+def test_what_was_learnt_is_learnt_again_for_an_example_of_the_case() -> None:
+    env, learnt = asked(8)
+    assert learnt is not None and learnt == SYMBOLS.value(SYMBOLS.text(learnt))
+    for length, is_case in ((10, True), (8, True), (5, False), (4, False)):
+        fresh = ShapeEnv()
+        fresh.symbol(length, "x.shape[0]")
+        assert learn(fresh, learnt) is is_case
+        if is_case:
+            assert fresh.definitions == env.definitions
+            assert {str(guard.expr) for guard in fresh.guards} == {str(guard.expr) for guard in env.guards}
+        else:
+            assert len(fresh.symbols) == 1 and not fresh.guards
+    given = ShapeEnv()
+    mark = mark_of(given)
+    given.symbol(3, "x.shape[0]")
+    assert learnt_since(given, mark) is None
+    data = ShapeEnv()
+    data.symbol(3, "x.shape[0]")
+    assert learn(data, Learnt((NewSymbol("u0", None, 2, 7),))) and data.range_of(symbol("u0")) == (2, 7)

@@ -20,7 +20,7 @@ from aotautograd.joint import trace_joint
 from aotautograd.kept_values import KeptValues
 from aotautograd.lowering import lower_joint, lowered_values
 from aotautograd.missing_tangents import BackwardVariants, tangents_behind
-from aotautograd.outlines import outline_of, partition_of
+from aotautograd.outlines import bound, environment_of, outline_of, partition_of, spelt
 from aotautograd.overlap import HistoryOfAlias, OverlapCheck, Rebased, bases_of, pattern, rebase
 from aotautograd.partitioners import default_partition
 from aotautograd.passes import (
@@ -236,11 +236,12 @@ def _keep(
 def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -> Callable[..., Sequence[object]]:
     """A program that was compiled before. It is traced where a call asks for more than was compiled then: gradients of
     some results alone, derivatives of the backward."""
-    outline = found.outline
-    if not outline.metadata.needs_backward:
-        return inference_callable(outline.metadata, found.forward)
+    outline, env = found.outline, environment_of(program)
+    metadata = bound(outline.metadata, env)
+    if not metadata.needs_backward:
+        return inference_callable(metadata, found.forward)
     default_dtype, grad_mode, lock = torch.get_default_dtype(), torch.is_grad_enabled(), threading.RLock()
-    turns = turns_of(outline.metadata.gradients, compilers.stages)
+    turns = turns_of(metadata.gradients, compilers.stages)
     traced: list[Behind] = []
 
     def trace() -> Behind:
@@ -265,7 +266,7 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
         kept = backward(tuple(missing))
         if kept is None:
             return behind().compile_backward(missing)
-        return kept[1], kept[0].zeros, for_turns(kept[0].made_gradients, turns)
+        return kept[1], kept[0].zeros, for_turns(bound(kept[0].made_gradients, env), turns)
 
     def needs(missing: Sequence[int], earlier: Sequence[int]) -> tuple[Sequence[int], Sequence[int], bool]:
         kept = None if earlier else backward(tuple(missing))
@@ -284,7 +285,7 @@ def _from_shelf(found: Shelved, program: fx.GraphModule, compilers: Compilers) -
         outline.reads,
         turns,
     )
-    return _with_backward(outline.metadata, partition_of(outline), found.forward, later)
+    return _with_backward(metadata, partition_of(outline, env), found.forward, later)
 
 
 def _traced(
@@ -367,7 +368,7 @@ def _behind(source: JointGraph, joint: JointGraph, parts: Partition, compilers: 
                 if compilers.shelf is not None:
                     reads, keeps, refused = variants.needs(missing, ())
                     needs = (tuple(reads), tuple(keeps), refused)
-                    kept = BackwardOutline(variant.zeros, variant.made_gradients, needs)
+                    kept = spelt(BackwardOutline(variant.zeros, variant.made_gradients, needs))
                     compilers.shelf.keep_backward(tuple(missing), kept, compiled)
                 return compiled, variant.zeros, made
             return _compile_stages(variant.module, made, stages, parts, joint, compilers), variant.zeros, made

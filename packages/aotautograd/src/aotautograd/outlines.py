@@ -2,62 +2,138 @@
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 import torch
 from torch import fx
 
-from aotautograd.schemas import JointGraph, Outline, Partition, SavedReport
+from aotautograd.schemas import (
+    BackwardOutline,
+    Example,
+    GradientInfo,
+    InputInfo,
+    JointGraph,
+    Outline,
+    OutputInfo,
+    Partition,
+    ProgramMetadata,
+    SavedReport,
+    ViewStep,
+)
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import FloatExpr, IntExpr, ShapeEnv, SymNode, expr_of, float_expr_of, shape_env_of
+
+RecordT = TypeVar("RecordT")
+# Records in which symbolic numbers stand.
+_HOLDERS = (TensorSpec, ProgramMetadata, InputInfo, OutputInfo, GradientInfo, ViewStep, Outline, BackwardOutline)
 
 
 def outline_of(joint: JointGraph, parts: Partition | None, reads: frozenset[int]) -> Outline | None:
-    """The outline of a program; None where it has more to say than an outline holds: sizes that are symbols, numbers
-    that were taken out of tensors, derivatives that raise."""
+    """The outline of a program; None where it has more to say than an outline holds: numbers that were taken out of
+    tensors, derivatives that raise."""
     if joint.guard is not None or joint.failing or joint.metadata.assumptions:
         return None
     if parts is None:
         placeholders = _placeholders(joint.module)
-        return None if placeholders is None else Outline(joint.metadata, forward=placeholders)
+        return None if placeholders is None else Outline(spelt(joint.metadata), forward=placeholders)
     forward, backward = _placeholders(parts.forward), _placeholders(parts.backward)
-    if forward is None or backward is None or parts.num_saved_symbols:
+    if forward is None or backward is None:
         return None
     saved = tuple(value.name if value.op == "placeholder" else "" for value in parts.saved_values)
-    return Outline(joint.metadata, reads, forward, backward, parts.saved_names, saved)
+    symbols = parts.num_saved_symbols
+    return Outline(spelt(joint.metadata), reads, forward, backward, parts.saved_names, saved, symbols)
 
 
-def _placeholders(module: fx.GraphModule) -> tuple[tuple[str, TensorSpec], ...] | None:
-    found = []
+def _placeholders(module: fx.GraphModule) -> tuple[tuple[str, Example], ...] | None:
+    found: list[tuple[str, Example]] = []
     for node in module.graph.find_nodes(op="placeholder"):
         value = node.meta["val"]
-        if not isinstance(value, (torch.Tensor, TensorSpec)):
+        if isinstance(value, torch.Tensor):
+            value = TensorSpec.of(value)
+        if not isinstance(value, (TensorSpec, torch.SymInt, torch.SymFloat, int, float)):
             return None
-        spec = TensorSpec.of(value) if isinstance(value, torch.Tensor) else value
-        if any(isinstance(size, torch.SymInt) for size in (*spec.shape, *spec.strides, spec.offset)):
-            return None
-        found.append((node.name, spec))
+        example: Any = spelt(value)
+        found.append((node.name, example))
     return tuple(found)
 
 
-def partition_of(outline: Outline) -> Partition:
+def partition_of(outline: Outline, env: ShapeEnv | None) -> Partition:
     """The two halves as the run time reads them: what they take, and which inputs are kept as they are."""
     forward, backward = fx.Graph(), fx.Graph()
-    taken = {name: _placeholder(forward, name, spec) for name, spec in outline.forward}
-    computed = forward.call_function(torch.empty, (0,)) if "" in outline.saved else None
-    forward.output(tuple(taken.get(name, computed) for name in outline.saved))
-    for name, spec in outline.backward:
-        _placeholder(backward, name, spec)
+    taken = {name: _placeholder(forward, name, value, env) for name, value in outline.forward}
+    computed = forward.call_function(torch.empty, (0,)) if "" in outline.saved or outline.symbols else None
+    forward.output((*(taken.get(name, computed) for name in outline.saved), *[computed] * outline.symbols))
+    for name, value in outline.backward:
+        _placeholder(backward, name, value, env)
     backward.output(())
     return Partition(
         fx.GraphModule({}, forward),
         fx.GraphModule({}, backward),
         len(outline.saved),
-        0,
-        SavedReport(len(outline.saved), 0, 0, 0, 0),
+        outline.symbols,
+        SavedReport(len(outline.saved), outline.symbols, 0, 0, 0),
         outline.saved_names,
-        outline.metadata,
+        bound(outline.metadata, env),
     )
 
 
-def _placeholder(graph: fx.Graph, name: str, spec: TensorSpec) -> fx.Node:
+def _placeholder(graph: fx.Graph, name: str, value: Example, env: ShapeEnv | None) -> fx.Node:
     node = graph.placeholder(name)
-    node.meta["val"] = spec
+    node.meta["val"] = bound(value, env)
     return node
+
+
+# -- symbolic numbers ----------------------------------------------------------------------------
+
+
+def environment_of(program: fx.GraphModule) -> ShapeEnv | None:
+    """That of the symbols that a captured graph takes."""
+    for node in program.graph.find_nodes(op="placeholder"):
+        value = node.meta.get("val")
+        if isinstance(value, (torch.SymInt, torch.SymFloat)):
+            return shape_env_of(value)
+    return None
+
+
+def spelt(record: RecordT) -> RecordT:
+    """A record whose symbolic numbers are the expressions that they stand for: it belongs to no environment."""
+
+    def spell(value: Any) -> Any:
+        if isinstance(value, torch.SymInt):
+            return expr_of(value)
+        return float_expr_of(value) if isinstance(value, torch.SymFloat) else value
+
+    found: RecordT = _through(record, spell)
+    return found
+
+
+def bound(record: RecordT, env: ShapeEnv | None) -> RecordT:
+    """What `spelt` spelt out, with numbers of an environment that knows the symbols."""
+    if env is None:
+        return record
+
+    def bind(value: Any) -> Any:
+        if isinstance(value, IntExpr):
+            return torch.SymInt(SymNode(value, env.hint(value), env))
+        return torch.SymFloat(SymNode(value, env.hint(value), env)) if isinstance(value, FloatExpr) else value
+
+    found: RecordT = _through(record, bind)
+    return found
+
+
+def _through(value: Any, change: Callable[[Any], Any]) -> Any:
+    """A value with `change` applied to what is in its records and sequences; the value itself where nothing changes."""
+    changed = change(value)
+    if changed is not value:
+        return changed
+    if type(value) in (tuple, list):
+        items = [_through(item, change) for item in value]
+        same = all(new is old for new, old in zip(items, value, strict=True))
+        return value if same else type(value)(items)
+    if isinstance(value, _HOLDERS):
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        found = {name: new for name, old in fields.items() if (new := _through(old, change)) is not old}
+        return dataclasses.replace(value, **found) if found else value
+    return value

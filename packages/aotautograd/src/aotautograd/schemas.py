@@ -13,6 +13,7 @@ from primtorch import graph_text
 from primtorch.printing import value_text
 from primtorch.schemas import UserFrame
 from primtorch.spec import TensorSpec
+from primtorch.symbolic import FloatExpr, IntExpr
 
 ForwardKind: TypeAlias = Literal["updated_input", "value", "symbol"]
 Values: TypeAlias = Sequence[Any]
@@ -331,29 +332,35 @@ class Partition:
 
 
 Partitioner = Callable[[JointGraph], Partition]
+Example: TypeAlias = TensorSpec | IntExpr | FloatExpr | int | float
+"""What a placeholder stands for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """What the run time reads of a traced program beside its compiled graphs.
+    """What the run time reads of a traced program beside its compiled graphs. Symbolic numbers in it, those of metadata
+    included, are expressions (see `outlines.spelt`).
 
     Attributes:
         reads: places of the forward's inputs that a derivative of the backward may read.
-        forward, backward: name and metadata of each placeholder.
+        forward, backward: name and value of each placeholder.
         saved: the forward's placeholder that each saved tensor is, "" where it is computed.
+        symbols: how many numbers are saved.
     """
 
     metadata: ProgramMetadata
     reads: frozenset[int] = frozenset()
-    forward: tuple[tuple[str, TensorSpec], ...] = ()
-    backward: tuple[tuple[str, TensorSpec], ...] = ()
+    forward: tuple[tuple[str, Example], ...] = ()
+    backward: tuple[tuple[str, Example], ...] = ()
     saved_names: tuple[str, ...] = ()
     saved: tuple[str, ...] = ()
+    symbols: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class BackwardOutline:
-    """What the run time asks of a backward without some tangents, where no other backward ran before it.
+    """What the run time asks of a backward without some tangents, where no other backward ran before it. Symbolic
+    numbers in it are expressions.
 
     Attributes:
         zeros, made_gradients: see `BackwardPlan`.

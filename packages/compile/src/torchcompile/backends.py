@@ -41,7 +41,7 @@ from torchcompile.options import CompileOptions
 from torchcompile.passes import dense_attention_masks, plain_graph
 from torchcompile.progress import Progress
 from torchcompile.shelf import Brought, Kept, ProgramShelf, key_of, lines_of
-from torchcompile.signature import facts, signature
+from torchcompile.signature import facts, shape_env, signature
 from torchcompile.store import Store
 from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter
 from torchdistributed.replicas import Stages
@@ -455,7 +455,8 @@ class _Kernels:
 
         quiet = lambda: len(ledger.events) == told[0]
         store = Store(toolchain.options.cache)
-        return ProgramShelf(store, kept, self.load, quiet, lines_of(self.job.gm), told_missing, brought)
+        gm = self.job.gm
+        return ProgramShelf(store, kept, self.load, quiet, lines_of(gm), told_missing, brought, shape_env(gm))
 
     def partitioner(self) -> Partitioner:
         """The program's, which also says when tracing ended and how long the cut took."""

@@ -32,6 +32,9 @@ from aotautograd.schemas import BackwardOutline, Compiled, Outline, Shelved
 from primtorch.ledger import Ledger, own_line
 from primtorch.records import NotARecord, NotAsText, Records
 from primtorch.schemas import UserFrame
+from primtorch.symbolic import Learnt, ShapeEnv, learn, learnt_since, mark_of
+from primtorch.symbolic.codecs import CODECS
+from primtorch.symbolic.codecs import RECORDS as SYMBOLIC
 from torchcompile.journal import Kind
 from torchcompile.options import CompileOptions
 from torchcompile.signature import facts, signature
@@ -50,16 +53,29 @@ from torchinductor import (
 )
 from torchinductor.codegen.cpp.build import cpu_flags
 
-FORMAT = 1
+FORMAT = 2
+_OUTLINE = "outline"
+MOST_CASES = 4  # of one graph: sizes that a compilation told apart
+
+
+@dataclass(frozen=True, slots=True)
+class KeptOutline:
+    """The outline of a graph, with what its compilation learnt of its symbols: it holds for examples of that case."""
+
+    outline: Outline
+    learnt: Learnt
+
 
 _RECORDS = Records(
     (
         KeptGraph, KeptConstant, KernelSource, UserFrame, BackwardOutline, program.Program, program.Slot,
-        program.TensorInput, program.Alloc, program.Free,
-        program.View, program.KernelCall, program.AtenCall, program.RandomSeed, program.Expect,
+        program.TensorInput, program.SymbolInput, program.Alloc, program.Free,
+        program.View, program.KernelCall, program.AtenCall, program.RandomSeed, program.ReadScalar, program.Expect,
         program.Output, program.Part, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo,
         schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
-    )
+        schemas.SymbolSource, KeptOutline, *SYMBOLIC,
+    ),
+    codecs=CODECS,
 )  # fmt: skip
 
 # Options that say nothing of what is made.
@@ -71,22 +87,24 @@ _PACKAGES: tuple[ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchi
 
 def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
     """What a captured graph is, whichever process and machine captures it; None where its compiled form is not kept: it
-    holds symbols, objects or functions of the program's own, or every stage is asked to run."""
-    if options.cache is None or options.dump is not None or options.verify or options.check_kernels or facts(gm):
+    holds objects or functions of the program's own, or every stage is asked to run."""
+    if options.cache is None or options.dump is not None or options.verify or options.check_kernels:
         return None
     rows = signature(gm)
     if not isinstance(rows, tuple) or torch._C._len_torch_function_stack() or _is_autocast():
         return None
     devices: set[torch.device] = set()
     settings = {f.name: getattr(options, f.name) for f in dataclasses.fields(options) if f.name not in _ELSEWHERE}
-    text = [str(FORMAT), str(torch.get_num_threads()), repr(settings), repr(rows[0])]
+    known = facts(gm)
+    text = [str(FORMAT), str(torch.get_num_threads()), repr(settings), repr(rows[0]), repr(known)]
     text.append(str(torch.are_deterministic_algorithms_enabled()))
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if node.op == "placeholder":
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, (torch.Tensor, torch.SymInt, torch.SymFloat)):
                 return None
-            text.append(f"{value.is_leaf} {type(value).__name__} {getattr(value, '_is_param', False)}")
+            if isinstance(value, torch.Tensor):
+                text.append(f"{value.is_leaf} {type(value).__name__} {getattr(value, '_is_param', False)}")
         if isinstance(value, torch.Tensor):
             devices.add(value.device)
         if node.op == "call_function":
@@ -98,7 +116,7 @@ def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
                 return None
     if any(device.type != "cpu" or not _is_own(device.type) for device in devices):
         return None
-    for row in rows[2:]:
+    for row in rows[2 + len(known) :]:
         assert isinstance(row, tuple)
         text.append(repr([part if isinstance(part, str) else "" for part in row]))  # targets are above
     return hashlib.sha256("\n".join(text).encode()).hexdigest()[:40]
@@ -138,12 +156,17 @@ class Kept:
     Attributes:
         title: its name in the report.
         content: see `key_of`.
-        parts: of its compiled form, those that were kept or found, by name.
+        parts: of its compiled form, those that were kept or found, by content and name.
     """
 
     title: str
     content: str | None
     parts: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether there is an outline, which says that the forward is there."""
+        return any(name.startswith(f"{self.content}.{_OUTLINE}") for name in self.parts)
 
 
 class Brought(Protocol):
@@ -173,6 +196,7 @@ class ProgramShelf:
         quiet: whether nothing was told to the ledger since compilation began; what was is to be told again.
         lines: of each node of the captured graph. What is kept names them by the node: in another process the same
             program may stand elsewhere.
+        env: of the graph's symbols.
     """
 
     def __init__(
@@ -184,6 +208,7 @@ class ProgramShelf:
         lines: Sequence[UserFrame | None],
         missing: Callable[[], None],
         brought: Brought | None = None,
+        env: ShapeEnv | None = None,
     ) -> None:
         assert kept.content is not None
         self.store = store
@@ -191,7 +216,10 @@ class ProgramShelf:
         self.missing = missing
         self.brought = brought
         self.content = kept.content
-        self.key = cache_key(kept.content)
+        self.env = env
+        self.mark = mark_of(env) if env is not None else None
+        self.known = self.mark
+        self.case = kept.content  # under which the forward and the backward that run are kept
         self.load = load
         self.quiet = quiet
         self.by_place = {UserFrame("", place, ""): line for place, line in enumerate(lines) if line is not None}
@@ -203,12 +231,17 @@ class ProgramShelf:
         return found
 
     def _find(self) -> Shelved | None:
-        outline = self._read("outline", Outline)
-        if not isinstance(outline, Outline):
-            return None
-        kind: Kind = "forward" if outline.metadata.needs_backward else "inference"
-        forward = self._loaded(kind)
-        return Shelved(outline, forward, self._backward) if forward is not None else None
+        for name in self._outlines():
+            found = self._read(self.content, name, KeptOutline)
+            if not isinstance(found, KeptOutline) or not self._is_case(found.learnt):
+                continue
+            kind: Kind = "forward" if found.outline.metadata.needs_backward else "inference"
+            forward = self._loaded(kind)
+            if forward is None:
+                return None
+            self.kept.parts[f"{self.content}.{name}"] = _RECORDS.text(found)
+            return Shelved(found.outline, forward, self._backward)
+        return None
 
     def _backward(self, missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
         found = self._find_backward(missing)
@@ -217,25 +250,61 @@ class ProgramShelf:
         return found
 
     def _find_backward(self, missing: tuple[int, ...]) -> tuple[BackwardOutline, Compiled] | None:
-        outline = self._read(_part("backward_outline", missing), BackwardOutline)
+        outline = self._read(self.case, _part("backward_outline", missing), BackwardOutline)
         if not isinstance(outline, BackwardOutline):
             return None
         compiled = self._loaded("backward", _part("backward", missing))
         return None if compiled is None else (outline, compiled)
 
     def keep(self, outline: Outline, forward: Compiled) -> None:
+        learnt = learnt_since(self.env, self.mark) if self.env is not None and self.mark is not None else Learnt()
+        if learnt is None:
+            return
+        name = self._place(learnt)
+        if name is None:
+            return
+        self._now(learnt)
         kind = "forward" if outline.metadata.needs_backward else "inference"
-        if self._write(kind, kept_of(forward)):  # the outline last: it says that the forward is there
-            self._write("outline", outline)
+        if self._write(self.case, kind, kept_of(forward)):  # the outline last: it says that the forward is there
+            self._write(self.content, name, KeptOutline(outline, learnt))
 
     def keep_backward(self, missing: tuple[int, ...], outline: BackwardOutline, backward: Compiled) -> None:
-        if self._write(_part("backward", missing), kept_of(backward)):
-            self._write(_part("backward_outline", missing), outline)
+        if self.env is not None and mark_of(self.env) != self.known:
+            return  # the backward was compiled for less than the forward's case
+        if self._write(self.case, _part("backward", missing), kept_of(backward)):
+            self._write(self.case, _part("backward_outline", missing), outline)
 
-    def _name(self, part: str) -> str:
-        return f"{self.key}.{part}"
+    # -- cases: one graph, compiled for sizes that its compilation told apart -----------------------
 
-    def _write(self, part: str, record: object) -> bool:
+    def _outlines(self) -> Sequence[str]:
+        """Names of the outlines of a graph's cases; a graph without symbols has one."""
+        return [_OUTLINE, *(f"{_OUTLINE}_{number}" for number in range(1, MOST_CASES) if self.env is not None)]
+
+    def _place(self, learnt: Learnt) -> str | None:
+        """Where the outline of a case is kept; None where there are too many."""
+        for name in self._outlines():
+            found = self._read(self.content, name, KeptOutline)
+            if not isinstance(found, KeptOutline) or found.learnt == learnt:
+                return name
+        return None
+
+    def _is_case(self, learnt: Learnt) -> bool:
+        """Whether the example is of this case; the graph's environment learns it then."""
+        if self.env is not None and not learn(self.env, learnt):
+            return False
+        self._now(learnt)
+        return True
+
+    def _now(self, learnt: Learnt) -> None:
+        """What is read and kept from now on is of this case."""
+        self.case = self.content
+        if learnt != Learnt():
+            self.case = hashlib.sha256(f"{self.content}\n{_RECORDS.text(learnt)}".encode()).hexdigest()[:40]
+        self.known = mark_of(self.env) if self.env is not None else None
+
+    # -- parts as text -------------------------------------------------------------------------------
+
+    def _write(self, content: str, part: str, record: object) -> bool:
         if record is None or not self.quiet():
             return False
         if isinstance(record, KeptGraph):
@@ -244,13 +313,13 @@ class ProgramShelf:
             text = _RECORDS.text(record)
         except NotAsText:
             return False
-        self.store.keep(self._name(part), text)
-        self.kept.parts[part] = text
+        self.store.keep(f"{cache_key(content)}.{part}", text)
+        self.kept.parts[f"{content}.{part}"] = text
         return True
 
-    def _read(self, part: str, kind: type) -> object:
-        name = self._name(part)
-        text = self.brought.find(f"{self.content}.{part}") if self.brought is not None else None
+    def _read(self, content: str, part: str, kind: type) -> object:
+        name = f"{cache_key(content)}.{part}"
+        text = self.brought.find(f"{content}.{part}") if self.brought is not None else None
         if text is None:
             text = self.store.find(name)
         if text is None:
@@ -260,12 +329,14 @@ class ProgramShelf:
         except NotARecord as error:
             self.store.refuse(name, str(error))
             return None
-        if isinstance(record, kind):
-            self.kept.parts[part] = text
-        return record if isinstance(record, kind) else None
+        if not isinstance(record, kind):
+            return None
+        if kind is not KeptOutline:
+            self.kept.parts[f"{content}.{part}"] = text
+        return record
 
     def _loaded(self, kind: Kind, part: str = "") -> Compiled | None:
-        graph = self._read(part or kind, KeptGraph)
+        graph = self._read(self.case, part or kind, KeptGraph)
         if not isinstance(graph, KeptGraph):
             return None
         try:

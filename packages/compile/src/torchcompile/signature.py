@@ -48,14 +48,15 @@ def facts(gm: fx.GraphModule) -> tuple[str, ...]:
 
     A size's value in the example is none of it, nor is the line of the program that asked.
     """
-    env = _shape_env(gm)
+    env = shape_env(gm)
     if env is None:
         return ()
     symbols = (f"{s.name} {s.backed} {s.min} {s.max} {env.definitions.get(s.name)}" for s in env.symbols.values())
     return (*symbols, *(str(guard.expr) for guard in (*env.guards, *env.assumptions)))
 
 
-def _shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
+def shape_env(gm: fx.GraphModule) -> ShapeEnv | None:
+    """That of the symbols of a captured graph."""
     for node in gm.graph.nodes:
         value = node.meta.get("val")
         if isinstance(value, (torch.SymInt, torch.SymFloat)):

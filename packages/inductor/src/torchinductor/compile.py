@@ -96,7 +96,11 @@ def _kept_constants(program: Program) -> tuple[KeptConstant, ...] | None:
 
 @dataclass(frozen=True)
 class KeptGraph:
-    """A compiled graph without what belongs to a process: its program, and the kernels as source, by device type."""
+    """A compiled graph without what belongs to a process: its program, and the kernels as source, by device type.
+
+    Attributes:
+        sizes: of its symbols, in the example that it was compiled with.
+    """
 
     program: Program  # without kernels and constants
     constants: tuple[KeptConstant, ...]
@@ -104,6 +108,7 @@ class KeptGraph:
     nodes: int
     kernels: int
     aten_calls: int
+    sizes: tuple[tuple[str, int], ...] = ()
 
 
 def compile_graph(
@@ -164,7 +169,8 @@ def compile_graph(
     constants = _kept_constants(program)
     kept = None
     if constants is not None:
-        kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls)
+        sizes = tuple(sorted(origins.sizes.items()))
+        kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls, sizes)
     return CompiledGraph(program, stats, files, run, consume, graph_runs, kept)
 
 
@@ -192,7 +198,7 @@ def load_graph(
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     hits, misses = (sum(getattr(b, name) for b in built.values()) for name in ("cache_hits", "cache_misses"))
-    memory = memory_of(program, {})
+    memory = memory_of(program, dict(kept.sizes))
     stats = GraphStats(kept.nodes, kept.kernels, kept.aten_calls, clock.seconds, hits, misses, memory, program.parts)
     return CompiledGraph(program, stats, files, run, consume, graph_runs, kept)
 

@@ -27,6 +27,19 @@ class NotARecord(ValueError):
     """Text is none that `Records.text` writes, or names a class or operator that the reader does not know."""
 
 
+@dataclasses.dataclass(frozen=True, slots=True)
+class Codec:
+    """How values of a class that is no dataclass are written: the values that one is made of, and what makes it again.
+
+    Attributes:
+        made: raises ValueError for values that `parts` gives of none.
+    """
+
+    kind: type
+    parts: Callable[[Any], tuple[object, ...]]
+    made: Callable[..., Any]
+
+
 _CONSTANTS: Mapping[type, str] = {torch.dtype: "dtype", torch.layout: "layout", torch.memory_format: "format"}
 
 
@@ -35,10 +48,14 @@ class Records:
 
     Args:
         namespaces: of operators that may stand in a record.
+        codecs: of classes that are neither.
     """
 
-    def __init__(self, classes: Collection[type], namespaces: Collection[str] = ("aten",)) -> None:
+    def __init__(
+        self, classes: Collection[type], namespaces: Collection[str] = ("aten",), codecs: Collection[Codec] = ()
+    ) -> None:
         self._classes = {kind.__name__: kind for kind in (*classes, TensorSpec)}
+        self._codecs = {codec.kind.__name__: codec for codec in codecs}
         self._namespaces = frozenset(namespaces)
 
     def text(self, value: object) -> str:
@@ -85,6 +102,9 @@ class Records:
             if value.namespace not in self._namespaces:
                 raise NotAsText(f"the operator {value}")
             return {"operator": str(value)}
+        codec = self._codecs.get(kind.__name__)
+        if codec is not None and codec.kind is kind:
+            return {"record": [kind.__name__, *map(self._write, codec.parts(value))]}
         if self._classes.get(kind.__name__) is not kind:
             raise NotAsText(f"a {kind.__module__}.{kind.__qualname__}")
         if isinstance(value, enum.Enum):
@@ -102,7 +122,11 @@ class Records:
 
     def _record(self, held: Json) -> Any:
         name, *values = held
-        return self._classes[name](*map(self._read, values))
+        codec = self._codecs.get(name)
+        made = codec.made if codec is not None else self._classes.get(name)
+        if made is None:
+            raise NotARecord(f"the record {name}, which is not known here")
+        return made(*map(self._read, values))
 
     def _operator(self, held: Json) -> Any:
         namespace, name, overload = held.split(".")

@@ -90,16 +90,16 @@ def _entries(kept: Kept, toolchain: Toolchain) -> dict[str, bytes]:
         raise ArtifactError(
             "nothing is kept of what is compiled with options cache=None, dump, verify or check_kernels: leave them out"
         )
-    if "outline" not in kept.parts:
+    if not kept.is_whole:
         raise ArtifactError(
-            f"{kept.title} has no form in a file: it calls functions or operators of the program's own, holds objects "
-            "or symbolic sizes, or is for a device whose kernels are not saved"
+            f"{kept.title} has no form in a file: it calls functions or operators of the program's own, holds objects, "
+            "or is for a device whose kernels are not saved"
         )
     brought = toolchain.brought
     settings = dataclasses.replace(inductor_options(options), binaries=brought.binaries if brought else None)
     found: dict[str, bytes] = {}
-    for part, text in kept.parts.items():
-        found[archive.program_entry(f"{kept.content}.{part}")] = text.encode()
+    for name, text in kept.parts.items():
+        found[archive.program_entry(name)] = text.encode()
         graph = read_graph(text)
         if graph is None:
             continue

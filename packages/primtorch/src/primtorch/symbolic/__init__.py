@@ -6,6 +6,7 @@ import torch
 
 from primtorch.symbolic.expr import IntExpr, Program, constant, symbol
 from primtorch.symbolic.float_expr import Definition, FloatExpr, float_constant
+from primtorch.symbolic.learnt import Learnt, Mark, learn, learnt_since, mark_of
 from primtorch.symbolic.materialize import materialize
 from primtorch.symbolic.relation import BoolExpr, Connective, Relation, Truth, relate
 from primtorch.symbolic.scalar_ops import SCALAR_FUNCTIONS, SCALAR_OPS, UNARY_OPS
@@ -21,6 +22,8 @@ __all__ = [
     "Definition",
     "FloatExpr",
     "IntExpr",
+    "Learnt",
+    "Mark",
     "Program",
     "Relation",
     "ShapeEnv",
@@ -33,6 +36,9 @@ __all__ = [
     "expr_of",
     "float_expr_of",
     "hint_of",
+    "learn",
+    "learnt_since",
+    "mark_of",
     "materialize",
     "relate",
     "shape_env_of",

@@ -51,7 +51,7 @@ class Call:
         return self.key
 
     def __reduce__(self) -> tuple[Callable[[str, IntExpr, IntExpr], Call], tuple[str, IntExpr, IntExpr]]:
-        return _intern_call, (self.op, self.left, self.right)
+        return intern_call, (self.op, self.left, self.right)
 
 
 Atom: TypeAlias = Symbol | Call
@@ -69,7 +69,8 @@ def intern_symbol(name: str) -> Symbol:
     return found
 
 
-def _intern_call(op: str, left: IntExpr, right: IntExpr) -> Call:
+def intern_call(op: str, left: IntExpr, right: IntExpr) -> Call:
+    """The one Call of this operator on these."""
     key = (op, left, right)
     found = _calls.get(key)
     if found is None:
@@ -272,7 +273,7 @@ def _combine(left: Mapping[Monomial, int], right: Mapping[Monomial, int], sign: 
 
 
 def _call(op: str, left: IntExpr, right: IntExpr) -> IntExpr:
-    return atom_expr(_intern_call(op, left, right))
+    return atom_expr(intern_call(op, left, right))
 
 
 def _nested_floordiv(left: IntExpr, right: IntExpr) -> IntExpr:

@@ -1,0 +1,98 @@
+"""What a compilation learnt of symbols: the environment of an equal graph learns it again instead of compiling."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from primtorch.symbolic.float_expr import Definition
+from primtorch.symbolic.relation import BoolExpr
+from primtorch.symbolic.scalar_ops import SCALAR_OPS
+from primtorch.symbolic.shape_env import ShapeEnv
+
+
+@dataclass(frozen=True, slots=True)
+class NewSymbol:
+    """A symbol that was made: computed from others, or one that only the data tells."""
+
+    name: str
+    definition: Definition | None
+    min: int | None
+    max: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Learnt:
+    """What an environment came to know: symbols in their order, guards, and what the program asserts of its data."""
+
+    symbols: tuple[NewSymbol, ...] = ()
+    guards: tuple[BoolExpr, ...] = ()
+    assumptions: tuple[BoolExpr, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """How much an environment knew: it only learns."""
+
+    symbols: int
+    guards: int
+    assumptions: int
+
+
+def mark_of(env: ShapeEnv) -> Mark:
+    """What `learnt_since` begins from."""
+    return Mark(len(env.symbols), len(env.guards), len(env.assumptions))
+
+
+def learnt_since(env: ShapeEnv, mark: Mark) -> Learnt | None:
+    """What came to be known; None where a symbol is among it that was given a value: its source is not known."""
+    made = []
+    for info in list(env.symbols.values())[mark.symbols :]:
+        definition = env.definitions.get(info.name)
+        if definition is None and info.backed:
+            return None
+        made.append(NewSymbol(info.name, definition, info.min, info.max))
+    guards, assumptions = env.guards[mark.guards :], env.assumptions[mark.assumptions :]
+    return Learnt(tuple(made), tuple(g.expr for g in guards), tuple(a.expr for a in assumptions))
+
+
+def learn(env: ShapeEnv, learnt: Learnt) -> bool:
+    """Has an environment know it too, with guards as if it had asked; False where the example is another case."""
+    values = _values(env, learnt)
+    if values is None or not all(g.symbols() <= values.keys() and g.evaluate(values) for g in learnt.guards):
+        return False
+    try:
+        if any(_made(env, new) != new.name for new in learnt.symbols):
+            return False
+    except (ArithmeticError, TypeError, ValueError):  # as in the example
+        return False
+    for guard in learnt.guards:
+        if env.decide(guard) is not True:
+            env.assume(guard, env.guards)
+    for assumption in learnt.assumptions:
+        env.assume(assumption, env.assumptions)
+    return True
+
+
+def _values(env: ShapeEnv, learnt: Learnt) -> Mapping[str, int] | None:
+    """Each symbol's value in the example, where it has one; None where one of the new symbols cannot have one."""
+    values: dict[str, int] = {name: info.hint for name, info in env.symbols.items() if info.hint is not None}  # type: ignore[misc]
+    for new in learnt.symbols:
+        if new.name in values:
+            return None
+        definition = new.definition
+        if definition is None or not all(arg.symbols() <= values.keys() for arg in definition.args):
+            continue
+        try:
+            values[new.name] = SCALAR_OPS[definition.op].function(*(a.evaluate(values) for a in definition.args))
+        except (ArithmeticError, TypeError, ValueError):
+            return None
+    return values
+
+
+def _made(env: ShapeEnv, new: NewSymbol) -> str:
+    """Makes the symbol, and gives its name there."""
+    if new.definition is not None:
+        return str(env.define(new.definition.op, *new.definition.args))
+    made = env.unbacked_float() if new.name.startswith("uf") else env.unbacked(min=new.min or 0, max=new.max)
+    return str(made)
