@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import collections
 import gc
 import os
 import random
@@ -190,3 +191,30 @@ def test_an_error_on_a_way_that_the_data_does_not_take(fullgraph: bool) -> None:
             program(x)
         with pytest.raises(eager.type, match=str(eager.value)):
             compiled(x)
+
+
+class Filling(dict):  # type: ignore[type-arg]
+    def __missing__(self, key: object) -> object:
+        self[key] = 7
+        return 7
+
+
+@pytest.mark.parametrize("kind", [lambda: collections.defaultdict(list, new=1), lambda: Filling(new=1)])
+def test_a_key_that_is_asked_for_is_not_made(kind: Callable[[], Any]) -> None:
+    """By a guard of a version that read the key: the next round finds it gone."""
+
+    def program(x: torch.Tensor, table: Any) -> torch.Tensor:
+        for _ in range(2):
+            print(end="")
+            x = x + len(table)
+            del table["new"]
+        return x
+
+    compiled = torchdynamo.optimize(
+        lambda graph, inputs: graph.forward, options=torchdynamo.CaptureOptions(strict=True)
+    )(program)
+    for _ in range(2):
+        table = kind()
+        with pytest.raises(KeyError, match="new"):
+            compiled(torch.ones(2), table)
+        assert not table

@@ -332,6 +332,11 @@ def own_keys(container: dict[object, object]) -> tuple[object, ...]:
 
 
 def base_item(container: Any, key: object) -> object:
-    """An item by the lookup of the built-in base class."""
-    lookup: Any = next((base.__getitem__ for base in (dict, list, tuple) if isinstance(container, base)), None)
+    """An item by the lookup of the built-in base class: a `defaultdict` gets no item by being asked."""
+    if isinstance(container, dict):
+        item = dict.get(container, key, container)
+        if item is container and not dict.__contains__(container, key):
+            raise KeyError(key)
+        return item
+    lookup: Any = next((base.__getitem__ for base in (list, tuple) if isinstance(container, base)), None)
     return container[key] if lookup is None else lookup(container, key)
