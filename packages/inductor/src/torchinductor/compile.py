@@ -25,7 +25,7 @@ from torchinductor.codegen.base import (
     traits_of,
     warm_codegen,
 )
-from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, GraphRuns, refusal
+from torchinductor.cuda_graphs import CudaDevice, GraphedProgram, refusal
 from torchinductor.emit import Handle, emit
 from torchinductor.events import NO_CUDA_GRAPH, OPERATOR_BY_REFERENCE, passed_by, tell_mended
 from torchinductor.executor import PythonExecutor
@@ -55,7 +55,6 @@ class CompiledGraph:
     sources: dict[str, str]
     _run: Run
     _consume: Run
-    graph_runs: GraphRuns | None = None  # how the calls were made, with options.cuda_graphs
     kept: KeptGraph | None = None  # what `load_graph` makes it of again
 
     def __call__(self, *inputs: Value) -> list[Value]:
@@ -158,7 +157,7 @@ def compile_graph(
     origins = Origins.of(gm)
     program = _program(lowered, operations, sources, built, options, origins)
     clock.lap("emit")
-    run, consume, graph_runs = _runnable(program, options, ledger, title)
+    run, consume = _runnable(program, options, ledger, title)
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     if dump is not None:
@@ -171,7 +170,7 @@ def compile_graph(
     if constants is not None:
         sizes = tuple(sorted(origins.sizes.items()))
         kept = KeptGraph(bare, constants, unique, stats.nodes, stats.kernels, stats.aten_calls, sizes)
-    return CompiledGraph(program, stats, files, run, consume, graph_runs, kept)
+    return CompiledGraph(program, stats, files, run, consume, kept)
 
 
 def load_graph(
@@ -194,13 +193,13 @@ def load_graph(
         keepalive=tuple(held for made in built.values() for held in made.keepalive),
         constants=tuple((constant.slot, constant.tensor()) for constant in kept.constants),
     )
-    run, consume, graph_runs = _runnable(program, options, ledger, title)
+    run, consume = _runnable(program, options, ledger, title)
     clock.lap("prepare")
     files = {name: text for b in built.values() for name, text in b.files.items()}
     hits, misses = (sum(getattr(b, name) for b in built.values()) for name in ("cache_hits", "cache_misses"))
     memory = memory_of(program, dict(kept.sizes))
     stats = GraphStats(kept.nodes, kept.kernels, kept.aten_calls, clock.seconds, hits, misses, memory, program.parts)
-    return CompiledGraph(program, stats, files, run, consume, graph_runs, kept)
+    return CompiledGraph(program, stats, files, run, consume, kept)
 
 
 def binaries_of(kept: KeptGraph, options: InductorOptions) -> Mapping[str, Path] | None:
@@ -215,23 +214,19 @@ def binaries_of(kept: KeptGraph, options: InductorOptions) -> Mapping[str, Path]
     return files
 
 
-def _runnable(
-    program: Program, options: InductorOptions, ledger: Ledger, title: str
-) -> tuple[Run, Run, GraphRuns | None]:
-    """What runs a program, what runs it and empties its list of inputs, and how CUDA graphs were used."""
+def _runnable(program: Program, options: InductorOptions, ledger: Ledger, title: str) -> tuple[Run, Run]:
+    """What runs a program, and what runs it and empties its list of inputs."""
     mended = tell_mended(ledger, title)
     native = prepare(program, mended, title) if options.native_executor else None
     run: Run = native or PythonExecutor(program, mended)
     consume = native.consume if native is not None else run
     refused = refusal(program) if options.cuda_graphs else None
-    graph_runs = None
     if refused is not None:
         ledger.add(Event(NO_CUDA_GRAPH, title, refused))
     elif options.cuda_graphs:
         recorder = CudaDevice(accelerator_of(program) or torch.device("cuda"))
-        run = consume = graphed = GraphedProgram(program, run, recorder, partial(passed_by, ledger, title))
-        graph_runs = graphed.runs
-    return run, consume, graph_runs
+        run = consume = GraphedProgram(program, run, recorder, partial(passed_by, ledger, title))
+    return run, consume
 
 
 def choose_layouts(gm: fx.GraphModule) -> bool:

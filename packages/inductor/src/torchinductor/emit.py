@@ -61,7 +61,6 @@ def _sizes(index: Index) -> tuple[Size, ...]:
 @dataclass
 class _Emitter:
     lowered: Lowered
-    reuse: bool
     instructions: list[Instruction] = field(default_factory=list)
     slots: dict[str, int] = field(default_factory=dict)
     count: int = 0
@@ -183,7 +182,7 @@ def emit(
 ) -> Program:
     """The program of scheduled operations. `handles` maps kernels' names to their generated code; `origins` says where
     the graph's nodes come from."""
-    emitter = _Emitter(lowered, reuse)
+    emitter = _Emitter(lowered)
     inputs = [_input(emitter, lowered, item.name, item.buffer, item.symbol) for item in lowered.inputs]
     emitter.symbols.update((i.symbol, None) for i in inputs if isinstance(i, SymbolInput) and i.symbol is not None)
     constants = []

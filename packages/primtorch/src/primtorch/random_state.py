@@ -37,11 +37,6 @@ def number_of(generator: torch.Generator) -> int:
     return number
 
 
-def is_default(generator: torch.Generator) -> bool:
-    """Whether calls that name no generator draw from this one."""
-    return generator is default_generator(generator.device)
-
-
 def default_generator(device: torch.device) -> torch.Generator | None:
     """The generator of calls that name none; None for devices whose generators are not known here."""
     if device.type == "cpu":

@@ -35,9 +35,6 @@ def _user_frames() -> tuple[UserFrame, ...]:
     return tuple(reversed(frames))
 
 
-_RESULTS = (torch.Tensor, int, float, bool, complex, torch.SymInt, torch.SymFloat)
-
-
 def trace(fn: Callable[..., object], *examples: object) -> fx.GraphModule:
     """Run `fn` on the examples once and record every ATen call, gradients included.
 

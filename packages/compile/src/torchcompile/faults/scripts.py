@@ -50,9 +50,9 @@ def _as_main(path: Path, arguments: Sequence[str]) -> Iterator[types.ModuleType]
             sys.modules["__main__"] = main
 
 
-def run_script(path: Path, arguments: Sequence[str], watch: Watch, text: str | None = None) -> BaseException | None:
-    """Runs a script, or `text` in its place, until it ends; gives the exception that it ended with."""
-    code = compile(path.read_text() if text is None else text, str(path), "exec", dont_inherit=True)
+def run_script(path: Path, arguments: Sequence[str], watch: Watch) -> BaseException | None:
+    """Runs a script until it ends; gives the exception that it ended with."""
+    code = compile(path.read_text(), str(path), "exec", dont_inherit=True)
     with WATCHING.by(watch), _as_main(path, arguments) as module:
         try:
             exec(code, module.__dict__)

@@ -93,7 +93,7 @@ def _regular(value: object) -> object:
     return made
 
 
-def _floats(n: ArrayWorld, asked: Model, *values: object) -> tuple[torch.Tensor, ...]:
+def _floats(n: ArrayWorld, *values: object) -> tuple[torch.Tensor, ...]:
     """Operands as NumPy computes with them: whole numbers in double precision."""
     kinds = [numpy.asarray(model_of(value)).dtype for value in values]
     dtype = numpy.result_type(*(kind if kind.kind in "fc" else numpy.dtype("float64") for kind in kinds))
@@ -102,20 +102,20 @@ def _floats(n: ArrayWorld, asked: Model, *values: object) -> tuple[torch.Tensor,
 
 def _of_matrix(name: str) -> Rule:
     def program(n: ArrayWorld, asked: Model, a: object) -> object:
-        return getattr(torch.linalg, name)(*_floats(n, asked, a))
+        return getattr(torch.linalg, name)(*_floats(n, a))
 
     return Rule(program, _on_regular)
 
 
 def _several(name: str) -> Rule:
     def program(n: ArrayWorld, asked: Model, a: object) -> object:
-        return tuple(getattr(torch.linalg, name)(*_floats(n, asked, a)))
+        return tuple(getattr(torch.linalg, name)(*_floats(n, a)))
 
     return Rule(program, _on_regular)
 
 
 def _solve(n: ArrayWorld, asked: Model, a: object, b: object) -> object:
-    x, y = _floats(n, asked, a, b)
+    x, y = _floats(n, a, b)
     if y.dim() == 1:
         return torch.linalg.solve(x, y.unsqueeze(-1)).squeeze(-1)
     return torch.linalg.solve(x, y)
@@ -125,7 +125,7 @@ def _norm(
     n: ArrayWorld, asked: Model, x: object, ord: object = None, axis: Axis = None, keepdims: bool = False
 ) -> object:
     known(ord, axis)
-    (given,) = _floats(n, asked, x)
+    (given,) = _floats(n, x)
     if ord is None and axis is None:
         found = torch.linalg.vector_norm(given.reshape(-1))
         return found.reshape((1,) * given.dim()) if keepdims else found

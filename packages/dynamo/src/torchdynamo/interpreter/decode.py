@@ -62,7 +62,6 @@ class DecodedCode:
     index_of: dict[int, int]
     exceptions: tuple[ExceptionEntry, ...]
     local_names: tuple[str, ...]  # in the order of the frame's slots
-    argument_count: int  # slots filled at entry
     simple_arguments: int  # number of arguments when all are positional, else -1
     is_coroutine: bool
     binder: types.CodeType
@@ -159,7 +158,6 @@ def decode(code: types.CodeType, handlers: Mapping[int, Handler], missing: Calla
         index_of=index_of,
         exceptions=tuple(_exception_table(code.co_exceptiontable, index_of)),
         local_names=slot_names(code),
-        argument_count=code.co_argcount + code.co_kwonlyargcount + extra,
         simple_arguments=code.co_argcount if simple else -1,
         is_coroutine=bool(code.co_flags & _NOT_RUN_HERE),
         binder=_binder(code),
@@ -168,7 +166,7 @@ def decode(code: types.CodeType, handlers: Mapping[int, Handler], missing: Calla
 
 
 def slot_names(code: types.CodeType) -> tuple[str, ...]:
-    """Names of the frame's slots: variables, cells that are not arguments, free variables."""
+    """Names of the frame's slots in order: locals, then the cells that are no locals, then free variables."""
     own = set(code.co_varnames)
     return (*code.co_varnames, *(name for name in code.co_cellvars if name not in own), *code.co_freevars)
 

@@ -471,9 +471,7 @@ def _zeros(call: _Call, shape: Index) -> TensorValue:
     return ctx.strided(buffer)
 
 
-def _add_to(
-    ops: Ops, ctx: Context, target: TensorValue, part: tuple[tuple[TensorValue, ...], bool, TensorValue]
-) -> None:
+def _add_to(ops: Ops, target: TensorValue, part: tuple[tuple[TensorValue, ...], bool, TensorValue]) -> None:
     indices, wrap, value = part
     data = cast("Strided", target.data)
     places = []
@@ -494,7 +492,7 @@ def _adding(call: _Call, functions: _Functions, sums: Sequence[TensorValue]) -> 
     mapped = functions.pullback.body.replay(recorder)
     for target, additions in zip(sums, functions.additions, strict=True):
         for part in additions.parts:
-            _add_to(recorder, call.ctx, target, part)
+            _add_to(recorder, target, part)
     return Function(recorder.body(), mapped[functions.pullback.value])
 
 

@@ -7,11 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from primtorch.symbolic.expr import IntExpr
-from torchinductor.indexing import ONE, ZERO, Index, as_expr, broadcast_strides, exprs, is_one, reshape_index
+from torchinductor.indexing import ONE, ZERO, Index, as_expr, broadcast_strides, exprs, is_one, product, reshape_index
 from torchinductor.lowering.context import Context
 from torchinductor.lowering.values import Lazy, Masked, Ops, Size, Sizes, Strided, TensorValue
-
-IndexMap = Callable[[Index], Index]
 
 
 def _view(ctx: Context, t: TensorValue, shape: Index, index_map: Callable[[Index, Ops], Index]) -> TensorValue:
@@ -132,7 +130,7 @@ def flip(ctx: Context, t: TensorValue, dims: Sequence[int]) -> TensorValue:
 def roll(ctx: Context, t: TensorValue, shifts: Sizes, dims: Sequence[int]) -> TensorValue:
     """Elements moved round along dims; without dims, in the flattened tensor."""
     if not dims:
-        flat = roll(ctx, reshape(ctx, t, (_numel(t.shape),)), shifts, (0,))
+        flat = roll(ctx, reshape(ctx, t, (product(t.shape),)), shifts, (0,))
         return reshape(ctx, flat, t.shape)
     by: dict[int, IntExpr] = {}
     for shift, dim in zip(shifts, dims, strict=True):
@@ -142,13 +140,6 @@ def roll(ctx: Context, t: TensorValue, shifts: Sizes, dims: Sequence[int]) -> Te
         return tuple(ops.simplify((i - by[d]) % t.shape[d]) if d in by else i for d, i in enumerate(index))
 
     return t if any(s.as_int() == 0 for s in t.shape) else _view(ctx, t, t.shape, index_map)
-
-
-def _numel(shape: Index) -> IntExpr:
-    total = ONE
-    for size in shape:
-        total = total * size
-    return total
 
 
 def diagonal(ctx: Context, t: TensorValue, offset: int, dim1: int, dim2: int) -> TensorValue:

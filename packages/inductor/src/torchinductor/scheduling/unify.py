@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from primtorch.symbolic.expr import IntExpr, Symbol, intern_symbol
-from torchinductor.indexing import ONE, contiguous_strides, dot, matching_groups, product
+from torchinductor.indexing import contiguous_strides, dot, matching_groups, product
 from torchinductor.ir import Axis, Kernel, Recorder, Stage, StageKind
 
 # Common axes, the first kernel's stages, the second one's.
@@ -59,11 +59,6 @@ def unify(left: Sequence[Axis], right: Sequence[Axis], prefix: str = "i") -> Uni
 
 def _onto(old: Sequence[Axis], new: Sequence[Axis]) -> dict[Symbol, IntExpr]:
     return {intern_symbol(a.name): b.var for a, b in zip(old, new, strict=True)}
-
-
-def numel(axes: Sequence[Axis]) -> IntExpr:
-    """The number of iterations."""
-    return product(a.size for a in axes) if axes else ONE
 
 
 def reindexed(

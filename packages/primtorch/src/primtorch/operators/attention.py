@@ -21,8 +21,8 @@ _HEADS_INSIDE = (3, 1, 2, 0)
 """Memory order of the output of most kernels, innermost first: that of a (N, L, H, E) tensor transposed."""
 
 
-def _transposed(like: TensorLike, shape: Sizes, dtype: torch.dtype | None = None) -> TensorSpec:
-    return strided(like, shape, strides_in_order(shape, _HEADS_INSIDE), dtype)
+def _transposed(like: TensorLike, shape: Sizes) -> TensorSpec:
+    return strided(like, shape, strides_in_order(shape, _HEADS_INSIDE))
 
 
 def _seed(query: TensorLike) -> tuple[TensorSpec, TensorSpec]:

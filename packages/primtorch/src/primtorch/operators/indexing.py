@@ -88,7 +88,7 @@ def _lower_masked_fill(b: Builder, x: Value, mask: Value, value: Operand) -> Val
 
 
 def _integer_indices(
-    b: Builder, x: Value, indices: Sequence[Value | None], count: Size | None = None
+    b: Builder, indices: Sequence[Value | None], count: Size | None = None
 ) -> tuple[Value | None, ...]:
     """int64 indices; a mask becomes the positions of its true elements, whose number only the data knows: `count`
     where the graph has a symbol for it."""
@@ -203,7 +203,7 @@ def _refuse_index(x: TensorLike, indices: Sequence[TensorLike | None], **options
 
 @OP.rule("index.Tensor", "_unsafe_index.Tensor?")
 def _lower_index(b: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
-    return b.emit(prims.index, x, _integer_indices(b, x, indices, _selected(b, indices)), True)
+    return b.emit(prims.index, x, _integer_indices(b, indices, _selected(b, indices)), True)
 
 
 def _unit(rank: int, dim: int) -> tuple[int, ...]:
@@ -271,7 +271,7 @@ def _lower_index_put(
     given = [i for i in indices if i is not None]
     if len(given) == 1 and given[0].dtype in (torch.bool, torch.uint8):
         return _masked_put(b, x, list(indices).index(given[0]), given[0], values, accumulate)
-    whole = _integer_indices(b, x, indices)
+    whole = _integer_indices(b, indices)
     shape = indexed_shape(x.shape, whole)
     surplus = values.rank - len(shape)
     if surplus > 0:  # eager lets leading dimensions of size 1 go
@@ -654,7 +654,7 @@ def _lower_masked_select(b: Builder, x: Value, mask: Value) -> Value:
     if not shape:
         mask, x = mask.reshape((1,)), x.reshape((1,))
     count = None if b.val is None else b.val.shape[0]
-    return b.emit(prims.index, x, _integer_indices(b, x, (mask,), count), False)
+    return b.emit(prims.index, x, _integer_indices(b, (mask,), count), False)
 
 
 @OP.rule("masked_scatter")

@@ -462,7 +462,6 @@ def _gradient_dtype(x: Value, dims: Sequence[int]) -> torch.dtype:
 
 
 def _batch_norm_grads(
-    b: Builder,
     grad: Value,
     x: Value,
     weight: Value | None,
@@ -537,7 +536,7 @@ def _lower_native_batch_norm_backward(
     else:
         assert running_mean is not None and running_var is not None
         mean, rstd = running_mean, _rsqrt(running_var.to(compute_dtype(x.dtype)), eps)
-    return _batch_norm_grads(b, grad, x, weight, mean, rstd, train, output_mask)
+    return _batch_norm_grads(grad, x, weight, mean, rstd, train, output_mask)
 
 
 # Its last argument is the kernel's reserve, which only that kernel reads.
@@ -555,7 +554,7 @@ def _cudnn_batch_norm_backward(
 
 OP.rule("cudnn_batch_norm_backward")(
     lambda b, x, grad, weight, running_mean, running_var, save_mean, save_var, eps, reserve: _batch_norm_grads(
-        b, grad, x, weight, save_mean, save_var, True, (True,) * 3
+        grad, x, weight, save_mean, save_var, True, (True,) * 3
     )
 )
 

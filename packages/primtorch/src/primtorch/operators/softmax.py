@@ -20,7 +20,7 @@ OP = Family("softmax")
 OP.trait(Trait.ONE_DEVICE, "_log_softmax_backward_data _softmax_backward_data")
 
 
-def _shifted(b: Builder, x: Value, dim: int) -> Value:
+def _shifted(x: Value, dim: int) -> Value:
     return x - x.reduce(prims.amax, (dim,), True) if x.rank else x - x
 
 
@@ -41,7 +41,7 @@ def _lower_softmax(b: Builder, x: Value, dim: int, half_to_float: bool = False) 
     wide, dim = x.compute(), x.dim(dim)
     if _is_empty(x, dim):
         return wide.to(out_dtype)
-    e = _shifted(b, wide, dim).map(prims.exp)
+    e = _shifted(wide, dim).map(prims.exp)
     return (e / (e.sum((dim,), True) if x.rank else e)).to(out_dtype)
 
 
@@ -66,7 +66,7 @@ def _lower_log_softmax(b: Builder, x: Value, dim: int, half_to_float: bool) -> V
     wide, dim = x.compute(), x.dim(dim)
     if _is_empty(x, dim):
         return wide.to(out_dtype)
-    shifted = _shifted(b, wide, dim)
+    shifted = _shifted(wide, dim)
     e = shifted.map(prims.exp)
     return (shifted - (e.sum((dim,), True) if x.rank else e).map(prims.log)).to(out_dtype)
 
