@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterator
 from pathlib import Path
 
+import collective_programs
 import distributed_programs
 import pytest
 import replica_programs
@@ -160,3 +161,16 @@ def test_a_graph_with_collectives_that_raises_does_not_run_again(pair: Processes
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_collectives_that_write_to_their_arguments(pair: Processes, backend: str) -> None:
     pair.run(distributed_programs.written_collectives, backend)
+
+
+def test_every_public_collective_has_a_row() -> None:
+    assert collective_programs.untried() == []
+
+
+@pytest.mark.parametrize("kind", collective_programs.TABLES)
+def test_collectives_and_questions_are_eager_s(pair: Processes, kind: str) -> None:
+    assert pair.run(collective_programs.as_eager, kind) == [[], []]
+
+
+def test_what_is_known_of_a_group_is_said_of_no_other(pair: Processes) -> None:
+    pair.run(collective_programs.in_one_group_and_another)

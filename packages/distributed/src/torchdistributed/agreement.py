@@ -54,7 +54,8 @@ def _collective(node: fx.Node) -> Collective | None:
     if "group_name" not in given:
         return None  # `wait_tensor`
     name = overload._schema.name.partition("::")[2].rstrip("_")
-    tensors = [a for a in given.values() if isinstance(a, fx.Node)]
+    parts = [part for a in given.values() for part in (a if isinstance(a, (list, tuple)) else (a,))]
+    tensors = [part for part in parts if isinstance(part, fx.Node)]
     said = [str(value) for key, value in given.items() if key != "group_name" and isinstance(value, (int, str))]
     said += [_shown(node.meta.get("val"), name not in _OF_ANY_SIZE) for node in tensors]
     return Collective(str(given["group_name"]), f"{name}({', '.join(filter(None, said))})", _line(node))

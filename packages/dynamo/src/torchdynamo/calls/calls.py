@@ -40,6 +40,7 @@ from torchdynamo.calls.open_blocks import OpenBlocks
 from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, loop_for
 from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
+from torchdynamo.calls.process_groups import ProcessGroups
 from torchdynamo.calls.random_state import RandomState
 from torchdynamo.calls.transforms import MAKERS, Transforms, is_transformed
 from torchdynamo.calls.written_collectives import write_collective, writes
@@ -94,17 +95,15 @@ class Calls:
         self.blocks = OpenBlocks(outside.recorder, self.emissions)
         self.arrays = ArrayCalls(outside.arrays)
         self.random_state = RandomState(outside)
+        self.process_groups = ProcessGroups(outside)
         self.overrides = Overrides(outside, world, interpreter)
         self.copied: list[
             tuple[dict[int, object], object]
         ] = []  # deep copies of tensors: the memo, and the tensor's memory
+        rooms = (self.emissions, self.blocks, self.overrides, self.random_state, self.duals, self.process_groups)
         self._rules: dict[int, Rule] = {
             **{id(function): functools.partial(rule, self) for function, rule in _RULES},
-            **{
-                id(function): rule
-                for known in (self.emissions, self.blocks, self.overrides, self.random_state, self.duals)
-                for function, rule in known.rules()
-            },
+            **{id(function): rule for known in rooms for function, rule in known.rules()},
         }
 
     def handle(self, fn: Any, args: Args, kwargs: Kwargs) -> object:

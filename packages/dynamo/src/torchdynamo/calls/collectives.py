@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.interpreter.protocol import Args, Kwargs
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -23,26 +24,32 @@ FUNCTIONAL = "torch.distributed._functional_collectives"
 
 # By name, with the operator (the module is imported by programs that call it).
 _NODES = {
+    "all_gather_into_tensor_coalesced": "_c10d_functional::all_gather_into_tensor_coalesced",
     "all_gather_single": "_c10d_functional::all_gather_into_tensor",
     "all_gather_single_autograd": "_c10d_functional_autograd::all_gather_into_tensor",
     "all_gather_tensor": "_c10d_functional::all_gather_into_tensor",
     "all_gather_tensor_autograd": "_c10d_functional_autograd::all_gather_into_tensor",
+    "all_gather_single_coalesced": "_c10d_functional::all_gather_into_tensor_coalesced",
     "all_reduce": "_c10d_functional::all_reduce",
+    "all_reduce_coalesced": "_c10d_functional::all_reduce_coalesced",
     "all_to_all_single": "_c10d_functional::all_to_all_single",
     "all_to_all_single_autograd": "_c10d_functional_autograd::all_to_all_single",
     "broadcast": "_c10d_functional::broadcast",
     "reduce_scatter_single": "_c10d_functional::reduce_scatter_tensor",
     "reduce_scatter_single_autograd": "_c10d_functional_autograd::reduce_scatter_tensor",
+    "reduce_scatter_single_coalesced": "_c10d_functional::reduce_scatter_tensor_coalesced",
     "reduce_scatter_tensor": "_c10d_functional::reduce_scatter_tensor",
     "reduce_scatter_tensor_autograd": "_c10d_functional_autograd::reduce_scatter_tensor",
+    "reduce_scatter_tensor_coalesced": "_c10d_functional::reduce_scatter_tensor_coalesced",
     "wait_tensor": "_c10d_functional::wait_tensor",
 }
 _PARTS = frozenset({"_group_or_group_name", "_maybe_wrap_tensor", "_resolve_group", "_resolve_group_name"})
 
 
 def inlines(function: types.FunctionType) -> bool:
-    """Whether a function of the module stays in the graph."""
-    return function.__name__ in _NODES or function.__name__ in _PARTS
+    """Whether a function of the module, or one written within such a function, stays in the graph."""
+    name = function.__qualname__.partition(".")[0]
+    return name in _NODES or name in _PARTS
 
 
 def with_group_named(
@@ -52,7 +59,7 @@ def with_group_named(
     operator = _NODES.get(function.__name__)
     if operator is None:
         return None
-    derived = torch.is_grad_enabled() and any(isinstance(t, torch.Tensor) and t.requires_grad for t in args)
+    derived = torch.is_grad_enabled() and any(t.requires_grad for t in tensors_in((args, kwargs)))
     if derived and not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "Autograd"):
         # Eager hands its result on in a tensor of a class that ends the history.
         raise BreakGraph(

@@ -15,7 +15,6 @@ import typing
 import warnings
 
 import torch
-import torch.distributed
 import torch.utils.checkpoint
 from torch.autograd.function import FunctionMeta
 
@@ -57,16 +56,6 @@ AMBIENT_READS: tuple[object, ...] = (
     torch.get_num_threads, torch.get_num_interop_threads, torch._C._autograd._profiler_enabled,
     torch.get_float32_matmul_precision, torch.get_default_device, torch.get_deterministic_debug_mode,
     torch.is_deterministic_algorithms_warn_only_enabled, torch.cuda.current_device, torch.cuda.device_count,
-    *(
-        getattr(torch.distributed, name)
-        for name in ("is_initialized", "get_rank", "get_world_size", "get_backend")
-        if hasattr(torch.distributed, name)  # a torch without it has `is_available` alone
-    ),
-    *(
-        getattr(sys.modules.get("torch.distributed.distributed_c10d"), name)
-        for name in ("_get_group_size_by_name",)
-        if hasattr(sys.modules.get("torch.distributed.distributed_c10d"), name)
-    ),
 )  # fmt: skip
 
 # Python functions run natively: pure on classes, functions and constants, and large to interpret.

@@ -12,13 +12,15 @@ import inspect
 import math
 import sys
 import types
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from primtorch.fake import FakeTensor
 from torchdynamo.calls.collectives import FUNCTIONAL
+from torchdynamo.graph.recorder import tensors_in
 from torchdynamo.interpreter.protocol import Args, Kwargs
 from torchdynamo.outside.outside import Outside
 from torchdynamo.reasons import BreakGraph
@@ -44,48 +46,75 @@ class Finished:
         return None
 
 
-def _all_reduce(a: Mapping[str, Any], group: str, size: int) -> torch.Tensor:
+@dataclass(frozen=True, slots=True)
+class Group:
+    """What a graph knows of a group, guarded. `place(rank)`: the place in it of a rank among all."""
+
+    name: str
+    size: int
+    place: Callable[[int], int]
+
+
+def _all_reduce(a: Mapping[str, Any], group: Group) -> None:
     tensor: torch.Tensor = a["tensor"]
-    return tensor.copy_(_wait(_OPS.all_reduce(tensor, _reduction(a["op"]), group)))
+    tensor.copy_(_wait(_OPS.all_reduce(tensor, _reduction(a["op"]), group.name)))
 
 
-def _broadcast(a: Mapping[str, Any], group: str, size: int) -> torch.Tensor:
+def _broadcast(a: Mapping[str, Any], group: Group) -> None:
     tensor, root = a["tensor"], a.get("group_src")
-    if root is None and a["group"] is not None:
-        raise BreakGraph("distributed", "broadcast() in a group, from a rank among all")
-    return tensor.copy_(_wait(_OPS.broadcast(tensor, a["src"] if root is None else root, group)))  # type: ignore[no-any-return]
+    if root is None:
+        root = group.place(a["src"])
+    tensor.copy_(_wait(_OPS.broadcast(tensor, root, group.name)))
 
 
-def _all_gather_into_tensor(a: Mapping[str, Any], group: str, size: int) -> torch.Tensor:
+def _all_gather_into_tensor(a: Mapping[str, Any], group: Group) -> None:
     output, part = a["output_tensor"], a["input_tensor"]
-    _one_after_the_other(output, part, size)
-    gathered = _wait(_OPS.all_gather_into_tensor(part, size, group))
-    return output.copy_(gathered.reshape(output.shape))  # type: ignore[no-any-return]
+    _one_after_the_other(output, part, group.size)
+    gathered = _wait(_OPS.all_gather_into_tensor(part, group.size, group.name))
+    output.copy_(gathered.reshape(output.shape))
 
 
-def _reduce_scatter_tensor(a: Mapping[str, Any], group: str, size: int) -> torch.Tensor:
+def _all_gather(a: Mapping[str, Any], group: Group) -> None:
+    outputs, part = a["tensor_list"], a["tensor"]
+    _of_one_kind(outputs, part, group.size)
+    gathered = _wait(_OPS.all_gather_into_tensor(part.contiguous().reshape(1, -1), group.size, group.name))
+    for place, output in enumerate(outputs):
+        output.copy_(gathered[place].reshape(output.shape))
+
+
+def _reduce_scatter_tensor(a: Mapping[str, Any], group: Group) -> None:
     output, parts = a["output"], a["input"]
-    _one_after_the_other(parts, output, size)
-    parts = parts.reshape(size * output.shape[0], *output.shape[1:])
-    return output.copy_(_wait(_OPS.reduce_scatter_tensor(parts, _reduction(a["op"]), size, group)))  # type: ignore[no-any-return]
+    _one_after_the_other(parts, output, group.size)
+    parts = parts.reshape(group.size * output.shape[0], *output.shape[1:])
+    output.copy_(_wait(_OPS.reduce_scatter_tensor(parts, _reduction(a["op"]), group.size, group.name)))
 
 
-def _all_to_all_single(a: Mapping[str, Any], group: str, size: int) -> torch.Tensor:
+def _reduce_scatter(a: Mapping[str, Any], group: Group) -> None:
+    output, parts = a["output"], a["input_list"]
+    _of_one_kind(parts, output, group.size)
+    whole = torch.stack([part.reshape(-1) for part in parts])
+    reduced = _wait(_OPS.reduce_scatter_tensor(whole, _reduction(a["op"]), group.size, group.name))
+    output.copy_(reduced.reshape(output.shape))
+
+
+def _all_to_all_single(a: Mapping[str, Any], group: Group) -> None:
     output, given = a["output"], a["input"]
     splits = [a["output_split_sizes"], a["input_split_sizes"]]
     for place, tensor in enumerate((output, given)):
-        if tensor.dim() == 0 or (not splits[place] and tensor.shape[0] % size):
+        if tensor.dim() == 0 or (not splits[place] and tensor.shape[0] % group.size):
             raise BreakGraph("distributed", "all_to_all_single() of parts that are not equal")
-        splits[place] = splits[place] or [tensor.shape[0] // size] * size
-    return output.copy_(_wait(_OPS.all_to_all_single(given, *splits, group)))  # type: ignore[no-any-return]
+        splits[place] = splits[place] or [tensor.shape[0] // group.size] * group.size
+    output.copy_(_wait(_OPS.all_to_all_single(given, *splits, group.name)))
 
 
-_WRITING: Mapping[str, Callable[[Mapping[str, Any], str, int], torch.Tensor]] = types.MappingProxyType(
+_WRITING: Mapping[str, Callable[[Mapping[str, Any], Group], None]] = types.MappingProxyType(
     {
         "all_reduce": _all_reduce,
         "broadcast": _broadcast,
+        "all_gather": _all_gather,
         "all_gather_into_tensor": _all_gather_into_tensor,
         "all_gather_single": _all_gather_into_tensor,
+        "reduce_scatter": _reduce_scatter,
         "reduce_scatter_tensor": _reduce_scatter_tensor,
         "reduce_scatter_single": _reduce_scatter_tensor,
         "all_to_all_single": _all_to_all_single,
@@ -110,12 +139,11 @@ def write_collective(outside: Outside, function: types.FunctionType, args: Args,
     bound = inspect.signature(function).bind(*args, **kwargs)
     bound.apply_defaults()
     given, name = bound.arguments, function.__name__
-    for tensor in given.values():
-        if isinstance(tensor, torch.Tensor):
-            _check_operand(name, tensor)
-    group, size = _group(outside, name, given["group"])
+    for tensor in tensors_in(given):
+        _check_operand(name, tensor)
+    group = _group(outside, name, given["group"])
     with torch.no_grad():
-        _WRITING[name](given, group, size)
+        _WRITING[name](given, group)
     return Finished() if given["async_op"] else None
 
 
@@ -131,8 +159,8 @@ def _check_operand(name: str, tensor: torch.Tensor) -> None:
         raise BreakGraph("distributed", f"{name}() of {why}")
 
 
-def _group(outside: Outside, name: str, group: Any) -> tuple[str, int]:
-    """Name and size of a group, guarded."""
+def _group(outside: Outside, name: str, group: Any) -> Group:
+    """A group, guarded."""
     c10d: Any = sys.modules[_C10D]
     if not c10d.is_initialized() or c10d._world.pg_coalesce_state:
         raise BreakGraph("distributed", f"call of {_C10D}.{name}")
@@ -142,7 +170,16 @@ def _group(outside: Outside, name: str, group: Any) -> tuple[str, int]:
         outside.identity(group)
         if c10d._rank_not_in_group(group):
             raise BreakGraph("distributed", f"{name}() in a group without this process")
-    return outside.ambient(_name_of, (group,)), outside.ambient(c10d.get_world_size, (group,))  # type: ignore[return-value]
+    called: Any = outside.ambient(_name_of, (group,))
+    size: Any = outside.ambient(c10d.get_world_size, (group,))
+    return Group(called, size, lambda rank: rank if group is None else _place(outside, group, rank))
+
+
+def _place(outside: Outside, group: Any, rank: int) -> int:
+    c10d: Any = sys.modules[_C10D]
+    if rank not in c10d.get_process_group_ranks(group):
+        raise BreakGraph("distributed", f"a collective in a group without its rank {rank}")
+    return outside.ambient(c10d.get_group_rank, (group, rank))  # type: ignore[return-value]
 
 
 def _name_of(group: Any) -> str | None:
@@ -160,6 +197,12 @@ def _reduction(op: Any) -> str:
     if name not in _REDUCTIONS:
         raise BreakGraph("distributed", f"a reduction {op}")
     return name.lower()
+
+
+def _of_one_kind(parts: Sequence[torch.Tensor], own: torch.Tensor, size: int) -> None:
+    """A part for each rank, all of one shape: what each rank has is as large."""
+    if len(parts) != size or any(part.shape != own.shape or part.dtype != own.dtype for part in parts):
+        raise BreakGraph("distributed", "a collective over parts that are not alike")
 
 
 def _one_after_the_other(whole: torch.Tensor, part: torch.Tensor, size: int) -> None:

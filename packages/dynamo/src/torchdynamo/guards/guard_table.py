@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import types
 from collections.abc import Iterable
 from pathlib import PurePath
@@ -44,7 +45,7 @@ def _payload_text(payload: Any) -> str:
         case TensorGuard():
             return _tensor_text(payload)
         case AmbientRead():
-            return f"{call_text(payload)} == {payload.value!r}"
+            return f"{call_text(payload)} == {_without_address(payload.value)}"
         case WrittenMemory():
             written = ", ".join(map(source_text, payload.written))
             return f"{_short_text(written)} apart from {len(payload.others)} others" if payload.others else written
@@ -84,7 +85,11 @@ def _tensor_text(want: TensorGuard) -> str:
 
 def call_text(read: AmbientRead) -> str:
     name = getattr(read.function, "__qualname__", repr(read.function))
-    return f"{name}({', '.join(map(repr, read.args))})"
+    return f"{name}({', '.join(map(_without_address, read.args))})"
+
+
+def _without_address(value: object) -> str:
+    return re.sub(r" at 0x[0-9a-f]+", "", repr(value))
 
 
 def short(value: object, limit: int = 80) -> str:
