@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import torchcompile
 import torchdynamo
 from aotautograd.stages import StagedRun
-from torchdistributed import CollectivesDiffer, agreement
+from torchdistributed import CollectivesDiffer, agreement, compilations
 
 
 def collectives() -> None:
@@ -125,12 +125,11 @@ def other_orders(backend: str, late: bool) -> tuple[str, float]:
 
 @contextmanager
 def patience(seconds: float) -> Iterator[None]:
-    """How long ranks wait for others at a graph's first run."""
-    before, agreement._PATIENCE = agreement._PATIENCE, seconds  # type: ignore[misc]
-    try:
+    """How long ranks wait for others at a graph's first run, and behind its compilation."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(agreement, "_PATIENCE", seconds)
+        patch.setattr(compilations, "_PATIENCE", min(seconds, compilations._PATIENCE))
         yield
-    finally:
-        agreement._PATIENCE = before  # type: ignore[misc]
 
 
 def some_ranks_compile(backend: str) -> None:

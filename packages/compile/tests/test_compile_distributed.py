@@ -8,6 +8,7 @@ from pathlib import Path
 
 import collective_programs
 import distributed_programs
+import failing_ranks
 import pytest
 import replica_programs
 import sharded_programs
@@ -174,3 +175,28 @@ def test_collectives_and_questions_are_eager_s(pair: Processes, kind: str) -> No
 
 def test_what_is_known_of_a_group_is_said_of_no_other(pair: Processes) -> None:
     pair.run(collective_programs.in_one_group_and_another)
+
+
+@pytest.mark.parametrize(
+    ("count", "wrapping", "fault"),
+    [
+        (2, "replicas", "raises"),
+        (2, "replicas", "is late"),
+        (2, "shards", "dies"),
+        (2, "collectives", "raises"),
+        (4, "replicas", "dies"),
+    ],
+)
+def test_a_rank_that_fails_to_compile_ends_the_job(count: int, wrapping: str, fault: str) -> None:
+    ended = failing_ranks.job(count, wrapping, fault)
+    if fault == "raises":
+        assert ended.pop(1)[:2] == ("OSError", "no room left for kernels")
+    for rank, (kind, text, seconds) in ended.items():
+        assert seconds < 15, (rank, kind, text)
+        if fault == "is late":
+            assert kind == ""
+            continue
+        assert kind == "RankFailed", (rank, kind, text)
+        assert "rank 1" in text
+        assert "failing_ranks.py" in text
+        assert ("no room left" if fault == "raises" else "is gone") in text

@@ -196,7 +196,7 @@ def stack_of(
     toolchain = Toolchain(settings, dumps, _journal, ledger, name)
     toolchain.brought = brought
     runner = mixed.resolve(chosen, toolchain) if mixed.is_mixture(chosen) else backends.resolve(chosen, toolchain)
-    transform = torchdynamo.optimize(runner, options=capture, dump=dumps, ledger=ledger)
+    transform = torchdynamo.optimize(backends.told_of(runner), options=capture, dump=dumps, ledger=ledger)
     return _verifying(transform, dataclasses.replace(capture, fullgraph=False)) if settings.verify else transform
 
 

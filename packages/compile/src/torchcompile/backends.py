@@ -43,7 +43,7 @@ from torchcompile.progress import Progress
 from torchcompile.shelf import Brought, Kept, ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, shape_env, signature
 from torchcompile.store import Store
-from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter
+from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter, told
 from torchdistributed.replicas import Stages
 from torchdynamo.errors import TorchDynamoError
 from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
@@ -280,7 +280,7 @@ def for_replicas(
 
     # A later call may be in the middle of anything that guards allow.
     def compile_within(stages: Stages, inputs: Sequence[Any]) -> Runner:
-        with preserved():
+        with preserved(), told(title):
             return compile(stages, list(inputs))
 
     def tell(stages: Sequence[tuple[int, Sequence[ParameterInfo]]], final: bool) -> None:
@@ -638,3 +638,21 @@ def resolve(backend: object, toolchain: Toolchain) -> Backend:
         return chosen  # type: ignore[no-any-return]
     names = ", ".join(list_backends())
     raise InvalidArgument(f"backend is one of {names} or a callable (gm, example_inputs) -> callable, not {backend!r}")
+
+
+def told_of(backend: Backend) -> Backend:
+    """A back end whose compilations the other ranks of a job are told of."""
+
+    def among_ranks(gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
+        with told(lambda: title_of(gm)):
+            return backend(gm, example_inputs)
+
+    among_ranks.takes_floats = getattr(backend, "takes_floats", False)  # type: ignore[attr-defined]
+    return among_ranks
+
+
+def title_of(gm: torch.fx.GraphModule) -> str:
+    """A captured graph by the user's line that its last operation came from."""
+    frames = next((node.meta["stack"] for node in reversed(gm.graph.nodes) if node.meta.get("stack")), ())
+    line = own_line(frames)
+    return f"the graph that ends at {line.file}:{line.line} in {line.function}" if line is not None else "a graph"

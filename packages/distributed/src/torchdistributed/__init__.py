@@ -2,7 +2,8 @@
 
 from torchdistributed.agreement import agreed, collectives_of
 from torchdistributed.buckets import Bucket, ParameterInfo, parameter_infos, plan_buckets
-from torchdistributed.errors import BucketPlanError, CollectivesDiffer
+from torchdistributed.compilations import told
+from torchdistributed.errors import BucketPlanError, CollectivesDiffer, RankFailed
 from torchdistributed.planning import Plan, plan
 from torchdistributed.replicas import (
     FollowsReducer,
@@ -28,6 +29,7 @@ __all__ = [
     "ParameterInfo",
     "Part",
     "Plan",
+    "RankFailed",
     "ReducerPlan",
     "Span",
     "Timeline",
@@ -44,4 +46,5 @@ __all__ = [
     "simulate_shards",
     "split_at_buckets",
     "stages_for",
+    "told",
 ]

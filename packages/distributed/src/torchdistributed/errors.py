@@ -11,3 +11,7 @@ class BucketPlanError(ValueError):
 
 class CollectivesDiffer(TorchDynamoError):
     """Ranks were about to call different collectives, and to wait for each other."""
+
+
+class RankFailed(TorchDynamoError):
+    """Another rank raised or died while it compiled: there is nobody to talk to."""
