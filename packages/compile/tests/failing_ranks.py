@@ -6,7 +6,6 @@ Processes are forked from one that has imported torch, so that a job begins at o
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import os
 import socket
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as functional
+from processes import CONTEXT
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -113,14 +113,12 @@ def _rank(rank: int, count: int, port: int, wrapping: str, fault: str, answers: 
 
 def job(count: int, wrapping: str, fault: str) -> dict[int, Result]:
     """By rank: what was raised there, with its text, and after how many seconds. Ranks that died are not among them."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.device_mesh", "torchcompile"])
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    answers = context.Queue()
+    answers = CONTEXT.Queue()
     running = [
-        context.Process(target=_rank, args=(rank, count, port, wrapping, fault, answers), daemon=True)
+        CONTEXT.Process(target=_rank, args=(rank, count, port, wrapping, fault, answers), daemon=True)
         for rank in range(count)
     ]
     for process in running:

@@ -24,6 +24,9 @@ import torch.distributed as dist
 AVAILABLE = dist.is_available() and dist.is_gloo_available()
 _COLLECTIVE = datetime.timedelta(seconds=30)
 _START = 90.0  # seconds in which the processes import torch and meet
+# Forked from one process that has imported torch, and has no threads.
+CONTEXT = multiprocessing.get_context("forkserver")
+CONTEXT.set_forkserver_preload(["torch.distributed.fsdp", "torch.distributed.device_mesh", "torchcompile"])
 
 
 class ProgramFailed(AssertionError):
@@ -63,10 +66,9 @@ class Processes:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
-        context = multiprocessing.get_context("spawn")
         for rank in range(self.count):
-            here, there = context.Pipe()
-            process = context.Process(target=_serve, args=(rank, self.count, port, there), daemon=True)
+            here, there = CONTEXT.Pipe()
+            process = CONTEXT.Process(target=_serve, args=(rank, self.count, port, there), daemon=True)
             process.start()
             there.close()
             self._running.append((process, here))

@@ -43,7 +43,7 @@ from torchcompile.progress import Progress
 from torchcompile.shelf import Brought, Kept, ProgramShelf, key_of, lines_of
 from torchcompile.signature import facts, shape_env, signature
 from torchcompile.store import Store
-from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter, told
+from torchdistributed import FollowsReducer, ParameterInfo, agreed, is_parameter, told_to_ranks
 from torchdistributed.replicas import Stages
 from torchdynamo.errors import TorchDynamoError
 from torchinductor import BuildFailed, CompilerMissing, InductorError, InductorOptions
@@ -280,7 +280,7 @@ def for_replicas(
 
     # A later call may be in the middle of anything that guards allow.
     def compile_within(stages: Stages, inputs: Sequence[Any]) -> Runner:
-        with preserved(), told(title):
+        with preserved(), told_to_ranks(title):
             return compile(stages, list(inputs))
 
     def tell(stages: Sequence[tuple[int, Sequence[ParameterInfo]]], final: bool) -> None:
@@ -481,27 +481,31 @@ class _Kernels:
 
     def compiler(self, kind: Kind) -> Backend:
         """What compiles a half of a kind."""
-        toolchain, half = self.job.toolchain, f"{self.job.title} {kind}"
 
         @_COLLECTOR.held_back()
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
-            start = time.perf_counter()
-            if kind == "inference":
-                toolchain.journal.span(self.job.title, "trace", self.began, start)
-            try:
-                compiled = self._compiled(graph, inputs, kind)
-            except TOLD_OTHERWISE:
-                raise
-            except Exception as error:
-                if kind != "backward":
-                    raise  # nothing has run yet: the captured graph as a whole runs eagerly
-                toolchain.not_compiled(half, error)
-                return run_agreed(graph, inputs)
-            prims = sum(node.op == "call_function" for node in graph.graph.nodes)
-            record(self.job, kind, prims, compiled, start)
-            return agreed(Boxed(compiled), graph)
+            with told_to_ranks(lambda: f"{self.job.title} {kind}"):
+                return self._half(graph, inputs, kind)
 
         return build
+
+    def _half(self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind) -> Runner:
+        toolchain, half = self.job.toolchain, f"{self.job.title} {kind}"
+        start = time.perf_counter()
+        if kind == "inference":
+            toolchain.journal.span(self.job.title, "trace", self.began, start)
+        try:
+            compiled = self._compiled(graph, inputs, kind)
+        except TOLD_OTHERWISE:
+            raise
+        except Exception as error:
+            if kind != "backward":
+                raise  # nothing has run yet: the captured graph as a whole runs eagerly
+            toolchain.not_compiled(half, error)
+            return run_agreed(graph, inputs)
+        prims = sum(node.op == "call_function" for node in graph.graph.nodes)
+        record(self.job, kind, prims, compiled, start)
+        return agreed(Boxed(compiled), graph)
 
     def _compiled(self, graph: torch.fx.GraphModule, inputs: Inputs, kind: Kind) -> torchinductor.CompiledGraph:
         toolchain, half, dump = self.job.toolchain, f"{self.job.title} {kind}", self.job.dump
@@ -644,7 +648,7 @@ def told_of(backend: Backend) -> Backend:
     """A back end whose compilations the other ranks of a job are told of."""
 
     def among_ranks(gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
-        with told(lambda: title_of(gm)):
+        with told_to_ranks(lambda: title_of(gm)):
             return backend(gm, example_inputs)
 
     among_ranks.takes_floats = getattr(backend, "takes_floats", False)  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from torchdistributed.agreement import agreed, collectives_of
 from torchdistributed.buckets import Bucket, ParameterInfo, parameter_infos, plan_buckets
-from torchdistributed.compilations import told
+from torchdistributed.compilations import told_to_ranks
 from torchdistributed.errors import BucketPlanError, CollectivesDiffer, RankFailed
 from torchdistributed.planning import Plan, plan
 from torchdistributed.replicas import (
@@ -46,5 +46,5 @@ __all__ = [
     "simulate_shards",
     "split_at_buckets",
     "stages_for",
-    "told",
+    "told_to_ranks",
 ]

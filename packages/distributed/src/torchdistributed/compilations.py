@@ -29,7 +29,7 @@ import torch.distributed as dist
 from primtorch.errors import DataDependent
 from torchdistributed.errors import RankFailed
 
-_PATIENCE: Final = 5.0  # seconds in which the other ranks begin to compile, or do not
+_PATIENCE: Final = 2.0  # seconds in which the other ranks begin to compile, or do not
 _FRUITLESS: Final = 2  # times that they did not, after which they are not waited for
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.002, 0.1  # seconds between questions
 _FAREWELL: Final = 2.0  # seconds in which the others hear of a failure before the store may be gone
@@ -218,7 +218,7 @@ _WITHIN = threading.local()
 
 
 @contextmanager
-def told(what: Callable[[], str]) -> Iterator[None]:
+def told_to_ranks(what: Callable[[], str]) -> Iterator[None]:
     """A block in which this rank compiles; behind it the other ranks have compiled, too.
 
     Raises:
