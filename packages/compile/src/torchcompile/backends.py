@@ -280,7 +280,7 @@ def for_replicas(
 
     # A later call may be in the middle of anything that guards allow.
     def compile_within(stages: Stages, inputs: Sequence[Any]) -> Runner:
-        with preserved(), told_to_ranks(title):
+        with preserved(), told_to_ranks(title, DataDependent):
             return compile(stages, list(inputs))
 
     def tell(stages: Sequence[tuple[int, Sequence[ParameterInfo]]], final: bool) -> None:
@@ -484,7 +484,7 @@ class _Kernels:
 
         @_COLLECTOR.held_back()
         def build(graph: torch.fx.GraphModule, inputs: Inputs) -> Runner:
-            with told_to_ranks(lambda: f"{self.job.title} {kind}"):
+            with told_to_ranks(lambda: f"{self.job.title} {kind}", DataDependent):
                 return self._half(graph, inputs, kind)
 
         return build
@@ -648,7 +648,7 @@ def told_of(backend: Backend) -> Backend:
     """A back end whose compilations the other ranks of a job are told of."""
 
     def among_ranks(gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
-        with told_to_ranks(lambda: title_of(gm)):
+        with told_to_ranks(lambda: title_of(gm), DataDependent):
             return backend(gm, example_inputs)
 
     among_ranks.takes_floats = getattr(backend, "takes_floats", False)  # type: ignore[attr-defined]

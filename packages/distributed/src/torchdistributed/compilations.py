@@ -26,7 +26,6 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 
-from primtorch.errors import DataDependent
 from torchdistributed.errors import RankFailed
 
 _PATIENCE: Final = 2.0  # seconds in which the other ranks begin to compile, or do not
@@ -218,8 +217,11 @@ _WITHIN = threading.local()
 
 
 @contextmanager
-def told_to_ranks(what: Callable[[], str]) -> Iterator[None]:
+def told_to_ranks(what: Callable[[], str], begins_anew: type[Exception]) -> Iterator[None]:
     """A block in which this rank compiles; behind it the other ranks have compiled, too.
+
+    Args:
+        begins_anew: an error that is no failure: the rank compiles once more.
 
     Raises:
         RankFailed: another rank raised there, died, or took longer than the group's time limit.
@@ -234,7 +236,7 @@ def told_to_ranks(what: Callable[[], str]) -> Iterator[None]:
             board.begin(what())
         try:
             yield
-        except DataDependent:  # capture begins anew
+        except begins_anew:
             with _while_there_is_a_store(board):
                 board.end(what())
             raise
