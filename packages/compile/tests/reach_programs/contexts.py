@@ -50,6 +50,35 @@ def warning(x: torch.Tensor) -> Any:
         return x + 1
 
 
+@part(PYTHON, "warnings that the program collects", "ambient_state", gradient=False)
+def collecting(x: torch.Tensor) -> Any:
+    with warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        warnings.warn("first", stacklevel=1)
+        warnings.warn("second", stacklevel=1)
+        return x * len(told), str(told[0].message)
+
+
+@part(PYTHON, "ExitStack, suppress, nullcontext and closing", gradient=False)
+def contexts_of_the_library(x: torch.Tensor) -> Any:
+    log: list[int] = []
+
+    def steps() -> Iterator[torch.Tensor]:
+        try:
+            yield x
+        finally:
+            log.append(2)
+
+    with contextlib.ExitStack() as outer:
+        outer.enter_context(torch.no_grad())
+        outer.callback(log.append, 1)
+        kept = outer.pop_all()
+    with kept, contextlib.suppress(KeyError), contextlib.nullcontext(3) as three, contextlib.closing(steps()) as begun:
+        y = next(begun) * three
+        {}[0]
+    return y, len(log)
+
+
 @part(PYTHON, "print", "print", gradient=False)
 def printing(x: torch.Tensor) -> Any:
     y = x + 1

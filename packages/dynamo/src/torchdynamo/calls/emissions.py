@@ -155,7 +155,18 @@ class Emissions:
         question = (str(message), category, _module_name(known), known.line)
         if is_error(*question) if self._open else self.outside.ambient(is_error, question):
             raise message if isinstance(message, Warning) else category(message)
+        self._collected()
         self.do(functools.partial(_warn_at, where), (message, category))
+
+    def _collected(self) -> None:
+        """A list into which `catch_warnings(record=True)` collects is filled behind the graph: too late for a program
+        that has it at hand."""
+        collect = warnings._showwarnmsg_impl  # type: ignore[attr-defined]
+        log = collect.__self__ if isinstance(collect, types.BuiltinMethodType) else None
+        if type(log) is list:
+            if id(log) in self.outside.externals.by_original:
+                raise BreakGraph("ambient_state", "a warning for a list that the program has read")
+            self.outside.externals.written_behind = log
 
     def enter_filters(self, fn: Callee, args: Args, kwargs: Kwargs) -> None:
         """`with warnings.catch_warnings()`: its own object is entered at each call, another one now."""

@@ -149,6 +149,7 @@ class Externals:
         self.cells: list[Source] = []  # of functions that are made anew at each call
         self._classes: set[type] = set()
         self.world: object = None  # of the iterators that the program goes on with
+        self.written_behind: list[object] | None = None  # by what is said behind the graph: it has not come there yet
 
     def guard(self, source: Source | None, kind: GuardKind, payload: object) -> None:
         """Compiled code asks this of the source at each call; the user's frames now are told where it fails."""
@@ -361,6 +362,8 @@ class Externals:
 
     def _container(self, value: Any, kind: type, source: Source) -> object:
         self.guard(source, GuardKind.TYPE, kind)
+        if value is self.written_behind:
+            raise BreakGraph("ambient_state", "a list that collects warnings, after one was given")
         if isinstance(value, dict):
             return self._dict(value, kind, source)
         if isinstance(value, (set, frozenset)):
