@@ -37,6 +37,17 @@ def asserting(x: torch.Tensor) -> Any:
     return x.sin()
 
 
+@part(PYTHON, "torch._assert_async, _check and _check_tensor_all")
+def checking(x: torch.Tensor) -> Any:
+    torch._assert_async((x < 1e9).all())
+    torch._assert_async((x < 1e9).all(), "too large")
+    torch._check_tensor_all(x < 1e9, lambda: "too large")
+    torch._check_value(x.dim() == 2, lambda: "a matrix is wanted")
+    positive = (x[0] > 0).sum().item()
+    torch._check(positive <= 3)
+    return torch.ones(positive, dtype=x.dtype).sum() + x
+
+
 @part(PYTHON, "nonzero and boolean masks")
 def masked(x: torch.Tensor) -> Any:
     return x[x > 0].sum(), x.nonzero()

@@ -73,6 +73,19 @@ def growing(x: torch.Tensor) -> Any:
     return torch.stack([row.sin() for row in x]).sum(0)
 
 
+@maker(PYTHON, "functools.singledispatch")
+def generic() -> Program:
+    @functools.singledispatch
+    def scaled(x: Any) -> Any:
+        return x
+
+    @scaled.register(torch.Tensor)
+    def of_tensor(x: torch.Tensor) -> Any:
+        return x * 2
+
+    return lambda x: scaled(x) * scaled(3)
+
+
 @part(PYTHON, "generators")
 def generating(x: torch.Tensor) -> Any:
     def parts() -> Iterator[torch.Tensor]:

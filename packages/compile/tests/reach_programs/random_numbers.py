@@ -25,6 +25,13 @@ def forked(x: torch.Tensor) -> Any:
     return x * 0 + inside
 
 
+@part(PYTHON, "a multivariate normal distribution")
+def multivariate(x: torch.Tensor) -> Any:
+    spread = x[:3].mT @ x[:3] + torch.eye(3, dtype=x.dtype)
+    found = torch.distributions.MultivariateNormal(x[0], spread, validate_args=True)
+    return found.log_prob(x), found.rsample()
+
+
 @maker(PYTHON, "a generator of the program's own", gradient=False)
 def from_a_generator() -> Program:
     generator = torch.Generator()

@@ -38,6 +38,7 @@ from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
 from torchdynamo.calls.open_blocks import OpenBlocks
 from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, loop_for
+from torchdynamo.calls.other_forms import OTHER_FORMS, dispatched, implementation
 from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.calls.process_groups import ProcessGroups
@@ -207,6 +208,12 @@ class Calls:
             return self._native(fn, args, kwargs)
         if fn in torch_calls.NATIVE_FUNCTIONS:
             return self._native(fn, args, kwargs)
+        if fn in OTHER_FORMS:
+            self.outside.inline(OTHER_FORMS[fn])
+            return Redirect(OTHER_FORMS[fn], args, kwargs)
+        asked = dispatched(self.world, fn, args, kwargs)
+        if asked is not None:
+            return Redirect(implementation, asked, {})
         self.outside.inline(fn)
         return MISSING
 

@@ -20,7 +20,7 @@ from primtorch.operators.elementwise import same, truth
 from primtorch.operators.refusals import is_empty, refuse
 from primtorch.prims import Prim
 from primtorch.promotion import compute_dtype, float_of, integer_sum_dtype, real_of, result_type
-from primtorch.samples import call, listed, reals, truths
+from primtorch.samples import after, call, listed, reals, truths
 from primtorch.spec import Size, TensorSpec
 from primtorch.symbolic import hint_of
 
@@ -131,6 +131,9 @@ def _lower_prod(
     return accumulated(x, dtype).reduce(prims.prod, reduced_dims(dim, x.rank), keepdim)
 
 
+_NOT_TRUE = "Expected Tensor with single nonzero value, but got zero"  # as eager says it
+
+
 def is_known(size: Size) -> bool:
     """Whether a size, or a product of sizes, does not depend on data."""
     return isinstance(size, int) or hint_of(size, -1) >= 0
@@ -142,6 +145,22 @@ def want_some(b: Builder, x: Value, dims: tuple[int, ...]) -> None:
     if not is_known(count):
         message = "Expected reduction dim to have non-zero size: the largest or smallest of no elements was asked for"
         b.emit(prims.assert_async, b.full((), count, torch.int64, x.device).ne(0), message)
+
+
+@OP.formula("_assert_async", "_assert_async.msg")
+def _assert_async(x: TensorLike, message: str = "") -> None:
+    return None
+
+
+@OP.refuses("_assert_async", "_assert_async.msg")
+def _refuse_assert_async(x: TensorLike, message: str = "") -> None:
+    refuse(any(map(is_empty, x.shape)), "Boolean value of Tensor with no values is ambiguous")
+    refuse(any(size != 1 for size in x.shape), "Boolean value of Tensor with more than one value is ambiguous")
+
+
+@OP.rule("_assert_async", "_assert_async.msg")
+def _lower_assert_async(b: Builder, x: Value, message: str = _NOT_TRUE) -> None:
+    b.emit(prims.assert_async, x, message)
 
 
 def _extremum(prim: Prim) -> Rule:
@@ -562,6 +581,9 @@ def _hash_tensor(x: TensorLike, dim: Sequence[int] = (), *, keepdim: bool = Fals
 
 
 # --- samples ---------------------------------------------------------------------------------------
+
+OP.samples("_assert_async", call(after(torch.all, truths(0))))
+OP.samples("_assert_async.msg", call(after(torch.all, truths(0)), "never shown"))
 
 OP.samples("_is_all_true _is_any_true", call(truths(3, 4)))
 OP.samples("norm.ScalarOpt_dtype", call(reals(3, 4), 2, dtype=torch.float64))

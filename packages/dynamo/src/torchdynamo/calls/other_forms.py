@@ -1,0 +1,68 @@
+"""Functions of libraries that capture reads in another form: one with the same results, which asks no truth of the data
+or keeps no cache. What such a form finds wrong is found again, and told, by the function itself, which runs eagerly."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.distributions import constraints
+
+from torchdynamo.interpreter.protocol import Args, Kwargs, World
+
+_square = constraints._Square.check
+
+
+def _symmetric(self: object, value: torch.Tensor) -> torch.Tensor:
+    if value.shape[-2] != value.shape[-1]:
+        return _square(self, value)
+    return torch.isclose(value, value.mT, atol=1e-6).all(-2).all(-1)
+
+
+def _positive_definite(self: object, value: torch.Tensor) -> torch.Tensor:
+    """What is not symmetric has a factor, too, which says nothing."""
+    if value.shape[-2] != value.shape[-1]:
+        return _square(self, value)
+    symmetric = _symmetric(self, value)
+    return torch.where(symmetric.all(), torch.linalg.cholesky_ex(value).info.eq(0), symmetric)
+
+
+def _check_all(error_type: Any, cond: object, message: object = None) -> None:
+    if not torch.is_tensor(cond):
+        raise TypeError(f"cond must be a tensor, but got {type(cond)}")
+    if cond.dtype is not torch.bool:
+        raise TypeError(f"cond tensor must have dtype torch.bool, but got {cond.dtype}")
+    if not cond.all():
+        raise error_type(message)
+
+
+OTHER_FORMS: dict[object, Any] = {
+    constraints._Symmetric.check: _symmetric,
+    constraints._PositiveDefinite.check: _positive_definite,
+    torch._check_tensor_all_with: _check_all,
+}
+
+
+# The function within `functools.singledispatch` that looks an implementation up, and keeps it in a cache.
+_DISPATCH = next(
+    code
+    for code in functools.singledispatch.__code__.co_consts
+    if isinstance(code, types.CodeType) and code.co_name == "dispatch"
+)
+
+
+def implementation(registry: dict[type, Callable[..., object]], cls: type) -> Callable[..., object]:
+    if cls in registry:
+        return registry[cls]
+    return functools._find_impl(cls, registry)  # type: ignore[attr-defined, no-any-return]
+
+
+def dispatched(world: World, fn: types.FunctionType, args: Args, kwargs: Kwargs) -> Args | None:
+    """For a call of a generic function's `dispatch`: what `implementation`, which keeps no cache, is asked."""
+    if fn.__code__ is not _DISPATCH or len(args) != 1 or kwargs:
+        return None
+    cell = (fn.__closure__ or ())[_DISPATCH.co_freevars.index("registry")]
+    return world.load_cell(cell), *args
