@@ -803,3 +803,29 @@ def test_tangents_of_forward_mode_are_not_lost() -> None:
     assert not graphs.graphs
     with forward_ad.dual_level(), pytest.raises(torchdynamo.Unsupported, match="forward_derivatives"):
         captured(net)[0](forward_ad.make_dual(x, torch.ones_like(x)))
+
+
+def test_what_a_cell_holds_is_read_and_written_as_the_variable_that_it_is() -> None:
+    count, names = 1, ["a"]
+
+    def held() -> int:
+        return count * len(names)
+
+    def again(value: int) -> None:
+        nonlocal count
+        count = value
+
+    def program(x: torch.Tensor) -> Any:
+        first, second = (cell.cell_contents for cell in held.__closure__ or ())
+        (held.__closure__ or ())[0].cell_contents = first + 1
+        return x * first, x * len(second), x * held()
+
+    compiled = torchdynamo.optimize(lambda graph, inputs: graph.forward)(program)
+    for value in (1, 1, 5):
+        again(value)
+        wanted, after = program(torch.ones(2)), count
+        again(value)
+        for found, want in zip(compiled(torch.ones(2)), wanted, strict=True):
+            assert torch.equal(found, want)
+        assert count == after
+        names.append("b")

@@ -129,6 +129,11 @@ class CaptureWorld(PlainWorld):
             return scalars.attribute(obj, name)
         if type(obj) is TensorSuper:
             return self._behind_class(obj, name)
+        if isinstance(obj, types.CellType) and name == "cell_contents":
+            value = self.load_cell(obj)
+            if value is MISSING:
+                raise ValueError("Cell is empty")
+            return value
         self.know_methods(obj, "__getattribute__")
         if name == "__traceback__" and isinstance(obj, BaseException) and self.outside.externals.lookup(obj) is None:
             raise BreakGraph("exception", f"the traceback of a {type(obj).__qualname__}")
@@ -199,6 +204,8 @@ class CaptureWorld(PlainWorld):
             self.outside.tensor_set(obj, name, value)
         elif isinstance(obj, types.ModuleType):
             self.outside.global_set(obj.__dict__, name, value)
+        elif isinstance(obj, types.CellType) and name == "cell_contents":
+            self.store_cell(obj, value)
         elif isinstance(obj, nn.Module) and self._writes_plainly(obj, name, value):
             self.instance_set(obj, name, value)
         else:
@@ -218,6 +225,8 @@ class CaptureWorld(PlainWorld):
         if isinstance(obj, torch.Tensor):
             self._refuse_descriptor(obj, name)
             self.outside.tensor_delete(obj, name)
+        elif isinstance(obj, types.CellType) and name == "cell_contents":
+            self.delete_cell(obj)
         else:
             super().delattr(obj, name)
 
