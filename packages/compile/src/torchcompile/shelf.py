@@ -49,9 +49,11 @@ from torchinductor import (
     KeptGraph,
     KernelSource,
     codegen_for,
+    facts_of,
     program,
 )
 from torchinductor.codegen.cpp.build import cpu_flags
+from torchinductor.codegen.triton.writer import TritonSource
 
 FORMAT = 2
 _OUTLINE = "outline"
@@ -68,9 +70,10 @@ class KeptOutline:
 
 _RECORDS = Records(
     (
-        KeptGraph, KeptConstant, KernelSource, UserFrame, BackwardOutline, program.Program, program.Slot,
+        KeptGraph, KeptConstant, KernelSource, TritonSource, UserFrame, BackwardOutline, program.Program, program.Slot,
         program.TensorInput, program.SymbolInput, program.Alloc, program.Free,
-        program.View, program.KernelCall, program.AtenCall, program.RandomSeed, program.ReadScalar, program.Expect,
+        program.View, program.KernelCall, program.TritonCall, program.AtenCall, program.RandomSeed,
+        program.ReadScalar, program.Expect,
         program.Output, program.Part, Outline, schemas.ProgramMetadata, schemas.ViewStep, schemas.InputInfo,
         schemas.OutputKind, schemas.OutputInfo, schemas.ForwardOutput, schemas.GradientInfo, schemas.KeptMemory,
         schemas.SymbolSource, KeptOutline, *SYMBOLIC,
@@ -114,8 +117,11 @@ def key_of(gm: fx.GraphModule, options: CompileOptions) -> str | None:
                 return None
             if isinstance(node.target, OpOverload) and node.target.namespace != "aten":
                 return None
-    if any(device.type != "cpu" or not _is_own(device.type) for device in devices):
-        return None
+    for device_type in sorted({device.type for device in devices}):
+        held = facts_of(device_type)
+        if held is None or not _is_own(device_type):
+            return None
+        text.append(f"{device_type} {dict(held)}")
     for row in rows[2 + len(known) :]:
         assert isinstance(row, tuple)
         text.append(repr([part if isinstance(part, str) else "" for part in row]))  # targets are above
@@ -157,11 +163,13 @@ class Kept:
         title: its name in the report.
         content: see `key_of`.
         parts: of its compiled form, those that were kept or found, by content and name.
+        refused: what of it has no form as text.
     """
 
     title: str
     content: str | None
     parts: dict[str, str] = field(default_factory=dict)
+    refused: str = ""
 
     @property
     def is_whole(self) -> bool:
@@ -311,7 +319,8 @@ class ProgramShelf:
             record = _told(record, {line: place for place, line in self.by_place.items()})
         try:
             text = _RECORDS.text(record)
-        except NotAsText:
+        except NotAsText as error:
+            self.kept.refused = str(error)
             return False
         self.store.keep(f"{cache_key(content)}.{part}", text)
         self.kept.parts[f"{content}.{part}"] = text

@@ -1,6 +1,6 @@
 """Loop IR, fusion and code generation for PyTorch graphs: C++/OpenMP and Triton."""
 
-from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, codegen_for, register_codegen
+from torchinductor.codegen.base import Built, CodegenBackend, KernelSource, codegen_for, facts_of, register_codegen
 from torchinductor.codegen.cpp.backend import CppBackend
 from torchinductor.codegen.triton.backend import TritonBackend
 from torchinductor.compile import (
@@ -10,6 +10,7 @@ from torchinductor.compile import (
     binaries_of,
     choose_layouts,
     compile_graph,
+    devices_of,
     load_graph,
 )
 from torchinductor.errors import BuildFailed, CompilerMissing, InductorError, LoweringError, UnknownDevice
@@ -44,6 +45,8 @@ __all__ = [
     "choose_layouts",
     "codegen_for",
     "compile_graph",
+    "devices_of",
+    "facts_of",
     "generate_source",
     "label_of",
     "load_graph",

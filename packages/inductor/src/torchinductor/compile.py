@@ -202,8 +202,15 @@ def load_graph(
     return CompiledGraph(program, stats, files, run, consume, kept)
 
 
+def devices_of(kept: KeptGraph) -> frozenset[str]:
+    """The types of the devices that a kept graph computes on."""
+    program = kept.program
+    made = [item.device.type for item in (*program.inputs, *program.instructions) if hasattr(item, "device")]
+    return frozenset((*made, *(device for device, _ in kept.sources)))
+
+
 def binaries_of(kept: KeptGraph, options: InductorOptions) -> Mapping[str, Path] | None:
-    """The files of a kept graph's kernels, by the keys under which `load_graph` asks `options.binaries` for them; None
+    """The files of a kept graph's kernels, by the names under which `load_graph` asks `options.binaries` for them; None
     where one is not there."""
     files: dict[str, Path] = {}
     for device, unique in kept.sources:

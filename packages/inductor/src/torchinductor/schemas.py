@@ -11,12 +11,13 @@ from torchinductor.program import Part
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Binaries:
-    """Kernels that came with a program: files by the content that they were built from, whatever built them."""
+    """Kernels that came with a program: files by a name that is a hash of what they were built from, whatever built
+    them, with the suffix of their kind."""
 
     files: Mapping[str, Path]
 
-    def find(self, key: str) -> Path | None:
-        return self.files.get(key)
+    def find(self, name: str) -> Path | None:
+        return self.files.get(name)
 
 
 @dataclass(frozen=True, slots=True)

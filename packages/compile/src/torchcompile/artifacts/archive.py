@@ -18,7 +18,7 @@ from torchcompile.errors import ArtifactError
 _RECORDS = Records((Manifest, Fact, CodeRow))
 _MANIFEST = "manifest.json"
 _PROGRAM = re.compile(r"programs/([0-9a-f]{40}\.\w+)")
-_KERNEL = re.compile(r"kernels/([0-9a-f]{40})\.so")
+_KERNEL = re.compile(r"kernels/([0-9a-f]{32,40}\.(?:so|cubin|json))")
 MOST_BYTES = 4 << 30  # of a file, unpacked
 
 
@@ -84,8 +84,8 @@ def program_entry(name: str) -> str:
     return f"programs/{name}"
 
 
-def kernel_entry(key: str) -> str:
-    return f"kernels/{key}.so"
+def kernel_entry(name: str) -> str:
+    return f"kernels/{name}"
 
 
 def _hash(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""What a compiled program is bound to: versions, the processor, and the source of the functions it was made of.
+"""What a compiled program is bound to: versions, processor and GPU, and the source of the functions it was made of.
 
 Source is compared by content. A function that stands on other lines, or in another file of its module, is the same.
 """
@@ -21,6 +21,7 @@ import torchdistributed
 import torchdynamo
 import torchinductor
 from torchcompile.artifacts.schemas import CodeRow, Fact
+from torchinductor import facts_of
 from torchinductor.codegen.cpp.build import cpu_flags
 
 _PACKAGES: tuple[types.ModuleType, ...] = (primtorch, aotautograd, torchdynamo, torchinductor, torchdistributed)
@@ -30,8 +31,8 @@ _FLAGS = "processor features"
 _SOURCES = (".py", ".cpp", ".h")  # what extensions are built to differs between machines
 
 
-def facts() -> tuple[Fact, ...]:
-    """Those of this process."""
+def facts(devices: Iterable[str] = ()) -> tuple[Fact, ...]:
+    """Those of this process, and of what is behind these types of devices."""
     system = (platform.system(), platform.machine(), *platform.libc_ver())
     rows = {
         "Python": f"{platform.python_implementation()} {platform.python_version()}",
@@ -41,6 +42,8 @@ def facts() -> tuple[Fact, ...]:
         _FLAGS: " ".join(sorted(cpu_flags().partition(":")[2].split())) or cpu_flags(),
         "threads": str(torch.get_num_threads()),
     }
+    for device in devices:
+        rows |= facts_of(device) or {}
     return tuple(Fact(name, value) for name, value in rows.items())
 
 

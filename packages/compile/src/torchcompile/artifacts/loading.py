@@ -50,15 +50,15 @@ def load(
 
     Raises:
         ArtifactError: the file is torn, or none of `save`'s.
-        ArtifactMismatch: it was made with another torch, Python, torchcompile, processor or number of threads, or the
-            source of a function has changed; `differences` names each. At a call: the file has nothing for it.
+        ArtifactMismatch: it was made with another torch, Python, torchcompile, processor, GPU or number of threads,
+            or the source of a function has changed; `differences` names each. At a call: the file has nothing for it.
         UnsafeArchive: it is no exported graph, or calls what has no place in one.
     """
     if model is None:
         return torchdynamo.load(file, classes=classes, operators=operators)
     contents = archive.read(file)
     manifest = contents.manifest
-    found = identity.differences(manifest.facts, identity.facts()) + identity.changed(manifest.code)
+    found = identity.differences(manifest.facts, identity.facts(manifest.devices)) + identity.changed(manifest.code)
     if found:
         told = "; ".join(f"{what}: {there or 'none'} there, {here or 'none'} here" for what, there, here in found)
         if not recompile:
@@ -86,9 +86,9 @@ class FromFile:
         self._recompile = recompile
         folder = Path(tempfile.mkdtemp(dir=_scratch().name))
         files = {}
-        for key, content in contents.kernels.items():
-            files[key] = folder / f"{key}.so"
-            files[key].write_bytes(content)
+        for name, content in contents.kernels.items():
+            files[name] = folder / name
+            files[name].write_bytes(content)
         self.binaries = Binaries(files)
 
     def find(self, name: str) -> str | None:

@@ -20,6 +20,7 @@ from torchcompile.shelf import Kept, read_graph
 from torchdynamo.api import owner_of
 from torchdynamo.function import Function
 
+_WHY_NOT = "it calls functions or operators of the program's own, holds objects, or is for a device of another back end"
 # Options of the machine, and those under which nothing is kept.
 _NOT_SAVED = frozenset({"cache", "cxx", "dump", "verify", "check_kernels", "minify_on_error", "progress"})
 
@@ -44,8 +45,9 @@ def save(compiled: torchdynamo.Exported | Callable[..., object], file: str | os.
     state = _state_of(compiled)
     toolchain = _toolchain_of(state)
     contents: dict[str, bytes] = {}
+    devices: set[str] = set()
     for kept in toolchain.kept:
-        contents.update(_entries(kept, toolchain))
+        contents.update(_entries(kept, toolchain, devices))
     if not contents:
         raise ArtifactError("nothing has been compiled yet: call the compiled function or module, and save it then")
     chosen = toolchain.options
@@ -59,7 +61,9 @@ def save(compiled: torchdynamo.Exported | Callable[..., object], file: str | os.
     }
     programs = [row for entry in state.versions() for row in entry.info.interpreted]
     code, titles = identity.rows_of(programs), tuple(kept.title for kept in toolchain.kept)
-    archive.write(file, Manifest(FORMAT, identity.facts(), settings, options, code, titles, {}), contents)
+    bound_to = tuple(sorted(devices))
+    manifest = Manifest(FORMAT, identity.facts(bound_to), settings, options, code, titles, bound_to, {})
+    archive.write(file, manifest, contents)
 
 
 def _state_of(compiled: object) -> Function:
@@ -83,8 +87,8 @@ def _toolchain_of(state: Function) -> Toolchain:
     return arguments[0]
 
 
-def _entries(kept: Kept, toolchain: Toolchain) -> dict[str, bytes]:
-    """The compiled form of a captured graph, and its kernels."""
+def _entries(kept: Kept, toolchain: Toolchain, devices: set[str]) -> dict[str, bytes]:
+    """The compiled form of a captured graph, and its kernels. `devices` is told what they are for."""
     options = toolchain.options
     if options.cache is None or options.dump is not None or options.verify or options.check_kernels:
         raise ArtifactError(
@@ -92,8 +96,7 @@ def _entries(kept: Kept, toolchain: Toolchain) -> dict[str, bytes]:
         )
     if not kept.is_whole:
         raise ArtifactError(
-            f"{kept.title} has no form in a file: it calls functions or operators of the program's own, holds objects, "
-            "or is for a device whose kernels are not saved"
+            f"{kept.title} has no form in a file: " + (f"it holds {kept.refused}" if kept.refused else _WHY_NOT)
         )
     brought = toolchain.brought
     settings = dataclasses.replace(inductor_options(options), binaries=brought.binaries if brought else None)
@@ -103,8 +106,9 @@ def _entries(kept: Kept, toolchain: Toolchain) -> dict[str, bytes]:
         graph = read_graph(text)
         if graph is None:
             continue
+        devices |= torchinductor.devices_of(graph)
         files = torchinductor.binaries_of(graph, settings)
         if files is None:
             raise ArtifactError(f"{kept.title}: its kernels are no longer in {options.cache}: call it anew, then save")
-        found.update((archive.kernel_entry(key), path.read_bytes()) for key, path in files.items())
+        found.update((archive.kernel_entry(name), path.read_bytes()) for name, path in files.items())
     return found

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-FORMAT = 1
+FORMAT = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,7 @@ class Manifest:
         options: its `options`, those that say nothing of a machine.
         code: of the functions that were captured, and of those that they call.
         graphs: of each captured graph its name in the report of the process that wrote the file.
+        devices: types of those whose facts are among the facts.
         files: the hash of each other entry.
     """
 
@@ -42,12 +43,13 @@ class Manifest:
     options: dict[str, object]
     code: tuple[CodeRow, ...]
     graphs: tuple[str, ...]
+    devices: tuple[str, ...]
     files: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """A file, read and found whole: compiled forms by graph and part, kernels by the content they were built from."""
+    """A file, read and found whole: compiled forms by graph and part, kernels as files by name."""
 
     manifest: Manifest
     programs: dict[str, str]

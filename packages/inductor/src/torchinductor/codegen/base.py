@@ -84,8 +84,13 @@ class CodegenBackend(ABC):
         """Compiles and loads sources, in parallel and through the disk cache."""
 
     def binaries(self, sources: Sequence[KernelSource], options: InductorOptions) -> Mapping[str, Path] | None:
-        """The files that `build` made of sources, by the keys under which it asks `options.binaries` for them; None
+        """The files that `build` made of sources, by the names under which it asks `options.binaries` for them; None
         where a file is not there, or the back end's kernels are none that can be taken along."""
+        return None
+
+    def facts(self) -> Mapping[str, str] | None:
+        """What programs for the device depend on beside what the process itself is, by name; None where they are not
+        kept for other processes."""
         return None
 
     @abstractmethod
@@ -163,6 +168,13 @@ def traits_of(device: torch.device) -> DeviceTraits:
     """What is cheap and what is dear on a device; the plain traits where no back end says."""
     backend = _BACKENDS.get(device.type)
     return DeviceTraits() if backend is None else backend.traits
+
+
+def facts_of(device_type: str) -> Mapping[str, str] | None:
+    """What the back end of a device type says that programs depend on; None where they are not kept for other
+    processes, or nobody makes any."""
+    backend = _BACKENDS.get(device_type)
+    return None if backend is None else backend.facts()
 
 
 def require_texts(back_end: str, tables: Iterable[Collection[str]]) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torchinductor.cache import DiskCache
 from torchinductor.codegen.base import Built, CodegenBackend, KernelSource
-from torchinductor.codegen.cpp.build import build_library, built_file, content_of
+from torchinductor.codegen.cpp.build import build_library, built_file, file_of
 from torchinductor.codegen.cpp.plan import planned
 from torchinductor.codegen.cpp.prelude import prelude
 from torchinductor.codegen.cpp.writer import write
@@ -46,13 +46,16 @@ class CppBackend(CodegenBackend):
         files = {f"kernels{k if k else ''}.cpp": text for k, text in enumerate(texts)}
         return Built(tuple(addresses), (), files, tuple(lib for lib, _ in libraries), hits, len(libraries) - hits)
 
+    def facts(self) -> Mapping[str, str]:
+        return {}  # the processor's are those of the process
+
     def binaries(self, sources: Sequence[KernelSource], options: InductorOptions) -> Mapping[str, Path] | None:
         cache, found = DiskCache(options.cache_dir), {}
         for text in _texts(sources)[1] if sources else ():
             path = built_file(text, cache, options.cxx, options.binaries)
             if path is None:
                 return None
-            found[content_of(text)] = path
+            found[file_of(text)] = path
         return found
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> KernelCall:

@@ -84,13 +84,18 @@ def content_of(source: str) -> str:
     return content_key("cpp", source, *FLAGS)
 
 
+def file_of(source: str) -> str:
+    """The name of its library among those that are brought along."""
+    return f"{content_of(source)}.so"
+
+
 def _cache_key(source: str, cxx: str | None) -> str:
     return content_key("cpp", source, *FLAGS, compiler_identity(find_compiler(cxx)))
 
 
 def built_file(source: str, cache: DiskCache, cxx: str | None, brought: Binaries | None) -> Path | None:
     """The file of a translation unit that was built before."""
-    found = brought.find(content_of(source)) if brought is not None else None
+    found = brought.find(file_of(source)) if brought is not None else None
     return found or cache.find(_cache_key(source, cxx), ".so")
 
 
@@ -104,7 +109,7 @@ def build_library(
         CompilerMissing: no compiler.
         BuildFailed: the compiler failed, or what it makes could not be written.
     """
-    found = brought.find(content_of(source)) if brought is not None else None
+    found = brought.find(file_of(source)) if brought is not None else None
     library = _opened(found)
     if library is not None:
         return library, True

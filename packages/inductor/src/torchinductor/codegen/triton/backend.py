@@ -19,7 +19,7 @@ from torchinductor.program import Instruction, Size, TritonCall
 from torchinductor.schemas import DeviceTraits, InductorOptions, ProductRates
 
 from .bundles import key_of, programs, write_bundle
-from .compiler import Binary, TritonCompiler
+from .compiler import Binary, TritonCompiler, triton_version
 from .plan import Layout
 from .split import split_reductions
 from .templates import PLANNERS, write_template
@@ -101,11 +101,29 @@ class TritonBackend(CodegenBackend):
     def build(self, sources: Sequence[KernelSource], options: InductorOptions) -> Built:
         compiler = self.compiler(options)
         metas: list[TritonSource] = [source.meta for source in sources]
-        binaries = compiler.compile(metas)
+        binaries = compiler.compile(metas, options.binaries)
         launchers = tuple(TritonLauncher(m, b) for m, b in zip(metas, binaries, strict=True))
         files = {f"{b.key}.py": m.text for m, b in zip(metas, binaries, strict=True)}
         hits = sum(b.hit for b in binaries)
         return Built(launchers=launchers, files=files, cache_hits=hits, cache_misses=len(binaries) - hits)
+
+    def binaries(self, sources: Sequence[KernelSource], options: InductorOptions) -> Mapping[str, Path] | None:
+        compiler, found = self.compiler(options), {}
+        for source in sources:
+            files = compiler.files(source.meta, options.binaries)
+            if files is None:
+                return None
+            found.update(files)
+        return found
+
+    def facts(self) -> Mapping[str, str]:
+        """The current GPU's; without one, that of the architecture that was given."""
+        gpu = f"sm_{self._arch}" if self._arch is not None else ""
+        if torch.cuda.is_available():
+            found = torch.cuda.get_device_properties(torch.cuda.current_device())
+            gpu = f"{found.name} (sm_{found.major}{found.minor}, {found.multi_processor_count} multiprocessors)"
+        versions = f"{torch.version.cuda or 'none'}, cuDNN {torch.backends.cudnn.version() or 'none'}"
+        return {"GPU": gpu, "CUDA": versions, "Triton": triton_version()}
 
     def instruction(self, kernel: Kernel, source: KernelSource, handle: int, slots: tuple[int, ...]) -> Instruction:
         meta: TritonSource = source.meta

@@ -11,15 +11,16 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from torchinductor.cache import DiskCache, turn
 from torchinductor.errors import BuildFailed
+from torchinductor.schemas import Binaries
 
 from .writer import TritonSource
 
@@ -34,6 +35,14 @@ class Binary:
     code: bytes
     record: dict[str, Any]
     hit: bool
+
+
+def triton_version() -> str:
+    """That of the installed package; "" where there is none."""
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
 
 
 class Server:
@@ -131,17 +140,26 @@ class TritonCompiler:
 
     def key(self, source: TritonSource) -> str:
         """What the binary depends on."""
-        parts = (source.text, source.name, source.signature, source.warps, source.stages, self.arch, version("triton"))
+        parts = (source.text, source.name, source.signature, source.warps, source.stages, self.arch, triton_version())
         return hashlib.sha256(repr(parts).encode()).hexdigest()[:32]
 
-    def compile(self, sources: Sequence[TritonSource]) -> list[Binary]:
-        """Binaries in the sources' order. Raises BuildFailed with the source's file when Triton refuses one."""
+    def compile(self, sources: Sequence[TritonSource], brought: Binaries | None = None) -> list[Binary]:
+        """Binaries in the sources' order; what was brought along is not compiled. Raises BuildFailed with the source's
+        file when Triton refuses one."""
         with ThreadPoolExecutor(max_workers=max(1, min(len(sources), self._parallel))) as pool:
-            return list(pool.map(self._one, sources))
+            return list(pool.map(lambda source: self._one(source, brought), sources))
 
-    def _one(self, source: TritonSource) -> Binary:
+    def files(self, source: TritonSource, brought: Binaries | None = None) -> dict[str, Path] | None:
+        """The files of a source that was compiled before, by name."""
         key = self.key(source)
-        found = self._read(key)
+        for files in self._places(key, brought):
+            if all(path.exists() for path in files.values()):
+                return files
+        return None
+
+    def _one(self, source: TritonSource, brought: Binaries | None) -> Binary:
+        key = self.key(source)
+        found = self._read(key, brought)
         if found is not None:
             return found
         with turn(self.folder / f"{key}.json"):  # ranks of one machine ask for the same kernels at the same time
@@ -172,12 +190,21 @@ class TritonCompiler:
             raise BuildFailed(f"the compiled kernel {self.folder / key}.cubin disappeared")
         return Binary(key, built.code, built.record, hit=False)
 
-    def _read(self, key: str) -> Binary | None:
-        """The record is written last, so a kernel that has one is whole."""
+    def _places(self, key: str, brought: Binaries | None) -> Iterator[dict[str, Path]]:
+        """Where the record and the binary of a key may lie."""
+        names = f"{key}.json", f"{key}.cubin"
+        given = {name: path for name in names if brought is not None and (path := brought.find(name)) is not None}
+        if len(given) == len(names):
+            yield given
         for folder in dict.fromkeys((self._shared or self.folder, self.folder)):
+            yield {name: folder / name for name in names}
+
+    def _read(self, key: str, brought: Binaries | None = None) -> Binary | None:
+        """The record is written last, so a kernel that has one is whole."""
+        for files in self._places(key, brought):
             try:
-                record = json.loads((folder / f"{key}.json").read_bytes())
-                return Binary(key, (folder / f"{key}.cubin").read_bytes(), record, hit=True)
+                record = json.loads(files[f"{key}.json"].read_bytes())
+                return Binary(key, files[f"{key}.cubin"].read_bytes(), record, hit=True)
             except (OSError, json.JSONDecodeError):
                 continue  # not there, or not readable: it is compiled
         return None
