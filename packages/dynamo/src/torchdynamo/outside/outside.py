@@ -629,7 +629,7 @@ class Outside:
                 with torch._C.DisableTorchFunction():
                     return self.externals.wrap(known.original.grad, Attribute(known.source, "grad", native=True))
         kind = self.type_of(tensor)
-        if not hasattr(kind, name):
+        if not hasattr(kind, name) and name != "_is_param":  # which torch asks for what is a parameter
             raise missing_attribute(tensor, name, kind)
         return getattr(tensor, name)
 
