@@ -50,6 +50,7 @@ _OF_OBJECTS = frozenset(vars(object)) - {"__eq__", "__ne__", "__lt__", "__le__",
 for _name in vars(list).keys() - _ANSWERED - _OF_OBJECTS:
     setattr(GrowingList, _name, _Refusal())
 GrowingList.__hash__ = None
+GrowingList.__name__ = "list"  # in the errors that a program handles
 
 
 def length_of(value: list[object]) -> int:
