@@ -1,6 +1,6 @@
 """What Python does with a number, a text and a list, a function each: tables for the tests of what stands in for them."""
 
-# ruff: noqa: UP031, UP032, C416, E741
+# ruff: noqa: UP030, UP031, UP032, C416, E741
 from __future__ import annotations
 
 import array
