@@ -67,6 +67,7 @@ ELSEWHERE = {
     "distributed": "packages/compile/tests/test_compile_distributed.py",
     "not_in_artifact": "packages/compile/tests/test_compile_artifacts.py",
     "eager_is_faster": "packages/compile/tests/test_compile_never_slower.py",
+    "not_verified": "packages/compile/tests/test_compile_faults.py",
     "piece_mended": "packages/compile/tests/test_compile_mixture.py",
     "not_replayed": "packages/inductor/tests/test_inductor_cuda_graphs.py",
     "stance": "packages/compile/tests/test_compile_migration.py",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import sys
 from pathlib import Path
@@ -13,6 +14,7 @@ from planted_faults import FAULTS, Planted, is_named, minified, planted, shown_b
 from torch import nn
 
 import torchcompile
+from torchcompile import events
 from torchcompile.__main__ import main
 from torchinductor.codegen.cpp.backend import CppBackend
 
@@ -120,6 +122,7 @@ import torchcompile
 print("arguments", sys.argv[1:])
 torch.manual_seed(3)
 torchcompile.compile(torch.nn.Linear(3, 3))(torch.randn(2, 3))
+torchcompile.compile(torch.nn.Dropout())(torch.randn(2, 3))
 torch.set_default_dtype(torch.float64)
 """
 
@@ -128,10 +131,66 @@ def test_a_script_without_a_fault_leaves_nothing_behind(tmp_path: Path, capsys: 
     (tmp_path / "right.py").write_text(RIGHT)
     before = torch.get_rng_state(), sys.argv, list(sys.path), sys.modules["__main__"], torch.get_default_dtype()
     assert main(["minify", "--folder", str(tmp_path), str(tmp_path / "right.py"), "--steps", "3"]) == 0
-    assert "['--steps', '3']" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "['--steps', '3']" in shown and "2 calls and graphs could not be held to eager: it draws random" in shown
     assert torch.equal(torch.get_rng_state(), before[0])
     assert (sys.argv, sys.path, sys.modules["__main__"], torch.get_default_dtype()) == before[1:]
     assert [path.name for path in tmp_path.iterdir()] == ["right.py"]
+
+
+class Box:
+    """A class of the program's own."""
+
+    def __init__(self, held: torch.Tensor) -> None:
+        self.held = held
+
+
+class Sub(torch.Tensor):
+    pass
+
+
+def refuses(x: torch.Tensor) -> torch.Tensor:
+    if x.ndim:
+        raise ValueError("a number at a time")
+    return x
+
+
+X = torch.ones(3)
+GLOBAL_BOX = Box(X)
+NOT_VERIFIED: list[tuple[Any, Any, str, list[str]]] = [
+    # program, argument, why, whether the call, its graph or both are left out
+    (lambda x: torch.nn.functional.dropout(x), X, "it draws random numbers", ["call", "graph"]),
+    (lambda box: box.held.sin(), Box(X), f"it reaches an object of class {__name__}.Box", ["call"]),
+    (lambda x: x.sin() * GLOBAL_BOX.held, X, f"it reaches an object of class {__name__}.Box", ["call"]),
+    (lambda x: x.sin(), X.as_subclass(Sub), f"it takes a tensor of class {__name__}.Sub", ["call"]),
+    (lambda x: Box(x.sin()), X, f"it gives an object of class {__name__}.Box, which is not compared", ["call"]),
+    (refuses, X, "eager raises ValueError", ["call"]),
+    (
+        lambda x: torch.linalg.inv(x.new_zeros(2, 2)),
+        X,
+        f"eager raises {torch.linalg.LinAlgError.__name__}",
+        ["call", "graph"],
+    ),
+    (lambda x: x.sin(), X, "", []),
+]
+
+
+@pytest.mark.expected_eager(...)  # what raises runs again
+@pytest.mark.parametrize(
+    ("program", "given", "why", "left_out"), NOT_VERIFIED, ids=[str(i) for i in range(len(NOT_VERIFIED))]
+)
+def test_what_is_not_verified_is_told(program: Any, given: Any, why: str, left_out: list[str]) -> None:
+    compiled = torchcompile.compile(program, options=VERIFY)
+    torchcompile.reset()
+    for _ in range(2):
+        with contextlib.suppress(ValueError, torch.linalg.LinAlgError):
+            compiled(given)
+    told = [event for event in torchcompile.report().events if event.kind is events.NOT_VERIFIED]
+    assert {event.detail for event in told} == ({why} if why else set())
+    found = {"graph" if event.what.startswith("graph_") else "call": event for event in told}
+    assert sorted(found) == left_out and all(event.line is not None for event in told)
+    if "call" in found:
+        assert found["call"].count == 2  # each call
 
 
 def test_verified_calls_leave_state_as_one_call_does() -> None:

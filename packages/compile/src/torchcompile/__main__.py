@@ -11,6 +11,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from primtorch.ledger import total
 from torchcompile.errors import CompileError
 from torchcompile.faults.minify import minify_script
 from torchcompile.health import findings
@@ -98,6 +99,10 @@ def _minify(console: Console, given: argparse.Namespace) -> int:
         found = minify_script(given.script, given.arguments, given.folder, progress)
     if found.fault is None:
         console.print("nothing that the script compiles differs from eager, and no stage raised an error")
+        if found.left_out:
+            why = "; ".join(dict.fromkeys(event.detail for event in found.left_out))
+            text = f"{total(found.left_out)} calls and graphs could not be held to eager: {why}"
+            console.print(text, markup=False, highlight=False)
         if found.ended:
             console.print(f"the script itself ended with {found.ended}", markup=False, highlight=False)
         return 0

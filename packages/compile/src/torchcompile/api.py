@@ -197,7 +197,9 @@ def stack_of(
     toolchain.brought = brought
     runner = mixed.resolve(chosen, toolchain) if mixed.is_mixture(chosen) else backends.resolve(chosen, toolchain)
     transform = torchdynamo.optimize(backends.told_of(runner), options=capture, dump=dumps, ledger=ledger)
-    return _verifying(transform, dataclasses.replace(capture, fullgraph=False)) if settings.verify else transform
+    if settings.verify:
+        return _verifying(transform, dataclasses.replace(capture, fullgraph=False), ledger)
+    return transform
 
 
 def _watched(settings: CompileOptions) -> CompileOptions:
@@ -205,15 +207,15 @@ def _watched(settings: CompileOptions) -> CompileOptions:
     return dataclasses.replace(settings, verify=True, strict=True, cache=None, cuda_graphs=False)
 
 
-def _verifying(transform: Transform, options: CaptureOptions) -> Transform:
-    """`transform`, with each call held to the function as it was written."""
+def _verifying(transform: Transform, options: CaptureOptions, ledger: Ledger) -> Transform:
+    """`transform`, with each call held to the function as it was written. What cannot be is told to the ledger."""
     strict = dataclasses.replace(options, strict=True)
 
     def capture(backend: Backend, function: Callable[..., object]) -> Callable[..., object]:
         return torchdynamo.optimize(backend, options=strict, ledger=Ledger())(function)
 
     def verifying(function: Callable[..., object]) -> Callable[..., object]:
-        return verified(function, transform(function), capture)
+        return verified(function, transform(function), capture, ledger)
 
     return verifying
 

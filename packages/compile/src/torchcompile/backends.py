@@ -367,7 +367,7 @@ def _examiner(toolchain: Toolchain, compile_graph: Compile | None) -> Examiner:
 
     settings = StageSettings(partitioner_of(given), given.preserve, given.eager_random)
     made = makers(settings, whole, program) if compile_graph is not None else makers(settings)
-    return Examiner(made, toolchain.options.verify, toolchain.folder)
+    return Examiner(made, toolchain.options.verify, toolchain.folder, toolchain.ledger)
 
 
 def _timed(toolchain: Toolchain, gm: torch.fx.GraphModule, runner: Runner, title: str) -> Runner:

@@ -49,9 +49,16 @@ EAGER_IS_FASTER = Kind(
     "none is needed; leave never_slower out to have it compiled always",
     Effect.CHOSEN,
 )
+NOT_VERIFIED = Kind(
+    "not_verified",
+    "options={'verify': True}: a graph or a call could not be held to eager: eager raised an error, random numbers were"
+    " drawn, or an object of a class of the program's own came in or out, whose changes nobody can undo or compare",
+    "set dropout to 0, or compile a part that takes and gives tensors, numbers and containers of them",
+    Effect.UNVERIFIED,
+)
 
 KINDS = kinds(
-    NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED, NOT_IN_ARTIFACT, PIECE_MENDED, EAGER_IS_FASTER
+    NO_COMPILER, KERNELS_NOT_BUILT, GRAPH_NOT_COMPILED, NOT_IN_ARTIFACT, PIECE_MENDED, EAGER_IS_FASTER, NOT_VERIFIED
 )  # fmt: skip
 
 # Every table of kinds, in the order of the stages.

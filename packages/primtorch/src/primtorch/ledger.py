@@ -30,6 +30,7 @@ class Effect(enum.Enum):
     RERUN = "ran twice"  # the program's own exception: the call ran again, eagerly, so that it is eager's
     RECOMPILE = "recompilation"  # one more version of a function
     CHOSEN = "eager by choice"  # compiled, timed as the options ask, and kept eager where that is faster
+    UNVERIFIED = "not verified"  # ran compiled as asked, and what `verify` was to hold to eager could not be
     PLAIN = "ran as it is"  # nothing in it to compile, part of a break that is told of, or of a compiled program
 
 

@@ -7,6 +7,7 @@ was written, on copies; what differs then is no stage's behind capture.
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import os
 import re
@@ -21,17 +22,20 @@ from torch import fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from primtorch.ledger import Event, Ledger
 from primtorch.schemas import UserFrame
 from primtorch.testing import assert_as_accurate
 from torchcompile.errors import WrongResult
+from torchcompile.events import NOT_VERIFIED
 from torchcompile.faults.edit import values_of
 from torchcompile.faults.examine import WATCHING
 from torchcompile.faults.find import fault_at
 from torchcompile.faults.judge import copied
 from torchcompile.faults.schemas import Fault, Finding, Program, Run
-from torchcompile.faults.surroundings import Outcome, Surroundings, outcome
+from torchcompile.faults.surroundings import CannotRepeat, Outcome, Surroundings, name_of, outcome
 from torchdynamo import disable
 from torchdynamo.errors import InternalError
+from torchdynamo.events import frame_of
 
 Backend = Callable[[fx.GraphModule, list[Any]], Run]
 Capture = Callable[[Backend, Callable[..., Any]], Callable[..., Any]]  # compiles a function with a back end
@@ -65,35 +69,46 @@ class Captured:
         return run
 
 
-def verified(function: Callable[..., Any], compiled: Callable[..., Any], capture: Capture) -> Callable[..., Any]:
-    """`compiled`, whose calls are held to `function` first. Those that cannot be run again unnoticed are not: where an
-    object of the program's own classes comes in, or random numbers are drawn."""
-    captured = Captured(capture, function)
+def verified(
+    function: Callable[..., Any], compiled: Callable[..., Any], capture: Capture, ledger: Ledger
+) -> Callable[..., Any]:
+    """`compiled`, whose calls are held to `function` first. Those that cannot be run again unnoticed are not, and the
+    ledger is told: where an object of the program's own classes comes in, or random numbers are drawn."""
+    captured, name = Captured(capture, function), getattr(function, "__qualname__", "call")
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    place = (frame_of(code),) if code is not None else ()
 
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
-        fault = _fault_of(captured, args, kwargs)
+        fault = None
+        try:
+            fault = _fault_of(captured, args, kwargs)
+        except CannotRepeat as error:
+            ledger.add(Event(NOT_VERIFIED, name, str(error), place))
         if fault is not None:
             watch = WATCHING.watch
             if watch is not None:
                 watch.calls.append(fault)
-            raise WrongResult(f"{getattr(function, '__qualname__', 'call')}: {fault}")
+            raise WrongResult(f"{name}: {fault}")
         return compiled(*args, **kwargs)
 
     return disable(call, reason="its calls are verified")
 
 
 def _fault_of(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Fault | None:
+    """What a call shows to be wrong.
+
+    Raises:
+        CannotRepeat: nothing can be said of it.
+    """
     function = captured.function
     around = Surroundings.of(function, args, kwargs)
-    if around is None:
-        return None
     try:
         expected = outcome(function, args, kwargs, around)
-    except Exception:  # the program's own
-        return None
+    except Exception as error:  # the program's own
+        raise CannotRepeat(f"eager raises {type(error).__name__}") from None
     if expected.drew:
-        return None
+        raise CannotRepeat("it draws random numbers")
     try:
         difference = _difference(outcome(captured, args, kwargs, around), expected)
     except InternalError as error:
@@ -104,6 +119,8 @@ def _fault_of(captured: Captured, args: tuple[Any, ...], kwargs: dict[str, Any])
     except Exception as error:
         finding = Finding("capture", type(error).__name__, str(error).partition("\n")[0])
         return Fault(finding, "")
+    if difference is None and expected.strange is not None:
+        raise CannotRepeat(f"it gives an object of class {name_of(expected.strange)}, which is not compared")
     if difference is None:
         return None
     stale = list(captured.graphs)

@@ -11,7 +11,9 @@ from pathlib import Path
 
 import torch
 
+from primtorch.ledger import Event, Ledger
 from torchcompile.errors import WrongResult
+from torchcompile.events import NOT_VERIFIED
 from torchcompile.faults.find import Reproducer, locate, minify
 from torchcompile.faults.judge import Judge, apart
 from torchcompile.faults.reduce import Progress
@@ -29,6 +31,7 @@ class Watch:
         backend: what compiles meanwhile, where it is not to be what the program asks for.
         found: graphs that are wrong or fail.
         calls: of whole calls, the faults of capture and guards.
+        left_out: what could not be held to eager.
     """
 
     folder: Path
@@ -36,6 +39,7 @@ class Watch:
     backend: str | None = None
     found: list[Reproducer] = field(default_factory=list)
     calls: list[Fault] = field(default_factory=list)
+    left_out: tuple[Event, ...] = ()
 
 
 class _Watching:
@@ -64,11 +68,13 @@ class Examiner:
 
     Attributes:
         folder: where reproducers are written, None for nowhere.
+        ledger: is told of graphs that could not be held to eager.
     """
 
     makers: Makers
     verify: bool
     folder: Path | None
+    ledger: Ledger
 
     @property
     def active(self) -> bool:
@@ -80,18 +86,22 @@ class Examiner:
         Raises:
             WrongResult: it differs.
         """
-        finding = self._difference(program, run) if self.verify else None
+        finding = self._difference(program, run, title) if self.verify else None
         if finding is None:
             return
         found = self._reproduced(program)
         fault = found.fault if found is not None else locate(program, self.makers, finding)
         raise WrongResult(f"{title}: {fault}{_where(found)}")
 
-    def _difference(self, program: Program, run: Run) -> Finding | None:
+    def _difference(self, program: Program, run: Run, title: str) -> Finding | None:
         with apart():
             try:
                 judge = Judge(program)
-            except Exception:  # the program's own
+            except Exception as error:  # the program's own
+                self._tell(program, title, f"eager raises {type(error).__name__}")
+                return None
+            if judge.draws:
+                self._tell(program, title, "it draws random numbers")
                 return None
             try:
                 difference = judge.difference(run)
@@ -100,6 +110,10 @@ class Examiner:
         if difference is None:
             return None
         return observe(program, self.makers.up_to) or Finding("kernels", "wrong", difference)
+
+    def _tell(self, program: Program, title: str, why: str) -> None:
+        stacks = (node.meta.get("stack") for node in program.calls)
+        self.ledger.add(Event(NOT_VERIFIED, title, why, next(filter(None, stacks), ())))
 
     def at_failure(self, program: Program) -> Callable[[], str]:
         """What to call when a stage has raised an error, now or in a later backward: it gives what to add to the

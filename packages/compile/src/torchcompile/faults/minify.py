@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from primtorch.ledger import Event
 from torchcompile.faults.examine import Watch
 from torchcompile.faults.reduce import Progress
 from torchcompile.faults.schemas import Fault
@@ -21,12 +22,14 @@ class Minified:
         path: the file that shows the fault alone; None where none can.
         lines: of the program that are left.
         ended: what the script raised, "" for nothing.
+        left_out: what could not be held to eager.
     """
 
     fault: Fault | None
     path: Path | None = None
     lines: int = 0
     ended: str = ""
+    left_out: tuple[Event, ...] = ()
 
 
 def minify_script(path: Path, arguments: Sequence[str], folder: Path, progress: Progress) -> Minified:
@@ -40,7 +43,7 @@ def minify_script(path: Path, arguments: Sequence[str], folder: Path, progress: 
         found = watch.found[0]
         return Minified(found.fault, found.path, found.lines, ended)
     if not watch.calls:
-        return Minified(None, ended=ended)
+        return Minified(None, ended=ended, left_out=watch.left_out)
     fault = watch.calls[0]
     progress(f"stage {fault.stage}: {fault.finding.what}")
     smallest = SourceReduction(path, arguments, fault, progress)()

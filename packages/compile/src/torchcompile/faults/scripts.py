@@ -21,6 +21,7 @@ import torch
 
 import torchdynamo
 from primtorch.ambient import AMBIENT
+from primtorch.ledger import LEDGER, Effect, of
 from torchcompile.faults.examine import WATCHING, Watch
 from torchcompile.faults.judge import numbers_of_its_own
 from torchcompile.faults.reduce import Progress
@@ -59,6 +60,7 @@ def run_script(path: Path, arguments: Sequence[str], watch: Watch) -> BaseExcept
         except (Exception, SystemExit) as error:
             return error
         finally:
+            watch.left_out = of(LEDGER.events, Effect.UNVERIFIED)
             torchdynamo.reset()
     return None
 

@@ -26,7 +26,7 @@ _CONTAINERS = (list, dict, set)
 
 
 class CannotRepeat(Exception):
-    """The function reaches an object of which nobody knows how to undo a change."""
+    """A call cannot be run again as if it had not run, or shows nothing that way. The message says why."""
 
 
 @dataclass
@@ -40,18 +40,18 @@ class Surroundings:
     _seen: set[int] = field(default_factory=set)
 
     @classmethod
-    def of(cls, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Surroundings | None:
-        """None where the function cannot be run again without being noticed."""
+    def of(cls, function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Surroundings:
+        """
+        Raises:
+            CannotRepeat: the function reaches an object of which nobody knows how to undo a change.
+        """
         found = cls()
-        try:
-            found._reach(function)
-            for leaf in pytree.tree_leaves((args, kwargs)):
-                if not isinstance(leaf, torch.Tensor):  # those are copied
-                    found._reach(leaf)
-                elif type(leaf) not in (torch.Tensor, torch.nn.Parameter):
-                    return None
-        except CannotRepeat:
-            return None
+        found._reach(function)
+        for leaf in pytree.tree_leaves((args, kwargs)):
+            if not isinstance(leaf, torch.Tensor):  # those are copied
+                found._reach(leaf)
+            elif type(leaf) not in (torch.Tensor, torch.nn.Parameter):
+                raise CannotRepeat(f"it takes a tensor of class {name_of(type(leaf))}")
         return found
 
     def _reach(self, value: Any) -> None:
@@ -77,7 +77,7 @@ class Surroundings:
             for item in value.values() if isinstance(value, dict) else value:
                 self._reach(item)
         elif not callable(value) or getattr(type(value), "__module__", "") not in ("torch", "builtins", "functools"):
-            raise CannotRepeat
+            raise CannotRepeat(f"it reaches an object of class {name_of(type(value))}")
 
     def _reach_code(self, function: Any) -> None:
         """What a function of the program's own names."""
@@ -128,6 +128,11 @@ class Surroundings:
         return [tensor.detach().clone() for tensor in self.tensors.values()]
 
 
+def name_of(cls: type) -> str:
+    """A class as messages name it."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
 def _copy_of(tensor: torch.Tensor | None) -> torch.Tensor | None:
     return None if tensor is None else tensor.detach().clone()
 
@@ -152,10 +157,13 @@ class Outcome:
 
     Attributes:
         values: results, arguments after the call, tensors that the function reaches; and gradients.
+        drew: whether random numbers were drawn.
+        strange: the class of a result that cannot be compared, if there is one.
     """
 
     values: tuple[list[Any], list[Any], list[Any], list[Any]]
     drew: bool
+    strange: type | None
 
 
 def outcome(
@@ -176,7 +184,9 @@ def outcome(
     with around.restored():
         state = torch.get_rng_state()
         copies, named = pytree.tree_unflatten(taken, structure)
-        results = [r for r in pytree.tree_leaves(function(*copies, **named)) if isinstance(r, (torch.Tensor, *_PLAIN))]
+        given_out = pytree.tree_leaves(function(*copies, **named))
+        results = [r for r in given_out if isinstance(r, (torch.Tensor, *_PLAIN))]
+        strange = next((type(r) for r in given_out if not isinstance(r, (torch.Tensor, *_PLAIN))), None)
         drew = not torch.equal(state, torch.get_rng_state())
         roots = [r for r in results if isinstance(r, torch.Tensor) and r.requires_grad]
         wanted = [t for t in (*memo.values(), *around.tensors.values()) if t.requires_grad and t.is_leaf]
@@ -187,4 +197,4 @@ def outcome(
         after = [t.detach().clone() for t in taken if isinstance(t, torch.Tensor)]
         kept = [r.detach().clone() if isinstance(r, torch.Tensor) else r for r in results]
         flags = [r.requires_grad for r in results if isinstance(r, torch.Tensor)]
-        return Outcome(([*kept, *flags], after, around.values(), gradients), drew)
+        return Outcome(([*kept, *flags], after, around.values(), gradients), drew, strange)
