@@ -647,6 +647,7 @@ def resolve(backend: object, toolchain: Toolchain) -> Backend:
 def told_of(backend: Backend) -> Backend:
     """A back end whose compilations the other ranks of a job are told of."""
 
+    @functools.wraps(backend)  # what saves programs looks for the one behind it
     def among_ranks(gm: torch.fx.GraphModule, example_inputs: Inputs) -> Runner:
         with told_to_ranks(lambda: title_of(gm), DataDependent):
             return backend(gm, example_inputs)

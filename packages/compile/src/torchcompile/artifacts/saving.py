@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import os
 import types
 from collections.abc import Callable
@@ -81,8 +82,9 @@ def _state_of(compiled: object) -> Function:
 
 
 def _toolchain_of(state: Function) -> Toolchain:
-    arguments = getattr(state.backend, "args", ())
-    if getattr(state.backend, "func", None) is not backends.inductor or not isinstance(arguments[0], Toolchain):
+    backend = inspect.unwrap(state.backend)
+    arguments = getattr(backend, "args", ())
+    if getattr(backend, "func", None) is not backends.inductor or not isinstance(arguments[0], Toolchain):
         raise ArtifactError("only what the back end 'inductor' compiles is saved")
     return arguments[0]
 
