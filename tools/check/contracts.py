@@ -1,5 +1,5 @@
-"""Import contracts of packages/: who may import whom, what nobody may, no cycles, none of ours inside a function, and
-the order of a package's rooms.
+"""Contracts of packages/: who may import whom, what nobody may, no cycles, none of ours inside a function, the order of
+a package's rooms; and where an error is caught and eager runs in the place of what failed, the ledger is told.
 
 python tools/check/contracts.py       (exit status 1 and one line a finding when a contract is broken)
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -213,6 +213,29 @@ def out_of_order(package: str, module: str, imported: str) -> Iterator[str]:
         yield f"{here or package} may not import {package}.{there}: it comes later in ROOMS"
 
 
+# What runs a graph or a function by PyTorch's own kernels, and what tells the ledger of it.
+RUNS_EAGERLY = frozenset({"forward", "run_graph", "run_agreed", "as_written", "_plain"})
+TELLS = frozenset({"add", "not_compiled", "fault", "_plain", "_tell"})
+
+
+def _names(trees: Iterable[ast.AST]) -> Iterator[str]:
+    for node in (found for tree in trees for found in ast.walk(tree)):
+        if isinstance(node, (ast.Name, ast.Attribute)):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def untold(tree: ast.AST) -> Iterator[int]:
+    """Lines of handlers of errors that give back what runs eagerly, and tell nobody."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ExceptHandler):
+            parts = [part for statement in node.body for part in ast.walk(statement)]
+            given = (part.value for part in parts if isinstance(part, ast.Return) and part.value is not None)
+            called = (part.func for part in parts if isinstance(part, ast.Call))
+            told = {getattr(function, "attr", getattr(function, "id", "")) for function in called}
+            if RUNS_EAGERLY.intersection(_names(given)) and not told & TELLS:
+                yield node.lineno
+
+
 def is_forbidden(name: str) -> bool:
     return any(name == banned or name.startswith(banned + ".") for banned in FORBIDDEN)
 
@@ -229,6 +252,7 @@ def findings(root: Path) -> Iterator[str]:
         package = module.split(".")[0]
         where = path.relative_to(root)
         tree = ast.parse(path.read_text(), str(path))
+        yield from (f"{where}:{line}: eager in the place of what failed, untold" for line in untold(tree))
         for found in imports_of(tree, module, path.name == "__init__.py"):
             first = found.name.split(".")[0]
             if is_forbidden(found.name):

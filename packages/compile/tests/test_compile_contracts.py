@@ -1,7 +1,8 @@
-"""The check of imports among a package's rooms (`tools/check/contracts.py`)."""
+"""The checks of `tools/check/contracts.py`: imports among a package's rooms, and that a fallback is told."""
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import sys
 from pathlib import Path
@@ -37,3 +38,20 @@ def contracts() -> Any:
 )
 def test_imports_among_rooms_go_one_way(contracts: Any, module: str, imported: str, allowed: bool) -> None:
     assert (not list(contracts.out_of_order("torchdynamo", module, imported))) is allowed
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        ("return gm.forward", False),
+        ("return agreed(run_graph(gm, inputs), gm)", False),
+        ("why = str(error); return run_agreed(gm, inputs)", False),
+        ("toolchain.not_compiled(title, error); return run_agreed(gm, inputs)", True),
+        ("ledger.add(Event(KIND, title, str(error))); return gm.forward", True),
+        ("return None", True),
+        ("raise", True),
+    ],
+)
+def test_eager_in_the_place_of_what_failed_is_told(contracts: Any, handler: str, told: bool) -> None:
+    program = f"def f():\n    try:\n        return compile()\n    except Exception as error:\n        {handler}\n"
+    assert list(contracts.untold(ast.parse(program))) == ([] if told else [4])
