@@ -17,7 +17,7 @@ SOURCES := $(foreach package,$(PACKAGES),packages/$(package)/src)
 CPP := $(wildcard packages/*/cpp/*) $(wildcard packages/*/src/*/include/*/*) packages/primtorch/src/primtorch/building.py
 PIP := $(BIN)/python -m pip install -q --disable-pip-version-check -c $(VENV)/constraints.txt
 
-.PHONY: help setup demo demo-distributed test smoke slow protocols check faults resources bench docs site clean
+.PHONY: help setup demo demo-distributed test smoke slow protocols matrix check faults resources bench docs site clean
 
 help: ## list the commands
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -63,6 +63,9 @@ resources: $(VENV)/.ready ## compile the kernels of public models for two GPUs, 
 
 protocols: $(VENV)/.ready ## train every public model and 300 random nets by every protocol, beside eager
 	OMP_NUM_THREADS=1 $(BIN)/python packages/compile/tests/protocol_run.py --out protocols.jsonl
+
+matrix: $(VENV)/.ready ## run every part of the language in every setting on every back end, beside eager
+	OMP_NUM_THREADS=1 $(BIN)/python packages/compile/tests/feature_matrix_run.py --out matrix.jsonl
 
 check: $(VENV)/.ready ## ruff, mypy --strict, import contracts, versions, generated docs
 	$(BIN)/ruff check .

@@ -108,3 +108,12 @@ def test_duals_are_eagers(program: Program, backend: str) -> None:
         torch.testing.assert_close(run(compiled, rows, grad), run(program, rows, grad))
     told = [event for event in torchcompile.report().events if event.effect in REFUSED - {Effect.RECOMPILE}]
     assert told if program in BROKEN else not told
+
+
+@pytest.mark.parametrize("program", [unpacked, without_tangents], ids=lambda f: f.__name__)
+def test_under_inference_mode_nothing_has_a_tangent(program: Program) -> None:
+    compiled = torchcompile.compile(program, backend="aot_eager")
+    x = torch.randn(2, 3, dtype=torch.float64)
+    with torch.inference_mode():
+        torch.testing.assert_close(compiled(x, x), program(x, x))
+    assert torchcompile.report().clean

@@ -116,6 +116,23 @@ def test_a_singular_matrix_raises_numpys_error() -> None:
         compiled(np.ones((3, 3)))
 
 
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
+def test_a_number_that_changes_beside_an_array(backend: str) -> None:
+    """From its second value on it is an input of the graph: NumPy's rules for types take a number of its type."""
+    state = {"scale": 2.0, "count": 1}
+
+    def program(a: Any, b: Any) -> Any:
+        scale, count = state["scale"], state["count"]
+        return a * scale + count, scale - a, a > scale, a.astype(np.float32) / scale, b + count, (b * scale).dtype.kind
+
+    compiled = torchcompile.compile(program, backend=backend)
+    for _ in range(3):
+        judge(program, compiled, lambda: (np.linspace(0, 4, 6), np.arange(6)))
+        state["scale"] += 0.5
+        state["count"] += 1
+    assert torchcompile.report().clean
+
+
 STEPS: tuple[Program, ...] = (
     lambda a, b: a + b, lambda a, b: a * 2 - b, lambda a, b: np.maximum(a, b), lambda a, b: a.T, lambda a, b: a[::-1],
     lambda a, b: a / (np.abs(b) + 1), lambda a, b: np.where(a > b, a, b), lambda a, b: a - a.mean(axis=0), lambda a, b: a[1:],

@@ -40,6 +40,7 @@ from torchdynamo.arrays.values import (
 )
 from torchdynamo.graph import numpy_values
 from torchdynamo.graph.recorder import Recorder
+from torchdynamo.graph.scalars import SYMBOLIC, concrete
 from torchdynamo.graph.tensor_classes import class_of
 from torchdynamo.graph.view_writes import memory_of
 from torchdynamo.interpreter.iterators import SequenceIterator
@@ -136,6 +137,8 @@ class ArrayWorld:
 
     def operand(self, value: object, dtype: numpy.dtype) -> Operand:
         """An operand of a ufunc: a tensor of the loop's dtype, or the number that it is there."""
+        if isinstance(value, SYMBOLIC):
+            return torch.full((), value, dtype=dtype_of(dtype), device="cpu")  # type: ignore[call-overload, no-any-return]
         if type(value) in _NUMBERS or numpy_values.is_scalar(value):
             with numpy.errstate(all="ignore"):
                 number: Operand = numpy.asarray(value).astype(dtype).item()
@@ -312,15 +315,18 @@ class ArrayWorld:
         self, function: numpy.ufunc, program: Callable[..., object], args: tuple[object, ...]
     ) -> tuple[Any, Any]:
         """The tensors that a ufunc gives, and what NumPy says of them."""
-        asked = self.ask(function, args, {})
-        loop = function.resolve_dtypes((*map(_kind, args), *(None,) * function.nout))
+        models = tuple(map(_model_of_number, args))
+        asked = self.ask(function, models, {})
+        loop = function.resolve_dtypes((*map(_kind, models), *(None,) * function.nout))
+        if any(isinstance(arg, SYMBOLIC) for arg in args) and any(dtype.kind != "f" for dtype in loop[: function.nin]):
+            return self._computed(function, program, concrete(args))  # what whole numbers may be hangs on their values
         made = (asked,) if function.nout == 1 else asked
         if any(one.dtype != dtype for one, dtype in zip(made, loop[function.nin :], strict=True)):
             raise BreakGraph("numpy", f"call of {name_of(function)} by rules of another NumPy")
         for value, dtype in zip(args, loop, strict=False):
             if type(value) is int and dtype.kind in "iu" and not _holds(dtype, value):
                 raise BreakGraph("numpy", f"the number {value} among elements of {dtype}")
-        takes(function, loop, args)
+        takes(function, loop, models)
         operands = [self.operand(value, dtype) for value, dtype in zip(args, loop, strict=False)]
         if not any(isinstance(operand, torch.Tensor) for operand in operands):
             raise BreakGraph("numpy", f"call of {name_of(function)}")
@@ -377,8 +383,8 @@ class ArrayWorld:
         """A comparison, element by element; with what is neither an array nor a number the graph breaks."""
         if isinstance(a, torch.Tensor) or isinstance(b, torch.Tensor):
             raise BreakGraph("numpy", f"{symbol} of an array and a tensor")
-        known = isinstance(a, Array) or self.known.is_known(a), isinstance(b, Array) or self.known.is_known(b)
-        if not all(known) or a is None or b is None or isinstance(a, (str, bytes)) or isinstance(b, (str, bytes)):
+        known = all(isinstance(value, (Array, *SYMBOLIC)) or self.known.is_known(value) for value in (a, b))
+        if not known or a is None or b is None or isinstance(a, (str, bytes)) or isinstance(b, (str, bytes)):
             raise BreakGraph("numpy", f"{symbol} of an array and what is none")
         return self.call(OPERATORS[symbol], (a, b), {})
 
@@ -534,6 +540,11 @@ def name_of(function: object) -> str:
 def model_array(value: object) -> numpy.ndarray:
     """What stands for a value when NumPy is asked, as an array."""
     return numpy.asarray(model_of(value))
+
+
+def _model_of_number(value: object) -> object:
+    """A number of its type for a symbol, on whose value no type hangs where the elements are floating."""
+    return value.node.pytype(1) if isinstance(value, SYMBOLIC) else value
 
 
 def _kind(value: object) -> numpy.dtype | type:

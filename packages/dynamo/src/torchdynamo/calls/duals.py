@@ -76,7 +76,8 @@ class Duals:
         if len(one) != len(other) or not all(bool(a == b) for a, b in zip(one, other, strict=True)):
             raise _refusal("a dual tensor of two sizes")
         dual = self._view(tensor)
-        self._tangents[self._node(dual)] = tangent
+        if not torch.is_inference_mode_enabled():  # where autograd is not asked, and knows of no tangents
+            self._tangents[self._node(dual)] = tangent
         return dual
 
     def unpack(self, fn: Callee, args: Args, kwargs: Kwargs) -> forward_ad.UnpackedDualTensor:
@@ -86,8 +87,11 @@ class Duals:
         if self.entered is None:
             return forward_ad.UnpackedDualTensor(tensor, None)
         dependent = self._dependent()
-        if node in self._tangents:
-            tangent: torch.Tensor | None = self._view(self._tangents[node])
+        tangent: torch.Tensor | None
+        if torch.is_inference_mode_enabled():
+            tangent = None
+        elif node in self._tangents:
+            tangent = self._view(self._tangents[node])
         else:
             tangent = self._derived(node, dependent) if node in dependent else None
         primal = self._view(tensor)
