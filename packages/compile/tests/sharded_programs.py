@@ -72,6 +72,12 @@ def _flat(model: nn.Module, **settings: Any) -> nn.Module:
     return FullyShardedDataParallel(model, use_orig_params=True, device_id=cpu, auto_wrap_policy=is_unit, **settings)
 
 
+def _resharded_mixed(model: nn.Module) -> nn.Module:
+    """Gathered for the forward, kept in pairs of ranks, and gathered again from these for the backward."""
+    mixed = MixedPrecisionPolicy(torch.float32, torch.float64)
+    return _shard(model, mp_policy=mixed, reshard_after_forward=2 if dist.get_world_size() > 2 else True)
+
+
 def _flat_mixed(model: nn.Module) -> nn.Module:
     return _flat(model, mixed_precision=MixedPrecision(torch.float32, torch.float64))
 
@@ -105,6 +111,8 @@ CASES: Mapping[str, Sharded] = {
     "flat": Sharded(_flat, _whole),
     "flat_blocks": Sharded(_flat, _blocks, first=True),
     "flat_mixed": Sharded(_flat_mixed, _whole),
+    "flat_mixed_accumulated": Sharded(_flat_mixed, _whole, accumulate=2),
+    "resharded_mixed": Sharded(_resharded_mixed, _whole, accumulate=2),
     "flat_accumulated": Sharded(_flat, _whole, accumulate=2),
     "tensor_parallel": Sharded(_tensor_parallel, _whole, same_batch=True),
     "tensor_parallel_blocks": Sharded(_tensor_parallel, _blocks, same_batch=True),

@@ -95,10 +95,12 @@ def test_a_backward_is_compiled_once(blocks: bool) -> None:
 
 
 @pytest.mark.slow
-def test_four_replicas() -> None:
+def test_four_processes() -> None:
     with Processes(4) as processes:
         for name in ("small_buckets", "unused_small", "join_unused"):
             processes.run(replica_programs.trains_as_eager, name, "inductor")
+        for name in ("resharded_mixed", "flat_mixed_accumulated"):
+            assert "distributed" in processes.run(sharded_programs.trains_as_eager, name, "aot_eager")[0]
 
 
 @pytest.mark.parametrize("name", sharded_programs.CASES)
@@ -200,3 +202,30 @@ def test_a_rank_that_fails_to_compile_ends_the_job(count: int, wrapping: str, fa
         assert "rank 1" in text
         assert "failing_ranks.py" in text
         assert ("no room left" if fault == "raises" else "is gone") in text
+
+
+@pytest.mark.expected_eager("distributed", "c_function", "unsupported_read")  # torch imports what it logs with
+@pytest.mark.parametrize("cap", [25, 5e-4])
+def test_an_explanation_tells_where_the_backward_is_cut_and_why(cap: float) -> None:
+    torchcompile.reset()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(replica_programs.Layers((16, 16, 16)), bucket_cap_mb=cap)
+        found = torchcompile.explain(model)(torch.ones(2, 16))
+        wrapped = torchcompile.explain(torchcompile.compile(model))(torch.ones(2, 16))
+    finally:
+        dist.destroy_process_group()
+    rows = {title: rows for title, _, rows in found.sections()}
+    stages = next(rows for title, rows in rows.items() if title.startswith("Backward in stages"))
+    assert [row[3].split(", ") for row in stages] == (
+        [["layers.1.bias", "layers.1.weight"], ["layers.0.bias", "layers.0.weight"]]
+        if cap < 1
+        else [["layers.1.bias", "layers.1.weight", "layers.0.bias", "layers.0.weight"]]
+    )
+    assert [row[5].partition(":")[0].partition(" with")[0] for row in stages] == (
+        ["bucket 0 is complete", "the last bucket"]
+        if cap < 1
+        else ["all parameters are in one bucket of less than 25 MiB"]
+    )
+    assert wrapped.more == found.more
+    assert "why it ends there" in str(found)

@@ -25,6 +25,7 @@ from torchcompile.options import CompileOptions, resolve
 from torchcompile.profiling import Profile, profiled
 from torchcompile.report import Report
 from torchcompile.shelf import Brought
+from torchdistributed.explained import explain_stages
 from torchdynamo import CaptureOptions
 
 ModelT = TypeVar("ModelT", bound=Callable[..., Any])
@@ -270,11 +271,13 @@ def export(
 def explain(model: Callable[..., object]) -> Callable[..., torchdynamo.Explanation]:
     """`explain(model)(*inputs)` runs the call with every graph as it was captured, and tells graphs, breaks and guards.
 
-    A compiled model or function is explained as it was written.
+    A compiled model or function is explained as it was written. Of a model under DistributedDataParallel it tells where
+    the backward is cut as well, and why there.
     """
     if isinstance(model, torch.nn.Module):
-        return torchdynamo.explain(original_of(model))
-    return torchdynamo.explain(model.function if isinstance(model, torchdynamo.CompiledCallable) else model)
+        return torchdynamo.explain(original_of(model), explain_stages)
+    written = model.function if isinstance(model, torchdynamo.CompiledCallable) else model
+    return torchdynamo.explain(written, explain_stages)
 
 
 def list_backends(exclude_tags: Iterable[str] | None = None) -> list[str]:

@@ -39,6 +39,7 @@ class Explanation:
         recompiles: (function, why each version did not fit) of functions that were compiled more than once.
         events: whatever did not run as one compiled program, once; `breaks`, `recompiles` and `fallbacks` are of it.
         result: what the call returned.
+        more: what others tell of the graphs.
     """
 
     graphs: list[fx.GraphModule] = field(default_factory=list)
@@ -48,6 +49,7 @@ class Explanation:
     events: tuple[Event, ...] = ()
     seconds: float = 0.0
     result: Any = None
+    more: list[Section] = field(default_factory=list)
 
     @property
     def op_count(self) -> int:
@@ -81,6 +83,7 @@ class Explanation:
         found: list[Section] = [
             ("Capture", ["", ""], totals),
             ("Graphs", ["graph", "inputs", "operations", "of"], graphs),
+            *self.more,
             ("Breaks", ["reason", "at", "where (outermost first)", "why", "what to do"], breaks),
             ("Guards", ["of", "what", "has to be", "read at"], [list(row) for row in guard_rows(self.guards)]),
             ("Recompilations", ["function", "why no version fitted"], recompiles),
@@ -149,10 +152,15 @@ def _places(frames: Sequence[UserFrame]) -> str:
     return "\n".join(f"{frame.file}:{frame.line} in {frame.function}" for frame in frames)
 
 
-def explain(function: Callable[..., object]) -> Callable[..., Explanation]:
+def explain(
+    function: Callable[..., object], told: Callable[[Explanation, list[object]], None] | None = None
+) -> Callable[..., Explanation]:
     """`explain(f)(*args)` runs the call with every graph executed as it was captured, and tells what was captured.
 
     It goes the way of `optimize(backend)(f)(*args)` with a back end that runs graphs as they are.
+
+    Args:
+        told: called for each graph, the last of the explanation's, with its inputs; what it has to say goes to `more`.
     """
 
     def run(*args: object, **kwargs: object) -> Explanation:
@@ -160,6 +168,8 @@ def explain(function: Callable[..., object]) -> Callable[..., Explanation]:
 
         def backend(graph: fx.GraphModule, inputs: list[object]) -> Callable[..., Any]:
             found.graphs.append(graph)
+            if told is not None:
+                told(found, inputs)
             return graph.forward
 
         compiled = optimize(backend)(function)
