@@ -71,3 +71,23 @@ def test_a_generic_function_takes_what_is_registered_later() -> None:
     assert torch.equal(compiled(x)[1], x * 3)
     scaled.register(torch.Tensor)(lambda t: t * 5)
     assert torch.equal(compiled(x)[0], x * 5)
+
+
+def test_one_hot_takes_no_index_out_of_the_tensor() -> None:
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: list[Any]) -> Any:
+        graphs.append(graph)
+        return graph.forward
+
+    def program(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.one_hot(x, 5) * 2
+
+    compiled = torchdynamo.optimize(backend)(program)
+    for labels in (torch.tensor([0, 3]), torch.tensor([4, 1]), torch.zeros(2, dtype=torch.int64)):
+        assert torch.equal(compiled(labels), program(labels))
+    for labels in (torch.tensor([5, 0]), torch.tensor([-1, 0])):
+        with pytest.raises(RuntimeError, match="Class values must be"):
+            compiled(labels)
+    (graph,) = graphs
+    assert not any("one_hot" in str(node.target) for node in graph.graph.nodes)

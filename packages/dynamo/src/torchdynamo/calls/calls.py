@@ -38,7 +38,7 @@ from torchdynamo.calls.engine import Engine
 from torchdynamo.calls.higher_order import HigherOrderCalls
 from torchdynamo.calls.open_blocks import OpenBlocks
 from torchdynamo.calls.optimizers import LOOPS, OF_SCALERS, loop_for
-from torchdynamo.calls.other_forms import OTHER_FORMS, dispatched, implementation
+from torchdynamo.calls.other_forms import OTHER_FORMS, dispatched, implementation, one_hot
 from torchdynamo.calls.overrides import Overrides
 from torchdynamo.calls.patches import behind_patch
 from torchdynamo.calls.process_groups import ProcessGroups
@@ -216,6 +216,10 @@ class Calls:
             return Redirect(implementation, asked, {})
         self.outside.inline(fn)
         return MISSING
+
+    def _one_hot(self, fn: Callee, args: Args, kwargs: Kwargs) -> object:
+        made = one_hot(args, kwargs)
+        return self._builtin(fn, args, kwargs) if made is MISSING else made
 
     def _marked(self, mark: Mark, fn: Callee, args: Args, kwargs: Kwargs) -> object:
         name = getattr(fn, "__qualname__", type(fn).__qualname__)
@@ -695,6 +699,7 @@ _RULES: tuple[tuple[object, Callable[..., object]], ...] = (
     *((switch, Calls._native) for switch in SWITCHES),
     *((function, Calls._number) for function in (*scalars.NUMBER_FUNCTIONS, int, float)),
     (torch._check, Calls._assert_number),
+    (torch.nn.functional.one_hot, Calls._one_hot),
     (torch._check_is_size, Calls._assert_number),
 )
 _MODULE_CALL: object = nn.Module.__call__

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch.distributions import constraints
 
-from torchdynamo.interpreter.protocol import Args, Kwargs, World
+from primtorch.fake import FakeTensor
+from torchdynamo.graph.tensor_classes import class_of
+from torchdynamo.interpreter.protocol import MISSING, Args, Kwargs, World
 
 _square = constraints._Square.check
 
@@ -44,6 +46,19 @@ OTHER_FORMS: dict[object, Any] = {
     constraints._PositiveDefinite.check: _positive_definite,
     torch._check_tensor_all_with: _check_all,
 }
+
+
+def one_hot(args: Args, kwargs: Kwargs) -> object:
+    """`one_hot` of a known number of classes: torch's own takes the smallest and the largest index out of the tensor.
+    The graph refuses an index that is out of bounds where it writes by it."""
+    given = {**dict(zip(("tensor", "num_classes"), args, strict=False)), **kwargs}
+    index, count = given.get("tensor"), given.get("num_classes", -1)
+    known = isinstance(index, FakeTensor) and index.dtype is torch.int64 and class_of(index) is None
+    if not known or not isinstance(count, (int, torch.SymInt)) or count <= 0 or len(given) != len(args) + len(kwargs):
+        return MISSING
+    assert isinstance(index, FakeTensor)
+    made = torch.zeros((*index.shape, count), dtype=torch.int64, device=index.device)
+    return made.scatter_(-1, index.unsqueeze(-1), 1)
 
 
 # The function within `functools.singledispatch` that looks an implementation up, and keeps it in a cache.
